@@ -1,0 +1,73 @@
+# Two commands on a fresh machine with Python 3.11 or newer and make:
+#
+#     make demo    install into .venv, run the main job on the shipped demo pair, say where the results are
+#     make test    install the development tools too, run the tests
+#
+# Knobs, from the environment or the command line:
+#     PYTHON       the Python that makes the virtual environment         (python3)
+#     VENV         where it is made                                      (.venv)
+#     OUT          where the demo writes                                 (demo-out)
+#     PYTEST_ARGS  more arguments for pytest
+#     TORCH_SPEC, TORCH_INDEX   which torch to install, and one more index to look for it; see below
+
+PYTHON ?= python3
+VENV ?= .venv
+OUT ?= demo-out
+PYTEST_ARGS ?=
+
+# PyPI's Linux wheels of torch bring several GB of CUDA libraries. A machine without an NVIDIA GPU has no use for them,
+# so it also asks PyTorch's index of CPU builds: pip prefers the local version 2.13.0+cpu to the plain 2.13.0, wherever
+# a configured index has one, and takes the plain one where that index cannot be reached. With a GPU: the newest torch.
+ifeq ($(shell uname -s)/$(shell nvidia-smi -L 2>/dev/null | grep -c GPU),Linux/0)
+TORCH_SPEC ?= torch==2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+else
+TORCH_SPEC ?= torch
+TORCH_INDEX ?=
+endif
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+
+.PHONY: demo test lint types demo-pair clean help
+
+help:
+	@awk '!/^#/{exit} {sub(/^# ?/, ""); print}' Makefile
+
+demo: $(VENV)/.installed
+	$(BIN)/deltacompress demo --out $(OUT)
+	@echo "results: $(abspath $(OUT))"
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+# Trains the demo pair again, from nothing, on text it generates (a CPU will do, a GPU is quicker).
+demo-pair: $(VENV)/.installed
+	$(BIN)/python -m deltacompress.demo.train --out registry/demo
+
+clean:
+	rm -rf $(VENV) $(OUT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+# The stamps: written last, so that an interrupted install is done again, and a finished one is not.
+# torch goes in alone (--no-deps), because only it may come from the extra index; the next step brings what it needs.
+$(VENV)/.torch:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("deltacompress needs Python 3.11 or newer: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --no-deps $(if $(TORCH_INDEX),--retries 1 --timeout 30 --extra-index-url $(TORCH_INDEX)) '$(TORCH_SPEC)'
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+	$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml
+	$(PIP) install --editable '.[dev]'
+	@touch $@ $(VENV)/.installed

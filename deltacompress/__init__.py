@@ -1,0 +1,92 @@
+"""Compress a fine-tuned model into a small, verified delta of its base model, and get it back.
+
+    from deltacompress import Recipe, compress, load_delta, restore, verify
+
+Names are resolved on first use (PEP 562): importing the package costs milliseconds and imports no torch. No submodule
+bears the name of a public function (the driver is `driver`, restoring is `restoration`), so that importing a submodule
+can never hide one.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from deltacompress.artifact import load_delta, verify
+    from deltacompress.driver import CompressResult, compress
+    from deltacompress.errors import (
+        BackendError,
+        BaseMismatchError,
+        CalibrationError,
+        CheckpointError,
+        ChecksumError,
+        DeltaCompressError,
+        FormatError,
+        InputError,
+        IntegrityError,
+        Interrupted,
+        NumericsError,
+        OutputError,
+        PairError,
+        RecipeError,
+        SchemaVersionError,
+        TruncatedFileError,
+        UnsupportedModelError,
+    )
+    from deltacompress.recipe import Recipe
+    from deltacompress.reporter import Reporter
+    from deltacompress.restoration import restore
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackendError",
+    "BaseMismatchError",
+    "CalibrationError",
+    "CheckpointError",
+    "ChecksumError",
+    "CompressResult",
+    "DeltaCompressError",
+    "FormatError",
+    "InputError",
+    "IntegrityError",
+    "Interrupted",
+    "NumericsError",
+    "OutputError",
+    "PairError",
+    "Recipe",
+    "RecipeError",
+    "Reporter",
+    "SchemaVersionError",
+    "TruncatedFileError",
+    "UnsupportedModelError",
+    "__version__",
+    "compress",
+    "load_delta",
+    "restore",
+    "verify",
+]
+
+_HOME = {
+    "CompressResult": "driver",
+    "Recipe": "recipe",
+    "Reporter": "reporter",
+    "compress": "driver",
+    "load_delta": "artifact",
+    "restore": "restoration",
+    "verify": "artifact",
+}
+"""Public name -> the module it lives in; every other public name is an error class."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME.get(name, 'errors')}"), name)
+    globals()[name] = value  # the next access is a plain attribute
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,234 @@
+"""What an analysis says: the rows, the aggregates, and their plain (JSON and table) forms. No torch, no I/O.
+
+Also the reading of checkpoint names (layer, group, module), which works by the naming habits of decoder models and
+decides only how rows are grouped for a reader, never how a tensor is compressed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from deltacompress.analysis_stats import Moments, RtnCost, Spectrum
+
+Group = Literal["attention", "mlp", "norm", "embedding", "head", "other"]
+GROUPS: tuple[Group, ...] = ("attention", "mlp", "norm", "embedding", "head", "other")
+Status = Literal["changed", "identical", "added", "alias"]
+Family = Literal["base", "finetuned", "delta"]
+FAMILIES: tuple[Family, ...] = ("base", "finetuned", "delta")
+
+# First match wins: "post_attention_layernorm" is a norm, "embed_out" a head, "attention.dense" attention.
+_GROUP_PATTERNS: tuple[tuple[Group, re.Pattern[str]], ...] = (
+    ("norm", re.compile(r"norm|(^|[._])ln(_|\d|\.)")),
+    ("head", re.compile(r"lm_head|embed_out|output_projection|^output\.|score\.|classifier")),
+    ("embedding", re.compile(r"embed|(^|\.)wte\.|(^|\.)wpe\.")),
+    ("attention", re.compile(r"attn|attention")),
+    ("mlp", re.compile(r"mlp|ffn|feed_forward|experts|moe|\.fc\d|router")),
+)
+_LAYER = re.compile(r"(?:^|\.)(\d+)\.")
+
+
+def group_of(name: str) -> Group:
+    """What a tensor belongs to, by the naming habits of decoder models (biases go with their module)."""
+    lowered = name.lower()
+    return next((group for group, pattern in _GROUP_PATTERNS if pattern.search(lowered)), "other")
+
+
+def layer_of(name: str) -> int | None:
+    """Index of the decoder layer in a checkpoint name: the first `.<int>.`; None outside the layers."""
+    match = _LAYER.search(name)
+    return None if match is None else int(match.group(1))
+
+
+def module_of(name: str) -> str:
+    """Short label of the module that owns a tensor: "q_proj" of "model.layers.0.self_attn.q_proj.weight"."""
+    parts = name.split(".")
+    return parts[-2] if len(parts) > 1 and parts[-1] in ("weight", "bias") else parts[-1]
+
+
+def is_linear(name: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor is the weight of a linear layer (or stacked experts) inside a decoder layer."""
+    return len(shape) >= 2 and layer_of(name) is not None and group_of(name) in ("attention", "mlp")
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaStats:
+    """What one delta looks like and what plain codecs would cost and keep (entries are those shared with the base).
+
+    rows: of the matrix view (leading dimensions together; 1 for a vector). relative_size = ||delta||_F / ||w_ft||_F
+    (None where w_ft is zero). zero_weights, zero_rows: shares that are exactly zero (zero_rows None below 2-D). rtn2,
+    rtn4: round-to-nearest at 2 and 4 bits. kept_2of4: share of the energy that magnitude 2:4 keeps. spectrum: None for
+    tensors that are not 2-D, all zero, or too large.
+    """
+
+    moments: Moments
+    rows: int
+    relative_size: float | None
+    zero_weights: float
+    zero_rows: float | None
+    rtn2: RtnCost
+    rtn4: RtnCost
+    kept_2of4: float | None
+    spectrum: Spectrum | None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStats:
+    """One fine-tuned tensor.
+
+    status: changed, identical (equal to the base as values), added (no counterpart in the base) or alias (a second
+    copy of `alias_of`, counted there). share: of the bytes of all fine-tuned weights. Where the vocabulary changed
+    size, base, finetuned and delta cover the `shared_rows` first rows. base and delta are None for added tensors; all
+    three are None for aliases, empty tensors, and dtypes that are stored exactly (integers, 8-bit floats).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    numel: int
+    nbytes: int
+    share: float
+    status: Status
+    alias_of: str | None
+    shared_rows: int | None
+    layer: int | None
+    group: Group
+    module: str
+    base: Moments | None
+    finetuned: Moments | None
+    delta: DeltaStats | None
+
+    @property
+    def is_linear(self) -> bool:
+        """Weight matrix of a linear layer inside a decoder layer."""
+        return is_linear(self.name, self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """A set of tensors as one; the delta figures cover those paired with the base and are None where none is.
+
+    relative_size is that of the tensors concatenated; bits are means over weights; max_over_std is the largest.
+    """
+
+    key: str
+    tensors: int
+    numel: int
+    nbytes: int
+    share: float
+    relative_size: float | None
+    zero_weights: float | None
+    zero_rows: float | None
+    rtn2_bits: float | None
+    rtn4_bits: float | None
+    max_over_std: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramData:
+    """`counts` over equal bins of [-half_width, half_width) without the exact zeros, which are in `zeros`."""
+
+    half_width: float
+    counts: tuple[int, ...]
+    zeros: int
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """Result of `analyze`.
+
+    tensors: sorted by name, one per fine-tuned tensor. layers: one aggregate per decoder layer, in order. outside:
+    the tensors outside decoder layers, by group; layers and outside together are the whole model. groups: the whole
+    model by group. histograms: of linear weights, keys "all" and "layer <i>" for the first, middle and last layer
+    (empty where the model has no paired linear weight).
+    """
+
+    base: str
+    finetuned: str
+    tensors: tuple[TensorStats, ...]
+    layers: tuple[Aggregate, ...]
+    outside: tuple[Aggregate, ...]
+    groups: tuple[Aggregate, ...]
+    total: Aggregate
+    histograms: Mapping[str, Mapping[Family, HistogramData]]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict in a stable order for json.dumps; every float is finite, what does not apply is None.
+
+        Keys: schema_version (1), base and finetuned (paths as given), notes, total, groups, layers, outside (fields
+        of `Aggregate`), tensors (fields of `TensorStats`, delta those of `DeltaStats`), histograms
+        {key: {base|finetuned|delta: fields of `HistogramData`}}. Sizes are bytes, shares are 0 to 1, bits are per
+        weight.
+        """
+        body = asdict(self)
+        order = ("base", "finetuned", "notes", "total", "groups", "layers", "outside", "tensors", "histograms")
+        plain: dict[str, Any] = _plain({"schema_version": 1} | {key: body[key] for key in order})
+        return plain
+
+    def summary_rows(self) -> list[dict[str, str | int | float | None]]:
+        """One row per decoder layer, then per group outside the layers, then the total, for a table.
+
+        Keys: layer (label), weights, share, relative_size, zero_weights, zero_rows, int2_bits, int4_bits (entropy
+        after round-to-nearest, bits per weight), max_over_std (outliers of the delta).
+        """
+        return [
+            {
+                "layer": part.key,
+                "weights": part.numel,
+                "share": part.share,
+                "relative_size": part.relative_size,
+                "zero_weights": part.zero_weights,
+                "zero_rows": part.zero_rows,
+                "int2_bits": part.rtn2_bits,
+                "int4_bits": part.rtn4_bits,
+                "max_over_std": part.max_over_std,
+            }
+            for part in (*self.layers, *self.outside, self.total)
+        ]
+
+
+def aggregate(key: str, rows: Iterable[TensorStats], model_bytes: int) -> Aggregate:
+    """Combine rows; an alias counts with its bytes only, its weights are those of the tensor it repeats."""
+    members = tuple(rows)
+    deltas = [row.delta for row in members if row.delta is not None]
+    paired = [row for row in members if row.delta is not None]
+    nbytes = sum(row.nbytes for row in members)
+    energy = math.fsum(row.finetuned.energy for row in paired if row.finetuned is not None)
+    weights = [float(delta.moments.count) for delta in deltas]
+    matrices = [(row.delta.zero_rows, float(row.delta.rows)) for row in paired if row.delta is not None]
+    outliers = [delta.moments.max_over_std for delta in deltas if delta.moments.max_over_std is not None]
+    return Aggregate(
+        key=key,
+        tensors=len(members),
+        numel=sum(row.numel for row in members),
+        nbytes=nbytes,
+        share=nbytes / model_bytes if model_bytes else 0.0,
+        relative_size=math.sqrt(math.fsum(delta.moments.energy for delta in deltas) / energy) if energy > 0 else None,
+        zero_weights=_mean(zip((delta.zero_weights for delta in deltas), weights, strict=True)),
+        zero_rows=_mean((share, count) for share, count in matrices if share is not None),
+        rtn2_bits=_mean(zip((delta.rtn2.bits for delta in deltas), weights, strict=True)),
+        rtn4_bits=_mean(zip((delta.rtn4.bits for delta in deltas), weights, strict=True)),
+        max_over_std=max(outliers, default=None),
+    )
+
+
+def _mean(weighted: Iterable[tuple[float, float]]) -> float | None:
+    """Weighted mean; None of nothing."""
+    pairs = tuple(weighted)
+    total = math.fsum(weight for _, weight in pairs)
+    return math.fsum(value * weight for value, weight in pairs) / total if total else None
+
+
+def _plain(value: Any) -> Any:
+    """Tuples to lists all the way down; refuses a float that JSON cannot carry (a bug, never input)."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"non-finite statistic {value!r}")
+    return value

@@ -1,0 +1,319 @@
+"""Reading an artifact: a directory with manifest.json, delta-*.safetensors and the fine-tuned model's side files.
+
+`load_delta` checks the manifest and the shard headers, and reads tensors when asked; `verify` reads every byte. Writing
+is publication.py's; restoring a whole checkpoint is restoration.py's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deltacompress import lossless
+from deltacompress.checkpoint import DTYPES, Checkpoint, tensor_bytes
+from deltacompress.codecs import packed
+from deltacompress.codecs.encoded import restore_tensor
+from deltacompress.errors import (
+    BaseMismatchError,
+    CheckpointError,
+    ChecksumError,
+    FormatError,
+    TruncatedFileError,
+)
+from deltacompress.manifest import MANIFEST, FileRecord, Manifest, TensorRecord, read_manifest
+from deltacompress.reporter import SILENT, Reporter
+from deltacompress.safetensors_header import TensorSpan, read_header
+
+_CHUNK = 1 << 22
+
+
+class Delta:
+    """One opened artifact; make it with `load_delta`.
+
+    path: its directory; manifest: the checked manifest; tensors: name -> TensorRecord.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, spans: dict[str, tuple[Path, TensorSpan]]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.tensors = {record.name: record for record in manifest.tensors}
+        self._spans = spans
+
+    @property
+    def artifact_bytes(self) -> int:
+        """Bytes of every file of the artifact, manifest included."""
+        files = (*self.manifest.shards, *self.manifest.files)
+        return (self.path / MANIFEST).stat().st_size + sum(record.bytes for record in files)
+
+    def parts(self, name: str) -> dict[str, Tensor]:
+        """Parts of tensor `name` in the serving layout (codecs.packed), as CPU tensors.
+
+        Raises:
+            IntegrityError: a stream is damaged.
+            BackendError: this machine cannot decode its lossless codec.
+        """
+        record = self.tensors[name]
+        stored = {part.name: self._read_part(record, i) for i, part in enumerate(record.parts)}
+        if record.format != "packed" or self.manifest.lossless == "none":
+            return stored
+        return packed.to_serving(packed.PackedSpec.from_json(dict(record.params), name), stored, name)
+
+    def restored(self, name: str, base: Tensor | None) -> Tensor:
+        """The restored tensor `name`, checked against its recorded hash.
+
+        base: what `read_base` gives for it.
+
+        Raises:
+            IntegrityError: damaged parts, or a result that differs from what was compressed.
+        """
+        record = self.tensors[name]
+        if record.status == "alias":
+            raise ValueError(f"{name} is an alias of {record.alias_of}: restore that")
+        like = torch.empty(record.shape, dtype=DTYPES[record.dtype], device="meta")
+        tensor = restore_tensor(record.format, dict(record.params), self.parts(name), base, like, name).contiguous()
+        if hashlib.sha256(tensor_bytes(tensor)).hexdigest() != record.sha256:
+            raise ChecksumError(f"{self.path}: {name}: the restored tensor differs from what was compressed")
+        return tensor
+
+    def read_base(self, name: str, base: Checkpoint) -> Tensor | None:
+        """What tensor `name` is a delta against, from an opened base: as extract.Pairing.read gives it."""
+        record = self.tensors[name]
+        if record.base_name is None:
+            return None
+        tensor = base.read(record.base_name)
+        if record.base_rows is not None:
+            tensor = tensor[: record.base_rows]
+        return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16, torch.float64) else tensor
+
+    def check_base(self, base: Checkpoint) -> None:
+        """Make sure that `base` is the one this delta was made from.
+
+        Raises:
+            BaseMismatchError: names the first tensor that differs.
+        """
+        if self.manifest.scope == "full" or base.fingerprint() == self.manifest.base.content_hash:
+            return  # scope full decodes on its own
+        told = f"{base.path}: not the base of this delta ({self.manifest.base.name})"
+        for record in self.manifest.tensors:
+            if record.base_name is None or record.base_sha256 is None:
+                continue
+            if record.base_name not in base.tensors:
+                raise BaseMismatchError(f"{told}: it has no tensor {record.base_name}; give the original base")
+            if base.sha256(record.base_name) != record.base_sha256:
+                raise BaseMismatchError(f"{told}: tensor {record.base_name} differs; give the original base")
+        raise BaseMismatchError(f"{told}: its list of tensors differs; give the original base")
+
+    def summary(self) -> dict[str, Any]:
+        """Plain data about the artifact: sizes, ratio, recipe, and a row per tensor (what `inspect --json` prints)."""
+        manifest = self.manifest
+        linear = [record for record in manifest.tensors if record.kind == "linear"]
+        weights = sum(_numel(record) for record in linear)
+        return {
+            "artifact": str(self.path),
+            "digest": manifest.digest,
+            "base": manifest.base.name,
+            "finetuned": manifest.finetuned.name,
+            "recipe": str(manifest.recipe.get("name", "")),
+            "scope": manifest.scope,
+            "lossless": manifest.lossless,
+            "calibration_tokens": manifest.calibration.tokens if manifest.calibration else 0,
+            "finetuned_bytes": manifest.finetuned.bytes,
+            "artifact_bytes": self.artifact_bytes,
+            "ratio": manifest.finetuned.bytes / self.artifact_bytes,
+            "linear_bits_per_weight": 8 * sum(record.bytes for record in linear) / weights if weights else 0.0,
+            "parts": self._by_kind(),
+            "tensors": [_row(record) for record in manifest.tensors],
+        }
+
+    def _by_kind(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        for kind in ("linear", "embedding", "head", "norm", "bias", "other"):
+            chosen = [record for record in self.manifest.tensors if record.kind == kind]
+            if chosen:
+                full = sum(_numel(record) * DTYPES[record.dtype].itemsize for record in chosen)
+                rows.append(_share(kind, len(chosen), full, sum(record.bytes for record in chosen)))
+        files = sum(record.bytes for record in self.manifest.files)
+        rows.append(_share("config and tokenizer", len(self.manifest.files), files, files))
+        stored = sum(record.bytes for record in self.manifest.tensors)
+        rest = self.artifact_bytes - files - stored
+        rows.append(_share("manifest and headers", 1 + len(self.manifest.shards), 0, rest))
+        return rows
+
+    def _read_part(self, record: TensorRecord, index: int) -> Tensor:
+        part = record.parts[index]
+        key = f"{record.name}.{part.name}"
+        path, span = self._spans[key]
+        with path.open("rb") as file:
+            file.seek(span.begin)
+            raw = file.read(span.info.nbytes)
+        if len(raw) != span.info.nbytes:
+            raise TruncatedFileError(f"{path}: cut short at {key}; copy the artifact again")
+        dtype = DTYPES[part.dtype]
+        count = 1
+        for size in part.shape:
+            count *= size
+        if self.manifest.lossless != "none":
+            raw = bytes(lossless.decode(raw, raw_bytes=count * dtype.itemsize, name=f"{path.name}: {key}"))
+        if not count:
+            return torch.empty(part.shape, dtype=dtype)
+        return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(part.shape)
+
+
+def load_delta(path: str | Path) -> Delta:
+    """Open the artifact at `path`; checks manifest, file sizes and headers, reads no tensor.
+
+    Raises:
+        TruncatedFileError: a file is missing, or its size differs from the recorded one.
+        ChecksumError, SchemaVersionError, FormatError: as manifest.read_manifest; headers that do not fit the manifest.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise TruncatedFileError(f"{root}: no such artifact directory")
+    manifest = read_manifest(root)
+    for record in (*manifest.shards, *manifest.files):
+        _check_size(root / record.file, record)
+    return Delta(root, manifest, _spans(root, manifest))
+
+
+def verify(path: str | Path, *, base: str | Path | None = None, reporter: Reporter | None = None) -> Delta:
+    """Check every byte of an artifact; with `base`, also restore every tensor and check it.
+
+    Raises:
+        IntegrityError: the artifact is damaged, or `base` is not its base.
+        BackendError: with `base`, if this machine cannot decode the lossless codec.
+    """
+    reporter = reporter or SILENT
+    delta = load_delta(path)
+    files = (*delta.manifest.shards, *delta.manifest.files)
+    reporter.phase("checking files", len(files))
+    for file in files:
+        _check_hash(delta.path / file.file, file)
+        reporter.step(file.file)
+    checkpoint = None
+    if base is not None:
+        checkpoint = Checkpoint.open(base)
+        delta.check_base(checkpoint)
+    reporter.phase("checking tensors", len(delta.tensors))
+    for name, record in delta.tensors.items():
+        if record.status == "alias":
+            _check_alias(delta, record)
+        elif checkpoint is not None:
+            delta.restored(name, delta.read_base(name, checkpoint))
+        else:
+            _check_streams(delta, record)
+        reporter.step(name)
+    return delta
+
+
+def _check_streams(delta: Delta, record: TensorRecord) -> None:
+    """Without a base: every stream is intact and, where this machine can decode it, decodes."""
+    codec = delta.manifest.lossless
+    if codec in ("none", "zstd"):
+        parts = delta.parts(record.name)
+        if record.format == "packed":
+            try:
+                packed.decode(packed.PackedSpec.from_json(dict(record.params), record.name), parts)
+            except (KeyError, ValueError, RuntimeError) as error:
+                raise FormatError(f"{record.name}: the parts do not decode ({error})") from error
+        return
+    for part in record.parts:
+        path, span = delta._spans[f"{record.name}.{part.name}"]
+        count = DTYPES[part.dtype].itemsize
+        for size in part.shape:
+            count *= size
+        with path.open("rb") as file:
+            file.seek(span.begin)
+            found = lossless.stream_codec(file.read(span.info.nbytes), raw_bytes=count, name=record.name)
+        if found != codec:
+            raise FormatError(f"{record.name}: coded with {found}, the manifest says {codec}")
+
+
+def _check_alias(delta: Delta, record: TensorRecord) -> None:
+    twin = delta.tensors.get(record.alias_of or "")
+    if twin is None or twin.status == "alias" or (twin.sha256, twin.shape) != (record.sha256, record.shape):
+        raise FormatError(f"{delta.path}: {record.name} is an alias of {record.alias_of}, which does not fit")
+
+
+def _check_size(path: Path, record: FileRecord) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise TruncatedFileError(f"{path}: missing; copy the artifact again") from error
+    if size != record.bytes:
+        raise TruncatedFileError(f"{path}: {size} bytes, {record.bytes} recorded; copy the artifact again")
+
+
+def _check_hash(path: Path, record: FileRecord) -> None:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    if digest.hexdigest() != record.sha256:
+        raise ChecksumError(f"{path}: its bytes differ from their recorded hash; copy the artifact again")
+
+
+def _spans(root: Path, manifest: Manifest) -> dict[str, tuple[Path, TensorSpan]]:
+    """Where each part lies; parts of manifest and shards must be the same, one for one."""
+    spans: dict[str, tuple[Path, TensorSpan]] = {}
+    for shard in manifest.shards:
+        try:
+            header = read_header(root / shard.file)
+        except CheckpointError as error:
+            raise ChecksumError(str(error)) from error
+        for name, span in header.tensors.items():
+            if name in spans:
+                raise FormatError(f"{root}: part {name} stands in two shards")
+            spans[name] = (root / shard.file, span)
+    wanted = dict(_stored_parts(manifest))
+    if spans.keys() != wanted.keys():
+        odd = min(spans.keys() ^ wanted.keys())
+        raise FormatError(f"{root}: part {odd} is not in both manifest and shards")
+    for key, size in wanted.items():
+        if spans[key][1].info.nbytes != size:
+            raise FormatError(f"{root}: part {key} has {spans[key][1].info.nbytes} bytes, the manifest says {size}")
+    return spans
+
+
+def _stored_parts(manifest: Manifest) -> Iterator[tuple[str, int]]:
+    for record in manifest.tensors:
+        for part in record.parts:
+            yield f"{record.name}.{part.name}", part.bytes
+
+
+def _numel(record: TensorRecord) -> int:
+    count = 1
+    for size in record.shape:
+        count *= size
+    return count
+
+
+def _row(record: TensorRecord) -> dict[str, Any]:
+    count = _numel(record)
+    return {
+        "name": record.name,
+        "shape": list(record.shape),
+        "kind": record.kind,
+        "status": record.status,
+        "codec": _codec_label(record),
+        "bits_per_weight": 8 * record.bytes / count if count else 0.0,
+        "bytes": record.bytes,
+        "loss": record.loss,
+        "damp_fraction": record.damp_fraction,
+    }
+
+
+def _codec_label(record: TensorRecord) -> str:
+    if record.format != "packed":
+        return record.codec if record.status == "exact" or record.codec == "skip" else record.status
+    params = record.params
+    return f"{record.codec} {params['sparsity']} int{params['bits']}"
+
+
+def _share(what: str, count: int, full: int, stored: int) -> dict[str, Any]:
+    return {"part": what, "count": count, "full_bytes": full, "stored_bytes": stored,
+            "ratio": full / stored if stored and full else None}  # fmt: skip

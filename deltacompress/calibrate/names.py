@@ -1,0 +1,153 @@
+"""Which parameter of the model each checkpoint tensor fills, and what kind of tensor that makes it.
+
+Artifacts and recipes speak checkpoint names; modules have their own. For every supported decoder the two differ by a
+base-model prefix at most, or by one renamed head, so the mapping is one to one or the model is refused: a parameter
+that no tensor fills would be random in silence. Tensors that fill nothing (buffers that old versions of transformers
+saved) are of kind "other".
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from deltacompress.calibrate.support import is_norm, unsupported
+from deltacompress.types import TensorKind
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Site = tuple[nn.Module, str]
+"""A module and the name of one of its tensors."""
+
+# GPT-NeoX checkpoints call the output projection embed_out, transformers 5 calls the module lm_head.
+_RENAMED_PREFIXES = {"embed_out.": "lm_head."}
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One parameter (or saved buffer) of the model, and the checkpoint tensor that fills it.
+
+    sites holds each place the tensor goes to: two for a tied head. layer is None outside the decoder layers.
+    """
+
+    name: str
+    sites: tuple[Site, ...]
+    layer: int | None
+    kind: TensorKind
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The parameter or buffer now in the model (on the meta device while it is not loaded)."""
+        module, attribute = self.sites[0]
+        found = getattr(module, attribute)
+        assert isinstance(found, torch.Tensor)
+        return found
+
+
+def match_names(model: PreTrainedModel, layers: str, names: Iterable[str], where: Path) -> dict[str, Slot]:
+    """Slots by checkpoint name, in the order of the model's own modules; names that fill nothing are left out.
+
+    A head that is tied by the config but stored beside the embedding gets a slot (and a parameter) of its own: that is
+    exact whether the two stored tensors agree or not, and transformers does not tie them either if they differ.
+
+    Args:
+        model: on the meta device, with tied weights tied; untied where both tensors are stored.
+        layers: module path of the list of decoder layers.
+        names: every tensor name of the checkpoint.
+        where: checkpoint directory, for messages.
+
+    Raises:
+        UnsupportedModelError: a parameter that no tensor fills, two tensors for one parameter, or one parameter that
+            several decoder layers share.
+    """
+    tensors = _model_tensors(model)
+    stored: dict[str, str] = {}  # module name -> checkpoint name
+    for name in sorted(names):
+        target = next((c for c in _candidates(name, model.base_model_prefix) if c in tensors), None)
+        if target is None:
+            continue
+        if target in stored:
+            raise unsupported(where, f"tensors {stored[target]!r} and {name!r} both fill parameter {target!r}")
+        stored[target] = name
+
+    groups: dict[int, list[str]] = defaultdict(list)  # parameters that are one object: tied
+    for target, tensor in tensors.items():
+        groups[id(tensor)].append(target)
+
+    slots: dict[str, Slot] = {}
+    for targets in groups.values():
+        filled = [target for target in targets if target in stored]
+        if not filled and not isinstance(tensors[targets[0]], nn.Parameter):
+            continue  # a buffer keeps the value its module computed
+        if not filled:
+            reason = f"no tensor of the checkpoint fills parameter {targets[0]!r}: names do not map one to one"
+            raise unsupported(where, f"{reason} onto {type(model).__name__}")
+        if len({_layer_index(target, layers) for target in targets}) > 1:
+            raise unsupported(where, f"decoder layers share parameter {targets[0]!r}")
+        if len(filled) > 1:  # stored apart: give each its own parameter
+            for target in filled[1:]:
+                _give_own_parameter(model, target)
+        for target in filled:
+            shared = targets if len(filled) == 1 else [target]
+            sites = tuple(_site(model, each) for each in shared)
+            layer = _layer_index(target, layers)
+            slots[stored[target]] = Slot(stored[target], sites, layer, _kind(model, sites, layer))
+    return slots
+
+
+def _model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters (tied ones under each of their names) and the buffers that a checkpoint saves, by module name."""
+    tensors: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    saved = model.state_dict().keys()
+    tensors.update({name: buffer for name, buffer in model.named_buffers() if name in saved})
+    return tensors
+
+
+def _candidates(name: str, prefix: str) -> Iterable[str]:
+    """Module names that a checkpoint name can mean, best first."""
+    yield name
+    yield f"{prefix}.{name}"
+    yield name.removeprefix(f"{prefix}.")
+    for old, new in _RENAMED_PREFIXES.items():
+        if name.startswith(old):
+            yield new + name.removeprefix(old)
+
+
+def _layer_index(target: str, layers: str) -> int | None:
+    if not target.startswith(layers + "."):
+        return None
+    return int(target.removeprefix(layers + ".").split(".", 1)[0])
+
+
+def _site(model: nn.Module, target: str) -> Site:
+    path, _, attribute = target.rpartition(".")
+    return model.get_submodule(path), attribute
+
+
+def _give_own_parameter(model: nn.Module, target: str) -> None:
+    module, attribute = _site(model, target)
+    setattr(module, attribute, nn.Parameter(torch.empty_like(getattr(module, attribute)), requires_grad=False))
+
+
+def _kind(model: PreTrainedModel, sites: tuple[Site, ...], layer: int | None) -> TensorKind:
+    modules = [module for module, _ in sites]
+    module, attribute = sites[0]
+    tensor = getattr(module, attribute)
+    if attribute == "weight" and model.get_input_embeddings() in modules:
+        return "embedding"
+    if attribute == "weight" and model.get_output_embeddings() in modules:
+        return "head"
+    if attribute == "weight" and layer is not None and isinstance(module, nn.Linear):
+        return "linear"
+    if tensor.ndim == 1 and attribute.endswith("bias"):
+        return "bias"
+    if tensor.ndim == 1 and isinstance(tensor, nn.Parameter) and is_norm(module):
+        return "norm"
+    return "other"

@@ -1,0 +1,262 @@
+"""A decoder model whose weights come and go: one decoder layer in memory at a time.
+
+Nothing of any architecture is re-implemented. The model is built by transformers on the meta device; its own forward
+prepares what each layer receives (embeddings, masks, rotary tables) while recorders stand in for the layers, each
+layer then runs through its own forward, and the model's own forward finishes with relays that inject the last hidden
+states. Each layer's *own* arguments are kept, because layers differ (alternating attention windows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import init_empty_weights
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from deltacompress.calibrate.names import Slot, match_names
+from deltacompress.calibrate.relay import BrokenChain, Chain, HeadTap, LayerCall, Relay
+from deltacompress.calibrate.support import check_layer, find_layers, read_config, unsupported
+from deltacompress.errors import CheckpointError
+from deltacompress.types import TensorKind
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["LayerCall", "Skeleton"]
+
+
+@dataclass(eq=False)
+class Skeleton:
+    """A model on the meta device, loaded and run piece by piece; see `from_config`."""
+
+    path: Path
+    model: PreTrainedModel
+    device: torch.device
+    num_layers: int
+    _layers: nn.ModuleList
+    _slots: dict[str, Slot]
+    _names: tuple[str, ...]
+    _returns_tuple: bool = False  # what this model's layers return: hidden states, or a tuple that begins with them
+
+    @classmethod
+    def from_config(
+        cls,
+        path: Path,
+        tensor_names: Iterable[str],
+        *,
+        device: str | torch.device,
+        dtype: torch.dtype = torch.float32,
+        attn_implementation: str | None = None,
+    ) -> Skeleton:
+        """Build the model of a checkpoint directory without reading any weight.
+
+        Args:
+            path: directory with config.json; code in it is never run.
+            tensor_names: every tensor name of the checkpoint.
+            device: where loaded weights, buffers and activations live.
+            dtype: floating type that weights are cast to and layers run in.
+            attn_implementation: as in transformers ("sdpa", "eager", ...); None leaves its default.
+
+        Raises:
+            CheckpointError: config.json is missing or unusable.
+            UnsupportedModelError: not a dense decoder whose checkpoint names map one to one onto its parameters.
+        """
+        _settle_vector_math()
+        path, device, names = Path(path), torch.device(device), tuple(sorted(tensor_names))
+        config = read_config(path)
+        with init_empty_weights(include_buffers=False):  # buffers are computed, not stored: they must be real
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config,
+                dtype=dtype,
+                trust_remote_code=False,
+                **({} if attn_implementation is None else {"attn_implementation": attn_implementation}),
+            )
+        model.tie_weights()  # again: becoming meta parted what had been tied
+        model.eval().requires_grad_(False)
+        if not isinstance(model.get_output_embeddings(), nn.Linear):
+            raise unsupported(path, f"{type(model).__name__} has no linear output projection")
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(device))
+        layers_path = find_layers(model, config.num_hidden_layers, path)
+        layers = model.get_submodule(layers_path)
+        assert isinstance(layers, nn.ModuleList)
+        for layer in layers:
+            check_layer(layer, path)
+        slots = match_names(model, layers_path, names, path)
+        return cls(path, model, device, len(layers), layers, slots, names)
+
+    # --- names -------------------------------------------------------------------------------------------------------
+
+    def kind(self, name: str) -> TensorKind:
+        """What a checkpoint tensor is; "other" for tensors that no part of the model uses (old buffers)."""
+        slot = self._slots.get(name)
+        return "other" if slot is None else slot.kind
+
+    def layer_names(self, i: int) -> list[str]:
+        """Checkpoint names of decoder layer i, in module order."""
+        return [name for name, slot in self._slots.items() if slot.layer == i]
+
+    def outer_names(self) -> list[str]:
+        """Checkpoint names outside the decoder layers, unused ones included: with all layers, every name once."""
+        return [name for name in self._names if name not in self._slots or self._slots[name].layer is None]
+
+    def linear_names(self, i: int) -> list[str]:
+        """Checkpoint names of the linear weights of layer i, in module order (which is execution order in most)."""
+        return [name for name in self.layer_names(i) if self._slots[name].kind == "linear"]
+
+    @property
+    def embedding_name(self) -> str:
+        """Checkpoint name of the input embedding (of the head, where only that half of a tied pair is stored)."""
+        return next(name for name, slot in self._slots.items() if slot.kind == "embedding")
+
+    @property
+    def head_name(self) -> str | None:
+        """Checkpoint name of the output projection's weight; None where the embedding serves as the head."""
+        return next((name for name, slot in self._slots.items() if slot.kind == "head"), None)
+
+    def module_of(self, name: str) -> nn.Module:
+        """The module that a checkpoint tensor belongs to."""
+        return self._slots[name].sites[0][0]
+
+    def layer(self, i: int) -> nn.Module:
+        """Decoder layer i."""
+        return self._layers[i]
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def load(self, names: Iterable[str], read: Callable[[str], torch.Tensor]) -> None:
+        """Fill the parameters of these checkpoint names; names that no parameter uses are not read.
+
+        The values are copied, cast and moved, so `read` may hand out memory it keeps (a memory map, a cache).
+
+        Raises:
+            CheckpointError: a tensor whose shape is not the one that config.json implies.
+        """
+        for name in names:
+            if name in self._slots:
+                self.set_weight(name, read(name))
+
+    @torch.no_grad()
+    def set_weight(self, name: str, value: torch.Tensor) -> None:
+        """Replace one tensor's value, in place where it is loaded; a tied head changes with its embedding."""
+        slot = self._slots[name]
+        tensor = slot.tensor
+        if value.shape != tensor.shape:
+            got, want = tuple(value.shape), tuple(tensor.shape)
+            raise CheckpointError(f"{self.path}: tensor {name!r} has shape {got}, config.json implies {want}")
+        if tensor.is_meta:
+            tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
+            self._place(slot, tensor)
+        tensor.copy_(value.to(self.device))  # move first: the cast then runs on the device, from fewer bytes
+
+    def free(self, names: Iterable[str]) -> None:
+        """Give the memory of these parameters back (buffers stay: they are small and hold computed values)."""
+        for name in names:
+            slot = self._slots.get(name)
+            if slot is not None and isinstance(slot.tensor, nn.Parameter):
+                self._place(slot, torch.empty_like(slot.tensor, device="meta"))
+
+    def free_layer(self, i: int) -> None:
+        """Give the memory of decoder layer i back."""
+        self.free(self.layer_names(i))
+
+    @staticmethod
+    def _place(slot: Slot, tensor: torch.Tensor) -> None:
+        parameter = nn.Parameter(tensor, requires_grad=False)  # one object for every site: tied stays tied
+        for module, attribute in slot.sites:
+            setattr(module, attribute, parameter)
+
+    # --- forward -----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def capture(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[LayerCall]]:
+        """What the first layer receives, and how the model calls each of its layers. Needs the outer weights.
+
+        Args:
+            ids: int64 [B, T], without padding.
+
+        Returns:
+            hidden states [B, T, H], and one call per layer. Calls depend on B and T only.
+
+        Raises:
+            UnsupportedModelError: the model does more between its layers than hand the hidden states on.
+        """
+        ids = ids.to(self.device)
+        chain, _ = self._relayed(lambda: self.model.base_model(input_ids=ids, use_cache=False))
+        assert chain.first is not None
+        return chain.first, chain.calls
+
+    @torch.no_grad()
+    def run_layer(self, i: int, hidden: torch.Tensor, call: LayerCall) -> torch.Tensor:
+        """Decoder layer i through its own forward: hidden states [B, T, H] -> [B, T, H]."""
+        output = call.run(self._layers[i], hidden)
+        self._returns_tuple = isinstance(output, tuple)
+        result: torch.Tensor = output[0] if self._returns_tuple else output
+        return result
+
+    @torch.no_grad()
+    def run_final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Input of the output projection, from the last layer's output: [B, T, H] -> [B, T, H]. No logits are made."""
+        head = self.model.get_output_embeddings()
+        tap = HeadTap(head)
+        # By path, for set_output_embeddings would record the tap in the config of some models.
+        path = next(name for name, module in self.model.named_modules() if module is head)
+        self.model.set_submodule(path, tap)
+        try:
+            self.run_head(hidden)
+        finally:
+            self.model.set_submodule(path, head)
+        assert tap.seen is not None
+        return tap.seen
+
+    @torch.no_grad()
+    def run_head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [B, T, V] from the last layer's output [B, T, H], caps and scales included."""
+        _, output = self._relayed(lambda: self.model(inputs_embeds=hidden, use_cache=False), inject=hidden)
+        logits: torch.Tensor = output.logits
+        return logits
+
+    def _relayed(self, run: Callable[[], Any], inject: torch.Tensor | None = None) -> tuple[Chain, Any]:
+        """Run the model's own forward with relays for layers, which return what its layers return."""
+        for returns_tuple in (self._returns_tuple, not self._returns_tuple):
+            chain = Chain(returns_tuple=returns_tuple, inject=inject)
+            try:
+                with self._relays(chain):
+                    output = run()
+            except BrokenChain:
+                continue
+            if len(chain.calls) != self.num_layers:
+                raise unsupported(self.path, f"the model ran {len(chain.calls)} of its {self.num_layers} layers")
+            self._returns_tuple = returns_tuple
+            return chain, output
+        raise unsupported(self.path, f"{type(self.model).__name__} changes the hidden states between its layers")
+
+    @contextmanager
+    def _relays(self, chain: Chain) -> Iterator[None]:
+        layers = list(self._layers)
+        try:
+            for i, layer in enumerate(layers):
+                self._layers[i] = Relay(layer, i, chain)
+            yield
+        finally:
+            for i, layer in enumerate(layers):
+                self._layers[i] = layer
+
+
+def _settle_vector_math() -> None:
+    """Make the process's first sine and cosine small ones, which run on one thread.
+
+    On a busy CPU the very first call of the vector math library, if it is threaded, now and then leaves one thread in
+    a low-accuracy mode (errors of 2e-4 instead of 4e-8). That call would be the rotary table of the first batch: runs
+    would not repeat, and an interrupted compression would not resume to the same bytes.
+    """
+    torch.ones(8).cos()
+    torch.ones(8).sin()

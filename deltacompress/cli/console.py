@@ -1,0 +1,174 @@
+"""The one place that prints: results on stdout, everything else on stderr, errors as one line with an exit code.
+
+Every verb is wrapped by `verb`, which adds `--json`, `--quiet` and `--debug` to it (they work before the verb as well
+as after it), hands the body a `Console`, and turns exceptions into the exit codes that scripts rely on:
+
+    0    done                        3    integrity failure (IntegrityError)
+    1    a gate failed               70   internal error, a bug of ours
+    2    usage or input error        130  stopped by Ctrl-C
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
+
+import typer
+
+from deltacompress.errors import DeltaCompressError, InputError, Interrupted
+from deltacompress.reporter import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+P = ParamSpec("P")
+
+EXIT_INPUT = InputError.exit_code
+EXIT_INTERNAL = 70
+EXIT_INTERRUPTED = Interrupted.exit_code
+
+_UNBOUNDED = 10_000
+_PANEL = "Output"
+JsonFlag = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON on stdout.", show_default=False, rich_help_panel=_PANEL)
+]
+QuietFlag = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", "-q", help="No progress and no notes; only the result.", show_default=False, rich_help_panel=_PANEL
+    ),
+]
+DebugFlag = Annotated[
+    bool,
+    typer.Option(
+        "--debug",
+        help="Show the traceback of an error.",
+        envvar="DELTACOMPRESS_DEBUG",
+        show_default=False,
+        rich_help_panel=_PANEL,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The output options, as given before the verb, after it, or both."""
+
+    json: bool = False
+    quiet: bool = False
+    debug: bool = False
+
+    def __or__(self, other: Settings) -> Settings:
+        return Settings(self.json or other.json, self.quiet or other.quiet, self.debug or other.debug)
+
+
+class Console:
+    """What the body of a verb prints with."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def result(self, data: Mapping[str, Any], table: Callable[[], RenderableType]) -> None:
+        """Print what the verb found: `data` as JSON under --json, else what `table` draws.
+
+        Raises:
+            ValueError: `data` holds a NaN or an infinity, which JSON cannot.
+        """
+        if self.settings.json:
+            sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+            sys.stdout.flush()  # here, where a closed pipe is still handled
+            return
+        from rich.console import Console as RichConsole
+
+        drawn, screen = table(), RichConsole()
+        # Never crop: a screen too narrow for the table wraps it, and a file or a pipe is as wide as the table likes.
+        needed = RichConsole(width=_UNBOUNDED).measure(drawn)
+        RichConsole(width=max(screen.width, needed.minimum) if screen.is_terminal else needed.maximum).print(drawn)
+
+    def note(self, message: str) -> None:
+        """One line for the user on stderr, unless --quiet."""
+        if not self.settings.quiet:
+            _stderr(message)
+
+    def progress(self) -> AbstractContextManager[Reporter]:
+        """A reporter that draws progress on stderr while the block runs; under --quiet it drops everything."""
+        if self.settings.quiet:
+            return nullcontext(SILENT)
+        from deltacompress.cli.progress import RichReporter
+
+        return RichReporter()
+
+
+def verb(body: Callable[Concatenate[Console, P], None]) -> Callable[..., None]:
+    """Make a Typer command of `body(console, ...)`: add the output options, and map exceptions to exit codes."""
+    own = list(inspect.signature(body, eval_str=True).parameters.values())[1:]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    added = [
+        inspect.Parameter("ctx", keyword, annotation=typer.Context),
+        inspect.Parameter("json", keyword, annotation=JsonFlag, default=False),
+        inspect.Parameter("quiet", keyword, annotation=QuietFlag, default=False),
+        inspect.Parameter("debug", keyword, annotation=DebugFlag, default=False),
+    ]
+
+    @functools.wraps(body)
+    def command(*, ctx: typer.Context, json: bool, quiet: bool, debug: bool, **options: Any) -> None:
+        settings = Settings(json, quiet, debug)
+        if isinstance(ctx.obj, Settings):
+            settings |= ctx.obj
+        code = run(functools.partial(body, Console(settings), **options), debug=settings.debug)
+        if code:
+            raise typer.Exit(code)
+
+    parameters = [parameter.replace(kind=keyword) for parameter in own] + added
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def run(work: Callable[[], object], *, debug: bool) -> int:
+    """Run `work`; print a failure as one line on stderr (after its traceback under debug); return the exit code.
+
+    Typer's own exceptions (usage errors, a deliberate exit) and a closed pipe pass through: Typer ends those.
+    """
+    try:
+        work()
+    except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError):
+        raise
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_INTERRUPTED, debug=debug)
+    except DeltaCompressError as error:
+        return _fail(str(error), error.exit_code, debug=debug)
+    except OSError as error:
+        if error.filename is None or error.strerror is None:
+            return _fail(str(error), EXIT_INPUT, debug=debug)
+        return _fail(f"{error.filename}: {error.strerror}", EXIT_INPUT, debug=debug)
+    except Exception as error:  # noqa: BLE001 - the last stop: whatever is left is a bug, and is reported as one
+        hint = "" if debug else " (run again with --debug for the traceback)"
+        return _fail(f"internal error: {type(error).__name__}: {error}{hint}", EXIT_INTERNAL, debug=debug)
+    return 0
+
+
+def print_error(message: str) -> None:
+    """One line on stderr, however many the message has."""
+    _stderr("error: " + " ".join(message.split()), style="red")
+
+
+def _fail(message: str, code: int, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print_error(message)
+    return code
+
+
+def _stderr(message: str, *, style: str | None = None) -> None:
+    from rich.console import Console as RichConsole
+
+    # No wrapping, markup or highlighting: paths and tensor names must come out as they are, and be copied whole.
+    RichConsole(stderr=True).print(message, style=style, soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,79 @@
+"""What every codec returns, and the one function that undoes them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from deltacompress.codecs import exact, packed
+from deltacompress.errors import FormatError
+from deltacompress.numerics import packing
+
+Format = Literal["packed", "exact", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One encoded tensor: how it decodes (format, params) and its parts in the serving layout.
+
+    loss: H-weighted squared error relative to that of dropping the delta (obs), or plain squared error relative to the
+    delta's (rtn); None where nothing is lost. damp_fraction: what the factorization needed in the end (obs only).
+    """
+
+    format: Format
+    params: dict[str, Any]
+    parts: dict[str, Tensor]
+    loss: float | None = None
+    damp_fraction: float | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def restore_tensor(
+    format_: str, params: dict[str, Any], parts: dict[str, Tensor], base: Tensor | None, like: Tensor, where: str
+) -> Tensor:
+    """The restored tensor: base + decoded delta (coded), or the bits of the fine-tuned tensor (exact).
+
+    Args:
+        format_, params, parts: as in Encoded, parts in the serving layout.
+        base: f32 (or the tensor's own dtype, for dtypes that only `exact` takes), the shared rows; None = no base.
+        like: empty tensor with the restored dtype and shape (may be on the meta device).
+        where: tensor name for messages.
+
+    Raises:
+        FormatError: parts or parameters that do not fit the tensor.
+    """
+    if format_ == "exact":
+        return exact.decode(params, parts, base, like, where)
+    if format_ == "none":
+        if base is None or base.shape != like.shape:
+            raise FormatError(f"{where}: stored without parts, but the base has no such tensor")
+        return base.to(like.dtype)
+    if format_ != "packed":
+        raise FormatError(f"{where}: unknown format {format_!r}")
+    spec = packed.PackedSpec.from_json(params, where)
+    try:
+        delta = packed.decode(spec, parts)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise FormatError(f"{where}: the parts do not decode ({error})") from error
+    if (row_mask := parts.get("row_mask")) is not None:
+        delta = _spread_rows(delta, row_mask, base.shape[0] if base is not None else like.shape[0], where)
+    if base is not None:
+        delta = delta.reshape(base.shape).add_(base)
+    added = parts.get("added_rows")
+    if added is not None:
+        delta = torch.cat([delta.to(like.dtype), added.to(like.dtype)])
+    if delta.numel() != like.numel():
+        raise FormatError(f"{where}: decodes to {tuple(delta.shape)}, expected {tuple(like.shape)}")
+    return delta.to(like.dtype).reshape(like.shape)
+
+
+def _spread_rows(stored: Tensor, row_mask: Tensor, rows: int, where: str) -> Tensor:
+    bits = packing.unpack_codes(row_mask.unsqueeze(0), 1, rows).squeeze(0).bool()
+    if int(bits.sum()) != stored.shape[0]:
+        raise FormatError(f"{where}: row_mask names {int(bits.sum())} rows, {stored.shape[0]} are stored")
+    out = torch.zeros(rows, stored.shape[1], device=stored.device)
+    out[bits] = stored
+    return out

@@ -1,0 +1,94 @@
+"""The exact codec: restores every bit, NaN payloads included, and stores little where the values are close.
+
+Bits of floats of one sign rise with their value, so the difference of the bit patterns, taken as ordered integers, is
+small when the values are close. It is zigzag coded (small magnitudes of either sign become small unsigned numbers) and
+split into byte planes, so that the high bytes, mostly zero, code to next to nothing. Types that are no 16- or 32-bit
+floats are XORed with the base.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deltacompress.codecs.packed import Parts
+from deltacompress.errors import FormatError
+
+_ORDERED: dict[torch.dtype, torch.dtype] = {
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+    torch.float32: torch.int32,
+}
+
+
+def encode(finetuned: Tensor, base: Tensor | None) -> tuple[dict[str, Any], Parts]:
+    """(params, parts) of a tensor against its base (any float dtype; cast first), or on its own where base is None.
+
+    A base with fewer rows than the tensor covers its leading rows.
+    """
+    transform, reference = _reference(base, finetuned)
+    raw = _difference(finetuned, reference, transform)
+    planes = raw.view(-1, finetuned.element_size()).T.contiguous()
+    return {"transform": transform}, {"planes": planes}
+
+
+def decode(params: dict[str, Any], parts: Parts, base: Tensor | None, like: Tensor, where: str) -> Tensor:
+    """Inverse of encode; `like` has the dtype and shape of the restored tensor.
+
+    Raises:
+        FormatError: parts or parameters that do not fit.
+    """
+    planes = parts.get("planes")
+    item = like.element_size()
+    if planes is None or planes.shape != (item, like.numel()):
+        raise FormatError(f"{where}: the exact format needs planes of {item} x {like.numel()} bytes")
+    transform, reference = _reference(base, torch.empty(like.shape, dtype=like.dtype))
+    if params.get("transform") != transform:
+        raise FormatError(f"{where}: transform {params.get('transform')!r} does not fit {like.dtype}")
+    raw = planes.T.contiguous().view(-1)
+    if transform == "xor":
+        return (raw ^ _bytes(reference)).view(like.dtype).reshape(like.shape)
+    integer = _ORDERED[like.dtype]
+    zigzag = raw.view(integer)
+    one = torch.ones((), dtype=integer)
+    change = _shift_right(zigzag, 1) ^ -(zigzag & one)
+    return _flip(change + _flip(reference.reshape(-1).view(integer))).view(like.dtype).reshape(like.shape)
+
+
+def _reference(base: Tensor | None, finetuned: Tensor) -> tuple[str, Tensor]:
+    """The transform for this dtype, and the base as a tensor of the fine-tuned one's dtype and shape."""
+    reference = torch.zeros(finetuned.shape, dtype=finetuned.dtype)
+    if base is not None:
+        rows = base.to(finetuned.dtype)
+        if rows.shape == reference.shape:
+            reference = rows.contiguous()
+        else:
+            reference[: rows.shape[0]] = rows
+    return ("ordered" if finetuned.dtype in _ORDERED else "xor"), reference
+
+
+def _difference(finetuned: Tensor, reference: Tensor, transform: str) -> Tensor:
+    if transform == "xor":
+        return _bytes(finetuned) ^ _bytes(reference)
+    integer = _ORDERED[finetuned.dtype]
+    flat = finetuned.contiguous().reshape(-1).view(integer)
+    change = _flip(flat) - _flip(reference.reshape(-1).view(integer))  # wraps around, and wraps back
+    width = 8 * finetuned.element_size()
+    return ((change << 1) ^ (change >> (width - 1))).view(torch.uint8)
+
+
+def _flip(bits: Tensor) -> Tensor:
+    """Sign-magnitude bit patterns to integers in the order of the values, and back: it is its own inverse."""
+    top = torch.iinfo(bits.dtype).max
+    return torch.where(bits < 0, bits ^ top, bits)
+
+
+def _shift_right(value: Tensor, by: int) -> Tensor:
+    """Logical shift of a signed integer tensor."""
+    return (value >> by) & torch.iinfo(value.dtype).max
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,144 @@
+"""The obs codec: Optimal Brain Surgeon on calibration activations, then packing.
+
+Linears that share their input (q/k/v, gate/up) are solved together, their rows stacked: one factorization, one pass.
+DeltaZip section 4.2 (algorithm 1) with asymmetric=0, refine_sweeps=0, selection=diagonal, activation_order=false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deltacompress.codecs.encoded import Encoded
+from deltacompress.codecs.packed import pack, pack_values
+from deltacompress.codecs.settings import ObsSettings
+from deltacompress.codecs.shared import spec_for
+from deltacompress.numerics import hessian as hessians
+from deltacompress.numerics import obs
+from deltacompress.numerics.grid import Grid, fit_grid
+from deltacompress.numerics.refine import refine
+from deltacompress.numerics.refit import refit_scales
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One linear to encode: delta and fine-tuned weight f32 [rows, columns], on the solver's device."""
+
+    name: str
+    delta: Tensor
+    finetuned: Tensor
+
+
+def encode(jobs: list[Job], statistics: hessians.HessianAccumulator, settings: ObsSettings) -> dict[str, Encoded]:
+    """Encode linears that share one input; returns Encoded by name.
+
+    Raises:
+        RecipeError: group_size does not divide the columns.
+        NumericsError: the Hessian cannot be factorized; names the first linear.
+    """
+    columns = jobs[0].delta.shape[1]
+    specs = {job.name: spec_for(settings, rows=job.delta.shape[0], columns=columns, name=job.name) for job in jobs}
+    hessian, drift = statistics.finish()
+    pattern = settings.pattern
+    span = pattern.m if pattern.kind == "n:m" else obs.STEP
+    order = obs.activation_order(hessian, span) if settings.activation_order else None
+    factor = hessians.factorize(
+        hessian if order is None else hessian[order][:, order],
+        damp_fraction=settings.damp_fraction,
+        where=jobs[0].name,
+    )
+    hessian.diagonal().add_(factor.damp_fraction * hessian.diagonal().mean())
+    shift = None
+    if drift is not None and settings.asymmetric > 0:
+        shift = settings.asymmetric * _unordered(
+            factor.inverse_times(drift if order is None else drift[:, order]), order
+        )
+    out: dict[str, Encoded] = {}
+    # a pattern that is chosen over a whole block must not see the rows of other linears
+    for stack in [[job] for job in jobs] if pattern.kind == "unstructured" else [jobs]:
+        target = torch.cat([job.delta if shift is None else job.delta + job.finetuned @ shift for job in stack])
+        delta = torch.cat([job.delta for job in stack])
+        codes, values, mask, grid = _solve(target, hessian, factor.upper, order, settings)
+        at = 0
+        for job in stack:
+            spec = specs[job.name]
+            rows = slice(at, at + spec.rows)
+            at += spec.rows
+            if values is not None:
+                parts = pack_values(spec, values=values[rows], mask=mask[rows])
+                decoded = values[rows]
+            else:
+                assert codes is not None
+                assert grid is not None
+                own = Grid(grid.bits, grid.group, grid.scale[rows], grid.zero[rows])
+                parts = pack(spec, codes=codes[rows], mask=mask[rows], grid=own)
+                scale, zero = own.columns(0, columns)
+                decoded = codes[rows].float().sub_(zero).mul_(scale).mul_(mask[rows])
+            scale_of_loss = _weighted(delta[rows], hessian)
+            loss = _weighted(decoded - target[rows], hessian) / scale_of_loss if scale_of_loss > 0 else 0.0
+            out[job.name] = Encoded("packed", spec.to_json(), parts, loss=loss, damp_fraction=factor.damp_fraction)
+    return out
+
+
+def _solve(
+    target: Tensor, hessian: Tensor, upper: Tensor, order: Tensor | None, settings: ObsSettings
+) -> tuple[Tensor | None, Tensor | None, Tensor, Grid | None]:
+    """(codes, values, mask, grid) of one stack; codes and grid, or values for 16 bits."""
+    columns = target.shape[1]
+    pattern = settings.pattern
+    group = columns if settings.group_size == "row" else settings.group_size
+    grid = None
+    if settings.bits != 16:
+        grid = fit_grid(target, bits=settings.bits, group=group, kind=settings.grid, factor=settings.range_factor)
+    with _small_operations(target.device):
+        solution = obs.solve(
+            target,
+            upper,
+            sparsity=pattern,
+            grid=grid,
+            block=settings.block_size,
+            selection=settings.selection,
+            order=order,
+        )
+        codes, mask = solution.codes, solution.mask
+        if codes is None or grid is None:
+            return None, solution.values, mask, None
+        for _ in range(2 if settings.refit_scales and settings.refine_sweeps else 1):
+            if settings.refit_scales:
+                grid = refit_scales(target, hessian, codes, mask, grid)
+            codes, mask = refine(target, hessian, codes, mask, grid, sparsity=pattern, sweeps=settings.refine_sweeps)
+        if settings.refit_scales:
+            grid = refit_scales(target, hessian, codes, mask, grid)
+    return codes, None, mask, grid
+
+
+def _weighted(error: Tensor, hessian: Tensor) -> float:
+    return float(((error @ hessian) * error).sum(dtype=torch.float64))
+
+
+def _unordered(matrix: Tensor, order: Tensor | None) -> Tensor:
+    if order is None:
+        return matrix
+    out = torch.empty_like(matrix)
+    out[:, order] = matrix
+    return out
+
+
+@contextmanager
+def _small_operations(device: torch.device) -> Iterator[None]:
+    """One thread on a CPU: the column loop is thousands of operations of microseconds, and threads that meet after
+    each of them wait longer than they work, above all when another process has one of the cores.
+    """
+    if device.type != "cpu":
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

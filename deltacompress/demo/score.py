@@ -1,0 +1,140 @@
+"""Scores a checkpoint on a task file: accuracy and loss, on the CPU in fp32, so that machines agree on the figures.
+
+A sample is `<s>` + prompt + completion + `</s>`. With choices, the answer is the choice with the highest summed
+log-likelihood of its tokens and `</s>`; without, the greedy continuation must be the completion, `</s>` included. One
+forward pass over the whole sample decides that too: greedy decoding writes the completion exactly if every one of its
+tokens is the most likely one after the true tokens before it. So nothing is generated token by token.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+
+from deltacompress.demo.tokenizer import BOS_ID, EOS_ID, MAX_TOKENS, load_tokenizer
+from deltacompress.errors import InputError
+
+BATCH_TOKENS = 4096
+IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScore:
+    """accuracy in [0, 1]; loss = mean negative log-likelihood of the right completions' tokens, nats/token."""
+
+    accuracy: float
+    loss: float
+    samples: int
+
+
+class _Outcome(NamedTuple):
+    log_likelihood: float
+    greedy: bool
+    tokens: int
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str) -> tuple[list[int], list[int]]:
+    """Token ids and labels (-100 on bos and prompt) of one sample; a long prompt is cut from the left."""
+    answer = [*tokenizer.encode(completion, add_special_tokens=False), EOS_ID]
+    room = MAX_TOKENS - 1 - len(answer)
+    if room < 0:
+        raise InputError(f"a completion has {len(answer)} tokens, more than the model's {MAX_TOKENS}: shorten it")
+    question = tokenizer.encode(prompt, add_special_tokens=False)
+    question = [BOS_ID, *question[max(0, len(question) - room) :]]
+    return question + answer, [IGNORED] * len(question) + answer
+
+
+def pad(rows: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Right-padded ids, attention mask and labels, int64 [rows, longest]."""
+    longest = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([row + [EOS_ID] * (longest - len(row)) for row, _ in rows])
+    labels = torch.tensor([row + [IGNORED] * (longest - len(row)) for _, row in rows])
+    lengths = torch.tensor([len(row) for row, _ in rows])
+    return ids, (torch.arange(longest) < lengths[:, None]).long(), labels
+
+
+def read_task(task_file: Path, limit: int | None = None) -> list[dict[str, Any]]:
+    """The first `limit` records of a task file (all without one).
+
+    Raises InputError naming file and line: missing, empty, not JSON, no prompt or completion, or it is no choice.
+    """
+    if not task_file.is_file():
+        raise InputError(f"{task_file}: no such task file; give a .jsonl file with prompt and completion per line")
+    records = []
+    with task_file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(islice(lines, limit), start=1):
+            records.append(_record(line, f"{task_file}:{number}"))
+    if not records:
+        raise InputError(f"{task_file}: no samples in it; give a file with at least one line")
+    return records
+
+
+def score_model(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, records: list[dict[str, Any]]
+) -> TaskScore:
+    """Score a loaded model on task records."""
+    owners = [
+        (index, choice)
+        for index, record in enumerate(records)
+        for choice in record.get("choices", [record["completion"]])
+    ]
+    outcomes = _outcomes(model, [encode(tokenizer, records[index]["prompt"], choice) for index, choice in owners])
+    answers: dict[int, dict[str, _Outcome]] = {}
+    for (index, choice), outcome in zip(owners, outcomes, strict=True):
+        answers.setdefault(index, {})[choice] = outcome
+    right, nats, tokens = 0, 0.0, 0
+    for index, record in enumerate(records):
+        gold = answers[index][record["completion"]]
+        if "choices" in record:
+            right += max(answers[index].values()) is gold
+        else:
+            right += gold.greedy
+        nats -= gold.log_likelihood
+        tokens += gold.tokens
+    return TaskScore(right / len(records), nats / tokens, len(records))
+
+
+def score_checkpoint(path: Path, task_file: Path, *, limit: int | None = None) -> TaskScore:
+    """Score the checkpoint in directory `path`, with its own tokenizer, on the first `limit` samples of `task_file`."""
+    records = read_task(task_file, limit)
+    model = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    return score_model(model, load_tokenizer(path), records)
+
+
+def _record(line: str, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{where}: not JSON ({error.msg}); each line needs one JSON object") from error
+    if not isinstance(record, dict) or not {"prompt", "completion"} <= record.keys():
+        raise InputError(f"{where}: no prompt or no completion; each line needs both")
+    if record["completion"] not in record.get("choices", [record["completion"]]):
+        raise InputError(f"{where}: the completion is not among the choices; add it to them")
+    return record
+
+
+@torch.inference_mode()
+def _outcomes(model: LlamaForCausalLM, rows: list[tuple[list[int], list[int]]]) -> list[_Outcome]:
+    """Outcome of each row, computed in batches of rows of like length."""
+    outcomes: dict[int, _Outcome] = {}
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index][0]))
+    while order:
+        size = max(1, BATCH_TOKENS // len(rows[order[-1]][0]))
+        picked, order = order[-size:], order[:-size]
+        ids, attention, labels = pad([rows[index] for index in picked])
+        logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1].float()
+        targets = labels[:, 1:]
+        counted = targets != IGNORED
+        scores = logits.log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
+        sums = (scores * counted).sum(-1, dtype=torch.float64)
+        greedy = ((logits.argmax(-1) == targets) | ~counted).all(-1)
+        counts = counted.sum(-1)
+        for row, index in enumerate(picked):
+            outcomes[index] = _Outcome(float(sums[row]), bool(greedy[row]), int(counts[row]))
+    return [outcomes[index] for index in range(len(rows))]

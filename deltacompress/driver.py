@@ -1,0 +1,217 @@
+"""The main job, top to bottom: `compress` turns a fine-tuned checkpoint into a published delta of its base.
+
+    open both -> plan every tensor -> load calibration tokens -> encode (layer by layer if the recipe calibrates)
+    -> publish -> report
+
+Each step has a module of its own: planning, calibrate/, layerwise, encoding, workspace, publication.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deltacompress import __version__, lossless
+from deltacompress.artifact import load_delta
+from deltacompress.calibrate.data import CalibrationTokens, load_calibration, load_tokenizer
+from deltacompress.calibrate.skeleton import Skeleton
+from deltacompress.checkpoint import Checkpoint
+from deltacompress.encoding import encode_uncalibrated
+from deltacompress.errors import BackendError, CalibrationError, Interrupted, OutputError
+from deltacompress.fidelity import calibration_kl
+from deltacompress.layerwise import compress_layers
+from deltacompress.planning import Plan, make_plan
+from deltacompress.publication import publish
+from deltacompress.recipe import Recipe
+from deltacompress.reporter import SILENT, Reporter
+from deltacompress.steps import Steps
+from deltacompress.workspace import Workspace, check_free
+
+
+@dataclass(frozen=True, slots=True)
+class CompressResult:
+    """What a compression achieved.
+
+    summary: Delta.summary() of the artifact. kl_on_calibration: KL(fine-tuned || compressed) in nats/token over
+    calibration tokens (in-sample: an indication, no evaluation), None where the recipe has no teacher. seconds: wall
+    time. peak_memory_bytes: resident memory of the process; peak_device_bytes: of the GPU, None on a CPU.
+    """
+
+    out: Path
+    summary: dict[str, Any]
+    kl_on_calibration: float | None
+    seconds: float
+    peak_memory_bytes: int
+    peak_device_bytes: int | None
+    backend: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, as `compress --json` prints it."""
+        shown = {key: value for key, value in self.summary.items() if key != "tensors"}
+        return shown | {
+            "kl_on_calibration": self.kl_on_calibration,
+            "seconds": self.seconds,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "peak_device_bytes": self.peak_device_bytes,
+            "backend": self.backend,
+        }
+
+
+def compress(
+    base: str | Path,
+    finetuned: str | Path,
+    *,
+    recipe: Recipe | str | Path,
+    out: str | Path,
+    calibration: str | Path | None = None,
+    samples: int | None = None,
+    seq_len: int | None = None,
+    seed: int | None = None,
+    lossless: str = "zstd",
+    device: str = "auto",
+    resume: bool = False,
+    reporter: Reporter | None = None,
+) -> CompressResult:
+    """Compress `finetuned` into the new artifact directory `out`.
+
+    Args:
+        base, finetuned: checkpoint directories (or hub ids).
+        recipe: a Recipe, the name of a shipped one, or the path of a YAML file.
+        calibration: file or data set id; needed by recipes that calibrate.
+        samples, seq_len, seed: override the recipe's calibration.
+        lossless: "none", "zstd", "gdeflate" or "ans".
+        device: "auto", "cpu" or "cuda".
+        resume: continue the interrupted run of the same `out`, if there is one.
+
+    Raises:
+        InputError: one of its subclasses names what is wrong with the input.
+        Interrupted: stopped by Ctrl-C; what was finished stays in `out`.partial for `resume`.
+    """
+    started = time.monotonic()
+    reporter = reporter or SILENT
+    target = Path(out)
+    check_free(target)
+    chosen = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
+    where = _device(device)
+    _check_codec(lossless, device)
+    plan, skeleton = _plan(Checkpoint.open(base), Checkpoint.open(finetuned), chosen, where)
+    for note in plan.pairing.notes:
+        reporter.note(note)
+    tokens = None
+    if plan.calibrated and skeleton is not None:
+        tokens = _tokens(plan, calibration, samples, seq_len, seed)
+    work = Workspace.open(target, _identity(plan, tokens, lossless, where), resume=resume)
+    kl = None
+    try:
+        steps = Steps(plan, work, lossless, device)
+        if tokens is not None and skeleton is not None:
+            streams = compress_layers(plan, skeleton, tokens.ids, steps, reporter)
+            kl = calibration_kl(plan, skeleton, streams, steps)
+        else:
+            _compress_plain(plan, steps, reporter)
+        publish(plan, work, steps, lossless, tokens)
+    except KeyboardInterrupt as stop:
+        work.close()
+        raise Interrupted(f"interrupted; what is finished waits in {work.path}: run again with --resume") from stop
+    except OutputError:
+        work.close()  # a full disk costs no finished layer: make room, then --resume
+        raise
+    except BaseException:
+        work.discard()
+        raise
+    work.discard()
+    return CompressResult(
+        out=target,
+        summary=load_delta(target).summary(),
+        kl_on_calibration=kl,
+        seconds=time.monotonic() - started,
+        peak_memory_bytes=Steps.peak_memory(),
+        peak_device_bytes=torch.cuda.max_memory_allocated() if where.type == "cuda" else None,
+        backend=_backend(where, lossless, device),
+    )
+
+
+def _plan(
+    base: Checkpoint, finetuned: Checkpoint, recipe: Recipe, device: torch.device
+) -> tuple[Plan, Skeleton | None]:
+    """The plan, and the model's skeleton where the recipe needs to know it (an all-exact recipe takes any model)."""
+    if not recipe.needs_kinds:
+        return make_plan(base, finetuned, recipe, lambda _name: "other"), None
+    skeleton = Skeleton.from_config(finetuned.path, finetuned.tensors, device=device)
+    return make_plan(base, finetuned, recipe, skeleton.kind), skeleton
+
+
+def _tokens(
+    plan: Plan, source: str | Path | None, samples: int | None, seq_len: int | None, seed: int | None
+) -> CalibrationTokens:
+    spec = plan.recipe.calibration
+    if source is None:
+        raise CalibrationError(f"recipe {plan.recipe.name} calibrates: give --calibration FILE (or a data set id)")
+    limit = plan.finetuned.config.get("max_position_embeddings")
+    tokens = load_calibration(
+        str(source),
+        load_tokenizer(plan.finetuned.path),
+        samples=spec.samples if samples is None else samples,
+        seq_len=spec.seq_len if seq_len is None else seq_len,
+        seed=spec.seed if seed is None else seed,
+        max_positions=limit if isinstance(limit, int) else None,
+    )
+    rows = plan.finetuned.tensors[_embedding_name(plan)].shape[0]
+    if int(tokens.ids.max()) >= rows:
+        raise CalibrationError(
+            f"{plan.finetuned.path}: its tokenizer gives token {int(tokens.ids.max())}, its embedding has {rows} rows; "
+            "the tokenizer is not this model's"
+        )
+    return tokens
+
+
+def _embedding_name(plan: Plan) -> str:
+    return next(tensor.name for tensor in plan.tensors.values() if tensor.kind == "embedding")
+
+
+def _compress_plain(plan: Plan, steps: Steps, reporter: Reporter) -> None:
+    """Recipes without calibration: tensor by tensor, in any order."""
+    todo = [tensor for tensor in plan.tensors.values() if tensor.fate != "alias"]
+    reporter.phase("compressing", len(todo))
+    for i, tensor in enumerate(todo):
+        step = f"tensor-{i:05d}"
+        if steps.recall(step) is None:
+            encoded, reference, _ = encode_uncalibrated(plan, tensor)
+            outcome, _ = steps.finish(tensor, encoded, reference)
+            steps.save(step, [outcome])
+        reporter.step(tensor.name, loss=steps.records(step)[0].loss, memory_bytes=Steps.peak_memory())
+
+
+def _identity(plan: Plan, tokens: CalibrationTokens | None, codec: str, device: torch.device) -> dict[str, Any]:
+    """Everything that can change a byte of the artifact: what a resumed run must share with the interrupted one."""
+    return {
+        "base": plan.base.fingerprint(),
+        "fine-tuned": plan.finetuned.fingerprint(),
+        "recipe": plan.recipe.model_dump(mode="json"),
+        "calibration": tokens.sha256 if tokens else None,
+        "lossless": codec,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "versions": f"deltacompress {__version__}, torch {torch.__version__}",
+    }
+
+
+def _device(device: str) -> torch.device:
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BackendError("--device cuda: torch sees no CUDA GPU here; use --device cpu")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def _check_codec(codec: str, device: str) -> None:
+    lossless.check_available(codec, encode=True, device=device)
+
+
+def _backend(where: torch.device, codec: str, device: str) -> str:
+    compute = torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return f"{compute}; {lossless.backend_for(codec, encode=True, device=device)}"

@@ -1,0 +1,113 @@
+"""One tensor from plan to record: encode, restore at once as any reader will, hash, and run the lossless stage.
+
+What goes back into the model before the next layer is calibrated is the *restored* tensor, in the fine-tuned dtype and
+from the packed parts: what is served later, bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deltacompress import lossless
+from deltacompress.checkpoint import DTYPES, tensor_bytes
+from deltacompress.codecs import exact, packed, rtn
+from deltacompress.codecs.encoded import Encoded, restore_tensor
+from deltacompress.codecs.settings import RtnSettings, SkipSettings
+from deltacompress.manifest import PartRecord, Status, TensorRecord
+from deltacompress.planning import Plan, TensorPlan
+
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished tensor: its manifest record and the stored parts, u8 streams (or plain tensors when not coded)."""
+
+    record: TensorRecord
+    streams: dict[str, Tensor]
+
+
+def encode_uncalibrated(plan: Plan, tensor: TensorPlan) -> tuple[Encoded, Tensor | None, Tensor]:
+    """Encode a tensor whose codec needs no activations; returns (encoded, reference, fine-tuned)."""
+    reference, finetuned = plan.reference(tensor)
+    if tensor.fate == "identical":
+        return Encoded("none", {}, {}), reference, finetuned
+    if tensor.fate in ("exact", "added"):
+        params, parts = exact.encode(finetuned, reference)
+        return Encoded("exact", params, parts), reference, finetuned
+    if isinstance(tensor.settings, SkipSettings):
+        return Encoded("none", {}, {}), reference, finetuned
+    assert isinstance(tensor.settings, RtnSettings)
+    encoded = rtn.encode(delta_of(finetuned, reference), tensor.settings, tensor.name)
+    return with_added_rows(encoded, finetuned, reference), reference, finetuned
+
+
+def delta_of(finetuned: Tensor, reference: Tensor | None) -> Tensor:
+    """w_ft - w_base in f32, over the rows that both have."""
+    if reference is None:
+        return finetuned.float()
+    return finetuned[: reference.shape[0]].float() - reference if finetuned.dim() else finetuned.float() - reference
+
+
+def with_added_rows(encoded: Encoded, finetuned: Tensor, reference: Tensor | None) -> Encoded:
+    """Rows beyond the base's (added tokens) are stored as they are."""
+    if reference is not None and finetuned.dim() and reference.shape[0] < finetuned.shape[0]:
+        encoded.parts["added_rows"] = finetuned[reference.shape[0] :].contiguous()
+    return encoded
+
+
+def finish(
+    plan: Plan, tensor: TensorPlan, encoded: Encoded, reference: Tensor | None, codec: str, device: str
+) -> tuple[Outcome, Tensor]:
+    """Restore, hash and code one encoded tensor; returns (outcome, restored tensor on the CPU)."""
+    info = tensor.pair.info
+    parts = {name: part.cpu() for name, part in encoded.parts.items()}
+    like = torch.empty(info.shape, dtype=DTYPES[info.dtype], device="meta")
+    restored = restore_tensor(encoded.format, encoded.params, parts, reference, like, tensor.name).contiguous()
+    if codec != "none" and encoded.format == "packed":
+        parts = packed.to_storage(packed.PackedSpec.from_json(encoded.params, tensor.name), parts)
+    records, streams = [], {}
+    for name, part in sorted(parts.items()):
+        stored = part.contiguous()
+        if codec != "none":
+            coded = lossless.encode(tensor_bytes(stored), codec, device=device)
+            stored = torch.frombuffer(bytearray(coded), dtype=torch.uint8)
+        streams[name] = stored
+        nbytes = stored.numel() * stored.element_size()
+        records.append(PartRecord(name=name, dtype=DTYPE_NAMES[part.dtype], shape=tuple(part.shape), bytes=nbytes))
+    digest = hashlib.sha256(tensor_bytes(restored)).hexdigest()
+    return Outcome(_record(plan, tensor, encoded, digest, tuple(records)), streams), restored
+
+
+def alias_record(plan: Plan, tensor: TensorPlan, twin: TensorRecord) -> TensorRecord:
+    """The record of a tensor that is stored under another name."""
+    return _record(plan, tensor, Encoded("none", {}, {}), twin.sha256, ())
+
+
+def _record(
+    plan: Plan, tensor: TensorPlan, encoded: Encoded, digest: str, parts: tuple[PartRecord, ...]
+) -> TensorRecord:
+    status: Status = "coded" if tensor.fate == "code" else tensor.fate
+    uses_base = tensor.pair.base_name if plan.recipe.scope == "delta" else None
+    return TensorRecord(
+        name=tensor.name,
+        dtype=tensor.pair.info.dtype,
+        shape=tensor.pair.info.shape,
+        kind=tensor.kind,
+        status=status,
+        codec=tensor.settings.codec,
+        format=encoded.format,
+        params=encoded.params,
+        base_name=uses_base,
+        base_rows=tensor.pair.base_rows if uses_base else None,
+        base_sha256=plan.base.sha256(uses_base) if uses_base else None,
+        alias_of=tensor.pair.alias_of,
+        sha256=digest,
+        parts=parts,
+        loss=encoded.loss,
+        damp_fraction=encoded.damp_fraction,
+    )

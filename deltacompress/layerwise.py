@@ -1,0 +1,255 @@
+"""The calibrated part of a compression: layer by layer, one decoder layer in memory (DeltaZip algorithm 1).
+
+Two streams of hidden states run side by side: the *student*, whose layers before this one are compressed, gives the
+inputs that the layer will really see; the *teacher*, the fine-tuned model, gives the targets (only when a rule is
+asymmetric). For each layer: collect the Hessians, encode, **put base + decoded delta back into the layer**, run the
+student through it, hand both streams to the next layer. A sequential recipe does this for each group of linears in
+turn, so that each group sees what the groups before it, compressed, really produce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deltacompress.calibrate.skeleton import LayerCall, Skeleton
+from deltacompress.calibrate.walk import InputGroup, capture_calls, record_inputs
+from deltacompress.codecs import obs
+from deltacompress.encoding import Outcome, delta_of, encode_uncalibrated, with_added_rows
+from deltacompress.numerics.hessian import HessianAccumulator
+from deltacompress.planning import Plan, TensorPlan
+from deltacompress.reporter import Reporter
+from deltacompress.steps import Steps
+
+TOKENS_PER_BATCH = 4096
+
+
+class _Enough(Exception):
+    pass
+
+
+@dataclass(eq=False)
+class Streams:
+    """Hidden states of all calibration batches, [B, T, H] each, before the layer that comes next."""
+
+    student: list[Tensor]
+    teacher: list[Tensor] | None
+    calls: dict[int, list[LayerCall]]
+
+
+def compress_layers(plan: Plan, skeleton: Skeleton, ids: Tensor, steps: Steps, reporter: Reporter) -> Streams:
+    """Encode every tensor of the model; returns the streams after the last layer (for a look at fidelity).
+
+    ids: int64 [samples, seq_len].
+    """
+    walk = _Walk(plan, skeleton, steps)
+    outer = [plan.tensors[name] for name in skeleton.outer_names()]
+    head = plan.tensors[skeleton.head_name] if skeleton.head_name else None
+    late = [tensor for tensor in outer if tensor is head and tensor.obs]
+    reporter.phase("compressing", skeleton.num_layers + 2)
+    skeleton.load(skeleton.outer_names(), plan.finetuned.read)
+    batch = max(TOKENS_PER_BATCH // ids.shape[1], 1)
+    teacher, calls = capture_calls(skeleton, ids, batch)
+    restored = walk.simple("outer", [tensor for tensor in outer if tensor not in late and tensor.fate != "alias"])
+    walk.put(restored)
+    student, _ = capture_calls(skeleton, ids, batch)
+    streams = Streams(student, teacher if plan.asymmetric else None, calls)
+    reporter.step("embeddings and norms", memory_bytes=steps.peak_memory())
+    for i in range(skeleton.num_layers):
+        loss = walk.layer(i, streams)
+        reporter.step(f"layer {i}", loss=loss, memory_bytes=steps.peak_memory())
+    if late:
+        walk.head(late[0], streams)
+    reporter.step("head", memory_bytes=steps.peak_memory())
+    return streams
+
+
+class _Walk:
+    def __init__(self, plan: Plan, skeleton: Skeleton, steps: Steps) -> None:
+        self.plan, self.skeleton, self.steps = plan, skeleton, steps
+
+    def put(self, weights: dict[str, Tensor]) -> None:
+        self.skeleton.load(weights, weights.__getitem__)
+
+    def simple(self, step: str, tensors: list[TensorPlan]) -> dict[str, Tensor]:
+        """Encode tensors that need no activations, as one step; returns what each is restored to."""
+        done = self.steps.recall(step)
+        if done is not None:
+            return done
+        outcomes, restored = [], {}
+        for tensor in tensors:
+            encoded, reference, _ = encode_uncalibrated(self.plan, tensor)
+            outcome, restored[tensor.name] = self.steps.finish(tensor, encoded, reference)
+            outcomes.append(outcome)
+        self.steps.save(step, outcomes)
+        return restored
+
+    def layer(self, i: int, streams: Streams) -> float | None:
+        """Compress decoder layer i and move the streams past it; returns its mean relative loss."""
+        step = f"layer-{i:05d}"
+        names = self.skeleton.layer_names(i)
+        self.skeleton.load(names, self.plan.finetuned.read)
+        restored = self.steps.recall(step)
+        if restored is None:
+            restored = self._compress(i, step, streams)
+        elif streams.teacher is not None:
+            streams.teacher = [self._run(i, hidden, streams) for hidden in streams.teacher]
+        self.put(restored)
+        streams.student = [self._run(i, hidden, streams) for hidden in streams.student]
+        self.skeleton.free_layer(i)
+        losses = [record.loss for record in self.steps.records(step) if record.loss is not None]
+        return sum(losses) / len(losses) if losses else None
+
+    def _compress(self, i: int, step: str, streams: Streams) -> dict[str, Tensor]:
+        tensors = [self.plan.tensors[name] for name in self.skeleton.layer_names(i)]
+        outcomes: list[Outcome] = []
+        student: dict[str, Tensor] = {}
+        for tensor in tensors:
+            if tensor.obs is None:
+                encoded, reference, _ = encode_uncalibrated(self.plan, tensor)
+                outcome, student[tensor.name] = self.steps.finish(tensor, encoded, reference)
+                outcomes.append(outcome)
+        groups = self._groups(i, streams)
+        stages = [[group] for group in groups] if self.plan.recipe.sequential else [groups]
+        for stage in stages:
+            statistics = self._collect(i, stage, streams, student, last=stage is stages[-1])
+            for group in stage:
+                for outcome, weight in self._encode(group, statistics.pop(group[0])):
+                    outcomes.append(outcome)
+                    student[outcome.record.name] = weight
+        if not stages and streams.teacher is not None:
+            streams.teacher = [self._run(i, hidden, streams) for hidden in streams.teacher]
+        self.steps.save(step, outcomes)
+        return student
+
+    def _groups(self, i: int, streams: Streams) -> list[list[str]]:
+        """Calibrated linears that share an input, in execution order, found by running one batch."""
+        with record_inputs(self.skeleton, i) as recorder:
+            self._run(i, streams.student[-1], streams)
+            groups = [[name for name in group.names if self.plan.tensors[name].obs] for group in recorder.groups]
+        return [group for group in groups if group]
+
+    def _collect(
+        self, i: int, stage: list[list[str]], streams: Streams, student: dict[str, Tensor], *, last: bool
+    ) -> dict[str, HessianAccumulator]:
+        """Statistics of each group of the stage, by its first name.
+
+        In the last stage the teacher runs to the end of the layer, and its stream moves on.
+        """
+        leaders = [group[0] for group in stage]
+        alpha = {group[0]: max(self._alpha(name) for name in group) for group in stage}
+        sums = {
+            name: HessianAccumulator(
+                self.skeleton.module_of(name).in_features,  # type: ignore[arg-type]
+                device=self.skeleton.device,
+                asymmetric=alpha[name] > 0,
+            )
+            for name in leaders
+        }
+        teacher = {name: self.plan.finetuned.read(name) for name in student} if streams.teacher is not None else {}
+        changed = [name for name in student if teacher and not torch.equal(teacher[name], student[name])]
+        moved: list[Tensor] = []
+        seen: dict[str, Tensor] = {}
+        run_on = False
+
+        def see(group: InputGroup, inputs: Tensor) -> None:
+            seen[group.names[0]] = inputs
+            if len(seen) == len(leaders) and not run_on:
+                raise _Enough
+
+        with record_inputs(self.skeleton, i, leaders, on_input=see):
+            for k, hidden in enumerate(streams.student):
+                targets: dict[str, Tensor] = {}
+                if streams.teacher is not None:
+                    self.put({name: teacher[name] for name in changed})
+                    run_on = last
+                    moved += self._until_enough(i, streams.teacher[k], streams)
+                    targets = dict(seen)
+                    seen.clear()
+                    self.put({name: student[name] for name in changed})
+                elif k == 0:
+                    self.put(student)
+                run_on = False
+                self._until_enough(i, hidden, streams)
+                with matmul_precision(self.skeleton.device):
+                    for name in leaders:
+                        sums[name].add(seen[name], targets.get(name))
+                seen.clear()
+        if last and streams.teacher is not None:
+            streams.teacher = moved
+        return sums
+
+    def _encode(self, group: list[str], statistics: HessianAccumulator) -> Iterator[tuple[Outcome, Tensor]]:
+        """Encode the linears of one group; those with the same settings are solved together."""
+        by_settings: dict[str, list[TensorPlan]] = {}
+        for name in group:
+            tensor = self.plan.tensors[name]
+            by_settings.setdefault(tensor.settings.model_dump_json(), []).append(tensor)
+        for tensors in by_settings.values():
+            yield from self._solve(tensors, statistics)
+
+    def _solve(self, tensors: list[TensorPlan], statistics: HessianAccumulator) -> Iterator[tuple[Outcome, Tensor]]:
+        device = self.skeleton.device
+        settings = tensors[0].obs
+        assert settings is not None
+        pairs = {tensor.name: self.plan.reference(tensor) for tensor in tensors}
+        jobs = []
+        for name, (reference, finetuned) in pairs.items():
+            delta = delta_of(finetuned, reference)
+            rows = delta.shape[0]
+            jobs.append(obs.Job(name, delta.to(device), finetuned[:rows].to(device).float()))
+        encoded = obs.encode(jobs, statistics, settings)
+        for tensor in tensors:
+            reference, finetuned = pairs[tensor.name]
+            whole = with_added_rows(encoded[tensor.name], finetuned, reference)
+            yield self.steps.finish(tensor, whole, reference)
+
+    def head(self, tensor: TensorPlan, streams: Streams) -> None:
+        """Compress the output projection against the final norm's output."""
+        step = "head"
+        if self.steps.recall(step) is not None:
+            return
+        features = tensor.pair.info.shape[1]
+        asymmetric = streams.teacher is not None and self._alpha(tensor.name) > 0
+        sums = HessianAccumulator(features, device=self.skeleton.device, asymmetric=asymmetric)
+        for k, hidden in enumerate(streams.student):
+            inputs = self.skeleton.run_final_norm(hidden).reshape(-1, features)
+            targets = None
+            if asymmetric and streams.teacher is not None:
+                targets = self.skeleton.run_final_norm(streams.teacher[k]).reshape(-1, features)
+            with matmul_precision(self.skeleton.device):
+                sums.add(inputs, targets)
+        self.steps.save(step, [outcome for outcome, _ in self._solve([tensor], sums)])
+
+    def _alpha(self, name: str) -> float:
+        settings = self.plan.tensors[name].obs
+        return settings.asymmetric if settings is not None else 0.0
+
+    def _until_enough(self, i: int, hidden: Tensor, streams: Streams) -> list[Tensor]:
+        try:
+            return [self._run(i, hidden, streams)]
+        except _Enough:
+            return []
+
+    def _run(self, i: int, hidden: Tensor, streams: Streams) -> Tensor:
+        with matmul_precision(self.skeleton.device):
+            return self.skeleton.run_layer(i, hidden, streams.calls[len(hidden)][i])
+
+
+@contextmanager
+def matmul_precision(device: torch.device) -> Iterator[None]:
+    """Matrix products of forwards and Hessians with reduced-precision inputs and fp32 sums (TF32; bf16 on a CPU).
+
+    The noise, 2^-9 of each input and independent from token to token, averages out over the calibration tokens and is
+    that of serving in bf16; the solver itself stays in full fp32.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if device.type == "cuda" else "medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,97 @@
+"""Quantization grids: value = (code - zero) * scale, code in 0 .. 2^bits - 1, one (scale, zero) per row and group.
+
+minmax     asymmetric, from the smallest to the largest weight of the group, zero always a code (the published grid)
+symmetric  zero = 2^(bits-1): one more step below zero than above; no zero stored
+midrise    zero = (2^bits - 1) / 2: no code means zero; the only sensible one-bit grid (sign times scale)
+
+Which of them is best is decided by the output after OBS, not by the error on the weights: at two bits the wide steps
+of `minmax` (most codes are zero, and there is headroom for the error that OBS pushes around) beat finer grids whose
+plain rounding error is half as large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+GridKind = Literal["minmax", "symmetric", "midrise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Scales and zeros of one matrix: float32 [rows, groups] each; `group` columns share one (the last may be ragged).
+
+    Scales are already rounded to the dtype they are stored in, so that what OBS compensates is what will be decoded.
+    """
+
+    bits: int
+    group: int
+    scale: Tensor
+    zero: Tensor
+
+    @property
+    def top(self) -> int:
+        """The largest code."""
+        return (1 << self.bits) - 1
+
+    def columns(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """(scale, zero) of columns start..stop-1, each [rows, stop - start]."""
+        index = torch.arange(start, stop, device=self.scale.device) // self.group
+        return self.scale[:, index], self.zero[:, index]
+
+
+def constant_zero(kind: GridKind, bits: int) -> float:
+    """The zero point of the grids that store none."""
+    return float(1 << (bits - 1)) if kind == "symmetric" else ((1 << bits) - 1) / 2
+
+
+def fit_grid(weight: Tensor, *, bits: int, group: int, kind: GridKind, factor: float = 1.0) -> Grid:
+    """Grid of a weight f32 [rows, columns]; `factor` widens (> 1) or narrows (< 1) the range.
+
+    A group that is zero throughout gets scale 0, so that each code decodes to exactly zero.
+    """
+    rows, columns = weight.shape
+    groups = -(-columns // group)
+    padded = torch.nn.functional.pad(weight, (0, groups * group - columns)).view(rows, groups, group)
+    high = padded.amax(-1).clamp_min(0) * factor
+    low = padded.amin(-1).clamp_max(0) * factor
+    top = (1 << bits) - 1
+    if kind == "minmax":
+        scale = store_scale((high - low) / top)
+        zero = torch.where(scale > 0, torch.round(-low / scale.clamp_min(torch.finfo(torch.float32).tiny)), 0.0)
+        return Grid(bits, group, scale, zero.clamp_(0, top))
+    reach = torch.maximum(high, -low)
+    if kind == "symmetric":
+        scale = store_scale(reach / max((1 << (bits - 1)) - 1, 1))
+    elif bits == 1:
+        # the L2-optimal magnitude of sign(w) * s is the mean of |w|
+        scale = store_scale(padded.abs().sum(-1) / _group_sizes(columns, group, padded.device) * factor)
+    else:
+        scale = store_scale(reach / (top / 2))
+    return Grid(bits, group, scale, torch.full_like(scale, constant_zero(kind, bits)))
+
+
+def store_scale(scale: Tensor) -> Tensor:
+    """Round scales to bfloat16, the dtype they are stored in: its range never under- or overflows on a small delta."""
+    return scale.to(torch.bfloat16).float()
+
+
+def quantize(weight: Tensor, grid: Grid) -> Tensor:
+    """Round-to-nearest codes u8 of a weight f32 [rows, columns]."""
+    scale, zero = grid.columns(0, weight.shape[1])
+    step = torch.where(scale > 0, 1.0 / scale, 0.0)
+    return torch.round(weight * step + zero).clamp_(0, grid.top).to(torch.uint8)
+
+
+def dequantize(codes: Tensor, grid: Grid) -> Tensor:
+    """Values f32 of codes u8 [rows, columns]."""
+    scale, zero = grid.columns(0, codes.shape[1])
+    return codes.float().sub_(zero).mul_(scale)
+
+
+def _group_sizes(columns: int, group: int, device: torch.device) -> Tensor:
+    starts = torch.arange(0, columns, group, device=device)
+    return torch.minimum(torch.full_like(starts, group), columns - starts).float()

@@ -1,0 +1,123 @@
+"""The plan of a compression: what happens to each tensor, decided and checked before any work is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from deltacompress.checkpoint import Checkpoint, check_finite
+from deltacompress.codecs.settings import ExactSettings, ObsSettings, RtnSettings, Settings
+from deltacompress.codecs.shared import spec_for
+from deltacompress.errors import PairError
+from deltacompress.extract import Pairing, TensorPair, pair
+from deltacompress.recipe import Recipe
+from deltacompress.types import TensorKind
+
+_FLOATS = ("F16", "BF16", "F32", "F64")
+Fate = Literal["code", "exact", "identical", "added", "alias"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """One fine-tuned tensor and what to do with it.
+
+    fate: code (lossy, by `settings`), exact, identical (bitwise the base's), added (exact, no base) or alias.
+    """
+
+    pair: TensorPair
+    kind: TensorKind
+    fate: Fate
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """Checkpoint name."""
+        return self.pair.info.name
+
+    @property
+    def obs(self) -> ObsSettings | None:
+        """Its settings, if it is coded with calibration."""
+        return self.settings if self.fate == "code" and isinstance(self.settings, ObsSettings) else None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything decided: the pair, the recipe and one TensorPlan per fine-tuned tensor, by name."""
+
+    pairing: Pairing
+    recipe: Recipe
+    tensors: dict[str, TensorPlan]
+
+    @property
+    def base(self) -> Checkpoint:
+        """The base checkpoint."""
+        return self.pairing.base
+
+    @property
+    def finetuned(self) -> Checkpoint:
+        """The fine-tuned checkpoint."""
+        return self.pairing.finetuned
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether any tensor is coded from activations."""
+        return any(plan.obs for plan in self.tensors.values())
+
+    @property
+    def asymmetric(self) -> bool:
+        """Whether any tensor needs the fine-tuned model's activations too."""
+        return any(plan.obs.asymmetric > 0 for plan in self.tensors.values() if plan.obs)
+
+    def reference(self, plan: TensorPlan) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """(what the tensor is coded against, the fine-tuned tensor); the reference is None where there is none."""
+        base, finetuned = self.pairing.read(plan.pair)
+        return (None if self.recipe.scope == "full" else base), finetuned
+
+
+def make_plan(base: Checkpoint, finetuned: Checkpoint, recipe: Recipe, kind_of: Callable[[str], TensorKind]) -> Plan:
+    """Pair the checkpoints, choose a rule for every tensor, and refuse what cannot work.
+
+    Raises:
+        PairError: the checkpoints do not belong together.
+        CheckpointError: NaN or Inf in weights that a lossy recipe touches.
+        RecipeError: a tensor that no rule fits, or a group size that does not divide.
+    """
+    pairing = pair(base, finetuned)
+    tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of)}
+    if not recipe.lossless:
+        for name in finetuned.tensors:
+            check_finite(f"{name} of {finetuned.path}", finetuned.read(name))
+        for used in sorted({plan.pair.base_name for plan in tensors.values() if plan.pair.base_name}):
+            check_finite(f"{used} of {base.path}", base.read(used))
+    return Plan(pairing, recipe, tensors)
+
+
+def _plans(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind]) -> Iterator[TensorPlan]:
+    for found in pairing.pairs:
+        name = found.info.name
+        kind = kind_of(name)
+        settings = recipe.rule_for(name, kind)
+        fate = _fate(pairing, found, recipe, settings)
+        if fate == "code" and isinstance(settings, ObsSettings | RtnSettings):
+            shape = found.info.shape
+            columns = shape[0] if len(shape) == 1 else found.info.numel // max(shape[0], 1)
+            spec_for(settings, rows=1, columns=columns, name=name)
+        if fate == "code" and settings.codec == "skip" and found.base_rows not in (None, found.info.shape[0]):
+            raise PairError(f"{name}: codec skip, but the base has fewer rows; use rtn or exact for it")
+        yield TensorPlan(found, kind, fate, settings if fate == "code" else ExactSettings())
+
+
+def _fate(pairing: Pairing, found: TensorPair, recipe: Recipe, settings: Settings) -> Fate:
+    if found.status != "paired" and not (recipe.scope == "full" and found.status == "added"):
+        return "alias" if found.status == "alias" else "added"
+    info = found.info
+    lossy = info.dtype in _FLOATS and len(info.shape) >= 1 and info.numel > 0
+    if recipe.scope == "delta" and found.base_name is not None and found.base_rows is None:
+        other = pairing.base.tensors[found.base_name]
+        same = (other.dtype, other.shape) == (info.dtype, info.shape)
+        if same and pairing.base.sha256(other.name) == pairing.finetuned.sha256(info.name):
+            return "identical"
+    return "code" if lossy and settings.codec != "exact" else "exact"

@@ -1,0 +1,119 @@
+"""From finished steps to a published artifact: shards, side files, manifest, one rename."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+from deltacompress import __version__
+from deltacompress.calibrate.data import CalibrationTokens
+from deltacompress.checkpoint import DTYPES, Checkpoint, output_errors, write_file, write_shards
+from deltacompress.encoding import alias_record
+from deltacompress.manifest import (
+    MANIFEST,
+    CalibrationRecord,
+    FileRecord,
+    Manifest,
+    ModelRecord,
+    TensorRecord,
+)
+from deltacompress.planning import Plan
+from deltacompress.steps import Steps
+from deltacompress.types import TensorInfo
+from deltacompress.workspace import Workspace, publish_directory
+
+_TOOLS = ("torch", "transformers", "safetensors", "zstandard")
+
+
+def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: CalibrationTokens | None) -> Manifest:
+    """Assemble the artifact inside the workspace and rename it to its final name.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    ready = work.path / "artifact"
+    with output_errors(ready):
+        ready.mkdir(exist_ok=True)
+        for left in ready.iterdir():
+            left.unlink()
+    records = sorted([*steps.all_records(), *_aliases(plan, steps)], key=lambda record: record.name)
+    assert [record.name for record in records] == sorted(plan.finetuned.tensors), "a tensor was dropped"
+    home = steps.stored()
+    parts = [
+        (_stored_info(record, i, codec), partial(work.read, home[record.name], f"{record.name}.{part.name}"))
+        for record in records
+        for i, part in enumerate(record.parts)
+    ]
+    shards = sorted(set(write_shards(ready, parts, stem="delta").values()))
+    files = [file.name for file in plan.finetuned.side_files()]
+    for file in plan.finetuned.side_files():
+        write_file(ready / file.name, [file.read_bytes()])
+    manifest = Manifest(
+        base=_model(plan.base),
+        finetuned=_model(plan.finetuned),
+        recipe=plan.recipe.model_dump(mode="json"),
+        scope=plan.recipe.scope,
+        calibration=_calibration(tokens),
+        lossless=codec,  # type: ignore[arg-type]
+        tensors=tuple(records),
+        shards=tuple(_file(ready / name) for name in shards),
+        files=tuple(_file(ready / name) for name in files),
+        tools={name: version(name) for name in _TOOLS}
+        | {"deltacompress": __version__, "python": platform.python_version()},
+    )
+    write_file(ready / MANIFEST, [manifest.to_bytes()])
+    publish_directory(ready, work.out)
+    return manifest
+
+
+def _aliases(plan: Plan, steps: Steps) -> list[TensorRecord]:
+    known = {record.name: record for record in steps.all_records()}
+    return [
+        alias_record(plan, tensor, known[tensor.pair.alias_of])
+        for tensor in plan.tensors.values()
+        if tensor.fate == "alias" and tensor.pair.alias_of is not None
+    ]
+
+
+def _stored_info(record: TensorRecord, index: int, codec: str) -> TensorInfo:
+    part = record.parts[index]
+    name = f"{record.name}.{part.name}"
+    if codec == "none":
+        return TensorInfo(name, part.dtype, part.shape, part.bytes)
+    return TensorInfo(name, "U8", (part.bytes // DTYPES["U8"].itemsize,), part.bytes)
+
+
+def _model(checkpoint: Checkpoint) -> ModelRecord:
+    return ModelRecord(
+        name=checkpoint.path.resolve().name,
+        content_hash=checkpoint.fingerprint(),
+        bytes=checkpoint.nbytes,
+        tensors=len(checkpoint.tensors),
+    )
+
+
+def _calibration(tokens: CalibrationTokens | None) -> CalibrationRecord | None:
+    if tokens is None:
+        return None
+    samples, seq_len = tokens.ids.shape
+    return CalibrationRecord(
+        source=tokens.source,
+        format=tokens.format,
+        sha256=tokens.sha256,
+        records=tokens.records,
+        samples=samples,
+        seq_len=seq_len,
+        tokens=tokens.tokens,
+        seed=tokens.seed,
+    )
+
+
+def _file(path: Path) -> FileRecord:
+    raw = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            raw.update(chunk)
+    return FileRecord(file=path.name, bytes=path.stat().st_size, sha256=raw.hexdigest())

@@ -1,0 +1,101 @@
+"""Base + artifact -> the fine-tuned checkpoint, as plain transformers loads it. Bit-reproducible.
+
+Tensors are restored one at a time, checked against the hash recorded when they were compressed, and written into a
+directory beside the target that is renamed when it is complete; on any error nothing stays behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from deltacompress.artifact import Delta, load_delta
+from deltacompress.checkpoint import DTYPES, Checkpoint, output_errors, write_checkpoint, write_file
+from deltacompress.errors import ChecksumError
+from deltacompress.manifest import TensorRecord
+from deltacompress.reporter import SILENT, Reporter
+from deltacompress.types import TensorInfo
+from deltacompress.workspace import check_free, publish_directory
+
+
+def restore(artifact: str | Path, *, base: str | Path, out: str | Path, reporter: Reporter | None = None) -> Path:
+    """Restore the fine-tuned checkpoint into the new directory `out`; returns it.
+
+    Raises:
+        BaseMismatchError: `base` is not the base of this artifact.
+        IntegrityError: the artifact is damaged.
+        OutputError: `out` exists or cannot be written.
+    """
+    reporter = reporter or SILENT
+    target = Path(out)
+    check_free(target)
+    delta = load_delta(artifact)
+    checkpoint = Checkpoint.open(base)
+    delta.check_base(checkpoint)
+    reporter.phase("restoring", len(delta.tensors))
+    with output_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with _scratch(target) as ready:
+        write_checkpoint(
+            ready,
+            (
+                (_info(record), partial(_restored, delta, record, checkpoint, reporter))
+                for record in delta.manifest.tensors
+            ),
+        )
+        copy_side_files(delta, ready)
+        publish_directory(ready, target)
+    return target
+
+
+def copy_side_files(delta: Delta, out: Path) -> None:
+    """Copy config and tokenizer files, checked against their hashes.
+
+    Raises:
+        ChecksumError: a file differs from its recorded hash.
+    """
+    for record in delta.manifest.files:
+        raw = (delta.path / record.file).read_bytes()
+        if hashlib.sha256(raw).hexdigest() != record.sha256:
+            raise ChecksumError(f"{delta.path / record.file}: its bytes differ from their recorded hash")
+        write_file(out / record.file, [raw])
+
+
+def _restored(delta: Delta, record: TensorRecord, base: Checkpoint, reporter: Reporter) -> Tensor:
+    source = record.alias_of if record.status == "alias" and record.alias_of else record.name
+    tensor = delta.restored(source, delta.read_base(source, base))
+    reporter.step(record.name)
+    return tensor
+
+
+def _info(record: TensorRecord) -> TensorInfo:
+    count = DTYPES[record.dtype].itemsize
+    for size in record.shape:
+        count *= size
+    return TensorInfo(record.name, record.dtype, record.shape, count)
+
+
+@contextmanager
+def _scratch(target: Path) -> Iterator[Path]:
+    """A directory beside `target` that is gone afterwards, unless it was renamed to it."""
+    with output_errors(target):
+        ready = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        os.chmod(ready, 0o777 & ~_umask())
+    try:
+        yield ready
+    finally:
+        shutil.rmtree(ready, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

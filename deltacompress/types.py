@@ -1,0 +1,38 @@
+"""Small frozen types that the rooms of the package share. No torch at import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+TensorKind = Literal["linear", "embedding", "head", "norm", "bias", "other"]
+"""What a checkpoint tensor is in its model; recipes match on it.
+
+linear     weight of a linear layer inside a decoder layer (the only kind with a Hessian of its own, besides head)
+embedding  input embedding, rows are tokens
+head       output projection, rows are tokens (absent where it is tied to the embedding)
+norm       1-D weight of a normalization layer
+bias       1-D bias
+other      everything else (buffers, position tables, extra heads)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a checkpoint, without its data.
+
+    dtype is the safetensors name ("BF16", "F16", "F32", "I64", ...); nbytes = bytes of the raw data.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+    @property
+    def numel(self) -> int:
+        """Number of elements (1 for a scalar)."""
+        n = 1
+        for size in self.shape:
+            n *= size
+        return n

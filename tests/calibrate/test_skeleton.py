@@ -1,0 +1,302 @@
+"""The skeleton against plain transformers: same logits bit for bit, one layer in memory, and honest refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from deltacompress.calibrate.skeleton import Skeleton
+from deltacompress.errors import CheckpointError, UnsupportedModelError
+
+SUPPORTED = [
+    "llama", "mistral", "qwen2", "qwen2-tied", "qwen3", "gemma2", "gemma3", "gpt-neox", "phi", "phi3", "bloom",
+]  # fmt: skip
+TIED = ["qwen2-tied", "gemma2", "gemma3", "bloom"]
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    return torch.randint(3, 96, (2, 24), generator=torch.Generator().manual_seed(1))
+
+
+def open_skeleton(checkpoint: Any, **options: Any) -> Skeleton:
+    return Skeleton.from_config(checkpoint.path, checkpoint.names, device="cpu", **options)
+
+
+def loaded_layers(skeleton: Skeleton) -> list[int]:
+    layers = [skeleton.layer(i) for i in range(skeleton.num_layers)]
+    return [i for i, layer in enumerate(layers) if not all(p.is_meta for p in layer.parameters())]
+
+
+def last_hidden(skeleton: Skeleton, checkpoint: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Walk all layers, one in memory at a time; the outer weights stay loaded."""
+    skeleton.load(skeleton.outer_names(), checkpoint.read)
+    hidden, calls = skeleton.capture(ids)
+    for i in range(skeleton.num_layers):
+        skeleton.load(skeleton.layer_names(i), checkpoint.read)
+        assert loaded_layers(skeleton) == [i]
+        assert not any(p.is_meta for p in skeleton.layer(i).parameters())
+        hidden = skeleton.run_layer(i, hidden, calls[i])
+        skeleton.free_layer(i)
+    assert loaded_layers(skeleton) == []
+    return hidden
+
+
+@pytest.mark.parametrize("architecture", SUPPORTED)
+def test_layer_by_layer_equals_the_plain_model(tiny: Callable[..., Any], architecture: str, ids: torch.Tensor) -> None:
+    checkpoint = tiny(architecture)
+    model = checkpoint.model()
+    seen: list[torch.Tensor] = []
+    model.get_output_embeddings().register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
+    expected = model(ids, use_cache=False).logits
+
+    skeleton = open_skeleton(checkpoint)
+    hidden = last_hidden(skeleton, checkpoint, ids)
+    assert torch.equal(skeleton.run_head(hidden), expected)
+    assert torch.equal(skeleton.run_final_norm(hidden), seen[0])
+    assert torch.equal(skeleton.run_head(hidden), expected)  # the head is back in its place
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bf16_checkpoint_in_either_dtype(
+    tiny: Callable[..., Any], architecture: str, dtype: torch.dtype, ids: torch.Tensor
+) -> None:
+    checkpoint = tiny(architecture, torch.bfloat16)
+    skeleton = open_skeleton(checkpoint, dtype=dtype)
+    logits = skeleton.run_head(last_hidden(skeleton, checkpoint, ids))
+    assert logits.dtype == dtype
+    assert torch.equal(logits, checkpoint.model(dtype)(ids, use_cache=False).logits)
+
+
+def test_attention_implementation_is_passed_on(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    checkpoint = tiny("mistral")
+    skeleton = open_skeleton(checkpoint, attn_implementation="eager")
+    model = checkpoint.model()
+    model.set_attn_implementation("eager")
+    expected = model(ids, use_cache=False).logits
+    assert torch.equal(skeleton.run_head(last_hidden(skeleton, checkpoint, ids)), expected)
+
+
+@pytest.mark.parametrize("architecture", SUPPORTED)
+def test_every_name_has_one_place_and_the_right_kind(tiny: Callable[..., Any], architecture: str) -> None:
+    checkpoint = tiny(architecture)
+    skeleton = open_skeleton(checkpoint)
+    per_layer = [skeleton.layer_names(i) for i in range(skeleton.num_layers)]
+    assert sorted(sum(per_layer, skeleton.outer_names())) == sorted(checkpoint.names)
+
+    # Oracle: count by shape and module type in a plain model; tied heads are the embedding.
+    model = checkpoint.model()
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
+    kinds = {name: skeleton.kind(name) for name in checkpoint.names}
+    count = {kind: list(kinds.values()).count(kind) for kind in set(kinds.values())}
+    norms = [m for m in model.modules() if "Norm" in type(m).__name__]
+    biases = [name for name, _ in model.named_parameters() if name.endswith("bias")]
+    expected = {"linear": len(linears), "embedding": 1, "norm": len(norms), "bias": len(biases)}
+    expected["head"] = int(head.weight is not embedding.weight)
+    assert count == {kind: number for kind, number in expected.items() if number}
+    assert (skeleton.head_name is None) == (architecture in TIED)
+    assert kinds[skeleton.embedding_name] == "embedding"
+
+    per_layer_linears = [skeleton.linear_names(i) for i in range(skeleton.num_layers)]
+    assert sum(map(len, per_layer_linears)) == len(linears)
+    for i, names in enumerate(per_layer_linears):
+        assert {skeleton.module_of(name) for name in names} == {
+            module for module in skeleton.layer(i).modules() if isinstance(module, nn.Linear)
+        }
+
+
+def test_gpt_neox_keeps_its_own_head_name_and_ignores_old_buffers(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    checkpoint = tiny("gpt-neox")
+    old = ["gpt_neox.layers.0.attention.masked_bias", "gpt_neox.layers.0.attention.rotary_emb.inv_freq"]
+    skeleton = Skeleton.from_config(checkpoint.path, [*checkpoint.names, *old], device="cpu")
+    assert skeleton.head_name == "embed_out.weight"
+    assert [skeleton.kind(name) for name in old] == ["other", "other"]
+    assert set(old) <= set(skeleton.outer_names())
+    last_hidden(skeleton, checkpoint, ids)  # reads none of them: the checkpoint has no such tensors
+
+
+def test_names_without_the_base_model_prefix(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    checkpoint = tiny("llama")
+    short = {name.removeprefix("model."): name for name in checkpoint.names}
+    skeleton = Skeleton.from_config(checkpoint.path, short, device="cpu")
+    assert skeleton.embedding_name == "embed_tokens.weight"
+    skeleton.load(short, lambda name: checkpoint.read(short[name]))
+    assert torch.equal(skeleton.model(ids).logits, checkpoint.model()(ids).logits)
+
+
+def test_tied_head_follows_the_embedding(tiny: Callable[..., Any]) -> None:
+    checkpoint = tiny("qwen2-tied")
+    skeleton = open_skeleton(checkpoint)
+    skeleton.load([skeleton.embedding_name], checkpoint.read)
+    value = torch.randn(96, 32)
+    skeleton.set_weight(skeleton.embedding_name, value)
+    assert torch.equal(skeleton.model.get_output_embeddings().weight, value)
+    skeleton.free([skeleton.embedding_name])
+    assert skeleton.model.get_output_embeddings().weight.is_meta
+
+
+def test_only_the_head_of_a_tied_pair_is_stored(tiny: Callable[..., Any]) -> None:
+    checkpoint = tiny("qwen2-tied")
+    names = ["lm_head.weight" if name == "model.embed_tokens.weight" else name for name in checkpoint.names]
+    skeleton = Skeleton.from_config(checkpoint.path, names, device="cpu")
+    assert (skeleton.embedding_name, skeleton.head_name) == ("lm_head.weight", None)
+    assert skeleton.model.get_input_embeddings().weight is skeleton.model.get_output_embeddings().weight
+
+
+def test_tied_by_config_but_stored_twice_keeps_both_values(tiny: Callable[..., Any]) -> None:
+    checkpoint = tiny("qwen2-tied")
+    skeleton = Skeleton.from_config(checkpoint.path, [*checkpoint.names, "lm_head.weight"], device="cpu")
+    assert skeleton.head_name == "lm_head.weight"
+    values = {"lm_head.weight": torch.randn(96, 32), skeleton.embedding_name: torch.randn(96, 32)}
+    skeleton.load(values, values.__getitem__)
+    assert torch.equal(skeleton.model.get_output_embeddings().weight, values["lm_head.weight"])
+    assert torch.equal(skeleton.model.get_input_embeddings().weight, values[skeleton.embedding_name])
+
+
+def test_set_weight_changes_the_next_forward_and_copies(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    checkpoint = tiny("llama")
+    skeleton = open_skeleton(checkpoint)
+    skeleton.load(checkpoint.names, checkpoint.read)
+    name = skeleton.linear_names(1)[0]
+    before = skeleton.model.get_parameter(name)
+    value = torch.randn(32, 32)
+    skeleton.set_weight(name, value)
+    assert skeleton.model.get_parameter(name) is before  # in place
+    model = checkpoint.model()
+    model.get_parameter(name).copy_(value)
+    assert torch.equal(skeleton.model(ids).logits, model(ids).logits)
+    value.zero_()
+    assert skeleton.model.get_parameter(name).abs().sum() > 0
+
+
+def test_layer_call_of_another_batch_shape_is_refused(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    checkpoint = tiny("gemma2")
+    skeleton = open_skeleton(checkpoint)
+    skeleton.load(checkpoint.names, checkpoint.read)
+    hidden, calls = skeleton.capture(ids)
+    with pytest.raises(ValueError, match=r"captured at \(2, 24\)"):
+        skeleton.run_layer(0, hidden[:1], calls[0])
+
+
+def test_wrong_shape_names_the_tensor(tiny: Callable[..., Any]) -> None:
+    skeleton = open_skeleton(tiny("llama"))
+    with pytest.raises(CheckpointError, match=r"'model.norm.weight' has shape \(33,\), config.json implies \(32,\)"):
+        skeleton.set_weight("model.norm.weight", torch.zeros(33))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("mixtral", r"mixture of experts \(num_local_experts=4\)"),
+        ("qwen3-moe", "mixture of experts"),
+        ("gpt-oss", "mixture of experts"),
+        ("gpt2", "attn.c_attn.weight .* belongs to a Conv1D"),
+        ("mamba", "MambaMixer"),
+    ],
+)
+def test_refused_architectures(tiny: Callable[..., Any], architecture: str, reason: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"{reason}.*--recipe lossless") as caught:
+        open_skeleton(tiny(architecture))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3-moe", "gpt-oss"])
+def test_experts_are_found_by_structure_too(
+    tiny: Callable[..., Any], architecture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deltacompress.calibrate.support._EXPERT_COUNT", re.compile("never"))
+    with pytest.raises(UnsupportedModelError, match="mixture-of-experts layers"):
+        open_skeleton(tiny(architecture))
+
+
+def edited(checkpoint: Any, tmp_path: Path, **fields: Any) -> Path:
+    """A copy of the checkpoint's config with some fields changed (None removes one)."""
+    config = json.loads((checkpoint.path / "config.json").read_text()) | fields
+    config = {key: value for key, value in config.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"model_type": "my_own", "auto_map": {"AutoModel": "x.Y"}}, "'my_own' is unknown .* is never run"),
+        ({"model_type": None}, "model type None is unknown"),
+        ({"model_type": "t5"}, "no causal language model"),
+        ({"model_type": "gemma3"}, "multimodal"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized already"),
+    ],
+)
+def test_refused_configs(tiny: Callable[..., Any], tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
+    checkpoint = tiny("llama")
+    with pytest.raises(UnsupportedModelError, match=f"{reason}.*--recipe lossless"):
+        Skeleton.from_config(edited(checkpoint, tmp_path, **fields), checkpoint.names, device="cpu")
+
+
+def test_remote_code_is_not_needed_for_a_known_model_type(tiny: Callable[..., Any], tmp_path: Path) -> None:
+    checkpoint = tiny("phi3")
+    path = edited(checkpoint, tmp_path, auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"})
+    (path / "evil.py").write_text("raise SystemExit('remote code ran')")
+    assert Skeleton.from_config(path, checkpoint.names, device="cpu").num_layers == 3
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "7", '{"model_type": "llama", "hidden_size": "wide"}'])
+def test_unusable_config_is_one_clear_line(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=r"config\.json: ") as caught:
+        Skeleton.from_config(tmp_path, [], device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_parameter_that_no_tensor_fills_is_refused(tiny: Callable[..., Any]) -> None:
+    # As with separate q, k, v on disk where the module has one qkv_proj.
+    checkpoint = tiny("phi3")
+    fused = "model.layers.1.self_attn.qkv_proj.weight"
+    parts = [fused.replace("qkv", part) for part in "qkv"]
+    names = [name for name in checkpoint.names if name != fused] + parts
+    with pytest.raises(UnsupportedModelError, match=f"no tensor of the checkpoint fills parameter '{fused}'"):
+        Skeleton.from_config(checkpoint.path, names, device="cpu")
+
+
+def test_two_tensors_for_one_parameter_are_refused(tiny: Callable[..., Any]) -> None:
+    checkpoint = tiny("llama")
+    with pytest.raises(UnsupportedModelError, match=r"both fill parameter 'model\.norm\.weight'"):
+        Skeleton.from_config(checkpoint.path, [*checkpoint.names, "norm.weight"], device="cpu")
+
+
+def test_work_between_layers_is_refused(
+    tiny: Callable[..., Any], ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = tiny("llama")
+    skeleton = open_skeleton(checkpoint)
+    skeleton.load(checkpoint.names, checkpoint.read)
+
+    def forward(input_ids: torch.Tensor, use_cache: bool) -> torch.Tensor:
+        hidden = skeleton.model.get_input_embeddings()(input_ids)
+        for layer in skeleton.model.model.layers:
+            hidden = layer(hidden) * 2
+        return hidden
+
+    monkeypatch.setattr(skeleton.model.model, "forward", forward)
+    with pytest.raises(UnsupportedModelError, match="changes the hidden states between its layers"):
+        skeleton.capture(ids)
+    assert not any("Relay" in type(layer).__name__ for layer in skeleton.model.model.layers)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    checkpoint = tiny("gemma2", torch.bfloat16)
+    skeleton = Skeleton.from_config(checkpoint.path, checkpoint.names, device="cuda", dtype=torch.bfloat16)
+    logits = skeleton.run_head(last_hidden(skeleton, checkpoint, ids))
+    assert logits.is_cuda
+    assert torch.equal(logits, checkpoint.model(torch.bfloat16).cuda()(ids.cuda(), use_cache=False).logits)

@@ -1,0 +1,184 @@
+"""Recorded inputs against hooks on the plain model, and groups against what each architecture is known to share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from deltacompress.calibrate.skeleton import Skeleton
+from deltacompress.calibrate.walk import InputGroup, InputRecorder, capture_calls, record_inputs
+from deltacompress.errors import UnsupportedModelError
+
+SPLIT = [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]]
+NEOX = [["query_key_value"], ["dense"], ["dense_h_to_4h"], ["dense_4h_to_h"]]
+GROUPS = {
+    "llama": SPLIT,
+    "mistral": SPLIT,
+    "qwen2": SPLIT,
+    "qwen3": SPLIT,
+    "gemma2": SPLIT,
+    "gemma3": SPLIT,
+    "gpt-neox": NEOX,
+    "phi": [["q_proj", "k_proj", "v_proj", "fc1"], ["dense"], ["fc2"]],  # one norm feeds attention and MLP
+    "phi3": [["qkv_proj"], ["o_proj"], ["gate_up_proj"], ["down_proj"]],
+    "bloom": NEOX,
+}
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    return torch.randint(3, 96, (5, 24), generator=torch.Generator().manual_seed(2))
+
+
+def loaded(checkpoint: Any) -> Skeleton:
+    skeleton = Skeleton.from_config(checkpoint.path, checkpoint.names, device="cpu")
+    skeleton.load(checkpoint.names, checkpoint.read)
+    return skeleton
+
+
+def plain_inputs(model: nn.Module, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Input [tokens, in_features] of every linear of the plain model, by weight name."""
+    inputs: dict[str, torch.Tensor] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        return lambda _module, args: inputs.update({f"{name}.weight": args[0].flatten(0, 1)})
+
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(keep(name))
+    model(ids, use_cache=False)
+    return inputs
+
+
+def leaves(groups: list[InputGroup]) -> list[list[str]]:
+    return [[name.split(".")[-2] for name in group.names] for group in groups]
+
+
+@pytest.mark.parametrize("architecture", GROUPS)
+def test_groups_and_inputs_match_the_plain_model(
+    tiny: Callable[..., Any], architecture: str, ids: torch.Tensor
+) -> None:
+    checkpoint = tiny(architecture)
+    expected = plain_inputs(checkpoint.model(), ids[:2])
+    skeleton = loaded(checkpoint)
+    hidden, calls = skeleton.capture(ids[:2])
+    for i in range(skeleton.num_layers):
+        with record_inputs(skeleton, i) as recorder:
+            hidden = skeleton.run_layer(i, hidden, calls[i])
+        assert leaves(recorder.groups) == GROUPS[architecture]
+        assert sorted(name for group in recorder.groups for name in group.names) == sorted(skeleton.linear_names(i))
+        for group in recorder.groups:
+            inputs = group.take()
+            for name in group.names:
+                assert torch.equal(inputs, expected[name])
+
+
+def test_callback_sees_what_take_gives_batch_by_batch(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    skeleton = loaded(tiny("llama"))
+    batches, calls = capture_calls(skeleton, ids, 2)
+    taken: list[torch.Tensor] = []
+    with record_inputs(skeleton, 0) as recorder:
+        for hidden in batches:
+            skeleton.run_layer(0, hidden, calls[len(hidden)][0])
+            taken += [group.take() for group in recorder.groups]
+    seen: list[tuple[InputGroup, torch.Tensor]] = []
+    with record_inputs(skeleton, 0, on_input=lambda group, inputs: seen.append((group, inputs))) as recorder:
+        for hidden in batches:
+            skeleton.run_layer(0, hidden, calls[len(hidden)][0])
+            assert all(group._inputs is None for group in recorder.groups)  # nothing outlives its forward
+    assert [group for group, _ in seen] == recorder.groups * 3
+    assert all(torch.equal(a, b) for a, (_, b) in zip(taken, seen, strict=True))
+    assert [len(inputs) for _, inputs in seen[::4]] == [48, 48, 24]
+
+
+def test_take_hands_over_once(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    skeleton = loaded(tiny("llama"))
+    hidden, calls = skeleton.capture(ids)
+    with record_inputs(skeleton, 1) as recorder:
+        skeleton.run_layer(1, hidden, calls[1])
+        recorder.groups[0].take()
+        with pytest.raises(RuntimeError, match=r"no recorded input of 'model\.layers\.1\.self_attn\.q_proj\.weight'"):
+            recorder.groups[0].take()
+        skeleton.run_layer(1, hidden, calls[1])
+        recorder.groups[0].take()
+
+
+def test_hooks_are_gone_after_the_context_even_on_errors(tiny: Callable[..., Any]) -> None:
+    skeleton = loaded(tiny("llama"))
+    with pytest.raises(KeyboardInterrupt), record_inputs(skeleton, 0):
+        raise KeyboardInterrupt
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in skeleton.model.modules())
+
+
+def test_only_named_linears_are_recorded(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    skeleton = loaded(tiny("llama"))
+    hidden, calls = skeleton.capture(ids)
+    names = [name for name in skeleton.linear_names(0) if "k_proj" in name or "down_proj" in name]
+    with record_inputs(skeleton, 0, names) as recorder:
+        skeleton.run_layer(0, hidden, calls[0])
+    assert leaves(recorder.groups) == [["k_proj"], ["down_proj"]]
+
+
+def test_a_tensor_changed_in_place_is_another_input() -> None:
+    recorder = InputRecorder("model", ("a", "b", "c"))
+    x = torch.ones(2, 3)
+    recorder.begin()
+    recorder.see("a", x)
+    recorder.see("b", x)
+    x.add_(1)
+    recorder.see("c", x)
+    recorder.end()
+    assert [group.names for group in recorder.groups] == [["a", "b"], ["c"]]
+
+
+def test_a_linear_that_runs_twice_or_never_or_changes_group_is_refused() -> None:
+    x = torch.ones(2, 3)
+    recorder = InputRecorder("model", ("a", "b"))
+    recorder.begin()
+    recorder.see("a", x)
+    with pytest.raises(UnsupportedModelError, match="'a' runs more than once"):
+        recorder.see("a", x)
+    with pytest.raises(UnsupportedModelError, match="'b' did not run"):
+        recorder.end()
+    recorder.see("b", x)
+    recorder.end()
+    recorder.begin()
+    recorder.see("a", x)
+    with pytest.raises(UnsupportedModelError, match="'a' and 'b' do not always share"):
+        recorder.see("b", x.clone())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "bloom"])
+def test_one_capture_per_batch_size_serves_every_batch(
+    tiny: Callable[..., Any], architecture: str, ids: torch.Tensor
+) -> None:
+    checkpoint = tiny(architecture)
+    skeleton = loaded(checkpoint)
+    batches, calls = capture_calls(skeleton, ids, 2, store_on="cpu")
+    assert [len(hidden) for hidden in batches] == [2, 2, 1]
+    assert {size: len(layer_calls) for size, layer_calls in calls.items()} == dict.fromkeys([2, 1], skeleton.num_layers)
+    for i in range(skeleton.num_layers):
+        batches = [skeleton.run_layer(i, hidden, calls[len(hidden)][i]) for hidden in batches]
+    model = checkpoint.model()
+    for hidden, batch in zip(batches, ids.split(2), strict=True):
+        assert torch.equal(skeleton.run_head(hidden), model(batch, use_cache=False).logits)
+
+
+def test_calls_that_depend_on_the_tokens_are_refused(
+    tiny: Callable[..., Any], ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skeleton = loaded(tiny("llama"))
+    capture = skeleton.capture
+
+    def with_token_input(batch: torch.Tensor) -> Any:
+        hidden, calls = capture(batch)
+        return hidden, [replace(call, kwargs=call.kwargs | {"per_layer_input": batch}) for call in calls]
+
+    monkeypatch.setattr(skeleton, "capture", with_token_input)
+    with pytest.raises(UnsupportedModelError, match="depends on the tokens"):
+        capture_calls(skeleton, ids, 2)

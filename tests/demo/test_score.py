@@ -1,0 +1,152 @@
+"""The demo's scorer against plain one-by-one evaluation and true greedy generation, on a tiny random model."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from deltacompress.demo.corpus import documents
+from deltacompress.demo.score import encode, pad, read_task, score_checkpoint, score_model
+from deltacompress.demo.tokenizer import VOCABULARY, train_tokenizer
+from deltacompress.errors import InputError
+
+PROMPTS = ["even of [338, 227] ->", "oak, elm, trout: most are", "a", "After Monday comes", "count: one, two, three"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(islice(documents(0), 3000))
+
+
+def _random_model() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=1,
+        tie_word_embeddings=False,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return _random_model()
+
+
+def _log_likelihood(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompt: str, answer: str
+) -> tuple[float, int]:
+    """One token at a time, no padding, no batch."""
+    ids = [0, *tokenizer.encode(prompt, add_special_tokens=False)]
+    total, targets = 0.0, [*tokenizer.encode(answer, add_special_tokens=False), 1]
+    for target in targets:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[0, -1]
+        total += float(torch.log_softmax(logits.double(), -1)[target])
+        ids.append(target)
+    return total, len(targets)
+
+
+def test_choices_and_loss_equal_one_by_one_evaluation(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    choices = [" trees", " fish", " [338]", " Tuesday now"]
+    records: list[dict[str, Any]] = [
+        {"prompt": prompt, "completion": choices[i % 4], "choices": choices} for i, prompt in enumerate(PROMPTS)
+    ]
+    right, nats, tokens = 0, 0.0, 0
+    for record in records:
+        values = {choice: _log_likelihood(model, tokenizer, record["prompt"], choice) for choice in choices}
+        right += max(values, key=lambda choice: values[choice][0]) == record["completion"]
+        nats -= values[record["completion"]][0]
+        tokens += values[record["completion"]][1]
+    score = score_model(model, tokenizer, records)
+    assert score.accuracy == right / len(records)
+    assert score.loss == pytest.approx(nats / tokens, rel=1e-5)
+    assert score.samples == len(records)
+
+
+def test_exact_match_is_what_greedy_generation_writes(tokenizer: PreTrainedTokenizerFast) -> None:
+    """A model that knows three of five answers by heart: true generation must agree on which."""
+    records = [{"prompt": prompt, "completion": " trees" if i % 2 else " [338]"} for i, prompt in enumerate(PROMPTS)]
+    torch.manual_seed(1)
+    model = _random_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    ids, attention, labels = pad([encode(tokenizer, r["prompt"], r["completion"]) for r in records[:3]])
+    for _ in range(40):
+        model(input_ids=ids, attention_mask=attention, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    records[1]["completion"] = " tree"  # a true beginning of what the model writes is no match
+    expected = []
+    for record in records:
+        prompt = torch.tensor([[0, *tokenizer.encode(record["prompt"], add_special_tokens=False)]])
+        written = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False)
+        answer = [*tokenizer.encode(record["completion"], add_special_tokens=False), 1]
+        expected.append(written[0, prompt.shape[1] :].tolist() == answer)
+    assert [score_model(model, tokenizer, [record]).accuracy == 1.0 for record in records] == expected
+    assert expected[:3] == [True, False, True]
+
+
+def test_a_long_prompt_is_cut_from_the_left(tokenizer: PreTrainedTokenizerFast) -> None:
+    ids, labels = encode(tokenizer, "7" * 600 + "8", " [9]")
+    answer = [*tokenizer.encode(" [9]", add_special_tokens=False), 1]
+    assert len(ids) == len(labels) == 512
+    assert ids[0] == 0
+    assert ids[-len(answer) - 1] == tokenizer.convert_tokens_to_ids("8")
+    assert ids[-len(answer) :] == labels[-len(answer) :] == answer
+    assert set(labels[: -len(answer)]) == {-100}
+
+
+def test_a_completion_that_does_not_fit_is_an_error(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(InputError, match="more than the model's 512"):
+        encode(tokenizer, "a", "7" * 600)
+
+
+def test_limit_takes_the_first_samples(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    records = [{"prompt": prompt, "completion": " trees"} for prompt in PROMPTS]
+    task = tmp_path / "task.jsonl"
+    task.write_text("".join(json.dumps(record) + "\n" for record in records))
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    assert score_checkpoint(tmp_path / "model", task, limit=2) == score_model(model, tokenizer, records[:2])
+    assert score_checkpoint(tmp_path / "model", task) == score_model(model, tokenizer, records)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no samples"),
+        ('{"prompt": "a"}\n', ":1: no prompt or no completion"),
+        ('{"prompt": "a", "completion": "b", "choices": ["c"]}\n', "not among the choices"),
+        ("{\n", ":1: not JSON"),
+        ("[1]\n", ":1: no prompt or no completion"),
+    ],
+)
+def test_a_bad_task_file_is_named(content: str, message: str, tmp_path: Path) -> None:
+    task = tmp_path / "task.jsonl"
+    task.write_text(content)
+    with pytest.raises(InputError, match=message):
+        read_task(task)
+
+
+def test_a_missing_task_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such task file"):
+        read_task(tmp_path / "none.jsonl")

@@ -1,0 +1,164 @@
+"""Round trips of every codec that can run here, the choice of backend, and what is said where none can run."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deltacompress import lossless
+from deltacompress.errors import BackendError, InputError, IntegrityError
+from deltacompress.lossless import gdeflate_cpu, nvcomp, stream, zstd
+
+SIZES = [0, 1, 2, 31, 65535, 65536, 65537, 2 * 65536, 262143, 262144, 262145, 600_001]
+KINDS = ["zeros", "random", "symbols"]
+
+
+def sample(kind: str, size: int) -> bytes:
+    rng = random.Random(size)
+    if kind == "zeros":
+        return bytes(size)
+    if kind == "random":
+        return rng.randbytes(size)
+    return bytes(rng.choices(range(67), weights=[200] + [3] * 66, k=size))
+
+
+def need(codec: str) -> None:
+    try:
+        lossless.check_available(codec, encode=True)
+    except BackendError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("codec", lossless.CODECS)
+@given(raw=st.binary(max_size=2000) | st.builds(lambda b, n: b * n, st.binary(max_size=40), st.integers(0, 4000)))
+@settings(max_examples=15, deadline=None)
+def test_identity_for_arbitrary_bytes(codec: str, raw: bytes) -> None:
+    need(codec)
+    assert lossless.decode(lossless.encode(raw, codec), raw_bytes=len(raw)) == raw
+
+
+@pytest.mark.parametrize("codec", lossless.CODECS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_identity_around_chunk_boundaries(codec: str, kind: str) -> None:
+    need(codec)
+    for size in SIZES:
+        raw = sample(kind, size)
+        coded = lossless.encode(raw, codec)
+        assert lossless.decode(coded, raw_bytes=size) == raw
+        assert lossless.stream_codec(coded, raw_bytes=size) == codec
+        assert len(coded) <= stream.HEADER_BYTES + 1.01 * size + 320 * (1 + size // 65536)  # never much larger
+
+
+@pytest.mark.parametrize("codec", lossless.CODECS)
+def test_same_bytes_give_the_same_stream(codec: str) -> None:
+    need(codec)
+    raw = sample("symbols", 600_001)
+    assert lossless.encode(raw, codec) == lossless.encode(raw, codec)
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_any_contiguous_buffer_is_taken(codec: str) -> None:
+    array = np.arange(600, dtype=np.float32).reshape(20, 30)
+    array[3, 4] = np.float32(np.nan)
+    for raw in (array.tobytes(), bytearray(array.tobytes()), memoryview(array)):
+        data = lossless.encode(raw, codec)
+        for held in (data, bytearray(data), memoryview(data)):
+            assert lossless.decode(held, raw_bytes=array.nbytes) == array.tobytes()
+    empty = memoryview(np.zeros((0, 4), np.float32))
+    assert lossless.decode(lossless.encode(empty, codec), raw_bytes=0) == b""
+
+
+def test_zstd_chunks_are_standard_frames_no_larger_than_a_plain_call_makes() -> None:
+    for kind in KINDS:
+        raw = sample(kind, 600_001)
+        parsed = stream.parse(memoryview(lossless.encode(raw, "zstd")), raw_bytes=len(raw), name="x")
+        assert b"".join(zstandard.ZstdDecompressor().decompress(bytes(c)) for c in parsed.chunks) == raw
+        for index, chunk in enumerate(parsed.chunks):
+            piece = raw[index * zstd.CHUNK_BYTES :][: zstd.CHUNK_BYTES]
+            plain = min(len(zstandard.ZstdCompressor(level=level).compress(piece)) for level in (1, 3, 9))
+            assert len(chunk) <= plain + 8
+
+
+def test_zstd_stream_does_not_depend_on_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = sample("symbols", 600_001)
+    many = lossless.encode(raw, "zstd")
+    monkeypatch.setattr(zstd, "_MAX_THREADS", 1)
+    assert lossless.encode(raw, "zstd") == many
+    assert lossless.decode(many, raw_bytes=len(raw)) == raw
+
+
+@pytest.mark.parametrize("codec", lossless.CODECS)
+def test_random_damage_to_a_large_stream_is_detected(codec: str) -> None:
+    need(codec)
+    raw = sample("symbols", 300_000)
+    coded = lossless.encode(raw, codec)
+    rng = random.Random(1)
+    for _ in range(40):
+        damaged = bytearray(coded)
+        damaged[rng.randrange(len(coded))] ^= 1 << rng.randrange(8)
+        with pytest.raises(IntegrityError):
+            lossless.decode(damaged, raw_bytes=len(raw))
+
+
+def test_unknown_names_are_usage_errors() -> None:
+    with pytest.raises(InputError, match="unknown lossless codec 'lz4'; choose one of none, zstd, gdeflate, ans"):
+        lossless.encode(b"", "lz4")
+    with pytest.raises(InputError, match="unknown device 'tpu'"):
+        lossless.check_available("zstd", encode=False, device="tpu")
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, *, gpu: str | None, cpu: str | None) -> None:
+    monkeypatch.setattr(nvcomp, "problem", lambda: gpu)
+    monkeypatch.setattr(gdeflate_cpu, "problem", lambda: cpu)
+
+
+@pytest.mark.parametrize("encode", [True, False])
+def test_backend_choice(monkeypatch: pytest.MonkeyPatch, encode: bool) -> None:
+    def chosen(codec: str, device: str) -> str | None:
+        try:
+            return lossless.backend_for(codec, encode=encode, device=device)
+        except BackendError:
+            return None
+
+    child = "GDeflate (libnvcomp, CPU child process)"
+    for device in lossless.DEVICES:
+        assert chosen("none", device) == "stored (CPU)"
+        assert chosen("zstd", device) == "zstd (CPU)"
+    pretend(monkeypatch, gpu=None, cpu=None)
+    assert [chosen("gdeflate", device) for device in ("auto", "cpu", "cuda")] == [
+        "GDeflate (nvCOMP, GPU)", child, "GDeflate (nvCOMP, GPU)",
+    ]  # fmt: skip
+    assert [chosen("ans", device) for device in ("auto", "cpu", "cuda")] == [
+        "ANS (nvCOMP, GPU)", None, "ANS (nvCOMP, GPU)",
+    ]  # fmt: skip
+    pretend(monkeypatch, gpu="no GPU", cpu=None)
+    assert [chosen("gdeflate", device) for device in ("auto", "cpu", "cuda")] == [child, child, None]
+    assert [chosen("ans", device) for device in ("auto", "cpu", "cuda")] == [None, None, None]
+    pretend(monkeypatch, gpu="no GPU", cpu="no library")
+    assert [chosen("gdeflate", device) for device in ("auto", "cpu", "cuda")] == [None, None, None]
+
+
+@pytest.mark.parametrize("codec", ["gdeflate", "ans"])
+def test_a_machine_that_cannot_says_why_and_the_way_out(monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
+    pretend(monkeypatch, gpu="no usable NVIDIA GPU", cpu="the library is missing")
+    with pytest.raises(BackendError, match=f"cannot code {codec} here: no usable NVIDIA GPU.*use --lossless zstd") as e:
+        lossless.encode(b"abc", codec)
+    assert "\n" not in str(e.value)
+    with pytest.raises(BackendError, match=r"compress again with --lossless zstd.*pip install deltacompress"):
+        lossless.check_available(codec, encode=False)
+
+
+def test_importing_the_room_stays_light() -> None:
+    code = (
+        "import sys, deltacompress.lossless\n"
+        "sys.exit(', '.join({'torch', 'numpy', 'zstandard', 'nvidia'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

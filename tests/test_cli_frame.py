@@ -1,0 +1,360 @@
+"""The frame of the command line: options, exit codes, what goes where. The work behind the verbs is replaced."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+from rich.console import Console as RichConsole
+
+from deltacompress import __version__, errors
+from deltacompress.cli import render
+from deltacompress.cli.console import Console, Settings
+from deltacompress.cli.main import app, main
+from deltacompress.cli.progress import RichReporter
+
+VERBS = ("analyze", "bench", "compress", "demo", "inspect", "restore", "verify")
+SUMMARY = {"ratio": 8.5, "artifact_bytes": 1234, "tensors": [{"name": "a.weight", "bits": 2.5, "shape": [4, 8]}]}
+
+Fake = Callable[..., None]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Put a module with the given attributes in the place of one of the package's rooms."""
+
+    def put(name: str, **attributes: Any) -> None:
+        module = ModuleType(f"deltacompress.{name}")
+        vars(module).update(attributes)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    return put
+
+
+@pytest.fixture
+def delta(fake: Fake) -> None:
+    fake("artifact", load_delta=lambda path: SimpleNamespace(summary=lambda: SUMMARY))
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def call(*args: object, **kwargs: object) -> Any:
+        raise error
+
+    return call
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+def test_the_verbs_are_all_there() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert sorted(commands) == sorted(VERBS)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], *([verb, "--help"] for verb in VERBS), ["bench", "obs", "-h"]])
+def test_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    captured = capsys.readouterr()
+    assert "Usage: deltacompress" in captured.out
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["compress", "--help"], ["--version"], ["compress", "--nonsense"]])
+def test_the_frame_does_not_import_torch(argv: list[str]) -> None:
+    heavy = ("datasets", "numpy", "pydantic", "torch", "transformers")
+    allowed = ("pydantic",)  # Typer checks option values with it
+    done = run_python(
+        "import sys\nfrom deltacompress.cli.main import main\n"
+        f"main({argv!r})\nsys.stderr.write('\\n' + ' '.join(set({heavy!r}) & set(sys.modules)))"
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(done.stderr.splitlines()[-1].split()) <= set(allowed)
+
+
+def test_version_and_module_entry_point() -> None:
+    done = subprocess.run([sys.executable, "-m", "deltacompress", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"deltacompress {__version__}\n")
+
+
+@pytest.mark.parametrize("argv", [[], ["bench"]])
+def test_without_a_verb_the_help_is_the_answer(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert "Usage: deltacompress" in captured.out + captured.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "names"),
+    [
+        (["nonsense"], "nonsense"),
+        (["inspect"], "ARTIFACT"),
+        (["inspect", "x", "--nonsense"], "--nonsense"),
+        (["compress", "a", "b", "--out", "c"], "--recipe"),
+        (["compress", "a", "b", "--recipe", "r"], "--out"),
+        (["compress", "a", "b", "--recipe", "r", "--out", "c", "--samples", "0"], "--samples"),
+        (["compress", "a", "b", "--recipe", "r", "--out", "c", "--samples", "many"], "--samples"),
+        (["compress", "a", "b", "--recipe", "r", "--out", "c", "--lossless", "rar"], "--lossless"),
+        (["compress", "a", "b", "--recipe", "r", "--out", "c", "--device", "tpu"], "--device"),
+        (["restore", "a", "--base", "b"], "--out"),
+        (["restore", "a", "--out", "b"], "--base"),
+    ],
+)
+def test_usage_errors_are_one_line(argv: list[str], names: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert names in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def error_classes() -> list[type[errors.DeltaCompressError]]:
+    return [
+        value
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, errors.DeltaCompressError)
+    ]
+
+
+@pytest.mark.parametrize("error", error_classes())
+def test_every_error_gets_its_exit_code_and_one_line(
+    error: type[errors.DeltaCompressError], fake: Fake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake("artifact", load_delta=raising(error("manifest.json: two\nlines [bold]and a path[/bold]")))
+    assert main(["inspect", "x"]) == error.exit_code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "error: manifest.json: two lines [bold]and a path[/bold]\n"
+
+
+def test_the_exit_codes_scripts_rely_on() -> None:
+    codes = {error.__name__: error.exit_code for error in error_classes()}
+    assert {codes[name] for name in ("InputError", "CalibrationError", "OutputError", "BackendError")} == {2}
+    assert {codes[name] for name in ("IntegrityError", "BaseMismatchError", "ChecksumError", "FormatError")} == {3}
+    assert codes["Interrupted"] == 130
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (PermissionError(13, "Permission denied", "/data/out"), 2, "error: /data/out: Permission denied"),
+        (OSError(28, "No space left on device"), 2, "error: [Errno 28] No space left on device"),
+        (KeyboardInterrupt(), 130, "error: interrupted"),
+        (
+            ZeroDivisionError("by zero"),
+            70,
+            "error: internal error: ZeroDivisionError: by zero (run again with --debug for the traceback)",
+        ),
+    ],
+)
+def test_other_exceptions(
+    error: BaseException, code: int, line: str, fake: Fake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake("artifact", load_delta=raising(error))
+    assert main(["inspect", "x"]) == code
+    assert capsys.readouterr().err == line + "\n"
+
+
+@pytest.mark.parametrize(
+    "argv", [["--debug", "inspect", "x"], ["inspect", "x", "--debug"], ["inspect", "--debug", "x"]]
+)
+def test_debug_shows_the_traceback(argv: list[str], fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake("artifact", load_delta=raising(errors.ChecksumError("part 0 differs")))
+    assert main(argv) == 3
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err
+    assert err.endswith("error: part 0 differs\n")
+
+
+def test_debug_from_the_environment(
+    fake: Fake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DELTACOMPRESS_DEBUG", "1")
+    fake("artifact", load_delta=raising(RuntimeError("bug")))
+    assert main(["inspect", "x"]) == 70
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err
+    assert "--debug" not in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("argv", [["--json", "inspect", "x"], ["inspect", "x", "--json"], ["inspect", "--json", "x"]])
+@pytest.mark.usefixtures("delta")
+def test_json_is_all_there_is_on_stdout(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == SUMMARY
+    assert captured.err == ""
+
+
+@pytest.mark.usefixtures("delta")
+def test_the_table_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "x"]) == 0
+    out = capsys.readouterr().out
+    for expected in ("a.weight", "2.5", "4 x 8", "8.50 x", "1,234 B"):
+        assert expected in out
+
+
+def test_json_refuses_what_json_cannot_hold(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake("artifact", load_delta=lambda path: SimpleNamespace(summary=lambda: {"ratio": float("nan")}))
+    assert main(["inspect", "x", "--json"]) == 70
+    assert capsys.readouterr().out == ""
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "deltacompress", "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    err = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == 1
+    assert err == ""
+
+
+class TestOptionsReachTheWork:
+    def test_compress(self, fake: Fake, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        seen: dict[str, Any] = {}
+
+        def compress(base: Path, finetuned: Path, **options: Any) -> Any:
+            seen.update(options, base=base, finetuned=finetuned)
+            options["reporter"].phase("layers", 2)
+            options["reporter"].step("layer 0", loss=0.5, memory_bytes=2**30)
+            options["reporter"].note("a [note]")
+            return SimpleNamespace(to_json=lambda: {"ratio": 8.0})
+
+        fake("driver", compress=compress)
+        fake("recipe", Recipe=SimpleNamespace(load=lambda name: f"<{name}>"))
+        out = tmp_path / "delta"
+        argv = ["compress", "B", "F", "--recipe", "int2-24", "--calibration", "c.jsonl", "--out", str(out)]
+        assert main([*argv, "--json"]) == 0
+        captured = capsys.readouterr()
+        assert json.loads(captured.out) == {"ratio": 8.0}
+        assert captured.err.splitlines() == ["layers (2 steps)", "a [note]"]
+        del seen["reporter"]
+        defaults = {"samples": None, "seq_len": None, "seed": None, "lossless": "zstd", "device": "auto"}
+        assert seen == {
+            "base": Path("B"),
+            "finetuned": Path("F"),
+            "recipe": "<int2-24>",
+            "calibration": "c.jsonl",
+            "out": out,
+            "resume": False,
+            **defaults,
+        }
+
+        more = ["--samples", "8", "--seq-len", "32", "--seed", "7", "--lossless", "none", "--device", "cpu", "--resume"]
+        assert main([*argv, *more, "--quiet"]) == 0
+        captured = capsys.readouterr()
+        assert "8.00 x" in captured.out
+        assert captured.err == ""
+        assert {key: seen[key] for key in (*defaults, "resume")} == {
+            "samples": 8,
+            "seq_len": 32,
+            "seed": 7,
+            "lossless": "none",
+            "device": "cpu",
+            "resume": True,
+        }
+
+    @pytest.mark.parametrize("base", [None, Path("B")])
+    def test_verify(self, base: Path | None, fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+        seen: list[Any] = []
+        fake("artifact", verify=lambda path, *, base, reporter: seen.extend((path, base)))
+        assert main(["verify", "A", "--json", *([] if base is None else ["--base", str(base)])]) == 0
+        assert seen == [Path("A"), base]
+        assert json.loads(capsys.readouterr().out)["verified"] is True
+
+    def test_restore(self, fake: Fake) -> None:
+        seen: list[Any] = []
+        fake("restoration", restore=lambda path, *, base, out, reporter: seen.extend((path, base, out)))
+        assert main(["restore", "A", "--base", "B", "--out", "O", "--quiet"]) == 0
+        assert seen == [Path("A"), Path("B"), Path("O")]
+
+    def test_demo_and_bench(self, fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+        result = SimpleNamespace(to_json=lambda: {"seconds": 1.5})
+        seen: list[Any] = []
+        fake("demo.run", run_demo=lambda out, reporter: seen.append(out) or result)
+        fake("bench.obs", run=lambda size, reporter: seen.append(size) or result)
+        assert main(["demo", "--out", "somewhere", "--json"]) == 0
+        assert main(["bench", "obs", "--size", "128", "--json"]) == 0
+        assert seen == [Path("somewhere"), 128]
+        assert capsys.readouterr().out.count('"seconds": 1.5') == 2
+
+    def test_analyze(self, fake: Fake, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        rows = [{"layer": "layer 0", "weights": 32}]
+        found = SimpleNamespace(to_json=lambda: SUMMARY, summary_rows=lambda: rows, notes=("spectrum left out",))
+        pictures: list[Path] = []
+        fake("analysis", analyze=lambda base, finetuned, reporter: found)
+        fake(
+            "analysis_plot",
+            plot_histograms=lambda analysis, path: pictures.append(path),
+            require_matplotlib=lambda: None,
+        )
+        out = tmp_path / "new" / "folder"
+        assert main(["analyze", "B", "F", "--out", str(out)]) == 0
+        captured = capsys.readouterr()
+        assert "layer 0" in captured.out
+        assert "spectrum left out" in captured.err
+        assert json.loads((out / "analysis.json").read_text()) == SUMMARY
+        assert pictures == [out / "histograms.png"]
+        assert main(["analyze", "B", "F", "--quiet"]) == 0
+        assert len(pictures) == 1
+
+    def test_analyze_refuses_an_output_that_cannot_be(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        assert main(["analyze", "B", "F", "--out", str(tmp_path / "file" / "sub")]) == 2
+        assert "--out" in capsys.readouterr().err
+
+
+class TestRender:
+    @pytest.mark.parametrize("columns", ["20", "80", "300"])
+    def test_no_character_is_lost_on_a_narrow_screen(
+        self, columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        name = "model.layers.0.self_attn.q_proj.weight"
+        for variable, value in (("FORCE_COLOR", "1"), ("TERM", "dumb"), ("COLUMNS", columns)):
+            monkeypatch.setenv(variable, value)
+        rows = [{"name": name, "weights": 123_456_789, "relative_size": 0.0123, "bits_per_weight": 1.27}]
+        Console(Settings()).result({}, lambda: render.rows("tensors", rows))
+        out = capsys.readouterr().out
+        for number in ("123,456,789", "0.0123", "1.27", "relative", "weights"):
+            assert number in out
+        assert name in "".join(line.split(" ")[1] for line in out.splitlines() if line.startswith(" "))
+
+    def test_rows_of_nothing(self) -> None:
+        assert text(render.rows("tensors", [])) == "tensors: none\n"
+
+    def test_values(self) -> None:
+        drawn = text(render.summary("t", {"done": True, "loss": 0.123456, "source": None, "name": "[red]x"}))
+        for expected in ("yes", "0.123", "-", "[red]x"):
+            assert expected in drawn
+
+
+def text(renderable: Any) -> str:
+    console = RichConsole(width=100, file=io.StringIO(), record=True)
+    console.print(renderable)
+    return console.export_text()
+
+
+def test_the_reporter_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    with RichReporter() as reporter:
+        reporter.phase("layers", 2)
+        reporter.step("layer 0", loss=0.00123, memory_bytes=3 * 2**29)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    for expected in ("layers", "layer 0", "loss 0.00123", "peak 1.50 GiB"):
+        assert expected in captured.err
