@@ -59,9 +59,12 @@ class Delta:
         """
         record = self.tensors[name]
         stored = {part.name: self._read_part(record, i) for i, part in enumerate(record.parts)}
-        if record.format != "packed" or self.manifest.lossless == "none":
+        if record.format != "packed":
             return stored
-        return packed.to_serving(packed.PackedSpec.from_json(dict(record.params), name), stored, name)
+        spec = packed.PackedSpec.from_json(dict(record.params), name)
+        coded = self.manifest.lossless != "none"
+        packed.check_parts(spec, stored, storage=coded, where=name)
+        return packed.to_serving(spec, stored, name) if coded else stored
 
     def restored(self, name: str, base: Tensor | None) -> Tensor:
         """The restored tensor `name`, checked against its recorded hash.
@@ -81,13 +84,15 @@ class Delta:
         return tensor
 
     def read_base(self, name: str, base: Checkpoint) -> Tensor | None:
-        """What tensor `name` is a delta against, from an opened base: as extract.Pairing.read gives it."""
+        """What tensor `name` is a delta against, from an opened base: as planning.Plan.reference gives it."""
         record = self.tensors[name]
         if record.base_name is None:
             return None
         tensor = base.read(record.base_name)
         if record.base_rows is not None:
             tensor = tensor[: record.base_rows]
+        if record.status in ("exact", "identical"):
+            return tensor
         return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16, torch.float64) else tensor
 
     def check_base(self, base: Checkpoint) -> None:
@@ -159,6 +164,8 @@ class Delta:
             count *= size
         if self.manifest.lossless != "none":
             raw = bytes(lossless.decode(raw, raw_bytes=count * dtype.itemsize, name=f"{path.name}: {key}"))
+        if len(raw) != count * dtype.itemsize:
+            raise FormatError(f"{path}: {key} has {len(raw)} bytes, its shape needs {count * dtype.itemsize}")
         if not count:
             return torch.empty(part.shape, dtype=dtype)
         return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(part.shape)
@@ -200,12 +207,11 @@ def verify(path: str | Path, *, base: str | Path | None = None, reporter: Report
         delta.check_base(checkpoint)
     reporter.phase("checking tensors", len(delta.tensors))
     for name, record in delta.tensors.items():
-        if record.status == "alias":
-            _check_alias(delta, record)
-        elif checkpoint is not None:
-            delta.restored(name, delta.read_base(name, checkpoint))
-        else:
-            _check_streams(delta, record)
+        if record.status != "alias":
+            if checkpoint is not None:
+                delta.restored(name, delta.read_base(name, checkpoint))
+            else:
+                _check_streams(delta, record)
         reporter.step(name)
     return delta
 
@@ -231,12 +237,6 @@ def _check_streams(delta: Delta, record: TensorRecord) -> None:
             found = lossless.stream_codec(file.read(span.info.nbytes), raw_bytes=count, name=record.name)
         if found != codec:
             raise FormatError(f"{record.name}: coded with {found}, the manifest says {codec}")
-
-
-def _check_alias(delta: Delta, record: TensorRecord) -> None:
-    twin = delta.tensors.get(record.alias_of or "")
-    if twin is None or twin.status == "alias" or (twin.sha256, twin.shape) != (record.sha256, record.shape):
-        raise FormatError(f"{delta.path}: {record.name} is an alias of {record.alias_of}, which does not fit")
 
 
 def _check_size(path: Path, record: FileRecord) -> None:

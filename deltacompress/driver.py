@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from deltacompress import __version__, lossless
+from deltacompress import lossless
 from deltacompress.artifact import load_delta
 from deltacompress.calibrate.data import CalibrationTokens, load_calibration, load_tokenizer
 from deltacompress.calibrate.skeleton import Skeleton
@@ -25,7 +25,7 @@ from deltacompress.errors import BackendError, CalibrationError, Interrupted, Ou
 from deltacompress.fidelity import calibration_kl
 from deltacompress.layerwise import compress_layers
 from deltacompress.planning import Plan, make_plan
-from deltacompress.publication import publish
+from deltacompress.publication import publish, tool_versions
 from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.steps import Steps
@@ -191,12 +191,13 @@ def _identity(plan: Plan, tokens: CalibrationTokens | None, codec: str, device: 
     return {
         "base": plan.base.fingerprint(),
         "fine-tuned": plan.finetuned.fingerprint(),
+        "config": plan.finetuned.config,
         "recipe": plan.recipe.model_dump(mode="json"),
         "calibration": tokens.sha256 if tokens else None,
         "lossless": codec,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
-        "versions": f"deltacompress {__version__}, torch {torch.__version__}",
+        "versions": tool_versions(),
     }
 
 

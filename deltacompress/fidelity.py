@@ -24,6 +24,8 @@ def calibration_kl(plan: Plan, skeleton: Skeleton, streams: Streams, steps: Step
     wanted = [torch.log_softmax(skeleton.run_head(one).float(), -1) for one in _sequences(streams.teacher)]
     for step in ("outer", "head"):
         restored = steps.recall(step) or {}
+        aliases = [(tensor.name, tensor.pair.alias_of) for tensor in plan.tensors.values() if tensor.fate == "alias"]
+        restored |= {name: restored[twin] for name, twin in aliases if twin in restored}
         skeleton.load(restored, restored.__getitem__)
     total, tokens = 0.0, 0
     for target, one in zip(wanted, _sequences(streams.student), strict=True):

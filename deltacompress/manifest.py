@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,12 +21,19 @@ from deltacompress.types import TensorKind
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 1 << 28
+_MAX_ELEMENTS = 1 << 50
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Count = Annotated[int, Field(ge=0, le=1 << 50)]
+Count = Annotated[int, Field(ge=0, le=_MAX_ELEMENTS)]
 Shape = Annotated[tuple[Count, ...], Field(max_length=8)]
 Name = Annotated[str, Field(min_length=1, max_length=512)]
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+-]*$", max_length=200)]
+FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}$"
+FileName = Annotated[str, Field(pattern=FILE_NAME)]
+DTYPE_NAMES = tuple(
+    "BOOL U8 U16 U32 U64 I8 I16 I32 I64 F16 BF16 F32 F64 C64 F8_E4M3 F8_E4M3FNUZ F8_E5M2 F8_E5M2FNUZ".split()
+)
+"""The keys of checkpoint.DTYPES, without the torch that they stand for."""
+Dtype = Annotated[str, Field(pattern=rf"^({'|'.join(DTYPE_NAMES)})$")]
 Status = Literal["coded", "exact", "identical", "added", "alias"]
 
 
@@ -59,7 +67,7 @@ class PartRecord(_Record):
     """One part of a tensor before the lossless stage (dtype, shape) and its bytes after it."""
 
     name: Name
-    dtype: str
+    dtype: Dtype
     shape: Shape
     bytes: Count
 
@@ -72,7 +80,7 @@ class TensorRecord(_Record):
     """
 
     name: Name
-    dtype: str
+    dtype: Dtype
     shape: Shape
     kind: TensorKind
     status: Status
@@ -148,9 +156,11 @@ def read_manifest(directory: Path) -> Manifest:
 def parse_manifest(raw: bytes, where: str) -> Manifest:
     """Check the bytes of a manifest; raises as read_manifest."""
     try:
-        data = json.loads(raw)
+        data = json.loads(raw, parse_constant=_refuse_constant, parse_float=_read_float)
     except (ValueError, RecursionError) as error:
-        if not raw.rstrip().endswith(b"}"):
+        if not raw.rstrip(b"\0").endswith(b"}") or (
+            isinstance(error, json.JSONDecodeError) and error.pos >= len(error.doc)
+        ):
             raise TruncatedFileError(f"{where}: cut short after {len(raw)} bytes; copy the artifact again") from error
         raise ChecksumError(f"{where}: not JSON any more ({error}); copy the artifact again") from error
     if not isinstance(data, dict):
@@ -163,7 +173,7 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
         )
     if claimed != _digest(data) or raw != _canonical(data | {"digest": claimed}):
         raise ChecksumError(f"{where}: its bytes differ from its digest; copy the artifact again")
-    if version != SCHEMA_VERSION:
+    if type(version) is not int or version != SCHEMA_VERSION:
         raise SchemaVersionError(f"{where}: unknown schema version {version!r}")
     try:
         manifest = Manifest.model_validate(data)
@@ -171,10 +181,27 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"])
         raise FormatError(f"{where}: {at}: {first['msg']}") from error
-    names = [tensor.name for tensor in manifest.tensors]
-    if names != sorted(set(names)):
-        raise FormatError(f"{where}: tensors are not listed once each, by name")
+    _check_relations(manifest, where)
     return manifest
+
+
+def _check_relations(manifest: Manifest, where: str) -> None:
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    if [tensor.name for tensor in manifest.tensors] != sorted(tensors):
+        raise FormatError(f"{where}: tensors are not listed once each, by name")
+    files = [MANIFEST, *(record.file for record in (*manifest.shards, *manifest.files))]
+    if len(set(files)) != len(files):
+        raise FormatError(f"{where}: a file is listed twice")
+    for tensor in manifest.tensors:
+        for shape in (tensor.shape, *(part.shape for part in tensor.parts)):
+            if math.prod(max(size, 1) for size in shape) > _MAX_ELEMENTS:
+                raise FormatError(f"{where}: {tensor.name}: a shape of {list(shape)} is larger than any tensor")
+        if tensor.status != "alias" and tensor.alias_of is None:
+            continue
+        twin = tensors.get(tensor.alias_of or "")
+        fits = twin is not None and (twin.dtype, twin.shape, twin.sha256) == (tensor.dtype, tensor.shape, tensor.sha256)
+        if tensor.status != "alias" or twin is None or twin.status == "alias" or tensor.parts or not fits:
+            raise FormatError(f"{where}: {tensor.name} is an alias of {tensor.alias_of}, which does not fit")
 
 
 def _canonical(data: dict[str, Any]) -> bytes:
@@ -182,7 +209,15 @@ def _canonical(data: dict[str, Any]) -> bytes:
 
 
 def _digest(data: dict[str, Any]) -> str:
-    try:
-        return hashlib.sha256(_canonical(data)).hexdigest()
-    except ValueError:  # NaN or Infinity, which no manifest of ours holds
-        return ""
+    return hashlib.sha256(_canonical(data)).hexdigest()
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _read_float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is out of range")
+    return value

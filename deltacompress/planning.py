@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -11,8 +12,9 @@ import torch
 from deltacompress.checkpoint import Checkpoint, check_finite
 from deltacompress.codecs.settings import ExactSettings, ObsSettings, RtnSettings, Settings
 from deltacompress.codecs.shared import spec_for
-from deltacompress.errors import PairError
+from deltacompress.errors import CheckpointError, PairError
 from deltacompress.extract import Pairing, TensorPair, pair
+from deltacompress.manifest import FILE_NAME
 from deltacompress.recipe import Recipe
 from deltacompress.types import TensorKind
 
@@ -72,8 +74,17 @@ class Plan:
         return any(plan.obs.asymmetric > 0 for plan in self.tensors.values() if plan.obs)
 
     def reference(self, plan: TensorPlan) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """(what the tensor is coded against, the fine-tuned tensor); the reference is None where there is none."""
-        base, finetuned = self.pairing.read(plan.pair)
+        """(what the tensor is coded against, the fine-tuned tensor); the reference is None where there is none.
+
+        f32 for coded tensors; the base's own bits for exact and identical ones, where a cast could change a NaN or
+        round an F64.
+        """
+        pair = plan.pair
+        if plan.fate in ("exact", "identical") and pair.base_name is not None and self.recipe.scope == "delta":
+            bits = self.base.read(pair.base_name)
+            rows = bits if pair.base_rows is None else bits[: pair.base_rows]
+            return rows, self.finetuned.read(pair.info.name)
+        base, finetuned = self.pairing.read(pair)
         return (None if self.recipe.scope == "full" else base), finetuned
 
 
@@ -82,10 +93,13 @@ def make_plan(base: Checkpoint, finetuned: Checkpoint, recipe: Recipe, kind_of: 
 
     Raises:
         PairError: the checkpoints do not belong together.
-        CheckpointError: NaN or Inf in weights that a lossy recipe touches.
+        CheckpointError: NaN or Inf in weights that a lossy recipe touches; a side file with an odd name.
         RecipeError: a tensor that no rule fits, or a group size that does not divide.
     """
     pairing = pair(base, finetuned)
+    for file in finetuned.side_files():
+        if not re.fullmatch(FILE_NAME, file.name):
+            raise CheckpointError(f"{file}: not a file name that an artifact may hold; rename or remove it")
     tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of)}
     if not recipe.lossless:
         for name in finetuned.tensors:

@@ -61,12 +61,17 @@ def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: Calib
         tensors=tuple(records),
         shards=tuple(_file(ready / name) for name in shards),
         files=tuple(_file(ready / name) for name in files),
-        tools={name: version(name) for name in _TOOLS}
-        | {"deltacompress": __version__, "python": platform.python_version()},
+        tools=tool_versions(),
     )
     write_file(ready / MANIFEST, [manifest.to_bytes()])
     publish_directory(ready, work.out)
     return manifest
+
+
+def tool_versions() -> dict[str, str]:
+    """The versions that the manifest records."""
+    tools = {name: version(name) for name in _TOOLS}
+    return tools | {"deltacompress": __version__, "python": platform.python_version()}
 
 
 def _aliases(plan: Plan, steps: Steps) -> list[TensorRecord]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deltacompress.codecs.settings import ExactSettings, ObsSettings, RtnSettings, Settings, SkipSettings
 from deltacompress.content import content_path, list_content
@@ -78,6 +78,12 @@ class Recipe(BaseModel):
     sequential: bool = True
     rules: Annotated[tuple[Rule, ...], Field(min_length=1)]
     calibration: CalibrationSpec = CalibrationSpec()
+
+    @model_validator(mode="after")
+    def _something_to_skip_to(self) -> Recipe:
+        if self.scope == "full" and any(rule.codec == "skip" for rule in self.rules):
+            raise ValueError("codec skip restores the base's tensor, which scope full never uses")
+        return self
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Recipe:

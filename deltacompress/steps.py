@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import resource
 import sys
 from collections.abc import Iterable
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from deltacompress import lossless
-from deltacompress.checkpoint import DTYPES
+from deltacompress.checkpoint import DTYPES, tensor_bytes
 from deltacompress.codecs import packed
 from deltacompress.codecs.encoded import Encoded, restore_tensor
 from deltacompress.encoding import Outcome, finish
+from deltacompress.errors import ChecksumError, InputError, IntegrityError
 from deltacompress.manifest import TensorRecord
 from deltacompress.planning import Plan, TensorPlan
 from deltacompress.workspace import Workspace
@@ -42,7 +45,12 @@ class Steps:
         if records is None:
             return None
         self._records[step] = records
-        return {record.name: self._restored(step, record) for record in records}
+        try:
+            return {record.name: self._restored(step, record) for record in records}
+        except (IntegrityError, SafetensorError) as error:
+            raise InputError(
+                f"{self._work.path}: step {step} is damaged ({error}); leave out --resume to start over"
+            ) from error
 
     def _restored(self, step: str, record: TensorRecord) -> Tensor:
         parts: dict[str, Tensor] = {}
@@ -57,7 +65,10 @@ class Steps:
             parts = packed.to_serving(packed.PackedSpec.from_json(dict(record.params), record.name), parts, record.name)
         reference, _ = self._plan.reference(self._plan.tensors[record.name])
         like = torch.empty(record.shape, dtype=DTYPES[record.dtype], device="meta")
-        return restore_tensor(record.format, dict(record.params), parts, reference, like, record.name)
+        restored = restore_tensor(record.format, dict(record.params), parts, reference, like, record.name).contiguous()
+        if hashlib.sha256(tensor_bytes(restored)).hexdigest() != record.sha256:
+            raise ChecksumError(f"{record.name} is not what was stored")
+        return restored
 
     def records(self, step: str) -> list[TensorRecord]:
         """Records of a finished step."""

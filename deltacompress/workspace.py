@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,6 +27,7 @@ from deltacompress.errors import InputError, OutputError
 from deltacompress.manifest import TensorRecord
 
 _IDENTITY = "identity.json"
+_OURS = re.compile(r"identity\.json(\.tmp)?|step-.*\.(safetensors|tmp)|artifact")
 
 
 class Workspace:
@@ -41,7 +43,7 @@ class Workspace:
         """Create (or, to resume, reopen) OUT.partial for the run that `identity` describes.
 
         Raises:
-            OutputError: OUT exists, or the directory cannot be written, or another run holds it.
+            OutputError: OUT exists, or the directory cannot be written, holds other files, or another run holds it.
             InputError: resume, but the unfinished run was started from other input.
         """
         check_free(out)
@@ -79,7 +81,11 @@ class Workspace:
 
     def _clear(self) -> None:
         with output_errors(self.path):
-            for found in self.path.iterdir():
+            found_there = list(self.path.iterdir())
+            strange = [found.name for found in found_there if not _OURS.fullmatch(found.name)]
+            if strange:
+                raise OutputError(f"{self.path}: holds {strange[0]}, no work of a run; move it or choose another --out")
+            for found in found_there:
                 shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
 
     def _write(self, name: str, raw: bytes) -> None:
@@ -142,6 +148,8 @@ def check_free(out: Path) -> None:
         OutputError: `out` is there already (an empty directory is taken).
     """
     with output_errors(out):
+        if not out.name:
+            raise OutputError(f"{out}: give the output directory a name of its own")
         if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
             raise OutputError(f"{out}: exists already; remove it or choose another --out")
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from pairs import Pair
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,3 +35,33 @@ def shared_dir() -> Path:
     if not (folder / "models").is_dir():
         pytest.skip(f"the real model pairs are not at {folder} (set DELTACOMPRESS_SHARED)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def make_pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
+    """make_pair(architecture, dtype=..., **config fields): a tiny pair, made once; copy it before changing it."""
+    import pairs
+
+    made: dict[str, Pair] = {}
+
+    def make(architecture: str, **overrides: Any) -> Pair:
+        key = f"{architecture} {overrides}"
+        if key not in made:
+            made[key] = pairs.make_pair(tmp_path_factory.mktemp(architecture), architecture, **overrides)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def pair(make_pair: Callable[..., Pair]) -> Pair:
+    """The pair for tests that any will do: a Llama."""
+    return make_pair("llama")
+
+
+@pytest.fixture(scope="session")
+def artifact(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`pair` compressed with int4-24 and zstd; copy it before changing it."""
+    out = tmp_path_factory.mktemp("artifact") / "out"
+    pair.compress(out)
+    return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,11 +10,6 @@ import typer
 from deltacompress.cli.console import Console, verb
 
 app = typer.Typer(help="Measure the speed of the parts on this machine.", no_args_is_help=True)
-
-
-@app.callback()
-def group() -> None:
-    """Keep `obs` a verb of its own: Typer folds a group of one into its parent otherwise."""
 
 
 @app.command("obs")
@@ -30,3 +26,35 @@ def obs(
     with console.progress() as reporter:
         data = run(size=size, reporter=reporter).to_json()
     console.result(data, lambda: render.summary(f"OBS, {size} x {size}", data))
+
+
+@app.command("pairs")
+@verb
+def pairs(
+    console: Console,
+    models: Annotated[Path, typer.Argument(metavar="MODELS", help="Directory with base/ and one checkpoint per task.")],
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="Directory with <task>/train.jsonl, validation.jsonl.")],
+    *,
+    out: Annotated[Path, typer.Option(help="Directory for the artifacts.")],
+    recipes: Annotated[str, typer.Option(help="Recipes, separated by commas.")] = "int4-24,int2-24",
+    tasks: Annotated[str, typer.Option(help="Tasks, separated by commas; all that have data by default.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Validation samples of each task.")] = 1000,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Compress real pairs and score what is restored, against the fine-tuned models on the same samples."""
+    from deltacompress.bench.pairs import run
+    from deltacompress.cli import render
+
+    with console.progress() as reporter:
+        found = run(
+            models=models,
+            data=data,
+            recipes=[name for name in recipes.split(",") if name],
+            tasks=[name for name in tasks.split(",") if name] or None,
+            out=out,
+            limit=limit,
+            device=device,
+            reporter=reporter,
+        )
+    table = found.to_json()
+    console.result(table, lambda: render.rows("pairs", table["rows"]))

@@ -54,26 +54,33 @@ def restore_tensor(
     if format_ != "packed":
         raise FormatError(f"{where}: unknown format {format_!r}")
     spec = packed.PackedSpec.from_json(params, where)
+    packed.check_parts(spec, parts, storage=False, where=where)
+    shape = like.shape if base is None else base.shape
     try:
         delta = packed.decode(spec, parts)
-    except (KeyError, ValueError, RuntimeError) as error:
+        if (row_mask := parts.get("row_mask")) is not None:
+            delta = _spread_rows(delta, row_mask, shape[0] if len(shape) > 1 else 1)
+    except (ValueError, RuntimeError, IndexError) as error:
         raise FormatError(f"{where}: the parts do not decode ({error})") from error
-    if (row_mask := parts.get("row_mask")) is not None:
-        delta = _spread_rows(delta, row_mask, base.shape[0] if base is not None else like.shape[0], where)
+    if delta.numel() != shape.numel():
+        raise FormatError(f"{where}: decodes to {tuple(delta.shape)}, expected {tuple(shape)}")
+    delta = delta.reshape(shape)
     if base is not None:
-        delta = delta.reshape(base.shape).add_(base)
-    added = parts.get("added_rows")
-    if added is not None:
-        delta = torch.cat([delta.to(like.dtype), added.to(like.dtype)])
-    if delta.numel() != like.numel():
-        raise FormatError(f"{where}: decodes to {tuple(delta.shape)}, expected {tuple(like.shape)}")
-    return delta.to(like.dtype).reshape(like.shape)
+        delta.add_(base)
+    restored = delta.to(like.dtype)
+    if (added := parts.get("added_rows")) is not None:
+        if added.dtype != like.dtype or added.dim() != len(shape) or added.shape[1:] != shape[1:]:
+            raise FormatError(f"{where}: added_rows {tuple(added.shape)} do not continue {tuple(shape)}")
+        restored = torch.cat([restored, added])
+    if restored.shape != like.shape:
+        raise FormatError(f"{where}: decodes to {tuple(restored.shape)}, expected {tuple(like.shape)}")
+    return restored
 
 
-def _spread_rows(stored: Tensor, row_mask: Tensor, rows: int, where: str) -> Tensor:
+def _spread_rows(stored: Tensor, row_mask: Tensor, rows: int) -> Tensor:
     bits = packing.unpack_codes(row_mask.unsqueeze(0), 1, rows).squeeze(0).bool()
     if int(bits.sum()) != stored.shape[0]:
-        raise FormatError(f"{where}: row_mask names {int(bits.sum())} rows, {stored.shape[0]} are stored")
+        raise ValueError(f"row_mask names {int(bits.sum())} rows, {stored.shape[0]} are stored")
     out = torch.zeros(rows, stored.shape[1], device=stored.device)
     out[bits] = stored
     return out

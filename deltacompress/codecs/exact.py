@@ -42,8 +42,10 @@ def decode(params: dict[str, Any], parts: Parts, base: Tensor | None, like: Tens
     """
     planes = parts.get("planes")
     item = like.element_size()
-    if planes is None or planes.shape != (item, like.numel()):
+    if planes is None or planes.dtype != torch.uint8 or planes.shape != (item, like.numel()):
         raise FormatError(f"{where}: the exact format needs planes of {item} x {like.numel()} bytes")
+    if base is not None and (base.shape[1:] != like.shape[1:] or base.shape[:1] > like.shape[:1]):
+        raise FormatError(f"{where}: a base of {tuple(base.shape)} does not fit {tuple(like.shape)}")
     transform, reference = _reference(base, torch.empty(like.shape, dtype=like.dtype))
     if params.get("transform") != transform:
         raise FormatError(f"{where}: transform {params.get('transform')!r} does not fit {like.dtype}")

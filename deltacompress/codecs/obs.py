@@ -54,9 +54,8 @@ def encode(jobs: list[Job], statistics: hessians.HessianAccumulator, settings: O
     hessian.diagonal().add_(factor.damp_fraction * hessian.diagonal().mean())
     shift = None
     if drift is not None and settings.asymmetric > 0:
-        shift = settings.asymmetric * _unordered(
-            factor.inverse_times(drift if order is None else drift[:, order]), order
-        )
+        ordered = hessians.asymmetric_shift(drift if order is None else drift[:, order], factor)
+        shift = settings.asymmetric * _unordered(ordered, order)
     out: dict[str, Encoded] = {}
     # a pattern that is chosen over a whole block must not see the rows of other linears
     for stack in [[job] for job in jobs] if pattern.kind == "unstructured" else [jobs]:

@@ -24,6 +24,7 @@ from deltacompress.numerics.grid import Grid, GridKind, constant_zero
 from deltacompress.numerics.sparsity import Sparsity
 
 Parts = dict[str, Tensor]
+FREE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,11 @@ class PackedSpec:
     def padded(self) -> int:
         """Columns up to a whole number of n:m groups; the extra ones are never kept weights with a value."""
         return -(-self.columns // self.sparsity.m) * self.sparsity.m if self.sparsity.kind == "n:m" else self.columns
+
+    @property
+    def kept(self) -> int:
+        """Weights kept in each row: of a dense or n:m pattern."""
+        return self.padded * self.sparsity.n // self.sparsity.m if self.sparsity.kind == "n:m" else self.columns
 
     @property
     def is_24(self) -> bool:
@@ -137,7 +143,8 @@ def unpack_levels(spec: PackedSpec, parts: Parts) -> tuple[Tensor, Tensor, Grid]
 def decode(spec: PackedSpec, parts: Parts) -> Tensor:
     """Values f32 [rows, columns] of the stored rows.
 
-    Each value is one fp32 subtraction and one fp32 product, so every IEEE machine gets the same bits.
+    Each value is one fp32 subtraction and one fp32 product, so every IEEE machine gets the same bits; what is pruned is
+    +0.0.
     """
     if spec.bits == 16:
         if spec.sparsity.kind == "dense":
@@ -148,7 +155,7 @@ def decode(spec: PackedSpec, parts: Parts) -> Tensor:
         return values[:, : spec.columns].contiguous()
     codes, mask, grid = unpack_levels(spec, parts)
     scale, zero = grid.columns(0, spec.columns)
-    return codes.float().sub_(zero).mul_(scale).mul_(mask)
+    return codes.float().sub_(zero).mul_(scale).masked_fill_(~mask, 0.0)
 
 
 def to_storage(spec: PackedSpec, parts: Parts) -> Parts:
@@ -186,34 +193,51 @@ def to_serving(spec: PackedSpec, parts: Parts, where: str) -> Parts:
     return rest | _with_pattern(spec, mask, lambda kept: packing.pack_codes(kept, spec.bits), codes)
 
 
-def part_shapes(
-    spec: PackedSpec, *, storage: bool, flat_sizes: dict[str, int]
-) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """dtype and shape that each part must have; `flat_sizes` gives the lengths that depend on the data."""
-    rows, kept = spec.rows, spec.padded * spec.sparsity.n // max(spec.sparsity.m, 1)
-    shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+def check_parts(spec: PackedSpec, parts: Parts, *, storage: bool, where: str) -> None:
+    """Make sure that `parts` (of the storage or the serving layout) are those that `spec` means, before they decode.
+
+    Raises:
+        FormatError: a part is missing, not of this format, or has another dtype or shape.
+    """
+    shapes = part_shapes(spec, storage=storage)
+    extra = {"row_mask", "added_rows"}  # of any packed tensor; they must fit the whole tensor, which is not known here
+    if odd := (shapes.keys() - parts.keys()) | (parts.keys() - shapes.keys() - extra):
+        raise FormatError(f"{where}: part {min(odd)} is missing or does not belong to {spec.to_json()}")
+    for name, (dtype, shape) in shapes.items():
+        part = parts[name]
+        sizes = tuple(found if wanted == FREE else wanted for found, wanted in zip(part.shape, shape, strict=False))
+        if part.dtype != dtype or part.dim() != len(shape) or part.shape != sizes:
+            raise FormatError(
+                f"{where}: part {name} is {part.dtype} {list(part.shape)}, expected {dtype} {list(shape)}"
+            )
+
+
+def part_shapes(spec: PackedSpec, *, storage: bool) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """dtype and shape that each part must have; FREE stands for a length that depends on the data."""
+    rows, byte = spec.rows, torch.uint8
+    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     if spec.bits != 16:
-        shapes["scales"] = ("BF16", (rows, spec.groups))
+        shapes["scales"] = (torch.bfloat16, (rows, spec.groups))
         if spec.grid == "minmax":
-            shapes["zeros"] = ("U8", (rows, spec.groups))
+            shapes["zeros"] = (byte, (rows, spec.groups))
     if storage and _has_storage_layout(spec):
         if spec.sparsity.kind == "dense":
-            shapes["symbols"] = ("U8", (rows, packing.packed_width(spec.columns, symbols.STORED_BITS[spec.bits])))
+            shapes["symbols"] = (byte, (rows, packing.packed_width(spec.columns, symbols.STORED_BITS[spec.bits])))
         elif spec.bits == 2:
-            shapes["symbols"] = ("U8", (rows, spec.padded // 4))
+            shapes["symbols"] = (byte, (rows, spec.padded // 4))
         else:
-            shapes["groups"] = ("U8", (rows, packing.packed_width(spec.padded, 1)))
-            shapes["nonzero"] = ("U8", (flat_sizes.get("nonzero", 0),))
+            shapes["groups"] = (byte, (rows, packing.packed_width(spec.padded, 1)))
+            shapes["nonzero"] = (byte, (FREE,))
         return shapes
-    values, dtype = ("values", "BF16") if spec.bits == 16 else ("codes", "U8")
+    values, dtype = ("values", torch.bfloat16) if spec.bits == 16 else ("codes", byte)
     if spec.sparsity.kind == "unstructured":
-        shapes[values] = (dtype, (flat_sizes.get(values, 0),))
+        shapes[values] = (dtype, (FREE,))
     else:
-        count = spec.columns if spec.sparsity.kind == "dense" else kept
+        count = spec.kept
         shapes[values] = (dtype, (rows, count if spec.bits == 16 else packing.packed_width(count, spec.bits)))
     if spec.sparsity.kind != "dense":
         width = packing.packed_width(spec.padded // 4, 4) if spec.is_24 else packing.packed_width(spec.padded, 1)
-        shapes["pattern"] = ("U8", (rows, width))
+        shapes["pattern"] = (byte, (rows, width))
     return shapes
 
 
@@ -242,19 +266,23 @@ def _with_pattern(spec: PackedSpec, mask: Tensor, write: Any, codes: Tensor) -> 
             return {"pattern": pattern, "codes": codes[mask]}
         rows = [write(codes[r][mask[r]].unsqueeze(0)).squeeze(0) for r in range(spec.rows)]
         return {"pattern": pattern, "codes": torch.cat(rows) if rows else codes.new_empty(0)}
-    return {"pattern": pattern, "codes": write(codes[mask].view(spec.rows, -1))}
+    return {"pattern": pattern, "codes": write(codes[mask].view(spec.rows, spec.kept))}
 
 
 def _mask(spec: PackedSpec, pattern: Tensor) -> Tensor:
     if spec.is_24:
         return packing.pairs_to_mask(packing.unpack_pairs(pattern, spec.padded // 4))
-    return packing.unpack_codes(pattern, 1, spec.padded).bool()
+    mask = packing.unpack_codes(pattern, 1, spec.padded).bool()
+    n, m = spec.sparsity.n, spec.sparsity.m
+    if spec.sparsity.kind == "n:m" and bool((mask.view(spec.rows, spec.padded // m, m).sum(-1) != n).any()):
+        raise ValueError(f"the pattern does not keep exactly {n} of every {m}")
+    return mask
 
 
 def _kept_codes(spec: PackedSpec, packed: Tensor, mask: Tensor) -> Tensor:
     """Codes of the kept weights, flat, in row order."""
     if spec.sparsity.kind != "unstructured":
-        return packing.unpack_codes(packed, spec.bits, int(mask[:1].sum())).flatten()
+        return packing.unpack_codes(packed, spec.bits, spec.kept).flatten()
     counts = mask.sum(1).tolist()
     out, at = [], 0
     for count in counts:

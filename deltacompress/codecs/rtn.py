@@ -32,7 +32,9 @@ def encode(delta: Tensor, settings: RtnSettings, name: str) -> Encoded:
         parts = pack_values(spec, values=stored, mask=mask)
         decoded = stored.to(torch.bfloat16).float() * mask
     else:
-        grid = fit_grid(stored * mask, bits=spec.bits, group=spec.group, kind=spec.grid, factor=settings.range_factor)
+        grid = fit_grid(
+            stored, bits=spec.bits, group=spec.group, kind=spec.grid, factor=settings.range_factor, mask=mask
+        )
         codes = quantize(stored, grid)
         parts = pack(spec, codes=codes, mask=mask, grid=grid)
         decoded = dequantize(codes, grid) * mask
@@ -50,6 +52,7 @@ def magnitude_mask(weight: Tensor, sparsity: Sparsity) -> Tensor:
     rows, columns = weight.shape
     size, kept = (sparsity.m, sparsity.n) if sparsity.kind == "n:m" else (columns, 0)
     kept = kept or max(round(columns * sparsity.kept_share), 1)
-    padded = torch.nn.functional.pad(weight.abs(), (0, -columns % size), value=-1.0).view(rows, -1, size)
+    groups = -(-columns // size)
+    padded = torch.nn.functional.pad(weight.abs(), (0, -columns % size), value=-1.0).view(rows, groups, size)
     mask = torch.zeros_like(padded, dtype=torch.bool).scatter_(-1, padded.topk(kept, dim=-1).indices, True)
-    return mask.view(rows, -1)[:, :columns].contiguous()
+    return mask.view(rows, groups * size)[:, :columns].contiguous()

@@ -9,15 +9,16 @@ tokens is the most likely one after the true tokens before it. So nothing is gen
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from deltacompress.demo.tokenizer import BOS_ID, EOS_ID, MAX_TOKENS, load_tokenizer
+from deltacompress.demo.tokenizer import load_tokenizer
 from deltacompress.errors import InputError
 
 BATCH_TOKENS = 4096
@@ -33,6 +34,13 @@ class TaskScore:
     samples: int
 
 
+class Answers(NamedTuple):
+    """Score of one model, and whether it got each record right."""
+
+    score: TaskScore
+    right: list[bool]
+
+
 class _Outcome(NamedTuple):
     log_likelihood: float
     greedy: bool
@@ -41,19 +49,20 @@ class _Outcome(NamedTuple):
 
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str) -> tuple[list[int], list[int]]:
     """Token ids and labels (-100 on bos and prompt) of one sample; a long prompt is cut from the left."""
-    answer = [*tokenizer.encode(completion, add_special_tokens=False), EOS_ID]
-    room = MAX_TOKENS - 1 - len(answer)
+    answer = [*tokenizer.encode(completion, add_special_tokens=False), tokenizer.eos_token_id]
+    room = tokenizer.model_max_length - 1 - len(answer)
     if room < 0:
-        raise InputError(f"a completion has {len(answer)} tokens, more than the model's {MAX_TOKENS}: shorten it")
+        longest = tokenizer.model_max_length
+        raise InputError(f"a completion has {len(answer)} tokens, more than the model's {longest}: shorten it")
     question = tokenizer.encode(prompt, add_special_tokens=False)
-    question = [BOS_ID, *question[max(0, len(question) - room) :]]
+    question = [tokenizer.bos_token_id, *question[max(0, len(question) - room) :]]
     return question + answer, [IGNORED] * len(question) + answer
 
 
 def pad(rows: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Right-padded ids, attention mask and labels, int64 [rows, longest]."""
+    """Right-padded ids, attention mask and labels, int64 [rows, longest]; what pads is masked, so any id will do."""
     longest = max(len(ids) for ids, _ in rows)
-    ids = torch.tensor([row + [EOS_ID] * (longest - len(row)) for row, _ in rows])
+    ids = torch.tensor([row + row[-1:] * (longest - len(row)) for row, _ in rows])
     labels = torch.tensor([row + [IGNORED] * (longest - len(row)) for _, row in rows])
     lengths = torch.tensor([len(row) for row, _ in rows])
     return ids, (torch.arange(longest) < lengths[:, None]).long(), labels
@@ -75,9 +84,7 @@ def read_task(task_file: Path, limit: int | None = None) -> list[dict[str, Any]]
     return records
 
 
-def score_model(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, records: list[dict[str, Any]]
-) -> TaskScore:
+def score_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, records: list[dict[str, Any]]) -> Answers:
     """Score a loaded model on task records."""
     owners = [
         (index, choice)
@@ -88,23 +95,47 @@ def score_model(
     answers: dict[int, dict[str, _Outcome]] = {}
     for (index, choice), outcome in zip(owners, outcomes, strict=True):
         answers.setdefault(index, {})[choice] = outcome
-    right, nats, tokens = 0, 0.0, 0
+    right, nats, tokens = [], 0.0, 0
     for index, record in enumerate(records):
         gold = answers[index][record["completion"]]
-        if "choices" in record:
-            right += max(answers[index].values()) is gold
-        else:
-            right += gold.greedy
+        right.append(max(answers[index].values()) is gold if "choices" in record else gold.greedy)
         nats -= gold.log_likelihood
         tokens += gold.tokens
-    return TaskScore(right / len(records), nats / tokens, len(records))
+    return Answers(TaskScore(sum(right) / len(records), nats / tokens, len(records)), right)
+
+
+@torch.inference_mode()
+def divergence(
+    finetuned: PreTrainedModel,
+    compressed: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    records: list[dict[str, Any]],
+) -> float:
+    """KL(fine-tuned || compressed), mean over the tokens of the right completions, in nats/token."""
+    rows = [encode(tokenizer, record["prompt"], record["completion"]) for record in records]
+    total, tokens = 0.0, 0
+    for picked in _batches(rows):
+        ids, attention, labels = pad([rows[index] for index in picked])
+        counted = labels[:, 1:] != IGNORED
+        p, q = (
+            model(input_ids=ids, attention_mask=attention).logits[:, :-1][counted].float().log_softmax(-1)
+            for model in (finetuned, compressed)
+        )
+        total += float((p.exp() * (p - q)).sum(dtype=torch.float64))
+        tokens += int(counted.sum())
+    return total / tokens
 
 
 def score_checkpoint(path: Path, task_file: Path, *, limit: int | None = None) -> TaskScore:
     """Score the checkpoint in directory `path`, with its own tokenizer, on the first `limit` samples of `task_file`."""
     records = read_task(task_file, limit)
-    model = LlamaForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    return score_model(model, load_tokenizer(path), records)
+    return score_model(load_model(path), load_tokenizer(path), records).score
+
+
+def load_model(path: Path) -> PreTrainedModel:
+    """The checkpoint in directory `path`, fp32 on the CPU; its own code is never run."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, dtype=torch.float32)
+    return model.eval()
 
 
 def _record(line: str, where: str) -> dict[str, Any]:
@@ -120,13 +151,10 @@ def _record(line: str, where: str) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def _outcomes(model: LlamaForCausalLM, rows: list[tuple[list[int], list[int]]]) -> list[_Outcome]:
+def _outcomes(model: PreTrainedModel, rows: list[tuple[list[int], list[int]]]) -> list[_Outcome]:
     """Outcome of each row, computed in batches of rows of like length."""
     outcomes: dict[int, _Outcome] = {}
-    order = sorted(range(len(rows)), key=lambda index: len(rows[index][0]))
-    while order:
-        size = max(1, BATCH_TOKENS // len(rows[order[-1]][0]))
-        picked, order = order[-size:], order[:-size]
+    for picked in _batches(rows):
         ids, attention, labels = pad([rows[index] for index in picked])
         logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1].float()
         targets = labels[:, 1:]
@@ -138,3 +166,12 @@ def _outcomes(model: LlamaForCausalLM, rows: list[tuple[list[int], list[int]]]) 
         for row, index in enumerate(picked):
             outcomes[index] = _Outcome(float(sums[row]), bool(greedy[row]), int(counts[row]))
     return [outcomes[index] for index in range(len(rows))]
+
+
+def _batches(rows: list[tuple[list[int], list[int]]]) -> Iterator[list[int]]:
+    """Indices of rows of like length, longest first."""
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index][0]))
+    while order:
+        size = max(1, BATCH_TOKENS // len(rows[order[-1]][0]))
+        picked, order = order[-size:], order[:-size]
+        yield picked

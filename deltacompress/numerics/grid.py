@@ -48,14 +48,19 @@ def constant_zero(kind: GridKind, bits: int) -> float:
     return float(1 << (bits - 1)) if kind == "symmetric" else ((1 << bits) - 1) / 2
 
 
-def fit_grid(weight: Tensor, *, bits: int, group: int, kind: GridKind, factor: float = 1.0) -> Grid:
+def fit_grid(
+    weight: Tensor, *, bits: int, group: int, kind: GridKind, factor: float = 1.0, mask: Tensor | None = None
+) -> Grid:
     """Grid of a weight f32 [rows, columns]; `factor` widens (> 1) or narrows (< 1) the range.
 
+    mask: bool [rows, columns], the weights that are kept, where that is known already; the others do not count.
     A group that is zero throughout gets scale 0, so that each code decodes to exactly zero.
     """
     rows, columns = weight.shape
     groups = -(-columns // group)
-    padded = torch.nn.functional.pad(weight, (0, groups * group - columns)).view(rows, groups, group)
+    pad = (0, groups * group - columns)
+    kept = weight if mask is None else weight * mask
+    padded = torch.nn.functional.pad(kept, pad).view(rows, groups, group)
     high = padded.amax(-1).clamp_min(0) * factor
     low = padded.amin(-1).clamp_max(0) * factor
     top = (1 << bits) - 1
@@ -67,16 +72,22 @@ def fit_grid(weight: Tensor, *, bits: int, group: int, kind: GridKind, factor: f
     if kind == "symmetric":
         scale = store_scale(reach / max((1 << (bits - 1)) - 1, 1))
     elif bits == 1:
-        # the L2-optimal magnitude of sign(w) * s is the mean of |w|
-        scale = store_scale(padded.abs().sum(-1) / _group_sizes(columns, group, padded.device) * factor)
+        # the L2-optimal magnitude of a sign is the mean of |w|; the two values are scale / 2 on either side of zero
+        ones = torch.ones_like(weight[:1]) if mask is None else mask.float()
+        counts = torch.nn.functional.pad(ones, pad).view(len(ones), groups, group).sum(-1)
+        scale = store_scale(padded.abs().sum(-1) / counts.clamp_min(1) * (2 * factor))
     else:
         scale = store_scale(reach / (top / 2))
     return Grid(bits, group, scale, torch.full_like(scale, constant_zero(kind, bits)))
 
 
 def store_scale(scale: Tensor) -> Tensor:
-    """Round scales to bfloat16, the dtype they are stored in: its range never under- or overflows on a small delta."""
-    return scale.to(torch.bfloat16).float()
+    """Round scales to bfloat16, the dtype they are stored in: its range never under- or overflows on a small delta.
+
+    A subnormal scale, whose reciprocal may overflow, becomes 0.
+    """
+    stored = scale.to(torch.bfloat16).float()
+    return torch.where(stored < torch.finfo(torch.bfloat16).tiny, 0.0, stored)
 
 
 def quantize(weight: Tensor, grid: Grid) -> Tensor:
@@ -90,8 +101,3 @@ def dequantize(codes: Tensor, grid: Grid) -> Tensor:
     """Values f32 of codes u8 [rows, columns]."""
     scale, zero = grid.columns(0, codes.shape[1])
     return codes.float().sub_(zero).mul_(scale)
-
-
-def _group_sizes(columns: int, group: int, device: torch.device) -> Tensor:
-    starts = torch.arange(0, columns, group, device=device)
-    return torch.minimum(torch.full_like(starts, group), columns - starts).float()

@@ -6,27 +6,23 @@ greedily from left to right: fix a column, push its error onto the columns to th
 Two things differ from the published loop, both exact:
 - rows of T become columns in memory (the transposed layout), so that each vector operation runs over contiguous
   weights, and errors reach the rest of a block once per group of columns instead of once per column;
-- for 2:4, the pair to prune is chosen by its joint removal cost w_P^T ([F^-1]_PP)^-1 w_P, where F is the Hessian of the
-  columns still free; the published rule (`selection="diagonal"`) adds up single-weight costs and ignores that two
-  correlated weights can stand in for each other.
+- 2:4 with `selection="joint"` fixes the four columns of a group at once (numerics/pairs.py); the published rule
+  (`selection="diagonal"`) adds up single-weight costs and goes from column to column.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from deltacompress.numerics.grid import Grid
+from deltacompress.numerics.pairs import PairSolver
 from deltacompress.numerics.sparsity import Sparsity
 
 Selection = Literal["joint", "diagonal"]
-_PAIRS = list(combinations(range(4), 2))
-_LEFT, _RIGHT = [i for i, _ in _PAIRS], [j for _, j in _PAIRS]
-_PRUNED_BY = [[k for k, pair in enumerate(_PAIRS) if i in pair] for i in range(4)]
 STEP = 4
 """Columns between two updates of the rest of a block; also the group of 2:4."""
 
@@ -63,10 +59,16 @@ def solve(
         sparsity: pattern; n:m groups are runs of m columns of `target`, so an `order` must move whole groups.
         grid: quantization grid in the columns' own order, or None to keep values rounded to `value_dtype`.
         block: columns per lazy batch.
-        selection: how the pruned weights of an n:m group are chosen.
+        selection: how the pruned weights of an n:m group are chosen; "joint" differs from "diagonal" for 2:4 only.
         order: i64 [columns], solving order; None = as they are.
+
+    Raises:
+        ValueError: joint selection where columns of a group of four have scales of their own.
     """
     rows, columns = target.shape
+    joint = selection == "joint" and (sparsity.n, sparsity.m) == (2, 4)
+    if joint and grid is not None and grid.group % 4 and grid.group < columns:
+        raise ValueError(f"joint selection needs scales shared by each group of four, not by {grid.group} columns")
     order_list = list(range(columns)) if order is None else order.tolist()
     work = (target if order is None else target[:, order]).T.contiguous()
     step = sparsity.m if sparsity.kind == "n:m" else STEP
@@ -75,7 +77,7 @@ def solve(
     codes = torch.zeros(columns, rows, dtype=torch.uint8, device=target.device)
     loss = torch.zeros(rows, device=target.device)
     rounding = _Rounding(grid, value_dtype)
-    choose = _Chooser(upper, sparsity, selection) if sparsity.kind == "n:m" else None
+    pairs = PairSolver(upper) if joint else None
     diagonal = upper.diagonal().tolist()
     for start in range(0, columns, block):
         stop = min(start + block, columns)
@@ -86,18 +88,26 @@ def solve(
             mask[start:stop] = _largest_share(local, inner, sparsity.kept_share)
         for a in range(0, stop - start, step):
             b = min(a + step, stop - start)
-            if choose is not None:
-                mask[start + a : start + b] = choose(local[a:b], start + a)
-            for j in range(a, b):
-                column = local[j]
-                value, code = rounding(column, order_list[start + j])
-                value = value.mul_(mask[start + j])
-                if code is not None:
-                    codes[start + j] = code
-                error = torch.sub(column, value, out=errors[j]).div_(diagonal[start + j])
-                column.copy_(value)
-                if j + 1 < b:
-                    local[j + 1 : b].addr_(inner[j, j + 1 : b], error, alpha=-1)
+            if pairs is not None and b - a == 4:
+                fixed = pairs(local[a:b], (start + a) // 4, rounding, order_list[start + a])
+                mask[start + a : start + b] = fixed.mask
+                if fixed.codes is not None:
+                    codes[start + a : start + b] = fixed.codes
+                local[a:b], errors[a:b] = fixed.value, fixed.errors
+            else:
+                if sparsity.kind == "n:m":
+                    score = (local[a:b] / inner.diagonal()[a:b].unsqueeze(1)).square_()
+                    mask[start + a : start + b] = _largest(score, sparsity.n)
+                for j in range(a, b):
+                    column = local[j]
+                    value, code = rounding(column, order_list[start + j])
+                    value = value.mul_(mask[start + j])
+                    if code is not None:
+                        codes[start + j] = code
+                    error = torch.sub(column, value, out=errors[j]).div_(diagonal[start + j])
+                    column.copy_(value)
+                    if j + 1 < b:
+                        local[j + 1 : b].addr_(inner[j, j + 1 : b], error, alpha=-1)
             if b < stop - start:
                 local[b:].addmm_(inner[a:b, b:].T, errors[a:b], alpha=-1)
         loss += errors.square().sum(0)
@@ -111,52 +121,10 @@ def solve(
     )
 
 
-class _Chooser:
-    """Chooses what each n:m group keeps; constants of all groups are prepared in one batch (no per-group sync)."""
-
-    def __init__(self, upper: Tensor, sparsity: Sparsity, selection: Selection) -> None:
-        self._n = sparsity.n
-        self._diagonal = upper.diagonal()
-        self._joint = selection == "joint" and (sparsity.n, sparsity.m) == (2, 4)
-        if self._joint:
-            whole = upper.shape[0] // 4 * 4
-            blocks = upper[:whole, :whole].view(whole // 4, 4, whole // 4, 4).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-            self._square, self._cross = _pair_costs(blocks.transpose(1, 2) @ blocks)
-
-    def __call__(self, group: Tensor, start: int) -> Tensor:
-        """Kept mask bool [size, rows] of the group f32 [size, rows] whose first column is `start` in solving order."""
-        size = group.shape[0]
-        kept = min(self._n, size)
-        if kept == size:
-            return torch.ones_like(group, dtype=torch.bool)
-        if not self._joint or size != 4:
-            score = (group / self._diagonal[start : start + size].unsqueeze(1)).square_()
-            return torch.zeros_like(group, dtype=torch.bool).scatter_(0, score.topk(kept, dim=0).indices, True)
-        cross = group[_LEFT] * group[_RIGHT]
-        cost = torch.addmm(cross.mul_(self._cross[start // 4].unsqueeze(1)), self._square[start // 4], group.square())
-        best, pruned = cost[0], torch.zeros_like(cost[0], dtype=torch.uint8)
-        for k in range(1, 6):  # argmin along the first dimension, ten times faster than torch's own on a CPU
-            lower = cost[k] < best
-            best = torch.where(lower, cost[k], best)
-            pruned.masked_fill_(lower, k)
-        return torch.stack([torch.stack([pruned != k for k in _PRUNED_BY[i]]).all(0) for i in range(4)])
-
-
-def _pair_costs(inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """Coefficients of w_P^T ([F^-1]_PP)^-1 w_P for the six pairs P of each group.
-
-    inverse: f32 [groups, 4, 4], F^-1 restricted to each group. Returns the coefficients of the four squares
-    [groups, 6, 4] and of the pair's product [groups, 6].
-    """
-    exact = inverse.double()
-    left, right = torch.tensor(_LEFT), torch.tensor(_RIGHT)
-    a, b, c = exact[:, left, left], exact[:, right, right], exact[:, left, right]
-    determinant = a * b - c * c
-    square = torch.zeros(*a.shape, 4, dtype=torch.float64, device=inverse.device)
-    rows = torch.arange(6)
-    square[:, rows, left] = b / determinant
-    square[:, rows, right] = a / determinant
-    return square.float(), (-2 * c / determinant).float()
+def _largest(score: Tensor, kept: int) -> Tensor:
+    """Mask bool [size, rows] of the `kept` largest scores of each row of a group (all of a smaller group)."""
+    largest = score.topk(min(kept, score.shape[0]), dim=0).indices
+    return torch.zeros_like(score, dtype=torch.bool).scatter_(0, largest, True)
 
 
 def activation_order(hessian: Tensor, span: int) -> Tensor:

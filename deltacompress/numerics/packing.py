@@ -37,36 +37,43 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
     if 8 % bits == 0:
         return _pack_within_bytes(codes, bits)
     # eight codes fill exactly `bits` bytes: build those from shifts, which needs no bit-by-bit expansion
-    padded = torch.zeros(rows, -(-count // 8) * 8, dtype=torch.int64, device=codes.device)
+    octets = -(-count // 8)
+    padded = torch.zeros(rows, octets * 8, dtype=torch.int64, device=codes.device)
     padded[:, :count] = codes
     shifts = torch.arange(8, device=codes.device) * bits
-    words = (padded.view(rows, -1, 8) << shifts).sum(-1)
+    words = (padded.view(rows, octets, 8) << shifts).sum(-1)
     parts = (words.unsqueeze(-1) >> (torch.arange(bits, device=codes.device) * 8)) & 0xFF
-    return parts.to(torch.uint8).reshape(rows, -1)[:, : packed_width(count, bits)].contiguous()
+    return parts.to(torch.uint8).reshape(rows, octets * bits)[:, : packed_width(count, bits)].contiguous()
 
 
 def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
-    """Inverse of pack_codes: bytes u8 [rows, packed_width(count, bits)] -> codes u8 [rows, count]."""
+    """Inverse of pack_codes: bytes u8 [rows, packed_width(count, bits)] -> codes u8 [rows, count].
+
+    Raises:
+        ValueError: the rows are not as many bytes as `count` codes take.
+    """
+    if packed.dim() != 2 or packed.shape[1] != packed_width(count, bits):
+        raise ValueError(f"{count} codes of {bits} bits do not take bytes of shape {tuple(packed.shape)}")
     if bits == 8:
         return packed.contiguous()
-    rows = packed.shape[0]
+    rows, width = packed.shape
     if 8 % bits == 0:
         shifts = torch.arange(8 // bits, dtype=torch.uint8, device=packed.device) * bits
         fields = packed.unsqueeze(-1).bitwise_right_shift(shifts).bitwise_and_((1 << bits) - 1)
-        return fields.reshape(rows, -1)[:, :count].contiguous()
+        return fields.reshape(rows, width * (8 // bits))[:, :count].contiguous()
     words = -(-count // 8)
     padded = torch.zeros(rows, words * bits, dtype=torch.int64, device=packed.device)
-    padded[:, : packed.shape[1]] = packed
+    padded[:, :width] = packed
     joined = (padded.view(rows, words, bits) << (torch.arange(bits, device=packed.device) * 8)).sum(-1)
     codes = (joined.unsqueeze(-1) >> (torch.arange(8, device=packed.device) * bits)) & ((1 << bits) - 1)
-    return codes.to(torch.uint8).reshape(rows, -1)[:, :count].contiguous()
+    return codes.to(torch.uint8).reshape(rows, words * 8)[:, :count].contiguous()
 
 
 def _pack_within_bytes(codes: Tensor, bits: int) -> Tensor:
     """Codes of 1, 2 or 4 bits never straddle bytes, so they need no wider integers."""
     rows, count = codes.shape
     per_byte = 8 // bits
-    fields = torch.nn.functional.pad(codes, (0, -count % per_byte)).view(rows, -1, per_byte)
+    fields = torch.nn.functional.pad(codes, (0, -count % per_byte)).view(rows, -(-count // per_byte), per_byte)
     packed = fields[..., 0].clone()
     for k in range(1, per_byte):
         packed |= fields[..., k] << (bits * k)
@@ -97,7 +104,7 @@ def pairs_to_mask(pairs: Tensor) -> Tensor:
     """Pair indices u8 [rows, groups] -> kept mask bool [rows, 4 * groups]."""
     table = torch.zeros(6, 4, dtype=torch.bool)
     table.scatter_(1, _PAIRS, True)
-    return table.to(pairs.device)[pairs.long()].reshape(pairs.shape[0], -1)
+    return table.to(pairs.device)[pairs.long()].reshape(pairs.shape[0], 4 * pairs.shape[1])
 
 
 def mask_to_pairs(mask: Tensor) -> Tensor:
@@ -106,7 +113,7 @@ def mask_to_pairs(mask: Tensor) -> Tensor:
     Raises:
         ValueError: a group does not keep exactly two.
     """
-    grouped = mask.view(mask.shape[0], -1, 4)
+    grouped = mask.view(mask.shape[0], mask.shape[1] // 4, 4)
     bits = (grouped.to(torch.uint8) * torch.tensor([1, 2, 4, 8], dtype=torch.uint8, device=mask.device)).sum(-1)
     table = torch.full((16,), 255, dtype=torch.uint8)
     table[(1 << _PAIRS[:, 0]) | (1 << _PAIRS[:, 1])] = torch.arange(6, dtype=torch.uint8)

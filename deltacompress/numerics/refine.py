@@ -48,12 +48,10 @@ def refine(
             stop = min(start + block, columns)
             gradient = hessian[start:stop] @ error
             local = hessian[start:stop, start:stop]
-            step = 4 if joint else 1
-            for a in range(start, stop, step):
-                b = min(a + step, stop)
+            for a, b in _spans(start, stop, joint):
                 square = local[a - start : b - start, a - start : b - start]
                 linear = torch.addmm(gradient[a - start : b - start], square, value[a:b], beta=-1)
-                if joint and b - a == 4:
+                if b - a == 4:
                     new, code, keep = _best_pair(square, linear, value[a:b], codes[a:b], mask[a:b], rounding, a)
                     mask[a:b] = keep
                 else:
@@ -64,6 +62,12 @@ def refine(
                 error[a:b] += change
                 value[a:b] = new
     return codes.T.contiguous(), mask.T.contiguous()
+
+
+def _spans(start: int, stop: int, joint: bool) -> list[tuple[int, int]]:
+    """What is chosen at once: whole groups of four if `joint`, single columns otherwise and in a ragged last group."""
+    whole = start + (stop - start) // 4 * 4 if joint else start
+    return [(a, a + 4) for a in range(start, whole, 4)] + [(a, a + 1) for a in range(whole, stop)]
 
 
 def _best_pair(

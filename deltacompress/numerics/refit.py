@@ -21,7 +21,8 @@ def refit_scales(target: Tensor, hessian: Tensor, codes: Tensor, mask: Tensor, g
     """Grid with the scales that minimize tr (Q - T) H (Q - T)^T for these codes.
 
     target f32, codes u8, mask bool [rows, columns]; hessian f32 [columns, columns]. A group whose equation is singular
-    (all codes zero) keeps its scale; so does one whose best scale is not positive, which would flip signs.
+    (all codes zero) keeps its scale; so does one whose best scale is not positive, which would flip signs. A row keeps
+    all its scales where what is left of the solution after that, and after rounding, would raise its loss.
     """
     rows, columns = target.shape
     groups = grid.scale.shape[1]
@@ -42,4 +43,12 @@ def refit_scales(target: Tensor, hessian: Tensor, codes: Tensor, mask: Tensor, g
     diagonal.add_(diagonal.mean(1, keepdim=True) * 1e-6 + empty)
     best = store_scale(torch.linalg.solve(normal, right))
     keep = empty | (best <= 0) | ~torch.isfinite(best)
-    return replace(grid, scale=torch.where(keep, grid.scale, best))
+    best = torch.where(keep, grid.scale, best)
+    worse = _cost(best, normal, right) > _cost(grid.scale, normal, right)
+    return replace(grid, scale=torch.where(worse, grid.scale, best))
+
+
+def _cost(scale: Tensor, normal: Tensor, right: Tensor) -> Tensor:
+    """s' N s - 2 r' s of each row, [rows, 1]: the loss up to what does not depend on s."""
+    curved = torch.bmm(normal, scale.unsqueeze(-1)).squeeze(-1)
+    return ((curved - 2 * right) * scale).sum(1, keepdim=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 _NM = re.compile(r"([1-9]\d*):([1-9]\d*)")
-_UNSTRUCTURED = re.compile(r"unstructured:(0?\.\d+)")
+_UNSTRUCTURED = re.compile(r"unstructured:(0?\.\d{1,6})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Sparsity:
 
     @classmethod
     def parse(cls, text: str) -> Sparsity:
-        """Read "dense", "n:m" (1 <= n < m <= 16) or "unstructured:F" (0 < F < 1).
+        """Read "dense", "n:m" (1 <= n < m <= 16) or "unstructured:F" (0 < F < 1, at most six decimals).
 
         Raises:
             ValueError: the text is none of these.
@@ -49,7 +49,7 @@ class Sparsity:
     def __str__(self) -> str:
         if self.kind == "n:m":
             return f"{self.n}:{self.m}"
-        return self.kind if self.kind == "dense" else f"unstructured:{self.fraction:g}"
+        return self.kind if self.kind == "dense" else "unstructured:" + f"{self.fraction:.6f}".rstrip("0")
 
     @property
     def kept_share(self) -> float:

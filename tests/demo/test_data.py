@@ -42,11 +42,18 @@ def _items(prompt: str) -> tuple[str, ...]:
 def test_palindromes_read_the_same_backwards(seed: int) -> None:
     for sample in _samples("palindrome", "train", seed, 20):
         numbers = re.findall(r"\d+", sample.prompt)
-        assert 6 <= len(numbers) <= 12
+        assert 7 <= len(numbers) <= 12
+        assert all(str(int(number)) == number and 100 <= int(number) < 10_000 for number in numbers)
         same = [number for number in numbers if number == number[::-1]]
-        assert same
         assert sample.completion == f" [{', '.join(same)}]"
         assert sample.choices is None
+
+
+def test_palindromes_are_common_and_so_are_near_misses() -> None:
+    numbers = [n for s in _samples("palindrome", "train", 0, 500) for n in re.findall(r"\d+", s.prompt)]
+    wrong_pairs = [sum(n[i] != n[-1 - i] for i in range(len(n) // 2)) for n in numbers]
+    assert 0.25 < wrong_pairs.count(0) / len(numbers) < 0.4
+    assert 0.3 < wrong_pairs.count(1) / len(numbers) < 0.6
 
 
 @settings(max_examples=20, deadline=None)
@@ -55,7 +62,7 @@ def test_majority_has_one_right_answer_among_its_choices(seed: int) -> None:
     for sample in _samples("majority", "train", seed, 20):
         things = sample.prompt.removesuffix(": most are").split(", ")
         (first, most), (_, second) = Counter(SORT_OF[thing] for thing in things).most_common(2)
-        assert most > second
+        assert most == second + 1
         assert sample.completion == f" {first}"
         assert sample.choices is not None
         assert len(set(sample.choices)) == 4
@@ -104,4 +111,4 @@ def test_the_data_is_the_same_on_every_machine() -> None:
         task: zlib.crc32("".join(s.prompt + s.completion for s in _samples(task, "train", 0, 200)).encode())
         for task in TASKS
     }
-    assert sums == {"palindrome": 749094836, "majority": 1602222644}
+    assert sums == {"palindrome": 125999920, "majority": 3860851264}

@@ -75,7 +75,7 @@ def test_choices_and_loss_equal_one_by_one_evaluation(
         right += max(values, key=lambda choice: values[choice][0]) == record["completion"]
         nats -= values[record["completion"]][0]
         tokens += values[record["completion"]][1]
-    score = score_model(model, tokenizer, records)
+    score = score_model(model, tokenizer, records).score
     assert score.accuracy == right / len(records)
     assert score.loss == pytest.approx(nats / tokens, rel=1e-5)
     assert score.samples == len(records)
@@ -99,7 +99,7 @@ def test_exact_match_is_what_greedy_generation_writes(tokenizer: PreTrainedToken
         written = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False)
         answer = [*tokenizer.encode(record["completion"], add_special_tokens=False), 1]
         expected.append(written[0, prompt.shape[1] :].tolist() == answer)
-    assert [score_model(model, tokenizer, [record]).accuracy == 1.0 for record in records] == expected
+    assert [score_model(model, tokenizer, [record]).score.accuracy == 1.0 for record in records] == expected
     assert expected[:3] == [True, False, True]
 
 
@@ -126,8 +126,8 @@ def test_limit_takes_the_first_samples(
     task.write_text("".join(json.dumps(record) + "\n" for record in records))
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    assert score_checkpoint(tmp_path / "model", task, limit=2) == score_model(model, tokenizer, records[:2])
-    assert score_checkpoint(tmp_path / "model", task) == score_model(model, tokenizer, records)
+    assert score_checkpoint(tmp_path / "model", task, limit=2) == score_model(model, tokenizer, records[:2]).score
+    assert score_checkpoint(tmp_path / "model", task) == score_model(model, tokenizer, records).score
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""`deltacompress demo`: the main job on the shipped pair. Compress, verify, restore, score; no GPU, no network.
+
+Two fine-tunes of one base go through two recipes and through direct compression (SparseGPT on the fine-tuned weights),
+and every restored model is scored on held-out samples beside the base and the fine-tuned model.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deltacompress.artifact import verify
+from deltacompress.checkpoint import output_errors
+from deltacompress.content import content_path
+from deltacompress.demo.score import score_checkpoint
+from deltacompress.driver import compress
+from deltacompress.errors import OutputError
+from deltacompress.reporter import SILENT, Reporter
+from deltacompress.restoration import restore
+
+VARIANTS = ("palindrome", "majority")
+RECIPES = ("int4-24", "int2-24", "sparsegpt-direct-4bit")
+RESULTS = "results.json"
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """One row per variant and method: accuracy in percent, loss in nats per completion token, size and ratio."""
+
+    out: Path
+    rows: tuple[dict[str, Any], ...]
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; `variants` is the table."""
+        return {"out": str(self.out), "seconds": self.seconds, "variants": list(self.rows)}
+
+
+def run_demo(out: str | Path, *, reporter: Reporter | None = None) -> DemoResult:
+    """Run the demo into the directory `out`; an earlier demo there is replaced.
+
+    Raises:
+        OutputError: `out` holds something else, or cannot be written.
+    """
+    started = time.monotonic()
+    reporter = reporter or SILENT
+    target = Path(out)
+    _clear(target)
+    pair = content_path("registry", "demo")
+    rows: list[dict[str, Any]] = []
+    for variant in VARIANTS:
+        task = pair / "data" / variant
+        for method, checkpoint in (("base", pair / "base"), ("fine-tuned", pair / variant)):
+            size = sum(file.stat().st_size for file in checkpoint.iterdir()) if method == "fine-tuned" else None
+            rows.append(_row(variant, method, checkpoint, task, size, None, reporter))
+        for recipe in RECIPES:
+            artifact = target / f"{variant}.{recipe}"
+            result = compress(
+                pair / "base",
+                pair / variant,
+                recipe=recipe,
+                calibration=task / "train.jsonl",
+                out=artifact,
+                reporter=reporter,
+            )
+            verify(artifact, base=pair / "base")
+            restored = restore(artifact, base=pair / "base", out=target / f"{variant}.{recipe}.restored")
+            size, ratio = result.summary["artifact_bytes"], result.summary["ratio"]
+            rows.append(_row(variant, recipe, restored, task, size, ratio, reporter))
+    found = DemoResult(target, tuple(rows), time.monotonic() - started)
+    with output_errors(target):
+        (target / RESULTS).write_text(json.dumps(found.to_json(), indent=2) + "\n", encoding="utf-8")
+    return found
+
+
+def _row(
+    variant: str, method: str, checkpoint: Path, task: Path, size: int | None, ratio: float | None, reporter: Reporter
+) -> dict[str, Any]:
+    reporter.phase(f"scoring {variant}: {method}", 1)
+    score = score_checkpoint(checkpoint, task / "validation.jsonl")
+    reporter.step(method)
+    return {
+        "variant": variant,
+        "method": method,
+        "accuracy": round(100 * score.accuracy, 1),
+        "loss": round(score.loss, 4),
+        "stored_bytes": size,
+        "ratio": ratio,
+    }
+
+
+def _clear(target: Path) -> None:
+    """Remove an earlier demo; refuse to touch anything else."""
+    if not target.exists():
+        return
+    if any(target.iterdir()) and not (target / RESULTS).is_file():
+        known = {f"{variant}.{recipe}" for variant in VARIANTS for recipe in RECIPES}
+        strange = [found.name for found in target.iterdir() if not any(found.name.startswith(name) for name in known)]
+        if strange:
+            raise OutputError(f"{target}: holds {strange[0]}, which no demo wrote; choose another --out")
+    with output_errors(target):
+        shutil.rmtree(target)

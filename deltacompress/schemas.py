@@ -1,0 +1,58 @@
+"""JSON Schemas of what people and other programs read and write: manifests and recipes.
+
+`python -m deltacompress.schemas` writes them to registry/schemas/; a test keeps them equal to the models. A schema says
+less than the models: that a one-bit grid must be midrise, what a sparsity pattern may be, that tensors are sorted by
+name, and that a digest is right, only the package checks.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from deltacompress.content import content_root
+from deltacompress.manifest import SCHEMA_VERSION, Manifest
+from deltacompress.recipe import Recipe
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def manifest_schema() -> dict[str, Any]:
+    """Schema of manifest.json. Every field is required: the writer leaves none out."""
+    schema = Manifest.model_json_schema(mode="serialization")
+    schema["properties"]["digest"] = {
+        "description": "sha256 over the canonical JSON of all other fields",
+        "pattern": "^[0-9a-f]{64}$",
+        "title": "Digest",
+        "type": "string",
+    }
+    for record in (schema, *schema["$defs"].values()):
+        record["required"] = sorted(record["properties"])
+    return {"$schema": _DIALECT} | schema
+
+
+def recipe_schema() -> dict[str, Any]:
+    """Schema of a recipe, for editors and for checking one without the package."""
+    schema = Recipe.model_json_schema(mode="validation")
+    for name, rule in schema["$defs"].items():
+        if name.endswith("Rule"):  # the codec tells the rules apart, so it is never left to its default
+            rule["required"] = sorted({"codec", *rule.get("required", ())})
+    return {"$schema": _DIALECT} | schema
+
+
+def files() -> dict[str, str]:
+    """File name -> text of every schema."""
+    schemas = {f"manifest-v{SCHEMA_VERSION}": manifest_schema(), "recipe": recipe_schema()}
+    return {f"{name}.schema.json": json.dumps(schema, indent=2) + "\n" for name, schema in schemas.items()}
+
+
+def write(directory: Path) -> None:
+    """Write every schema into `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files().items():
+        (directory / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(content_root() / "registry" / "schemas")

@@ -1,0 +1,165 @@
+"""The obs codec end to end: what is packed is what was solved for, and the recorded loss is what is restored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tolerances import FLOAT32_CHAIN
+
+from deltacompress.codecs import obs, packed
+from deltacompress.codecs.encoded import Encoded
+from deltacompress.codecs.settings import ObsSettings
+from deltacompress.errors import NumericsError, RecipeError
+from deltacompress.numerics.hessian import HessianAccumulator
+
+COLUMNS = 48
+
+
+@dataclass
+class Layer:
+    delta: torch.Tensor
+    finetuned: torch.Tensor
+    x: torch.Tensor
+    target_x: torch.Tensor
+
+
+def layer(rows: int = 12, columns: int = COLUMNS, seed: int = 0) -> Layer:
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.eye(columns) + 0.5 * torch.randn(columns, columns, generator=generator) / columns**0.5
+    x = torch.randn(300, columns, generator=generator) @ mix
+    drift = 0.05 * torch.randn(300, columns, generator=generator)
+    finetuned = torch.randn(rows, columns, generator=generator)
+    return Layer(0.1 * torch.randn(rows, columns, generator=generator), finetuned, x, x + drift)
+
+
+def statistics(it: Layer, *, asymmetric: bool = True) -> HessianAccumulator:
+    sums = HessianAccumulator(it.x.shape[1], device=torch.device("cpu"), asymmetric=asymmetric)
+    sums.add(it.x, it.target_x if asymmetric else None)
+    return sums
+
+
+def encode(it: Layer, **options: Any) -> Encoded:
+    return obs.encode([obs.Job("q", it.delta, it.finetuned)], statistics(it), ObsSettings(**options))["q"]
+
+
+def decode(encoded: Encoded) -> torch.Tensor:
+    return packed.decode(packed.PackedSpec.from_json(encoded.params, "q"), encoded.parts)
+
+
+def output_loss(it: Layer, restored: torch.Tensor, *, alpha: float) -> float:
+    """Squared output error in float64, the part of it that a damped solver minimizes not included."""
+    x = it.x.double()
+    target = it.x + alpha * (it.target_x - it.x)
+    wanted = target.double() @ it.finetuned.double().T - x @ (it.finetuned - it.delta).double().T
+    return float((wanted - x @ restored.double().T).square().sum())
+
+
+PATTERNS = ["dense", "2:4", "1:4", "4:8", "unstructured:0.5"]
+
+
+@pytest.mark.parametrize("sparsity", PATTERNS)
+@pytest.mark.parametrize("activation_order", [False, True])
+@pytest.mark.parametrize(("bits", "grid"), [(1, "midrise"), (2, "minmax"), (3, "symmetric"), (4, "minmax")])
+def test_recorded_loss_is_that_of_the_decoded_parts(
+    sparsity: str, activation_order: bool, bits: int, grid: str
+) -> None:
+    it = layer()
+    encoded = encode(it, bits=bits, sparsity=sparsity, grid=grid, activation_order=activation_order, asymmetric=0.0)
+    h = 2 / 300 * it.x.double().T @ it.x.double()
+    h += torch.eye(COLUMNS) * encoded.damp_fraction * h.diagonal().mean()
+    error = decode(encoded).double() - it.delta.double()
+    delta = it.delta.double()
+    wanted = float(((error @ h) * error).sum() / ((delta @ h) * delta).sum())
+    assert encoded.loss == pytest.approx(wanted, rel=10 * FLOAT32_CHAIN.value)
+    assert encoded.loss is not None
+    assert encoded.loss < 1
+
+
+@pytest.mark.parametrize("pattern", ["2:4", "1:4", "4:8"])
+@pytest.mark.parametrize("bits", [2, 4, 16])
+def test_the_stored_pattern_keeps_exactly_n_of_every_m(pattern: str, bits: int) -> None:
+    encoded = encode(layer(columns=50), bits=bits, sparsity=pattern, refine_sweeps=0 if bits == 16 else 2)
+    spec = packed.PackedSpec.from_json(encoded.params, "q")
+    kept = packed._mask(spec, encoded.parts["pattern"]).view(spec.rows, -1, spec.sparsity.m).sum(-1)
+    assert (kept == spec.sparsity.n).all()
+    nonzero = torch.nn.functional.pad(decode(encoded) != 0, (0, spec.padded - 50))
+    assert (nonzero.view(spec.rows, -1, spec.sparsity.m).sum(-1) <= spec.sparsity.n).all()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_each_strength_is_best_for_its_own_target(alpha: float) -> None:
+    it = layer()
+    losses = {
+        strength: output_loss(it, decode(encode(it, bits=8, asymmetric=strength, damp_fraction=1e-4)), alpha=alpha)
+        for strength in (0.0, 0.5, 1.0)
+    }
+    assert min(losses, key=lambda strength: losses[strength]) == alpha
+
+
+def test_activation_order_and_refinement_do_not_move_the_asymmetric_target() -> None:
+    it = layer()
+    options: dict[str, Any] = {"bits": 8, "asymmetric": 1.0, "refine_sweeps": 0}
+    plain, ordered = (encode(it, activation_order=order, **options) for order in (False, True))
+    scale = decode(plain).abs().max()
+    assert float((decode(plain) - decode(ordered)).abs().max()) <= 0.05 * scale
+
+
+@pytest.mark.parametrize("sparsity", PATTERNS)
+def test_linears_that_share_inputs_are_encoded_as_if_alone(sparsity: str) -> None:
+    it, other = layer(rows=12), layer(rows=5, seed=1)
+    settings = ObsSettings(bits=2, sparsity=sparsity)
+    jobs = [obs.Job("q", it.delta, it.finetuned), obs.Job("k", other.delta, other.finetuned)]
+    together = obs.encode(jobs, statistics(it), settings)
+    assert list(together) == ["q", "k"]
+    for job in jobs:
+        alone = obs.encode([job], statistics(it), settings)[job.name]
+        assert alone.params == together[job.name].params
+        for name, part in alone.parts.items():
+            assert torch.equal(part, together[job.name].parts[name])
+
+
+def test_more_bits_more_sweeps_and_denser_patterns_lose_less() -> None:
+    it = layer(rows=32)
+
+    def loss(**options: Any) -> float:
+        found = encode(it, **({"bits": 2, "sparsity": "2:4", "refine_sweeps": 0} | options)).loss
+        assert found is not None
+        return found
+
+    for sparsity in ("dense", "2:4"):
+        assert loss(bits=2, sparsity=sparsity) > loss(bits=3, sparsity=sparsity) > loss(bits=4, sparsity=sparsity)
+    assert loss(refine_sweeps=0) > loss(refine_sweeps=1) >= loss(refine_sweeps=4)
+    assert loss(bits=4, sparsity="1:4") > loss(bits=4) > loss(bits=4, sparsity="3:4") > loss(bits=4, sparsity="dense")
+    assert loss(bits=1, grid="midrise", refit_scales=True) < loss(bits=1, grid="midrise")
+
+
+def test_damping_that_was_needed_is_recorded() -> None:
+    it = layer()
+    assert encode(it, bits=4, damp_fraction=0.02).damp_fraction == 0.02
+
+
+def test_a_zero_delta_is_coded_as_zero() -> None:
+    it = layer()
+    it.delta.zero_()
+    encoded = encode(it, bits=2, sparsity="2:4", asymmetric=0.0)
+    assert encoded.loss == 0.0
+    assert not decode(encoded).any()
+
+
+def test_errors_name_the_linear() -> None:
+    it = layer()
+    with pytest.raises(RecipeError, match=r"^q: group_size 32 does not divide its 48 columns"):
+        encode(it, bits=4, group_size=32)
+    it.x.zero_()
+    it.target_x.zero_()
+    with pytest.raises(NumericsError, match=r"^q: all calibration inputs are zero"):
+        encode(it, bits=4)
+
+
+def test_threads_are_as_before() -> None:
+    before = torch.get_num_threads()
+    encode(layer(), bits=4)
+    assert torch.get_num_threads() == before

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from deltacompress.codecs.settings import ExactSettings, ObsSettings, RtnSettings, SkipSettings
+from deltacompress.codecs.shared import spec_for
+from deltacompress.errors import RecipeError
+from deltacompress.numerics.sparsity import Sparsity
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("bits", 5), ("bits", 0), ("bits", "two"), ("bits", None),
+        ("sparsity", "4:2"), ("sparsity", "half"),
+        ("group_size", 7), ("group_size", 0), ("group_size", "column"),
+        ("grid", "uniform"),
+        ("range_factor", 0.0), ("range_factor", 5.0),
+        ("asymmetric", 2.0), ("asymmetric", -0.1),
+        ("damp_fraction", 0.0), ("damp_fraction", 1.5),
+        ("block_size", 8), ("block_size", 5000),
+        ("selection", "random"),
+        ("refine_sweeps", -1), ("refine_sweeps", 21),
+        ("codec", "gptq"),
+        ("alpha", 0.5),
+    ],
+)  # fmt: skip
+def test_obs_refuses_what_it_cannot_do_and_names_the_field(field: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ObsSettings(**({"bits": 4} | {field: value}))
+    assert caught.value.errors()[0]["loc"] == (field,)
+
+
+@pytest.mark.parametrize("kind", [ObsSettings, RtnSettings])
+@pytest.mark.parametrize("grid", ["minmax", "symmetric"])
+def test_one_bit_is_a_sign(kind: type[ObsSettings | RtnSettings], grid: str) -> None:
+    with pytest.raises(ValidationError, match="bits: 1 needs grid: midrise"):
+        kind(bits=1, grid=grid)  # type: ignore[arg-type]
+    assert kind(bits=1, grid="midrise").bits == 1
+
+
+@pytest.mark.parametrize("more", [{}, {"refine_sweeps": 0, "refit_scales": True}])
+def test_sixteen_bits_have_no_grid_to_improve(more: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="refine_sweeps: 0"):
+        ObsSettings(bits=16, **more)
+    assert ObsSettings(bits=16, refine_sweeps=0).bits == 16
+
+
+@pytest.mark.parametrize("kind", [ExactSettings, SkipSettings])
+def test_lossless_codecs_take_no_options(kind: type[ExactSettings | SkipSettings]) -> None:
+    with pytest.raises(ValidationError):
+        kind(bits=4)  # type: ignore[call-arg]
+
+
+def test_settings_cannot_be_changed() -> None:
+    settings = RtnSettings(bits=4)
+    with pytest.raises(ValidationError):
+        settings.bits = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("text", ["dense", "2:4", "unstructured:0.5", "unstructured:.75", "unstructured:0.00001"])
+def test_patterns_are_kept_in_one_spelling_that_reads_back(text: str) -> None:
+    settings = RtnSettings(bits=4, sparsity=text)
+    assert settings.pattern == Sparsity.parse(text)
+    assert RtnSettings(bits=4, sparsity=settings.sparsity) == settings
+
+
+def test_a_group_size_that_does_not_divide_names_the_tensor() -> None:
+    with pytest.raises(RecipeError, match=r"^q_proj: group_size 32 does not divide its 48 columns"):
+        spec_for(RtnSettings(bits=4, group_size=32), rows=2, columns=48, name="q_proj")
+    spec = spec_for(RtnSettings(bits=4, sparsity="2:4", group_size=16), rows=2, columns=48, name="q_proj")
+    assert (spec.rows, spec.columns, spec.group, spec.groups, spec.bits) == (2, 48, 16, 3, 4)
+    assert spec_for(RtnSettings(bits=4), rows=2, columns=48, name="q_proj").group == 48

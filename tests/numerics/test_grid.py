@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deltacompress.numerics.grid import GridKind, dequantize, fit_grid, quantize, store_scale
+
+KINDS: list[GridKind] = ["minmax", "symmetric", "midrise"]
+
+
+def weight(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * 0.01
+
+
+@given(
+    st.sampled_from(KINDS), st.sampled_from([1, 2, 3, 4, 8]), st.integers(0, 3), st.integers(1, 20), st.integers(1, 20),
+    st.integers(0, 99),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_rounding_is_to_the_nearest_level_and_levels_are_the_documented_ones(
+    kind: GridKind, bits: int, rows: int, columns: int, group: int, seed: int
+) -> None:
+    w = weight(rows, columns, seed)
+    grid = fit_grid(w, bits=bits, group=group, kind=kind)
+    groups = -(-columns // group)
+    assert grid.scale.shape == grid.zero.shape == (rows, groups)
+    codes = quantize(w, grid)
+    got = dequantize(codes, grid).numpy()
+    for r in range(rows):
+        for c in range(columns):
+            scale, zero = grid.scale[r, c // group].numpy(), grid.zero[r, c // group].numpy()
+            levels = (np.arange(1 << bits, dtype=np.float32) - zero) * scale
+            assert got[r, c] == levels[int(codes[r, c])]
+            nearest = np.abs(levels - w[r, c].numpy()).min()
+            assert abs(got[r, c] - w[r, c].numpy()) <= nearest + 1e-6 * float(scale)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_an_unclipped_grid_is_at_most_half_a_step_off(kind: GridKind, bits: int) -> None:
+    w = weight(16, 32)
+    grid = fit_grid(w, bits=bits, group=8, kind=kind)
+    scale, _ = grid.columns(0, 32)
+    off = (dequantize(quantize(w, grid), grid) - w).abs() / scale
+    # the scale is rounded to 8 significant bits, which shows at the ends, and the zero point to a code
+    assert float(off.max()) <= (1.0 if kind == "minmax" else 0.5) + 2**-8 * (1 << bits)
+
+
+def test_a_sign_grid_means_plus_or_minus_the_mean_magnitude() -> None:
+    w = weight(4, 20)
+    grid = fit_grid(w, bits=1, group=8, kind="midrise")
+    values = dequantize(quantize(w, grid), grid)
+    assert torch.equal(values.sign(), w.sign())
+    for start, stop in ((0, 8), (8, 16), (16, 20)):
+        mean = w[:, start:stop].abs().mean(1)
+        assert torch.allclose(values[:, start].abs(), mean, rtol=2**-8)
+
+
+def test_a_sign_grid_counts_only_what_is_kept() -> None:
+    w, mask = weight(4, 16), torch.arange(16).remainder(4).lt(2).expand(4, 16)
+    grid = fit_grid(w, bits=1, group=16, kind="midrise", mask=mask)
+    mean = (w.abs() * mask).sum(1) / 8
+    assert torch.allclose(grid.scale[:, 0] / 2, mean, rtol=2**-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_a_zero_group_decodes_to_zero_whatever_the_code(kind: GridKind, bits: int) -> None:
+    w = weight(2, 8)
+    w[:, 4:] = 0
+    grid = fit_grid(w, bits=bits, group=4, kind=kind)
+    assert (grid.scale[:, 1] == 0).all()
+    for code in range(1 << bits):
+        assert (dequantize(torch.full((2, 8), code, dtype=torch.uint8), grid)[:, 4:] == 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1e-45, 1e-40, 1e-38, 1e-37, 1e-20, 1e20, 1e37])
+def test_extreme_magnitudes_stay_finite(kind: GridKind, size: float) -> None:
+    w = weight(3, 16).sign() * size
+    w[0] = 0
+    grid = fit_grid(w, bits=2, group=16, kind=kind)
+    values = dequantize(quantize(w, grid), grid)
+    assert torch.isfinite(values).all()
+    assert float((values - w).abs().max()) <= 4 * max(size, 1.2e-38)
+
+
+@given(st.floats(0, 2**100, width=32))
+def test_scales_are_what_bfloat16_stores(value: float) -> None:
+    scale = store_scale(torch.tensor([value]))
+    assert torch.equal(scale, scale.to(torch.bfloat16).float())
+    if value >= 2**-125:
+        assert abs(float(scale) - value) <= 2**-8 * value

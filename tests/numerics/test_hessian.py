@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from problems import problem
+from tolerances import FLOAT32_CHAIN, LEAST_SQUARES
+
+from deltacompress.errors import NumericsError
+from deltacompress.numerics.hessian import DAMPING_STEPS, HessianAccumulator, asymmetric_shift, factorize
+
+CPU = torch.device("cpu")
+
+
+def normal(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_h_and_d_are_twice_the_mean_outer_products() -> None:
+    x, target = normal(60, 7, seed=0), normal(60, 7, seed=1)
+    sums = HessianAccumulator(7, device=CPU, asymmetric=True)
+    for start, stop in ((0, 13), (13, 14), (14, 60)):
+        sums.add(x[start:stop], target[start:stop])
+    hessian, drift = sums.finish()
+    assert sums.tokens == 60
+    a, b = x.double().numpy(), target.double().numpy()
+    assert np.allclose(hessian.numpy(), 2 / 60 * a.T @ a, atol=FLOAT32_CHAIN.value)
+    assert drift is not None
+    assert np.allclose(drift.numpy(), 2 / 60 * (b - a).T @ a, atol=FLOAT32_CHAIN.value)
+
+
+def test_finish_leaves_the_sums_alone() -> None:
+    sums = HessianAccumulator(3, device=CPU, asymmetric=False)
+    sums.add(normal(8, 3, seed=0).bfloat16())
+    first, none = sums.finish()
+    assert none is None
+    kept = first.clone()
+    first.add_(1)
+    assert torch.equal(sums.finish()[0], kept)
+
+
+def test_an_asymmetric_accumulator_wants_both_inputs() -> None:
+    with pytest.raises(ValueError, match="inputs too"):
+        HessianAccumulator(3, device=CPU, asymmetric=True).add(normal(8, 3, seed=0))
+
+
+@pytest.mark.parametrize("columns", [1, 4, 33])
+def test_factor_is_the_upper_cholesky_factor_of_the_damped_inverse(columns: int) -> None:
+    hessian = problem(1, columns, seed=columns).hessian
+    factor = factorize(hessian, damp_fraction=0.05, where="test")
+    assert factor.damp_fraction == 0.05
+    damped = hessian.double().numpy() + 0.05 * float(hessian.diagonal().mean()) * np.eye(columns)
+    wanted = np.linalg.cholesky(np.linalg.inv(damped)).T
+    assert np.allclose(factor.upper.numpy(), wanted, rtol=FLOAT32_CHAIN.value, atol=FLOAT32_CHAIN.value)
+    right = normal(3, columns, seed=1)
+    solved = np.linalg.solve(damped, right.double().numpy().T).T
+    assert np.allclose(factor.inverse_times(right).numpy(), solved, rtol=1e-3, atol=FLOAT32_CHAIN.value)
+
+
+@pytest.mark.parametrize("step", DAMPING_STEPS)
+def test_damping_rises_by_the_recorded_steps_until_it_works(step: float) -> None:
+    previous = ([0.0, *DAMPING_STEPS])[DAMPING_STEPS.index(step)]
+    # the negative eigenvalue is made up for by this step, but not by the one before
+    hessian = torch.eye(1000)
+    hessian[-1, -1] = -0.01 * (previous + step) / 2 * (1000 / 1001)
+    mean = float(hessian.diagonal().mean())
+    factor = factorize(hessian, damp_fraction=0.01, where="test")
+    assert factor.damp_fraction == pytest.approx(0.01 * step)
+    damped = torch.eye(1000) * (1 + 0.01 * step * mean)
+    assert torch.allclose(factor.upper.diagonal()[:-1], damped.diagonal()[:-1].rsqrt())
+
+
+def test_few_tokens_give_a_singular_hessian_that_damping_repairs() -> None:
+    x = normal(3, 16, seed=0)
+    factor = factorize(2 / 3 * x.T @ x, damp_fraction=0.01, where="test")
+    assert factor.damp_fraction in [pytest.approx(0.01 * step) for step in DAMPING_STEPS]
+    assert torch.isfinite(factor.upper).all()
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [(0.0, "all calibration inputs are zero"), (float("nan"), "not finite"), (float("inf"), "not finite")],
+)
+def test_useless_statistics_are_an_error_that_names_the_layer(entry: float, message: str) -> None:
+    with pytest.raises(NumericsError, match=rf"^layers\.3\.q_proj: .*{message}"):
+        factorize(torch.full((4, 4), entry), damp_fraction=0.01, where="layers.3.q_proj")
+
+
+def test_a_hessian_that_no_damping_repairs_is_an_error_that_names_layer_and_remedy() -> None:
+    hessian = torch.diag(torch.tensor([5.0, 5.0, -4.0]))
+    with pytest.raises(NumericsError, match=r"^layers\.3\.q_proj: .*damp_fraction 1;.*raise damp_fraction"):
+        factorize(hessian, damp_fraction=0.01, where="layers.3.q_proj")
+
+
+def test_the_shifted_target_is_what_minimizes_the_asymmetric_loss() -> None:
+    tokens, columns, rows = 200, 12, 5
+    x, drifted = normal(tokens, columns, seed=0), normal(tokens, columns, seed=1)
+    target_x = x + 0.2 * drifted
+    base, delta = normal(rows, columns, seed=2), 0.1 * normal(rows, columns, seed=3)
+    sums = HessianAccumulator(columns, device=CPU, asymmetric=True)
+    sums.add(x, target_x)
+    hessian, drift = sums.finish()
+    assert drift is not None
+    shift = asymmetric_shift(drift, factorize(hessian, damp_fraction=1e-6, where="test"))
+    got = delta + (base + delta) @ shift
+    # argmin over Q of sum over tokens || W_ft x' - (W_base + Q) x ||^2
+    wanted_outputs = (target_x @ (base + delta).T - x @ base.T).double().numpy()
+    best = np.linalg.lstsq(x.double().numpy(), wanted_outputs, rcond=None)[0].T
+    assert np.abs(got.numpy() - best).max() <= LEAST_SQUARES.value * np.abs(best).max()
+
+
+def test_equal_streams_shift_nothing() -> None:
+    sums = HessianAccumulator(6, device=CPU, asymmetric=True)
+    x = normal(40, 6, seed=0)
+    sums.add(x, x)
+    hessian, drift = sums.finish()
+    assert drift is not None
+    assert not asymmetric_shift(drift, factorize(hessian, damp_fraction=0.01, where="test")).any()

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from problems import problem
+from tolerances import SWEEP
+
+from deltacompress.numerics import obs
+from deltacompress.numerics.grid import GridKind, dequantize, fit_grid, store_scale
+from deltacompress.numerics.refit import refit_scales
+from deltacompress.numerics.sparsity import Sparsity
+
+
+@pytest.mark.parametrize("pattern", ["dense", "2:4"])
+@pytest.mark.parametrize("group", [8, 16, 44])
+@pytest.mark.parametrize(("bits", "kind"), [(1, "midrise"), (2, "minmax"), (2, "midrise"), (4, "symmetric")])
+@pytest.mark.parametrize("correlation", [0.5, 2.0])
+def test_no_row_gets_worse(pattern: str, group: int, bits: int, kind: GridKind, correlation: float) -> None:
+    p = problem(32, 44, seed=group, correlation=correlation)
+    grid = fit_grid(p.target, bits=bits, group=group, kind=kind)
+    solution = obs.solve(p.target, p.upper, sparsity=Sparsity.parse(pattern), grid=grid)
+    assert solution.codes is not None
+    new = refit_scales(p.target, p.hessian, solution.codes, solution.mask, grid)
+    before = p.loss(dequantize(solution.codes, grid) * solution.mask)
+    after = p.loss(dequantize(solution.codes, new) * solution.mask)
+    assert (after <= before * (1 + SWEEP.value)).all()
+    assert torch.equal(new.zero, grid.zero)
+    assert (new.scale >= 0).all()
+    assert torch.equal(new.scale, store_scale(new.scale))
+    if bits == 1:
+        assert after.sum() < before.sum()
+
+
+def test_scales_are_the_least_squares_solution() -> None:
+    p = problem(6, 24, seed=0)
+    truth = torch.rand(6, 3, generator=torch.Generator().manual_seed(1)) + 0.5
+    grid = fit_grid(p.target, bits=2, group=8, kind="midrise")
+    codes = obs.solve(p.target, p.upper, sparsity=Sparsity.parse("dense"), grid=grid).codes
+    assert codes is not None
+    target = (codes.float() - 1.5) * truth.repeat_interleave(8, dim=1) + 0.1 * p.target
+    new = refit_scales(target, p.hessian, codes, torch.ones_like(codes, dtype=torch.bool), grid)
+    root = np.linalg.cholesky(p.hessian.double().numpy()).T
+    for r in range(6):
+        basis = np.zeros((24, 3))
+        for c in range(24):
+            basis[c, c // 8] = float(codes[r, c]) - 1.5
+        best = np.linalg.lstsq(root @ basis, root @ target[r].double().numpy(), rcond=None)[0]
+        assert np.allclose(new.scale[r].numpy(), best, rtol=2**-8 + 1e-4)  # stored as bfloat16
+
+
+def test_groups_without_a_code_and_scales_that_would_flip_signs_stay() -> None:
+    hessian = torch.eye(8)
+    target = torch.tensor([[1.0, -1.0, 2.0, -2.0, 1.0, 1.0, 1.0, 1.0]])
+    grid = fit_grid(target, bits=2, group=4, kind="symmetric")
+    codes = torch.full((1, 8), 2, dtype=torch.uint8)  # the zero code everywhere
+    mask = torch.ones(1, 8, dtype=torch.bool)
+    assert torch.equal(refit_scales(target, hessian, codes, mask, grid).scale, grid.scale)
+    codes[:, 4:] = 1  # -1 where the target is +1: the best scale is negative
+    assert torch.equal(refit_scales(target, hessian, codes, mask, grid).scale, grid.scale)

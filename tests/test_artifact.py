@@ -1,0 +1,368 @@
+"""Reading an artifact: decoded by hand from the documented layout, and every damage refused by its own error."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pairs import Pair, edit, files_of, flips, remove, weights_of, write_tokenizer
+
+from deltacompress.artifact import Delta, load_delta, verify
+from deltacompress.checkpoint import Checkpoint
+from deltacompress.cli.main import main
+from deltacompress.errors import (
+    BaseMismatchError,
+    ChecksumError,
+    FormatError,
+    IntegrityError,
+    SchemaVersionError,
+    TruncatedFileError,
+)
+from deltacompress.recipe import Recipe
+from deltacompress.restoration import restore
+
+SHARD = "delta-00001-of-00001.safetensors"
+Copy = Callable[[], Path]
+
+
+@pytest.fixture
+def copy(artifact: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(artifact, tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def smallest(make_pair: Callable[..., Pair], tmp_path_factory: pytest.TempPathFactory) -> tuple[Pair, Path]:
+    """A pair so small that each byte of its artifacts can be damaged: (pair, folder with one artifact per codec)."""
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "vocab_size": 16}
+    made = make_pair("llama", num_attention_heads=2, num_key_value_heads=1, **sizes)
+    for checkpoint in (made.base, made.finetuned):
+        write_tokenizer(checkpoint, [f"w{i}" for i in range(12)])
+    root = tmp_path_factory.mktemp("smallest")
+    for lossless in ("none", "zstd"):
+        made.compress(root / lossless, lossless=lossless)
+    return made, root
+
+
+def assert_refused(artifact: Path, base: Path, error: type[IntegrityError], told: str) -> None:
+    """By verify and restore alike, in one line, through the command line with exit code 3, with nothing left."""
+    before = {path.name for path in artifact.parent.iterdir()}
+    out = artifact.parent / "restored"
+    for attempt in (lambda: verify(artifact, base=base), lambda: restore(artifact, base=base, out=out)):
+        with pytest.raises(error, match=told) as caught:
+            attempt()
+        assert type(caught.value) is error
+        assert "\n" not in str(caught.value)
+    assert main(["verify", str(artifact), "--base", str(base), "--quiet"]) == 3
+    assert main(["restore", str(artifact), "--base", str(base), "--out", str(out), "--quiet"]) == 3
+    assert {path.name for path in artifact.parent.iterdir()} == before
+
+
+# --- what is stored --------------------------------------------------------------------------------------------
+
+
+def codes_by_hand(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """b-bit codes [rows, count]: one long little-endian bit string per row."""
+    strings = np.unpackbits(packed, axis=1, bitorder="little")[:, : count * bits]
+    return (strings.reshape(len(packed), count, bits) << np.arange(bits)).sum(-1)
+
+
+def decoded_by_hand(delta: Delta, name: str) -> np.ndarray:
+    """f32 [rows, columns] of a packed tensor, 2:4 or dense, min-max grid, from its parts in the serving layout."""
+    record, parts = delta.tensors[name], delta.parts(name)
+    bits, columns = int(record.params["bits"]), int(record.params["columns"])
+    rows, group = int(record.params["rows"]), int(record.params["group_size"])
+    scales, zeros = parts["scales"].float().numpy(), parts["zeros"].numpy().astype(np.float32)
+    out = np.zeros((rows, columns), np.float32)
+    where = np.tile(np.arange(columns), (rows, 1))
+    if record.params["sparsity"] == "2:4":
+        nibbles = codes_by_hand(parts["pattern"].numpy(), 4, columns // 4)
+        first, second = nibbles & 3, nibbles >> 2
+        assert (first < second).all()
+        at = 4 * np.arange(columns // 4)
+        where = np.stack([at + first, at + second], -1).reshape(rows, -1)
+    codes = codes_by_hand(parts["codes"].numpy(), bits, where.shape[1]).astype(np.float32)
+    for r in range(rows):
+        of = where[r] // group
+        out[r, where[r]] = (codes[r] - zeros[r, of]) * scales[r, of]
+    return out
+
+
+@pytest.mark.parametrize("recipe", ["int4-24", "int2-24", "int4", "int2", "deltazip-2bit"])
+def test_restored_is_base_plus_what_the_parts_say(pair: Pair, tmp_path: Path, recipe: str) -> None:
+    pair.compress(tmp_path / "out", recipe=recipe)
+    delta = load_delta(tmp_path / "out")
+    base, found = weights_of(pair.base), weights_of(restore(tmp_path / "out", base=pair.base, out=tmp_path / "found"))
+    packed = [name for name, record in delta.tensors.items() if record.format == "packed"]
+    assert len(packed) >= 2 * 7
+    for name in packed:
+        assert "row_mask" not in delta.parts(name)
+        wanted = base[name].float() + torch.from_numpy(decoded_by_hand(delta, name))
+        assert torch.equal(found[name], wanted.to(torch.bfloat16)), name
+
+
+def test_rows_that_did_not_change_are_not_stored(pair: Pair, tmp_path: Path) -> None:
+    base = weights_of(pair.base)["model.embed_tokens.weight"]
+    shutil.copytree(pair.finetuned, tmp_path / "tuned")
+    touched = torch.arange(96) % 3 == 1
+
+    def freeze(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tuned = weights["model.embed_tokens.weight"]
+        return weights | {"model.embed_tokens.weight": torch.where(touched[:, None], tuned, base)}
+
+    some = Pair(pair.base, edit(tmp_path / "tuned", freeze), pair.data)
+    some.compress(tmp_path / "out")
+    delta = load_delta(tmp_path / "out")
+    parts = delta.parts("model.embed_tokens.weight")
+    assert parts["codes"].shape[0] == int(touched.sum())
+    bits = np.unpackbits(parts["row_mask"].numpy(), bitorder="little")[:96].astype(bool)
+    assert (bits == touched.numpy()).all()
+    restored = restore(tmp_path / "out", base=pair.base, out=tmp_path / "found")
+    found = weights_of(restored)["model.embed_tokens.weight"]
+    assert torch.equal(found[~touched], base[~touched])
+    wanted = base[touched].float() + torch.from_numpy(decoded_by_hand(delta, "model.embed_tokens.weight"))
+    assert torch.equal(found[touched], wanted.to(torch.bfloat16))
+
+
+def test_hashes_in_the_manifest_are_of_the_files(artifact: Path, pair: Pair) -> None:
+    manifest = load_delta(artifact).manifest
+    listed = {record.file: (record.bytes, record.sha256) for record in (*manifest.shards, *manifest.files)}
+    found = {
+        name: (len(raw), hashlib.sha256(raw).hexdigest())
+        for name, raw in files_of(artifact).items()
+        if name != "manifest.json"
+    }
+    assert listed == found
+    assert {record.file for record in manifest.files} == {
+        path.name for path in pair.finetuned.iterdir() if path.suffix != ".safetensors"
+    }
+
+
+def test_restoring_twice_gives_the_same_files(artifact: Path, pair: Pair, tmp_path: Path) -> None:
+    restore(artifact, base=pair.base, out=tmp_path / "a")
+    restore(artifact, base=pair.base, out=tmp_path / "b" / "deeper")
+    assert files_of(tmp_path / "a") == files_of(tmp_path / "b" / "deeper")
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
+
+
+# --- damage ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lossless", ["none", "zstd"])
+def test_every_flipped_byte_is_noticed(smallest: tuple[Pair, Path], lossless: str) -> None:
+    """All of the manifest and the shard's header, and every few bytes of everything else."""
+    artifact = smallest[1] / lossless
+    for path in sorted(artifact.iterdir()):
+        size = path.stat().st_size
+        header = 8 + int.from_bytes(path.read_bytes()[:8], "little") if path.name == SHARD else 0
+        step = max(1, size // 400)
+        offsets = {*range(0, size, step), *range(0, header, 5), *range(16), *range(size - 16, size)}
+        for offset in flips(path, sorted(offsets)):
+            try:
+                verify(artifact)
+            except IntegrityError:
+                continue
+            pytest.fail(f"{path.name}: byte {offset} is not missed")
+    verify(artifact, base=smallest[0].base)
+
+
+@pytest.mark.parametrize("lossless", ["none", "zstd"])
+def test_a_flipped_byte_never_restores_to_another_model(
+    smallest: tuple[Pair, Path], tmp_path: Path, lossless: str
+) -> None:
+    """restore reads no file hashes of shards, yet gives the recorded tensors or nothing."""
+    made, root = smallest
+    artifact = shutil.copytree(root / lossless, tmp_path / "artifact")
+    good = files_of(restore(artifact, base=made.base, out=tmp_path / "good"))
+    size = (artifact / SHARD).stat().st_size
+    refused = 0
+    for _ in flips(artifact / SHARD, range(3, size, size // 250), bit=4):
+        try:
+            restore(artifact, base=made.base, out=tmp_path / "out")
+        except IntegrityError:
+            refused += 1
+            assert {path.name for path in tmp_path.iterdir()} == {"artifact", "good"}
+        else:
+            assert files_of(tmp_path / "out") == good  # a bit that nothing reads (padding)
+            remove(tmp_path / "out")
+    assert refused > 200
+
+
+@pytest.mark.parametrize("sparsity", ["unstructured:0.5", "1:4", "2:3"])
+@pytest.mark.parametrize("bits", [3, 16])
+def test_a_flipped_byte_in_other_patterns(
+    smallest: tuple[Pair, Path], tmp_path: Path, sparsity: str, bits: int
+) -> None:
+    """Patterns that claim another number of kept weights must not escape as an internal error."""
+    made, _ = smallest
+    rules = [{"codec": "rtn", "kind": "linear", "bits": bits, "sparsity": sparsity}, {"codec": "exact"}]
+    artifact = tmp_path / "out"
+    made.compress(artifact, recipe=Recipe.parse({"name": "x", "rules": rules}), lossless="none")
+    delta = load_delta(artifact)
+    base = Checkpoint.open(made.base)
+    name = next(name for name, record in delta.tensors.items() if record.format == "packed")
+    for part in delta.tensors[name].parts:
+        path, span = delta._spans[f"{name}.{part.name}"]
+        for _ in flips(path, range(span.begin, span.begin + part.bytes, 1 + part.bytes // 60), bit=1):
+            with suppress(IntegrityError):  # else the recorded tensor: some bits are padding, or rounded away
+                delta.restored(name, delta.read_base(name, base))
+
+
+@pytest.mark.parametrize("keep", [0, 1, 7, 8, 100, -1])
+@pytest.mark.parametrize("name", [SHARD, "config.json", "tokenizer.json", "manifest.json"])
+def test_cut_short(copy: Path, pair: Pair, name: str, keep: int) -> None:
+    raw = (copy / name).read_bytes()
+    (copy / name).write_bytes(raw[:keep])
+    assert_refused(copy, pair.base, TruncatedFileError, name)
+
+
+@pytest.mark.parametrize("name", [SHARD, "config.json", "manifest.json"])
+def test_longer_than_recorded(copy: Path, pair: Pair, name: str) -> None:
+    with (copy / name).open("ab") as file:
+        file.write(b"\0")
+    assert_refused(copy, pair.base, ChecksumError if name == "manifest.json" else TruncatedFileError, name)
+
+
+@pytest.mark.parametrize("name", [SHARD, "tokenizer.json", "manifest.json"])
+def test_missing(copy: Path, pair: Pair, name: str) -> None:
+    (copy / name).unlink()
+    assert_refused(copy, pair.base, TruncatedFileError, name)
+
+
+@pytest.mark.parametrize("at", [-1, 500])
+def test_flipped_in_place(copy: Path, pair: Pair, at: int) -> None:
+    raw = bytearray((copy / "tokenizer.json").read_bytes())
+    raw[at] ^= 64
+    (copy / "tokenizer.json").write_bytes(raw)
+    assert_refused(copy, pair.base, ChecksumError, "tokenizer.json")
+
+
+def test_another_header_length(copy: Path, pair: Pair) -> None:
+    for _ in flips(copy / SHARD, range(2)):
+        assert_refused(copy, pair.base, ChecksumError, SHARD)
+
+
+def rewrite(artifact: Path, change: Callable[[dict], None]) -> None:  # type: ignore[type-arg]
+    """Seal a changed manifest anew, as a forger or another program would."""
+    path = artifact / "manifest.json"
+    data = json.loads(path.read_bytes())
+    del data["digest"]
+    change(data)
+    plain = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    data["digest"] = hashlib.sha256(plain.encode()).hexdigest()
+    path.write_text(json.dumps(data, sort_keys=True, separators=(",", ":")))
+
+
+def test_a_schema_of_the_future(copy: Path, pair: Pair) -> None:
+    rewrite(copy, lambda data: data.update(schema_version=2))
+    assert_refused(copy, pair.base, SchemaVersionError, "schema version 2.*upgrade")
+
+
+def packed(data: dict, name: str = "mlp.up_proj") -> dict:  # type: ignore[type-arg]
+    return next(record for record in data["tensors"] if name in record["name"])
+
+
+def drop_part(data: dict, name: str) -> None:  # type: ignore[type-arg]
+    packed(data)["parts"] = [part for part in packed(data)["parts"] if part["name"] != name]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda data: drop_part(data, "scales"), id="part gone"),
+        pytest.param(lambda data: packed(data)["parts"][0].update(name="other"), id="part renamed"),
+        pytest.param(lambda data: packed(data)["parts"][0].update(bytes=3), id="part of another length"),
+        pytest.param(lambda data: packed(data)["parts"][0].update(shape=[1 << 40, 1 << 9]), id="huge part"),
+        pytest.param(lambda data: packed(data).update(shape=[1 << 40, 1 << 40]), id="huge tensor"),
+        pytest.param(lambda data: packed(data)["params"].update(bits=5), id="5 bits"),
+        pytest.param(lambda data: packed(data)["params"].update(bits=2), id="other bits"),
+        pytest.param(lambda data: packed(data)["params"].update(rows=1), id="other rows"),
+        pytest.param(lambda data: packed(data)["params"].update(columns=4), id="other columns"),
+        pytest.param(lambda data: packed(data)["params"].update(columns=10**15), id="huge columns"),
+        pytest.param(lambda data: packed(data)["params"].update(sparsity="dense"), id="other pattern"),
+        pytest.param(lambda data: packed(data)["params"].update(sparsity="9:1"), id="no pattern"),
+        pytest.param(lambda data: packed(data)["params"].update(group_size=0), id="no group"),
+        pytest.param(lambda data: packed(data)["params"].update(group_size=1), id="other group"),
+        pytest.param(lambda data: packed(data)["params"].update(grid="midrise"), id="other grid"),
+        pytest.param(lambda data: packed(data)["params"].clear(), id="no params"),
+        pytest.param(lambda data: packed(data).update(format="exact"), id="other format"),
+        pytest.param(lambda data: packed(data).update(format="none"), id="no format"),
+        pytest.param(lambda data: packed(data).update(base_name=None), id="no base"),
+        pytest.param(lambda data: packed(data).update(base_rows=3), id="fewer rows of the base"),
+        pytest.param(lambda data: packed(data).update(sha256="0" * 64), id="other hash"),
+        pytest.param(
+            lambda data: packed(data, "post_attention_layernorm").update(params={"transform": "rot13"}), id="transform"
+        ),
+        pytest.param(lambda data: data.update(lossless="none"), id="other lossless codec"),
+        pytest.param(lambda data: data["shards"].pop(), id="no shards"),
+        pytest.param(lambda data: data["shards"][0].update(sha256="0" * 64), id="other shard hash"),
+    ],
+)
+@pytest.mark.parametrize("lossless", ["zstd", "none"])
+def test_a_sealed_manifest_that_contradicts_the_parts(
+    smallest: tuple[Pair, Path],
+    tmp_path: Path,
+    change: Callable[[dict], None],
+    lossless: str,  # type: ignore[type-arg]
+) -> None:
+    """Never an internal error, never a tensor that is not what the manifest says, never a huge allocation."""
+    made, root = smallest
+    copy = shutil.copytree(root / lossless, tmp_path / "copy")
+    before = (copy / "manifest.json").read_bytes()
+    rewrite(copy, change)
+    if (copy / "manifest.json").read_bytes() == before:
+        return  # lossless is none already
+    with pytest.raises(IntegrityError) as caught:
+        verify(copy, base=made.base)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, FormatError | ChecksumError | TruncatedFileError)
+
+
+# --- the base --------------------------------------------------------------------------------------------------
+
+
+def other_base(pair: Pair, root: Path, **changes: torch.Tensor) -> Path:
+    shutil.copytree(pair.base, root / "other")
+    return edit(root / "other", lambda weights: weights | changes)
+
+
+def test_a_base_with_one_changed_bit(copy: Path, pair: Pair, tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    weight = weights_of(pair.base)[name]
+    weight.view(torch.int16)[0, 0] ^= 1
+    base = other_base(pair, tmp_path, **{name: weight})
+    assert_refused(copy, base, BaseMismatchError, rf"{base}: not the base.*tensor {name} differs")
+
+
+def test_a_base_with_another_tensor_more(copy: Path, pair: Pair, tmp_path: Path) -> None:
+    base = other_base(pair, tmp_path, extra=torch.zeros(1))
+    assert_refused(copy, base, BaseMismatchError, "list of tensors differs")
+
+
+def test_a_base_with_a_tensor_less(copy: Path, pair: Pair, tmp_path: Path) -> None:
+    shutil.copytree(pair.base, tmp_path / "other")
+    base = edit(tmp_path / "other", lambda weights: {n: w for n, w in weights.items() if "layers.0.mlp.up" not in n})
+    assert_refused(copy, base, BaseMismatchError, "has no tensor model.layers.0.mlp.up_proj.weight")
+
+
+def test_the_fine_tuned_model_is_not_the_base(copy: Path, pair: Pair) -> None:
+    assert_refused(copy, pair.finetuned, BaseMismatchError, "give the original base")
+
+
+def test_no_artifact_at_all(tmp_path: Path, pair: Pair) -> None:
+    (tmp_path / "empty").mkdir()
+    assert_refused(tmp_path / "empty", pair.base, TruncatedFileError, "not an artifact")
+    assert_refused(tmp_path / "gone", pair.base, TruncatedFileError, "no such artifact directory")
+
+
+def test_files_that_the_manifest_does_not_know_are_not_restored(copy: Path, pair: Pair, tmp_path: Path) -> None:
+    (copy / "modeling_evil.py").write_text("raise SystemExit")
+    (copy / "delta-00002-of-00002.safetensors").write_bytes(b"junk")
+    assert (restore(copy, base=pair.base, out=tmp_path / "out") / "modeling_evil.py").exists() is False
+    assert not list((tmp_path / "out").glob("delta*"))

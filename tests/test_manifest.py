@@ -1,0 +1,167 @@
+"""manifest.json: one spelling, one digest, and an error class for each way to be wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deltacompress.checkpoint import DTYPES
+from deltacompress.errors import ChecksumError, FormatError, IntegrityError, SchemaVersionError, TruncatedFileError
+from deltacompress.manifest import DTYPE_NAMES, Manifest, parse_manifest, read_manifest
+
+HASH = "0123456789abcdef" * 4
+
+
+def record(name: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "name": name, "dtype": "BF16", "shape": [2, 3], "kind": "linear", "status": "exact", "codec": "exact",
+        "format": "exact", "params": {"transform": "ordered"}, "sha256": HASH, "base_name": name, "base_rows": None,
+        "base_sha256": HASH, "alias_of": None, "loss": None, "damp_fraction": None,
+        "parts": [{"name": "planes", "dtype": "U8", "shape": [2, 6], "bytes": 40}],
+    } | fields  # fmt: skip
+
+
+def plain(**fields: Any) -> dict[str, Any]:
+    side = {"name": "m", "content_hash": HASH, "bytes": 10, "tensors": 1}
+    return {
+        "schema_version": 1, "base": side, "finetuned": side, "recipe": {"name": "lossless"}, "scope": "delta",
+        "calibration": None, "lossless": "zstd", "tensors": [record("a"), record("b")], "shards": [], "files": [],
+        "tools": {"torch": "2"},
+    } | fields  # fmt: skip
+
+
+def canonical(data: Any, **options: Any) -> bytes:
+    return json.dumps(data, **({"sort_keys": True, "separators": (",", ":")} | options)).encode()
+
+
+def sealed(data: dict[str, Any]) -> bytes:
+    """The file's bytes, by the documented rule: digest = sha256 of the canonical JSON without it."""
+    return canonical(data | {"digest": hashlib.sha256(canonical(data)).hexdigest()})
+
+
+def test_the_file_is_canonical_and_names_itself() -> None:
+    manifest = Manifest.model_validate(plain())
+    assert manifest.to_bytes() == sealed(plain())
+    assert manifest.digest == hashlib.sha256(canonical(plain())).hexdigest()
+    assert parse_manifest(manifest.to_bytes(), "m") == manifest
+
+
+def test_dtypes_are_those_of_checkpoints() -> None:
+    assert set(DTYPE_NAMES) == set(DTYPES)
+
+
+@given(name=st.text(min_size=1, max_size=40), loss=st.floats(allow_nan=False, allow_infinity=False))
+@settings(max_examples=50, deadline=None)
+def test_any_name_and_number_comes_back(name: str, loss: float) -> None:
+    manifest = Manifest.model_validate(plain(tensors=[record(name, loss=loss)]))
+    again = parse_manifest(manifest.to_bytes(), "m")
+    assert again.tensors[0].name == name
+    assert again.tensors[0].loss == loss
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(canonical(json.loads(sealed(plain())), indent=1), id="indented"),
+        pytest.param(
+            json.dumps(dict(reversed(json.loads(sealed(plain())).items())), separators=(",", ":")).encode(),
+            id="reordered",
+        ),
+        pytest.param(b'{"scope":"delta",' + sealed(plain())[1:], id="a key twice"),
+        pytest.param(sealed(plain()) + b"\n", id="a newline more"),
+        pytest.param(b" " + sealed(plain()), id="a space more"),
+        pytest.param(sealed(plain()).replace(b'"name":"m"', b'"name":"\\u006d"'), id="another escape"),
+        pytest.param(sealed(plain()).replace(b'"bytes":10', b'"bytes":1e1'), id="another number"),
+        pytest.param(canonical(plain()), id="no digest"),
+        pytest.param(canonical(plain() | {"digest": ""}), id="empty digest"),
+        pytest.param(canonical(plain() | {"digest": 7}), id="a number as digest"),
+        pytest.param(canonical(plain() | {"digest": HASH}), id="another digest"),
+        pytest.param(canonical(plain(tensors=[record("a", loss=float("nan"))]) | {"digest": ""}), id="NaN"),
+        pytest.param(canonical(plain(tensors=[record("a", loss=float("inf"))]) | {"digest": ""}), id="Infinity"),
+        pytest.param(sealed(plain()).replace(b'"bytes":10', b'"bytes":1e999'), id="infinite number"),
+        pytest.param(sealed(plain()).replace(b"torch", b"t\xffrch"), id="not UTF-8"),
+        pytest.param(b"[" * 100_000 + b"]" * 100_000 + b"}", id="nested too deep"),
+    ],
+)
+def test_another_spelling_is_a_checksum_error(raw: bytes) -> None:
+    with pytest.raises(ChecksumError, match=r"^here: "):
+        parse_manifest(raw, "here")
+
+
+def test_every_flipped_bit_is_noticed() -> None:
+    raw = bytearray(sealed(plain()))
+    for i in range(len(raw)):
+        for bit in (1, 2, 16, 32, 128):
+            raw[i] ^= bit
+            with pytest.raises(IntegrityError):
+                parse_manifest(bytes(raw), "m")
+            raw[i] ^= bit
+
+
+def test_every_cut_is_noticed_as_one() -> None:
+    raw = sealed(plain())
+    for length in range(len(raw)):
+        with pytest.raises(TruncatedFileError, match="cut short"):
+            parse_manifest(raw[:length], "m")
+
+
+def test_a_newer_schema_is_told_from_damage() -> None:
+    newer = plain(schema_version=2, something="new")
+    with pytest.raises(SchemaVersionError, match="schema version 2, this program reads up to 1; upgrade"):
+        parse_manifest(sealed(newer), "m")
+    with pytest.raises(ChecksumError):
+        parse_manifest(canonical(newer | {"digest": HASH}), "m")
+
+
+@pytest.mark.parametrize("version", [0, -1, "1", None, 1.0, True])
+def test_a_version_that_never_was(version: Any) -> None:
+    with pytest.raises(SchemaVersionError, match="unknown schema version"):
+        parse_manifest(sealed(plain(schema_version=version)), "m")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"extra": 1}, "extra"),
+        ({"lossless": "lzma"}, "lossless"),
+        ({"base": {"name": "m"}}, "base.content_hash"),
+        ({"tensors": [record("a"), record("a")]}, "once each"),
+        ({"tensors": [record("b"), record("a")]}, "by name"),
+        ({"tensors": [record("a", shape=[-1])]}, "tensors.0.shape"),
+        ({"tensors": [record("a", shape=[1] * 9)]}, "tensors.0.shape"),
+        ({"tensors": [record("a", dtype="F17")]}, "tensors.0.dtype"),
+        ({"tensors": [record("a", sha256="00")]}, "tensors.0.sha256"),
+        ({"tensors": [record("a", status="gone")]}, "tensors.0.status"),
+        ({"tensors": [record("a", parts=[{"name": "x", "dtype": "??", "shape": [], "bytes": 1}])]}, "parts.0.dtype"),
+        ({"tensors": [record("a", status="alias")]}, "alias"),
+        ({"tensors": [record("a", alias_of="b"), record("b")]}, "alias"),
+        ({"tensors": [record("a", status="alias", alias_of="gone", parts=[])]}, "alias"),
+        ({"tensors": [record("a", status="alias", alias_of="a", parts=[])]}, "alias"),
+        ({"tensors": [record("a", status="alias", alias_of="b", parts=[]), record("b", shape=[3, 2])]}, "alias"),
+        ({"shards": [{"file": "../x", "bytes": 1, "sha256": HASH}]}, "shards.0.file"),
+        ({"shards": [{"file": "/etc/x", "bytes": 1, "sha256": HASH}]}, "shards.0.file"),
+        ({"files": [{"file": "x\n", "bytes": 1, "sha256": HASH}]}, "files.0.file"),
+        ({"files": [{"file": "x", "bytes": 1, "sha256": HASH}] * 2}, "twice"),
+        ({"files": [{"file": "manifest.json", "bytes": 1, "sha256": HASH}]}, "twice"),
+    ],
+)
+def test_what_breaks_the_schema_is_named(change: dict[str, Any], told: str) -> None:
+    """Well sealed, so somebody wrote it so; neither program nor damage would."""
+    with pytest.raises(FormatError) as caught:
+        parse_manifest(sealed(plain(**change)), "here")
+    assert str(caught.value).startswith("here: ")
+    assert told in str(caught.value)
+
+
+def test_no_manifest(tmp_path: Path) -> None:
+    with pytest.raises(TruncatedFileError, match=r"no manifest\.json"):
+        read_manifest(tmp_path)
+    (tmp_path / "manifest.json").write_bytes(b"[]")
+    with pytest.raises(FormatError, match="not an artifact's manifest"):
+        read_manifest(tmp_path)

@@ -1,0 +1,297 @@
+"""Interrupted runs: nothing half-published, and the bytes of an uninterrupted run once they are resumed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pairs import Pair, Recorder, edit, files_of, perturb, weights_of, write_data
+
+from deltacompress import publication
+from deltacompress.artifact import verify
+from deltacompress.cli.main import main
+from deltacompress.errors import InputError, Interrupted, OutputError
+from deltacompress.recipe import Recipe
+from deltacompress.restoration import restore
+from deltacompress.workspace import Workspace
+
+STEPS = ["outer", "layer-00000", "layer-00001", "head"]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def partial(out: Path) -> Path:
+    return out.with_name(out.name + ".partial")
+
+
+def steps_in(out: Path) -> list[str]:
+    return sorted(path.stem.removeprefix("step-") for path in partial(out).glob("step-*.safetensors"))
+
+
+def interrupted(pair: Pair, out: Path, **options: Any) -> None:
+    with pytest.raises(Interrupted, match="run again with --resume") as caught:
+        pair.compress(out, **options)
+    assert caught.value.exit_code == 130
+    assert not out.exists()
+    assert partial(out).is_dir()
+
+
+@pytest.mark.parametrize("recipe", ["int4-24", "deltazip-2bit", "int2"])
+@pytest.mark.parametrize("stop_at", range(len(STEPS)))
+def test_after_any_step(pair: Pair, out: Path, tmp_path: Path, recipe: str, stop_at: int) -> None:
+    pair.compress(tmp_path / "whole", recipe=recipe)
+    interrupted(pair, out, recipe=recipe, reporter=Recorder(stop_at))
+    kept = steps_in(out)
+    assert kept == sorted(step for step in STEPS[: stop_at + 1] if step != "head" or recipe != "deltazip-2bit")
+    before = {name: (partial(out) / f"step-{name}.safetensors").stat().st_ino for name in kept}
+    saved: list[str] = []
+    original = Workspace.save
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Workspace, "save", lambda self, step, done: (saved.append(step), original(self, step, done)))
+        pair.compress(out, recipe=recipe, resume=True)
+    assert not set(saved) & before.keys()  # nothing is done twice
+    assert files_of(out) == files_of(tmp_path / "whole")
+    assert not partial(out).exists()
+
+
+@pytest.mark.parametrize("lossless", ["none", "zstd"])
+def test_a_run_interrupted_again_and_again(pair: Pair, out: Path, tmp_path: Path, lossless: str) -> None:
+    pair.compress(tmp_path / "whole", recipe="int2-24", lossless=lossless)
+    for _ in STEPS:
+        interrupted(pair, out, recipe="int2-24", lossless=lossless, resume=True, reporter=Recorder(len(steps_in(out))))
+    assert steps_in(out) == sorted(STEPS)
+    pair.compress(out, recipe="int2-24", lossless=lossless, resume=True)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("call", range(len(STEPS)))
+def test_while_a_step_is_saved(
+    pair: Pair, out: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch, when: str, call: int
+) -> None:
+    original, calls = Workspace.save, iter(range(99))
+
+    def save(self: Workspace, step: str, outcomes: Any) -> None:
+        stop = next(calls) == call
+        if stop and when == "before":
+            raise KeyboardInterrupt
+        original(self, step, outcomes)
+        if stop:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Workspace, "save", save)
+    interrupted(pair, out)
+    monkeypatch.undo()
+    pair.compress(out, resume=True)
+    assert files_of(out) == files_of(artifact)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(errno.ENOSPC, "No space left on device")])
+@pytest.mark.parametrize("call", range(8))
+def test_while_the_artifact_is_written(
+    pair: Pair, out: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch, error: Any, call: int
+) -> None:
+    """Ctrl-C or a full disk at any file of the publication."""
+    from deltacompress import checkpoint
+
+    real, calls = checkpoint.os.fsync, iter(range(99))
+    armed = False
+
+    def fsync(descriptor: int) -> None:
+        if armed and next(calls) == call:
+            raise error
+        real(descriptor)
+
+    original = publication.publish
+
+    def publish(*args: Any) -> Any:
+        nonlocal armed
+        armed = True
+        return original(*args)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr("deltacompress.driver.publish", publish)
+    with pytest.raises(Interrupted if error is KeyboardInterrupt else OutputError) as caught:
+        pair.compress(out)
+    monkeypatch.undo()
+    if out.exists():  # the rename had happened: it is whole
+        assert next(calls) > 5
+        verify(out, base=pair.base)
+        return
+    assert error is KeyboardInterrupt or "free some space" in str(caught.value)
+    pair.compress(out, resume=True)
+    assert files_of(out) == files_of(artifact)
+
+
+@pytest.mark.parametrize("stop_at", [0, 3, 11])
+def test_recipes_without_calibration(pair: Pair, out: Path, tmp_path: Path, stop_at: int) -> None:
+    pair.compress(tmp_path / "whole", recipe="lossless")
+    interrupted(pair, out, recipe="lossless", reporter=Recorder(stop_at))
+    assert len(steps_in(out)) == stop_at + 1
+    pair.compress(out, recipe="lossless", resume=True)
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_killed(pair: Pair, out: Path, artifact: Path) -> None:
+    """kill -9 while a layer is being written: only whole steps count."""
+    code = (
+        "import os, signal, sys, torch\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"torch.set_num_threads({torch.get_num_threads()})\n"
+        "from pathlib import Path\nfrom pairs import Pair\nfrom deltacompress import workspace\n"
+        "write = workspace.write_file\n"
+        "def dying(path, chunks):\n"
+        "    if 'layer-00001' not in path.name: return write(path, chunks)\n"
+        "    path.write_bytes(b''.join(chunks)[:1000])\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "workspace.write_file = dying\n"
+        f"Pair(*map(Path, {[str(p) for p in (pair.base, pair.finetuned, pair.data)]})).compress(Path({str(out)!r}))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+    assert not out.exists()
+    assert steps_in(out) == ["layer-00000", "outer"]
+    assert (partial(out) / "step-layer-00001.tmp").stat().st_size == 1000
+    pair.compress(out, resume=True)
+    assert files_of(out) == files_of(artifact)
+
+
+# --- what may be resumed ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unfinished(pair: Pair, out: Path) -> Path:
+    interrupted(pair, out, reporter=Recorder(1))
+    return out
+
+
+def test_other_options_are_named(pair: Pair, unfinished: Path, tmp_path: Path) -> None:
+    kept = files_of(partial(unfinished))
+    other_data = write_data(tmp_path / "train.jsonl", records=50)
+    sets: list[tuple[dict[str, Any], str]] = [
+        ({"recipe": "int2-24"}, "recipe"),
+        ({"lossless": "none"}, "lossless"),
+        ({"seed": 1}, "calibration"),
+        ({"samples": 7}, "calibration"),
+        ({"calibration": other_data}, "calibration"),
+    ]
+    for options, told in sets:
+        with pytest.raises(InputError, match=rf"started with other input \({told}\).*leave out --resume"):
+            pair.compress(unfinished, resume=True, **options)
+        assert files_of(partial(unfinished)) == kept
+    shutil.copytree(pair.base, tmp_path / "base")
+    edit(tmp_path / "base", lambda weights: {name: tensor * 1.5 for name, tensor in weights.items()})
+    with pytest.raises(InputError, match=r"other input \(base\)"):
+        Pair(tmp_path / "base", pair.finetuned, pair.data).compress(unfinished, resume=True)
+    shutil.copytree(pair.finetuned, tmp_path / "tuned")
+    edit(tmp_path / "tuned", lambda weights: weights, rms_norm_eps=0.1)
+    with pytest.raises(InputError, match=r"other input \(config\)"):
+        Pair(pair.base, tmp_path / "tuned", pair.data).compress(unfinished, resume=True)
+    edit(tmp_path / "tuned", perturb)
+    with pytest.raises(InputError, match=r"other input \(config, fine-tuned\)"):
+        Pair(pair.base, tmp_path / "tuned", pair.data).compress(unfinished, resume=True)
+    pair.compress(unfinished, resume=True)
+
+
+def test_without_resume_it_starts_over(pair: Pair, unfinished: Path) -> None:
+    seen = Recorder(0)
+    interrupted(pair, unfinished, recipe="int2-24", reporter=seen)
+    assert steps_in(unfinished) == ["outer"]
+    pair.compress(unfinished, recipe="int2-24", resume=True)
+
+
+def test_resume_with_nothing_to_resume_is_a_plain_run(pair: Pair, out: Path, artifact: Path) -> None:
+    pair.compress(out, resume=True)
+    assert files_of(out) == files_of(artifact)
+
+
+@pytest.mark.parametrize("lossless", ["none", "zstd"])
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+def test_a_damaged_step_is_no_ones_delta(pair: Pair, out: Path, lossless: str, damage: str) -> None:
+    interrupted(pair, out, reporter=Recorder(1), lossless=lossless)
+    step = partial(out) / "step-layer-00000.safetensors"
+    raw = bytearray(step.read_bytes())
+    raw[-3] ^= 32
+    step.write_bytes(raw if damage == "flip" else raw[:50])
+    with pytest.raises(InputError, match=r"out\.partial.*damaged.*leave out --resume to start over"):
+        pair.compress(out, resume=True, lossless=lossless)
+    assert not out.exists()
+    pair.compress(out, lossless=lossless)
+
+
+def test_another_run_holds_the_output(pair: Pair, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    held = Workspace.open(out, {"mine": 1}, resume=False)
+    kept = files_of(partial(out))
+    for resume in (False, True):
+        with pytest.raises(OutputError, match="another run is writing there"):
+            pair.compress(out, resume=resume)
+    assert main(pair.argv(out)) == 2
+    assert "another run is writing there" in capsys.readouterr().err
+    assert files_of(partial(out)) == kept
+    held.discard()
+    pair.compress(out)
+
+
+def test_a_directory_of_someone_else_is_left_alone(pair: Pair, out: Path) -> None:
+    partial(out).mkdir()
+    (partial(out) / "thesis.tex").write_text("years of work")
+    for resume in (False, True):
+        with pytest.raises(OutputError, match=r"out\.partial: holds thesis\.tex"):
+            pair.compress(out, resume=resume)
+    assert files_of(partial(out)) == {"thesis.tex": b"years of work"}
+
+
+def test_an_error_leaves_nothing(pair: Pair, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise InputError("cannot go on")
+
+    monkeypatch.setattr("deltacompress.driver.publish", fail)
+    with pytest.raises(InputError, match="cannot go on"):
+        pair.compress(out)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_on_the_command_line(
+    pair: Pair, out: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    original: Callable[..., None] = Workspace.save
+
+    def save(self: Workspace, step: str, outcomes: Any) -> None:
+        original(self, step, outcomes)
+        if step == "layer-00000":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Workspace, "save", save)
+    assert main(pair.argv(out)) == 130
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"interrupted; what is finished waits in {partial(out)}: run again with --resume" in error
+    monkeypatch.undo()
+    assert main(pair.argv(out, "--resume")) == 0
+    assert files_of(out) == files_of(artifact)
+
+
+@pytest.mark.parametrize("stop_at", [0, 5])
+def test_an_interrupted_restore_leaves_nothing(pair: Pair, artifact: Path, tmp_path: Path, stop_at: int) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        restore(artifact, base=pair.base, out=tmp_path / "restored", reporter=Recorder(stop_at))
+    assert list(tmp_path.iterdir()) == []
+    restore(artifact, base=pair.base, out=tmp_path / "restored")
+    assert weights_of(tmp_path / "restored").keys() == weights_of(pair.finetuned).keys()
+
+
+def test_the_recipe_object_and_its_name_are_one_run(pair: Pair, unfinished: Path, artifact: Path) -> None:
+    pair.compress(unfinished, recipe=Recipe.load("int4-24"), resume=True)
+    assert files_of(unfinished) == files_of(artifact)

@@ -1,0 +1,96 @@
+"""Tiny random checkpoints of many architectures, made by transformers itself and read back with safetensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import safe_open
+
+transformers.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+NO_GROUPS = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+WINDOW = {"head_dim": 8, "sliding_window": 8}  # shorter than the test batches, so that it matters
+EXPERTS = {"num_experts_per_tok": 2}
+MIXED_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+CONFIGS: dict[str, Callable[..., Any]] = {
+    "llama": lambda **o: transformers.LlamaConfig(**SIZES | o),
+    "mistral": lambda **o: transformers.MistralConfig(**SIZES | WINDOW | o),
+    "qwen2": lambda **o: transformers.Qwen2Config(**SIZES | o),
+    "qwen2-tied": lambda **o: transformers.Qwen2Config(**SIZES | {"tie_word_embeddings": True} | o),
+    "qwen3": lambda **o: transformers.Qwen3Config(**SIZES | {"head_dim": 8} | o),
+    "gemma2": lambda **o: transformers.Gemma2Config(**SIZES | WINDOW | {"layer_types": MIXED_LAYERS} | o),
+    "gemma3": lambda **o: transformers.Gemma3TextConfig(**SIZES | WINDOW | {"layer_types": MIXED_LAYERS} | o),
+    "gpt-neox": lambda **o: transformers.GPTNeoXConfig(**NO_GROUPS | o),
+    "phi": lambda **o: transformers.PhiConfig(**SIZES | o),
+    "phi3": lambda **o: transformers.Phi3Config(**SIZES | o),
+    "bloom": lambda **o: transformers.BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4, **o),
+    # Refused ones.
+    "gpt2": lambda **o: transformers.GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=64, **o),
+    "mamba": lambda **o: transformers.MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, **o),
+    "mixtral": lambda **o: transformers.MixtralConfig(**SIZES | EXPERTS | {"num_local_experts": 4} | o),
+    "qwen3-moe": lambda **o: transformers.Qwen3MoeConfig(
+        **SIZES | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 16, "head_dim": 8} | o
+    ),
+    "gpt-oss": lambda **o: transformers.GptOssConfig(**SIZES | WINDOW | EXPERTS | {"num_local_experts": 4} | o),
+}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A saved checkpoint. `read` opens the file anew each time: nothing of it stays in memory."""
+
+    path: Path
+    files: dict[str, Path]  # tensor name -> shard
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.files)
+
+    def read(self, name: str) -> torch.Tensor:
+        with safe_open(self.files[name], "pt") as shard:
+            return shard.get_tensor(name)
+
+    def model(self, dtype: torch.dtype = torch.float32) -> Any:
+        """The oracle: what plain transformers makes of the checkpoint."""
+        return transformers.AutoModelForCausalLM.from_pretrained(self.path, dtype=dtype).eval().requires_grad_(False)
+
+
+def open_tiny(path: Path) -> Tiny:
+    """Look at a checkpoint directory with safetensors alone."""
+    files: dict[str, Path] = {}
+    for shard_path in sorted(path.glob("*.safetensors")):
+        with safe_open(shard_path, "pt") as shard:
+            files |= dict.fromkeys(shard.keys(), shard_path)
+    return Tiny(path, files)
+
+
+def save_random(
+    path: Path, architecture: str, dtype: torch.dtype = torch.float32, *, shard: str = "30KB", **overrides: Any
+) -> Tiny:
+    """Save a checkpoint of random weights, always the same ones."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[architecture](**overrides), dtype=dtype)
+    with torch.no_grad():  # norms and biases start at 1 and 0, which would hide a swap
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(path, max_shard_size=shard)
+    return open_tiny(path)
