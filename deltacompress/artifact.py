@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deltacompress import lossless
-from deltacompress.checkpoint import DTYPES, Checkpoint, tensor_bytes
+from deltacompress.checkpoint import DTYPES, Checkpoint, is_side_file, tensor_bytes
 from deltacompress.codecs import packed
 from deltacompress.codecs.encoded import restore_tensor
 from deltacompress.errors import (
@@ -28,6 +28,7 @@ from deltacompress.errors import (
 from deltacompress.manifest import MANIFEST, FileRecord, Manifest, TensorRecord, read_manifest
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.safetensors_header import TensorSpan, read_header
+from deltacompress.summary import summarize
 
 _CHUNK = 1 << 22
 
@@ -88,6 +89,8 @@ class Delta:
         record = self.tensors[name]
         if record.base_name is None:
             return None
+        if record.base_name not in base.tensors:
+            raise FormatError(f"{self.path}: {name} is a delta of {record.base_name}, which its own base does not have")
         tensor = base.read(record.base_name)
         if record.base_rows is not None:
             tensor = tensor[: record.base_rows]
@@ -115,39 +118,7 @@ class Delta:
 
     def summary(self) -> dict[str, Any]:
         """Plain data about the artifact: sizes, ratio, recipe, and a row per tensor (what `inspect --json` prints)."""
-        manifest = self.manifest
-        linear = [record for record in manifest.tensors if record.kind == "linear"]
-        weights = sum(_numel(record) for record in linear)
-        return {
-            "artifact": str(self.path),
-            "digest": manifest.digest,
-            "base": manifest.base.name,
-            "finetuned": manifest.finetuned.name,
-            "recipe": str(manifest.recipe.get("name", "")),
-            "scope": manifest.scope,
-            "lossless": manifest.lossless,
-            "calibration_tokens": manifest.calibration.tokens if manifest.calibration else 0,
-            "finetuned_bytes": manifest.finetuned.bytes,
-            "artifact_bytes": self.artifact_bytes,
-            "ratio": manifest.finetuned.bytes / self.artifact_bytes,
-            "linear_bits_per_weight": 8 * sum(record.bytes for record in linear) / weights if weights else 0.0,
-            "parts": self._by_kind(),
-            "tensors": [_row(record) for record in manifest.tensors],
-        }
-
-    def _by_kind(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = []
-        for kind in ("linear", "embedding", "head", "norm", "bias", "other"):
-            chosen = [record for record in self.manifest.tensors if record.kind == kind]
-            if chosen:
-                full = sum(_numel(record) * DTYPES[record.dtype].itemsize for record in chosen)
-                rows.append(_share(kind, len(chosen), full, sum(record.bytes for record in chosen)))
-        files = sum(record.bytes for record in self.manifest.files)
-        rows.append(_share("config and tokenizer", len(self.manifest.files), files, files))
-        stored = sum(record.bytes for record in self.manifest.tensors)
-        rest = self.artifact_bytes - files - stored
-        rows.append(_share("manifest and headers", 1 + len(self.manifest.shards), 0, rest))
-        return rows
+        return summarize(self.manifest, artifact=self.path, artifact_bytes=self.artifact_bytes)
 
     def _read_part(self, record: TensorRecord, index: int) -> Tensor:
         part = record.parts[index]
@@ -184,6 +155,12 @@ def load_delta(path: str | Path) -> Delta:
     manifest = read_manifest(root)
     for record in (*manifest.shards, *manifest.files):
         _check_size(root / record.file, record)
+    for file in manifest.files:
+        if not is_side_file(file.file):
+            raise FormatError(f"{root}: {file.file} is no config or tokenizer file; an artifact holds no other")
+    for tensor in manifest.tensors:
+        if tensor.format == "packed":
+            packed.PackedSpec.from_json(dict(tensor.params), tensor.name)
     return Delta(root, manifest, _spans(root, manifest))
 
 
@@ -283,37 +260,3 @@ def _stored_parts(manifest: Manifest) -> Iterator[tuple[str, int]]:
     for record in manifest.tensors:
         for part in record.parts:
             yield f"{record.name}.{part.name}", part.bytes
-
-
-def _numel(record: TensorRecord) -> int:
-    count = 1
-    for size in record.shape:
-        count *= size
-    return count
-
-
-def _row(record: TensorRecord) -> dict[str, Any]:
-    count = _numel(record)
-    return {
-        "name": record.name,
-        "shape": list(record.shape),
-        "kind": record.kind,
-        "status": record.status,
-        "codec": _codec_label(record),
-        "bits_per_weight": 8 * record.bytes / count if count else 0.0,
-        "bytes": record.bytes,
-        "loss": record.loss,
-        "damp_fraction": record.damp_fraction,
-    }
-
-
-def _codec_label(record: TensorRecord) -> str:
-    if record.format != "packed":
-        return record.codec if record.status == "exact" or record.codec == "skip" else record.status
-    params = record.params
-    return f"{record.codec} {params['sparsity']} int{params['bits']}"
-
-
-def _share(what: str, count: int, full: int, stored: int) -> dict[str, Any]:
-    return {"part": what, "count": count, "full_bytes": full, "stored_bytes": stored,
-            "ratio": full / stored if stored and full else None}  # fmt: skip

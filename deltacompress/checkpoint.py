@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
@@ -138,8 +139,7 @@ class Checkpoint:
 
     def side_files(self) -> tuple[Path, ...]:
         """Config, generation, tokenizer and chat-template files, sorted by name; never weights, never code."""
-        found = {file for pattern in _SIDE_FILES for file in self.path.glob(pattern) if file.is_file()}
-        return tuple(sorted(found))
+        return tuple(sorted(file for file in self.path.iterdir() if is_side_file(file.name) and file.is_file()))
 
     def _span(self, name: str) -> tuple[Path, TensorSpan]:
         if name not in self._spans:
@@ -163,6 +163,11 @@ class Checkpoint:
         path, span = self._span(name)
         if got != span.info.nbytes:
             raise CheckpointError(f"{path}: truncated while tensor {name} was read; copy or download it again")
+
+
+def is_side_file(name: str) -> bool:
+    """Whether a file name is that of a config, tokenizer or chat-template file."""
+    return any(fnmatchcase(name, pattern) for pattern in _SIDE_FILES)
 
 
 def content_hash(entries: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:

@@ -21,7 +21,7 @@ from deltacompress.calibrate.data import CalibrationTokens, load_calibration, lo
 from deltacompress.calibrate.skeleton import Skeleton
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.encoding import encode_uncalibrated
-from deltacompress.errors import BackendError, CalibrationError, Interrupted, OutputError
+from deltacompress.errors import BackendError, CalibrationError, InputError, Interrupted, OutputError
 from deltacompress.fidelity import calibration_kl
 from deltacompress.layerwise import compress_layers
 from deltacompress.planning import Plan, make_plan
@@ -103,7 +103,7 @@ def compress(
         reporter.note(note)
     tokens = None
     if plan.calibrated and skeleton is not None:
-        tokens = _tokens(plan, calibration, samples, seq_len, seed)
+        tokens = _tokens(plan, skeleton, calibration, samples, seq_len, seed)
     work = Workspace.open(target, _identity(plan, tokens, lossless, where), resume=resume)
     kl = None
     try:
@@ -117,11 +117,15 @@ def compress(
     except KeyboardInterrupt as stop:
         work.close()
         raise Interrupted(f"interrupted; what is finished waits in {work.path}: run again with --resume") from stop
-    except OutputError:
-        work.close()  # a full disk costs no finished layer: make room, then --resume
+    except InputError as error:
+        if isinstance(error, OutputError):
+            work.close()  # a full disk costs no finished layer: make room, then --resume
+        else:
+            work.discard()  # other input means other bytes: nothing here could be resumed
         raise
     except BaseException:
-        work.discard()
+        work.close()  # out of memory, a lost device: what is finished is good
+        reporter.note(f"what is finished waits in {work.path}: run again with --resume")
         raise
     work.discard()
     return CompressResult(
@@ -146,7 +150,12 @@ def _plan(
 
 
 def _tokens(
-    plan: Plan, source: str | Path | None, samples: int | None, seq_len: int | None, seed: int | None
+    plan: Plan,
+    skeleton: Skeleton,
+    source: str | Path | None,
+    samples: int | None,
+    seq_len: int | None,
+    seed: int | None,
 ) -> CalibrationTokens:
     spec = plan.recipe.calibration
     if source is None:
@@ -160,17 +169,13 @@ def _tokens(
         seed=spec.seed if seed is None else seed,
         max_positions=limit if isinstance(limit, int) else None,
     )
-    rows = plan.finetuned.tensors[_embedding_name(plan)].shape[0]
+    rows = plan.finetuned.tensors[skeleton.embedding_name].shape[0]
     if int(tokens.ids.max()) >= rows:
         raise CalibrationError(
             f"{plan.finetuned.path}: its tokenizer gives token {int(tokens.ids.max())}, its embedding has {rows} rows; "
             "the tokenizer is not this model's"
         )
     return tokens
-
-
-def _embedding_name(plan: Plan) -> str:
-    return next(tensor.name for tensor in plan.tensors.values() if tensor.kind == "embedding")
 
 
 def _compress_plain(plan: Plan, steps: Steps, reporter: Reporter) -> None:

@@ -25,8 +25,8 @@ _MAX_ELEMENTS = 1 << 50
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=_MAX_ELEMENTS)]
-Shape = Annotated[tuple[Count, ...], Field(max_length=8)]
-Name = Annotated[str, Field(min_length=1, max_length=512)]
+Shape = Annotated[tuple[Count, ...], Field(max_length=16)]
+Name = Annotated[str, Field(min_length=1, max_length=1100)]
 FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}$"
 FileName = Annotated[str, Field(pattern=FILE_NAME)]
 DTYPE_NAMES = tuple(
@@ -181,6 +181,8 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"])
         raise FormatError(f"{where}: {at}: {first['msg']}") from error
+    if manifest.to_bytes() != raw:  # an absent optional field, or a value that was coerced: one spelling only
+        raise FormatError(f"{where}: not spelled as this format spells it")
     _check_relations(manifest, where)
     return manifest
 
@@ -196,6 +198,10 @@ def _check_relations(manifest: Manifest, where: str) -> None:
         for shape in (tensor.shape, *(part.shape for part in tensor.parts)):
             if math.prod(max(size, 1) for size in shape) > _MAX_ELEMENTS:
                 raise FormatError(f"{where}: {tensor.name}: a shape of {list(shape)} is larger than any tensor")
+        limit = 8 * math.prod(tensor.shape) + 64  # no part of any format takes more bytes than that
+        for part in tensor.parts:
+            if math.prod(part.shape) > limit:
+                raise FormatError(f"{where}: {tensor.name}: part {part.name} is larger than its tensor allows")
         if tensor.status != "alias" and tensor.alias_of is None:
             continue
         twin = tensors.get(tensor.alias_of or "")

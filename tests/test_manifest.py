@@ -134,7 +134,7 @@ def test_a_version_that_never_was(version: Any) -> None:
         ({"tensors": [record("a"), record("a")]}, "once each"),
         ({"tensors": [record("b"), record("a")]}, "by name"),
         ({"tensors": [record("a", shape=[-1])]}, "tensors.0.shape"),
-        ({"tensors": [record("a", shape=[1] * 9)]}, "tensors.0.shape"),
+        ({"tensors": [record("a", shape=[1] * 17)]}, "tensors.0.shape"),
         ({"tensors": [record("a", dtype="F17")]}, "tensors.0.dtype"),
         ({"tensors": [record("a", sha256="00")]}, "tensors.0.sha256"),
         ({"tensors": [record("a", status="gone")]}, "tensors.0.status"),

@@ -25,7 +25,7 @@ def obs(
 
     with console.progress() as reporter:
         data = run(size=size, reporter=reporter).to_json()
-    console.result(data, lambda: render.summary(f"OBS, {size} x {size}", data))
+    console.result(data, lambda: render.summary_and_rows(f"OBS, {size} x {size}", data, table="rows"))
 
 
 @app.command("pairs")

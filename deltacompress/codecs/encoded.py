@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -19,8 +19,9 @@ Format = Literal["packed", "exact", "none"]
 class Encoded:
     """One encoded tensor: how it decodes (format, params) and its parts in the serving layout.
 
-    loss: H-weighted squared error relative to that of dropping the delta (obs), or plain squared error relative to the
-    delta's (rtn); None where nothing is lost. damp_fraction: what the factorization needed in the end (obs only).
+    loss: H-weighted squared error against the (possibly shifted) target, relative to tr D H D^T of the delta D (obs),
+    or plain squared error relative to the delta's (rtn); None where nothing is lost. damp_fraction: what the
+    factorization needed in the end (obs only).
     """
 
     format: Format
@@ -28,7 +29,6 @@ class Encoded:
     parts: dict[str, Tensor]
     loss: float | None = None
     damp_fraction: float | None = None
-    notes: tuple[str, ...] = field(default=())
 
 
 def restore_tensor(

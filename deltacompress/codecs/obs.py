@@ -6,8 +6,6 @@ DeltaZip section 4.2 (algorithm 1) with asymmetric=0, refine_sweeps=0, selection
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -93,25 +91,24 @@ def _solve(
     grid = None
     if settings.bits != 16:
         grid = fit_grid(target, bits=settings.bits, group=group, kind=settings.grid, factor=settings.range_factor)
-    with _small_operations(target.device):
-        solution = obs.solve(
-            target,
-            upper,
-            sparsity=pattern,
-            grid=grid,
-            block=settings.block_size,
-            selection=settings.selection,
-            order=order,
-        )
-        codes, mask = solution.codes, solution.mask
-        if codes is None or grid is None:
-            return None, solution.values, mask, None
-        for _ in range(2 if settings.refit_scales and settings.refine_sweeps else 1):
-            if settings.refit_scales:
-                grid = refit_scales(target, hessian, codes, mask, grid)
-            codes, mask = refine(target, hessian, codes, mask, grid, sparsity=pattern, sweeps=settings.refine_sweeps)
+    solution = obs.solve(
+        target,
+        upper,
+        sparsity=pattern,
+        grid=grid,
+        block=settings.block_size,
+        selection=settings.selection,
+        order=order,
+    )
+    codes, mask = solution.codes, solution.mask
+    if codes is None or grid is None:
+        return None, solution.values, mask, None
+    for _ in range(2 if settings.refit_scales and settings.refine_sweeps else 1):
         if settings.refit_scales:
             grid = refit_scales(target, hessian, codes, mask, grid)
+        codes, mask = refine(target, hessian, codes, mask, grid, sparsity=pattern, sweeps=settings.refine_sweeps)
+    if settings.refit_scales:
+        grid = refit_scales(target, hessian, codes, mask, grid)
     return codes, None, mask, grid
 
 
@@ -125,19 +122,3 @@ def _unordered(matrix: Tensor, order: Tensor | None) -> Tensor:
     out = torch.empty_like(matrix)
     out[:, order] = matrix
     return out
-
-
-@contextmanager
-def _small_operations(device: torch.device) -> Iterator[None]:
-    """One thread on a CPU: the column loop is thousands of operations of microseconds, and threads that meet after
-    each of them wait longer than they work, above all when another process has one of the cores.
-    """
-    if device.type != "cpu":
-        yield
-        return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

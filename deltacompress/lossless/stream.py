@@ -26,8 +26,9 @@ VERSION = 1
 CODEC_IDS = {"none": 0, "zstd": 1, "gdeflate": 2, "ans": 3}
 """Number of each codec on disk. Never renumbered."""
 
-MAX_CHUNK_BYTES = {"none": 1 << 24, "zstd": 1 << 24, "gdeflate": 1 << 16, "ans": 1 << 20}
-"""Largest chunk a stream may declare, per codec: what a decoder has to hold at once (GDeflate pages end at 64 KiB)."""
+MAX_CHUNK_BYTES = {"none": 1 << 24, "zstd": 1 << 20, "gdeflate": 1 << 16, "ans": 1 << 20}
+"""Largest chunk a stream may declare, per codec (GDeflate pages end at 64 KiB). It bounds what a decoder holds at once,
+and how far a forged stream can expand: one chunk for each entry of its chunk table."""
 
 _NAMES = {number: name for name, number in CODEC_IDS.items()}
 _DIGEST_BYTES = 16

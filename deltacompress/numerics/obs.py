@@ -21,6 +21,7 @@ from torch import Tensor
 from deltacompress.numerics.grid import Grid
 from deltacompress.numerics.pairs import PairSolver
 from deltacompress.numerics.sparsity import Sparsity
+from deltacompress.numerics.threads import small_operations
 
 Selection = Literal["joint", "diagonal"]
 STEP = 4
@@ -86,30 +87,31 @@ def solve(
         errors = torch.empty_like(local)
         if sparsity.kind == "unstructured":
             mask[start:stop] = _largest_share(local, inner, sparsity.kept_share)
-        for a in range(0, stop - start, step):
-            b = min(a + step, stop - start)
-            if pairs is not None and b - a == 4:
-                fixed = pairs(local[a:b], (start + a) // 4, rounding, order_list[start + a])
-                mask[start + a : start + b] = fixed.mask
-                if fixed.codes is not None:
-                    codes[start + a : start + b] = fixed.codes
-                local[a:b], errors[a:b] = fixed.value, fixed.errors
-            else:
-                if sparsity.kind == "n:m":
-                    score = (local[a:b] / inner.diagonal()[a:b].unsqueeze(1)).square_()
-                    mask[start + a : start + b] = _largest(score, sparsity.n)
-                for j in range(a, b):
-                    column = local[j]
-                    value, code = rounding(column, order_list[start + j])
-                    value = value.mul_(mask[start + j])
-                    if code is not None:
-                        codes[start + j] = code
-                    error = torch.sub(column, value, out=errors[j]).div_(diagonal[start + j])
-                    column.copy_(value)
-                    if j + 1 < b:
-                        local[j + 1 : b].addr_(inner[j, j + 1 : b], error, alpha=-1)
-            if b < stop - start:
-                local[b:].addmm_(inner[a:b, b:].T, errors[a:b], alpha=-1)
+        with small_operations(target.device):
+            for a in range(0, stop - start, step):
+                b = min(a + step, stop - start)
+                if pairs is not None and b - a == 4:
+                    fixed = pairs(local[a:b], (start + a) // 4, rounding, order_list[start + a])
+                    mask[start + a : start + b] = fixed.mask
+                    if fixed.codes is not None:
+                        codes[start + a : start + b] = fixed.codes
+                    local[a:b], errors[a:b] = fixed.value, fixed.errors
+                else:
+                    if sparsity.kind == "n:m":
+                        score = (local[a:b] / inner.diagonal()[a:b].unsqueeze(1)).square_()
+                        mask[start + a : start + b] = _largest(score, sparsity.n)
+                    for j in range(a, b):
+                        column = local[j]
+                        value, code = rounding(column, order_list[start + j])
+                        value = value.mul_(mask[start + j])
+                        if code is not None:
+                            codes[start + j] = code
+                        error = torch.sub(column, value, out=errors[j]).div_(diagonal[start + j])
+                        column.copy_(value)
+                        if j + 1 < b:
+                            local[j + 1 : b].addr_(inner[j, j + 1 : b], error, alpha=-1)
+                if b < stop - start:
+                    local[b:].addmm_(inner[a:b, b:].T, errors[a:b], alpha=-1)
         loss += errors.square().sum(0)
         if stop < columns:
             work[stop:].addmm_(upper[start:stop, stop:].T, errors, alpha=-1)

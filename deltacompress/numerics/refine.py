@@ -15,6 +15,7 @@ from torch import Tensor
 
 from deltacompress.numerics.grid import Grid, dequantize
 from deltacompress.numerics.sparsity import Sparsity
+from deltacompress.numerics.threads import small_operations
 
 _PAIRS = list(combinations(range(4), 2))
 _LEFT, _RIGHT = [i for i, _ in _PAIRS], [j for _, j in _PAIRS]
@@ -48,19 +49,20 @@ def refine(
             stop = min(start + block, columns)
             gradient = hessian[start:stop] @ error
             local = hessian[start:stop, start:stop]
-            for a, b in _spans(start, stop, joint):
-                square = local[a - start : b - start, a - start : b - start]
-                linear = torch.addmm(gradient[a - start : b - start], square, value[a:b], beta=-1)
-                if b - a == 4:
-                    new, code, keep = _best_pair(square, linear, value[a:b], codes[a:b], mask[a:b], rounding, a)
-                    mask[a:b] = keep
-                else:
-                    new, code = _best_columns(square, linear, value[a:b], codes[a:b], mask[a:b], rounding, a)
-                codes[a:b] = code
-                change = new - value[a:b]
-                gradient.addmm_(local[:, a - start : b - start], change)
-                error[a:b] += change
-                value[a:b] = new
+            with small_operations(target.device):
+                for a, b in _spans(start, stop, joint):
+                    square = local[a - start : b - start, a - start : b - start]
+                    linear = torch.addmm(gradient[a - start : b - start], square, value[a:b], beta=-1)
+                    if b - a == 4:
+                        new, code, keep = _best_pair(square, linear, value[a:b], codes[a:b], mask[a:b], rounding, a)
+                        mask[a:b] = keep
+                    else:
+                        new, code = _best_columns(square, linear, value[a:b], codes[a:b], mask[a:b], rounding, a)
+                    codes[a:b] = code
+                    change = new - value[a:b]
+                    gradient.addmm_(local[:, a - start : b - start], change)
+                    error[a:b] += change
+                    value[a:b] = new
     return codes.T.contiguous(), mask.T.contiguous()
 
 
@@ -79,26 +81,36 @@ def _best_pair(
     hij = h[_LEFT, _RIGHT].unsqueeze(1)
     ci, cj = c[_LEFT], c[_RIGHT]
     determinant = hii * hjj - hij * hij
+    # each pair is rounded in both orders: left first, then right given left, and the other way round
+    left_value, left_code = rounding((hjj * ci - hij * cj) / determinant, column)
+    right_after, right_after_code = rounding((cj - hij * left_value) / hjj, column)
+    right_value, right_code = rounding((hii * cj - hij * ci) / determinant, column)
+    left_after, left_after_code = rounding((ci - hij * right_value) / hii, column)
+    vi, vj = torch.cat([left_value, left_after]), torch.cat([right_after, right_value])
+    qi, qj = torch.cat([left_code, left_after_code]), torch.cat([right_after_code, right_code])
+    hii, hjj, hij, ci, cj = (torch.cat([part, part]) for part in (hii, hjj, hij, ci, cj))
+    costs = vi * (0.5 * hii * vi - ci) + vj * (0.5 * hjj * vj - cj) + hij * vi * vj
     best = (value * (h @ value * 0.5 - c)).sum(0)
-    out_value, out_codes, out_mask = value.clone(), codes.clone(), mask.clone()
-    for first_is_left in (True, False):
-        if first_is_left:
-            vi, qi = rounding((hjj * ci - hij * cj) / determinant, column)
-            vj, qj = rounding((cj - hij * vi) / hjj, column)
-        else:
-            vj, qj = rounding((hii * cj - hij * ci) / determinant, column)
-            vi, qi = rounding((ci - hij * vj) / hii, column)
-        cost = vi * (0.5 * hii * vi - ci) + vj * (0.5 * hjj * vj - cj) + hij * vi * vj
-        for k, (i, j) in enumerate(_PAIRS):
-            better = cost[k] < best
-            best = torch.where(better, cost[k], best)
-            out_value.masked_fill_(better, 0)
-            out_mask.masked_fill_(better, False)
-            for at, v, q in ((i, vi[k], qi[k]), (j, vj[k], qj[k])):
-                out_value[at] = torch.where(better, v, out_value[at])
-                out_codes[at] = torch.where(better, q.to(torch.uint8), out_codes[at])
-                out_mask[at] |= better
-    return out_value, out_codes, out_mask
+    pick = torch.full_like(best, len(costs), dtype=torch.uint8)
+    for k in range(len(costs)):  # argmin along the first dimension, much faster than torch's own on a CPU
+        lower = costs[k] < best
+        best = torch.where(lower, costs[k], best)
+        pick.masked_fill_(lower, k)
+    changed = pick < len(costs)
+    chosen = pick.clamp_(max=len(costs) - 1).long().unsqueeze(0)
+    pairs = torch.tensor([_LEFT + _LEFT, _RIGHT + _RIGHT], device=h.device)
+    at, then = pairs[0][chosen], pairs[1][chosen]
+
+    def spread(left: Tensor, right: Tensor) -> Tensor:
+        out = torch.zeros_like(value, dtype=left.dtype).scatter_(0, at, left.gather(0, chosen))
+        return out.scatter_(0, then, right.gather(0, chosen))
+
+    kept = torch.zeros_like(mask).scatter_(0, at, True).scatter_(0, then, True)
+    return (
+        torch.where(changed, spread(vi, vj), value),
+        torch.where(changed, spread(qi, qj).to(torch.uint8), codes),
+        torch.where(changed, kept, mask),
+    )
 
 
 def _best_columns(

@@ -1,0 +1,84 @@
+"""A manifest as plain data for people and scripts: sizes, ratio, and a row per part and per tensor."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from deltacompress.checkpoint import DTYPES
+from deltacompress.manifest import Manifest, TensorRecord
+
+_KINDS = ("linear", "embedding", "head", "norm", "bias", "other")
+
+
+def summarize(manifest: Manifest, *, artifact: Path, artifact_bytes: int) -> dict[str, Any]:
+    """What `inspect --json` prints.
+
+    ratio: bytes of the fine-tuned checkpoint / bytes of the whole artifact, everything included; finetuned_bytes covers
+    the same files. linear_bits_per_weight: 8 x stored bytes / weights, over the linears of the decoder layers.
+    """
+    linear = [record for record in manifest.tensors if record.kind == "linear"]
+    weights = sum(math.prod(record.shape) for record in linear)
+    return {
+        "artifact": str(artifact),
+        "digest": manifest.digest,
+        "base": manifest.base.name,
+        "finetuned": manifest.finetuned.name,
+        "recipe": str(manifest.recipe.get("name", "")),
+        "scope": manifest.scope,
+        "lossless": manifest.lossless,
+        "calibration_tokens": manifest.calibration.tokens if manifest.calibration else 0,
+        "finetuned_bytes": manifest.finetuned.bytes,
+        "artifact_bytes": artifact_bytes,
+        "ratio": manifest.finetuned.bytes / artifact_bytes,
+        "linear_bits_per_weight": 8 * sum(record.bytes for record in linear) / weights if weights else 0.0,
+        "parts": _parts(manifest, artifact_bytes),
+        "tensors": [_row(record) for record in manifest.tensors],
+    }
+
+
+def _parts(manifest: Manifest, artifact_bytes: int) -> list[dict[str, Any]]:
+    """Where the bytes are: tensors by kind, side files, and what describes them; sums to the whole artifact."""
+    rows: list[dict[str, Any]] = []
+    for kind in _KINDS:
+        chosen = [record for record in manifest.tensors if record.kind == kind]
+        if chosen:
+            full = sum(math.prod(record.shape) * DTYPES[record.dtype].itemsize for record in chosen)
+            rows.append(_share(kind, len(chosen), full, sum(record.bytes for record in chosen)))
+    files = sum(record.bytes for record in manifest.files)
+    rows.append(_share("config and tokenizer", len(manifest.files), files, files))
+    stored = sum(record.bytes for record in manifest.tensors)
+    rows.append(_share("manifest and headers", 1 + len(manifest.shards), 0, artifact_bytes - files - stored))
+    return rows
+
+
+def _share(what: str, count: int, full: int, stored: int) -> dict[str, Any]:
+    return {
+        "part": what,
+        "count": count,
+        "full_bytes": full,
+        "stored_bytes": stored,
+        "ratio": full / stored if stored and full else None,
+    }
+
+
+def _row(record: TensorRecord) -> dict[str, Any]:
+    count = math.prod(record.shape)
+    return {
+        "name": record.name,
+        "shape": list(record.shape),
+        "kind": record.kind,
+        "status": record.status,
+        "codec": _codec_label(record),
+        "bits_per_weight": 8 * record.bytes / count if count else 0.0,
+        "bytes": record.bytes,
+        "loss": record.loss,
+        "damp_fraction": record.damp_fraction,
+    }
+
+
+def _codec_label(record: TensorRecord) -> str:
+    if record.format == "packed":
+        return f"{record.codec} {record.params['sparsity']} int{record.params['bits']}"
+    return record.codec if record.status in ("exact", "coded") else record.status
