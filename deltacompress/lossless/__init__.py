@@ -23,7 +23,8 @@ def encode(raw: BytesLike, codec: str, *, device: str = "auto") -> bytes:
     """Code bytes as one framed stream.
 
     codec: one of CODECS. device: "auto" (a GPU where the codec can use one), "cpu" or "cuda"; `none` and `zstd` run on
-    the CPU whatever it is. The same bytes, codec, backend and library version give the same stream.
+    the CPU whatever it is. `none`, `zstd` and GDeflate on a CPU give the same stream for the same bytes and library
+    version; nvCOMP's encoders on a GPU do not promise that, only that the stream decodes to the same bytes.
 
     Raises:
         InputError: no such codec or device.

@@ -60,7 +60,8 @@ def test_round_trip_in_several_batches(codec: str, monkeypatch: pytest.MonkeyPat
     raw = sample("symbols", 3_000_001)
     whole = lossless.encode(raw, codec, device="cuda")
     monkeypatch.setattr(nvcomp, "_BATCH_BYTES", 600_000)
-    assert lossless.encode(raw, codec, device="cuda") == whole
+    split = lossless.encode(raw, codec, device="cuda")  # its bytes may differ: nvCOMP does not promise them
+    assert lossless.decode(split, raw_bytes=len(raw), device="cuda") == raw
     assert lossless.decode(whole, raw_bytes=len(raw), device="cuda") == raw
 
 
