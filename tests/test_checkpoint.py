@@ -415,7 +415,7 @@ def test_output_that_is_not_an_empty_directory(tmp_path: Path) -> None:
 def test_nothing_sensible_to_write(tmp_path: Path) -> None:
     one = todo({"a": torch.ones(1)})
     for items, shard in (([], 1), (one + one, 1), (one, 0)):
-        with pytest.raises(OutputError, match="at least one tensor|names given once"):
+        with pytest.raises(OutputError, match=r"at least one tensor|names given once"):
             write_checkpoint(tmp_path, items, max_shard_bytes=shard)
     assert not any(tmp_path.iterdir())
 

@@ -94,13 +94,17 @@ def _row(
 
 
 def _clear(target: Path) -> None:
-    """Remove an earlier demo; refuse to touch anything else."""
+    """Remove what an earlier demo wrote, by name; refuse a directory that holds anything else."""
     if not target.exists():
         return
-    if any(target.iterdir()) and not (target / RESULTS).is_file():
-        known = {f"{variant}.{recipe}" for variant in VARIANTS for recipe in RECIPES}
-        strange = [found.name for found in target.iterdir() if not any(found.name.startswith(name) for name in known)]
-        if strange:
-            raise OutputError(f"{target}: holds {strange[0]}, which no demo wrote; choose another --out")
+    names = [f"{variant}.{recipe}" for variant in VARIANTS for recipe in RECIPES]
+    ours = {RESULTS, *(name + end for name in names for end in ("", ".restored", ".partial"))}
     with output_errors(target):
-        shutil.rmtree(target)
+        found = sorted(target.iterdir())
+    if strange := [path.name for path in found if path.name not in ours]:
+        raise OutputError(f"{target}: holds {strange[0]}, which no demo wrote; choose another --out")
+    if any(path.name == RESULTS for path in found) and not all((target / name).is_dir() for name in names):
+        raise OutputError(f"{target}: holds a {RESULTS} but not the rest of a demo; choose another --out")
+    with output_errors(target):
+        for path in found:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
