@@ -21,7 +21,7 @@ from deltacompress.calibrate.data import CalibrationTokens, load_calibration, lo
 from deltacompress.calibrate.skeleton import Skeleton
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.encoding import encode_uncalibrated
-from deltacompress.errors import BackendError, CalibrationError, InputError, Interrupted, OutputError
+from deltacompress.errors import BackendError, CalibrationError, CheckpointError, InputError, Interrupted, OutputError
 from deltacompress.fidelity import calibration_kl
 from deltacompress.layerwise import compress_layers
 from deltacompress.planning import Plan, make_plan
@@ -110,22 +110,28 @@ def compress(
         steps = Steps(plan, work, lossless, device)
         if tokens is not None and skeleton is not None:
             streams = compress_layers(plan, skeleton, tokens.ids, steps, reporter)
+            publish(plan, work, steps, lossless, tokens)  # first: nothing that only informs may stand in its way
             kl = calibration_kl(plan, skeleton, streams, steps)
         else:
             _compress_plain(plan, steps, reporter)
-        publish(plan, work, steps, lossless, tokens)
+            publish(plan, work, steps, lossless, tokens)
     except KeyboardInterrupt as stop:
         work.close()
+        if work.published:
+            raise Interrupted(
+                f"interrupted, but {target} was published whole before; {work.path} may be removed"
+            ) from stop
         raise Interrupted(f"interrupted; what is finished waits in {work.path}: run again with --resume") from stop
     except InputError as error:
-        if isinstance(error, OutputError):
-            work.close()  # a full disk costs no finished layer: make room, then --resume
+        if isinstance(error, OutputError | BackendError | CheckpointError):
+            work.close()  # a full disk, a busy device or a lost mount costs no finished layer: mend it, then --resume
         else:
             work.discard()  # other input means other bytes: nothing here could be resumed
         raise
     except BaseException:
         work.close()  # out of memory, a lost device: what is finished is good
-        reporter.note(f"what is finished waits in {work.path}: run again with --resume")
+        told = f"{target} is published" if work.published else f"what is finished waits in {work.path}: use --resume"
+        reporter.note(told)
         raise
     work.discard()
     return CompressResult(

@@ -97,9 +97,9 @@ class _Walk:
         if restored is None:
             restored = self._compress(i, step, streams)
         elif streams.teacher is not None:
-            streams.teacher = [self._run(i, hidden, streams) for hidden in streams.teacher]
+            self._move(i, streams.teacher, streams)
         self.put(restored)
-        streams.student = [self._run(i, hidden, streams) for hidden in streams.student]
+        self._move(i, streams.student, streams)
         self.skeleton.free_layer(i)
         losses = [record.loss for record in self.steps.records(step) if record.loss is not None]
         return sum(losses) / len(losses) if losses else None
@@ -122,7 +122,7 @@ class _Walk:
                     outcomes.append(outcome)
                     student[outcome.record.name] = weight
         if not stages and streams.teacher is not None:
-            streams.teacher = [self._run(i, hidden, streams) for hidden in streams.teacher]
+            self._move(i, streams.teacher, streams)
         self.steps.save(step, outcomes)
         return student
 
@@ -152,7 +152,6 @@ class _Walk:
         }
         teacher = {name: self.plan.finetuned.read(name) for name in student} if streams.teacher is not None else {}
         changed = [name for name in student if teacher and not torch.equal(teacher[name], student[name])]
-        moved: list[Tensor] = []
         seen: dict[str, Tensor] = {}
         run_on = False
 
@@ -167,7 +166,9 @@ class _Walk:
                 if streams.teacher is not None:
                     self.put({name: teacher[name] for name in changed})
                     run_on = last
-                    moved += self._until_enough(i, streams.teacher[k], streams)
+                    moved = self._until_enough(i, streams.teacher[k], streams)
+                    if moved is not None:
+                        streams.teacher[k] = moved
                     targets = dict(seen)
                     seen.clear()
                     self.put({name: student[name] for name in changed})
@@ -179,8 +180,6 @@ class _Walk:
                     for name in leaders:
                         sums[name].add(seen[name], targets.get(name))
                 seen.clear()
-        if last and streams.teacher is not None:
-            streams.teacher = moved
         return sums
 
     def _encode(self, group: list[str], statistics: HessianAccumulator) -> Iterator[tuple[Outcome, Tensor]]:
@@ -229,11 +228,17 @@ class _Walk:
         settings = self.plan.tensors[name].obs
         return settings.asymmetric if settings is not None else 0.0
 
-    def _until_enough(self, i: int, hidden: Tensor, streams: Streams) -> list[Tensor]:
+    def _until_enough(self, i: int, hidden: Tensor, streams: Streams) -> Tensor | None:
+        """Run until all wanted inputs were seen; the layer's output, if it ran to its end."""
         try:
-            return [self._run(i, hidden, streams)]
+            return self._run(i, hidden, streams)
         except _Enough:
-            return []
+            return None
+
+    def _move(self, i: int, stream: list[Tensor], streams: Streams) -> None:
+        """Move one stream past layer i, batch by batch in place: never two copies of it."""
+        for k, hidden in enumerate(stream):
+            stream[k] = self._run(i, hidden, streams)
 
     def _run(self, i: int, hidden: Tensor, streams: Streams) -> Tensor:
         with matmul_precision(self.skeleton.device):

@@ -76,7 +76,8 @@ class TensorRecord(_Record):
     """One tensor of the fine-tuned checkpoint; there is exactly one record for each.
 
     status: coded (lossy), exact, identical (to the base), added (no base), alias (of another tensor, stored there).
-    format, params: how the parts decode (codecs.encoded.restore_tensor). sha256: of the restored tensor's bytes.
+    codec: how the values were chosen, for the record; a reader needs only format and params, which say how the parts
+    decode (codecs.encoded.restore_tensor). sha256: of the restored tensor's bytes.
     """
 
     name: Name
@@ -84,7 +85,7 @@ class TensorRecord(_Record):
     shape: Shape
     kind: TensorKind
     status: Status
-    codec: Literal["obs", "rtn", "exact", "skip"]
+    codec: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")]
     format: Literal["packed", "exact", "none"]
     params: dict[str, str | int | float]
     base_name: Name | None = None

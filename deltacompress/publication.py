@@ -40,7 +40,8 @@ def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: Calib
         for left in ready.iterdir():
             left.unlink()
     records = sorted([*steps.all_records(), *_aliases(plan, steps)], key=lambda record: record.name)
-    assert [record.name for record in records] == sorted(plan.finetuned.tensors), "a tensor was dropped"
+    if dropped := set(plan.finetuned.tensors) ^ {record.name for record in records}:
+        raise RuntimeError(f"tensor {min(dropped)} was dropped on the way: this is a bug, and nothing was published")
     home = steps.stored()
     parts = [
         (_stored_info(record, i, codec), partial(work.read, home[record.name], f"{record.name}.{part.name}"))
@@ -65,6 +66,7 @@ def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: Calib
     )
     write_file(ready / MANIFEST, [manifest.to_bytes()])
     publish_directory(ready, work.out)
+    work.published = True
     return manifest
 
 

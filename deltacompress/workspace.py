@@ -37,6 +37,7 @@ class Workspace:
         self.out = out
         self.path = path
         self._lock = lock
+        self.published = False
 
     @classmethod
     def open(cls, out: Path, identity: dict[str, Any], *, resume: bool) -> Workspace:
@@ -69,7 +70,11 @@ class Workspace:
         known = self.path / _IDENTITY
         if resume and known.is_file():
             if known.read_text() != identity:
-                old, new = json.loads(known.read_text()), json.loads(identity)
+                try:
+                    old = json.loads(known.read_text())
+                except ValueError as error:
+                    raise InputError(f"{known}: damaged; leave out --resume to start over") from error
+                new = json.loads(identity)
                 changed = ", ".join(key for key in new if old.get(key) != new[key])
                 raise InputError(
                     f"{self.path}: the unfinished run was started with other input ({changed}); "

@@ -21,7 +21,7 @@ def inspect(console: Console, artifact: Artifact) -> None:
     from deltacompress.cli import render
 
     data = load_delta(artifact).summary()
-    console.result(data, lambda: render.summary_and_rows(str(artifact), data, table="tensors"))
+    console.result(data, lambda: render.summary_and_rows(str(artifact), data, table="tensors", more="parts"))
 
 
 @verb

@@ -66,4 +66,4 @@ def compress(
             reporter=reporter,
         )
     data = result.to_json()
-    console.result(data, lambda: render.summary(f"delta in {out}", data))
+    console.result(data, lambda: render.summary_and_rows(f"delta in {out}", data, table="parts"))

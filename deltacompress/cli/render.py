@@ -44,9 +44,10 @@ def rows(title: str, data: Sequence[Mapping[str, Any]]) -> RenderableType:
     return table
 
 
-def summary_and_rows(title: str, data: Mapping[str, Any], *, table: str) -> RenderableType:
-    """The summary of `data`, under the table of its list `data[table]`."""
-    return Group(rows(table, data.get(table, ())), summary(title, data))
+def summary_and_rows(title: str, data: Mapping[str, Any], *, table: str, more: str = "") -> RenderableType:
+    """The summary of `data`, under the table of its list `data[table]` (and of a second list, `data[more]`)."""
+    tables = [rows(name, data.get(name, ())) for name in (table, more) if name]
+    return Group(*tables, summary(title, data))
 
 
 def _format(key: str, value: Any) -> str:

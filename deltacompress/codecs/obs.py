@@ -17,7 +17,7 @@ from deltacompress.codecs.settings import ObsSettings
 from deltacompress.codecs.shared import spec_for
 from deltacompress.numerics import hessian as hessians
 from deltacompress.numerics import obs
-from deltacompress.numerics.grid import Grid, fit_grid
+from deltacompress.numerics.grid import Grid, dequantize, fit_grid
 from deltacompress.numerics.refine import refine
 from deltacompress.numerics.refit import refit_scales
 
@@ -84,13 +84,39 @@ def encode(jobs: list[Job], statistics: hessians.HessianAccumulator, settings: O
 def _solve(
     target: Tensor, hessian: Tensor, upper: Tensor, order: Tensor | None, settings: ObsSettings
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Grid | None]:
-    """(codes, values, mask, grid) of one stack; codes and grid, or values for 16 bits."""
+    """(codes, values, mask, grid) of one stack; codes and grid, or values for 16 bits.
+
+    With several range factors to try, each row keeps the result of the factor that left it the least loss: rows are
+    independent given the Hessian, and grids are judged by what OBS makes of them.
+    """
+    factors = settings.range_search or (settings.range_factor,)
+    best = _solve_once(target, hessian, upper, order, settings, factors[0])
+    codes, _, mask, grid = best
+    if len(factors) == 1 or codes is None or grid is None:
+        return best
+    loss = _row_loss(target, hessian, codes, mask, grid)
+    for factor in factors[1:]:
+        new_codes, _, new_mask, new_grid = _solve_once(target, hessian, upper, order, settings, factor)
+        assert new_codes is not None
+        assert new_grid is not None
+        new_loss = _row_loss(target, hessian, new_codes, new_mask, new_grid)
+        better = (new_loss < loss).unsqueeze(1)
+        loss = torch.minimum(loss, new_loss)
+        codes, mask = torch.where(better, new_codes, codes), torch.where(better, new_mask, mask)
+        scale, zero = torch.where(better, new_grid.scale, grid.scale), torch.where(better, new_grid.zero, grid.zero)
+        grid = Grid(grid.bits, grid.group, scale, zero)
+    return codes, None, mask, grid
+
+
+def _solve_once(
+    target: Tensor, hessian: Tensor, upper: Tensor, order: Tensor | None, settings: ObsSettings, factor: float
+) -> tuple[Tensor | None, Tensor | None, Tensor, Grid | None]:
     columns = target.shape[1]
     pattern = settings.pattern
     group = columns if settings.group_size == "row" else settings.group_size
     grid = None
     if settings.bits != 16:
-        grid = fit_grid(target, bits=settings.bits, group=group, kind=settings.grid, factor=settings.range_factor)
+        grid = fit_grid(target, bits=settings.bits, group=group, kind=settings.grid, factor=factor)
     solution = obs.solve(
         target,
         upper,
@@ -110,6 +136,11 @@ def _solve(
     if settings.refit_scales:
         grid = refit_scales(target, hessian, codes, mask, grid)
     return codes, None, mask, grid
+
+
+def _row_loss(target: Tensor, hessian: Tensor, codes: Tensor, mask: Tensor, grid: Grid) -> Tensor:
+    error = dequantize(codes, grid) * mask - target
+    return ((error @ hessian) * error).sum(1)
 
 
 def _weighted(error: Tensor, hessian: Tensor) -> float:

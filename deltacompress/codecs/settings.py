@@ -54,6 +54,7 @@ class ObsSettings(_Quantizing):
     selection: how n:m chooses what to prune, "joint" cost of the pruned pair or the published "diagonal" rule.
     activation_order: solve the columns with the largest activations first.
     asymmetric: 0..1, how far targets move to make up for the error of the layers before (0 = the published method).
+    range_search: range factors to try instead of range_factor; each row keeps the one with the least loss after OBS.
     refine_sweeps: sweeps of coordinate descent after OBS. refit_scales: closed-form scales once the codes are fixed.
     """
 
@@ -63,13 +64,18 @@ class ObsSettings(_Quantizing):
     selection: Literal["joint", "diagonal"] = "joint"
     activation_order: bool = True
     asymmetric: Annotated[float, Field(ge=0, le=1)] = 1.0
+    range_search: Annotated[tuple[Annotated[float, Field(gt=0, le=4)], ...], Field(max_length=8)] = ()
     refine_sweeps: Annotated[int, Field(ge=0, le=20)] = 2
     refit_scales: bool = False
 
     @model_validator(mode="after")
     def _scales_to_refit(self) -> ObsSettings:
-        if self.bits == 16 and (self.refit_scales or self.refine_sweeps):
-            raise ValueError("bits: 16 has no grid: set refine_sweeps: 0 and refit_scales: false")
+        if self.bits == 16 and (self.refit_scales or self.refine_sweeps or self.range_search):
+            raise ValueError("bits: 16 has no grid: set refine_sweeps: 0, refit_scales: false and no range_search")
+        if self.range_search and self.pattern.kind == "unstructured":
+            raise ValueError(
+                "range_search needs rows that are solved apart; an unstructured pattern ties them together"
+            )
         return self
 
 

@@ -31,12 +31,13 @@ def refit_scales(target: Tensor, hessian: Tensor, codes: Tensor, mask: Tensor, g
     pull = target @ hessian
     normal = torch.zeros(rows, groups, groups, device=target.device)
     right = torch.zeros(rows, groups, device=target.device)
-    index = torch.arange(columns, device=target.device) // grid.group
+    padding = groups * grid.group - columns
     for g in range(groups):
         start, stop = g * grid.group, min((g + 1) * grid.group, columns)
         part = levels[:, start:stop]
         response = part @ hessian[start:stop]
-        normal[:, g] = torch.zeros(rows, groups, device=target.device).index_add_(1, index, response * levels)
+        shared = torch.nn.functional.pad(response * levels, (0, padding)).view(rows, groups, grid.group)
+        normal[:, g] = shared.sum(-1)  # not index_add_, whose order of adding is not fixed on a GPU
         right[:, g] = (part * pull[:, start:stop]).sum(1)
     diagonal = normal.diagonal(dim1=1, dim2=2)
     empty = diagonal <= 0

@@ -163,3 +163,16 @@ def test_threads_are_as_before() -> None:
     before = torch.get_num_threads()
     encode(layer(), bits=4)
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("sparsity", ["dense", "2:4"])
+def test_range_search_gives_every_row_its_best_factor(sparsity: str) -> None:
+    it = layer()
+    factors = (0.7, 1.0, 1.3)
+    options: dict[str, Any] = {"bits": 2, "sparsity": sparsity, "asymmetric": 0.0}
+    found = decode(encode(it, range_search=factors, **options))
+    alone = [decode(encode(it, range_factor=factor, **options)) for factor in factors]
+    rows_of = [[torch.equal(found[r], one[r]) for r in range(len(found))] for one in alone]
+    assert all(any(row) for row in zip(*rows_of, strict=True))
+    best = min(output_loss(it, one, alpha=0.0) for one in alone)
+    assert output_loss(it, found, alpha=0.0) <= best * 1.01  # the solver judges with damping
