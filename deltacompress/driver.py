@@ -21,7 +21,7 @@ from deltacompress.calibrate.data import CalibrationTokens, load_calibration, lo
 from deltacompress.calibrate.skeleton import Skeleton
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.encoding import encode_uncalibrated
-from deltacompress.errors import BackendError, CalibrationError, CheckpointError, InputError, Interrupted, OutputError
+from deltacompress.errors import BackendError, CalibrationError, InputError, Interrupted, OutputError
 from deltacompress.fidelity import calibration_kl
 from deltacompress.layerwise import compress_layers
 from deltacompress.planning import Plan, make_plan
@@ -123,8 +123,8 @@ def compress(
             ) from stop
         raise Interrupted(f"interrupted; what is finished waits in {work.path}: run again with --resume") from stop
     except InputError as error:
-        if isinstance(error, OutputError | BackendError | CheckpointError):
-            work.close()  # a full disk, a busy device or a lost mount costs no finished layer: mend it, then --resume
+        if isinstance(error, OutputError | BackendError):
+            work.close()  # a full disk or a busy device costs no finished layer: mend it, then --resume
         else:
             work.discard()  # other input means other bytes: nothing here could be resumed
         raise
