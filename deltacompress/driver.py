@@ -116,11 +116,10 @@ def compress(
             _compress_plain(plan, steps, reporter)
             publish(plan, work, steps, lossless, tokens)
     except KeyboardInterrupt as stop:
-        work.close()
         if work.published:
-            raise Interrupted(
-                f"interrupted, but {target} was published whole before; {work.path} may be removed"
-            ) from stop
+            work.discard()
+            raise Interrupted(f"interrupted, but {target} was published whole before; nothing is left to do") from stop
+        work.close()
         raise Interrupted(f"interrupted; what is finished waits in {work.path}: run again with --resume") from stop
     except InputError as error:
         if isinstance(error, OutputError | BackendError):
@@ -129,9 +128,12 @@ def compress(
             work.discard()  # other input means other bytes: nothing here could be resumed
         raise
     except BaseException:
-        work.close()  # out of memory, a lost device: what is finished is good
-        told = f"{target} is published" if work.published else f"what is finished waits in {work.path}: use --resume"
-        reporter.note(told)
+        if work.published:
+            work.discard()
+            reporter.note(f"{target} is published; only the look at its fidelity failed")
+        else:  # out of memory, a lost device: what is finished is good
+            work.close()
+            reporter.note(f"what is finished waits in {work.path}: run again with --resume")
         raise
     work.discard()
     return CompressResult(

@@ -67,8 +67,8 @@ app.add_typer(bench.app, name="bench")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line on `argv` (default: the process's own arguments) and return its exit code."""
-    # Read once, when torch's OpenMP starts: its idle threads then sleep instead of spinning, which costs a few percent
-    # on an idle machine and halves the time (48 s to 25 s, measured) where something else keeps the cores busy.
+    # Read once, when torch's OpenMP starts: its idle threads then sleep instead of spinning, which costs little on
+    # an idle machine and saves much where something else keeps the cores busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code = app(args=argv, prog_name=PROGRAM, standalone_mode=False)
