@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltacompress import lossless
-from deltacompress.checkpoint import DTYPES, Checkpoint, is_side_file, tensor_bytes
+from deltacompress import decoding, lossless
+from deltacompress.checkpoint import Checkpoint, is_side_file
 from deltacompress.codecs import packed
-from deltacompress.codecs.encoded import restore_tensor
 from deltacompress.errors import (
     BaseMismatchError,
     CheckpointError,
     ChecksumError,
     FormatError,
+    InputError,
     TruncatedFileError,
 )
-from deltacompress.manifest import MANIFEST, FileRecord, Manifest, TensorRecord, read_manifest
+from deltacompress.manifest import MANIFEST, FileRecord, Manifest, PartRecord, TensorRecord, read_manifest
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.safetensors_header import TensorSpan, read_header
 from deltacompress.summary import summarize
@@ -39,11 +39,14 @@ class Delta:
     path: its directory; manifest: the checked manifest; tensors: name -> TensorRecord.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, spans: dict[str, tuple[Path, TensorSpan]]) -> None:
+    def __init__(
+        self, path: Path, manifest: Manifest, spans: dict[str, tuple[Path, TensorSpan]], *, device: str = "auto"
+    ) -> None:
         self.path = path
         self.manifest = manifest
         self.tensors = {record.name: record for record in manifest.tensors}
         self._spans = spans
+        self._device = device
 
     @property
     def artifact_bytes(self) -> int:
@@ -51,21 +54,59 @@ class Delta:
         files = (*self.manifest.shards, *self.manifest.files)
         return (self.path / MANIFEST).stat().st_size + sum(record.bytes for record in files)
 
-    def parts(self, name: str) -> dict[str, Tensor]:
-        """Parts of tensor `name` in the serving layout (codecs.packed), as CPU tensors.
+    def record(self, name: str) -> TensorRecord:
+        """The record that holds tensor `name`: its own, or that of the tensor it is an alias of.
 
         Raises:
-            IntegrityError: a stream is damaged.
+            InputError: the artifact has no such tensor.
+        """
+        if name not in self.tensors:
+            raise InputError(f"{self.path}: no tensor named {name}; `deltacompress inspect` lists them")
+        record = self.tensors[name]
+        return self.tensors[record.alias_of] if record.alias_of else record
+
+    def spec(self, name: str) -> packed.PackedSpec | None:
+        """How the parts of tensor `name` decode; None where its format is not `packed`. Raises as `record`."""
+        record = self.record(name)
+        if record.format != "packed":
+            return None
+        return packed.PackedSpec.from_json(dict(record.params), record.name)
+
+    def parts(self, name: str) -> dict[str, Tensor]:
+        """Parts of tensor `name` (of its twin, for an alias) in the serving layout (codecs.packed), as CPU tensors.
+
+        Raises:
+            InputError: no such tensor.
+            IntegrityError: a part is damaged.
             BackendError: this machine cannot decode its lossless codec.
         """
-        record = self.tensors[name]
-        stored = {part.name: self._read_part(record, i) for i, part in enumerate(record.parts)}
-        if record.format != "packed":
-            return stored
-        spec = packed.PackedSpec.from_json(dict(record.params), name)
-        coded = self.manifest.lossless != "none"
-        packed.check_parts(spec, stored, storage=coded, where=name)
-        return packed.to_serving(spec, stored, name) if coded else stored
+        record = self.record(name)
+        codec = self.manifest.lossless
+        return decoding.serving_parts(
+            record,
+            codec,
+            lambda part: self.stored_part(record.name, part),
+            where=f"{self.path}: ",
+            device=self._device,
+        )
+
+    def stored_part(self, name: str, part: PartRecord) -> bytes:
+        """The bytes of one part as they lie in their shard, unchecked but for their number.
+
+        Raises:
+            TruncatedFileError: the shard is shorter than it was.
+        """
+        path, span = self.where(name, part)
+        with path.open("rb") as file:
+            file.seek(span.begin)
+            raw = file.read(span.info.nbytes)
+        if len(raw) != span.info.nbytes:
+            raise TruncatedFileError(f"{path}: cut short at {name}.{part.name}; copy the artifact again")
+        return raw
+
+    def where(self, name: str, part: PartRecord) -> tuple[Path, TensorSpan]:
+        """The shard that one part lies in, and its bytes there."""
+        return self._spans[f"{name}.{part.name}"]
 
     def restored(self, name: str, base: Tensor | None) -> Tensor:
         """The restored tensor `name`, checked against its recorded hash.
@@ -75,18 +116,11 @@ class Delta:
         Raises:
             IntegrityError: damaged parts, or a result that differs from what was compressed.
         """
-        record = self.tensors[name]
-        if record.status == "alias":
-            raise ValueError(f"{name} is an alias of {record.alias_of}: restore that")
-        like = torch.empty(record.shape, dtype=DTYPES[record.dtype], device="meta")
-        tensor = restore_tensor(record.format, dict(record.params), self.parts(name), base, like, name).contiguous()
-        if hashlib.sha256(tensor_bytes(tensor)).hexdigest() != record.sha256:
-            raise ChecksumError(f"{self.path}: {name}: the restored tensor differs from what was compressed")
-        return tensor
+        return decoding.restored_tensor(self.record(name), self.parts(name), base, where=f"{self.path}: ")
 
     def read_base(self, name: str, base: Checkpoint) -> Tensor | None:
         """What tensor `name` is a delta against, from an opened base: as planning.Plan.reference gives it."""
-        record = self.tensors[name]
+        record = self.record(name)
         if record.base_name is None:
             return None
         if record.base_name not in base.tensors:
@@ -120,30 +154,11 @@ class Delta:
         """Plain data about the artifact: sizes, ratio, recipe, and a row per tensor (what `inspect --json` prints)."""
         return summarize(self.manifest, artifact=self.path, artifact_bytes=self.artifact_bytes)
 
-    def _read_part(self, record: TensorRecord, index: int) -> Tensor:
-        part = record.parts[index]
-        key = f"{record.name}.{part.name}"
-        path, span = self._spans[key]
-        with path.open("rb") as file:
-            file.seek(span.begin)
-            raw = file.read(span.info.nbytes)
-        if len(raw) != span.info.nbytes:
-            raise TruncatedFileError(f"{path}: cut short at {key}; copy the artifact again")
-        dtype = DTYPES[part.dtype]
-        count = 1
-        for size in part.shape:
-            count *= size
-        if self.manifest.lossless != "none":
-            raw = bytes(lossless.decode(raw, raw_bytes=count * dtype.itemsize, name=f"{path.name}: {key}"))
-        if len(raw) != count * dtype.itemsize:
-            raise FormatError(f"{path}: {key} has {len(raw)} bytes, its shape needs {count * dtype.itemsize}")
-        if not count:
-            return torch.empty(part.shape, dtype=dtype)
-        return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(part.shape)
 
-
-def load_delta(path: str | Path) -> Delta:
+def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
     """Open the artifact at `path`; checks manifest, file sizes and headers, reads no tensor.
+
+    device: where the lossless stage is decoded ("auto", "cpu" or "cuda"); the tensors come back on the CPU.
 
     Raises:
         TruncatedFileError: a file is missing, or its size differs from the recorded one.
@@ -161,7 +176,7 @@ def load_delta(path: str | Path) -> Delta:
     for tensor in manifest.tensors:
         if tensor.format == "packed":
             packed.PackedSpec.from_json(dict(tensor.params), tensor.name)
-    return Delta(root, manifest, _spans(root, manifest))
+    return Delta(root, manifest, _spans(root, manifest), device=device)
 
 
 def verify(path: str | Path, *, base: str | Path | None = None, reporter: Reporter | None = None) -> Delta:
@@ -176,7 +191,7 @@ def verify(path: str | Path, *, base: str | Path | None = None, reporter: Report
     files = (*delta.manifest.shards, *delta.manifest.files)
     reporter.phase("checking files", len(files))
     for file in files:
-        _check_hash(delta.path / file.file, file)
+        check_file(delta.path / file.file, file)
         reporter.step(file.file)
     checkpoint = None
     if base is not None:
@@ -184,6 +199,8 @@ def verify(path: str | Path, *, base: str | Path | None = None, reporter: Report
         delta.check_base(checkpoint)
     reporter.phase("checking tensors", len(delta.tensors))
     for name, record in delta.tensors.items():
+        for part in record.parts:
+            decoding.check_part(part, delta.stored_part(name, part), where=f"{delta.path}: {name}.{part.name}")
         if record.status != "alias":
             if checkpoint is not None:
                 delta.restored(name, delta.read_base(name, checkpoint))
@@ -205,15 +222,11 @@ def _check_streams(delta: Delta, record: TensorRecord) -> None:
                 raise FormatError(f"{record.name}: the parts do not decode ({error})") from error
         return
     for part in record.parts:
-        path, span = delta._spans[f"{record.name}.{part.name}"]
-        count = DTYPES[part.dtype].itemsize
-        for size in part.shape:
-            count *= size
-        with path.open("rb") as file:
-            file.seek(span.begin)
-            found = lossless.stream_codec(file.read(span.info.nbytes), raw_bytes=count, name=record.name)
+        where = f"{delta.path}: {record.name}.{part.name}"
+        stored = delta.stored_part(record.name, part)
+        found = lossless.stream_codec(stored, raw_bytes=decoding.raw_bytes(part), name=where)
         if found != codec:
-            raise FormatError(f"{record.name}: coded with {found}, the manifest says {codec}")
+            raise FormatError(f"{where}: coded with {found}, the manifest says {codec}")
 
 
 def _check_size(path: Path, record: FileRecord) -> None:
@@ -225,7 +238,12 @@ def _check_size(path: Path, record: FileRecord) -> None:
         raise TruncatedFileError(f"{path}: {size} bytes, {record.bytes} recorded; copy the artifact again")
 
 
-def _check_hash(path: Path, record: FileRecord) -> None:
+def check_file(path: Path, record: FileRecord) -> None:
+    """Compare a whole file with its recorded hash.
+
+    Raises:
+        ChecksumError: they differ.
+    """
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

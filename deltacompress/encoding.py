@@ -77,8 +77,16 @@ def finish(
             coded = lossless.encode(tensor_bytes(stored), codec, device=device)
             stored = torch.frombuffer(bytearray(coded), dtype=torch.uint8)
         streams[name] = stored
-        nbytes = stored.numel() * stored.element_size()
-        records.append(PartRecord(name=name, dtype=DTYPE_NAMES[part.dtype], shape=tuple(part.shape), bytes=nbytes))
+        raw = tensor_bytes(stored)
+        records.append(
+            PartRecord(
+                name=name,
+                dtype=DTYPE_NAMES[part.dtype],
+                shape=tuple(part.shape),
+                bytes=raw.nbytes,
+                sha256=hashlib.sha256(raw).hexdigest(),
+            )
+        )
     digest = hashlib.sha256(tensor_bytes(restored)).hexdigest()
     return Outcome(_record(plan, tensor, encoded, digest, tuple(records)), streams), restored
 

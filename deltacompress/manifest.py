@@ -42,9 +42,14 @@ class _Record(BaseModel):
 
 
 class ModelRecord(_Record):
-    """One side of the pair. name: directory name or hub id; content_hash: checkpoint.content_hash of its tensors."""
+    """One side of the pair.
+
+    name: directory name or hub id; revision: commit of a hub model, else null; content_hash: checkpoint.content_hash
+    of its tensors.
+    """
 
     name: str
+    revision: str | None = None
     content_hash: Sha256
     bytes: Count
     tensors: Count
@@ -64,12 +69,13 @@ class CalibrationRecord(_Record):
 
 
 class PartRecord(_Record):
-    """One part of a tensor before the lossless stage (dtype, shape) and its bytes after it."""
+    """One part of a tensor before the lossless stage (dtype, shape), and its bytes and their sha256 after it."""
 
     name: Name
     dtype: Dtype
     shape: Shape
     bytes: Count
+    sha256: Sha256
 
 
 class TensorRecord(_Record):

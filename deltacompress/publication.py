@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 from deltacompress import __version__
 from deltacompress.calibrate.data import CalibrationTokens
-from deltacompress.checkpoint import DTYPES, Checkpoint, output_errors, write_file, write_shards
+from deltacompress.checkpoint import DTYPES, Checkpoint
+from deltacompress.checkpoint_writer import output_errors, write_file, write_shards
 from deltacompress.encoding import alias_record
 from deltacompress.manifest import (
     MANIFEST,
@@ -25,7 +27,8 @@ from deltacompress.steps import Steps
 from deltacompress.types import TensorInfo
 from deltacompress.workspace import Workspace, publish_directory
 
-_TOOLS = ("torch", "transformers", "safetensors", "zstandard")
+_TOOLS = ("torch", "transformers", "safetensors", "zstandard", "numpy")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: CalibrationTokens | None) -> Manifest:
@@ -94,12 +97,23 @@ def _stored_info(record: TensorRecord, index: int, codec: str) -> TensorInfo:
 
 
 def _model(checkpoint: Checkpoint) -> ModelRecord:
+    name, revision = hub_origin(checkpoint.path)
     return ModelRecord(
-        name=checkpoint.path.resolve().name,
+        name=name,
+        revision=revision,
         content_hash=checkpoint.fingerprint(),
         bytes=checkpoint.nbytes,
         tensors=len(checkpoint.tensors),
     )
+
+
+def hub_origin(path: Path) -> tuple[str, str | None]:
+    """(name, revision) of a checkpoint directory: hub id and commit in a hub cache, else the directory's own name."""
+    whole = path.absolute()
+    repository, kind, commit = whole.parent.parent.name, whole.parent.name, whole.name
+    if kind == "snapshots" and repository.startswith("models--") and _COMMIT.fullmatch(commit):
+        return repository.removeprefix("models--").replace("--", "/"), commit
+    return whole.resolve().name, None
 
 
 def _calibration(tokens: CalibrationTokens | None) -> CalibrationRecord | None:

@@ -18,7 +18,8 @@ from pathlib import Path
 from torch import Tensor
 
 from deltacompress.artifact import Delta, load_delta
-from deltacompress.checkpoint import DTYPES, Checkpoint, output_errors, write_checkpoint, write_file
+from deltacompress.checkpoint import DTYPES, Checkpoint
+from deltacompress.checkpoint_writer import output_errors, write_checkpoint, write_file
 from deltacompress.errors import ChecksumError
 from deltacompress.manifest import TensorRecord
 from deltacompress.reporter import SILENT, Reporter
@@ -70,8 +71,7 @@ def copy_side_files(delta: Delta, out: Path) -> None:
 
 
 def _restored(delta: Delta, record: TensorRecord, base: Checkpoint, reporter: Reporter) -> Tensor:
-    source = record.alias_of if record.status == "alias" and record.alias_of else record.name
-    tensor = delta.restored(source, delta.read_base(source, base))
+    tensor = delta.restored(record.name, delta.read_base(record.name, base))
     reporter.step(record.name)
     return tensor
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import resource
 import sys
 from collections.abc import Iterable
 
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from deltacompress import lossless
-from deltacompress.checkpoint import DTYPES, tensor_bytes
-from deltacompress.codecs import packed
-from deltacompress.codecs.encoded import Encoded, restore_tensor
+from deltacompress.checkpoint import tensor_bytes
+from deltacompress.codecs.encoded import Encoded
+from deltacompress.decoding import restored_tensor, serving_parts
 from deltacompress.encoding import Outcome, finish
-from deltacompress.errors import ChecksumError, InputError, IntegrityError
-from deltacompress.manifest import TensorRecord
+from deltacompress.errors import InputError, IntegrityError
+from deltacompress.manifest import PartRecord, TensorRecord
 from deltacompress.planning import Plan, TensorPlan
 from deltacompress.workspace import Workspace
 
@@ -53,22 +50,12 @@ class Steps:
             ) from error
 
     def _restored(self, step: str, record: TensorRecord) -> Tensor:
-        parts: dict[str, Tensor] = {}
-        for part in record.parts:
-            stored = self._work.read(step, f"{record.name}.{part.name}")
-            if self._codec != "none":
-                count = DTYPES[part.dtype].itemsize * torch.Size(part.shape).numel()
-                raw = lossless.decode(bytes(stored.numpy()), raw_bytes=count, device=self._device)
-                stored = torch.frombuffer(raw, dtype=DTYPES[part.dtype]) if count else torch.empty(0)
-            parts[part.name] = stored.to(DTYPES[part.dtype]).reshape(part.shape)
-        if self._codec != "none" and record.format == "packed":
-            parts = packed.to_serving(packed.PackedSpec.from_json(dict(record.params), record.name), parts, record.name)
+        def stored(part: PartRecord) -> bytes:
+            return bytes(tensor_bytes(self._work.read(step, f"{record.name}.{part.name}")))
+
+        parts = serving_parts(record, self._codec, stored, device=self._device)
         reference, _ = self._plan.reference(self._plan.tensors[record.name])
-        like = torch.empty(record.shape, dtype=DTYPES[record.dtype], device="meta")
-        restored = restore_tensor(record.format, dict(record.params), parts, reference, like, record.name).contiguous()
-        if hashlib.sha256(tensor_bytes(restored)).hexdigest() != record.sha256:
-            raise ChecksumError(f"{record.name} is not what was stored")
-        return restored
+        return restored_tensor(record, parts, reference)
 
     def records(self, step: str) -> list[TensorRecord]:
         """Records of a finished step."""

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from deltacompress.checkpoint import output_errors, write_file
+from deltacompress.checkpoint_writer import output_errors, write_file
 from deltacompress.encoding import Outcome
 from deltacompress.errors import InputError, OutputError
 from deltacompress.manifest import TensorRecord

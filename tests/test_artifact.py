@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,17 +15,19 @@ import pytest
 import torch
 from pairs import Pair, edit, files_of, flips, remove, weights_of, write_tokenizer
 
-from deltacompress.artifact import Delta, load_delta, verify
+from deltacompress.artifact import Delta, check_file, load_delta, verify
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.cli.main import main
 from deltacompress.errors import (
     BaseMismatchError,
     ChecksumError,
     FormatError,
+    InputError,
     IntegrityError,
     SchemaVersionError,
     TruncatedFileError,
 )
+from deltacompress.manifest import parse_manifest
 from deltacompress.recipe import Recipe
 from deltacompress.restoration import restore
 
@@ -144,6 +147,13 @@ def test_hashes_in_the_manifest_are_of_the_files(artifact: Path, pair: Pair) -> 
     }
 
 
+def restored_weights(artifact: Path, pair: Pair) -> dict[str, torch.Tensor]:
+    out = artifact.parent / "restored-weights"
+    weights = weights_of(restore(artifact, base=pair.base, out=out))
+    shutil.rmtree(out)
+    return weights
+
+
 def test_restoring_twice_gives_the_same_files(artifact: Path, pair: Pair, tmp_path: Path) -> None:
     restore(artifact, base=pair.base, out=tmp_path / "a")
     restore(artifact, base=pair.base, out=tmp_path / "b" / "deeper")
@@ -151,12 +161,76 @@ def test_restoring_twice_gives_the_same_files(artifact: Path, pair: Pair, tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b"}
 
 
+def test_one_tensor_at_a_time(artifact: Path, pair: Pair) -> None:
+    delta = load_delta(artifact)
+    base, name = Checkpoint.open(pair.base), "model.layers.0.mlp.up_proj.weight"
+    spec = delta.spec(name)
+    assert spec is not None
+    assert (spec.rows, spec.columns) == delta.tensors[name].shape
+    assert delta.spec("model.norm.weight") is None
+    for part in delta.tensors[name].parts:
+        assert hashlib.sha256(delta.stored_part(name, part)).hexdigest() == part.sha256
+    assert torch.equal(delta.restored(name, delta.read_base(name, base)), restored_weights(artifact, pair)[name])
+    for ask in (delta.record, delta.spec, delta.parts):
+        with pytest.raises(InputError, match="no tensor named nothing"):
+            ask("nothing")
+
+
+def test_an_alias_is_read_as_its_twin(pair: Pair, tmp_path: Path) -> None:
+    shutil.copytree(pair.finetuned, tmp_path / "tuned")
+    embedding = "model.embed_tokens.weight"
+    tie = edit(tmp_path / "tuned", lambda weights: weights | {"lm_head.weight": weights[embedding].clone()})
+    Pair(pair.base, tie, pair.data).compress(tmp_path / "out")
+    delta, base = load_delta(tmp_path / "out"), Checkpoint.open(pair.base)
+    assert delta.tensors["lm_head.weight"].status == "alias"
+    assert delta.spec("lm_head.weight") == delta.spec(embedding)
+    assert delta.parts("lm_head.weight").keys() == delta.parts(embedding).keys()
+    restored = delta.restored("lm_head.weight", delta.read_base("lm_head.weight", base))
+    assert torch.equal(restored, delta.restored(embedding, delta.read_base(embedding, base)))
+
+
+def test_a_damaged_part_is_noticed_on_its_own(smallest: tuple[Pair, Path]) -> None:
+    """Without a lossless stage there is no stream with digests; the part's own hash is what a partial read checks."""
+    artifact = smallest[1] / "none"
+    delta = load_delta(artifact)
+    name = next(name for name, record in delta.tensors.items() if record.format == "packed")
+    for part in delta.tensors[name].parts:
+        path, span = delta.where(name, part)
+        for _ in flips(path, range(span.begin, span.begin + part.bytes)):
+            with pytest.raises(ChecksumError, match=re.escape(f"{name}.{part.name}")):
+                delta.parts(name)
+    delta.parts(name)
+
+
 # --- damage ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lossless", ["none", "zstd"])
-def test_every_flipped_byte_is_noticed(smallest: tuple[Pair, Path], lossless: str) -> None:
-    """All of the manifest and the shard's header, and every few bytes of everything else."""
+def test_every_byte_of_every_file_counts(smallest: tuple[Pair, Path], lossless: str) -> None:
+    """Each single byte of each file, in every one of its bits by turns, by the check that `verify` gives the file."""
+    artifact = smallest[1] / lossless
+    delta = load_delta(artifact)
+    good = (artifact / "manifest.json").read_bytes()
+    assert len(good) > 5000
+    for offset in range(len(good)):
+        raw = bytearray(good)
+        raw[offset] ^= 1 << offset % 8
+        with pytest.raises(IntegrityError):
+            parse_manifest(bytes(raw), "manifest.json")
+    for record in (*delta.manifest.shards, *delta.manifest.files):
+        path = artifact / record.file
+        offsets = range(record.bytes)
+        assert record.bytes > 30
+        for offset in flips(path, offsets, bit=1 << record.bytes % 8):
+            with pytest.raises(ChecksumError, match=re.escape(record.file)):
+                check_file(path, record)
+            assert offset in offsets
+        check_file(path, record)
+
+
+@pytest.mark.parametrize("lossless", ["none", "zstd"])
+def test_flipped_bytes_are_noticed_by_verify(smallest: tuple[Pair, Path], lossless: str) -> None:
+    """The whole of `verify`: all of the shard's header, and every few bytes of everything else."""
     artifact = smallest[1] / lossless
     for path in sorted(artifact.iterdir()):
         size = path.stat().st_size
@@ -208,7 +282,7 @@ def test_a_flipped_byte_in_other_patterns(
     base = Checkpoint.open(made.base)
     name = next(name for name, record in delta.tensors.items() if record.format == "packed")
     for part in delta.tensors[name].parts:
-        path, span = delta._spans[f"{name}.{part.name}"]
+        path, span = delta.where(name, part)
         for _ in flips(path, range(span.begin, span.begin + part.bytes, 1 + part.bytes // 60), bit=1):
             with suppress(IntegrityError):  # else the recorded tensor: some bits are padding, or rounded away
                 delta.restored(name, delta.read_base(name, base))

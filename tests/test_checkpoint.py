@@ -19,14 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from deltacompress.checkpoint import (
-    DTYPES,
-    Checkpoint,
-    check_finite,
-    content_hash,
-    tensor_bytes,
-    write_checkpoint,
-)
+from deltacompress.checkpoint import DTYPES, Checkpoint, check_finite, content_hash, tensor_bytes
+from deltacompress.checkpoint_writer import write_checkpoint
 from deltacompress.errors import CheckpointError, OutputError
 from deltacompress.types import TensorInfo
 
@@ -451,7 +445,7 @@ def test_os_errors_become_output_errors(
 def test_a_disk_that_is_really_full() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
-    from deltacompress.checkpoint import write_file
+    from deltacompress.checkpoint_writer import write_file
 
     class DevFull(type(Path())):  # type: ignore[misc]
         def open(self, *_: object, **__: object) -> Any:  # type: ignore[override]

@@ -23,12 +23,12 @@ def record(name: str, **fields: Any) -> dict[str, Any]:
         "name": name, "dtype": "BF16", "shape": [2, 3], "kind": "linear", "status": "exact", "codec": "exact",
         "format": "exact", "params": {"transform": "ordered"}, "sha256": HASH, "base_name": name, "base_rows": None,
         "base_sha256": HASH, "alias_of": None, "loss": None, "damp_fraction": None,
-        "parts": [{"name": "planes", "dtype": "U8", "shape": [2, 6], "bytes": 40}],
+        "parts": [{"name": "planes", "dtype": "U8", "shape": [2, 6], "bytes": 40, "sha256": HASH}],
     } | fields  # fmt: skip
 
 
 def plain(**fields: Any) -> dict[str, Any]:
-    side = {"name": "m", "content_hash": HASH, "bytes": 10, "tensors": 1}
+    side = {"name": "m", "revision": None, "content_hash": HASH, "bytes": 10, "tensors": 1}
     return {
         "schema_version": 1, "base": side, "finetuned": side, "recipe": {"name": "lossless"}, "scope": "delta",
         "calibration": None, "lossless": "zstd", "tensors": [record("a"), record("b")], "shards": [], "files": [],

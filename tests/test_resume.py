@@ -103,9 +103,7 @@ def test_while_the_artifact_is_written(
     pair: Pair, out: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch, error: Any, call: int
 ) -> None:
     """Ctrl-C or a full disk at any file of the publication."""
-    from deltacompress import checkpoint
-
-    real, calls = checkpoint.os.fsync, iter(range(99))
+    real, calls = os.fsync, iter(range(99))
     armed = False
 
     def fsync(descriptor: int) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.errors import FormatError
-from deltacompress.numerics import packing, symbols
+from deltacompress.numerics import packing, ragged, symbols
 from deltacompress.numerics.grid import Grid, GridKind, constant_zero
 from deltacompress.numerics.sparsity import Sparsity
 
@@ -262,10 +262,9 @@ def _with_pattern(spec: PackedSpec, mask: Tensor, write: Any, codes: Tensor) -> 
     else:
         pattern = packing.pack_codes(mask.to(torch.uint8), 1)
     if spec.sparsity.kind == "unstructured":
-        if codes.dtype != torch.uint8:
-            return {"pattern": pattern, "codes": codes[mask]}
-        rows = [write(codes[r][mask[r]].unsqueeze(0)).squeeze(0) for r in range(spec.rows)]
-        return {"pattern": pattern, "codes": torch.cat(rows) if rows else codes.new_empty(0)}
+        kept = codes[mask]
+        whole = codes.dtype != torch.uint8  # 16-bit values
+        return {"pattern": pattern, "codes": kept if whole else ragged.pack_ragged(kept, mask.sum(1), spec.bits)}
     return {"pattern": pattern, "codes": write(codes[mask].view(spec.rows, spec.kept))}
 
 
@@ -283,15 +282,7 @@ def _kept_codes(spec: PackedSpec, packed: Tensor, mask: Tensor) -> Tensor:
     """Codes of the kept weights, flat, in row order."""
     if spec.sparsity.kind != "unstructured":
         return packing.unpack_codes(packed, spec.bits, spec.kept).flatten()
-    counts = mask.sum(1).tolist()
-    out, at = [], 0
-    for count in counts:
-        width = packing.packed_width(count, spec.bits)
-        out.append(packing.unpack_codes(packed[at : at + width].unsqueeze(0), spec.bits, count).squeeze(0))
-        at += width
-    if at != packed.numel():
-        raise ValueError("the codes are not as many as the pattern says")
-    return torch.cat(out) if out else packed.new_empty(0)
+    return ragged.unpack_ragged(packed, mask.sum(1), spec.bits)
 
 
 def _complete(mask: Tensor, spec: PackedSpec) -> Tensor:

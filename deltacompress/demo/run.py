@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deltacompress.artifact import verify
-from deltacompress.checkpoint import output_errors
+from deltacompress.checkpoint_writer import output_errors
 from deltacompress.content import content_path
 from deltacompress.demo.score import score_checkpoint
 from deltacompress.driver import compress
