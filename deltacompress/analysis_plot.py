@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deltacompress.analysis_result import Analysis, Family, HistogramData
-from deltacompress.errors import BackendError, OutputError
+from deltacompress.errors import BackendError, OutputError, install_hint
 
 Array = npt.NDArray[np.float64]
 
@@ -38,27 +38,19 @@ _POINTS = 120
 """Bins drawn across a panel: narrower ones than a few pixels only add noise in the tails."""
 
 
-def require_matplotlib() -> None:
-    """Check, before work whose end is a picture, that it can be drawn.
-
-    Raises: BackendError (matplotlib is not installed).
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise BackendError(
-            "analyze: the picture needs matplotlib, which is not installed; pip install 'deltacompress[plot]'"
-        ) from error
-
-
 def plot_histograms(analysis: Analysis, path: Path) -> None:
     """Write a PNG: histograms of linear weights (whole model; first, middle, last layer) and delta size per module.
 
     Raises: BackendError (matplotlib is not installed), OutputError (the file cannot be written).
     """
-    require_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    try:
+        import matplotlib  # noqa: F401 - alone first: a part that is imported already would not tell
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise BackendError(
+            f"{path}: not drawn, it needs matplotlib, which is not installed: {install_hint('plot')}"
+        ) from error
 
     layers = [key for key in analysis.histograms if key != "all"]
     figure: Any = Figure(figsize=(11.0, 7.6 if layers else 4.6), layout="constrained")

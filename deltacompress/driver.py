@@ -22,6 +22,7 @@ from deltacompress.calibrate.skeleton import Skeleton
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.encoding import encode_uncalibrated
 from deltacompress.errors import BackendError, CalibrationError, InputError, Interrupted, OutputError
+from deltacompress.extract import pair
 from deltacompress.fidelity import calibration_kl
 from deltacompress.layerwise import compress_layers
 from deltacompress.planning import Plan, make_plan
@@ -89,7 +90,8 @@ def compress(
 
     Raises:
         InputError: one of its subclasses names what is wrong with the input.
-        Interrupted: stopped by Ctrl-C; what was finished stays in `out`.partial for `resume`.
+        Interrupted: stopped by Ctrl-C (or SIGTERM, under the command line); what was finished stays in `out`.partial
+            for `resume`.
     """
     started = time.monotonic()
     reporter = reporter or SILENT
@@ -104,7 +106,10 @@ def compress(
     tokens = None
     if plan.calibrated and skeleton is not None:
         tokens = _tokens(plan, skeleton, calibration, samples, seq_len, seed)
+    earlier = 0 if resume else _finished_steps(target)
     work = Workspace.open(target, _identity(plan, tokens, lossless, where), resume=resume)
+    if earlier:
+        reporter.note(f"{work.path}: {earlier} finished steps of an earlier run removed; --resume would have used them")
     kl = None
     try:
         steps = Steps(plan, work, lossless, device)
@@ -120,10 +125,13 @@ def compress(
             work.discard()
             raise Interrupted(f"interrupted, but {target} was published whole before; nothing is left to do") from stop
         work.close()
-        raise Interrupted(f"interrupted; what is finished waits in {work.path}: run again with --resume") from stop
+        raise Interrupted(
+            f"interrupted, nothing published; what is finished waits in {work.path}: run again with --resume"
+        ) from stop
     except InputError as error:
         if isinstance(error, OutputError | BackendError):
             work.close()  # a full disk or a busy device costs no finished layer: mend it, then --resume
+            reporter.note(f"what is finished waits in {work.path}: mend the cause and run again with --resume")
         else:
             work.discard()  # other input means other bytes: nothing here could be resumed
         raise
@@ -151,10 +159,16 @@ def _plan(
     base: Checkpoint, finetuned: Checkpoint, recipe: Recipe, device: torch.device
 ) -> tuple[Plan, Skeleton | None]:
     """The plan, and the model's skeleton where the recipe needs to know it (an all-exact recipe takes any model)."""
+    pairing = pair(base, finetuned)  # first: of what is wrong with a pair, it names the cause and not a consequence
     if not recipe.needs_kinds:
-        return make_plan(base, finetuned, recipe, lambda _name: "other"), None
+        return make_plan(pairing, recipe, lambda _name: "other"), None
     skeleton = Skeleton.from_config(finetuned.path, finetuned.tensors, device=device)
-    return make_plan(base, finetuned, recipe, skeleton.kind), skeleton
+    return make_plan(pairing, recipe, skeleton.kind), skeleton
+
+
+def _finished_steps(out: Path) -> int:
+    """How many steps an unfinished run of `out` has left: what a run without resume throws away."""
+    return len(list(out.with_name(out.name + ".partial").glob("step-*.safetensors")))
 
 
 def _tokens(
@@ -181,7 +195,7 @@ def _tokens(
     if int(tokens.ids.max()) >= rows:
         raise CalibrationError(
             f"{plan.finetuned.path}: its tokenizer gives token {int(tokens.ids.max())}, its embedding has {rows} rows; "
-            "the tokenizer is not this model's"
+            "the tokenizer is not this model's; put the one it was trained with there"
         )
     return tokens
 

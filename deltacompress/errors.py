@@ -16,7 +16,7 @@
     |   |-- TruncatedFileError         a file is shorter (or longer) than recorded, or missing
     |   |-- FormatError                the manifest or a packed part breaks the format's rules
     |   `-- SchemaVersionError         written by a newer version
-    `-- Interrupted                    stopped by the user, resumable: exit code 130
+    `-- Interrupted                    stopped by Ctrl-C or SIGTERM, can be run again: exit code 2
 
 A message is one line: it names the file, tensor or option, says what is wrong, and the way out.
 """
@@ -93,6 +93,9 @@ class SchemaVersionError(IntegrityError):
 
 
 class Interrupted(DeltaCompressError):
-    """Stopped by the user; the work done so far can be resumed."""
+    """Stopped by the user (Ctrl-C) or the system (SIGTERM); the message says how to go on."""
 
-    exit_code = 130
+
+def install_hint(extra: str) -> str:
+    """How to install an optional extra, from the package index or from a checkout; to end a message with."""
+    return f"pip install 'deltacompress[{extra}]', in a checkout: pip install '.[{extra}]'"

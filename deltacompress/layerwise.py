@@ -5,6 +5,11 @@ inputs that the layer will really see; the *teacher*, the fine-tuned model, give
 asymmetric). For each layer: collect the Hessians, encode, **put base + decoded delta back into the layer**, run the
 student through it, hand both streams to the next layer. A sequential recipe does this for each group of linears in
 turn, so that each group sees what the groups before it, compressed, really produce.
+
+On the device are: one layer in fp32 (of what is encoded already, until the layer's last pass, the teacher's weights
+too), the statistics of one stage, one batch of activations, and the streams where there is room (calibrate/streams).
+The embedding is there only for the captures, the head only while it is encoded or judged. Fine-tuned linears are read
+once: the layer's own parameters are what the solver starts from.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.calibrate.skeleton import LayerCall, Skeleton
+from deltacompress.calibrate.streams import HiddenStates, should_wait_on_host
 from deltacompress.calibrate.walk import InputGroup, capture_calls, record_inputs
 from deltacompress.codecs import obs
 from deltacompress.encoding import Outcome, delta_of, encode_uncalibrated, with_added_rows
@@ -36,28 +42,37 @@ class _Enough(Exception):
 class Streams:
     """Hidden states of all calibration batches, [B, T, H] each, before the layer that comes next."""
 
-    student: list[Tensor]
-    teacher: list[Tensor] | None
+    student: HiddenStates
+    teacher: HiddenStates | None
     calls: dict[int, list[LayerCall]]
 
 
 def compress_layers(plan: Plan, skeleton: Skeleton, ids: Tensor, steps: Steps, reporter: Reporter) -> Streams:
     """Encode every tensor of the model; returns the streams after the last layer (for a look at fidelity).
 
+    The skeleton keeps the compressed model's outer weights, without embedding and head.
+
     ids: int64 [samples, seq_len].
     """
     walk = _Walk(plan, skeleton, steps)
     outer = [plan.tensors[name] for name in skeleton.outer_names()]
-    head = plan.tensors[skeleton.head_name] if skeleton.head_name else None
-    late = [tensor for tensor in outer if tensor is head and tensor.obs]
+    late = [tensor for tensor in outer if tensor.name == skeleton.head_name and tensor.obs]
+    body = [tensor.name for tensor in outer if tensor.name != skeleton.head_name]
     reporter.phase("compressing", skeleton.num_layers + 2)
-    skeleton.load(skeleton.outer_names(), plan.finetuned.read)
     batch = max(TOKENS_PER_BATCH // ids.shape[1], 1)
-    teacher, calls = capture_calls(skeleton, ids, batch)
+    stream_bytes = ids.numel() * skeleton.hidden_size * torch.float32.itemsize
+    on_host = should_wait_on_host(skeleton.device, stream_bytes * (2 if plan.asymmetric else 1))
+    teacher = None
+    if plan.asymmetric:
+        skeleton.load(body, plan.finetuned.read)
+        teacher, _ = capture_calls(skeleton, ids, batch, on_host=on_host)
+        skeleton.free([skeleton.embedding_name])
     restored = walk.simple("outer", [tensor for tensor in outer if tensor not in late and tensor.fate != "alias"])
-    walk.put(restored)
-    student, _ = capture_calls(skeleton, ids, batch)
-    streams = Streams(student, teacher if plan.asymmetric else None, calls)
+    skeleton.load(body, restored.__getitem__)
+    del restored
+    student, calls = capture_calls(skeleton, ids, batch, on_host=on_host)
+    skeleton.free([skeleton.embedding_name])
+    streams = Streams(student, teacher, calls)
     reporter.step("embeddings and norms", memory_bytes=steps.peak_memory())
     for i in range(skeleton.num_layers):
         loss = walk.layer(i, streams)
@@ -71,9 +86,6 @@ def compress_layers(plan: Plan, skeleton: Skeleton, ids: Tensor, steps: Steps, r
 class _Walk:
     def __init__(self, plan: Plan, skeleton: Skeleton, steps: Steps) -> None:
         self.plan, self.skeleton, self.steps = plan, skeleton, steps
-
-    def put(self, weights: dict[str, Tensor]) -> None:
-        self.skeleton.load(weights, weights.__getitem__)
 
     def simple(self, step: str, tensors: list[TensorPlan]) -> dict[str, Tensor]:
         """Encode tensors that need no activations, as one step; returns what each is restored to."""
@@ -91,52 +103,66 @@ class _Walk:
     def layer(self, i: int, streams: Streams) -> float | None:
         """Compress decoder layer i and move the streams past it; returns its mean relative loss."""
         step = f"layer-{i:05d}"
-        names = self.skeleton.layer_names(i)
-        self.skeleton.load(names, self.plan.finetuned.read)
+        self.skeleton.load(self.skeleton.layer_names(i), self.plan.finetuned.read)
         restored = self.steps.recall(step)
         if restored is None:
-            restored = self._compress(i, step, streams)
-        elif streams.teacher is not None:
-            self._move(i, streams.teacher, streams)
-        self.put(restored)
+            self._compress(i, step, streams)
+        else:
+            if streams.teacher is not None:
+                self._move(i, streams.teacher, streams)
+            self.skeleton.load(restored, restored.__getitem__)
         self._move(i, streams.student, streams)
         self.skeleton.free_layer(i)
         losses = [record.loss for record in self.steps.records(step) if record.loss is not None]
         return sum(losses) / len(losses) if losses else None
 
-    def _compress(self, i: int, step: str, streams: Streams) -> dict[str, Tensor]:
-        tensors = [self.plan.tensors[name] for name in self.skeleton.layer_names(i)]
+    def _compress(self, i: int, step: str, streams: Streams) -> None:
+        """Encode layer i, and leave what it is restored to in the model."""
+        names = self.skeleton.layer_names(i)
         outcomes: list[Outcome] = []
-        student: dict[str, Tensor] = {}
-        for tensor in tensors:
+        student = self.skeleton.weights(names)
+        teacher = dict(student) if streams.teacher is not None else {}
+        groups = self._groups(i, streams)
+        for tensor in (self.plan.tensors[name] for name in names):
             if tensor.obs is None:
                 encoded, reference, _ = encode_uncalibrated(self.plan, tensor)
-                outcome, student[tensor.name] = self.steps.finish(tensor, encoded, reference)
+                outcome, restored = self.steps.finish(tensor, encoded, reference)
                 outcomes.append(outcome)
-        groups = self._groups(i, streams)
-        stages = [[group] for group in groups] if self.plan.recipe.sequential else [groups]
-        for stage in stages:
-            statistics = self._collect(i, stage, streams, student, last=stage is stages[-1])
-            for group in stage:
-                for outcome, weight in self._encode(group, statistics.pop(group[0])):
-                    outcomes.append(outcome)
-                    student[outcome.record.name] = weight
-        if not stages and streams.teacher is not None:
+                if tensor.fate == "code":  # all others are restored to the teacher's own values
+                    student[tensor.name] = self.skeleton.prepare(tensor.name, restored)
+        if not groups and streams.teacher is not None:
             self._move(i, streams.teacher, streams)
+        stages = [[group] for group in groups] if self.plan.recipe.sequential else [groups] if groups else []
+        for stage in stages:
+            statistics = self._collect(i, stage, streams, teacher, student, last=stage is stages[-1])
+            if stage is stages[-1]:
+                teacher.clear()
+            for group in stage:
+                for outcome, restored in self._encode(group, student, statistics.pop(group[0])):
+                    outcomes.append(outcome)
+                    name = outcome.record.name
+                    student[name] = self.skeleton.prepare(name, restored)
+        self.skeleton.swap(student)
         self.steps.save(step, outcomes)
-        return student
 
     def _groups(self, i: int, streams: Streams) -> list[list[str]]:
         """Calibrated linears that share an input, in execution order, found by running one batch."""
         with record_inputs(self.skeleton, i) as recorder:
-            self._run(i, streams.student[-1], streams)
+            self._run(i, streams.student[len(streams.student) - 1], streams)
             groups = [[name for name in group.names if self.plan.tensors[name].obs] for group in recorder.groups]
         return [group for group in groups if group]
 
     def _collect(
-        self, i: int, stage: list[list[str]], streams: Streams, student: dict[str, Tensor], *, last: bool
+        self,
+        i: int,
+        stage: list[list[str]],
+        streams: Streams,
+        teacher: dict[str, Tensor],
+        student: dict[str, Tensor],
+        *,
+        last: bool,
     ) -> dict[str, HessianAccumulator]:
-        """Statistics of each group of the stage, by its first name.
+        """Statistics of each group of the stage, by its first name; leaves the student's weights in the model.
 
         In the last stage the teacher runs to the end of the layer, and its stream moves on.
         """
@@ -144,14 +170,11 @@ class _Walk:
         alpha = {group[0]: max(self._alpha(name) for name in group) for group in stage}
         sums = {
             name: HessianAccumulator(
-                self.skeleton.module_of(name).in_features,  # type: ignore[arg-type]
-                device=self.skeleton.device,
-                asymmetric=alpha[name] > 0,
+                self.plan.tensors[name].pair.info.shape[1], device=self.skeleton.device, asymmetric=alpha[name] > 0
             )
             for name in leaders
         }
-        teacher = {name: self.plan.finetuned.read(name) for name in student} if streams.teacher is not None else {}
-        changed = [name for name in student if teacher and not torch.equal(teacher[name], student[name])]
+        changed = [name for name, weight in teacher.items() if student[name] is not weight]
         seen: dict[str, Tensor] = {}
         run_on = False
 
@@ -160,52 +183,67 @@ class _Walk:
             if len(seen) == len(leaders) and not run_on:
                 raise _Enough
 
+        self.skeleton.swap(student)
         with record_inputs(self.skeleton, i, leaders, on_input=see):
-            for k, hidden in enumerate(streams.student):
+            for k in range(len(streams.student)):
                 targets: dict[str, Tensor] = {}
                 if streams.teacher is not None:
-                    self.put({name: teacher[name] for name in changed})
+                    self.skeleton.swap({name: teacher[name] for name in changed})
                     run_on = last
                     moved = self._until_enough(i, streams.teacher[k], streams)
+                    run_on = False
                     if moved is not None:
                         streams.teacher[k] = moved
                     targets = dict(seen)
                     seen.clear()
-                    self.put({name: student[name] for name in changed})
-                elif k == 0:
-                    self.put(student)
-                run_on = False
-                self._until_enough(i, hidden, streams)
+                    self.skeleton.swap({name: student[name] for name in changed})
+                self._until_enough(i, streams.student[k], streams)
                 with matmul_precision(self.skeleton.device):
                     for name in leaders:
                         sums[name].add(seen[name], targets.get(name))
                 seen.clear()
         return sums
 
-    def _encode(self, group: list[str], statistics: HessianAccumulator) -> Iterator[tuple[Outcome, Tensor]]:
+    def _encode(
+        self, group: list[str], weights: dict[str, Tensor], statistics: HessianAccumulator
+    ) -> Iterator[tuple[Outcome, Tensor]]:
         """Encode the linears of one group; those with the same settings are solved together."""
         by_settings: dict[str, list[TensorPlan]] = {}
         for name in group:
             tensor = self.plan.tensors[name]
             by_settings.setdefault(tensor.settings.model_dump_json(), []).append(tensor)
-        for tensors in by_settings.values():
-            yield from self._solve(tensors, statistics)
+        *others, last = by_settings.values()
+        for tensors in others:
+            yield from self._solve(tensors, weights, statistics.copy())
+        yield from self._solve(last, weights, statistics)
 
-    def _solve(self, tensors: list[TensorPlan], statistics: HessianAccumulator) -> Iterator[tuple[Outcome, Tensor]]:
-        device = self.skeleton.device
+    def _solve(
+        self, tensors: list[TensorPlan], weights: dict[str, Tensor], statistics: HessianAccumulator
+    ) -> Iterator[tuple[Outcome, Tensor]]:
+        """Encode linears with the same settings and input; weights: the fine-tuned ones, f32, on the device."""
         settings = tensors[0].obs
         assert settings is not None
-        pairs = {tensor.name: self.plan.reference(tensor) for tensor in tensors}
-        jobs = []
-        for name, (reference, finetuned) in pairs.items():
-            delta = delta_of(finetuned, reference)
-            rows = delta.shape[0]
-            jobs.append(obs.Job(name, delta.to(device), finetuned[:rows].to(device).float()))
-        encoded = obs.encode(jobs, statistics, settings)
+        references = {tensor.name: self._reference(tensor) for tensor in tensors}
+        encoded = obs.encode(
+            [self._job(name, weights[name], reference) for name, reference in references.items()], statistics, settings
+        )
         for tensor in tensors:
-            reference, finetuned = pairs[tensor.name]
-            whole = with_added_rows(encoded[tensor.name], finetuned, reference)
+            reference, whole = references.pop(tensor.name), encoded.pop(tensor.name)
+            if tensor.pair.base_rows is not None:
+                whole = with_added_rows(whole, self.plan.finetuned.read(tensor.name), reference)
             yield self.steps.finish(tensor, whole, reference)
+
+    def _reference(self, tensor: TensorPlan) -> Tensor | None:
+        """What a coded tensor is coded against, f32 on the CPU: Plan.reference without reading the fine-tuned one."""
+        pair = tensor.pair
+        if pair.base_name is None or self.plan.recipe.scope == "full":
+            return None
+        return self.plan.base.read(pair.base_name)[: pair.base_rows].float()
+
+    def _job(self, name: str, weight: Tensor, reference: Tensor | None) -> obs.Job:
+        device = self.skeleton.device
+        delta = delta_of(weight, None if reference is None else reference.to(device, non_blocking=True))
+        return obs.Job(name, delta, weight[: delta.shape[0]])
 
     def head(self, tensor: TensorPlan, streams: Streams) -> None:
         """Compress the output projection against the final norm's output."""
@@ -215,14 +253,15 @@ class _Walk:
         features = tensor.pair.info.shape[1]
         asymmetric = streams.teacher is not None and self._alpha(tensor.name) > 0
         sums = HessianAccumulator(features, device=self.skeleton.device, asymmetric=asymmetric)
-        for k, hidden in enumerate(streams.student):
-            inputs = self.skeleton.run_final_norm(hidden).reshape(-1, features)
+        for k in range(len(streams.student)):
+            inputs = self.skeleton.run_final_norm(streams.student[k]).reshape(-1, features)
             targets = None
             if asymmetric and streams.teacher is not None:
                 targets = self.skeleton.run_final_norm(streams.teacher[k]).reshape(-1, features)
             with matmul_precision(self.skeleton.device):
                 sums.add(inputs, targets)
-        self.steps.save(step, [outcome for outcome, _ in self._solve([tensor], sums)])
+        weights = {tensor.name: self.skeleton.prepare(tensor.name, self.plan.finetuned.read(tensor.name))}
+        self.steps.save(step, [outcome for outcome, _ in self._solve([tensor], weights, sums)])
 
     def _alpha(self, name: str) -> float:
         settings = self.plan.tensors[name].obs
@@ -235,10 +274,10 @@ class _Walk:
         except _Enough:
             return None
 
-    def _move(self, i: int, stream: list[Tensor], streams: Streams) -> None:
+    def _move(self, i: int, stream: HiddenStates, streams: Streams) -> None:
         """Move one stream past layer i, batch by batch in place: never two copies of it."""
-        for k, hidden in enumerate(stream):
-            stream[k] = self._run(i, hidden, streams)
+        for k in range(len(stream)):
+            stream[k] = self._run(i, stream[k], streams)
 
     def _run(self, i: int, hidden: Tensor, streams: Streams) -> Tensor:
         with matmul_precision(self.skeleton.device):

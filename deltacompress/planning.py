@@ -13,7 +13,7 @@ from deltacompress.checkpoint import Checkpoint, check_finite
 from deltacompress.codecs.settings import ExactSettings, ObsSettings, RtnSettings, Settings
 from deltacompress.codecs.shared import spec_for
 from deltacompress.errors import CheckpointError, PairError
-from deltacompress.extract import Pairing, TensorPair, pair
+from deltacompress.extract import Pairing, TensorPair
 from deltacompress.manifest import FILE_NAME
 from deltacompress.recipe import Recipe
 from deltacompress.types import TensorKind
@@ -88,15 +88,15 @@ class Plan:
         return (None if self.recipe.scope == "full" else base), finetuned
 
 
-def make_plan(base: Checkpoint, finetuned: Checkpoint, recipe: Recipe, kind_of: Callable[[str], TensorKind]) -> Plan:
-    """Pair the checkpoints, choose a rule for every tensor, and refuse what cannot work.
+def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind]) -> Plan:
+    """Choose a rule for every tensor of a pairing, and refuse what cannot work.
 
     Raises:
-        PairError: the checkpoints do not belong together.
+        PairError: codec skip on a tensor with more rows than the base's.
         CheckpointError: NaN or Inf in weights that a lossy recipe touches; a side file with an odd name.
         RecipeError: a tensor that no rule fits, or a group size that does not divide.
     """
-    pairing = pair(base, finetuned)
+    base, finetuned = pairing.base, pairing.finetuned
     for file in finetuned.side_files():
         if not re.fullmatch(FILE_NAME, file.name):
             raise CheckpointError(f"{file}: not a file name that an artifact may hold; rename or remove it")

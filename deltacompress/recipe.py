@@ -7,16 +7,18 @@ calibration/recipes/ and are named without their suffix.
 
 from __future__ import annotations
 
+import reprlib
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deltacompress.codecs.settings import ExactSettings, ObsSettings, RtnSettings, Settings, SkipSettings
 from deltacompress.content import content_path, list_content
 from deltacompress.errors import RecipeError
+from deltacompress.recipe_yaml import load_yaml
 from deltacompress.types import TensorKind
 
 _FOLDER = ("calibration", "recipes")
@@ -90,23 +92,28 @@ class Recipe(BaseModel):
         """Read a shipped recipe by name, or any by path (it is a path if it has a suffix or a directory part).
 
         Raises:
-            RecipeError: no such recipe, not YAML, or a field that is unknown or out of range.
+            RecipeError: no such recipe, not YAML, or a field that is unknown, given twice or out of range.
         """
         path = Path(name_or_path)
-        if path.suffix not in (".yaml", ".yml") and len(path.parts) == 1 and not path.is_file():
+        if path.suffix not in (".yaml", ".yml") and len(path.parts) <= 1 and not path.is_file():
             names = [found.stem for found in list_content("/".join(_FOLDER), ".yaml")]
             if str(name_or_path) not in names:
+                close = get_close_matches(str(name_or_path).lower(), names, n=1)
                 raise RecipeError(
-                    f"no recipe named {str(name_or_path)!r}; shipped: {', '.join(names)} (or give a path)"
+                    f"no recipe named {str(name_or_path)!r}; {f'did you mean {close[0]}? ' if close else ''}"
+                    f"shipped: {', '.join(names)} (or give a path)"
                 )
             path = content_path(*_FOLDER, f"{name_or_path}.yaml")
         try:
-            data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise RecipeError(f"{path}: the recipe cannot be read ({error.strerror or error})") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise RecipeError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
-        return cls.parse(data, where=str(path))
+            text = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise RecipeError(f"{path}: not YAML (byte {error.start} is not UTF-8); save it as UTF-8 text") from error
+        except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
+            why = getattr(error, "strerror", None) or error
+            raise RecipeError(
+                f"{path}: the recipe cannot be read ({why}); give a YAML file or the name of a shipped recipe"
+            ) from error
+        return cls.parse(load_yaml(text, str(path)), where=str(path))
 
     @classmethod
     def parse(cls, data: Any, *, where: str = "recipe") -> Recipe:
@@ -116,13 +123,19 @@ class Recipe(BaseModel):
             RecipeError: names the first field that is wrong.
         """
         if not isinstance(data, dict):
-            raise RecipeError(f"{where}: a recipe is a mapping with name and rules, not {type(data).__name__}")
+            raise RecipeError(
+                f"{where}: a recipe is a mapping with name and rules, not {type(data).__name__}; see docs/recipes.md"
+            )
         try:
             return cls.model_validate(data)
         except ValidationError as error:
             first = error.errors()[0]
-            at = ".".join(str(part) for part in first["loc"])
-            raise RecipeError(f"{where}: {at or 'recipe'}: {first['msg']} (got {first['input']!r:.80})") from error
+            at = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # not which branch of a union
+            told = first["msg"].removeprefix("Value error, ")
+            # reprlib: a file of a few lines can name a list of billions of entries, by aliases of aliases
+            raise RecipeError(
+                f"{where}: {at or 'recipe'}: {told} (got {reprlib.repr(first['input']):.80}); see docs/recipes.md"
+            ) from error
 
     def rule_for(self, name: str, kind: TensorKind) -> Settings:
         """The settings of the first rule that matches.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ def summarize(manifest: Manifest, *, artifact: Path, artifact_bytes: int) -> dic
 
     ratio: bytes of the fine-tuned checkpoint / bytes of the whole artifact, everything included; finetuned_bytes covers
     the same files. linear_bits_per_weight: 8 x stored bytes / weights, over the linears of the decoder layers.
+    tensors: a row each, in the natural order of their names.
     """
     linear = [record for record in manifest.tensors if record.kind == "linear"]
     weights = sum(math.prod(record.shape) for record in linear)
@@ -34,8 +36,13 @@ def summarize(manifest: Manifest, *, artifact: Path, artifact_bytes: int) -> dic
         "ratio": manifest.finetuned.bytes / artifact_bytes,
         "linear_bits_per_weight": 8 * sum(record.bytes for record in linear) / weights if weights else 0.0,
         "parts": _parts(manifest, artifact_bytes),
-        "tensors": [_row(record) for record in manifest.tensors],
+        "tensors": [_row(record) for record in sorted(manifest.tensors, key=lambda record: natural(record.name))],
     }
+
+
+def natural(name: str) -> list[str | int]:
+    """Sort key that reads numbers as numbers: layer 2 comes before layer 10."""
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]+)", name))]
 
 
 def _parts(manifest: Manifest, artifact_bytes: int) -> list[dict[str, Any]]:

@@ -113,7 +113,8 @@ def test_config_and_weights_disagree(tmp_path: Path, refused: Refused, mine: Pai
 @pytest.mark.parametrize("name", [UP, "model.norm.weight", "model.embed_tokens.weight", "lm_head.weight"])
 def test_a_tensor_is_missing(tmp_path: Path, refused: Refused, mine: Pair, recipe: str, name: str) -> None:
     edit(mine.finetuned, lambda weights: {key: w for key, w in weights.items() if key != name})
-    assert name in refused(mine.argv(tmp_path / "out", recipe=recipe))
+    told = refused(mine.argv(tmp_path / "out", recipe=recipe))
+    assert f"tensor {name} of the base is missing; save the whole fine-tuned model" in told
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -180,6 +181,12 @@ def test_too_few_tokens_says_how_many(tmp_path: Path, refused: Refused, mine: Pa
     assert "--samples 1000 x --seq-len 16 needs 16000" in refused(argv)
 
 
+def test_a_named_pipe_is_not_waited_for(tmp_path: Path, refused: Refused, mine: Pair) -> None:
+    mine.data.unlink()
+    os.mkfifo(mine.data)
+    assert "train.jsonl: not a regular file" in refused(mine.argv(tmp_path / "out"))
+
+
 def test_no_calibration(tmp_path: Path, refused: Refused, mine: Pair) -> None:
     argv = mine.argv(tmp_path / "out")
     assert "give --calibration FILE" in refused(changed_argv(argv, "--calibration", None))
@@ -191,7 +198,10 @@ def test_longer_than_the_model_can_read(tmp_path: Path, refused: Refused, mine: 
     assert "--seq-len 65: the model has 64 positions" in told
 
 
-@pytest.mark.parametrize(("option", "value"), [("--samples", "0"), ("--seq-len", "1"), ("--seed", "-1")])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--samples", "0"), ("--samples", "1e9"), ("--seq-len", "1"), ("--seed", "-1"), ("--seed", str(2**60))],
+)
 def test_counts_out_of_range(tmp_path: Path, refused: Refused, mine: Pair, option: str, value: str) -> None:
     argv = [*mine.argv(tmp_path / "out"), option, value]
     assert option in refused(argv)
@@ -214,7 +224,7 @@ def test_the_tokenizer_of_another_model(tmp_path: Path, refused: Refused, mine: 
 
 
 def test_unknown_recipe(tmp_path: Path, refused: Refused, mine: Pair) -> None:
-    assert "no recipe named 'int5'; shipped: " in refused(mine.argv(tmp_path / "out", recipe="int5"))
+    assert "no recipe named 'int5'; did you mean int" in refused(mine.argv(tmp_path / "out", recipe="int5"))
     assert "gone.yaml" in refused(mine.argv(tmp_path / "out", recipe=str(tmp_path / "gone.yaml")))
 
 
@@ -361,6 +371,23 @@ def test_a_codec_this_machine_lacks(tmp_path: Path, refused: Refused, mine: Pair
     for codec in ("gdeflate", "ans"):
         assert codec in refused(mine.argv(tmp_path / "out", "--lossless", codec)).lower()
     assert "cuda" in refused([*mine.argv(tmp_path / "out"), "--device", "cuda"])
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_model_that_can_read_nothing(tmp_path: Path, refused: Refused, mine: Pair, value: int) -> None:
+    for directory in (mine.base, mine.finetuned):
+        edit(directory, lambda weights: weights, max_position_embeddings=value)
+    assert f"max_position_embeddings {value}" in refused(mine.argv(tmp_path / "out"))
+
+
+def test_an_error_is_text_on_stderr_under_json_too(tmp_path: Path, refused: Refused, mine: Pair) -> None:
+    assert "gone: no such directory" in refused(["--json", "analyze", str(mine.base), str(tmp_path / "gone")])
+
+
+def test_analyze_leaves_no_empty_directory(tmp_path: Path, refused: Refused, mine: Pair) -> None:
+    out = tmp_path / "new" / "out"
+    assert "gone" in refused(["analyze", str(mine.base), str(tmp_path / "gone"), "--out", str(out), "--quiet"])
+    assert not out.exists()
 
 
 def test_json_of_what_worked(tmp_path: Path, mine: Pair, capsys: pytest.CaptureFixture[str]) -> None:

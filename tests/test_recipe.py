@@ -123,7 +123,7 @@ def test_yaml_that_is_no_recipe(tmp_path: Path, text: str) -> None:
         Recipe.load(path)
 
 
-@pytest.mark.parametrize("raw", [b"a: [", b"\xff\xfe\x00", b"a: !!python/object/apply:os.system [true]"])
+@pytest.mark.parametrize("raw", [b"a: [", b"\xff\xfe\x00", b"a: 2024-13-45", b"a: \0", b"a: 1\n---\nb: 2"])
 def test_not_yaml(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "r.yaml"
     path.write_bytes(raw)
@@ -147,3 +147,58 @@ def test_what_a_recipe_needs() -> None:
     by_kind = recipe({"codec": "rtn", "bits": 4, "kind": "embedding"}, EXACT)
     assert (by_kind.needs_calibration, by_kind.needs_kinds, by_kind.lossless) == (False, True, False)
     assert recipe(OBS, EXACT).needs_calibration
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("name: a\nrules:\n  - {codec: exact}\nname: b\n", "line 4: 'name' is given twice"),
+        ("name: a\nrules:\n  - {codec: rtn, bits: 4, bits: 2}\n", "line 3: 'bits' is given twice"),
+        ("name: a\nrules:\n  - codec: rtn\n    bits: 4\n    sparsity: 2:4\n", "line 5: 2:4 .* quote it, '2:4'"),
+        ("name: a\nrules: [{codec: rtn, bits: 4, range_factor: 1:30.5}]\n", "line 2: 1:30.5 .* quote it"),
+        ("a: !!python/object/apply:os.system [true]", "line 1: could not determine a constructor"),
+        ("[" * 5000, "nested too deeply"),
+    ],
+)
+def test_traps_of_yaml(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=rf"r\.yaml: {told}") as caught:
+        Recipe.load(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_yaml_allows_still_does(tmp_path: Path) -> None:
+    """Anchors, merge keys that are overridden, quoted patterns, a byte order mark."""
+    path = tmp_path / "r.yaml"
+    path.write_text(
+        "\ufeffname: a\nrules:\n  - &quick {name: '*.a', codec: rtn, bits: 4, sparsity: '2:4'}\n"
+        "  - {<<: *quick, name: '*.b', bits: 2, range_factor: 0.9}\n  - {codec: exact}\n"
+    )
+    first, second, _ = Recipe.load(path).rules
+    assert (first.bits, first.sparsity, second.bits, second.sparsity) == (4, "2:4", 2, "2:4")  # type: ignore[union-attr]
+
+
+def test_a_file_that_unfolds_to_billions_is_refused_in_one_line(tmp_path: Path) -> None:
+    levels = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1]"]
+    levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 8)}]" for i in range(1, 12)]
+    path = tmp_path / "r.yaml"
+    path.write_text("\n".join([*levels, "name: *a11", "rules: [{codec: exact}]"]))
+    with pytest.raises(RecipeError, match="name") as caught:
+        Recipe.load(path)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("int424", "int4-24"), ("INT4-24", "int4-24"), ("loseless", "lossless"), ("deltazip", "deltazip-")],
+)
+def test_did_you_mean(name: str, meant: str) -> None:
+    with pytest.raises(RecipeError, match=f"no recipe named '{name}'; did you mean {meant}.*shipped: "):
+        Recipe.load(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", "a\0b", "zzzz"])
+def test_names_like_nothing(name: str) -> None:
+    with pytest.raises(RecipeError, match=r"no recipe named .*; shipped: .*\(or give a path\)"):
+        Recipe.load(name)

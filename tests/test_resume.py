@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,7 +43,7 @@ def steps_in(out: Path) -> list[str]:
 def interrupted(pair: Pair, out: Path, **options: Any) -> None:
     with pytest.raises(Interrupted, match="run again with --resume") as caught:
         pair.compress(out, **options)
-    assert caught.value.exit_code == 130
+    assert caught.value.exit_code == 2
     assert not out.exists()
     assert partial(out).is_dir()
 
@@ -203,11 +204,15 @@ def test_other_options_are_named(pair: Pair, unfinished: Path, tmp_path: Path) -
     pair.compress(unfinished, resume=True)
 
 
-def test_without_resume_it_starts_over(pair: Pair, unfinished: Path) -> None:
+def test_without_resume_it_starts_over_and_says_so(pair: Pair, unfinished: Path) -> None:
     seen = Recorder(0)
     interrupted(pair, unfinished, recipe="int2-24", reporter=seen)
     assert steps_in(unfinished) == ["outer"]
-    pair.compress(unfinished, recipe="int2-24", resume=True)
+    (note,) = [note for note in seen.notes if "earlier run" in note]
+    assert note == f"{partial(unfinished)}: 2 finished steps of an earlier run removed; --resume would have used them"
+    again = Recorder()
+    pair.compress(unfinished, recipe="int2-24", resume=True, reporter=again)
+    assert not [note for note in again.notes if "earlier run" in note]
 
 
 def test_resume_with_nothing_to_resume_is_a_plain_run(pair: Pair, out: Path, artifact: Path) -> None:
@@ -261,21 +266,46 @@ def test_an_error_leaves_nothing(pair: Pair, out: Path, tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_on_the_command_line(
-    pair: Pair, out: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_error_that_can_be_mended_says_how_to_go_on(
+    pair: Pair, out: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def full(*args: Any) -> None:
+        raise OutputError("disk full; free some space")
+
+    seen = Recorder()
+    monkeypatch.setattr("deltacompress.driver.publish", full)
+    with pytest.raises(OutputError):
+        pair.compress(out, reporter=seen)
+    monkeypatch.undo()
+    assert seen.notes == [f"what is finished waits in {partial(out)}: mend the cause and run again with --resume"]
+    pair.compress(out, resume=True)
+    assert files_of(out) == files_of(artifact)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_on_the_command_line(
+    pair: Pair,
+    out: Path,
+    artifact: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+) -> None:
+    if number != signal.SIGINT and signal.getsignal(number) is not signal.SIG_DFL:
+        pytest.skip("whoever started the tests handles this signal")
     original: Callable[..., None] = Workspace.save
 
     def save(self: Workspace, step: str, outcomes: Any) -> None:
         original(self, step, outcomes)
         if step == "layer-00000":
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
 
     monkeypatch.setattr(Workspace, "save", save)
-    assert main(pair.argv(out)) == 130
+    assert main(pair.argv(out)) == 2
+    assert number == signal.SIGINT or signal.getsignal(number) is signal.SIG_DFL  # as it was
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert f"interrupted; what is finished waits in {partial(out)}: run again with --resume" in error
+    assert f"interrupted, nothing published; what is finished waits in {partial(out)}: run again with --resume" in error
     monkeypatch.undo()
     assert main(pair.argv(out, "--resume")) == 0
     assert files_of(out) == files_of(artifact)

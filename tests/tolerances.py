@@ -34,3 +34,8 @@ OBS_SAME_ROWS = Tolerance(
 OBS_SAME_LOSS = Tolerance(5e-3, "relative; two solutions that differ by near-ties only have nearly the same loss")
 SWEEP = Tolerance(1e-5, "relative; a sweep compares float32 costs, so it may accept a step that is worse by rounding")
 MONOTONE = Tolerance(0.0, "aggregated over rows, one more bit halves the step: no margin is needed")
+SBMM = {
+    "torch.float32": Tolerance(1e-6, "relative norm; fp32 sums of up to a few thousand products, in another order"),
+    "torch.float16": Tolerance(6e-4, "relative norm; one rounding to 11 bits, at most twice: in the delta and in y"),
+    "torch.bfloat16": Tolerance(5e-3, "relative norm; one rounding to 8 bits, at most twice: in the delta and in y"),
+}

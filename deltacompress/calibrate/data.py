@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # transformers writes "unknown" as 1e30; no context of a real model comes near this.
 _SANE_LENGTH = 10**9
 
+_MAX_SEED = 2**50
+"""What the manifest can record: JSON numbers are exact up to 2^53 in every reader."""
+
 
 @dataclass(frozen=True, slots=True)
 class CalibrationTokens:
@@ -67,7 +70,7 @@ def load_calibration(
         tokenizer: of the fine-tuned model.
         samples: rows, at least 1.
         seq_len: tokens per row, at least 1.
-        seed: at least 0.
+        seed: 0 to 2**50.
         split: of a `datasets` id; a local file has only "train".
         max_positions: the model's longest context in tokens, where it has one.
 
@@ -81,6 +84,12 @@ def load_calibration(
     for option, value, least in (("--samples", samples, 1), ("--seq-len", seq_len, 1), ("--seed", seed, 0)):
         if value < least:
             raise CalibrationError(f"{option} {value}: must be at least {least}")
+    if seed > _MAX_SEED:
+        raise CalibrationError(f"--seed {seed}: must be at most {_MAX_SEED}")
+    if max_positions is not None and max_positions < 1:
+        raise CalibrationError(
+            f"config.json says max_position_embeddings {max_positions}: the model can read nothing; mend the config"
+        )
     if max_positions is not None and seq_len > max_positions:
         raise CalibrationError(
             f"--seq-len {seq_len}: the model has {max_positions} positions; use --seq-len {max_positions} or less"
@@ -137,9 +146,13 @@ def load_tokenizer(checkpoint_dir: str | Path) -> PreTrainedTokenizerBase:
     except CalibrationError:
         raise
     except Exception as error:  # the Rust tokenizers raise bare Exception
-        raise CalibrationError(f"{directory}: the tokenizer cannot be loaded: {first_line(error)}") from error
+        raise CalibrationError(
+            f"{directory}: the tokenizer cannot be loaded: {first_line(error)}; save it there again"
+        ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise CalibrationError(f"{directory}: holds a {type(tokenizer).__name__}, not a text tokenizer")
+        raise CalibrationError(
+            f"{directory}: holds a {type(tokenizer).__name__}, not a text tokenizer; save the model's there"
+        )
     return tokenizer
 
 

@@ -8,8 +8,13 @@ records): seeded, but only as stable as the dataset's revision and the `datasets
 
 from __future__ import annotations
 
+import logging
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from deltacompress.calibrate.records import (
     FIELDS,
@@ -23,6 +28,8 @@ from deltacompress.calibrate.records import (
 from deltacompress.errors import CalibrationError
 
 _BUFFER = 10_000
+_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+_LOGGERS = ("datasets", "fsspec", "httpx", "huggingface_hub", "urllib3")
 
 
 def open_hub(source: str, dataset_id: str, config: str | None, revision: str | None, split: str) -> RecordSource:
@@ -35,10 +42,11 @@ def open_hub(source: str, dataset_id: str, config: str | None, revision: str | N
     import datasets  # type: ignore[import-untyped,unused-ignore]
 
     with _hub_errors(source):
+        _look_up_host()
         dataset = datasets.load_dataset(dataset_id, name=config, revision=revision, split=split, streaming=True)
         first = next(iter(dataset), None)
     if first is None:
-        raise CalibrationError(f"{source}: split {split!r} holds no records")
+        raise CalibrationError(f"{source}: split {split!r} holds no records; choose another data set or a local file")
     format_ = format_of(first, f"{source}: record 1")
 
     def shuffled(seed: int) -> Iterator[Record]:
@@ -55,16 +63,42 @@ def open_hub(source: str, dataset_id: str, config: str | None, revision: str | N
 
 @contextmanager
 def _hub_errors(source: str) -> Iterator[None]:
-    """Turn whatever the network stack raises into one line; the cause stays attached for --debug."""
+    """Turn whatever the network stack raises, and logs on the way, into one line; the cause is there for --debug."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     except CalibrationError:
         raise
     except (ConnectionError, TimeoutError) as error:
         raise CalibrationError(
-            f"{source}: no such local file, and no network to look for it on the Hugging Face hub; pass a local file"
+            f"{source}: no such local file, and no network to look for it on the Hugging Face hub; "
+            "pass a local .jsonl, .json, .parquet or .txt file"
         ) from error
     except Exception as error:  # a loader over HTTP, fsspec, arrow and several decompressors has no common error type
         raise CalibrationError(
-            f"{source}: no such local file, and the hub dataset cannot be loaded: {first_line(error)}"
+            f"{source}: no such local file, and the hub dataset cannot be loaded ({first_line(error)}); "
+            "pass a local file"
         ) from error
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _look_up_host() -> None:
+    """Fail at once where the hub's host has no address: the client would try again and again for half a minute.
+
+    Raises:
+        ConnectionError: no such host. (A proxy looks names up itself; and a client told to stay offline asks nobody.)
+    """
+    from huggingface_hub import constants
+
+    if getproxies() or any(os.environ.get(name) for name in _OFFLINE):
+        return
+    host = urlsplit(constants.ENDPOINT).hostname
+    try:
+        socket.getaddrinfo(host, None)
+    except socket.gaierror as error:
+        raise ConnectionError(f"{host}: {error}") from error

@@ -106,6 +106,8 @@ def _pieces(record: Record, record_format: RecordFormat, tokenizer: PreTrainedTo
     try:
         text = tokenizer.apply_chat_template(record.fields["messages"], tokenize=False)
     except Exception as error:  # a template is a program from the checkpoint: it may raise anything
-        raise CalibrationError(f"{record.where}: the chat template rejects it: {first_line(error)}") from error
+        raise CalibrationError(
+            f"{record.where}: the chat template rejects it: {first_line(error)}; mend or remove it"
+        ) from error
     check_text(text, f"{record.where}: the chat template's output")
     return (str(text),)

@@ -76,7 +76,7 @@ class RecordChecker:
             if field not in record:
                 raise CalibrationError(
                     f"{where}: field `{field}` is missing (the first record is {self._format}); "
-                    f"this one has {_listed(record)}"
+                    f"this one has {_listed(record)}; give records of one format"
                 )
         if self._format == "messages":
             return _check_messages(record["messages"], where)
@@ -95,20 +95,24 @@ class RecordChecker:
 def check_text(value: object, what: str) -> bool:
     """True if `value` is text with content; raises CalibrationError if a tokenizer could not take it."""
     if not isinstance(value, str):
-        raise CalibrationError(f"{what} is a {_type_name(value)}, not a string")
+        raise CalibrationError(f"{what} is a {_type_name(value)}, not a string; mend or remove that record")
     try:
         value.encode()
     except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair
-        raise CalibrationError(f"{what} holds an unpaired surrogate (character {error.start}), not text") from error
+        raise CalibrationError(
+            f"{what} holds an unpaired surrogate (character {error.start}), not text; mend or remove that record"
+        ) from error
     return bool(value.strip())
 
 
 def _check_messages(value: object, where: str) -> bool:
     if not isinstance(value, list):
-        raise CalibrationError(f"{where}: field `messages` is a {_type_name(value)}, not a list")
+        raise CalibrationError(
+            f"{where}: field `messages` is a {_type_name(value)}, not a list; mend or remove that record"
+        )
     for position, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise CalibrationError(f"{where}: message {position} is not an object with a `role`")
+            raise CalibrationError(f"{where}: message {position} is not an object with a `role`; mend or remove it")
     return bool(value)
 
 
@@ -121,5 +125,6 @@ def without_padding(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a foreign exception's message, for messages of one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """The first line of a foreign exception's message (two, where the first only announces), for messages of one."""
+    first, *more = (str(error).strip() or type(error).__name__).splitlines()
+    return f"{first} {more[0].strip()}" if first.endswith(":") and more else first

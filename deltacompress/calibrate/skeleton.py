@@ -8,7 +8,7 @@ states. Each layer's *own* arguments are kept, because layers differ (alternatin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,17 +51,13 @@ class Skeleton:
         tensor_names: Iterable[str],
         *,
         device: str | torch.device,
-        dtype: torch.dtype = torch.float32,
-        attn_implementation: str | None = None,
     ) -> Skeleton:
-        """Build the model of a checkpoint directory without reading any weight.
+        """Build the model of a checkpoint directory, in float32, without reading any weight.
 
         Args:
             path: directory with config.json; code in it is never run.
             tensor_names: every tensor name of the checkpoint.
             device: where loaded weights, buffers and activations live.
-            dtype: floating type that weights are cast to and layers run in.
-            attn_implementation: as in transformers ("sdpa", "eager", ...); None leaves its default.
 
         Raises:
             CheckpointError: config.json is missing or unusable.
@@ -72,10 +68,7 @@ class Skeleton:
         config = read_config(path)
         with init_empty_weights(include_buffers=False):  # buffers are computed, not stored: they must be real
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config,
-                dtype=dtype,
-                trust_remote_code=False,
-                **({} if attn_implementation is None else {"attn_implementation": attn_implementation}),
+                config, dtype=torch.float32, trust_remote_code=False
             )
         model.tie_weights()  # again: becoming meta parted what had been tied
         model.eval().requires_grad_(False)
@@ -121,6 +114,12 @@ class Skeleton:
         """Checkpoint name of the output projection's weight; None where the embedding serves as the head."""
         return next((name for name, slot in self._slots.items() if slot.kind == "head"), None)
 
+    @property
+    def hidden_size(self) -> int:
+        """Features of the hidden states between the layers."""
+        size: int = self.model.config.hidden_size
+        return size
+
     def module_of(self, name: str) -> nn.Module:
         """The module that a checkpoint tensor belongs to."""
         return self._slots[name].sites[0][0]
@@ -131,54 +130,63 @@ class Skeleton:
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def load(self, names: Iterable[str], read: Callable[[str], torch.Tensor]) -> None:
         """Fill the parameters of these checkpoint names; names that no parameter uses are not read.
 
-        The values are copied, cast and moved, so `read` may hand out memory it keeps (a memory map, a cache).
+        Raises:
+            CheckpointError: as `prepare`.
+        """
+        for name in names:
+            if name in self._slots:
+                self.swap({name: self.prepare(name, read(name))})
+
+    @torch.no_grad()
+    def prepare(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """A checkpoint tensor as the model holds it: cast, on the device, in memory of its own; see `swap`.
 
         Raises:
             CheckpointError: a tensor whose shape is not the one that config.json implies.
         """
-        for name in names:
-            if name in self._slots:
-                self.set_weight(name, read(name))
-
-    @torch.no_grad()
-    def set_weight(self, name: str, value: torch.Tensor) -> None:
-        """Replace one tensor's value, in place where it is loaded; a tied head changes with its embedding."""
-        slot = self._slots[name]
-        tensor = slot.tensor
-        if value.shape != tensor.shape:
-            got, want = tuple(value.shape), tuple(tensor.shape)
+        now = self._slots[name].tensor
+        if value.shape != now.shape:
+            got, want = tuple(value.shape), tuple(now.shape)
             raise CheckpointError(f"{self.path}: tensor {name!r} has shape {got}, config.json implies {want}")
-        if tensor.is_meta:
-            tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
-            self._place(slot, tensor)
-        tensor.copy_(value.to(self.device))  # move first: the cast then runs on the device, from fewer bytes
+        ready = torch.empty(now.shape, dtype=now.dtype, device=self.device)
+        ready.copy_(value.to(self.device, non_blocking=True))  # move first: the cast runs there, from fewer bytes
+        return nn.Parameter(ready, requires_grad=False) if isinstance(now, nn.Parameter) else ready
+
+    def weights(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """What the model holds under these names now: the tensors themselves, to compute with or to `swap` back in."""
+        return {name: self._slots[name].tensor for name in names}
+
+    def swap(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Put tensors of `prepare` or `weights` into the model; a tied head changes with its embedding.
+
+        Only references change hands: it costs nothing to go back and forth between two sets.
+        """
+        for name, value in weights.items():
+            for module, attribute in self._slots[name].sites:  # one object for every site: tied stays tied
+                setattr(module, attribute, value)
 
     def free(self, names: Iterable[str]) -> None:
         """Give the memory of these parameters back (buffers stay: they are small and hold computed values)."""
         for name in names:
             slot = self._slots.get(name)
             if slot is not None and isinstance(slot.tensor, nn.Parameter):
-                self._place(slot, torch.empty_like(slot.tensor, device="meta"))
+                empty = torch.empty_like(slot.tensor, device="meta")
+                self.swap({name: nn.Parameter(empty, requires_grad=False)})
 
     def free_layer(self, i: int) -> None:
         """Give the memory of decoder layer i back."""
         self.free(self.layer_names(i))
 
-    @staticmethod
-    def _place(slot: Slot, tensor: torch.Tensor) -> None:
-        parameter = nn.Parameter(tensor, requires_grad=False)  # one object for every site: tied stays tied
-        for module, attribute in slot.sites:
-            setattr(module, attribute, parameter)
-
     # --- forward -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def capture(self, ids: torch.Tensor) -> tuple[torch.Tensor, list[LayerCall]]:
-        """What the first layer receives, and how the model calls each of its layers. Needs the outer weights.
+        """What the first layer receives, and how the model calls each of its layers.
+
+        Needs the outer weights, but no head that is not the embedding.
 
         Args:
             ids: int64 [B, T], without padding.
@@ -204,7 +212,10 @@ class Skeleton:
 
     @torch.no_grad()
     def run_final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Input of the output projection, from the last layer's output: [B, T, H] -> [B, T, H]. No logits are made."""
+        """Input of the output projection, from the last layer's output: [B, T, H] -> [B, T, H].
+
+        No logits are made; needs the outer weights, but neither embedding nor head.
+        """
         head = self.model.get_output_embeddings()
         tap = HeadTap(head)
         # By path, for set_output_embeddings would record the tap in the config of some models.
@@ -219,7 +230,10 @@ class Skeleton:
 
     @torch.no_grad()
     def run_head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [B, T, V] from the last layer's output [B, T, H], caps and scales included."""
+        """Logits [B, T, V] from the last layer's output [B, T, H], caps and scales included.
+
+        Needs the outer weights, but no embedding that is not the head.
+        """
         _, output = self._relayed(lambda: self.model(inputs_embeds=hidden, use_cache=False), inject=hidden)
         logits: torch.Tensor = output.logits
         return logits

@@ -53,7 +53,9 @@ def open_source(source: str, *, split: str = "train") -> RecordSource:
         if path.exists():
             return _open_file(path, split)
     except OSError as error:
-        raise CalibrationError(f"{source}: cannot be read ({error.strerror or error})") from error
+        raise CalibrationError(
+            f"{source}: cannot be read ({error.strerror or error}); make it readable or pass another file"
+        ) from error
     except UnicodeDecodeError as error:
         raise CalibrationError(f"{source}: not UTF-8 text (byte {error.start}); convert it to UTF-8") from error
     match = _HUB_ID.fullmatch(source)
@@ -63,6 +65,8 @@ def open_source(source: str, *, split: str = "train") -> RecordSource:
 
 
 def _open_file(path: Path, split: str) -> RecordSource:
+    if not path.is_file():  # a named pipe would be waited for, a device read for ever
+        raise CalibrationError(f"{path}: not a regular file; pass a {_suffixes()} file")
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise CalibrationError(f"{path}: unsupported file type {path.suffix!r}; pass a {_suffixes()} file")

@@ -16,6 +16,7 @@ from torch import nn
 
 from deltacompress.calibrate.relay import LayerCall
 from deltacompress.calibrate.skeleton import Skeleton
+from deltacompress.calibrate.streams import HiddenStates
 from deltacompress.calibrate.support import unsupported
 
 
@@ -24,18 +25,6 @@ class InputGroup:
     """Linears (checkpoint names, in execution order) that receive one and the same tensor."""
 
     names: list[str]
-    _inputs: torch.Tensor | None = None
-
-    def take(self) -> torch.Tensor:
-        """The input of the last forward, [tokens, in_features], in the model's dtype; it is handed over, not kept.
-
-        Raises:
-            RuntimeError: taken already, or no forward since.
-        """
-        if self._inputs is None:
-            raise RuntimeError(f"no recorded input of {self.names[0]!r}: run the layer first, take once per forward")
-        inputs, self._inputs = self._inputs, None
-        return inputs.reshape(-1, inputs.shape[-1])
 
 
 OnInput = Callable[[InputGroup, torch.Tensor], None]
@@ -43,7 +32,7 @@ OnInput = Callable[[InputGroup, torch.Tensor], None]
 
 @dataclass(eq=False)
 class InputRecorder:
-    """Collects inputs forward by forward; made by `record_inputs`. `groups` is in execution order."""
+    """Watches inputs forward by forward; made by `record_inputs`. `groups` is in execution order."""
 
     where: Any
     names: tuple[str, ...]
@@ -51,22 +40,23 @@ class InputRecorder:
     groups: list[InputGroup] = field(default_factory=list)
     _group_of: dict[str, InputGroup] = field(default_factory=dict)
     _seen: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # name -> identity of its input, this forward
+    _alive: list[torch.Tensor] = field(default_factory=list)
 
     def begin(self) -> None:
         """A forward of the layer begins: drop what the last one left."""
         self._seen.clear()
-        self._drop()
+        self._alive.clear()
 
     def see(self, name: str, inputs: torch.Tensor) -> None:
         """A linear is about to run on `inputs`, [..., in_features]."""
         if name in self._seen:
             raise unsupported(self.where, f"linear {name!r} runs more than once in a forward")
         # The version counter tells a tensor from itself after a change in place. Addresses are unique as long as every
-        # input is alive, hence all are held throughout the first forward, which is the one that makes the groups.
+        # input is alive, hence all are held throughout the forward in which the groups are made: the first.
         identity = (inputs.data_ptr(), inputs.shape, inputs.stride(), inputs.dtype, inputs._version)
-        grouping = name not in self._group_of
-        if grouping:
+        if name not in self._group_of:
             self._join(name, identity)
+            self._alive.append(inputs)
         group = self._group_of[name]
         self._seen[name] = identity
         if group.names[0] != name:
@@ -75,16 +65,13 @@ class InputRecorder:
             return
         if self.on_input is not None:
             self.on_input(group, inputs.reshape(-1, inputs.shape[-1]))
-        if self.on_input is None or grouping:
-            group._inputs = inputs
 
     def end(self) -> None:
         """The forward is over: every linear must have run."""
         for name in self.names:
             if name not in self._seen:
                 raise unsupported(self.where, f"linear {name!r} did not run in the forward of its layer")
-        if self.on_input is not None:
-            self._drop()
+        self._alive.clear()
 
     def _join(self, name: str, identity: tuple[Any, ...]) -> None:
         for group in self.groups:
@@ -96,21 +83,16 @@ class InputRecorder:
             self.groups.append(group)
         self._group_of[name] = group
 
-    def _drop(self) -> None:
-        for group in self.groups:
-            group._inputs = None
-
 
 @contextmanager
 def record_inputs(
     skeleton: Skeleton, i: int, names: Iterable[str] | None = None, *, on_input: OnInput | None = None
 ) -> Iterator[InputRecorder]:
-    """Record the inputs of layer i's linears while the context is open.
+    """Watch the inputs of layer i's linears while the context is open, and find which of them share one.
 
-    Without `on_input`, each group's input of the last forward waits in the group until it is taken or the next forward
-    begins. With it, `on_input(group, inputs [tokens, in_features])` is called during the forward, once per group, and
-    nothing is kept beyond that (after the first forward not even until the layer returns). In the first forward
-    `group.names` may still grow after the call; the group object stays the same.
+    `on_input(group, inputs [tokens, in_features])` is called during the forward, once per group. Nothing is kept beyond
+    that, but for the first forward, which keeps all inputs until the layer returns. In the first forward `group.names`
+    may still grow after the call; the group object stays the same.
 
     Args:
         skeleton: the model; layer i must be loaded when it runs.
@@ -146,8 +128,8 @@ def _removed(handle: Any) -> Iterator[None]:
 
 
 def capture_calls(
-    skeleton: Skeleton, ids: torch.Tensor, batch_size: int, *, store_on: str | torch.device | None = None
-) -> tuple[list[torch.Tensor], dict[int, list[LayerCall]]]:
+    skeleton: Skeleton, ids: torch.Tensor, batch_size: int, *, on_host: bool = False
+) -> tuple[HiddenStates, dict[int, list[LayerCall]]]:
     """Hidden states before the first layer, batch by batch, and the layer calls of each distinct batch size.
 
     Needs the outer weights. The last batch is smaller where batch_size does not divide the number of samples.
@@ -156,7 +138,7 @@ def capture_calls(
         skeleton: the model.
         ids: int64 [N, T], without padding.
         batch_size: samples per batch.
-        store_on: where the hidden states wait; None leaves them on the skeleton's device.
+        on_host: whether the hidden states wait in host memory.
 
     Returns:
         hidden states [B, T, H] of each batch, and calls[B][layer].
@@ -164,12 +146,12 @@ def capture_calls(
     Raises:
         UnsupportedModelError: calls that depend on the tokens, which one capture per batch size would get wrong.
     """
-    hidden_batches: list[torch.Tensor] = []
+    stream = HiddenStates(skeleton.device, on_host=on_host)
     calls: dict[int, list[LayerCall]] = {}
     for batch in ids.split(batch_size):
         hidden, batch_calls = skeleton.capture(batch)
         known = calls.setdefault(len(batch), batch_calls)
         if not all(old.same_as(new) for old, new in zip(known, batch_calls, strict=True)):
             raise unsupported(skeleton.path, "what the layers are called with depends on the tokens")
-        hidden_batches.append(hidden if store_on is None else hidden.to(store_on))
-    return hidden_batches, calls
+        stream.append(hidden)
+    return stream, calls

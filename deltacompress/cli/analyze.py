@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from deltacompress.cli.console import Console, verb
-from deltacompress.errors import OutputError
+from deltacompress.errors import BackendError, OutputError
 
 
 @verb
@@ -20,27 +22,59 @@ def analyze(
     *,
     out: Annotated[
         Path | None,
-        typer.Option(help="Also write analysis.json and histograms.png (base, fine-tuned, delta) to this directory."),
+        typer.Option(
+            help="Also write analysis.json and, where matplotlib is installed, histograms.png "
+            "(base, fine-tuned, delta) to this directory."
+        ),
     ] = None,
 ) -> None:
     """Show statistics of the delta between BASE and FINETUNED, per layer."""
     from deltacompress.analysis import analyze as analyze_pair
-    from deltacompress.analysis_plot import plot_histograms, require_matplotlib
+    from deltacompress.analysis_plot import plot_histograms
     from deltacompress.cli import render
 
-    if out is not None:  # before the work, not after it
-        require_matplotlib()
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{out}: cannot be created ({error.strerror}); choose another --out") from error
-    with console.progress() as reporter:
-        found = analyze_pair(base, finetuned, reporter=reporter)
-    data = found.to_json()
-    if out is not None:
-        (out / "analysis.json").write_text(json.dumps(data, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        plot_histograms(found, out / "histograms.png")
-        console.note(f"wrote {out / 'analysis.json'} and {out / 'histograms.png'}")
+    with _directory(out):
+        with console.progress() as reporter:
+            found = analyze_pair(base, finetuned, reporter=reporter)
+        data = found.to_json()
+        if out is not None:
+            _write(out / "analysis.json", json.dumps(data, indent=2, allow_nan=False) + "\n")
+            console.note(f"wrote {out / 'analysis.json'}")
+            try:
+                plot_histograms(found, out / "histograms.png")
+                console.note(f"wrote {out / 'histograms.png'}")
+            except BackendError as error:  # the figures are there all the same
+                console.warn(str(error))
     for note in found.notes:
         console.note(note)
     console.result(data, lambda: render.rows(f"{finetuned} against {base}", found.summary_rows()))
+
+
+@contextmanager
+def _directory(out: Path | None) -> Iterator[None]:
+    """Make `out` before the work, not after it; if the work fails, leave no new and empty one behind."""
+    made = out is not None and not out.is_dir()
+    try:
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{out}: cannot be created ({error.strerror}); choose another --out") from error
+    try:
+        yield
+    except BaseException:
+        if made and out is not None:
+            with suppress(OSError):  # something is in it: that is worth keeping
+                out.rmdir()
+        raise
+
+
+def _write(path: Path, text: str) -> None:
+    """All of the file or none of it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise OutputError(f"{path}: cannot be written ({error.strerror}); choose another --out") from error

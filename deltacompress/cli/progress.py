@@ -46,7 +46,7 @@ class RichReporter:
         self._progress.remove_task(self._task)
         self._task = self._progress.add_task(name, total=total, detail="")
         if not self._console.is_terminal:
-            self.note(name if total is None else f"{name} ({total} steps)")
+            self.note(name if total is None or total == 1 else f"{name} ({total} steps)")
 
     def step(self, label: str, *, loss: float | None = None, memory_bytes: int | None = None) -> None:
         """Move the bar by one and show what the step told."""

@@ -7,6 +7,7 @@ and every restored model is scored on held-out samples beside the base and the f
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from deltacompress.checkpoint_writer import output_errors
 from deltacompress.content import content_path
 from deltacompress.demo.score import score_checkpoint
 from deltacompress.driver import compress
-from deltacompress.errors import OutputError
+from deltacompress.errors import Interrupted, OutputError
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.restoration import restore
 
@@ -45,11 +46,28 @@ def run_demo(out: str | Path, *, reporter: Reporter | None = None) -> DemoResult
 
     Raises:
         OutputError: `out` holds something else, or cannot be written.
+        Interrupted: stopped by Ctrl-C; the next demo starts over.
     """
     started = time.monotonic()
-    reporter = reporter or SILENT
     target = Path(out)
     _clear(target)
+    with output_errors(target):
+        target.mkdir(parents=True, exist_ok=True)
+    if not os.access(target, os.W_OK):
+        raise OutputError(f"{target}: cannot be written (no permission); choose another --out")
+    try:
+        rows = _rows(target, reporter or SILENT)
+    except (Interrupted, KeyboardInterrupt) as stop:  # what compress would say, --resume, is no option of the demo
+        raise Interrupted(
+            f"interrupted; run the demo again: it starts over and replaces what this one left in {target}"
+        ) from stop
+    found = DemoResult(target, tuple(rows), time.monotonic() - started)
+    with output_errors(target):
+        (target / RESULTS).write_text(json.dumps(found.to_json(), indent=2) + "\n", encoding="utf-8")
+    return found
+
+
+def _rows(target: Path, reporter: Reporter) -> list[dict[str, Any]]:
     pair = content_path("registry", "demo")
     rows: list[dict[str, Any]] = []
     for variant in VARIANTS:
@@ -71,10 +89,7 @@ def run_demo(out: str | Path, *, reporter: Reporter | None = None) -> DemoResult
             restored = restore(artifact, base=pair / "base", out=target / f"{variant}.{recipe}.restored")
             size, ratio = result.summary["artifact_bytes"], result.summary["ratio"]
             rows.append(_row(variant, recipe, restored, task, size, ratio, reporter))
-    found = DemoResult(target, tuple(rows), time.monotonic() - started)
-    with output_errors(target):
-        (target / RESULTS).write_text(json.dumps(found.to_json(), indent=2) + "\n", encoding="utf-8")
-    return found
+    return rows
 
 
 def _row(
@@ -95,8 +110,9 @@ def _row(
 
 def _clear(target: Path) -> None:
     """Remove what an earlier demo wrote, by name; refuse a directory that holds anything else."""
-    if not target.exists():
-        return
+    with output_errors(target):
+        if not target.exists():
+            return
     names = [f"{variant}.{recipe}" for variant in VARIANTS for recipe in RECIPES]
     ours = {RESULTS, *(name + end for name in names for end in ("", ".restored", ".partial"))}
     with output_errors(target):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from deltacompress.demo.tokenizer import load_tokenizer
 from deltacompress.errors import InputError
@@ -134,8 +136,23 @@ def score_checkpoint(path: Path, task_file: Path, *, limit: int | None = None) -
 
 def load_model(path: Path) -> PreTrainedModel:
     """The checkpoint in directory `path`, fp32 on the CPU; its own code is never run."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, dtype=torch.float32)
+    with _no_bars():
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path, trust_remote_code=False, dtype=torch.float32
+        )
     return model.eval()
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Keep transformers' own progress bars from drawing over ours."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _record(line: str, where: str) -> dict[str, Any]:

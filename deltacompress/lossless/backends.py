@@ -11,17 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from deltacompress.errors import BackendError, InputError
+from deltacompress.errors import BackendError, InputError, install_hint
 
 CODECS = ("none", "zstd", "gdeflate", "ans")
 DEVICES = ("auto", "cpu", "cuda")
 
 _GPU_CHUNK_BYTES = {"gdeflate": 1 << 16, "ans": 1 << 18}
 _WAY_OUT = {
-    True: "use --lossless zstd, which runs everywhere, or run this on a machine with an NVIDIA GPU and "
-    "`pip install deltacompress[gpu]`",
-    False: "compress again with --lossless zstd, or run this on a machine with an NVIDIA GPU and "
-    "`pip install deltacompress[gpu]`",
+    True: "use --lossless zstd, which runs everywhere, or run this on a machine with an NVIDIA GPU "
+    f"({install_hint('gpu')})",
+    False: f"compress again with --lossless zstd, or run this on a machine with an NVIDIA GPU ({install_hint('gpu')})",
 }
 
 

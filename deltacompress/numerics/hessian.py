@@ -31,6 +31,7 @@ class HessianAccumulator:
         self._xx = torch.zeros(features, features, device=device)
         self._dx = torch.zeros(features, features, device=device) if asymmetric else None
         self.tokens = 0
+        self._finished = False
 
     def add(self, x: Tensor, target_x: Tensor | None = None) -> None:
         """Add inputs [tokens, in] of the compressed model and, when asymmetric, of the fine-tuned model."""
@@ -42,10 +43,31 @@ class HessianAccumulator:
             self._dx.addmm_((target_x.float() - x).T, x)
         self.tokens += x.shape[0]
 
+    def copy(self) -> HessianAccumulator:
+        """The same sums once more, for a second `finish`."""
+        features, device = self._xx.shape[0], self._xx.device
+        twin = HessianAccumulator(features, device=device, asymmetric=self._dx is not None)
+        twin._xx.copy_(self._xx)
+        if twin._dx is not None and self._dx is not None:
+            twin._dx.copy_(self._dx)
+        twin.tokens = self.tokens
+        return twin
+
     def finish(self) -> tuple[Tensor, Tensor | None]:
-        """(H, D) as the module docstring defines them."""
+        """(H, D) as the module docstring defines them; the sums become them, in place, and are handed over.
+
+        At 28,672 inputs (the widest linear of a 70B model) each is 3.1 GiB, so there is one of each and no copy.
+
+        Raises:
+            RuntimeError: handed over already.
+        """
+        if self._finished:
+            raise RuntimeError("these statistics are finished; copy() them before the first finish()")
+        self._finished = True
         factor = 2.0 / max(self.tokens, 1)
-        return self._xx * factor, None if self._dx is None else self._dx * factor
+        hessian, drift = self._xx.mul_(factor), None if self._dx is None else self._dx.mul_(factor)
+        self._xx, self._dx = self._xx.new_empty(0), None
+        return hessian, drift
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +95,38 @@ def factorize(hessian: Tensor, *, damp_fraction: float, where: str) -> Factor:
         NumericsError: H is zero or not finite, or no step of the damping schedule makes it positive definite.
     """
     mean = float(hessian.diagonal().mean())
-    if not torch.isfinite(hessian).all():
+    if not _finite(hessian):
         raise NumericsError(f"{where}: the Hessian is not finite; the calibration activations overflow or hold NaN")
     if mean <= 0:
         raise NumericsError(f"{where}: all calibration inputs are zero; calibrate on other data or use codec rtn here")
-    flipped = hessian.flip(0, 1)
-    eye = torch.eye(hessian.shape[0], device=hessian.device)
     for step in DAMPING_STEPS:
         fraction = damp_fraction * step
-        damped = flipped.clone()
-        damped.diagonal().add_(fraction * mean)
-        lower, info = torch.linalg.cholesky_ex(damped)
-        if int(info) == 0:
-            upper = torch.linalg.solve_triangular(lower.flip(0, 1), eye, upper=True)
-            if torch.isfinite(upper).all():
-                return Factor(upper, fraction)
+        upper = _inverse_factor(hessian, fraction * mean)
+        if upper is not None:
+            return Factor(upper, fraction)
     raise NumericsError(
         f"{where}: the Hessian has no Cholesky factor even with damp_fraction {fraction:g}; "
         "raise damp_fraction in the recipe or calibrate on more tokens"
     )
+
+
+def _inverse_factor(hessian: Tensor, damping: float) -> Tensor | None:
+    """U of `Factor`, or None. H stays as it is; two matrices of its size besides it are the most that is in memory."""
+    work = hessian.flip(0, 1)
+    work.diagonal().add_(damping)
+    work, info = torch.linalg.cholesky_ex(work)
+    if int(info) != 0:
+        return None
+    work = work.flip(0, 1)
+    # Column-major like the factor: LAPACK then solves into it, and no copy is made. It is symmetric until it is solved.
+    upper = torch.eye(hessian.shape[0], device=hessian.device).mT
+    torch.linalg.solve_triangular(work, upper, upper=True, out=upper)
+    return upper if _finite(upper) else None
+
+
+def _finite(matrix: Tensor) -> bool:
+    """As torch.isfinite(matrix).all(), which makes three more matrices on the way."""
+    return bool(torch.isfinite(torch.stack(torch.aminmax(matrix))).all())
 
 
 def asymmetric_shift(drift: Tensor, factor: Factor) -> Tensor:

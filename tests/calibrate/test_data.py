@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
 import shutil
+import socket
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -308,6 +310,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[dict[str, Any]]
             return datasets.Dataset.from_list(answer).to_iterable_dataset(num_shards=min(3, len(answer)))
 
         monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        monkeypatch.setattr("socket.getaddrinfo", lambda *args: [])
         return calls
 
     return serve
@@ -340,8 +343,8 @@ def test_hub_conversations_lose_the_nulls_of_columnar_storage(
 @pytest.mark.parametrize(
     ("answer", "fragments"),
     [
-        (ConnectionError("Couldn't reach the Hub"), ["no network", "pass a local file"]),
-        (TimeoutError(), ["no network", "pass a local file"]),
+        (ConnectionError("Couldn't reach the Hub"), ["no network", "pass a local .jsonl"]),
+        (TimeoutError(), ["no network", "pass a local .jsonl"]),
         (
             ValueError("Unknown split 'train'.\nShould be one of ['test']"),
             ["cannot be loaded", "Unknown split 'train'."],
@@ -356,6 +359,50 @@ def test_hub_failures(
 ) -> None:
     hub(answer)
     assert_one_line(lambda: load("team/woods", tokenizer), ["team/woods", *fragments])
+
+
+def test_without_a_network_it_fails_at_once_and_logs_nothing(
+    hub: Callable[[Any], list[dict[str, Any]]],
+    tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The client would retry for half a minute, with two lines in the log each time."""
+    calls = hub(text_records())
+
+    def no_such_host(*args: Any) -> Any:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr("socket.getaddrinfo", no_such_host)
+    for variable in ("http_proxy", "https_proxy", "all_proxy", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.delenv(variable.upper(), raising=False)
+    assert_one_line(lambda: load("team/woods", tokenizer), ["team/woods", "no network", "pass a local .jsonl"])
+    assert not calls
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")  # looks names up itself
+    load("team/woods", tokenizer)
+    assert calls
+
+
+def test_what_the_hub_libraries_log_is_not_shown(
+    hub: Callable[[Any], list[dict[str, Any]]], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    hub([])
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    seen: list[logging.LogRecord] = []
+    monkeypatch.setattr(logger, "handle", seen.append)
+    before = logging.getLogger("huggingface_hub").level
+
+    def noisy(*args: Any, **kwargs: Any) -> Any:
+        logger.warning("Retrying in 1s [Retry 1/5].")
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(datasets, "load_dataset", noisy)
+    assert_one_line(lambda: load("team/woods", tokenizer), ["no network"])
+    assert not seen
+    assert logging.getLogger("huggingface_hub").level == before
 
 
 # --- bad input ---------------------------------------------------------------------------------------------------

@@ -151,7 +151,7 @@ def test_a_machine_that_cannot_says_why_and_the_way_out(monkeypatch: pytest.Monk
     with pytest.raises(BackendError, match=f"cannot code {codec} here: no usable NVIDIA GPU.*use --lossless zstd") as e:
         lossless.encode(b"abc", codec)
     assert "\n" not in str(e.value)
-    with pytest.raises(BackendError, match=r"compress again with --lossless zstd.*pip install deltacompress"):
+    with pytest.raises(BackendError, match=r"compress again with --lossless zstd.*pip install 'deltacompress\[gpu\]'"):
         lossless.check_available(codec, encode=False)
 
 

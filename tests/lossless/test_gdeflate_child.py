@@ -121,7 +121,8 @@ def test_an_impossibly_long_page_never_reaches_the_child() -> None:
 def test_missing_library_is_a_problem_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert gdeflate_cpu.problem.__wrapped__() == (
-        "libnvcomp's CPU library is not installed (`pip install deltacompress[gpu]` brings it, on Linux)"
+        "libnvcomp's CPU library is not installed "
+        "(on Linux: pip install 'deltacompress[gpu]', in a checkout: pip install '.[gpu]')"
     )
 
 

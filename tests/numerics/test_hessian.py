@@ -29,14 +29,27 @@ def test_h_and_d_are_twice_the_mean_outer_products() -> None:
     assert np.allclose(drift.numpy(), 2 / 60 * (b - a).T @ a, atol=FLOAT32_CHAIN.value)
 
 
-def test_finish_leaves_the_sums_alone() -> None:
-    sums = HessianAccumulator(3, device=CPU, asymmetric=False)
-    sums.add(normal(8, 3, seed=0).bfloat16())
-    first, none = sums.finish()
-    assert none is None
-    kept = first.clone()
-    first.add_(1)
-    assert torch.equal(sums.finish()[0], kept)
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_finish_hands_the_sums_over_and_a_copy_gives_them_again(asymmetric: bool) -> None:
+    sums = HessianAccumulator(3, device=CPU, asymmetric=asymmetric)
+    sums.add(normal(8, 3, seed=0).bfloat16(), normal(8, 3, seed=1))
+    twin = sums.copy()
+    held = sums._xx.data_ptr()
+    first = sums.finish()
+    assert first[0].data_ptr() == held  # no second matrix
+    with pytest.raises(RuntimeError, match="copy"):
+        sums.finish()
+    second = twin.finish()
+    assert torch.equal(first[0], second[0])
+    if asymmetric:
+        assert first[1] is not None
+        assert second[1] is not None
+        assert torch.equal(first[1], second[1])
+    else:
+        assert first[1] is None
+        assert second[1] is None
+    first[0].add_(1)
+    assert not torch.equal(first[0], second[0])
 
 
 def test_an_asymmetric_accumulator_wants_both_inputs() -> None:
@@ -47,8 +60,11 @@ def test_an_asymmetric_accumulator_wants_both_inputs() -> None:
 @pytest.mark.parametrize("columns", [1, 4, 33])
 def test_factor_is_the_upper_cholesky_factor_of_the_damped_inverse(columns: int) -> None:
     hessian = problem(1, columns, seed=columns).hessian
+    kept = hessian.clone()
     factor = factorize(hessian, damp_fraction=0.05, where="test")
     assert factor.damp_fraction == 0.05
+    assert torch.equal(hessian, kept)
+    assert not factor.upper.tril(-1).any()
     damped = hessian.double().numpy() + 0.05 * float(hessian.diagonal().mean()) * np.eye(columns)
     wanted = np.linalg.cholesky(np.linalg.inv(damped)).T
     assert np.allclose(factor.upper.numpy(), wanted, rtol=FLOAT32_CHAIN.value, atol=FLOAT32_CHAIN.value)

@@ -1,0 +1,64 @@
+"""YAML without its traps: what PyYAML would quietly read as something else is refused, with the line.
+
+Two traps meet recipes. A key given twice: PyYAML keeps the last one. And `2:4` without quotes: to YAML 1.1 that is the
+number 124, in base 60.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from deltacompress.errors import RecipeError
+
+
+class _Strict(yaml.SafeLoader):
+    """SafeLoader that refuses duplicate keys and numbers in base 60."""
+
+
+def load_yaml(text: str, where: str) -> Any:
+    """Parse one YAML document to plain data.
+
+    Raises:
+        RecipeError: not YAML, a key given twice, or an unquoted `n:m`; names the line.
+    """
+    try:
+        return yaml.load(text, _Strict)  # noqa: S506 - a SafeLoader, made stricter
+    except RecursionError as error:
+        raise RecipeError(f"{where}: nested too deeply to be a recipe; see docs/recipes.md") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, a number beyond Python's limit
+        raise RecipeError(f"{where}: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    told = " ".join(str(error).split())
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        told = f"line {error.problem_mark.line + 1}: {error.problem}"
+        if isinstance(error, yaml.constructor.ConstructorError):  # YAML it is, but not plain data without traps
+            return f"{told}; mend it there"
+    return f"not YAML ({told}); mend it, see docs/recipes.md"
+
+
+def _mapping(loader: _Strict, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+            if key.value in seen:
+                problem = f"{key.value!r} is given twice in one mapping"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+    loader.flatten_mapping(node)
+    return loader.construct_mapping(node, deep=True)
+
+
+def _number(loader: _Strict, node: yaml.ScalarNode) -> Any:
+    if ":" in node.value:
+        problem = f"{node.value} would be a number in base 60: quote it, '{node.value}'"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+    return loader.construct_yaml_int(node) if node.tag.endswith(":int") else loader.construct_yaml_float(node)
+
+
+_Strict.add_constructor("tag:yaml.org,2002:map", _mapping)
+_Strict.add_constructor("tag:yaml.org,2002:int", _number)
+_Strict.add_constructor("tag:yaml.org,2002:float", _number)

@@ -1,0 +1,155 @@
+"""The calibrated walk: what it reads, what it keeps loaded, and that where things wait changes no byte."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pairs import Pair, Recorder, files_of
+
+from deltacompress.artifact import load_delta
+from deltacompress.calibrate.skeleton import Skeleton
+from deltacompress.checkpoint import Checkpoint
+from deltacompress.recipe import Recipe
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def reads_of(run: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> dict[Path, Counter[str]]:
+    """How often each tensor is read whole, by checkpoint directory."""
+    reads: dict[Path, Counter[str]] = {}
+    read = Checkpoint.read
+
+    def count(self: Checkpoint, name: str) -> torch.Tensor:
+        reads.setdefault(self.path, Counter())[name] += 1
+        return read(self, name)
+
+    monkeypatch.setattr(Checkpoint, "read", count)
+    run()
+    return reads
+
+
+@pytest.mark.parametrize("recipe", ["int4-24", "deltazip-2bit"])
+def test_linears_are_read_once_to_check_them_and_once_in_the_walk(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    reads = reads_of(lambda: pair.compress(tmp_path / "out", recipe=recipe), monkeypatch)
+    linears = [name for name in reads[pair.finetuned] if "_proj" in name]
+    assert len(linears) == 14
+    for checkpoint in (pair.finetuned, pair.base):
+        assert {name: reads[checkpoint][name] for name in linears} == dict.fromkeys(linears, 2)
+    # The embedding: checked, loaded for the teacher's capture where there is a teacher, encoded.
+    assert reads[pair.finetuned][EMBEDDING] == (3 if recipe == "int4-24" else 2)
+    # The head: checked, encoded; for the KL, decoded (which looks at both) and run.
+    assert reads[pair.finetuned][HEAD] == (4 if recipe == "int4-24" else 2)
+
+
+@pytest.mark.parametrize("recipe", ["int4-24", "deltazip-2bit"])
+def test_only_one_layer_is_loaded_when_layers_run(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    run_layer, ran = Skeleton.run_layer, []
+
+    def watch(self: Skeleton, i: int, *args: Any) -> torch.Tensor:
+        loaded = {name for name, weight in self.model.named_parameters() if not weight.is_meta}
+        assert loaded == {*self.layer_names(i), "model.norm.weight"}
+        ran.append(i)
+        return run_layer(self, i, *args)
+
+    monkeypatch.setattr(Skeleton, "run_layer", watch)
+    pair.compress(tmp_path / "out", recipe=recipe)
+    assert set(ran) == {0, 1}
+
+
+def test_weights_are_placed_once_however_many_batches(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, prepared = Skeleton.prepare, Counter[str]()
+
+    def count(self: Skeleton, name: str, value: torch.Tensor) -> torch.Tensor:
+        prepared[name] += 1
+        return prepare(self, name, value)
+
+    monkeypatch.setattr(Skeleton, "prepare", count)
+    monkeypatch.setattr("deltacompress.layerwise.TOKENS_PER_BATCH", 16)  # eight batches
+    pair.compress(tmp_path / "out", recipe="int2-24")
+    # The teacher's and the student's.
+    assert {name: times for name, times in prepared.items() if "_proj" in name and times != 2} == {}
+
+
+@pytest.mark.parametrize("recipe", ["int2-24", "deltazip-2bit"])
+def test_streams_on_the_host_change_no_byte(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    monkeypatch.setattr("deltacompress.layerwise.TOKENS_PER_BATCH", 48)  # batches of 3, 3, 2
+    here = pair.compress(tmp_path / "here", recipe=recipe)
+    asked: list[int] = []
+    monkeypatch.setattr(
+        "deltacompress.layerwise.should_wait_on_host", lambda _device, nbytes: asked.append(nbytes) or True
+    )
+    there = pair.compress(tmp_path / "there", recipe=recipe)
+    assert asked == [8 * 16 * 32 * 4 * (2 if recipe == "int2-24" else 1)]
+    assert files_of(tmp_path / "here") == files_of(tmp_path / "there")
+    assert here.kl_on_calibration == there.kl_on_calibration
+
+
+def test_linears_of_one_group_may_have_settings_of_their_own(pair: Pair, tmp_path: Path) -> None:
+    def losses(*first: dict[str, Any]) -> dict[str, float | None]:
+        rules = [*first, {"kind": "linear", "codec": "obs", "bits": 4}, {"codec": "exact"}]
+        out = tmp_path / str(len(first))
+        pair.compress(out, recipe=Recipe.parse({"name": "mine", "rules": rules}))
+        return {name: record.loss for name, record in load_delta(out).tensors.items()}
+
+    mixed = losses({"name": "*.k_proj.weight", "codec": "obs", "bits": 2})
+    plain = losses()
+    first = "model.layers.0.self_attn."
+    for name in ("q_proj", "v_proj"):
+        assert mixed[f"{first}{name}.weight"] == pytest.approx(plain[f"{first}{name}.weight"], rel=1e-3)
+    assert (mixed[f"{first}k_proj.weight"] or 0) > 2 * (plain[f"{first}k_proj.weight"] or 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", ["int2-24", "deltazip-2bit"])
+def test_device_memory_is_that_of_one_layer(make_pair: Callable[..., Pair], tmp_path: Path, recipe: str) -> None:
+    hidden, inner, vocabulary, layers = 256, 512, 65536, 8
+    pair = make_pair(
+        "llama",
+        hidden_size=hidden,
+        intermediate_size=inner,
+        vocab_size=vocabulary,
+        num_hidden_layers=layers,
+        num_key_value_heads=4,
+    )
+    pair.compress(tmp_path / "warm", recipe=recipe, device="cuda")  # library workspaces stay allocated
+
+    class Meter(Recorder):
+        peaks: list[int]
+
+        def step(self, label: str, **details: Any) -> None:
+            super().step(label, **details)
+            self.peaks = [*getattr(self, "peaks", []), torch.cuda.max_memory_allocated() - before]
+            torch.cuda.reset_peak_memory_stats()
+
+    meter = Meter()
+    gc.collect()  # modules refer to one another in circles
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = pair.compress(tmp_path / "out", recipe=recipe, device="cuda", reporter=meter)
+    assert result.peak_device_bytes is not None
+    tokens = 8 * 16
+    layer = 4 * (4 * hidden * hidden + 3 * hidden * inner)
+    activations = 4 * tokens * (2 * hidden + 16 * inner)  # both streams, and what one batch makes on its way
+    solver = 4 * (10 * inner * inner + 12 * 2 * inner * hidden)  # statistics and factor; gate and up, stacked
+    embedding = 4 * vocabulary * hidden
+    bound = 2 * layer + activations + solver
+    assert bound < embedding / 2  # 33 MB; torch's CPU allocations in all peak at 15 MB there
+    captures, *walk, _head = meter.peaks
+    assert len(walk) == layers
+    assert embedding <= captures < 1.75 * embedding  # with its bf16 original while it is moved
+    assert max(walk) <= bound
+    assert max(walk) - min(walk) < layer / 4  # nothing piles up
