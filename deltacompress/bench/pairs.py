@@ -2,12 +2,16 @@
 
 Expects MODELS/base, MODELS/<task> (checkpoints) and DATA/<task>/{train,validation}.jsonl: calibration comes from train,
 scores from validation, never the other way round. Every row is measured against the fine-tuned model on the same
-samples: exact McNemar test on the answers, KL on the completions.
+samples: exact McNemar test on the answers, KL on the completions. Each compression is a `deltacompress compress` of its
+own process, so that its peak memory is its own, not that of the scorer or of the recipe before.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from math import comb, sqrt
 from pathlib import Path
@@ -17,8 +21,8 @@ import torch
 
 from deltacompress.demo.score import Answers, divergence, load_model, read_task, score_model
 from deltacompress.demo.tokenizer import load_tokenizer
-from deltacompress.driver import compress
 from deltacompress.errors import InputError
+from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.restoration import restore
 
@@ -48,12 +52,14 @@ def run(
     """Measure `recipes` on every task that has a checkpoint and data; artifacts stay in `out`.
 
     Raises:
-        InputError: no task has both a checkpoint and data.
+        InputError: no task has both a checkpoint and data, no such recipe, or a compression failed.
     """
     reporter = reporter or SILENT
-    found = tasks or sorted(path.name for path in data.iterdir() if (models / path.name / "config.json").is_file())
-    if not found:
-        raise InputError(f"{data}: no folder there is named like a checkpoint in {models}")
+    found = _tasks(models, data, tasks)
+    if not recipes:
+        raise InputError("--recipes: names none; give one or more, separated by commas")
+    for recipe in recipes:  # all of them before the work: a typing error in the last one would cost the others
+        Recipe.load(recipe)
     rows: list[dict[str, Any]] = []
     for task in found:
         records = read_task(data / task / "validation.jsonl", limit)
@@ -63,14 +69,8 @@ def run(
         rows.append({"task": task, "method": "fine-tuned", **_figures(reference, reference)})
         for recipe in recipes:
             artifact = out / f"{task}.{Path(recipe).stem}"
-            result = compress(
-                models / "base",
-                models / task,
-                recipe=recipe,
-                calibration=data / task / "train.jsonl",
-                out=artifact,
-                device=device,
-                reporter=reporter,
+            result = compress_alone(
+                models / "base", models / task, recipe, data / task / "train.jsonl", artifact, device
             )
             restored = restore(artifact, base=models / "base", out=artifact.with_name(artifact.name + ".restored"))
             model = load_model(restored)
@@ -82,16 +82,62 @@ def run(
                 | {
                     "excess_loss": answers.score.loss - reference.score.loss,
                     "kl": divergence(finetuned, model, tokenizer, records),
-                    "ratio": result.summary["ratio"],
-                    "linear_bits_per_weight": result.summary["linear_bits_per_weight"],
-                    "seconds": result.seconds,
-                    "peak_memory_gb": result.peak_memory_bytes / 1e9,
+                    "ratio": result["ratio"],
+                    "linear_bits_per_weight": result["linear_bits_per_weight"],
+                    "seconds": result["seconds"],
+                    "peak_memory_gb": result["peak_memory_bytes"] / 1e9,
                 }
             )
             reporter.note(f"{task} {recipe}: {row['accuracy']:.1f} % ({row['difference']:+.1f})")
     # the fine-tuned rows come first in each task, so the table's columns are those of a measured row
     columns = {key: None for row in rows for key in row}
     return PairsBench(tuple({key: row.get(key) for key in columns} for row in rows))
+
+
+def compress_alone(
+    base: Path, finetuned: Path, recipe: str, calibration: Path, out: Path, device: str
+) -> dict[str, Any]:
+    """What `deltacompress compress --json` prints, run as a process of its own.
+
+    Raises:
+        InputError: it failed; the message is its own.
+    """
+    command = [
+        *(sys.executable, "-m", "deltacompress", "--json", "--quiet", "compress", str(base), str(finetuned)),
+        *("--recipe", recipe, "--calibration", str(calibration), "--out", str(out), "--device", device),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        told = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
+        raise InputError(f"compressing {finetuned} with {recipe}: {told[-1].removeprefix('error: ')}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def _tasks(models: Path, data: Path, wanted: list[str] | None) -> list[str]:
+    """The tasks to measure: those wanted, or all that have a checkpoint and data; refuses one that lacks either."""
+    for folder in (models, data):
+        if not folder.is_dir():
+            raise InputError(f"{folder}: no such directory; see deltacompress bench pairs --help")
+
+    def missing(task: str) -> list[Path]:
+        files = (models / task / "config.json", *(data / task / f"{name}.jsonl" for name in ("train", "validation")))
+        return [file for file in files if not file.is_file()]
+
+    if wanted:
+        for task in wanted:
+            if lacking := missing(task):
+                raise InputError(
+                    f"{lacking[0]}: no such file; task {task} needs a checkpoint, train and validation data"
+                )
+        return wanted
+    found = sorted(path.name for path in data.iterdir() if not missing(path.name))
+    if not found:
+        raise InputError(
+            f"{data}: no folder there has train.jsonl and validation.jsonl and the name of a checkpoint in {models}; "
+            "see deltacompress bench pairs --help"
+        )
+    return found
 
 
 def _figures(answers: Answers, reference: Answers) -> dict[str, Any]:

@@ -1,0 +1,268 @@
+"""Speed of SBMM: many variants of one linear layer in one launch, against what one would do without such a kernel.
+
+Every timing starts with a cold L2 cache, emptied by *reading* a large buffer: a buffer that was written would be on its
+way to memory while the kernel runs, at the kernel's expense. Deltas differ from variant to variant and hold random
+codes and patterns. The floor is the time that the packed deltas take at the copy bandwidth measured in the same run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deltacompress.codecs import packed
+from deltacompress.codecs.packed import PackedSpec, Parts, part_shapes
+from deltacompress.kernels import Backend, Segments, get_backend
+from deltacompress.numerics.sparsity import Sparsity
+from deltacompress.reporter import SILENT, Reporter
+
+_PAIR_NIBBLES = (0x4, 0x8, 0xC, 0x9, 0xD, 0xE)
+_FLUSH_BYTES = 256 << 20
+_COPY_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One measurement: `rows` rows, spread evenly over `variants` variants of a linear in -> out."""
+
+    bits: int
+    pattern: str
+    columns: int
+    out: int
+    variants: int
+    rows: int
+    group: int = 0
+
+    def spec(self) -> PackedSpec:
+        """group 0: one scale for a whole row."""
+        return PackedSpec(
+            self.out, self.columns, self.bits, Sparsity.parse(self.pattern), self.group or self.columns, "minmax"
+        )
+
+
+GPU_SHAPES = (
+    Shape(4, "2:4", 4096, 4096, 1, 1),
+    Shape(4, "2:4", 4096, 4096, 8, 8),
+    Shape(4, "2:4", 4096, 4096, 8, 64),
+    Shape(4, "2:4", 4096, 4096, 16, 16),
+    Shape(2, "2:4", 4096, 4096, 16, 16),
+    Shape(4, "2:4", 4096, 4096, 16, 16, group=128),
+    Shape(4, "dense", 4096, 4096, 16, 16),
+    Shape(4, "2:4", 4096, 4096, 32, 32),
+    Shape(3, "2:4", 4096, 4096, 32, 32),
+    Shape(2, "2:4", 4096, 4096, 32, 32),
+    Shape(1, "2:4", 4096, 4096, 32, 32),
+    Shape(4, "2:4", 4096, 11008, 32, 32),
+    Shape(2, "2:4", 4096, 11008, 32, 32),
+    Shape(4, "2:4", 5120, 27648, 32, 32),
+    Shape(2, "2:4", 5120, 27648, 32, 32),
+    Shape(4, "2:4", 4096, 4096, 4, 2048),
+    Shape(2, "2:4", 4096, 4096, 4, 2048),
+    Shape(4, "2:4", 4096, 4096, 4, 2048, group=128),
+    Shape(4, "dense", 4096, 4096, 4, 2048),
+)
+CPU_SHAPES = (
+    Shape(4, "2:4", 512, 512, 4, 4),
+    Shape(2, "2:4", 512, 512, 4, 4),
+    Shape(4, "dense", 512, 512, 4, 4),
+    Shape(4, "2:4", 512, 512, 4, 64),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelBench:
+    """Times in microseconds (median; `spread`: smallest and largest but the top tenth)."""
+
+    device: str
+    backend: str
+    why: str
+    dtype: str
+    copy_tb_s: float
+    rows: tuple[dict[str, Any], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "device": self.device,
+            "backend": self.backend,
+            "why": self.why,
+            "dtype": self.dtype,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "torch": torch.__version__,
+            "copy_tb_s": self.copy_tb_s,
+            "rows": list(self.rows),
+        }
+
+
+def run(
+    *,
+    device: str = "auto",
+    backend: str = "auto",
+    shapes: Sequence[Shape] | None = None,
+    repeats: int = 25,
+    baselines: bool = True,
+    reporter: Reporter | None = None,
+) -> KernelBench:
+    """Time sbmm on each shape (small ones on a CPU), and the alternatives on the same data.
+
+    Raises:
+        BackendError: the backend cannot run on the device.
+    """
+    reporter = reporter or SILENT
+    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    kernels = get_backend(backend, where)
+    on_gpu = where.type == "cuda"
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    clock = _gpu_clock(where) if on_gpu else _cpu_time
+    bandwidth = _copy_bandwidth(where, clock)
+    shapes = shapes or (GPU_SHAPES if on_gpu else CPU_SHAPES)
+    reporter.phase("timing", len(shapes))
+    rows = []
+    for shape in shapes:
+        rows.append(_measure(kernels, shape, dtype, bandwidth, lambda work: clock(work, repeats), baselines))
+        reporter.step(f"{shape.columns} -> {shape.out}, {rows[-1]['format']}: {rows[-1]['us']:.1f} us")
+    name = torch.cuda.get_device_name(where) if on_gpu else f"CPU, {os.cpu_count()} cores"
+    return KernelBench(
+        name, kernels.name, kernels.why, str(dtype).removeprefix("torch."), bandwidth / 1e12, tuple(rows)
+    )
+
+
+Times = list[float]
+
+
+def _measure(
+    backend: Backend,
+    shape: Shape,
+    dtype: torch.dtype,
+    bandwidth: float,
+    clock: Callable[[Callable[[], Any]], Times],
+    baselines: bool,
+) -> dict[str, Any]:
+    spec, device, per = shape.spec(), backend.device, shape.rows // shape.variants
+    table = backend.table(shape.variants, shape.out, shape.columns)
+    parts: Parts = {}
+    for slot in range(shape.variants):
+        parts = _random_parts(spec, device)
+        table.set(slot, spec, backend.pack(spec, parts))
+    offsets = [per * i for i in range(shape.variants + 1)]
+    segments = Segments.build(offsets, range(shape.variants), device)
+    x = torch.randn(shape.rows, shape.columns, device=device).to(dtype)
+    y = torch.randn(shape.rows, shape.out, device=device).to(dtype)
+    times = clock(lambda: backend.sbmm(x, y, segments, table))
+    size = shape.variants * backend.nbytes(spec)
+    floor = size / bandwidth * 1e6
+    us = _median(times)
+    row: dict[str, Any] = {
+        "op": "decode" if per <= 32 else "prefill",
+        "format": f"{shape.pattern} {shape.bits} bits, " + (f"group {shape.group}" if shape.group else "row"),
+        "in": shape.columns,
+        "out": shape.out,
+        "variants": shape.variants,
+        "rows": shape.rows,
+        "us": us,
+        "spread": _spread(times),
+        "bytes": size,
+        "floor_us": floor,
+        "share_of_copy_bandwidth": floor / us,
+    }
+    if baselines:
+        row["baselines"] = _baselines(spec, parts, x, y, shape.variants, clock)
+    return row
+
+
+def _baselines(
+    spec: PackedSpec, parts: Parts, x: Tensor, y: Tensor, variants: int, clock: Callable[[Callable[[], Any]], Times]
+) -> dict[str, float]:
+    """Medians in microseconds; dense deltas in the activations' dtype (two bytes a weight on a GPU)."""
+    per = x.shape[0] // variants
+    dense = torch.randn(variants, spec.rows, spec.columns, device=x.device, dtype=x.dtype)
+
+    def loop() -> None:
+        for i in range(variants):
+            y[per * i : per * (i + 1)] += x[per * i : per * (i + 1)] @ dense[i].T
+
+    def stacked() -> None:
+        y.view(variants, per, -1).baddbmm_(x.view(variants, per, -1), dense.transpose(1, 2))
+
+    def one_by_decoding() -> None:
+        y[:per] += x[:per] @ packed.decode(spec, parts).to(x.dtype).T
+
+    return {
+        "fp16_loop": _median(clock(loop)),
+        "fp16_bmm": _median(clock(stacked)),
+        # all variants are alike: one is timed
+        "dequant_matmul": variants * _median(clock(one_by_decoding)),
+        "base_gemm": _median(clock(lambda: x @ dense[0].T)),
+    }
+
+
+def _random_parts(spec: PackedSpec, device: torch.device) -> Parts:
+    """Random codes, patterns, zero points; scales of one order of magnitude."""
+    parts: Parts = {}
+    for name, (_, shape) in part_shapes(spec, storage=False).items():
+        if name == "scales":
+            parts[name] = (torch.rand(shape, device=device) * 0.01 + 0.001).to(torch.bfloat16)
+        elif name == "zeros":
+            parts[name] = torch.randint(0, 1 << spec.bits, shape, device=device, dtype=torch.uint8)
+        elif name == "pattern":
+            nibbles = torch.tensor(_PAIR_NIBBLES, dtype=torch.uint8, device=device)
+            low, high = (nibbles[torch.randint(0, 6, shape, device=device)] for _ in range(2))
+            parts[name] = low | high << 4
+        else:
+            parts[name] = torch.randint(0, 256, shape, device=device, dtype=torch.uint8)
+    return parts
+
+
+def _copy_bandwidth(device: torch.device, clock: Callable[[Callable[[], Any], int], Times]) -> float:
+    """Bytes a second, read and written, of a large copy on the device."""
+    size = _COPY_BYTES if device.type == "cuda" else _COPY_BYTES // 16
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / (_median(clock(lambda: target.copy_(source), 10)) / 1e6)
+
+
+def _gpu_clock(device: torch.device) -> Callable[[Callable[[], Any], int], Times]:
+    """work, repeats -> microseconds of each run between two events, the L2 cache cold."""
+    flush = torch.ones(_FLUSH_BYTES // 4, dtype=torch.int32, device=device)
+
+    def clock(work: Callable[[], Any], repeats: int) -> Times:
+        for _ in range(3):
+            work()
+        pairs = []
+        for _ in range(repeats):
+            flush.max()
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            work()
+            end.record()
+            pairs.append((start, end))
+        torch.cuda.synchronize(device)
+        return [start.elapsed_time(end) * 1e3 for start, end in pairs]
+
+    return clock
+
+
+def _cpu_time(work: Callable[[], Any], repeats: int) -> Times:
+    work()
+    times = []
+    for _ in range(min(repeats, 10)):
+        started = time.perf_counter()
+        work()
+        times.append((time.perf_counter() - started) * 1e6)
+    return times
+
+
+def _median(times: Times) -> float:
+    return sorted(times)[len(times) // 2]
+
+
+def _spread(times: Times) -> list[float]:
+    ordered = sorted(times)
+    return [ordered[0], ordered[-1 - len(ordered) // 10]]

@@ -1,0 +1,140 @@
+"""The GPU backends on a GPU: formats x shapes x dtypes against float64, graphs, and independence of the neighbours."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import tolerances
+import torch
+from kernels.sbmm_cases import Case, make_problem, plain, random_parts, relative
+
+from deltacompress.kernels import Backend, Segments, get_backend
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels would be interpreted"),
+]
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+GRIDS = ("minmax", "symmetric", "midrise")
+SIZES = [(256, 512), (200, 500), (130, 1040), (8, 64), (1000, 36)]
+"""out, in: whole tiles; neither whole nor 16-byte rows; more stages than warps; less than a tile; less than a stage."""
+BATCHES = {
+    "decode": ([1, 1, 0, 1], [0, -1, 1, 2]),
+    "few": ([3, 2, 8, 0, 1], [1, -1, 0, 2, 2]),
+    "more": ([20, 1, 9], [0, 1, 2]),
+    "one variant": ([5], [0]),
+    "base": ([4, 3], [-1, -1]),
+    "prefill": ([300, 1, 40, 2, 129], [0, 1, -1, 2, 1]),
+}
+
+
+@pytest.fixture(scope="module", params=["cuda", "triton", "reference"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return get_backend(request.param, "cuda")
+
+
+def check(backend: Backend, case: Case, batch: str, dtype: torch.dtype, seed: int = 0) -> None:
+    rows, slots = BATCHES[batch]
+    problem = make_problem(backend, case, rows, slots, dtype, seed=seed)
+    expected = plain(problem)
+    backend.sbmm(problem.x, problem.y, problem.segments, problem.table)
+    error, own = relative(problem.y, problem.exact), relative(expected, problem.exact)
+    # small sums are almost exact in PyTorch by luck; ours may then be off by the rounding of y
+    assert error <= max(2 * own, tolerances.SBMM[str(dtype)].value), (
+        f"{case} {batch} {dtype}: {error:.2e}, plain {own:.2e}"
+    )
+
+
+@pytest.mark.parametrize("pattern", ["2:4", "dense"])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_formats_and_shapes(backend: Backend, bits: int, pattern: str) -> None:
+    seed = bits
+    for out, columns in SIZES:
+        for group in (columns, 16, 32, 64, 128, 256):
+            if columns % group:
+                continue
+            for batch, dtype in (("decode", BF16), ("few", F16), ("more", BF16), ("few", F32), ("prefill", BF16)):
+                seed += 1
+                if seed % (5 if backend.name == "cuda" else 9):
+                    continue  # another fifth for each format; the others' kernels compile slowly, or do not differ
+                check(backend, Case(out, columns, bits, pattern, group, GRIDS[seed % 3]), batch, dtype, seed)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
+def test_batches(backend: Backend, batch: str, dtype: torch.dtype) -> None:
+    check(backend, Case(384, 1088, 4, "2:4", 1088, "minmax"), batch, dtype)
+
+
+def test_many_variants_and_tiles(backend: Backend) -> None:
+    problem = make_problem(backend, Case(144, 256, 2, "2:4", 128, "minmax"), [3] * 200, list(range(200)), BF16)
+    backend.sbmm(problem.x, problem.y, problem.segments, problem.table)
+    assert relative(problem.y, problem.exact) <= tolerances.SBMM[str(BF16)].value
+
+
+def test_variants_of_different_formats(backend: Backend) -> None:
+    case, other = Case(256, 512, 4, "2:4", 512, "minmax"), Case(256, 512, 2, "dense", 64, "symmetric")
+    problem = make_problem(backend, case, [2, 3], [0, 1], BF16)
+    parts = random_parts(other, torch.Generator().manual_seed(5))
+    problem.table.set(1, other.spec(), backend.pack(other.spec(), parts).to("cuda"))
+    both = problem.y.clone()
+    backend.sbmm(problem.x, both, problem.segments, problem.table)
+    assert relative(both[:2], problem.exact[:2]) <= tolerances.SBMM[str(BF16)].value
+    assert not torch.equal(both[2:], problem.y[2:])
+    assert relative(both[2:], problem.exact[2:]) > 0.1  # the first delta is gone
+
+
+def test_packing_on_the_gpu_gives_the_same_bytes(backend: Backend) -> None:
+    for bits in (1, 2, 3, 4):
+        case = Case(200, 260, bits, "2:4", 260, "minmax")
+        parts = random_parts(case, torch.Generator().manual_seed(bits))
+        there = backend.pack(case.spec(), {name: part.to("cuda") for name, part in parts.items()})
+        assert torch.equal(there.cpu(), backend.pack(case.spec(), parts))
+
+
+def test_a_graph_is_replayed_with_other_contents() -> None:
+    backend = get_backend("cuda", "cuda")
+    case = Case(256, 512, 4, "2:4", 512, "minmax")
+    problem = make_problem(backend, case, [1, 1, 1], [0, 1, 2], BF16, row_limit=1)
+    y = problem.y.clone()
+    backend.sbmm(problem.x, y, problem.segments, problem.table)  # compile first
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        backend.sbmm(problem.x, y, problem.segments, problem.table)
+    for offsets, slots in (([0, 1, 2, 3], [0, 1, 2]), ([0, 1, 2], [2, -1]), ([0, 0, 1, 2, 3], [1, 1, 0, 0])):
+        problem.segments.update(offsets, slots)
+        y.copy_(problem.y)
+        graph.replay()
+        exact = problem.y.double()
+        for start, stop, slot in problem.segments.runs():
+            exact[start:stop] += problem.x[start:stop].double() @ problem.deltas[slot].T
+        assert relative(y, exact) <= tolerances.SBMM[str(BF16)].value
+    problem.table.clear(0)
+    y.copy_(problem.y)
+    graph.replay()
+    assert torch.equal(y[2], problem.y[2])
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    backend = get_backend("cuda", "cuda")
+    case = Case(256, 1024, 4, "2:4", 1024, "minmax")
+    for dtype in (BF16, F32):
+        problem = make_problem(backend, case, [4, 3, 1], [0, 1, 2], dtype, row_limit=8)
+        together = problem.y.clone()
+        backend.sbmm(problem.x, together, problem.segments, problem.table)
+        alone = problem.y[5:6].clone()
+        backend.sbmm(problem.x[5:6], alone, Segments.build([0, 1], [1], "cuda", row_limit=8), problem.table)
+        assert torch.equal(together[5:6], alone)
+
+
+def test_strided_rows(backend: Backend) -> None:
+    problem = make_problem(backend, Case(256, 512, 4, "2:4", 128, "minmax"), [3, 5], [0, 1], BF16)
+    x = torch.randn(8, 1027, device="cuda").to(BF16)[:, 3:515]
+    y = torch.zeros(8, 777, device="cuda", dtype=BF16)[:, 5:261]
+    x.copy_(problem.x)
+    y.copy_(problem.y)
+    backend.sbmm(x, y, problem.segments, problem.table)
+    assert relative(y, problem.exact) <= tolerances.SBMM[str(BF16)].value
