@@ -1,0 +1,110 @@
+"""Which rows of a forward belong to which variant: decided once per forward, read by every module of the model.
+
+Requests of one batch are sorted by slot (0 is the base, 1.. are variants), so each variant's rows are one contiguous
+segment in every activation, whatever its shape is: [requests, tokens, ...] everywhere but in the head, which may see
+selected rows only. Offsets live on the host for the loops and on the device for the kernels; nothing here waits for
+the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from deltacompress import kernels
+
+BASE = 0
+"""The slot of the base."""
+
+
+class Segment(NamedTuple):
+    """Rows [first, last) belong to `slot`."""
+
+    slot: int
+    first: int
+    last: int
+
+    @property
+    def rows(self) -> slice:
+        """Its rows."""
+        return slice(self.first, self.last)
+
+
+class Batch:
+    """One forward's requests.
+
+    slots: slot of each request, ascending. index: the same as int64 [requests] on the device. keep: rows of the
+    flattened [requests x tokens] activations that the head should see, int64, in the order of the requests; None for
+    all of them. kept: how many of them belong to each request.
+    """
+
+    def __init__(
+        self, slots: Sequence[int], device: torch.device, keep: Sequence[int] | None = None, kept: Sequence[int] = ()
+    ) -> None:
+        if list(slots) != sorted(slots):
+            raise ValueError("requests of a batch are sorted by slot")
+        self.slots = tuple(slots)
+        self.index = to_device(slots, device)
+        self.keep: Tensor | None = None if keep is None else to_device(keep, device)
+        self._device = device
+        self._runs = _runs(slots, (1,) * len(slots))
+        self._kept_runs = None if keep is None else _runs(slots, kept)
+        self._active = tuple(run.slot for run in self._runs)
+        self._made: dict[tuple[int, bool], kernels.Segments] = {}
+
+    @property
+    def uniform(self) -> int | None:
+        """The slot of all requests, if they have the same."""
+        return self._active[0] if len(self._active) == 1 else None
+
+    def active(self) -> tuple[int, ...]:
+        """The slots in use, ascending."""
+        return self._active
+
+    def segments(self, rows: int, *, head: bool = False) -> tuple[Segment, ...]:
+        """Segments, none empty, of a flattened activation with `rows` rows; head: of what the head sees."""
+        if head and self._kept_runs is not None:
+            return self._kept_runs
+        each = rows // len(self.slots)
+        return tuple(Segment(run.slot, run.first * each, run.last * each) for run in self._runs)
+
+    def on_device(self, rows: int, *, head: bool = False) -> kernels.Segments:
+        """The same for the kernels; made once for each number of rows."""
+        if (rows, head) not in self._made:
+            segments = self.segments(rows, head=head)
+            offsets = [0, *(piece.last for piece in segments)]
+            slots = [kernel_slot(piece.slot) for piece in segments]
+            self._made[rows, head] = kernels.Segments.build(offsets, slots, self._device)
+        return self._made[rows, head]
+
+
+class Current:
+    """The batch that is being computed; one object, known to every module of a model. None: the plain base."""
+
+    def __init__(self) -> None:
+        self.batch: Batch | None = None
+
+
+def kernel_slot(slot: int) -> int:
+    """The kernels count variants from 0 and call the base -1."""
+    return slot - 1
+
+
+def to_device(values: Sequence[int], device: torch.device) -> Tensor:
+    """int64 values on the device, copied without waiting for it."""
+    made = torch.tensor(values, dtype=torch.int64)
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)
+
+
+def _runs(slots: Sequence[int], counts: Sequence[int]) -> tuple[Segment, ...]:
+    runs, at = [], 0
+    for slot, group in groupby(zip(slots, counts, strict=True), key=lambda pair: pair[0]):
+        size = sum(count for _, count in group)
+        if size:
+            runs.append(Segment(slot, at, at + size))
+        at += size
+    return tuple(runs)

@@ -1,0 +1,83 @@
+"""The tokenizers of the base and of every variant: a variant that added tokens has its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoTokenizer
+
+from deltacompress.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+class Tokenizers:
+    """Opened at first use; a variant without tokenizer files uses the base's."""
+
+    def __init__(self, base: Path) -> None:
+        self._folders: dict[str | None, Path] = {None: base}
+        self._opened: dict[Path, PreTrainedTokenizerBase] = {}
+
+    def add(self, name: str, artifact: Path) -> None:
+        """Know a variant."""
+        has_own = any((artifact / file).is_file() for file in _FILES)
+        self._folders[name] = artifact if has_own else self._folders[None]
+
+    def remove(self, name: str) -> None:
+        """Forget a variant."""
+        folder = self._folders.pop(name)
+        if folder not in self._folders.values():
+            self._opened.pop(folder, None)
+
+    def encode(self, variant: str | None, text: str, *, bos: bool | None) -> list[int]:
+        """Token ids of a prompt.
+
+        bos: put the bos token first unless it is there; leave it out; None: as the tokenizer does.
+
+        Raises:
+            InputError: there is no tokenizer, or no bos token to put.
+        """
+        tokenizer = self._get(variant)
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=bos is not False)
+        if bos:
+            if tokenizer.bos_token_id is None:
+                raise InputError(f"{self._folders[variant]}: the tokenizer has no bos token to put before the prompt")
+            if ids[:1] != [tokenizer.bos_token_id]:
+                ids = [tokenizer.bos_token_id, *ids]
+        return ids
+
+    def chat(self, variant: str | None, messages: list[dict[str, str]]) -> list[int] | None:
+        """Token ids of a conversation that the model is to go on with; None if the tokenizer has no chat template."""
+        tokenizer = self._get(variant)
+        if tokenizer.chat_template is None:
+            return None
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def decoder(self, variant: str | None) -> Callable[[list[int]], str]:
+        """Tokens -> text without special tokens; looked up when the first text is wanted."""
+
+        def decode(tokens: list[int]) -> str:
+            text: Any = self._get(variant).decode(tokens, skip_special_tokens=True)
+            return str(text)
+
+        return decode
+
+    def _get(self, variant: str | None) -> PreTrainedTokenizerBase:
+        folder = self._folders[variant]
+        if folder not in self._opened:
+            try:
+                opened: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                    folder, trust_remote_code=False, local_files_only=True
+                )
+            except (OSError, ValueError, KeyError) as error:
+                first = next(iter(str(error).splitlines()), type(error).__name__)
+                raise InputError(f"{folder}: no usable tokenizer ({first}); give token ids instead of text") from error
+            self._opened[folder] = opened
+        return self._opened[folder]

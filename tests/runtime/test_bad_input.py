@@ -1,0 +1,161 @@
+"""Each wrong input is one clear line, before anything runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pairs import Pair, edit, weights_of
+from runtime_cases import Served, noise, serve
+from transformers import LlamaConfig
+
+from deltacompress.errors import BackendError, BaseMismatchError, CheckpointError, FormatError, InputError, PairError
+from deltacompress.manifest import read_manifest
+from deltacompress.runtime import Runtime
+from deltacompress.runtime.layout import Layout
+from deltacompress.safetensors_header import read_header
+
+
+@pytest.fixture
+def base(pair: Pair) -> Runtime:
+    return Runtime.from_base(pair.base)
+
+
+def test_a_delta_of_another_base(pair: Pair, served: Callable[..., Served], tmp_path: Path) -> None:
+    shutil.copytree(pair.base, tmp_path / "other")
+    runtime = Runtime.from_base(edit(tmp_path / "other", noise(8)))
+    one = served()
+    with pytest.raises(BaseMismatchError) as caught:
+        runtime.load(one.artifact)
+    message = str(caught.value)
+    assert runtime.model.base.checkpoint.fingerprint() in message
+    manifest = json.loads((one.artifact / "manifest.json").read_bytes())
+    assert manifest["base"]["content_hash"] in message
+    assert "\n" not in message
+
+
+def poison(artifact: Path) -> str:
+    """Put a NaN into one scale and make every hash right again; returns the tensor's name."""
+    manifest = read_manifest(artifact)
+    shard = artifact / manifest.shards[0].file
+    record = next(one for one in manifest.tensors if one.format == "packed")
+    span = read_header(shard).tensors[f"{record.name}.scales"]
+    raw = bytearray(shard.read_bytes())
+    raw[span.begin : span.begin + 2] = b"\xc0\x7f"
+    shard.write_bytes(raw)
+    digest = hashlib.sha256(raw[span.begin : span.begin + span.info.nbytes]).hexdigest()
+    parts = tuple(p.model_copy(update={"sha256": digest}) if p.name == "scales" else p for p in record.parts)
+    tensors = tuple(
+        one.model_copy(update={"parts": parts}) if one.name == record.name else one for one in manifest.tensors
+    )
+    shards = (manifest.shards[0].model_copy(update={"sha256": hashlib.sha256(raw).hexdigest()}),)
+    changed = manifest.model_copy(update={"tensors": tensors, "shards": shards})
+    (artifact / "manifest.json").write_bytes(changed.to_bytes())
+    return record.name
+
+
+@pytest.mark.parametrize("rounding", [True, False])
+def test_not_finite_scales(pair: Pair, tmp_path: Path, rounding: bool) -> None:
+    pair.compress(tmp_path / "bad", lossless="none")
+    name = poison(tmp_path / "bad")
+    runtime = Runtime.from_base(pair.base, merge_rounding=rounding)
+    with pytest.raises(FormatError, match=rf"{re.escape(name)}\.scales holds NaN or Inf; compress the model again"):
+        runtime.load(tmp_path / "bad")
+    assert not runtime.variants
+
+
+@pytest.mark.parametrize(
+    ("requests", "message"),
+    [
+        ([("nobody", [5])], r"no variant named nobody is loaded \(loaded: none\)"),
+        ([(None, [])], "request 0 has no tokens"),
+        ([(None, [5]), (None, [5, 96])], r"request 1: token 96 is not in the vocabulary of the base \(96 tokens\)"),
+        ([(None, [-1])], "token -1 is not in the vocabulary"),
+        ([(None, [5] * 65)], r"request 0 has 65 tokens, the context of the base is 64; shorten the prompt"),
+    ],
+)
+def test_requests(base: Runtime, requests: list[tuple[str | None, list[int]]], message: str) -> None:
+    for call in (base.logits, base.generate, lambda asked: list(base.forward(asked))):
+        with pytest.raises(InputError, match=message):
+            call(requests)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens 0"),
+        ({"max_batch": 0}, "max_batch 0"),
+        ({"stop": ["a", ""]}, "empty stop string"),
+        ({"temperature": -1.0}, "temperature -1.0"),
+        ({"top_p": 0.0}, "top_p 0.0"),
+    ],
+)
+def test_options(base: Runtime, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        base.generate([(None, [5])], **options)
+
+
+def test_a_prompt_that_fills_the_context(base: Runtime) -> None:
+    with pytest.raises(InputError, match="request 0 has 64 tokens, the context of the base is 64"):
+        base.generate([(None, [5] * 64)])
+    with pytest.raises(InputError, match="the prompt is empty"):
+        base.generate([(None, "")])
+    with pytest.raises(InputError, match="context and continuation need at least one token each"):
+        base.loglikelihood([(None, [], [5])])
+
+
+def test_names(base: Runtime, served: Callable[..., Served]) -> None:
+    assert base.load(served().artifact) == "delta"
+    with pytest.raises(InputError, match="a variant named delta is loaded already"):
+        base.load(served().artifact)
+    with pytest.raises(InputError, match="no variant named other"):
+        base.unload("other")
+
+
+def test_another_forward_is_refused(pair: Pair, base: Runtime, tmp_path: Path) -> None:
+    finetuned = tmp_path / "changed"
+    shutil.copytree(pair.finetuned, finetuned)
+    edit(finetuned, lambda weights: weights, rms_norm_eps=1e-3)
+    one = serve(Pair(pair.base, finetuned, pair.data), tmp_path, "lossless")
+    with pytest.raises(PairError, match=r"config.json has rms_norm_eps 0.001, the base 1e-06"):
+        base.load(one.artifact)
+
+
+def test_a_base_that_lacks_tensors(pair: Pair, tmp_path: Path) -> None:
+    shutil.copytree(pair.base, tmp_path / "base")
+    name = "model.layers.0.mlp.up_proj.weight"
+    edit(tmp_path / "base", lambda weights: {key: w for key, w in weights.items() if key != name})
+    with pytest.raises(InputError, match="up_proj"):
+        Runtime.from_base(tmp_path / "base")
+    assert name in weights_of(pair.base)
+
+
+def test_what_is_not_there(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError):
+        Runtime.from_base(tmp_path / "nothing")
+    with pytest.raises(InputError, match=r"dtype torch\.float64"):
+        Runtime.from_base(pair.base, dtype=torch.float64)
+    with pytest.raises(BackendError, match="unknown kernel backend 'fast'"):
+        Runtime.from_base(pair.base, backend="fast")
+    if not torch.cuda.is_available():
+        with pytest.raises(BackendError, match="torch sees no GPU"):
+            Runtime.from_base(pair.base, device="cuda")
+
+
+def test_experts_are_refused_with_a_way_out(make_pair: Callable[..., Pair]) -> None:
+    with pytest.raises(InputError, match=r"(?s)expert.*`deltacompress restore` it"):
+        Runtime.from_base(make_pair("mixtral").base)
+
+
+def test_rotary_scalings_that_switch_keep_below_the_switch() -> None:
+    rope = {"rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+    for kind, context in (("dynamic", 16), ("linear", 64)):
+        config = LlamaConfig(max_position_embeddings=64, rope_parameters=rope | {"rope_type": kind})
+        assert Layout({}, config).context == context

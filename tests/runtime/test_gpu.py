@@ -1,0 +1,139 @@
+"""The same promises on a GPU: kernels, streams, graphs. `pytest tests/runtime/test_gpu.py -m gpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from runtime_cases import Served, assert_close, load, oracle_logits, oracle_tokens, random_ids
+
+from deltacompress.kernels import available
+from deltacompress.runtime import Runtime
+from deltacompress.runtime.batch import Batch, to_device
+from deltacompress.runtime.kvcache import RowCache
+from deltacompress.runtime.scheduler import Scheduler
+
+pytestmark = pytest.mark.gpu
+BACKENDS = ["reference", "triton", "cuda"]
+NAMES = [None, "a", "b", "c"]
+BF16 = 0.03
+"""Share of the largest logit: bf16 through a tiny model, deltas not rounded."""
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    name = str(request.param)
+    if reason := available("cuda")[name]:
+        pytest.skip(reason)
+    return name
+
+
+@pytest.fixture
+def exact_products() -> Iterator[None]:
+    """No tf32: what is compared is fp32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def serve(trio: dict[str, Served], **options: object) -> Runtime:
+    runtime = Runtime.from_base(trio["a"].pair.base, device="cuda", **options)
+    for name, one in trio.items():
+        runtime.load(one.artifact, name)
+    return runtime
+
+
+def where(trio: dict[str, Served], name: str | None) -> object:
+    return trio["a"].pair.base if name is None else trio[name].restored
+
+
+@pytest.mark.usefixtures("exact_products")
+def test_fp32_rounded_equals_the_restored_models(trio: dict[str, Served]) -> None:
+    runtime = serve(trio, backend="reference")
+    requests = [(NAMES[i % 4], random_ids(3 + 2 * i, i)) for i in range(9)]
+    for (name, ids), found in zip(requests, runtime.logits(requests), strict=True):
+        assert_close(found.cpu(), oracle_logits(where(trio, name), ids))
+    for (name, ids), done in zip(requests, runtime.complete(requests, 8), strict=True):
+        assert list(done.tokens) == oracle_tokens(where(trio, name), ids, 8)[: len(done.tokens)]
+
+
+@pytest.mark.usefixtures("exact_products")
+def test_kernels_agree_with_the_cpu(trio: dict[str, Served], backend: str) -> None:
+    """fp32, deltas unrounded on both: what differs is the kernel alone."""
+    runtime = serve(trio, backend=backend, merge_rounding=False)
+    judge = Runtime.from_base(trio["a"].pair.base, merge_rounding=False)
+    for name, one in trio.items():
+        judge.load(one.artifact, name)
+    requests = [(NAMES[i % 4], random_ids(1 + 3 * i, i)) for i in range(9)]
+    for found, wanted in zip(runtime.logits(requests), judge.logits(requests), strict=True):
+        assert_close(found.cpu(), wanted, 1e-4 if backend == "reference" else 2e-3)  # tensor cores round their inputs
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "gemma3", "gpt-neox", "phi3"])
+def test_bf16(served: Callable[..., Served], backend: str, architecture: str) -> None:
+    one = served(architecture, "int4-24")
+    runtime = Runtime.from_base(one.pair.base, device="cuda", dtype=torch.bfloat16, backend=backend)
+    runtime.load(one.artifact, "v")
+    assert not runtime.merge_rounding
+    requests = [("v", random_ids(19)), (None, random_ids(4, 1)), ("v", random_ids(5, 2))]
+    for (name, ids), found in zip(requests, runtime.logits(requests), strict=True):
+        assert_close(found.float().cpu(), oracle_logits(one.restored if name else one.pair.base, ids), BF16)
+    assert len(runtime.complete(requests, 6)) == 3
+
+
+def test_graphs_change_nothing(trio: dict[str, Served], backend: str) -> None:
+    plain = serve(trio, backend=backend, dtype=torch.bfloat16)
+    graphed = serve(trio, backend=backend, dtype=torch.bfloat16, cuda_graphs=True)
+    requests = [(NAMES[i % 4], random_ids(3 + i, i)) for i in range(8)]
+    assert graphed.complete(requests, 24) == plain.complete(requests, 24)
+
+
+def test_a_step_never_waits_for_the_device(trio: dict[str, Served], backend: str) -> None:
+    if backend == "reference":
+        pytest.skip("the reference backend serves decoded deltas; its loops are on the host")
+    runtime = serve(trio, backend=backend, dtype=torch.bfloat16)
+    scheduler = Scheduler(runtime.model, runtime.residency, max_batch=8)
+    config = runtime.model.config
+    shape = (4, config.num_key_value_heads, 32, config.head_dim)
+    cache = RowCache()
+    for _ in range(config.num_hidden_layers):
+        cache.keys.append(torch.zeros(shape, dtype=torch.bfloat16, device="cuda"))
+        cache.values.append(torch.zeros(shape, dtype=torch.bfloat16, device="cuda"))
+    scheduler._cache = cache
+    batch = Batch([0, 1, 2, 3], runtime.device)
+    ids, positions = to_device([5, 6, 7, 8], runtime.device), to_device([3, 9, 1, 0], runtime.device)
+    with torch.inference_mode():
+        scheduler.forward_step(batch, ids[:, None], positions, 32)  # makes what is made at first use
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            scheduler.forward_step(batch, ids[:, None], positions, 32)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_budget_moves_variants_in_and_out(trio: dict[str, Served], backend: str) -> None:
+    wide = serve(trio, backend=backend)
+    sizes = [one.nbytes for one in wide.variants.values()]
+    narrow = serve(trio, backend=backend, budget_bytes=max(sizes) + 1, host_bytes=max(sizes))
+    requests = [(name, random_ids(4 + i, i)) for i, name in enumerate(["a", "b", None, "c", "a", "b"])]
+    for one, other in zip(narrow.complete(requests, 8), wide.complete(requests, 8), strict=True):
+        assert one == other
+    assert narrow.residency.bytes_in_use <= max(sizes) + 1
+    assert narrow.residency.loads > 3
+
+
+def test_merged_models_are_no_better_in_bf16(trio: dict[str, Served]) -> None:
+    """Against fp64: the decoupled bf16 logits are off by at most twice what the merged bf16 model is."""
+    runtime = serve(trio, dtype=torch.bfloat16)
+    ids = random_ids(24)
+    for name, one in trio.items():
+        with torch.inference_mode():
+            exact = load(one.restored, torch.float64)(torch.tensor([ids])).logits[0]
+            merged = load(one.restored, torch.bfloat16).to("cuda")(torch.tensor([ids], device="cuda")).logits[0]
+        load.cache_clear()
+        found = runtime.logits([(name, ids)])[0]
+        off, merged_off = (float((logits.double().cpu() - exact).pow(2).mean().sqrt()) for logits in (found, merged))
+        assert off <= 2 * merged_off

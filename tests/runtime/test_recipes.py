@@ -1,0 +1,110 @@
+"""Every shipped recipe, and what merge_rounding changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from pairs import Pair
+from runtime_cases import Served, assert_close, oracle_logits, oracle_tokens, random_ids, serve
+
+from deltacompress.content import list_content
+from deltacompress.errors import BackendError
+from deltacompress.kernels import available, get_backend
+from deltacompress.recipe import Recipe
+from deltacompress.runtime import Runtime
+from deltacompress.runtime.numerics import Numerics
+
+RECIPES = sorted(path.stem for path in list_content("calibration/recipes", ".yaml"))
+UNROUNDED = 0.02
+"""Tiny random bf16 models: what rounding base + delta to 8 bits of mantissa moves the logits by, at most."""
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_shipped_recipe(served: Callable[..., Served], recipe: str) -> None:
+    one = served(recipe=recipe)
+    requests = [("v", random_ids(12)), (None, random_ids(5, 1)), ("v", random_ids(3, 2))]
+    rounded = Runtime.from_base(one.pair.base)
+    rounded.load(one.artifact, "v")
+    assert rounded.merge_rounding
+    for (name, ids), found in zip(requests, rounded.logits(requests), strict=True):
+        assert_close(found, oracle_logits(one.restored if name else one.pair.base, ids))
+    plain = Runtime.from_base(one.pair.base, merge_rounding=False)
+    plain.load(one.artifact, "v")
+    for (name, ids), found in zip(requests, plain.logits(requests), strict=True):
+        assert_close(found, oracle_logits(one.restored if name else one.pair.base, ids), UNROUNDED)
+
+
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve packed deltas through the kernel interface, with the reference kernels in the place of a GPU's."""
+    monkeypatch.setattr(Numerics, "kernels", property(lambda self: self.backend))
+
+
+@pytest.mark.usefixtures("packed")
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_packed_operands_give_what_decoded_ones_give(
+    served: Callable[..., Served], recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = served(recipe=recipe), served(recipe="int2-24", seed=2)
+    requests = [("v", random_ids(12)), (None, random_ids(5, 1)), ("w", random_ids(3, 2)), ("v", random_ids(2, 3))]
+    found = []
+    for kernels in (True, False):
+        if not kernels:
+            monkeypatch.setattr(Numerics, "kernels", None)
+        runtime = Runtime.from_base(one.pair.base, merge_rounding=False)
+        runtime.load(one.artifact, "v")
+        runtime.load(other.artifact, "w")
+        found.append((runtime.logits(requests), runtime.generate(requests, 6)))
+    for a, b in zip(found[0][0], found[1][0], strict=True):
+        assert_close(a, b, 1e-5)
+    assert found[0][1] == found[1][1]
+
+
+def test_kernels_do_not_round(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = get_backend("reference", "cpu")
+    backend.name = "triton"
+    monkeypatch.setattr("deltacompress.runtime.numerics.get_backend", lambda *_: backend)
+    with pytest.raises(BackendError, match="merge_rounding needs decoded deltas, backend triton"):
+        Runtime.from_base(trio["a"].pair.base, backend="triton", merge_rounding=True)
+    assert not Numerics.choose("triton", torch.device("cpu"), torch.float32, None).merge_rounding
+
+
+def test_bf16_rounds_when_asked(trio: dict[str, Served]) -> None:
+    one = trio["a"]
+    runtime = Runtime.from_base(one.pair.base, dtype=torch.bfloat16, merge_rounding=True)
+    runtime.load(one.artifact, "v")
+    ids = random_ids(9)
+    assert_close(runtime.logits([("v", ids)])[0].float(), oracle_logits(one.restored, ids), 0.03)
+    assert not Runtime.from_base(one.pair.base, dtype=torch.bfloat16).merge_rounding
+    assert "as stored, unrounded" in Runtime.from_base(one.pair.base, dtype=torch.bfloat16).describe()
+    assert oracle_tokens(one.restored, ids, 1)
+
+
+def test_triton_under_interpretation(served: Callable[..., Served]) -> None:
+    """The real kernels without a GPU: TRITON_INTERPRET=1 must be set before anything imports Triton."""
+    if reason := available("cpu")["triton"]:
+        pytest.skip(reason)
+    one, other = served(recipe="int4-24"), served(recipe="int2-24", seed=2)
+    requests = [("v", random_ids(3)), (None, random_ids(2, 1)), ("w", random_ids(2, 2))]
+    found = []
+    for backend in ("triton", "reference"):
+        runtime = Runtime.from_base(one.pair.base, backend=backend, merge_rounding=False)
+        runtime.load(one.artifact, "v")
+        runtime.load(other.artifact, "w")
+        found.append(runtime.logits(requests))
+    for a, b in zip(*found, strict=True):
+        assert_close(a, b, 1e-5)
+
+
+@pytest.mark.parametrize("rounding", [True, False])
+def test_skipped_tensors_cost_nothing(pair: Pair, tmp_path: Path, rounding: bool) -> None:
+    rules = [{"kind": "linear", "codec": "skip"}, {"codec": "exact"}]
+    one = serve(pair, tmp_path, Recipe.model_validate({"name": "skipping", "rules": rules}))
+    runtime = Runtime.from_base(pair.base, merge_rounding=rounding)
+    runtime.load(one.artifact, "v")
+    assert not any("_proj" in path for path in runtime.variants["v"].variant.paths())
+    ids = random_ids(6)
+    assert_close(runtime.logits([("v", ids)])[0], oracle_logits(one.restored, ids))

@@ -1,0 +1,129 @@
+"""The byte budget: least recently used out first, never what is in use, and the numbers in the message."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from runtime_cases import Served, assert_close, oracle_logits, random_ids
+
+from deltacompress.errors import BackendError
+from deltacompress.runtime import Runtime
+
+
+def small(trio: dict[str, Served], share: float) -> Runtime:
+    """A runtime with a budget of `share` variants, all of which have the same size when decoded."""
+    whole = Runtime.from_base(trio["a"].pair.base)
+    whole.load(trio["a"].artifact, "a")
+    runtime = Runtime.from_base(trio["a"].pair.base, budget_bytes=int(share * whole.variants["a"].nbytes))
+    for name, one in trio.items():
+        runtime.load(one.artifact, name)
+    return runtime
+
+
+def resident(runtime: Runtime) -> list[str]:
+    return [name for name, one in runtime.variants.items() if one.installed]
+
+
+def test_least_recently_used_goes_first(trio: dict[str, Served]) -> None:
+    runtime = small(trio, 2.1)
+    assert resident(runtime) == ["b", "c"]
+    ids = random_ids(5)
+    runtime.logits([("b", ids)])
+    found = runtime.logits([("a", ids)])[0]  # c is now the one that was not used for longest
+    assert resident(runtime) == ["a", "b"]
+    assert_close(found, oracle_logits(trio["a"].restored, ids))
+    loads = runtime.residency.loads
+    runtime.logits([("a", ids), ("b", ids), (None, ids)])
+    assert runtime.residency.loads == loads
+    assert runtime.residency.bytes_in_use <= runtime.residency.budget_bytes
+
+
+def test_requests_wait_for_room(trio: dict[str, Served]) -> None:
+    """Three variants through room for one: requests take turns, and come out as ever."""
+    wide, narrow = small(trio, 3.1), small(trio, 1.1)
+    requests = [(name, random_ids(4 + i, i)) for i, name in enumerate(["a", "b", None, "c", "a", "b"])]
+    assert narrow.complete(requests, 8) == wide.complete(requests, 8)
+    scored = [(name, ids, [5, 6]) for name, ids in requests]
+    for one, other in zip(narrow.loglikelihood(scored), wide.loglikelihood(scored), strict=True):
+        assert one.greedy == other.greedy
+        assert one.log_likelihood == pytest.approx(other.log_likelihood, abs=1e-4)
+    assert len(resident(narrow)) == 1
+
+
+def test_one_forward_needs_all_of_its_variants(trio: dict[str, Served]) -> None:
+    runtime = small(trio, 1.1)
+    with pytest.raises(BackendError, match=r"take \d+ bytes, the budget is \d+: no room for b; raise budget_bytes"):
+        runtime.logits([("a", [5]), ("b", [5])])
+    assert not any(one.users for one in runtime.variants.values())
+    runtime.logits([("b", [5])])
+
+
+def test_a_budget_too_small_for_one(trio: dict[str, Served]) -> None:
+    runtime = Runtime.from_base(trio["a"].pair.base, budget_bytes=1000)
+    with pytest.raises(BackendError, match=r"\d+ bytes as it is served, more than the whole budget of 1000; raise"):
+        runtime.load(trio["a"].artifact)
+    assert not runtime.variants
+
+
+def test_unloading_gives_everything_back(trio: dict[str, Served]) -> None:
+    runtime = small(trio, 3.1)
+    before = runtime.logits([(None, [5, 6])])[0]
+    for name in list(runtime.variants):
+        runtime.unload(name)
+    assert runtime.residency.bytes_in_use == 0
+    assert runtime.logits([(None, [5, 6])])[0].equal(before)
+    runtime.load(trio["b"].artifact, "again")
+    assert runtime.variants["again"].slot == 1
+
+
+class Stream:
+    """What the copy stream of a GPU is asked to do; on a CPU there is nothing to wait for."""
+
+    def wait_stream(self, other: object) -> None: ...
+
+    def wait_event(self, event: object) -> None: ...
+
+    def record(self, stream: object) -> None: ...
+
+
+@pytest.mark.parametrize("host_share", [None, 1.1, 0.0])
+def test_loads_beside_running_requests(
+    trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch, host_share: float | None
+) -> None:
+    """The path of a GPU (mover thread, host tier, arrivals between steps) with a CPU's memory behind it."""
+    wide, narrow = small(trio, 3.1), small(trio, 2.1)
+    size = wide.variants["a"].nbytes
+    monkeypatch.setattr("torch.cuda.stream", lambda _: nullcontext())
+    monkeypatch.setattr("torch.cuda.current_stream", lambda _: Stream())
+    monkeypatch.setattr("torch.cuda.Event", Stream)
+    monkeypatch.setattr("deltacompress.runtime.residency.pinned", lambda operand: operand)
+    residency = narrow.residency
+    monkeypatch.setattr(residency, "_cuda", True)
+    monkeypatch.setattr(residency, "_stream", Stream())
+    residency.host_bytes = None if host_share is None else int(host_share * size)
+    requests = [(name, random_ids(4 + i, i)) for i, name in enumerate(["a", "b", "c", None, "a", "c", "b"])]
+    for _ in range(2):
+        assert narrow.complete(requests, 10) == wide.complete(requests, 10)
+        assert residency.bytes_in_use <= residency.budget_bytes
+    assert residency.loads > 4
+    held = [one for one in residency.variants.values() if one.host is not None]
+    assert len(held) == {None: 3, 1.1: 1, 0.0: 1}[host_share]  # the last one that came is always kept
+    narrow.unload("a")
+    narrow.load(trio["b"].artifact, "d")
+    assert_close(narrow.logits([("d", [5, 6])])[0], wide.logits([("b", [5, 6])])[0], 1e-6)
+    assert not any(one.users for one in residency.variants.values())
+
+
+def test_what_goes_wrong_on_the_way_is_told(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = small(trio, 1.1)
+
+    def no_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("deltacompress.runtime.residency.placed", no_memory)
+    with pytest.raises(BackendError, match=r"out of memory while a variant is loaded \(resident, in bytes: .*"):
+        runtime.logits([("a", [5])])
+    monkeypatch.undo()
+    assert_close(runtime.logits([("a", [5])])[0], oracle_logits(trio["a"].restored, [5]))

@@ -1,0 +1,77 @@
+"""Compressed tiny pairs, the checkpoints restored from them, and what plain transformers makes of those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+import transformers
+from pairs import Pair, Weights
+from torch import Tensor
+
+from deltacompress.restoration import restore
+
+LOGITS = 1e-4
+"""Largest difference to the restored checkpoint, as a share of the largest logit: what the runtime promises in fp32."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """An artifact, and the checkpoint that `restore` makes of it."""
+
+    pair: Pair
+    artifact: Path
+    restored: Path
+
+
+def serve(pair: Pair, root: Path, recipe: object = "int4-24", **options: object) -> Served:
+    """Compress and restore below `root`."""
+    pair.compress(root / "delta", recipe=recipe, **options)
+    return Served(pair, root / "delta", restore(root / "delta", base=pair.base, out=root / "restored"))
+
+
+@lru_cache(maxsize=8)
+def load(checkpoint: Path, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
+    """What plain transformers makes of a checkpoint."""
+    return transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype).eval()
+
+
+@torch.inference_mode()
+def oracle_logits(checkpoint: Path, ids: Sequence[int]) -> Tensor:
+    return load(checkpoint)(torch.tensor([list(ids)])).logits[0]
+
+
+@torch.inference_mode()
+def oracle_tokens(checkpoint: Path, ids: Sequence[int], new: int) -> list[int]:
+    """Greedy decoding, one sequence alone, every token from a full forward: no cache to share mistakes with."""
+    model = load(checkpoint)
+    row = list(ids)
+    for _ in range(new):
+        row.append(int(model(torch.tensor([row])).logits[0, -1].argmax()))
+    return row[len(ids) :]
+
+
+def assert_close(found: Tensor, wanted: Tensor, limit: float = LOGITS) -> None:
+    assert found.shape == wanted.shape
+    assert float((found - wanted).abs().max()) <= limit * float(wanted.abs().max())
+
+
+def random_ids(count: int, seed: int = 0, vocabulary: int = 92) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randint(vocabulary - 4, (count,), generator=generator) + 4).tolist()
+
+
+def noise(seed: int, size: float = 0.02) -> Callable[[Weights], Weights]:
+    """Another fine-tuning."""
+
+    def change(weights: Weights) -> Weights:
+        generator = torch.Generator().manual_seed(seed)
+        return {
+            name: (w.float() + size * torch.randn(w.shape, generator=generator)).to(w.dtype)
+            for name, w in sorted(weights.items())
+        }
+
+    return change
