@@ -1,0 +1,249 @@
+"""An artifact directory as an entry: which blobs, and how they make up the files again, byte for byte.
+
+Every part of a shard is a blob of its own, so that entries share equal parts; the shard's header (with its 8-byte
+length) is one, the artifact's manifest.json is the config, side files are one each. Parts under SMALL bytes (scales of
+narrow tensors, norms) would make most of the objects and hardly any of the bytes: those of one shard go together into
+one bundle. Counted on 25.7M-parameter Llama deltas: int2-24 has 192 parts, 60 of them large, and becomes 67 objects;
+int4-24 has 248, 116 large, and becomes 123.
+
+Reassembly needs no table: walk the header's tensors in file order; one of under SMALL bytes is next in the bundle, any
+other is the next part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
+from deltacompress.manifest import MANIFEST, FileRecord, Manifest, read_manifest
+from deltacompress.safetensors_header import Header, TensorSpan, read_header
+from deltacompress.zoo import osfs
+from deltacompress.zoo.blobs import Blob
+from deltacompress.zoo.canonical import sha256
+from deltacompress.zoo.entry import (
+    ARTIFACT,
+    BUNDLE,
+    FILE,
+    HEADER,
+    PART,
+    Descriptor,
+    EntryManifest,
+    Lineage,
+)
+from deltacompress.zoo.errors import StoreError
+from deltacompress.zoo.local import again, close, reason
+
+SMALL = 4096
+_CHUNK = 4 << 20
+_SIDE_SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes [begin, end) of a file."""
+
+    path: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What to publish: the manifest of the entry and its blobs, hashed but not yet stored."""
+
+    entry: EntryManifest
+    blobs: list[Blob]
+
+
+def describe(artifact: Path, *, parents: tuple[str, ...] = (), relation: str | None = None) -> Described:
+    """Check the artifact directory and hash every byte of it once; stores nothing.
+
+    Raises:
+        IntegrityError: it is not what its manifest says (as deltacompress.artifact.load_delta, plus every hash).
+        StoreError: it cannot be read.
+    """
+    manifest = read_manifest(artifact)
+    raw = _read(artifact / MANIFEST)
+    config = Descriptor(media_type=ARTIFACT, digest=sha256(raw), size=len(raw))
+    blobs = [Blob(config.digest, config.size, lambda: (raw,), str(artifact / MANIFEST))]
+    layers: list[Descriptor] = []
+    parts = {f"{t.name}.{p.name}": (p.bytes, p.sha256) for t in manifest.tensors for p in t.parts}
+    seen: set[str] = set()
+    for record in manifest.shards:
+        header = _header(artifact / record.file, record)
+        _check_parts(artifact / record.file, header, parts, seen)
+        _add_shard(artifact / record.file, record, header, parts, layers, blobs)
+    if missing := sorted(parts.keys() - seen):
+        raise FormatError(f"{artifact}: part {missing[0]} is not in any shard")
+    for record in manifest.files:
+        path = artifact / record.file
+        if not record.file.endswith(_SIDE_SUFFIXES):
+            raise FormatError(f"{path}: no config or tokenizer file; an artifact holds no other")
+        _check_size(path, record)
+        pieces = (Piece(str(path), 0, record.bytes),)
+        _check_hash(path, record, _hash(pieces))
+        layers.append(_layer(FILE, record.file, record.sha256, record.bytes))
+        blobs.append(_blob(record.sha256, pieces))
+    entry = EntryManifest(
+        kind="delta",
+        config=config,
+        layers=tuple(layers),
+        lineage=Lineage(
+            base=manifest.base.content_hash,
+            base_name=manifest.base.name,
+            finetuned=manifest.finetuned.content_hash,
+            finetuned_name=manifest.finetuned.name,
+            parents=parents,
+            relation=relation or "quantized",  # type: ignore[arg-type]
+        ),
+        summary=_summary(manifest, len(raw)),
+    )
+    return Described(entry, blobs)
+
+
+def runs(header: Header) -> Iterator[tuple[TensorSpan, bool]]:
+    """The tensors of a shard in file order, each with whether it lies in the bundle; empty ones are left out."""
+    for span in header.tensors.values():
+        if span.info.nbytes:
+            yield span, span.info.nbytes < SMALL
+
+
+def _add_shard(
+    path: Path,
+    record: FileRecord,
+    header: Header,
+    parts: dict[str, tuple[int, str]],
+    layers: list[Descriptor],
+    blobs: list[Blob],
+) -> None:
+    data = min((span.begin for span in header.tensors.values()), default=header.file_bytes)
+    head = (Piece(str(path), 0, data),)
+    bundle = tuple(Piece(str(path), span.begin, span.end) for span, small in runs(header) if small)
+    digests = _hash_shard(path, record, data, header)
+    for name, digest in digests.items():
+        if name in parts and parts[name][1] != digest:
+            raise ChecksumError(f"{path}: {name}: its bytes differ from their recorded hash; copy the artifact again")
+    layers.append(_layer(HEADER, record.file, digests[""], data))
+    blobs.append(_blob(digests[""], head))
+    if bundle:
+        digest, size = _hash(bundle), sum(piece.end - piece.begin for piece in bundle)
+        layers.append(_layer(BUNDLE, record.file, digest, size))
+        blobs.append(_blob(digest, bundle))
+    for span, small in runs(header):
+        if not small:
+            name = span.info.name
+            layers.append(_layer(PART, record.file, digests[name], span.info.nbytes, part=name))
+            blobs.append(_blob(digests[name], (Piece(str(path), span.begin, span.end),)))
+
+
+def _hash_shard(path: Path, record: FileRecord, data: int, header: Header) -> dict[str, str]:
+    """sha256 of the header ("") and of every part; checks that of the whole file on the way, on a second core."""
+    whole = hashlib.sha256()
+    digests: dict[str, str] = {name: hashlib.sha256().hexdigest() for name in header.tensors}
+    spans = [("", 0, data), *((span.info.name, span.begin, span.end) for span, _ in runs(header))]
+    with ThreadPoolExecutor(1) as beside:
+        for name, begin, end in spans:
+            seen = hashlib.sha256()
+            for chunk in _chunks((Piece(str(path), begin, end),)):
+                pending = beside.submit(whole.update, chunk)
+                seen.update(chunk)
+                pending.result()
+            digests[name] = seen.hexdigest()
+    _check_hash(path, record, whole.hexdigest())
+    return digests
+
+
+def _check_parts(path: Path, header: Header, parts: dict[str, tuple[int, str]], seen: set[str]) -> None:
+    for name, span in header.tensors.items():
+        if name in seen:
+            raise FormatError(f"{path}: part {name} stands in two shards")
+        if name not in parts or parts[name][0] != span.info.nbytes:
+            raise FormatError(f"{path}: part {name} is not the one that the manifest lists")
+        seen.add(name)
+
+
+def _header(path: Path, record: FileRecord) -> Header:
+    _check_size(path, record)
+    try:
+        return read_header(path)
+    except CheckpointError as error:
+        raise ChecksumError(str(error)) from error
+
+
+def _summary(manifest: Manifest, manifest_bytes: int) -> dict[str, str | int | float | None]:
+    size = manifest_bytes + sum(record.bytes for record in (*manifest.shards, *manifest.files))
+    name = manifest.recipe.get("name")
+    return {
+        "artifact": manifest.digest,
+        "artifact_bytes": size,
+        "finetuned_bytes": manifest.finetuned.bytes,
+        "lossless": manifest.lossless,
+        "ratio": round(manifest.finetuned.bytes / size, 6),
+        "recipe": name if isinstance(name, str) else None,
+        "scope": manifest.scope,
+        "tensors": len(manifest.tensors),
+    }
+
+
+def _layer(media_type: str, file: str, digest: str, size: int, **annotations: str) -> Descriptor:
+    return Descriptor(media_type=media_type, digest=digest, size=size, annotations={"file": file, **annotations})
+
+
+def _blob(digest: str, pieces: tuple[Piece, ...]) -> Blob:
+    return Blob(digest, sum(piece.end - piece.begin for piece in pieces), lambda: _chunks(pieces), pieces[0].path)
+
+
+def _hash(pieces: tuple[Piece, ...]) -> str:
+    seen = hashlib.sha256()
+    for chunk in _chunks(pieces):
+        seen.update(chunk)
+    return seen.hexdigest()
+
+
+def _chunks(pieces: tuple[Piece, ...]) -> Iterator[bytes]:
+    """The bytes of some pieces of one file."""
+    if not pieces:
+        return
+    path = pieces[0].path
+    try:
+        fd = again(osfs.open_, path, os.O_RDONLY)
+        try:
+            for piece in pieces:
+                os.lseek(fd, piece.begin, os.SEEK_SET)
+                left = piece.end - piece.begin
+                while left:
+                    chunk = again(osfs.read, fd, min(_CHUNK, left))
+                    if not chunk:
+                        raise TruncatedFileError(f"{path}: cut short while it was read; copy the artifact again")
+                    left -= len(chunk)
+                    yield chunk
+        finally:
+            close(fd)
+    except OSError as error:
+        raise StoreError(f"{path}: {reason(error)}") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: {reason(error)}") from error
+
+
+def _check_size(path: Path, record: FileRecord) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise TruncatedFileError(f"{path}: missing; copy the artifact again") from error
+    if size != record.bytes:
+        raise TruncatedFileError(f"{path}: {size} bytes, {record.bytes} recorded; copy the artifact again")
+
+
+def _check_hash(path: Path, record: FileRecord, digest: str) -> None:
+    if digest != record.sha256:
+        raise ChecksumError(f"{path}: its bytes differ from their recorded hash; copy the artifact again")

@@ -1,0 +1,70 @@
+"""Putting an entry into a zoo: add, push and copies all end here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from deltacompress.reporter import Reporter
+from deltacompress.zoo import blobs, txn
+from deltacompress.zoo.entry import MAX_ENTRY_BYTES, EntryManifest
+from deltacompress.zoo.errors import ConflictError
+from deltacompress.zoo.layout import LAST_NUMBER, name_prefix, number_of, version_key
+from deltacompress.zoo.records import Record, VersionRecord, now
+from deltacompress.zoo.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A version that is durable. manifest: its digest; bytes: logical size, manifest included."""
+
+    name: str
+    version: int
+    manifest: str
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}"
+
+
+def publish_entry(
+    store: Store, name: str, entry: EntryManifest, sources: Iterable[blobs.Blob], reporter: Reporter
+) -> Published:
+    """Store the blobs and the manifest, then the next version of `name`. On return it is durable.
+
+    Raises:
+        ConflictError: a source changed meanwhile, or the publication was overtaken over and over.
+        StoreError: it cannot be written; nothing is visible then (or all of it, if only the last answer was lost).
+    """
+    needed = needed_for(entry, sources)
+
+    def target(publication: str) -> tuple[str, Record]:
+        last = max((number_of(key) or 0 for key in store.list(name_prefix(name) + "v/")), default=0)
+        if last == LAST_NUMBER:
+            raise ConflictError(f"{name}: has {LAST_NUMBER} versions, no more fit; publish under another name")
+        record = VersionRecord(manifest=entry.digest, size=needed[-1].size, txn=publication, created=now())
+        return version_key(name, last + 1), record
+
+    placed = publish_blobs(store, name, needed, target, reporter)
+    version = number_of(placed.key)
+    assert version is not None
+    return Published(name, version, entry.digest, entry.logical_bytes + needed[-1].size)
+
+
+def needed_for(entry: EntryManifest, sources: Iterable[blobs.Blob]) -> list[blobs.Blob]:
+    """The blobs of an entry, its manifest last."""
+    raw = entry.to_bytes()
+    if len(raw) > MAX_ENTRY_BYTES:
+        raise ConflictError(f"a manifest of {len(raw)} bytes is over the cap of {MAX_ENTRY_BYTES}; use fewer parts")
+    given = {blob.digest: blob for blob in sources}
+    if {digest: blob.size for digest, blob in given.items()} != entry.blobs:
+        raise ValueError("the blobs given are not those that the manifest lists")
+    return [*given.values(), blobs.Blob(entry.digest, len(raw), lambda: (raw,), "the manifest")]
+
+
+def publish_blobs(
+    store: Store, what: str, needed: list[blobs.Blob], target: txn.Target, reporter: Reporter
+) -> txn.Placed:
+    """txn.publish, telling a reporter."""
+    reporter.phase("storing", len({blob.digest for blob in needed}))
+    return txn.publish(store, what, needed, target, lambda blob: reporter.step(blob.digest[:12]))

@@ -1,0 +1,192 @@
+"""A zoo in an S3-compatible object store, through obstore (the extra `zoo`).
+
+put_if_absent is one conditional put (If-None-Match: *). Its answer can get lost, and the next try then finds the
+object there; so "exists already" after a lost answer is followed by reading back: whoever wrote those very bytes won.
+Records that race carry a nonce, so no two writers of one key have the same bytes; for blobs it does not matter who won.
+
+One put is one request (tried again here, not in the client, which would not tell that it did): a blob must fit into
+memory and into the 5 GB that S3 takes at once. Credentials, region and endpoint come from the AWS_* environment
+variables.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from deltacompress.zoo.errors import CapabilityError, NotAZooError, StoreError
+from deltacompress.zoo.store import CHUNK, NoSuchObjectError, Source, check_key, check_prefix, chunks_of, is_key
+
+try:
+    import obstore
+    from obstore import exceptions
+    from obstore.store import S3Store
+except ImportError as error:
+    raise CapabilityError("an s3:// zoo needs obstore; install it with `pip install 'deltacompress[zoo]'`") from error
+
+
+_ATTEMPTS = 5
+_ONCE: Any = {"max_retries": 0}
+
+
+class RemoteStore:
+    """The store under a bucket's prefix; make it with `RemoteStore.open`."""
+
+    workers = 8  # each call waits for the network
+
+    def __init__(self, store: Any, once: Any, url: str) -> None:
+        self._store = store
+        self._once = once  # never tries again by itself, so that an answer is known to be the answer to this try
+        self._url = url
+
+    @classmethod
+    def open(cls, url: str) -> RemoteStore:
+        """The store at s3://bucket/prefix; asks nothing of the server yet.
+
+        Raises:
+            NotAZooError: no such URL.
+            StoreError: the configuration cannot be used.
+        """
+        parts = urlsplit(url)
+        prefix = parts.path.strip("/")
+        if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
+            raise NotAZooError(f"{url}: write it as s3://bucket/prefix")
+        endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
+        options: Any = {"allow_http": True} if endpoint.startswith("http://") else {}
+        with _told(url):
+            store, once = (
+                S3Store(
+                    parts.netloc,
+                    prefix=prefix or None,
+                    client_options=options,
+                    config={"conditional_put": "etag"},
+                    retry_config=retry,
+                )
+                for retry in (None, _ONCE)
+            )
+        return cls(store, once, f"s3://{parts.netloc}/{prefix}".rstrip("/"))
+
+    @property
+    def where(self) -> str:
+        """The URL."""
+        return self._url
+
+    def put_if_absent(self, key: str, source: Source) -> bool:
+        """As Store.put_if_absent."""
+        check_key(key)
+        if not isinstance(source, bytes) and self.exists(key):
+            return False  # spares sending what may be long
+        data = b"".join(chunks_of(source))
+        last: Exception | None = None
+        for attempt in range(_ATTEMPTS):
+            time.sleep(random.random() * 0.1 * attempt**2)
+            try:
+                obstore.put(self._once, key, data, mode="create", use_multipart=False)
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+                # A plain answer to the first try; after a lost answer it may be this very writer's object.
+                return last is not None and self._holds(key, data)
+            except exceptions.BaseError as error:
+                last = error
+            else:
+                return True
+        raise StoreError(f"{self._url}/{key}: {_short(last or exceptions.BaseError())}; check the network")
+
+    def get(self, key: str, *, limit: int) -> bytes:
+        """As Store.get."""
+        with _told(f"{self._url}/{key}", key):
+            found = obstore.get(self._store, check_key(key))
+            if found.meta["size"] > limit:
+                raise StoreError(f"{self._url}/{key}: larger than the {limit} bytes that this object may have")
+            return bytes(found.bytes())
+
+    def stream(self, key: str, *, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
+        """As Store.stream."""
+        size = self.size(key)
+        end = size if length is None else min(size, offset + length)
+        if end <= offset:
+            return
+        with _told(f"{self._url}/{key}", key):
+            found = obstore.get(self._store, key, options={"range": (offset, end)})
+            for chunk in found.stream(min_chunk_size=CHUNK):
+                yield bytes(chunk)
+
+    def exists(self, key: str) -> bool:
+        """As Store.exists."""
+        try:
+            self.size(key)
+        except NoSuchObjectError:
+            return False
+        return True
+
+    def size(self, key: str) -> int:
+        """As Store.size."""
+        with _told(f"{self._url}/{key}", key):
+            return int(obstore.head(self._store, check_key(key))["size"])
+
+    def list(self, prefix: str) -> Iterator[str]:
+        """As Store.list."""
+        yield from sorted(key for key, _ in self._objects(check_prefix(prefix)) if is_key(key))
+
+    def move(self, key: str, target: str) -> None:
+        """As Store.move."""
+        with _told(f"{self._url}/{key}"):
+            try:
+                obstore.copy(self._store, check_key(key), check_key(target))
+            except (exceptions.NotFoundError, FileNotFoundError):
+                return  # somebody has moved it
+        self.delete(key)
+
+    def delete(self, key: str) -> None:
+        """As Store.delete."""
+        with _told(f"{self._url}/{key}"):
+            try:
+                obstore.delete(self._store, check_key(key))
+            except (exceptions.NotFoundError, FileNotFoundError):
+                return
+
+    def strays(self) -> Iterator[str]:
+        """As Store.strays."""
+        yield from sorted(key for key, _ in self._objects("") if not is_key(key))
+
+    def sweep(self, older_than: float) -> int:
+        """As Store.sweep: nothing is left behind here but by a probe that was interrupted."""
+        now = datetime.now(UTC)
+        old = [key for key, written in self._objects("tmp/") if (now - written).total_seconds() >= older_than]
+        for key in old:
+            self.delete(key)
+        return len(old)
+
+    def _objects(self, prefix: str) -> Iterator[tuple[str, datetime]]:
+        """(key, time of writing); obstore lists by whole path segments only."""
+        folder, _, _ = prefix.rpartition("/")
+        with _told(f"{self._url}/{prefix}"):
+            for batch in obstore.list(self._store, folder or None):
+                for meta in batch:
+                    if meta["path"].startswith(prefix):
+                        yield meta["path"], meta["last_modified"]
+
+    def _holds(self, key: str, data: bytes) -> bool:
+        return self.size(key) == len(data) and b"".join(self.stream(key)) == data
+
+
+@contextmanager
+def _told(what: str, key: str | None = None) -> Iterator[None]:
+    """obstore's errors as StoreError; with `key`, a missing object as NoSuchObjectError."""
+    try:
+        yield
+    except (exceptions.NotFoundError, FileNotFoundError) as error:
+        if key is not None:
+            raise NoSuchObjectError(key) from error
+        raise StoreError(f"{what}: {_short(error)}") from error
+    except (exceptions.BaseError, OSError, ValueError) as error:
+        raise StoreError(f"{what}: {_short(error)}; check the address, the credentials and the network") from error
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,165 @@
+"""The delta zoo: what the command line and a notebook use. Each method is one verb; the modules beside do the work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from deltacompress.reporter import SILENT, Reporter
+from deltacompress.zoo import create, names, publish, pull, referrers, removal, tags
+from deltacompress.zoo.artifact import describe
+from deltacompress.zoo.bases import describe_base
+from deltacompress.zoo.blobs import Blob
+from deltacompress.zoo.entry import EntryManifest
+from deltacompress.zoo.fsck import FsckReport, fsck
+from deltacompress.zoo.gc import GRACE, GcReport, collect
+from deltacompress.zoo.index import index_path
+from deltacompress.zoo.listing import Listed, list_entries
+from deltacompress.zoo.publish import Published
+from deltacompress.zoo.read import copy_sources, need_kind, open_entry
+from deltacompress.zoo.records import ZooRecord
+from deltacompress.zoo.store import Store
+from deltacompress.zoo.tags import Move
+from deltacompress.zoo.usage import Usage, usage
+from deltacompress.zoo.verify import VerifyReport, verify
+from deltacompress.zoo.versions import Resolved, resolve
+
+
+class Zoo:
+    """An opened zoo; make it with `Zoo.open` or `Zoo.init`. Names are `namespace/name[@version | @alias]`.
+
+    store, id: for what builds on this class. Methods raise ZooError (deltacompress.zoo.errors) with one clear line.
+    """
+
+    def __init__(self, store: Store, record: ZooRecord) -> None:
+        self.store = store
+        self.id = record.id
+        self.capabilities = record.capabilities
+
+    @classmethod
+    def open(cls, location: str | os.PathLike[str]) -> Zoo:
+        """The zoo in a directory or at s3://bucket/prefix."""
+        return cls(*create.open_store(location))
+
+    @classmethod
+    def init(cls, location: str | os.PathLike[str]) -> Zoo:
+        """A new zoo, in a new or empty directory or under an empty prefix."""
+        return cls(*create.init(location))
+
+    @property
+    def where(self) -> str:
+        """Path or URL."""
+        return self.store.where
+
+    def add(
+        self,
+        artifact: str | os.PathLike[str],
+        name: str,
+        *,
+        parents: Iterable[str] = (),
+        relation: str | None = None,
+        reporter: Reporter = SILENT,
+    ) -> Published:
+        """Publish an artifact directory as the next version of `name`; durable on return.
+
+        parents: entries of this zoo it was made from; relation: see entry.Lineage.
+        """
+        checked = names.parse_name(name)
+        digests = tuple(self.resolve(parent).manifest for parent in parents)
+        described = describe(Path(artifact), parents=digests, relation=relation)
+        return publish.publish_entry(self.store, checked, described.entry, described.blobs, reporter)
+
+    def add_base(
+        self,
+        checkpoint: str | os.PathLike[str],
+        name: str,
+        *,
+        hub_id: str | None = None,
+        revision: str | None = None,
+        reporter: Reporter = SILENT,
+    ) -> Published:
+        """Publish the identity of a base checkpoint; its weights stay where they are."""
+        checked = names.parse_name(name)
+        described = describe_base(Path(checkpoint), hub_id=hub_id, revision=revision)
+        return publish.publish_entry(self.store, checked, described.entry, described.blobs, reporter)
+
+    def publish(
+        self, entry: EntryManifest, blobs: Iterable[Blob], name: str, *, reporter: Reporter = SILENT
+    ) -> Published:
+        """Publish any entry, of whatever kind, from a manifest and the blobs that it lists."""
+        return publish.publish_entry(self.store, names.parse_name(name), entry, blobs, reporter)
+
+    def push(self, name: str, other: Zoo, target: str | None = None, *, reporter: Reporter = SILENT) -> Published:
+        """Copy a version, and what is attached to it, to another zoo, under `target` or its own name."""
+        found = self.resolve(name)
+        entry = open_entry(self.store, found)
+        new = other.publish(entry, copy_sources(self.store, entry), target or found.name, reporter=reporter)
+        for _, attached in referrers.open_attached(self.store, found.manifest):
+            referrers.attach(other.store, attached, copy_sources(self.store, attached), reporter)
+        return new
+
+    def resolve(self, name: str) -> Resolved:
+        """Which version a name means now."""
+        return resolve(self.store, names.parse(name))
+
+    def show(self, name: str) -> tuple[Resolved, EntryManifest]:
+        """A version and its manifest."""
+        found = self.resolve(name)
+        return found, open_entry(self.store, found)
+
+    def list(self, *, all_versions: bool = False, removed: bool = False) -> Sequence[Listed]:
+        """The newest version of every name, or every version, sorted by name, newest first."""
+        return list_entries(self.store, index_path(self.id), all_versions=all_versions, removed=removed)
+
+    def pull(self, name: str, out: str | os.PathLike[str], *, reporter: Reporter = SILENT) -> Path:
+        """Write a version's files to the new directory `out`; run again to go on after an interruption."""
+        found, entry = self.show(name)
+        need_kind(found, entry, "delta", "adapter")
+        return pull.pull(self.store, found, entry, Path(out), reporter)
+
+    def tag(self, name: str, alias: str, *, expect: int | None = None) -> Move:
+        """Let `alias` point to a version; see tags.tag."""
+        return tags.tag(self.store, names.parse(name), alias, expect=expect)
+
+    def history(self, name: str) -> Sequence[Move]:
+        """Every move of `namespace/name@alias`, oldest first."""
+        return tags.known_history(self.store, names.parse(name))
+
+    def rm(self, name: str, *, force: bool = False) -> Sequence[int]:
+        """Remove a version, or all versions of a name, until `undelete`; their numbers."""
+        return removal.remove(self.store, names.parse(name), force=force)
+
+    def undelete(self, name: str, *, reporter: Reporter = SILENT) -> None:
+        """Take back the removal of a version."""
+        removal.undelete(self.store, names.parse(name), reporter)
+
+    def attach(self, entry: EntryManifest, blobs: Iterable[Blob], *, reporter: Reporter = SILENT) -> str:
+        """Attach a referrer (a report, a signature) to the manifest that is its `subject`; its digest."""
+        return referrers.attach(self.store, entry, blobs, reporter)
+
+    def referrers(self, name: str) -> Sequence[EntryManifest]:
+        """What is attached to a version."""
+        return [entry for _, entry in referrers.open_attached(self.store, self.resolve(name).manifest)]
+
+    def verify(
+        self, name: str | None = None, *, share: float = 1.0, seed: int | None = None, reporter: Reporter = SILENT
+    ) -> VerifyReport:
+        """Check everything, or one version (and a share of the blobs only)."""
+        only = None
+        if name is not None:
+            found = self.resolve(name)
+            only = [(found.name, found.version)]
+        return verify(self.store, reporter, only=only, share=share, seed=seed)
+
+    def fsck(self, *, repair: bool = False, copy: Zoo | None = None, reporter: Reporter = SILENT) -> FsckReport:
+        """Check everything and, with `repair`, mend it from the trash or from a copy of the zoo."""
+        return fsck(self.store, reporter, repair=repair, copy=None if copy is None else copy.store)
+
+    def gc(self, *, grace: float = GRACE, empty_trash: bool = False) -> GcReport:
+        """Move what nothing needs to the trash; with `empty_trash`, first delete what is there already."""
+        return collect(self.store, grace=grace, empty_trash=empty_trash)
+
+    def du(self) -> Usage:
+        """Logical and physical size."""
+        return usage(self.store)

@@ -1,0 +1,157 @@
+"""PEFT adapters: what fits is registered as it is, everything else is refused in one clear line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from zoo.checkpoints import BOFT, LORA, Tensor, boft, files_of, lora, tensor, weights, write_adapter, write_base
+
+from deltacompress.errors import BaseMismatchError, CheckpointError, DeltaCompressError
+from deltacompress.zoo import Zoo, linking, osfs
+from deltacompress.zoo.adapter_shapes import Settings, check_tensors
+from deltacompress.zoo.errors import ConflictError, NotFoundError
+
+PATH = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a crash does is tested elsewhere."""
+    monkeypatch.setattr(osfs, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Zoo:
+    made = Zoo.init(tmp_path / "zoo")
+    linking.add(made, write_base(tmp_path / "base"), "team/llama", hub_id="acme/llama", revision="c0ffee")
+    return made
+
+
+@pytest.mark.parametrize("config", [LORA, BOFT], ids=["lora", "boft"])
+def test_an_adapter_comes_back_byte_for_byte(tmp_path: Path, zoo: Zoo, config: dict[str, Any]) -> None:
+    source = write_adapter(tmp_path / "adapter", config)
+    added = linking.add(zoo, source, "team/tuned")
+    assert (added.kind, added.base) == ("adapter", "team/llama@1")
+    found, entry = zoo.show("team/tuned")
+    assert entry.lineage.relation == "adapter"
+    assert entry.lineage.parents == (zoo.resolve("team/llama").manifest,)
+    assert entry.summary["adapter"] == config["peft_type"].lower()
+    assert files_of(zoo.pull(str(found), tmp_path / "out")) == files_of(source)
+    assert zoo.verify().ok
+
+
+def test_what_a_trainer_leaves_beside_stays_behind(tmp_path: Path, zoo: Zoo) -> None:
+    notes: list[str] = []
+
+    class Noting:
+        def phase(self, name: str, total: int | None = None) -> None: ...
+        def step(self, label: str, **_: object) -> None: ...
+        def note(self, message: str) -> None:
+            notes.append(message)
+
+    source = write_adapter(tmp_path / "adapter")
+    (source / "training_args.bin").write_bytes(b"\x80\x04.")
+    linking.add(zoo, source, "team/tuned", reporter=Noting())
+    assert [note.rpartition(": ")[2] for note in notes] == ["training_args.bin"]
+    assert "training_args.bin" not in files_of(zoo.pull("team/tuned", tmp_path / "out"))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Tensor] | None, str]] = {
+    "dora": (LORA | {"use_dora": True}, None, "use_dora is set"),
+    "kind": (LORA | {"peft_type": "VERA"}, {}, "peft_type 'VERA'; a zoo holds LORA and BOFT"),
+    "rank": (LORA | {"r": 3}, None, r"lora A has shape \[2, 8\], the base needs \[3, 8\]"),
+    "no rank": (LORA | {"r": 0}, None, "r must be at least 1"),
+    "rank as text": (LORA | {"r": "2"}, None, "r must be a whole number"),
+    "rank pattern": (LORA | {"rank_pattern": {"q_proj": "x"}}, None, "rank_pattern"),
+    "no targets": (LORA | {"target_modules": []}, None, "target_modules must be"),
+    "module of none": (LORA | {"target_modules": ["q_proj"]}, None, "k_proj is not among target_modules"),
+    "target without": (LORA | {"target_modules": ["q_proj", "k_proj", "v_proj"]}, None, "no matrices for.*v_proj"),
+    "half": (LORA | {"target_modules": ["q_proj"]}, {f"{PATH}.lora_A.weight": tensor(1, 2, 8)}, "A and B belong"),
+    "other base": (LORA, lora(q_proj=(8, 8), k_proj=(8, 8)), r"lora B has shape \[8, 2\], the base needs \[4, 2\]"),
+    "no such module": (
+        LORA | {"target_modules": ["w"]},
+        {f"base_model.model.w.lora_{x}.weight": tensor(x, 2, 2) for x in "AB"},
+        "module w is not in the base",
+    ),
+    "a vector": (
+        LORA | {"target_modules": ["input_layernorm"]},
+        {f"base_model.model.model.layers.0.input_layernorm.lora_{x}.weight": tensor(x, 2, 2) for x in "AB"},
+        "not a matrix",
+    ),
+    "stranger": (LORA, lora() | {f"{PATH}.lora_magnitude_vector": tensor(1, 8)}, "no matrix of a lora adapter"),
+    "no prefix": (LORA, {"q_proj.lora_A.weight": tensor(1, 2, 8)}, "does not begin with base_model.model"),
+    "empty": (LORA, {}, "holds no lora matrices"),
+    "whole": (LORA, lora() | {f"{PATH}.weight": tensor(1, 8, 8)}, "not among modules_to_save"),
+    "blocks": (BOFT | {"boft_block_size": 3}, None, "no whole number of blocks"),
+    "factors": (BOFT | {"boft_n_butterfly_factor": 2}, boft(factors=3), r"boft_R has shape \[3, 4, 2, 2\]"),
+    "scale": (BOFT, boft() | {f"{PATH}.boft_s": tensor(1, 1, 8)}, "boft_s has shape"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused(tmp_path: Path, zoo: Zoo, case: str) -> None:
+    config, tensors, words = REFUSED[case]
+    with pytest.raises((CheckpointError, BaseMismatchError), match=words) as error:
+        linking.add(zoo, write_adapter(tmp_path / "adapter", config, tensors), "team/tuned")
+    assert "\n" not in str(error.value)
+    assert [one.name for one in zoo.list()] == ["team/llama"]
+
+
+def test_pickles_are_refused(tmp_path: Path, zoo: Zoo) -> None:
+    source = write_adapter(tmp_path / "adapter")
+    (source / "adapter_model.safetensors").rename(source / "adapter_model.bin")
+    with pytest.raises(CheckpointError, match="only pickled weights"):
+        linking.add(zoo, source, "team/tuned")
+    (source / "adapter_model.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"no adapter_model\.safetensors"):
+        linking.add(zoo, source, "team/tuned")
+
+
+def test_its_base_must_be_known(tmp_path: Path, zoo: Zoo) -> None:
+    source = write_adapter(tmp_path / "adapter", LORA | {"base_model_name_or_path": "else/where"})
+    with pytest.raises(NotFoundError, match="'else/where' is not in this zoo"):
+        linking.add(zoo, source, "team/tuned")
+    assert linking.add(zoo, source, "team/tuned", base="team/llama").base == "team/llama@1"
+    linking.add(zoo, write_base(tmp_path / "second", weights(1)), "team/second", hub_id="acme/llama")
+    again = write_adapter(tmp_path / "again")
+    with pytest.raises(ConflictError, match="say which with --base"):
+        linking.add(zoo, again, "team/tuned")
+    pinned = write_adapter(tmp_path / "pinned", LORA | {"revision": "0" * 40})
+    with pytest.raises(DeltaCompressError):
+        linking.add(zoo, pinned, "team/tuned", base="team/tuned")
+
+
+def test_what_peft_can_also_write() -> None:
+    base = {"model.embed_tokens.weight": (12, 8), "model.a.weight": (4, 8), "h.c.weight": (8, 24), "model.a.bias": (4,)}
+    lora_ = Settings("lora", rank=2, targets=("a", "embed_tokens", "c"), saved=("lm_head",), ranks={"a": 3})
+    at = "base_model.model."
+    tensors = {
+        f"{at}model.a.lora_A.weight": (3, 8),
+        f"{at}model.a.lora_B.weight": (4, 3),
+        f"{at}model.a.lora_B.bias": (4,),
+        f"{at}model.embed_tokens.lora_embedding_A": (2, 12),
+        f"{at}model.embed_tokens.lora_embedding_B": (8, 2),
+        f"{at}lm_head.weight": (12, 8),  # tied: the base has its embedding
+        f"{at}model.a.bias": (4,),
+        f"{at}transformer.h.c.lora_A.weight": (2, 24),
+        f"{at}transformer.h.c.lora_B.weight": (8, 2),
+    }
+    assert check_tensors(tensors, lora_, base) == 3
+    conv = Settings("lora", rank=2, targets="all-linear", transposed=True)
+    swapped = {f"{at}h.c.lora_A.weight": (2, 8), f"{at}h.c.lora_B.weight": (24, 2)}
+    assert check_tensors(swapped, conv, base) == 1
+    rotated = Settings("boft", targets=("a",), blocks=4, factors=2)
+    for factors in (1, 2):  # PEFT without its CUDA extension makes one
+        turned = {f"{at}model.a.boft_R": (factors, 4, 2, 2), f"{at}model.a.boft_s": (4, 1)}
+        assert check_tensors(turned, rotated, base) == 1
+
+
+def test_a_config_that_is_no_json_object(tmp_path: Path, zoo: Zoo) -> None:
+    source = write_adapter(tmp_path / "adapter")
+    for text in ("[]", "{", json.dumps(LORA)[:-1] + ', "r": 4}'):
+        (source / "adapter_config.json").write_text(text)
+        with pytest.raises(CheckpointError):
+            linking.add(zoo, source, "team/tuned")

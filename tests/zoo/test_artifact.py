@@ -1,0 +1,44 @@
+"""Real artifacts through the zoo, and what bundling small parts saves."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from zoo.samples import files_of, make_artifact
+
+from deltacompress.artifact import verify
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.artifact import SMALL, describe
+from deltacompress.zoo.entry import BUNDLE, HEADER, PART
+
+
+def test_a_real_artifact_comes_back_and_verifies(artifact: Path, tmp_path: Path) -> None:
+    zoo = Zoo.init(tmp_path / "zoo")
+    zoo.add(artifact, "team/real")
+    out = zoo.pull("team/real", tmp_path / "out")
+    assert files_of(out) == files_of(artifact)
+    assert verify(out).manifest.digest == zoo.show("team/real")[1].summary["artifact"]
+
+
+def test_publishing_is_a_function_of_the_artifact_alone(artifact: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(artifact, tmp_path / "another name")
+    assert describe(copy).entry.digest == describe(artifact).entry.digest
+
+
+@pytest.mark.parametrize("size", [0, 1, SMALL - 1, SMALL, SMALL + 1])
+def test_parts_of_every_size(size: int, tmp_path: Path) -> None:
+    parts = {"a.x": bytes(size), "b.x": b"b" * size, "c.x": b"c" * 9000, "d.x": b"d" * size}
+    made = make_artifact(tmp_path / "in", parts, {"only.y": b""}, files={})
+    zoo = Zoo.init(tmp_path / "zoo")
+    zoo.add(made, "t/m")
+    assert files_of(zoo.pull("t/m", tmp_path / "out")) == files_of(made)
+
+
+def test_small_parts_of_a_shard_share_one_blob(tmp_path: Path) -> None:
+    parts = {f"l{i}.norm": bytes([i]) * 64 for i in range(50)} | {f"m{i}.codes": bytes([i]) * 5000 for i in range(3)}
+    entry = describe(make_artifact(tmp_path / "in", parts, files={})).entry
+    kinds = [layer.media_type for layer in entry.layers]
+    assert kinds == [HEADER, BUNDLE, PART, PART, PART]
+    assert entry.layers[1].size == 50 * 64

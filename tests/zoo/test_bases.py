@@ -1,0 +1,180 @@
+"""The right base and no other: every base against the identity of every other one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from zoo.checkpoints import WORDS, tensor, weights, write_base
+
+from deltacompress.checkpoint import Checkpoint
+from deltacompress.errors import BaseMismatchError, CheckpointError
+from deltacompress.zoo import Zoo, linking, osfs, resolve
+from deltacompress.zoo.bases import BaseIdentity, check_base, describe_base, parse_base
+from deltacompress.zoo.errors import ConflictError, DamagedRecordError, NotFoundError
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
+Q = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a crash does is tested elsewhere."""
+    monkeypatch.setattr(osfs, "fsync", lambda fd: None)
+
+
+def flipped(raw: bytes) -> bytes:
+    return raw[:40] + bytes([raw[40] ^ 1]) + raw[41:]
+
+
+def transposed(raw: bytes, size: int) -> bytes:
+    rows = [raw[2 * i : 2 * i + 2] for i in range(size * size)]
+    return b"".join(rows[row * size + column] for column in range(size) for row in range(size))
+
+
+def variants() -> dict[str, Callable[..., Path]]:
+    """Name -> writer of a base that differs from `plain` in one thing; all take (root, shards)."""
+    plain = weights()
+    dtype, shape, raw = plain[Q]
+    changes = {
+        "plain": plain,
+        "one bit": plain | {Q: (dtype, shape, flipped(raw))},
+        "transposed": plain | {Q: (dtype, shape, transposed(raw, 8))},
+        "transposed shape": plain | {"model.layers.0.mlp.down_proj.weight": tensor((0, "d"), 16, 8)},
+        "other dtype": plain | {Q: ("F16", shape, raw)},
+        "two swapped": plain | {"model.layers.0.input_layernorm.weight": tensor("x", 8)},
+        "renamed": {("model.x" if name == Q else name): one for name, one in plain.items()},
+        "one more": plain | {"lm_head.weight": tensor("h", 12, 8)},
+    }
+    made: dict[str, Callable[..., Path]] = {
+        name: lambda root, shards=1, tensors=tensors: write_base(root, tensors, shards=shards)
+        for name, tensors in changes.items()
+    }
+    swapped = WORDS | {"a": 2, "b": 1}
+    made["other tokenizer"] = lambda root, shards=1: write_base(root, plain, words=swapped, shards=shards)
+    made["larger vocabulary"] = lambda root, shards=1: write_base(root, plain, words=WORDS | {"d": 4}, shards=shards)
+    return made
+
+
+def identity(directory: Path) -> BaseIdentity:
+    described = describe_base(directory, hub_id=None, revision=None)
+    return parse_base(b"".join(bytes(chunk) for chunk in described.blobs[0].chunks()), "here")
+
+
+def accepted(told: BaseIdentity, directory: Path) -> bool:
+    try:
+        check_base(told, directory, "team/base@1")
+    except BaseMismatchError as error:
+        return not (str(directory) in str(error) and "\n" not in str(error))
+    return True
+
+
+def test_every_base_is_told_from_every_other_however_it_is_sharded(tmp_path: Path) -> None:
+    made = {name: write(tmp_path / f"{name} whole") for name, write in variants().items()}
+    sharded = {name: write(tmp_path / f"{name} sharded", 3) for name, write in variants().items()}
+    identities = {name: identity(directory) for name, directory in made.items()}
+    for directories in (made, sharded):
+        matrix = {(a, b): accepted(identities[a], directories[b]) for a in made for b in made}
+        assert matrix == {(a, b): a == b for a in made for b in made}
+    assert len(made) == 10
+
+
+def test_a_tokenizer_saved_again_is_the_same_tokenizer(tmp_path: Path) -> None:
+    told = identity(write_base(tmp_path / "a"))
+    again = write_base(tmp_path / "b", spelled=2, truncation={"max_length": 7}, padding={"direction": "Left"})
+    assert accepted(told, again)
+    (again / "tokenizer.json").unlink()
+    with pytest.raises(BaseMismatchError, match=r"tokenizer\.json is in only one of the two"):
+        check_base(told, again, "team/base@1")
+
+
+def test_the_first_difference_is_named(tmp_path: Path) -> None:
+    told = identity(write_base(tmp_path / "a"))
+    made = variants()
+    for name, words in {
+        "one bit": f"tensor {Q} differs",
+        "transposed shape": r"is BF16 \[16, 8\], not BF16 \[8, 16\]",
+        "renamed": f"lacks tensor {Q}",
+        "one more": r"has a further tensor lm_head\.weight",
+        "other tokenizer": r"its tokenizer is another \(tokenizer\.json differs\)",
+    }.items():
+        with pytest.raises(BaseMismatchError, match=words):
+            check_base(told, made[name](tmp_path / name), "team/base@1")
+
+
+@pytest.mark.parametrize("directory", ["base", "sharded"])
+def test_the_content_hash_is_that_of_checkpoints(tmp_path: Path, directory: str) -> None:
+    root = GOLDEN / "base" if directory == "base" else write_base(tmp_path / "b", shards=2)
+    described = describe_base(root, hub_id="acme/base", revision="1" * 40)
+    checkpoint = Checkpoint.open(root)
+    assert described.entry.lineage.base == checkpoint.fingerprint()
+    assert described.entry.summary["tensors"] == len(checkpoint.tensors)
+    assert described.entry.lineage.base_name == "acme/base"
+
+
+def test_an_identity_that_contradicts_itself_is_damage(tmp_path: Path) -> None:
+    described = describe_base(write_base(tmp_path / "b"), hub_id=None, revision=None)
+    raw = b"".join(bytes(chunk) for chunk in described.blobs[0].chunks())
+    told = parse_base(raw, "here").content_hash
+    with pytest.raises(DamagedRecordError, match="not the one that its content hash is of"):
+        parse_base(raw.replace(told.encode(), b"0" * 64), "here")
+    with pytest.raises(DamagedRecordError, match="canonical"):
+        parse_base(raw + b" ", "here")
+
+
+def test_a_directory_that_is_no_base_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="no weights"):
+        describe_base(tmp_path, hub_id=None, revision=None)
+    broken = write_base(tmp_path / "b")
+    (broken / "tokenizer.json").write_text('{"a": 1, "a": 2}')
+    with pytest.raises(CheckpointError, match="given twice"):
+        describe_base(broken, hub_id=None, revision=None)
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Zoo:
+    return Zoo.init(tmp_path / "zoo")
+
+
+def golden_base(root: Path, tokenizer: str) -> Path:
+    shutil.copytree(GOLDEN / "base", root)
+    (root / "tokenizer.json").write_text(tokenizer)
+    return root
+
+
+def test_a_delta_is_linked_to_its_base_by_content(tmp_path: Path, zoo: Zoo) -> None:
+    assert linking.add(zoo, GOLDEN / "int2-24", "team/bot").base is None
+    linking.add(zoo, write_base(tmp_path / "other"), "team/other")
+    ref = linking.add(zoo, GOLDEN / "base", "team/base")
+    assert (ref.kind, ref.base) == ("base-ref", None)
+    added = linking.add(zoo, GOLDEN / "int2-24", "team/bot")
+    assert (added.kind, added.base, str(added.published)) == ("delta", "team/base@1", "team/bot@2")
+    assert zoo.show("team/bot")[1].lineage.parents == (ref.published.manifest,)
+    with pytest.raises(BaseMismatchError, match="give its own base"):
+        linking.add(zoo, GOLDEN / "int2-24", "team/bot", base="team/other")
+    with pytest.raises(NotFoundError, match="a delta, not a base-ref"):
+        linking.add(zoo, GOLDEN / "int2-24", "team/bot", base="team/bot")
+    with pytest.raises(NotFoundError, match=r"holds no manifest\.json"):
+        linking.add(zoo, tmp_path, "team/bot")
+
+
+def test_equal_weights_with_other_tokenizers_are_two_bases(
+    tmp_path: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = golden_base(tmp_path / "a", '{"model": 1}'), golden_base(tmp_path / "b", '{"model": 2}')
+    linking.add(zoo, first, "team/first")
+    linking.add(zoo, second, "team/second")
+    with pytest.raises(ConflictError, match=r"team/first@1, team/second@1\); say which with --base"):
+        linking.add(zoo, GOLDEN / "int2-24", "team/bot")
+    linking.add(zoo, GOLDEN / "int2-24", "team/bot", base="team/second")
+    assert linking.check_base_of(zoo, "team/bot", second) == "team/second@1"
+    with pytest.raises(BaseMismatchError, match=r"not the base team/second@1: its tokenizer is another"):
+        linking.check_base_of(zoo, "team/bot", first)
+    monkeypatch.setenv("DELTACOMPRESS_CACHE", str(tmp_path / "entries"))
+    with pytest.raises(BaseMismatchError, match=r"tokenizer\.json differs"):
+        resolve.artifact_path("team/bot", zoo.where, base=first)
+    assert not (tmp_path / "entries").exists()
+    assert resolve.artifact_path("team/bot", zoo.where, base=second).is_dir()

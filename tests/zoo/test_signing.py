@@ -1,0 +1,104 @@
+"""Signatures: who signed what, and what a signature does not say."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deltacompress.errors import BackendError, ChecksumError, InputError
+from deltacompress.zoo import Zoo, canonical, osfs
+from deltacompress.zoo.blobs import Blob
+from deltacompress.zoo.entry import SIGNATURE, Descriptor, EntryManifest
+from deltacompress.zoo.errors import NotFoundError
+from deltacompress.zoo.reports import scores
+from deltacompress.zoo.signing import attest, make_key, require, sign, signatures
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
+
+
+@pytest.fixture
+def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Zoo:
+    pytest.importorskip("cryptography")
+    monkeypatch.setattr(osfs, "fsync", lambda fd: None)
+    made = Zoo.init(tmp_path / "zoo")
+    made.add(GOLDEN / "int2-24", "t/bot")
+    made.add(GOLDEN / "int4-24", "t/bot")
+    make_key(tmp_path / "ann")
+    make_key(tmp_path / "bob")
+    return made
+
+
+def test_a_signature_names_its_key(zoo: Zoo, tmp_path: Path) -> None:
+    key = sign(zoo, "t/bot@1", tmp_path / "ann")
+    assert sign(zoo, "t/bot@1", tmp_path / "ann") == key
+    assert [(one.what, one.public_key) for one in signatures(zoo, "t/bot@1")] == [("entry", key)]
+    assert require(zoo, "t/bot@1", [tmp_path / "bob.pub", tmp_path / "ann.pub"]).public_key == key
+    with pytest.raises(NotFoundError, match="no signature of a key that you trust"):
+        require(zoo, "t/bot@1", [tmp_path / "bob.pub"])
+    with pytest.raises(NotFoundError):
+        require(zoo, "t/bot@2", [tmp_path / "ann.pub"])
+    assert zoo.verify().ok
+
+
+def test_openssl_agrees(zoo: Zoo, tmp_path: Path) -> None:
+    sign(zoo, "t/bot@1", tmp_path / "ann")
+    (entry,) = zoo.referrers("t/bot@1")
+    told = json.loads(zoo.store.get(f"blobs/sha256/{entry.config.digest[:2]}/{entry.config.digest}", limit=9999))
+    (tmp_path / "said").write_text(f"deltacompress zoo signature v1\nsha256:{zoo.resolve('t/bot@1').manifest}\n")
+    (tmp_path / "sig").write_bytes(bytes.fromhex(told["signature"]))
+    try:
+        files = ["-inkey", tmp_path / "ann.pub", "-in", tmp_path / "said", "-sigfile", tmp_path / "sig"]
+        done = subprocess.run(["openssl", "pkeyutl", "-verify", "-pubin", "-rawin", *files], capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("no openssl")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_report_can_be_signed(zoo: Zoo, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text('{"sst2": {"accuracy": 0.9}}')
+    digest = attest(zoo, "t/bot@1", tmp_path / "report.json", key=tmp_path / "ann")
+    assert scores(zoo, "t/bot@1") == {"sst2.accuracy": 0.9}
+    assert [one.what for one in signatures(zoo, "t/bot@1")] == [f"report {digest[:12]}"]
+    with pytest.raises(NotFoundError):  # who signs a report has not signed the entry
+        require(zoo, "t/bot@1", [tmp_path / "ann.pub"])
+
+
+def test_a_signature_of_something_else_is_noticed(zoo: Zoo, tmp_path: Path) -> None:
+    sign(zoo, "t/bot@1", tmp_path / "ann")
+    (entry,) = zoo.referrers("t/bot@1")
+    good = json.loads(zoo.store.get(f"blobs/sha256/{entry.config.digest[:2]}/{entry.config.digest}", limit=9999))
+    subject = zoo.resolve("t/bot@2").manifest
+    for lie in (good, good | {"target": subject}, good | {"target": subject, "public_key": "0" * 64}):
+        raw = canonical.spell(lie)
+        blob = Blob(canonical.sha256(raw), len(raw), lambda raw=raw: (raw,), "x")  # type: ignore[misc]
+        config = Descriptor(media_type=SIGNATURE, digest=blob.digest, size=blob.size)
+        zoo.attach(EntryManifest(kind="signature", config=config, subject=subject), [blob])
+        with pytest.raises(ChecksumError, match="is not good"):
+            signatures(zoo, "t/bot@2")
+
+
+def test_keys(zoo: Zoo, tmp_path: Path) -> None:
+    assert stat.S_IMODE((tmp_path / "ann").stat().st_mode) == 0o600
+    with pytest.raises(InputError, match="never overwritten"):
+        make_key(tmp_path / "ann")
+    for key in (tmp_path / "ann.pub", tmp_path / "none", GOLDEN / "int2-24" / "config.json"):
+        with pytest.raises(InputError):
+            sign(zoo, "t/bot", key)
+    for key in (tmp_path / "ann", tmp_path / "none"):
+        with pytest.raises(InputError):
+            require(zoo, "t/bot", [key])
+
+
+def test_without_the_package(zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("cryptography")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(BackendError, match=r"deltacompress\[sign\]"):
+        sign(zoo, "t/bot", tmp_path / "ann")
+    (tmp_path / "report.json").write_text('{"kl": 1}')
+    attest(zoo, "t/bot", tmp_path / "report.json")  # unsigned reports need nothing
