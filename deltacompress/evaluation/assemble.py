@@ -1,0 +1,197 @@
+"""From answers to the tables of a report: joins samples of two subjects, and compares them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from deltacompress.checkpoint_writer import output_errors
+from deltacompress.errors import InputError
+from deltacompress.evaluation.fidelity import FidelityResult
+from deltacompress.evaluation.harness import SampleRow, TaskRun
+from deltacompress.evaluation.records import data_hash
+from deltacompress.evaluation.report import (
+    Agreement,
+    Disagreement,
+    FidelityRecord,
+    PairedRecord,
+    ScoreRecord,
+    Settings,
+    TaskInfo,
+)
+from deltacompress.evaluation.statistics import compare_paired
+from deltacompress.evaluation.subjects import Subject
+from deltacompress.evaluation.tasks import LocalTask, Task
+
+SHOWN = 12
+"""Disagreements that a report shows of each subject and task; all answers are in samples/."""
+_LONGEST = 1200
+
+Runs = Mapping[str, Mapping[str, TaskRun]]
+
+
+def join(first: TaskRun, second: TaskRun, *, task: str) -> list[tuple[SampleRow, SampleRow]]:
+    """The rows of two subjects, sample by sample.
+
+    Raises:
+        InputError: they did not answer the same samples.
+    """
+    mine = {(row.doc_id, row.doc_hash): row for row in first.rows}
+    theirs = {(row.doc_id, row.doc_hash): row for row in second.rows}
+    if mine.keys() != theirs.keys() or not mine:
+        raise InputError(f"task {task}: two models were asked different samples; evaluate them together")
+    return [(row, theirs[key]) for key, row in mine.items()]
+
+
+def task_infos(tasks: Sequence[Task], runs: Runs) -> tuple[TaskInfo, ...]:
+    """What each task was."""
+    first = next(iter(runs.values()))
+    return tuple(
+        TaskInfo(
+            name=task.name,
+            description=task.spec.description,
+            kind=task.spec.kind,
+            metric=first[task.name].metric,
+            higher_is_better=first[task.name].higher_is_better,
+            samples=len(first[task.name].rows),
+            few_shot=task.spec.few_shot,
+            source=task.source if isinstance(task, LocalTask) else f"lm-eval: {task.spec.suite}",
+            data_sha256=data_hash(task.samples) if isinstance(task, LocalTask) else None,
+        )
+        for task in tasks
+    )
+
+
+def scores(
+    runs: Runs, found: Mapping[str, Mapping[str, FidelityResult]], subjects: Sequence[Subject], settings: Settings
+) -> tuple[ScoreRecord, ...]:
+    """A record per subject and task, compared with the fine-tuned model where it took part."""
+    reference = runs[subjects[0].label] if subjects[0].role == "finetuned" else None
+    made = []
+    for subject in subjects:
+        for task, run in runs[subject.label].items():
+            paired = None
+            if reference is not None and subject is not subjects[0]:
+                paired = _paired(reference[task], run, settings, task=task)
+            near = found.get(subject.label, {}).get(task)
+            made.append(
+                ScoreRecord(
+                    task=task,
+                    subject=subject.label,
+                    value=run.value,
+                    stderr=run.stderr,
+                    samples=len(run.rows),
+                    paired=paired,
+                    fidelity=None if near is None else _fidelity(near),
+                )
+            )
+    return tuple(made)
+
+
+def _paired(reference: TaskRun, run: TaskRun, settings: Settings, *, task: str) -> PairedRecord:
+    rows = join(reference, run, task=task)
+    sign = 1.0 if run.higher_is_better else -1.0
+    before = sign * np.array([one.value for one, _ in rows])
+    after = sign * np.array([one.value for _, one in rows])
+    if not run.higher_is_better:  # back to right or wrong, should it be that
+        before, after = before + 1, after + 1
+    result = compare_paired(before, after, confidence=settings.confidence, seed=settings.seed)
+    return PairedRecord(
+        drop=result.drop,
+        stderr=result.stderr,
+        low=result.low,
+        high=result.high,
+        upper=result.upper,
+        p_value=result.p_value,
+        method="mcnemar" if result.method == "mcnemar" else "bootstrap",
+        gained=result.gained,
+        lost=result.lost,
+        recovery=run.value / reference.value if reference.value else None,
+        same_answers=sum(one.answer == other.answer for one, other in rows),
+        noninferior=result.upper <= settings.margin,
+    )
+
+
+def _fidelity(one: FidelityResult) -> FidelityRecord:
+    return FidelityRecord(
+        tokens=one.tokens,
+        kl=one.kl,
+        kl_low=one.kl_low,
+        kl_high=one.kl_high,
+        top1=one.top1,
+        perplexity_ratio=one.perplexity_ratio,
+        loss=one.loss,
+        reference_loss=one.reference_loss,
+    )
+
+
+def agreement(runs: Runs) -> tuple[Agreement, ...]:
+    """How often any two subjects give the same answer."""
+    made = []
+    for first, second in combinations(runs, 2):
+        for task, run in runs[first].items():
+            rows = join(run, runs[second][task], task=task)
+            same = sum(one.answer == other.answer for one, other in rows)
+            made.append(Agreement(task=task, first=first, second=second, same=same, samples=len(rows)))
+    return tuple(made)
+
+
+def disagreements(runs: Runs, subjects: Sequence[Subject]) -> tuple[Disagreement, ...]:
+    """Samples that a delta answers unlike the fine-tuned model: lost ones first, then won ones, then the rest."""
+    if subjects[0].role != "finetuned":
+        return ()
+    made = []
+    for subject in subjects:
+        if subject.role != "delta":
+            continue
+        for task, run in runs[subject.label].items():
+            rows = join(runs[subjects[0].label][task], run, task=task)
+            unlike = [(one, other) for one, other in rows if one.answer != other.answer]
+            unlike.sort(key=lambda pair: pair[1].value - pair[0].value or 2)
+            for one, other in unlike[:SHOWN]:
+                made.append(
+                    Disagreement(
+                        task=task,
+                        subject=subject.label,
+                        doc_id=one.doc_id,
+                        doc_hash=one.doc_hash,
+                        prompt=_short(one.prompt),
+                        target=_short(one.target),
+                        reference_answer=_short(one.answer),
+                        answer=_short(other.answer),
+                        reference_right=one.value >= 1,
+                        right=other.value >= 1,
+                    )
+                )
+    return tuple(made)
+
+
+def _short(text: str) -> str:
+    """The end of a long text: what was asked stands there."""
+    return text if len(text) <= _LONGEST else "… " + text[-_LONGEST:]
+
+
+def write_samples(folder: Path, runs: Runs) -> None:
+    """samples/<task>.<subject>.jsonl: a line per sample."""
+    with output_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for label, tasks in runs.items():
+            for task, run in tasks.items():
+                lines = [
+                    {
+                        "doc_id": row.doc_id,
+                        "doc_hash": row.doc_hash,
+                        "prompt": row.prompt,
+                        "target": row.target,
+                        "answer": row.answer,
+                        run.metric: row.value,
+                        "logprobs": list(row.logprobs),
+                    }
+                    for row in run.rows
+                ]
+                path = folder / f"{task}.{label.replace('/', '__')}.jsonl"
+                path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

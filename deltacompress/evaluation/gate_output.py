@@ -1,0 +1,61 @@
+"""What a gate tells other programs: JUnit XML for CI servers, a Markdown table for job summaries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+from deltacompress.checkpoint_writer import output_errors
+from deltacompress.evaluation.gate import GateResult
+from deltacompress.evaluation.markdown import escape
+
+
+def junit(result: GateResult) -> bytes:
+    """One test suite per delta, one test case per check."""
+    root = ElementTree.Element("testsuites", name="deltacompress gate")
+    for verdict in result.verdicts:
+        failed = sum(not check.passed for check in verdict.checks)
+        suite = ElementTree.SubElement(
+            root,
+            "testsuite",
+            name=f"{verdict.policy}: {verdict.subject}",
+            tests=str(len(verdict.checks)),
+            failures=str(failed),
+            errors="0",
+            skipped="0",
+        )
+        for check in verdict.checks:
+            name = check.name if check.task is None else f"{check.name} {check.task}"
+            case = ElementTree.SubElement(
+                suite, "testcase", classname=f"gate.{verdict.policy}.{verdict.subject}", name=name
+            )
+            if not check.passed:
+                ElementTree.SubElement(case, "failure", message=check.told, type="gate").text = check.told
+    ElementTree.indent(root)
+    made: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
+    return made + b"\n"
+
+
+def write_junit(result: GateResult, path: Path) -> None:
+    """Write JUnit XML; raises OutputError."""
+    with output_errors(path):
+        path.write_bytes(junit(result))
+
+
+def summary(result: GateResult) -> str:
+    """A Markdown table, what failed first."""
+    policy = result.verdicts[0].policy
+    lines = [f"### Quality gate {escape(policy)}: {'passed ✅' if result.passed else 'failed ❌'}", ""]
+    lines += ["| | delta | task | check | measured | wanted |", "|---|---|---|---|---|---|"]
+    checks = [check for verdict in result.verdicts for check in verdict.checks]
+    for check in sorted(checks, key=lambda one: one.passed):
+        measured = f"{check.measured:.5g}" if isinstance(check.measured, float | int) else ""
+        cells = ["✅" if check.passed else "❌", check.subject, check.task or "", check.name, measured, check.wanted]
+        lines.append("| " + " | ".join(escape(cell) for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def append_summary(result: GateResult, path: Path) -> None:
+    """Append the table to a file; raises OutputError."""
+    with output_errors(path), path.open("a", encoding="utf-8") as file:
+        file.write(summary(result))

@@ -1,0 +1,235 @@
+"""Runs lm-eval: our tasks become its tasks, and what it logs becomes one row per sample."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from deltacompress.errors import InputError, install_hint
+from deltacompress.evaluation.encoding import Encoder
+from deltacompress.evaluation.panel import Panel
+from deltacompress.evaluation.records import Sample
+from deltacompress.evaluation.tasks import LocalTask, SuiteTask, Task
+
+MINIMUM = (0, 4, 13)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """One subject's answer to one sample.
+
+    doc_id, doc_hash: join rows of different subjects. value: what the metric gives for the sample. answer: the text
+    written, or the choice made. logprobs: of the choices, in nats; empty where there are none.
+    """
+
+    doc_id: int
+    doc_hash: str
+    prompt: str
+    target: str
+    answer: str
+    value: float
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRun:
+    """What lm-eval found for one subject on one task: its score and standard error, and the samples."""
+
+    metric: str
+    higher_is_better: bool
+    value: float
+    stderr: float
+    rows: tuple[SampleRow, ...]
+
+
+def require_lm_eval() -> str:
+    """The version of lm-eval.
+
+    Raises:
+        InputError: it is not installed, or too old.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("lm-eval")
+    except PackageNotFoundError as error:
+        raise InputError(f"evaluating needs lm-eval 0.4.13 or newer: {install_hint('eval')}") from error
+    if tuple(int(part) for part in found.split(".")[:3] if part.isdigit()) < MINIMUM:
+        raise InputError(f"lm-eval {found} is too old, 0.4.13 or newer is needed: {install_hint('eval')}")
+    return found
+
+
+def run_tasks(
+    panel: Panel, label: str, encoder: Encoder, tasks: Sequence[Task], *, limit: int | None, seed: int
+) -> dict[str, TaskRun]:
+    """Evaluate one subject on every task, in the order given.
+
+    Raises:
+        InputError: lm-eval is missing, or a suite's data cannot be had.
+    """
+    require_lm_eval()
+    with _quiet():
+        from lm_eval.evaluator import evaluate
+        from lm_eval.tasks import TaskManager
+
+        from deltacompress.evaluation.adapter import PanelLM
+
+        local = [task.name for task in tasks if isinstance(task, LocalTask)]
+        lm = PanelLM(panel, label, encoder, local=local)
+        # Indexing lm-eval's own library takes seconds; local tasks do not need it.
+        manager = TaskManager(include_defaults=len(local) < len(tasks))
+        runs: dict[str, TaskRun] = {}
+        for task in tasks:
+            if isinstance(task, LocalTask):
+                found = evaluate(lm, {"tasks": {task.name: _local(task, encoder, seed)}}, bootstrap_iters=0)
+            else:
+                suite = _suite(manager, task, seed)
+                found = evaluate(lm, {"tasks": {task.name: suite}}, limit=limit, bootstrap_iters=1000)
+            runs[task.name] = _read(found, task)
+    return runs
+
+
+def _suite(manager: Any, task: SuiteTask, seed: int) -> Any:
+    """A task of lm-eval's own library.
+
+    Raises:
+        InputError: lm-eval does not know it, or its data cannot be had.
+    """
+    try:
+        loaded = manager.load([task.spec.suite])["tasks"]
+    except (OSError, ValueError, KeyError) as error:
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"task {task.name}: lm-eval cannot load {task.spec.suite} ({told[:160]}); its data comes from the hub: "
+            "it needs the network once; without one, use a local task"
+        ) from error
+    if len(loaded) != 1:
+        raise InputError(f"task {task.name}: {task.spec.suite} is a group of {len(loaded)} tasks; name one of them")
+    (found,) = loaded.values()
+    if found.get_config("num_fewshot") != 0:
+        found.set_config(key="num_fewshot", value=task.spec.few_shot)
+    found.set_fewshot_seed(seed)
+    return found
+
+
+def _local(task: LocalTask, encoder: Encoder, seed: int) -> Any:
+    """A ConfigurableTask of lm-eval over samples that are already read: nothing is fetched, and no YAML run."""
+    from datasets import Dataset, DatasetDict
+    from lm_eval.api.task import ConfigurableTask
+
+    spec, choose = task.spec, task.spec.kind == "choose"
+    splits = DatasetDict({"validation": _dataset(Dataset, task.samples)})
+    if task.examples:
+        splits["train"] = _dataset(Dataset, task.examples)
+    config: dict[str, Any] = {
+        "task": spec.task,
+        "custom_dataset": lambda **_: splits,
+        "test_split": "validation",
+        "fewshot_split": "train" if task.examples else None,
+        "num_fewshot": spec.few_shot,
+        "output_type": "multiple_choice" if choose else "generate_until",
+        "doc_to_text": lambda doc: doc["prompt"],
+        "target_delimiter": "",
+        "metadata": {"version": 1},
+    }
+    if choose:
+        config["doc_to_choice"] = lambda doc: doc["choices"]
+        config["doc_to_target"] = lambda doc: doc["choices"].index(doc["completion"])
+        config["metric_list"] = [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]
+    else:
+        longest = max(len(encoder.ids(sample.completion)) for sample in task.samples) + 1
+        limit = spec.max_new_tokens or longest
+        config["doc_to_target"] = lambda doc: doc["completion"]
+        config["generation_kwargs"] = {"until": list(spec.stop), "max_gen_toks": limit, "do_sample": False}
+        config["process_results"] = lambda doc, results: {
+            "exact_match": float(_matches(task, encoder, doc["completion"], results[0]))
+        }
+        config["metric_list"] = [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}]
+    made = ConfigurableTask(config=config)
+    made.set_fewshot_seed(seed)
+    return made
+
+
+def _dataset(maker: Any, samples: Sequence[Sample]) -> Any:
+    columns: dict[str, list[Any]] = {
+        "prompt": [sample.prompt for sample in samples],
+        "completion": [sample.completion for sample in samples],
+    }
+    if samples[0].choices:
+        columns["choices"] = [list(sample.choices) for sample in samples]
+    return maker.from_dict(columns)
+
+
+def _matches(task: LocalTask, encoder: Encoder, gold: str, answer: Any) -> bool:
+    """Whether an answer is the right one: the same tokens and then the end, or only the same text."""
+    if task.spec.match == "text":
+        return str(answer).strip() == gold.strip()
+    return bool(answer.ids == (*encoder.ids(gold), encoder.eos))
+
+
+def _read(found: Any, task: Task) -> TaskRun:
+    """Pick a task's score and samples out of lm-eval's results."""
+    ((name, logged),) = found["samples"].items()
+    if isinstance(task, SuiteTask):
+        metric, filtered = task.spec.metric, task.spec.filter
+    else:
+        metric, filtered = "acc" if task.spec.kind == "choose" else "exact_match", "none"
+    logged = [sample for sample in logged if sample["filter"] == filtered]
+    results = found["results"][name]
+    if f"{metric},{filtered}" not in results or not logged:
+        there = ", ".join(key for key in results if "," in key and "stderr" not in key)
+        raise InputError(f"task {task.name}: lm-eval gives no metric {metric} with filter {filtered}; it gives {there}")
+    rows = tuple(_row(sample, metric) for sample in logged)
+    stderr = results.get(f"{metric}_stderr,{filtered}")
+    values = np.array([row.value for row in rows])
+    return TaskRun(
+        metric,
+        bool(found["higher_is_better"][name].get(metric, True)),
+        float(results[f"{metric},{filtered}"]),
+        float(stderr) if isinstance(stderr, int | float) else float(values.std(ddof=1) / len(values) ** 0.5),
+        rows,
+    )
+
+
+def _row(sample: dict[str, Any], metric: str) -> SampleRow:
+    answers = sample["filtered_resps"]
+    prompt = str(sample["arguments"][0][0])
+    if isinstance(answers[0], tuple | list):  # choices: (logprob, greedy) each
+        logprobs = tuple(float(one[0]) for one in answers)
+        picked = int(np.argmax(logprobs))
+        answer = str(sample["arguments"][picked][1])
+        target = sample["target"]
+        if isinstance(target, int) and 0 <= target < len(sample["arguments"]):
+            target = sample["arguments"][target][1]
+    else:
+        logprobs, answer, target = (), str(answers[0]), sample["target"]
+    return SampleRow(
+        int(sample["doc_id"]), str(sample["doc_hash"]), prompt, str(target), answer, float(sample[metric]), logprobs
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """lm-eval logs and warns about its insides on stderr; our own progress and errors say what matters."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from lm_eval.api import task
+
+            bar, task.tqdm = task.tqdm, lambda items, **_: items  # it has no switch
+            try:
+                yield
+            finally:
+                task.tqdm = bar
+    finally:
+        logging.disable(before)

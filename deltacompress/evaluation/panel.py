@@ -1,0 +1,77 @@
+"""Subjects that share a scorer answer together: asked for one, the others answer too, in the same batches.
+
+lm-eval evaluates one model at a time and knows of no variants. So the first subject's run computes the answers of all
+subjects of its panel, and the runs of the others find theirs waiting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deltacompress.evaluation.scorer import Likelihood, Prompt, Row, Scorer
+from deltacompress.evaluation.store import AnswerStore, key_of
+from deltacompress.reporter import Reporter
+
+CHUNK = 256
+"""Questions between two moments at which answers are kept and progress is told."""
+
+Ids = tuple[int, ...]
+
+
+@dataclass
+class Panel:
+    """A scorer and the subjects it answers for.
+
+    variants: label of a subject -> name of its variant in the scorer. stores: label -> its answers. seconds: spent in
+    the scorer so far, by all subjects together.
+    """
+
+    scorer: Scorer
+    variants: dict[str, str | None]
+    stores: dict[str, AnswerStore]
+    reporter: Reporter
+    eos: int
+    seconds: float = field(default=0.0, init=False)
+
+    def loglikelihood(self, label: str, pairs: Sequence[tuple[Ids, Ids]]) -> list[Likelihood]:
+        """Score (context, continuation) pairs for the subject `label`."""
+
+        def score(asked: list[tuple[str, tuple[Ids, Ids]]]) -> list[Any]:
+            rows = [Row(self.variants[who], *pair) for who, pair in asked]
+            return [(found.logprob, found.greedy) for found in self.scorer.loglikelihood(rows)]
+
+        kept = self._answers("loglikelihood", label, list(pairs), score)
+        return [Likelihood(logprob, greedy) for logprob, greedy in kept]
+
+    def generate(self, label: str, prompts: Sequence[tuple[Ids, int]]) -> list[Ids]:
+        """Go on greedily from (context, max_new_tokens) for the subject `label`."""
+
+        def write(asked: list[tuple[str, tuple[Ids, int]]]) -> list[Any]:
+            rows = [Prompt(self.variants[who], context, limit) for who, (context, limit) in asked]
+            return [list(ids) for ids in self.scorer.generate(rows, eos=self.eos)]
+
+        return [tuple(ids) for ids in self._answers("generate", label, list(prompts), write)]
+
+    def _answers(
+        self, kind: str, label: str, questions: list[Any], answer: Callable[[list[tuple[str, Any]]], list[Any]]
+    ) -> list[Any]:
+        keys = [key_of(kind, question) for question in questions]
+        first = {key: index for index, key in reversed(list(enumerate(keys)))}
+        # The longest first, and choices of one question next to each other; then the same question for every subject.
+        order = sorted(first.values(), key=lambda index: (-len(questions[index][0]), questions[index][0]))
+        missing = [(who, index) for index in order for who in self.variants if keys[index] not in self.stores[who]]
+        if missing:
+            self.reporter.phase(f"{kind}: {', '.join(self.variants)}", -(-len(missing) // CHUNK))
+        for start in range(0, len(missing), CHUNK):
+            chunk = missing[start : start + CHUNK]
+            began = time.monotonic()
+            found = answer([(who, questions[index]) for who, index in chunk])
+            self.seconds += time.monotonic() - began
+            for who in self.variants:
+                mine = [(keys[i], a) for (owner, i), a in zip(chunk, found, strict=True) if owner == who]
+                self.stores[who].add(mine)
+            self.reporter.step(f"{min(start + CHUNK, len(missing))} of {len(missing)} answers")
+        return [self.stores[label][key] for key in keys]

@@ -1,0 +1,60 @@
+"""What evaluation asks of a model, whatever runs it: plain checkpoints and the decoupled runtime answer the same calls.
+
+A scorer may hold several variants (the decoupled runtime: one base, many deltas); a row names the one it is for, and
+rows of different variants share batches. A row's answer must not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A continuation to be scored after a context, by one variant of a scorer; token ids, both not empty."""
+
+    variant: str | None
+    context: tuple[int, ...]
+    continuation: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A context to go on from greedily: until an end-of-text id (which ends the answer), or max_new_tokens."""
+
+    variant: str | None
+    context: tuple[int, ...]
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """Summed log-likelihood of a continuation in nats, and whether greedy decoding writes exactly it."""
+
+    logprob: float
+    greedy: bool
+
+
+class Scorer(Protocol):
+    """A model, or several variants of one, ready to answer."""
+
+    @property
+    def device(self) -> str:
+        """Where it computes, for the report."""
+
+    @property
+    def dtype(self) -> str:
+        """What it computes in, for the report."""
+
+    def loglikelihood(self, rows: Sequence[Row]) -> list[Likelihood]:
+        """One answer per row, in order."""
+
+    def generate(self, prompts: Sequence[Prompt], *, eos: int) -> list[tuple[int, ...]]:
+        """Greedy continuations, in order; `eos` is included where it was written."""
+
+    def log_probs(self, rows: Sequence[Row]) -> Iterator[Tensor]:
+        """For each row, in order: f32 [len(continuation), vocabulary] log-probabilities of every continuation token."""

@@ -1,0 +1,166 @@
+"""Who takes part: artifacts, the fine-tuned model, the base, other checkpoints; opened, checked against each other.
+
+A comparison is worth nothing if the fine-tuned model is not the one the delta was made from, or if a model reads other
+tokens. Both are told before any computing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deltacompress.artifact import Delta, load_delta
+from deltacompress.checkpoint import Checkpoint
+from deltacompress.errors import InputError, IntegrityError
+from deltacompress.evaluation.encoding import Encoder, check_same_tokenizer
+from deltacompress.evaluation.report import LayerRecord, Role, SubjectRecord
+from deltacompress.summary import natural
+
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@/-]{0,99}")
+FINETUNED, BASE = "finetuned", "base"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One model to be measured; exactly one of checkpoint and delta is set.
+
+    stored_as: the artifact that a checkpoint was restored from, if it was: its size is what counts.
+    """
+
+    label: str
+    role: Role
+    path: Path
+    checkpoint: Checkpoint | None
+    delta: Delta | None
+    stored_as: Delta | None = None
+
+    @property
+    def identity(self) -> str:
+        """What names its weights: content hash, or manifest digest."""
+        if self.delta is not None:
+            return self.delta.manifest.digest
+        assert self.checkpoint is not None
+        return self.checkpoint.fingerprint()
+
+    def record(self, seconds: float, compress_seconds: float | None = None) -> SubjectRecord:
+        """What the report says about it."""
+        stored = self.delta or self.stored_as
+        if stored is None:
+            assert self.checkpoint is not None
+            return SubjectRecord(
+                label=self.label,
+                role=self.role,
+                source=self.path.name,
+                identity=self.identity,
+                bytes=self.checkpoint.nbytes,
+                seconds=seconds,
+            )
+        summary, manifest = stored.summary(), stored.manifest
+        used = manifest.calibration
+        return SubjectRecord(
+            label=self.label,
+            role=self.role,
+            source=self.path.name,
+            identity=self.identity,
+            manifest_digest=manifest.digest,
+            recipe=summary["recipe"],
+            calibration=None if used is None else f"{used.source}, {used.tokens} tokens, seed {used.seed}",
+            bytes=summary["artifact_bytes"],
+            ratio=summary["ratio"],
+            linear_bits_per_weight=summary["linear_bits_per_weight"],
+            compress_seconds=compress_seconds,
+            seconds=seconds,
+            layers=_layers(stored),
+        )
+
+
+def open_subjects(
+    artifacts: Mapping[str, Path],
+    *,
+    base: Path,
+    finetuned: Path | None,
+    others: Mapping[str, Path],
+    stored_as: Mapping[str, Path],
+    with_base: bool,
+) -> tuple[list[Subject], Encoder]:
+    """Open everything that takes part (the fine-tuned model first), and the tokenizer they share.
+
+    Raises:
+        InputError: nothing to measure, a label twice or reserved.
+        IntegrityError: a delta of another base, or of another fine-tuned model.
+        PairError: a tokenizer that differs.
+    """
+    labels = [*artifacts, *others]
+    for label in labels:
+        if not _LABEL.fullmatch(label):
+            raise InputError(f"label {label!r}: use letters, digits and . _ - @ /")
+        if label in (FINETUNED, BASE):
+            raise InputError(f"label {label}: is taken by the {label} model; give another one (LABEL=PATH)")
+    if len(set(labels)) != len(labels):
+        raise InputError(f"labels {', '.join(labels)}: one is used twice; write LABEL=PATH")
+    base_checkpoint = Checkpoint.open(base)
+    subjects: list[Subject] = []
+    if finetuned is not None:
+        subjects.append(Subject(FINETUNED, "finetuned", finetuned, Checkpoint.open(finetuned), None))
+    if with_base:
+        subjects.append(Subject(BASE, "base", base, base_checkpoint, None))
+    for label, path in artifacts.items():
+        delta = load_delta(path)
+        delta.check_base(base_checkpoint)
+        subjects.append(Subject(label, "delta", path, None, delta))
+    for label, path in others.items():
+        stored = load_delta(stored_as[label]) if label in stored_as else None
+        subjects.append(Subject(label, "checkpoint", path, Checkpoint.open(path), None, stored))
+    if not subjects:
+        raise InputError("nothing to evaluate: give an artifact, or a checkpoint with --against LABEL=PATH")
+    if finetuned is not None:
+        _check_made_from(subjects)
+    return subjects, _shared_encoder(subjects, base_checkpoint)
+
+
+def _check_made_from(subjects: Sequence[Subject]) -> None:
+    reference = subjects[0]
+    for subject in subjects:
+        if subject.delta is None:
+            continue
+        made_from = subject.delta.manifest.finetuned
+        if made_from.content_hash != reference.identity:
+            raise IntegrityError(
+                f"--against finetuned={reference.path}: {subject.path} was made from another model "
+                f"({made_from.name}, {made_from.content_hash[:12]}); give that one"
+            )
+
+
+def _shared_encoder(subjects: Sequence[Subject], base: Checkpoint) -> Encoder:
+    """The tokenizer of the fine-tuned model, or of the first subject; every other one must agree with it."""
+    first = next((one for one in subjects if one.role != "base"), subjects[0])
+    config = base.config if first.checkpoint is None else first.checkpoint.config
+    encoder = Encoder.open(first.path, config)
+    for path in dict.fromkeys([base.path, *(one.path for one in subjects)]):
+        if path != first.path:
+            check_same_tokenizer(first.path, encoder, path)
+    return encoder
+
+
+def _layers(delta: Delta) -> tuple[LayerRecord, ...]:
+    """Loss and bits of each decoder layer, then of what stands outside of them."""
+    groups: dict[str, list[tuple[float | None, int, int]]] = {}
+    for record in delta.manifest.tensors:
+        if record.status == "alias" or record.kind not in ("linear", "embedding", "head"):
+            continue
+        match = _LAYER.search(record.name)
+        numel = 1
+        for size in record.shape:
+            numel *= size
+        where = f"layer {match[1]}" if match and record.kind == "linear" else record.kind
+        groups.setdefault(where, []).append((record.loss, record.bytes, numel))
+    made = []
+    for name in sorted(groups, key=natural):
+        losses = [loss for loss, _, _ in groups[name] if loss is not None]
+        bits = 8 * sum(size for _, size, _ in groups[name]) / max(sum(numel for _, _, numel in groups[name]), 1)
+        loss = sum(losses) / len(losses) if losses else None
+        made.append(LayerRecord(layer=name, loss=loss, bits_per_weight=bits))
+    return tuple(sorted(made, key=lambda one: not one.layer.startswith("layer ")))

@@ -1,0 +1,84 @@
+"""The verbs: their contract with scripts, exit codes and one line per error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import typer
+from evaluation.reports import report
+
+from deltacompress.cli.evaluate import _against, _labelled, compare, evaluate, gate
+from deltacompress.errors import InputError
+
+if TYPE_CHECKING:
+    from pairs import Pair
+
+
+def call(*argv: str) -> int:
+    """Run the three verbs as the command line does; the exit code."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command("eval")(evaluate)
+    app.command("gate")(gate)
+    app.command("compare")(compare)
+    code = app(args=[*argv, "--quiet"], standalone_mode=False)
+    return code if isinstance(code, int) else 0
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    report().write(tmp_path / "report.json")
+    return tmp_path / "report.json"
+
+
+def test_gate_exit_codes(written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = tmp_path / "p.yaml"
+    policy.write_text("name: p\nmin_ratio: 2\n")
+    extras = ["--junit", str(tmp_path / "j.xml"), "--summary", str(tmp_path / "s.md")]
+    assert call("gate", str(written), str(policy), *extras) == 0
+    assert (tmp_path / "j.xml").is_file()
+    assert "passed" in (tmp_path / "s.md").read_text()
+    policy.write_text("name: p\nmin_ratio: 20\n")
+    assert call("gate", str(written), str(policy), "--json") == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out[shown.out.index("{") :])["failed"] == 1
+    assert shown.err.count("\n") == 1
+    policy.write_text("name: p\nmin_ration: 20\n")
+    assert call("gate", str(written), str(policy)) == 2
+    assert "unknown key min_ration" in capsys.readouterr().err
+    written.write_text(written.read_text().replace("0.33", "0.99"))
+    assert call("gate", str(written), "default") == 3
+
+
+def test_gate_of_another_artifact(written: Path, artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("gate", str(written), "default", "--artifact", str(artifact)) == 3
+    assert "about another manifest" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_eval_writes_the_report(
+    pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--base", str(pair.base), "--task-dir", str(task_dir), "--out", str(tmp_path / "out")]
+    argv = ["eval", str(artifact), *where, "--tasks", "colours", "--against", f"finetuned={pair.finetuned}"]
+    assert call(*argv, "--limit", "5", "--seed", "0", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["scores"]
+    assert [row["model"] for row in rows] == ["finetuned", artifact.name]
+    for name in ("report.json", "report.md", "report.html"):
+        assert (tmp_path / "out" / name).is_file()
+    assert call("eval", str(artifact), *where, "--tasks", "colors") == 2
+    assert "did you mean colours" in capsys.readouterr().err
+    assert call("eval", "team/bot", *where, "--tasks", "colours") == 2
+    assert "give --zoo ZOO" in capsys.readouterr().err
+
+
+def test_labels_and_references() -> None:
+    assert _labelled(["a=x/y", "team/bot"]) == {"a": "x/y", "team/bot": "team/bot"}
+    with pytest.raises(InputError, match="two artifacts are named a"):
+        _labelled(["a=x", "a=y"])
+    assert _against(["finetuned=f,base", "other=o"]) == (Path("f"), {"other": Path("o")}, True)
+    for odd in ("finetuned", "=x", "x="):
+        with pytest.raises(InputError, match="write finetuned=PATH"):
+            _against([odd])

@@ -1,0 +1,183 @@
+"""A whole evaluation of a tiny pair through lm-eval: its figures against oracles, resuming, gates, and bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pairs import changed, perturb
+
+from deltacompress.demo.score import divergence, load_model, read_task, score_model
+from deltacompress.errors import InputError, IntegrityError, PairError
+from deltacompress.evaluation import Gate, GateFailedError, evaluate, read_report
+from deltacompress.evaluation.checkpoints import CheckpointScorer
+from deltacompress.evaluation.decoupled import DecoupledScorer
+from deltacompress.evaluation.report import Report
+from deltacompress.restoration import restore
+
+if TYPE_CHECKING:
+    from pairs import Pair
+
+pytestmark = pytest.mark.usefixtures("lm_eval")
+
+
+def run(pair: Pair, artifact: Path, task_dir: Path, out: Path, **options: Any) -> Report:
+    chosen: dict[str, Any] = {
+        "base": pair.base,
+        "finetuned": pair.finetuned,
+        "tasks": ["colours"],
+        "task_dir": task_dir,
+    }
+    return evaluate({"int4": artifact}, out=out, **(chosen | options))
+
+
+def test_scores_and_fidelity_equal_the_independent_scorer(
+    evaluated: tuple[Report, Path], pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path
+) -> None:
+    from deltacompress.calibrate.data import load_tokenizer
+
+    report, _ = evaluated
+    tokenizer: Any = load_tokenizer(pair.finetuned)
+    tokenizer.model_max_length = 2048
+    finetuned = load_model(pair.finetuned)
+    restored = load_model(restore(artifact, base=pair.base, out=tmp_path / "restored"))
+    for task in ("colours", "echo"):
+        records = read_task(task_dir / task / "validation.jsonl")
+        for label, model in (("finetuned", finetuned), ("base", load_model(pair.base)), ("int4", restored)):
+            score = report.score(task, label)
+            assert score is not None
+            assert score.value == pytest.approx(score_model(model, tokenizer, records).score.accuracy)
+        near = report.score(task, "int4").fidelity  # type: ignore[union-attr]
+        assert near is not None
+        assert near.kl == pytest.approx(divergence(finetuned, restored, tokenizer, records), rel=1e-2, abs=1e-6)
+        assert near.loss == pytest.approx(score_model(restored, tokenizer, records).score.loss, rel=1e-3)
+
+
+def test_what_is_written(evaluated: tuple[Report, Path]) -> None:
+    report, out = evaluated
+    assert read_report(out) == report
+    assert {path.name for path in out.iterdir()} == {"report.json", "report.md", "report.html", "samples"}
+    lines = [json.loads(line) for line in (out / "samples" / "echo.int4.jsonl").read_text().splitlines()]
+    assert len(lines) == 24
+    assert {"doc_id", "doc_hash", "prompt", "answer", "exact_match"} <= lines[0].keys()
+    assert [one.label for one in report.subjects] == ["finetuned", "base", "int4"]
+    assert report.verdicts[0].policy == "default"
+    same = {(one.first, one.second): one.same for one in report.agreement if one.task == "colours"}
+    paired = report.score("colours", "int4").paired  # type: ignore[union-attr]
+    assert paired is not None
+    assert same["finetuned", "int4"] == paired.same_answers
+
+
+def test_decoupled_and_restored_give_the_same_answers(
+    pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path
+) -> None:
+    restored = restore(artifact, base=pair.base, out=tmp_path / "restored")
+    found = run(pair, artifact, task_dir, tmp_path / "out", tasks=["colours", "echo"], others={"restored": restored},
+                stored_as={"restored": artifact})  # fmt: skip
+    for one in found.agreement:
+        if {one.first, one.second} == {"int4", "restored"}:
+            assert one.same == one.samples
+    assert found.subject("restored").bytes == found.subject("int4").bytes
+
+
+def test_an_interrupted_evaluation_goes_on(
+    pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    whole = run(pair, artifact, task_dir, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(DecoupledScorer, "loglikelihood", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run(pair, artifact, task_dir, out)
+    kept = sorted((out / "answers").iterdir())
+    assert any(path.stat().st_size for path in kept)
+    for path in kept:  # the last line may be cut
+        path.write_bytes(path.read_bytes() + b'["abc", [0.')
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointScorer, "loglikelihood", DecoupledScorer.loglikelihood)
+        asked: list[int] = []
+        original = CheckpointScorer.loglikelihood
+        patch.setattr(
+            CheckpointScorer, "loglikelihood", lambda self, rows: asked.append(len(rows)) or original(self, rows)
+        )
+        again = run(pair, artifact, task_dir, out)
+    assert sum(asked) == 72  # only the delta was asked: 24 questions with three choices
+    assert again.scores == whole.scores
+    assert not (out / "answers").exists()
+
+
+def test_few_shot_examples_come_from_train(pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path) -> None:
+    found = run(pair, artifact, task_dir, tmp_path / "out", tasks=["echo"], few_shot=2, limit=4)
+    assert (found.tasks[0].few_shot, found.tasks[0].samples) == (2, 4)
+    line = json.loads((tmp_path / "out" / "samples" / "echo.int4.jsonl").read_text().splitlines()[0])
+    train = [json.loads(text)["prompt"] for text in (task_dir / "echo" / "train.jsonl").read_text().splitlines()]
+    assert sum(one in line["prompt"] for one in train) >= 2
+    assert line["prompt"].count("w1 w2") >= 2
+
+
+def test_samples_seen_in_calibration_are_refused_unless_forced(
+    pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path
+) -> None:
+    seen = tmp_path / "tasks"
+    (seen / "echo").mkdir(parents=True)
+    lines = (task_dir / "echo" / "train.jsonl").read_text().splitlines()
+    (seen / "echo" / "train.jsonl").write_text("\n".join(lines) + "\n")
+    held_out = (task_dir / "echo" / "validation.jsonl").read_text().splitlines()
+    (seen / "echo" / "validation.jsonl").write_text("\n".join([*held_out[:5], lines[3]]) + "\n")
+    delta = tmp_path / "delta"
+    pair.compress(delta, recipe="int4-24", calibration=seen / "echo" / "train.jsonl")
+    with pytest.raises(InputError, match=r"task echo: 1 of 6 samples .* --allow-overlap"):
+        run(pair, delta, seen, tmp_path / "out", tasks=["echo"])
+    forced = run(pair, delta, seen, tmp_path / "out", tasks=["echo"], allow_overlap=True)
+    assert [(one.verdict, one.overlapping, one.forced) for one in forced.overlap] == [("overlaps", 1, True)]
+    assert not Gate.parse({"name": "p"}).check(forced).passed
+    with pytest.raises(InputError, match="not what this delta was calibrated on"):
+        run(pair, delta, seen, tmp_path / "out", tasks=["echo"], calibration=seen / "echo" / "validation.jsonl")
+    clean = run(pair, delta, task_dir, tmp_path / "clean", tasks=["echo"], calibration=seen / "echo" / "train.jsonl")
+    assert clean.overlap[0].verdict == "disjoint"
+    shutil.copy(seen / "echo" / "train.jsonl", seen / "echo" / "validation.jsonl")
+    with pytest.raises(InputError, match="30 of 30 samples"):
+        run(pair, delta, seen, tmp_path / "out", tasks=["echo"])
+
+
+def test_models_that_do_not_belong_together(pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(IntegrityError, match="was made from another model"):
+        run(pair, artifact, task_dir, tmp_path / "out", finetuned=pair.base)
+    with pytest.raises(IntegrityError, match="not the base of this delta"):
+        run(pair, artifact, task_dir, tmp_path / "out", base=changed(pair, tmp_path / "x", perturb).finetuned)
+    for label in ("finetuned", "base", "a b"):
+        with pytest.raises(InputError, match="label"):
+            run(pair, artifact, task_dir, tmp_path / "out", others={label: pair.base})
+    with pytest.raises(InputError, match="used twice"):
+        run(pair, artifact, task_dir, tmp_path / "out", others={"int4": pair.base})
+    from pairs import WORDS, write_tokenizer
+
+    other = tmp_path / "other"
+    shutil.copytree(pair.base, other)
+    write_tokenizer(other, WORDS[::-1])
+    with pytest.raises(PairError, match="its tokenizer is not that of"):
+        run(pair, artifact, task_dir, tmp_path / "out", base=other)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_gate_in_five_lines(pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path) -> None:
+    from deltacompress.evaluation.testing import assert_gate
+
+    policy = tmp_path / "gate.yaml"
+    policy.write_text("name: mine\nmin_ratio: 1.01\nkl: {max: 10}\n")
+    options: dict[str, Any] = {
+        "base": pair.base,
+        "finetuned": pair.finetuned,
+        "tasks": ["colours"],
+        "task_dir": task_dir,
+    }
+    assert assert_gate(artifact, policy=policy, out=tmp_path / "a", **options).verdicts[0].passed
+    policy.write_text("name: mine\nmin_ratio: 1000\n")
+    with pytest.raises(AssertionError, match=r"ratio .* wanted at least 1000x"):
+        assert_gate(artifact, policy=policy, out=tmp_path / "b", **options)
+    report = read_report(tmp_path / "b")
+    with pytest.raises(GateFailedError):
+        Gate.load(policy).check(report).require()

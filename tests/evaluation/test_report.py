@@ -1,0 +1,69 @@
+"""report.json: read back as written, refused when edited, newer or something else; described by its schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from evaluation.reports import report
+from jsonschema import Draft202012Validator
+
+from deltacompress.errors import ChecksumError, FormatError, InputError, SchemaVersionError
+from deltacompress.evaluation.report import _digest, read_report, report_schema
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "report.json"
+    report().write(path)
+    return path
+
+
+def test_read_back(written: Path) -> None:
+    assert read_report(written) == read_report(written.parent) == report()
+    report(kl=0.5).write(written)  # an older report gives way
+    assert read_report(written) == report(kl=0.5)
+    assert read_report(written).subject("int2").ratio == 10
+    assert read_report(written).score("sql", "nobody") is None
+
+
+def test_the_schema_describes_it(written: Path) -> None:
+    schema = report_schema()
+    Draft202012Validator.check_schema(schema)
+    Draft202012Validator(schema).validate(json.loads(written.read_text()))
+
+
+def test_an_edited_report_is_refused(written: Path) -> None:
+    data = json.loads(written.read_text())
+    data["scores"][1]["value"] = 0.99
+    written.write_text(json.dumps(data))
+    with pytest.raises(ChecksumError, match="edited, or damaged"):
+        read_report(written)
+
+
+def _resigned(path: Path, **changes: object) -> None:
+    data = json.loads(path.read_text())
+    del data["digest"]
+    data |= changes
+    path.write_text(json.dumps(data | {"digest": _digest(data)}))
+
+
+def test_other_reports_are_refused(written: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such report"):
+        read_report(tmp_path / "gone.json")
+    text = written.read_text()
+    written.write_text(text[:-20])
+    with pytest.raises(ChecksumError, match="not JSON"):
+        read_report(written)
+    written.write_text("{}")
+    with pytest.raises(FormatError, match="not an evaluation report"):
+        read_report(written)
+    written.write_text(text)
+    _resigned(written, schema_version=2)
+    with pytest.raises(SchemaVersionError, match="upgrade"):
+        read_report(written)
+    written.write_text(text)
+    _resigned(written, more=1)
+    with pytest.raises(FormatError, match="more"):
+        read_report(written)

@@ -1,0 +1,117 @@
+"""Scorers against one-by-one evaluation, and the decoupled runtime against restored checkpoints."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from deltacompress.errors import CheckpointError
+from deltacompress.evaluation.checkpoints import CheckpointScorer
+from deltacompress.evaluation.decoupled import DecoupledScorer
+from deltacompress.evaluation.scorer import Prompt, Row
+from deltacompress.restoration import restore
+
+if TYPE_CHECKING:
+    from pairs import Pair
+
+EOS = 2
+
+
+def _rows(variant: str | None = None, *, seed: int = 0) -> list[Row]:
+    """Questions with one, two or four choices, of unlike lengths, in a mixed order."""
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(9):
+        context = tuple(rng.randrange(4, 90) for _ in range(rng.randrange(1, 12)))
+        for _ in range(rng.choice([1, 2, 4])):
+            continuation = tuple(rng.randrange(4, 90) for _ in range(rng.randrange(1, 5)))
+            rows.append(Row(variant, context, continuation))
+    rng.shuffle(rows)
+    return rows
+
+
+def _alone(scorer: CheckpointScorer, row: Row) -> tuple[float, bool]:
+    """No batch, no padding, no cache, float64 sums."""
+    ids = torch.tensor([[*row.context, *row.continuation]])
+    with torch.no_grad():
+        logits = scorer._model(input_ids=ids).logits[0, len(row.context) - 1 : -1].double()
+    target = torch.tensor(row.continuation)
+    logprob = float(logits.log_softmax(-1).gather(-1, target[:, None]).sum())
+    return logprob, bool((logits.argmax(-1) == target).all())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
+def test_likelihoods_equal_one_by_one_evaluation(make_pair: Callable[..., Pair], architecture: str) -> None:
+    scorer = CheckpointScorer.open(make_pair(architecture).finetuned, batch_size=4)
+    rows = _rows()
+    found = scorer.loglikelihood(rows)
+    for row, one, probabilities in zip(rows, found, scorer.log_probs(rows), strict=True):
+        logprob, greedy = _alone(scorer, row)
+        assert one.logprob == pytest.approx(logprob, abs=1e-3)
+        assert one.greedy == greedy
+        target = torch.tensor(row.continuation)
+        assert float(probabilities.gather(-1, target[:, None]).sum()) == pytest.approx(logprob, abs=1e-3)
+
+
+def test_greedy_answers_equal_one_by_one_generation(pair: Pair) -> None:
+    scorer = CheckpointScorer.open(pair.finetuned, batch_size=3)
+    prompts = [Prompt(None, row.context, 3 + i % 5) for i, row in enumerate(_rows())]
+    for prompt, found in zip(prompts, scorer.generate(prompts, eos=EOS), strict=True):
+        ids = list(prompt.context)
+        while len(ids) < len(prompt.context) + prompt.max_new_tokens and ids[-1:] != [EOS]:
+            with torch.no_grad():
+                ids.append(int(scorer._model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+        assert list(found) == ids[len(prompt.context) :]
+
+
+def test_an_answer_ends_with_the_end_of_text(pair: Pair) -> None:
+    scorer = CheckpointScorer.open(pair.finetuned)
+    prompts = [Prompt(None, row.context, 8) for row in _rows()]
+    free = scorer.generate(prompts, eos=-1)
+    end = free[0][2]
+    for whole, cut in zip(free, scorer.generate(prompts, eos=end), strict=True):
+        assert cut == (whole[: whole.index(end) + 1] if end in whole else whole)
+
+
+def test_decoupled_variants_share_a_batch_and_equal_restored_checkpoints(
+    pair: Pair, artifact: Path, tmp_path: Path
+) -> None:
+    second = tmp_path / "int2"
+    pair.compress(second, recipe="int2-24")
+    shared = DecoupledScorer.open(pair.base, batch_size=6)
+    shared.load(artifact, "int4")
+    shared.load(second, "int2")
+    expected = {None: CheckpointScorer.open(pair.base)}
+    for name, path in (("int4", artifact), ("int2", second)):
+        expected[name] = CheckpointScorer.open(restore(path, base=pair.base, out=tmp_path / f"{name}.restored"))
+    rows = [row for name in ("int2", None, "int4") for row in _rows(name, seed=3)]
+    random.Random(1).shuffle(rows)
+    mixed, probabilities = shared.loglikelihood(rows), list(shared.log_probs(rows))
+    prompts = [Prompt(row.variant, row.context, 5) for row in rows]
+    written = shared.generate(prompts, eos=EOS)
+    for name, scorer in expected.items():
+        mine = [index for index, row in enumerate(rows) if row.variant == name]
+        picked = [rows[index] for index in mine]
+        for index, one in zip(mine, scorer.loglikelihood(picked), strict=True):
+            assert mixed[index].logprob == pytest.approx(one.logprob, abs=1e-3)
+            assert mixed[index].greedy == one.greedy
+        for index, one in zip(mine, scorer.log_probs(picked), strict=True):
+            torch.testing.assert_close(probabilities[index], one, atol=1e-3, rtol=1e-3)
+        alone = scorer.generate([prompts[index] for index in mine], eos=EOS)
+        assert [written[index] for index in mine] == alone
+    assert "reference" in shared.describe()
+
+
+def test_a_checkpoint_with_a_missing_weight_is_refused(pair: Pair, tmp_path: Path) -> None:
+    from pairs import changed
+
+    with pytest.raises(CheckpointError, match="cannot load it"):
+        CheckpointScorer.open(tmp_path)
+    broken = changed(pair, tmp_path / "x", lambda weights: {k: v for k, v in weights.items() if "down_proj" not in k})
+    with pytest.raises(CheckpointError, match=r"no weight .*down_proj"):
+        CheckpointScorer.open(broken.finetuned)
