@@ -1,6 +1,6 @@
 """Compress a fine-tuned model into a small, verified delta of its base model, and get it back.
 
-    from deltacompress import Recipe, compress, load_delta, restore, verify
+    from deltacompress import Gate, Recipe, Runtime, Zoo, compress, evaluate, load_delta, restore, verify
 
 Names are resolved on first use (PEP 562): importing the package costs milliseconds and imports no torch. No submodule
 bears the name of a public function (the driver is `driver`, restoring is `restoration`), so that importing a submodule
@@ -34,9 +34,12 @@ if TYPE_CHECKING:
         TruncatedFileError,
         UnsupportedModelError,
     )
+    from deltacompress.evaluation import Gate, GateFailedError, evaluate
     from deltacompress.recipe import Recipe
     from deltacompress.reporter import Reporter
     from deltacompress.restoration import restore
+    from deltacompress.runtime import Runtime
+    from deltacompress.zoo import Zoo
 
 __version__ = "0.1.0"
 
@@ -49,6 +52,8 @@ __all__ = [
     "CompressResult",
     "DeltaCompressError",
     "FormatError",
+    "Gate",
+    "GateFailedError",
     "InputError",
     "IntegrityError",
     "Interrupted",
@@ -58,11 +63,14 @@ __all__ = [
     "Recipe",
     "RecipeError",
     "Reporter",
+    "Runtime",
     "SchemaVersionError",
     "TruncatedFileError",
     "UnsupportedModelError",
+    "Zoo",
     "__version__",
     "compress",
+    "evaluate",
     "load_delta",
     "restore",
     "verify",
@@ -70,9 +78,14 @@ __all__ = [
 
 _HOME = {
     "CompressResult": "driver",
+    "Gate": "evaluation",
+    "GateFailedError": "evaluation",
     "Recipe": "recipe",
     "Reporter": "reporter",
+    "Runtime": "runtime",
+    "Zoo": "zoo",
     "compress": "driver",
+    "evaluate": "evaluation",
     "load_delta": "artifact",
     "restore": "restoration",
     "verify": "artifact",

@@ -1,4 +1,4 @@
-"""JSON Schemas of what people and other programs read and write: manifests and recipes.
+"""JSON Schemas of what people and other programs read and write: manifests, recipes and evaluation reports.
 
 `python -m deltacompress.schemas` writes them to registry/schemas/; a test keeps them equal to the models. A schema says
 less than the models: that a one-bit grid must be midrise, what a sparsity pattern may be, that tensors are sorted by
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from deltacompress.content import content_root
+from deltacompress.evaluation.report import report_schema
 from deltacompress.manifest import SCHEMA_VERSION, Manifest
 from deltacompress.recipe import Recipe
 
@@ -43,7 +44,11 @@ def recipe_schema() -> dict[str, Any]:
 
 def files() -> dict[str, str]:
     """File name -> text of every schema."""
-    schemas = {f"manifest-v{SCHEMA_VERSION}": manifest_schema(), "recipe": recipe_schema()}
+    schemas = {
+        f"manifest-v{SCHEMA_VERSION}": manifest_schema(),
+        "recipe": recipe_schema(),
+        "report": {"$schema": _DIALECT} | report_schema(),
+    }
     return {f"{name}.schema.json": json.dumps(schema, indent=2) + "\n" for name, schema in schemas.items()}
 
 

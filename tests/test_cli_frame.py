@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +22,10 @@ from deltacompress.cli.console import Console, Settings
 from deltacompress.cli.main import app, main
 from deltacompress.cli.progress import RichReporter
 
-VERBS = ("analyze", "bench", "compress", "demo", "inspect", "restore", "verify")
+VERBS = (
+    *("analyze", "bench", "chat", "compare", "compress", "demo", "eval", "gate"),
+    *("generate", "inspect", "restore", "verify", "zoo"),
+)
 SUMMARY = {"ratio": 8.5, "artifact_bytes": 1234, "tensors": [{"name": "a.weight", "bits": 2.5, "shape": [4, 8]}]}
 
 Fake = Callable[..., None]
@@ -95,8 +99,13 @@ def test_without_a_verb_the_help_is_the_answer(argv: list[str], capsys: pytest.C
 @pytest.mark.parametrize(
     ("argv", "names"),
     [
-        (["nonsense"], "nonsense"),
-        (["inspect"], "ARTIFACT"),
+        (["nonsense"], "(see deltacompress --help)"),
+        (["inspct"], "Did you mean 'inspect'?"),
+        (["bench", "obz"], "Did you mean 'obs'? (see deltacompress bench --help)"),
+        (["inspect"], "ARTIFACT' (see deltacompress inspect --help)"),
+        (["compress", "a", "--recipie", "x"], "--recipe) (see deltacompress compress --help)"),
+        (["bench", "obs", "--size", "1000000"], "(see deltacompress bench obs --help)"),
+        (["bench", "pairs", "a", "b", "--out", "c", "--device", "tpu"], "--device"),
         (["inspect", "x", "--nonsense"], "--nonsense"),
         (["compress", "a", "b", "--out", "c"], "--recipe"),
         (["compress", "a", "b", "--recipe", "r"], "--out"),
@@ -140,15 +149,29 @@ def test_the_exit_codes_scripts_rely_on() -> None:
     codes = {error.__name__: error.exit_code for error in error_classes()}
     assert {codes[name] for name in ("InputError", "CalibrationError", "OutputError", "BackendError")} == {2}
     assert {codes[name] for name in ("IntegrityError", "BaseMismatchError", "ChecksumError", "FormatError")} == {3}
-    assert codes["Interrupted"] == 130
+    assert codes["Interrupted"] == 2
 
 
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
-        (PermissionError(13, "Permission denied", "/data/out"), 2, "error: /data/out: Permission denied"),
-        (OSError(28, "No space left on device"), 2, "error: [Errno 28] No space left on device"),
-        (KeyboardInterrupt(), 130, "error: interrupted"),
+        (
+            PermissionError(13, "Permission denied", "/data/out"),
+            2,
+            "error: /data/out: Permission denied; mend that or give another path",
+        ),
+        (
+            OSError(28, "No space left on device"),
+            2,
+            "error: [Errno 28] No space left on device; mend that or give another path",
+        ),
+        (KeyboardInterrupt(), 2, "error: interrupted; run it again"),
+        (MemoryError("8 GB"), 2, "error: out of memory (8 GB); free some, or ask for less at once"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+            2,
+            "error: out of memory (DefaultCPUAllocator: can't allocate memory); free some, or ask for less at once",
+        ),
         (
             ZeroDivisionError("by zero"),
             70,
@@ -203,6 +226,61 @@ def test_the_table_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         assert expected in out
 
 
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_ends_a_verb_like_ctrl_c(number: str) -> None:
+    done = run_python(
+        "import signal, sys, time\nfrom types import ModuleType\nfrom deltacompress.cli.main import main\n"
+        "def load_delta(path):\n"
+        f"    signal.raise_signal(signal.{number})\n"
+        "    time.sleep(60)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.modules['deltacompress.artifact'] = room = ModuleType('artifact')\nroom.load_delta = load_delta\n"
+        "sys.exit(main(['inspect', 'x']))"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: interrupted; run it again\n")
+
+
+def test_the_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "2 usage or input error, or stopped by Ctrl-C or SIGTERM" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.usefixtures("delta")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_closed_stdout_is_said(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["inspect", "x", *options]) == 2
+    assert "standard output is closed" in capsys.readouterr().err
+
+
+PRINTS_ITS_ARGUMENT = """
+import sys
+from types import ModuleType, SimpleNamespace
+from deltacompress.cli.main import main
+from deltacompress.cli.console import print_error
+sys.modules["deltacompress.artifact"] = room = ModuleType("artifact")
+room.load_delta = lambda path: SimpleNamespace(summary=lambda: {"path": str(path)})
+code = main(["inspect", sys.argv[1]])
+print_error(sys.argv[1])
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "ascii"])
+def test_any_path_can_be_printed(encoding: str) -> None:
+    """Bytes that are no text, characters that the locale lacks: escaped, never a crash after the work is done."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTS_ITS_ARGUMENT, b"\xff/\xc3\xbc"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+    )
+    assert done.returncode == 0, done.stderr
+    for stream in (done.stdout, done.stderr):
+        assert b"\\udcff/" in stream
+
+
 def test_json_refuses_what_json_cannot_hold(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     fake("artifact", load_delta=lambda path: SimpleNamespace(summary=lambda: {"ratio": float("nan")}))
     assert main(["inspect", "x", "--json"]) == 70
@@ -230,6 +308,7 @@ class TestOptionsReachTheWork:
             seen.update(options, base=base, finetuned=finetuned)
             options["reporter"].phase("layers", 2)
             options["reporter"].step("layer 0", loss=0.5, memory_bytes=2**30)
+            options["reporter"].phase("one", 1)
             options["reporter"].note("a [note]")
             return SimpleNamespace(to_json=lambda: {"ratio": 8.0})
 
@@ -240,7 +319,7 @@ class TestOptionsReachTheWork:
         assert main([*argv, "--json"]) == 0
         captured = capsys.readouterr()
         assert json.loads(captured.out) == {"ratio": 8.0}
-        assert captured.err.splitlines() == ["layers (2 steps)", "a [note]"]
+        assert captured.err.splitlines() == ["layers (2 steps)", "one", "a [note]"]
         del seen["reporter"]
         defaults = {"samples": None, "seq_len": None, "seed": None, "lossless": "zstd", "device": "auto"}
         assert seen == {
@@ -255,9 +334,7 @@ class TestOptionsReachTheWork:
 
         more = ["--samples", "8", "--seq-len", "32", "--seed", "7", "--lossless", "none", "--device", "cpu", "--resume"]
         assert main([*argv, *more, "--quiet"]) == 0
-        captured = capsys.readouterr()
-        assert "8.00 x" in captured.out
-        assert captured.err == ""
+        assert capsys.readouterr() == ("", "")
         assert {key: seen[key] for key in (*defaults, "resume")} == {
             "samples": 8,
             "seq_len": 32,
@@ -296,11 +373,7 @@ class TestOptionsReachTheWork:
         found = SimpleNamespace(to_json=lambda: SUMMARY, summary_rows=lambda: rows, notes=("spectrum left out",))
         pictures: list[Path] = []
         fake("analysis", analyze=lambda base, finetuned, reporter: found)
-        fake(
-            "analysis_plot",
-            plot_histograms=lambda analysis, path: pictures.append(path),
-            require_matplotlib=lambda: None,
-        )
+        fake("analysis_plot", plot_histograms=lambda analysis, path: pictures.append(path))
         out = tmp_path / "new" / "folder"
         assert main(["analyze", "B", "F", "--out", str(out)]) == 0
         captured = capsys.readouterr()
@@ -310,6 +383,22 @@ class TestOptionsReachTheWork:
         assert pictures == [out / "histograms.png"]
         assert main(["analyze", "B", "F", "--quiet"]) == 0
         assert len(pictures) == 1
+
+    @pytest.mark.parametrize("quiet", [[], ["--quiet"]])
+    def test_analyze_without_matplotlib(
+        self, fake: Fake, capsys: pytest.CaptureFixture[str], tmp_path: Path, quiet: list[str]
+    ) -> None:
+        """The figures are there all the same; what is missing is said in one line, --quiet or not."""
+        found = SimpleNamespace(to_json=lambda: SUMMARY, summary_rows=lambda: [{"layer": "layer 0"}], notes=())
+        fake("analysis", analyze=lambda base, finetuned, reporter: found)
+        fake("analysis_plot", plot_histograms=raising(errors.BackendError("h.png: not drawn, it needs matplotlib")))
+        assert main(["analyze", "B", "F", "--out", str(tmp_path), *quiet]) == 0
+        captured = capsys.readouterr()
+        assert ("layer 0" in captured.out) is not bool(quiet)
+        assert json.loads((tmp_path / "analysis.json").read_text()) == SUMMARY
+        assert [path.name for path in tmp_path.iterdir()] == ["analysis.json"]
+        assert captured.err.splitlines()[-1] == "warning: h.png: not drawn, it needs matplotlib"
+        assert len(captured.err.splitlines()) == (1 if quiet else 2)
 
     def test_analyze_refuses_an_output_that_cannot_be(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")

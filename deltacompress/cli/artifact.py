@@ -8,20 +8,23 @@ from typing import Annotated
 import typer
 
 from deltacompress.cli.console import Console, verb
+from deltacompress.cli.zoo_options import ZooOption
 
 Artifact = Annotated[
-    Path, typer.Argument(metavar="ARTIFACT", help="Directory of the artifact (manifest.json and its parts).")
+    str, typer.Argument(metavar="ARTIFACT", help="Directory of the artifact, or the name of an entry of --zoo.")
 ]
 
 
 @verb
-def inspect(console: Console, artifact: Artifact) -> None:
+def inspect(console: Console, artifact: Artifact, *, zoo: ZooOption = None) -> None:
     """Show what an artifact holds: per tensor its codec, bits per weight, bytes and loss."""
     from deltacompress.artifact import load_delta
     from deltacompress.cli import render
+    from deltacompress.zoo.resolve import artifact_path
 
-    data = load_delta(artifact).summary()
-    console.result(data, lambda: render.summary_and_rows(str(artifact), data, table="tensors", more="parts"))
+    with console.progress() as reporter:
+        data = load_delta(artifact_path(artifact, zoo, reporter=reporter)).summary()
+    console.result(data, lambda: render.summary_and_rows(artifact, data, table="tensors", more="parts"))
 
 
 @verb
@@ -32,14 +35,16 @@ def verify(
     base: Annotated[
         Path | None, typer.Option(help="Also check that this base is the one the delta was made from.")
     ] = None,
+    zoo: ZooOption = None,
 ) -> None:
     """Check every byte of an artifact against its recorded hashes; exit code 3 if one is wrong."""
     from deltacompress.artifact import verify as verify_artifact
     from deltacompress.cli import render
+    from deltacompress.zoo.resolve import artifact_path
 
     with console.progress() as reporter:
-        verify_artifact(artifact, base=base, reporter=reporter)
-    data = {"artifact": str(artifact), "base": None if base is None else str(base), "verified": True}
+        verify_artifact(artifact_path(artifact, zoo, base=base, reporter=reporter), base=base, reporter=reporter)
+    data = {"artifact": artifact, "base": None if base is None else str(base), "verified": True}
     console.result(data, lambda: render.summary("verified", data))
 
 
@@ -50,12 +55,16 @@ def restore(
     *,
     base: Annotated[Path, typer.Option(help="Directory of the base model the delta was made from.")],
     out: Annotated[Path, typer.Option(help="Directory to write the restored checkpoint to.")],
+    zoo: ZooOption = None,
 ) -> None:
     """Write the fine-tuned model back as a Hugging Face checkpoint: base + delta."""
     from deltacompress.cli import render
     from deltacompress.restoration import restore as restore_checkpoint
+    from deltacompress.zoo.resolve import artifact_path
 
     with console.progress() as reporter:
-        restore_checkpoint(artifact, base=base, out=out, reporter=reporter)
-    data = {"artifact": str(artifact), "base": str(base), "out": str(out)}
+        restore_checkpoint(
+            artifact_path(artifact, zoo, base=base, reporter=reporter), base=base, out=out, reporter=reporter
+        )
+    data = {"artifact": artifact, "base": str(base), "out": str(out)}
     console.result(data, lambda: render.summary("restored", data))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -17,7 +17,9 @@ app = typer.Typer(help="Measure the speed of the parts on this machine.", no_arg
 def obs(
     console: Console,
     *,
-    size: Annotated[int, typer.Option(min=64, help="Rows and columns of the layer.")] = 4096,
+    size: Annotated[
+        int, typer.Option(min=64, max=32768, help="Rows and columns of the layer, a multiple of 4.")
+    ] = 4096,
 ) -> None:
     """Time the OBS solver (2:4, 4 bits) on one layer against a plain column-by-column implementation."""
     from deltacompress.bench.obs import run
@@ -26,6 +28,26 @@ def obs(
     with console.progress() as reporter:
         data = run(size=size, reporter=reporter).to_json()
     console.result(data, lambda: render.summary_and_rows(f"OBS, {size} x {size}", data, table="rows"))
+
+
+@app.command("kernels")
+@verb
+def kernels(
+    console: Console,
+    *,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")] = "auto",
+    backend: Annotated[
+        Literal["auto", "reference", "triton", "cuda"], typer.Option(help="What computes the products.")
+    ] = "auto",
+) -> None:
+    """Time the products of packed deltas (SBMM) against dense deltas and against decoding first."""
+    from deltacompress.bench.kernels import run
+    from deltacompress.cli import render
+
+    with console.progress() as reporter:
+        data = run(device=device, backend=backend, reporter=reporter).to_json()
+    shown = data | {"rows": [_flat(row) for row in data["rows"]]}
+    console.result(data, lambda: render.summary_and_rows("kernels", shown, table="rows"))
 
 
 @app.command("pairs")
@@ -39,7 +61,7 @@ def pairs(
     recipes: Annotated[str, typer.Option(help="Recipes, separated by commas.")] = "int4-24,int2-24",
     tasks: Annotated[str, typer.Option(help="Tasks, separated by commas; all that have data by default.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="Validation samples of each task.")] = 1000,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compress.")] = "auto",
 ) -> None:
     """Compress real pairs and score what is restored, against the fine-tuned models on the same samples."""
     from deltacompress.bench.pairs import run
@@ -58,3 +80,9 @@ def pairs(
         )
     table = found.to_json()
     console.result(table, lambda: render.rows("pairs", table["rows"]))
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """What a table has room for: the baselines as columns of their own, the spread left to --json."""
+    kept = {key: value for key, value in row.items() if key not in ("spread", "baselines")}
+    return {**kept, **row.get("baselines", {})}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from deltacompress.cli.console import Console, verb
+from deltacompress.errors import InputError
 
 Lossless = Literal["none", "zstd", "gdeflate", "ans"]
 Device = Literal["auto", "cpu", "cuda"]
+_PANEL = "Gate and zoo"
 
 
 @verb
@@ -44,26 +46,100 @@ def compress(
     lossless: Annotated[Lossless, typer.Option(help="Last, exact stage; gdeflate and ans need a GPU.")] = "zstd",
     device: Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run of --out stopped.")] = False,
+    gate: Annotated[
+        str | None,
+        typer.Option(
+            help="Policy (shipped name or YAML) that must pass before --out comes to exist.", rich_help_panel=_PANEL
+        ),
+    ] = None,
+    tasks: Annotated[
+        str,
+        typer.Option(
+            help="Tasks that --gate measures, separated by commas.",
+            show_default="those that the policy requires",
+            rich_help_panel=_PANEL,
+        ),
+    ] = "",
+    task_dir: Annotated[
+        Path | None, typer.Option(help="Folder with <task>/validation.jsonl or <task>.yaml.", rich_help_panel=_PANEL)
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first samples of each task.", rich_help_panel=_PANEL)
+    ] = None,
+    zoo: Annotated[
+        str | None,
+        typer.Option(
+            help="Also publish to this zoo (path or URL), as --name.",
+            show_default="DELTACOMPRESS_ZOO",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="namespace/name of the entry in the zoo.", rich_help_panel=_PANEL)
+    ] = None,
 ) -> None:
-    """Compress FINETUNED into a small, verified delta of BASE."""
+    """Compress FINETUNED into a small, verified delta of BASE; with --gate only if it keeps enough."""
     from deltacompress.cli import render
     from deltacompress.driver import compress as compress_pair
     from deltacompress.recipe import Recipe
 
+    _check_destination(zoo, name)
+    options: dict[str, Any] = {
+        "recipe": Recipe.load(recipe),
+        "calibration": calibration,
+        "out": out,
+        "samples": samples,
+        "seq_len": seq_len,
+        "seed": seed,
+        "lossless": lossless,
+        "device": device,
+        "resume": resume,
+    }
+    report = None
     with console.progress() as reporter:
-        result = compress_pair(
-            base,
-            finetuned,
-            recipe=Recipe.load(recipe),
-            calibration=calibration,
-            out=out,
-            samples=samples,
-            seq_len=seq_len,
-            seed=seed,
-            lossless=lossless,
-            device=device,
-            resume=resume,
-            reporter=reporter,
-        )
-    data = result.to_json()
+        if gate is None:
+            if tasks or task_dir or limit:
+                raise InputError("--tasks, --task-dir and --limit say what a gate measures: give --gate POLICY")
+            result = compress_pair(base, finetuned, reporter=reporter, **options)
+        else:
+            from deltacompress.evaluation import Gate, compress_gated
+
+            passed = compress_gated(
+                base,
+                finetuned,
+                gate=Gate.load(gate),
+                tasks=[one for one in tasks.split(",") if one],
+                task_dir=task_dir,
+                limit=limit,
+                reporter=reporter,
+                **options,
+            )
+            result, report = passed.compressed, passed.report
+        data = result.to_json()
+        if name is not None:
+            from deltacompress.zoo.resolve import publish_artifact
+
+            data["published"] = publish_artifact(out, name, zoo, reporter=reporter)
+            if report is not None:
+                from deltacompress.evaluation.zoo import attach_report
+
+                attach_report(zoo, data["published"], out.name, report)
     console.result(data, lambda: render.summary_and_rows(f"delta in {out}", data, table="parts"))
+
+
+def _check_destination(zoo: str | None, name: str | None) -> None:
+    """Find out before hours of work that the result could not be published.
+
+    Raises:
+        InputError: --zoo without --name.
+        ZooError: no such zoo, or no name.
+    """
+    if name is None:
+        if zoo is not None:
+            raise InputError(f"--zoo {zoo}: give the entry a name too, --name NAMESPACE/NAME")
+        return
+    from deltacompress.zoo import names
+    from deltacompress.zoo.resolve import open_zoo
+
+    names.parse_name(name)
+    open_zoo(zoo)

@@ -3,9 +3,9 @@
 Every verb is wrapped by `verb`, which adds `--json`, `--quiet` and `--debug` to it (they work before the verb as well
 as after it), hands the body a `Console`, and turns exceptions into the exit codes that scripts rely on:
 
-    0    done                        3    integrity failure (IntegrityError)
-    1    a gate failed               70   internal error, a bug of ours
-    2    usage or input error        130  stopped by Ctrl-C
+    0    done                                                 3    integrity failure (IntegrityError)
+    1    a gate failed                                        70   internal error, a bug of ours
+    2    usage or input error, or stopped by Ctrl-C or SIGTERM
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
-from deltacompress.errors import DeltaCompressError, InputError, Interrupted
+from deltacompress.errors import DeltaCompressError, InputError, OutputError
 from deltacompress.reporter import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ P = ParamSpec("P")
 
 EXIT_INPUT = InputError.exit_code
 EXIT_INTERNAL = 70
-EXIT_INTERRUPTED = Interrupted.exit_code
 
 _UNBOUNDED = 10_000
 _PANEL = "Output"
@@ -42,7 +41,11 @@ JsonFlag = Annotated[
 QuietFlag = Annotated[
     bool,
     typer.Option(
-        "--quiet", "-q", help="No progress and no notes; only the result.", show_default=False, rich_help_panel=_PANEL
+        "--quiet",
+        "-q",
+        help="Print nothing but errors (and, with --json, the result).",
+        show_default=False,
+        rich_help_panel=_PANEL,
     ),
 ]
 DebugFlag = Annotated[
@@ -75,12 +78,17 @@ class Console:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def result(self, data: Mapping[str, Any], table: Callable[[], RenderableType]) -> None:
-        """Print what the verb found: `data` as JSON under --json, else what `table` draws.
+    def result(self, data: Mapping[str, Any] | Sequence[Any], table: Callable[[], RenderableType]) -> None:
+        """Print what the verb found: `data` as JSON under --json, else what `table` draws, else (--quiet) nothing.
 
         Raises:
             ValueError: `data` holds a NaN or an infinity, which JSON cannot.
+            OutputError: there is no standard output.
         """
+        if self.settings.quiet and not self.settings.json:
+            return
+        if getattr(sys, "stdout", None) is None:  # `>&-`
+            raise OutputError("standard output is closed, so the result cannot be printed; leave it open")
         if self.settings.json:
             sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
             sys.stdout.flush()  # here, where a closed pipe is still handled
@@ -96,6 +104,10 @@ class Console:
         """One line for the user on stderr, unless --quiet."""
         if not self.settings.quiet:
             _stderr(message)
+
+    def warn(self, message: str) -> None:
+        """One line on stderr, --quiet or not: something that was asked for could not be done."""
+        _stderr("warning: " + " ".join(message.split()), style="yellow")
 
     def progress(self) -> AbstractContextManager[Reporter]:
         """A reporter that draws progress on stderr while the block runs; under --quiet it drops everything."""
@@ -142,14 +154,15 @@ def run(work: Callable[[], object], *, debug: bool) -> int:
     except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError):
         raise
     except KeyboardInterrupt:
-        return _fail("interrupted", EXIT_INTERRUPTED, debug=debug)
+        return _fail("interrupted; run it again", EXIT_INPUT, debug=debug)
     except DeltaCompressError as error:
         return _fail(str(error), error.exit_code, debug=debug)
     except OSError as error:
-        if error.filename is None or error.strerror is None:
-            return _fail(str(error), EXIT_INPUT, debug=debug)
-        return _fail(f"{error.filename}: {error.strerror}", EXIT_INPUT, debug=debug)
+        told = str(error) if error.filename is None or error.strerror is None else f"{error.filename}: {error.strerror}"
+        return _fail(f"{told}; mend that or give another path", EXIT_INPUT, debug=debug)
     except Exception as error:  # noqa: BLE001 - the last stop: whatever is left is a bug, and is reported as one
+        if _is_out_of_memory(error):
+            return _fail(f"out of memory ({error}); free some, or ask for less at once", EXIT_INPUT, debug=debug)
         hint = "" if debug else " (run again with --debug for the traceback)"
         return _fail(f"internal error: {type(error).__name__}: {error}{hint}", EXIT_INTERNAL, debug=debug)
     return 0
@@ -158,6 +171,15 @@ def run(work: Callable[[], object], *, debug: bool) -> int:
 def print_error(message: str) -> None:
     """One line on stderr, however many the message has."""
     _stderr("error: " + " ".join(message.split()), style="red")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether Python, or torch on a GPU or a CPU, ran out of memory (told by name: torch is not imported here)."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (type(error) is RuntimeError and "DefaultCPUAllocator" in str(error))
+    )
 
 
 def _fail(message: str, code: int, *, debug: bool) -> int:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
 from deltacompress import __version__
-from deltacompress.cli import bench
+from deltacompress.cli import bench, zoo
 from deltacompress.cli.analyze import analyze
 from deltacompress.cli.artifact import inspect, restore, verify
 from deltacompress.cli.compress import compress
@@ -23,13 +27,20 @@ from deltacompress.cli.console import (
     print_error,
 )
 from deltacompress.cli.demo import demo
+from deltacompress.cli.evaluate import compare, evaluate, gate
+from deltacompress.cli.generate import chat, generate
 
 PROGRAM = "deltacompress"
+EPILOG = (
+    "Exit codes: 0 done; 1 a gate failed; 2 usage or input error, or stopped by Ctrl-C or SIGTERM; "
+    "3 integrity failure; 70 internal error."
+)
 
 app = typer.Typer(
     name=PROGRAM,
     add_completion=False,
     no_args_is_help=True,
+    epilog=EPILOG,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -61,6 +72,12 @@ app.command()(inspect)
 app.command()(verify)
 app.command()(restore)
 app.command()(analyze)
+app.command("eval")(evaluate)
+app.command()(gate)
+app.command()(compare)
+app.command()(generate)
+app.command()(chat)
+app.add_typer(zoo.app, name="zoo")
 app.command()(demo)
 app.add_typer(bench.app, name="bench")
 
@@ -70,13 +87,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Read once, when torch's OpenMP starts: its idle threads then sleep instead of spinning, which costs little on
     # an idle machine and saves much where something else keeps the cores busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # What transformers and the hub libraries log is about their insides; our own notes and errors say what matters.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    _print_any_path()
     try:
-        code = app(args=argv, prog_name=PROGRAM, standalone_mode=False)
+        with _terminated_like_interrupted():
+            code = app(args=argv, prog_name=PROGRAM, standalone_mode=False)
     except typer.TyperException as error:  # a usage error, found before any verb ran
         if message := error.format_message():  # empty where the help was the answer
-            print_error(f"{message.rstrip('.')} (see {PROGRAM} --help)")
+            context = getattr(error, "ctx", None)
+            place = PROGRAM if context is None else context.command_path
+            print_error(f"{message.rstrip('.')} (see {place} --help)")
         return error.exit_code
-    except typer.Abort:
-        print_error("standard input ended")
+    except (typer.Abort, KeyboardInterrupt):  # before or after the verb, which handles its own
+        print_error("interrupted; run it again")
         return EXIT_INPUT
     return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP do what Ctrl-C does, so that a scheduler's stop cleans up, and can be resumed, as well.
+
+    Only where they would kill the process otherwise: `nohup` and a program that embeds this one keep their say.
+    """
+    replaced = []
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, signal.default_int_handler)
+                replaced.append(number)
+    try:
+        yield
+    finally:
+        for number in replaced:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _print_any_path() -> None:
+    """A path may hold bytes that are no text, or characters that the locale lacks: escape those, never fail on them."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")

@@ -1,0 +1,234 @@
+"""`deltacompress eval`, `gate`, `compare`: what a delta keeps, whether that is enough, and what other methods keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from deltacompress.cli.console import Console, verb
+from deltacompress.cli.zoo_options import ZooOption
+from deltacompress.errors import InputError
+
+Base = Annotated[Path, typer.Option(help="Directory of the base model.")]
+Tasks = Annotated[str, typer.Option(help="Tasks, separated by commas: names of evals/tasks, or folders of --task-dir.")]
+TaskDir = Annotated[
+    Path | None, typer.Option(help="Folder with <task>/validation.jsonl (and train.jsonl), or <task>.yaml.")
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="Only the first samples of each task.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of few-shot examples and of bootstraps.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Rows of a batch, at most.")]
+Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")]
+
+
+@verb
+def evaluate(
+    console: Console,
+    artifacts: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ARTIFACT_OR_NAME...", help="Artifact directories, or names in --zoo; LABEL=... names one."
+        ),
+    ],
+    *,
+    base: Base,
+    tasks: Tasks,
+    out: Annotated[Path, typer.Option(help="Directory for report.json, report.md, report.html and samples/.")],
+    task_dir: TaskDir = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="finetuned=PATH (the reference), base, or LABEL=PATH of another checkpoint; repeatable."),
+    ] = None,
+    zoo: ZooOption = None,
+    attach: Annotated[bool, typer.Option("--attach", help="Attach the report to its entry in --zoo.")] = False,
+    few_shot: Annotated[
+        int | None, typer.Option(min=0, max=64, help="Solved examples in each prompt.", show_default="the task's own")
+    ] = None,
+    limit: Limit = None,
+    seed: Seed = 0,
+    batch_size: BatchSize = 64,
+    device: Device = "cpu",
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="What to compute in.")] = "float32",
+    backend: Annotated[str, typer.Option(help="Kernels of the runtime: auto, reference, triton or cuda.")] = "auto",
+    calibration: Annotated[
+        Path | None, typer.Option(help="File the delta was calibrated on, to compare its texts with the samples.")
+    ] = None,
+    allow_overlap: Annotated[
+        bool, typer.Option("--allow-overlap", help="Evaluate on samples that were seen in calibration; it is recorded.")
+    ] = False,
+    policy: Annotated[
+        str, typer.Option(help="Gate whose verdict the report begins with; 'none' for none.")
+    ] = "default",
+    margin: Annotated[float, typer.Option(min=0, help="Margin of non-inferiority, 0.02 = two points.")] = 0.02,
+) -> None:
+    """Measure what compressed deltas keep of their fine-tuned model; run again to go on after an interruption."""
+    from deltacompress.cli import render
+    from deltacompress.evaluation import evaluate as run
+    from deltacompress.evaluation.zoo import attach_report
+    from deltacompress.zoo.resolve import artifact_path
+
+    finetuned, others, with_base = _against(against or [])
+    with console.progress() as reporter:
+        found = {
+            label: artifact_path(given, zoo, base=base, reporter=reporter)
+            for label, given in _labelled(artifacts).items()
+        }
+        report = run(
+            found,
+            base=base,
+            tasks=[name for name in tasks.split(",") if name],
+            out=out,
+            finetuned=finetuned,
+            others=others,
+            with_base=with_base,
+            task_dir=task_dir,
+            few_shot=few_shot,
+            limit=limit,
+            seed=seed,
+            batch_size=batch_size,
+            device=device,
+            dtype=dtype,
+            backend=backend,
+            calibration=calibration,
+            allow_overlap=allow_overlap,
+            policy=None if policy == "none" else policy,
+            margin=margin,
+            reporter=reporter,
+        )
+        if attach:
+            for label, given in _labelled(artifacts).items():
+                console.note(f"attached to {given}: {attach_report(zoo, given, label, report)}")
+    for pair in report.agreement:
+        console.note(
+            f"{pair.task}: {pair.first} and {pair.second} give the same answer to {pair.same} of {pair.samples}"
+        )
+    rows = _rows(report)
+    console.result({"out": str(out), "scores": rows}, lambda: render.rows(f"report in {out}", rows))
+
+
+@verb
+def gate(
+    console: Console,
+    report: Annotated[Path, typer.Argument(metavar="REPORT", help="report.json of an evaluation.")],
+    policy: Annotated[str, typer.Argument(metavar="POLICY", help="A YAML file, or the name of a shipped policy.")],
+    *,
+    artifact: Annotated[
+        Path | None, typer.Option(help="Make sure that the report is about this artifact; exit code 3 if not.")
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(help="Also write the checks as JUnit XML.")] = None,
+    summary: Annotated[
+        Path | None, typer.Option(help="Also append a Markdown table to this file, e.g. $GITHUB_STEP_SUMMARY.")
+    ] = None,
+) -> None:
+    """Hold a report against a policy; exit code 0 passed, 1 failed, 2 wrong input, 3 not what it claims to be."""
+    from deltacompress.cli import render
+    from deltacompress.evaluation.gate import Gate
+    from deltacompress.evaluation.gate_output import append_summary, write_junit
+    from deltacompress.evaluation.report import read_report
+    from deltacompress.manifest import read_manifest
+
+    chosen, found = Gate.load(policy), read_report(report)
+    digest = None if artifact is None else read_manifest(artifact).digest
+    result = chosen.check(found, manifest_digest=digest)
+    if junit is not None:
+        write_junit(result, junit)
+    if summary is not None:
+        append_summary(result, summary)
+    data = result.to_json()
+    shown = [
+        {key: row[key] for key in ("subject", "task", "name", "measured", "wanted", "passed")} for row in data["checks"]
+    ]
+    console.result(
+        data, lambda: render.rows(f"gate {data['policy']}: {'passed' if result.passed else 'failed'}", shown)
+    )
+    result.require()
+
+
+@verb
+def compare(
+    console: Console,
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="Directory of the base model.")],
+    finetuned: Annotated[Path, typer.Argument(metavar="FINETUNED", help="Directory of the fine-tuned model.")],
+    *,
+    tasks: Tasks,
+    calibration: Annotated[Path, typer.Option(help="Calibration data of the methods that want some.")],
+    out: Annotated[Path, typer.Option(help="Directory for artifacts, report and comparison.png.")],
+    methods: Annotated[
+        str, typer.Option(help="Recipes, by name (evals/baselines, calibration/recipes) or path, separated by commas.")
+    ] = "",
+    task_dir: TaskDir = None,
+    limit: Limit = None,
+    seed: Seed = 0,
+    batch_size: BatchSize = 64,
+    device: Device = "cpu",
+) -> None:
+    """Compress FINETUNED with several methods, and show size, quality, fidelity and time of each."""
+    from deltacompress.cli import render
+    from deltacompress.evaluation import compare as run
+
+    with console.progress() as reporter:
+        found = run(
+            base,
+            finetuned,
+            tasks=[name for name in tasks.split(",") if name],
+            out=out,
+            calibration=calibration,
+            methods=[name for name in methods.split(",") if name] or None,
+            task_dir=task_dir,
+            limit=limit,
+            seed=seed,
+            batch_size=batch_size,
+            device=device,
+            reporter=reporter,
+        )
+    data = found.to_json()
+    console.result(data, lambda: render.rows(f"comparison in {out}", data["rows"]))
+
+
+def _labelled(given: list[str]) -> dict[str, str]:
+    """LABEL=ARTIFACT, or an artifact under its own name."""
+    made: dict[str, str] = {}
+    for one in given:
+        label, equals, place = one.partition("=")
+        label, place = (label, place) if equals else (Path(one).name if Path(one).is_dir() else one, one)
+        if label in made:
+            raise InputError(f"{one}: two artifacts are named {label}; write LABEL={place}")
+        made[label] = place
+    return made
+
+
+def _against(given: list[str]) -> tuple[Path | None, dict[str, Path], bool]:
+    """(fine-tuned model, other checkpoints, whether the base too)."""
+    finetuned, others, with_base = None, dict[str, Path](), False
+    for one in (part for text in given for part in text.split(",") if part):
+        label, _, path = one.partition("=")
+        if one == "base":
+            with_base = True
+        elif not label or not path:
+            raise InputError(f"--against {one}: write finetuned=PATH, base, or LABEL=PATH of another checkpoint")
+        elif label == "finetuned":
+            finetuned = Path(path)
+        else:
+            others[label] = Path(path)
+    return finetuned, others, with_base
+
+
+def _rows(report: object) -> list[dict[str, object]]:
+    """What the terminal shows of a report."""
+    from deltacompress.evaluation import text
+    from deltacompress.evaluation.report import Report
+
+    assert isinstance(report, Report)
+    return [
+        {
+            "task": score.task,
+            "model": score.subject,
+            "score": f"{text.percent(score.value)} ± {text.percent(score.stderr)}",
+            "change": text.drop_cell(score),
+            "p": text.p_value(score.paired.p_value) if score.paired else "",
+            "KL": text.small(score.fidelity.kl) if score.fidelity else "",
+            "ratio": report.subject(score.subject).ratio,
+        }
+        for score in report.scores
+    ]

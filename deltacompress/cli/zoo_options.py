@@ -1,0 +1,23 @@
+"""Arguments that the verbs of `deltacompress zoo` share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+ZooOption = Annotated[
+    str | None, typer.Option("--zoo", envvar="DELTACOMPRESS_ZOO", help="Directory or s3:// URL of the zoo.")
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="namespace/name, with @version or @alias, or the newest.")]
+
+
+def clean(value: Any) -> Any:
+    """`value` for a table: without the control characters that somebody may have put into a name to move the cursor."""
+    if isinstance(value, str):
+        return "".join(character if character.isprintable() else "?" for character in value)
+    if isinstance(value, dict):
+        return {clean(key): clean(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(one) for one in value]
+    return value

@@ -1,0 +1,190 @@
+"""`deltacompress zoo`: lineage, comparison, moves without a network, signatures."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deltacompress.cli.console import Console, verb
+from deltacompress.cli.zoo_options import Name, ZooOption, clean
+
+
+@verb
+def lineage(
+    console: Console,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Only what this entry came from and what came of it.")
+    ] = None,
+    *,
+    zoo: ZooOption = None,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="As a Mermaid flowchart.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Also write a picture to this file.")] = None,
+) -> None:
+    """What came from what: base, fine-tuned, delta, and what was made from that."""
+    from rich.text import Text
+
+    from deltacompress.zoo import lineage_picture, names
+    from deltacompress.zoo.lineage import lineage as lineage_of
+    from deltacompress.zoo.resolve import open_zoo
+
+    opened = open_zoo(zoo)
+    entries = opened.list(all_versions=True)
+    focus = None
+    if name is not None:
+        found = opened.resolve(name)
+        plain = names.parse(name) == names.Reference(found.name)
+        focus = {one.manifest for one in entries if plain and one.name == found.name} | {found.manifest}
+    for one in entries:
+        if one.problem is not None:
+            console.warn(one.problem)
+    graph = lineage_of(entries, focus)
+    if svg is not None:
+        svg.write_text(lineage_picture.svg(graph, f"lineage of {name or opened.where}"), encoding="utf-8")
+        console.note(f"picture in {svg}")
+    text = lineage_picture.mermaid(graph) if mermaid else lineage_picture.tree(graph)
+    data = graph.to_json() | ({"mermaid": text} if mermaid else {})
+    console.result(data, lambda: Text(text or "nothing yet; add something with `zoo add`"))
+
+
+@verb
+def diff(
+    console: Console,
+    a: Annotated[str, typer.Argument(metavar="A", help="An entry, e.g. team/bot@1.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another, e.g. team/bot@2.")],
+    *,
+    zoo: ZooOption = None,
+) -> None:
+    """Compare two entries: facts, recipe, scores, tensors, and the bytes they share."""
+    from rich.console import Group
+
+    from deltacompress.cli import render
+    from deltacompress.zoo.diff import diff as diff_of
+    from deltacompress.zoo.resolve import open_zoo
+
+    data = diff_of(open_zoo(zoo), a, b)
+
+    def tables() -> Group:
+        kinds = [kind for kind in ("facts", "recipe", "scores", "tensors") if data[kind]]
+        found = [
+            render.rows(kind, [{k: clean(_cell(v)) for k, v in row.items()} for row in data[kind]]) for kind in kinds
+        ]
+        return Group(*found, render.summary(f"{data['a']} and {data['b']}", data))
+
+    console.result(data, tables)
+
+
+@verb
+def export(
+    console: Console,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The tar file to write.")],
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="What to export.")] = None,
+    *,
+    zoo: ZooOption = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every version of every name.")] = False,
+) -> None:
+    """Write versions, with what is attached to them, to one tar file."""
+    from deltacompress.cli import render
+    from deltacompress.errors import InputError
+    from deltacompress.zoo import transfer
+    from deltacompress.zoo.resolve import open_zoo
+
+    if everything == bool(names):
+        raise InputError("give the NAMEs to export, or --all")
+    opened = open_zoo(zoo)
+    wanted = list(names or ())
+    if everything:
+        wanted = [f"{one.name}@{one.version}" for one in opened.list(all_versions=True)]
+    with console.progress() as reporter:
+        found = transfer.export(opened, wanted, out, reporter=reporter)
+    data = {"out": str(out), "versions": list(found.versions), "blobs": found.blobs, "bytes": found.bytes}
+    shown = data | {"versions": ", ".join(found.versions)}
+    console.result(data, lambda: render.summary("exported", shown))
+
+
+@verb
+def import_(
+    console: Console,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A tar file of `zoo export`.")],
+    *,
+    zoo: ZooOption = None,
+) -> None:
+    """Publish what an export holds and the zoo lacks; a name gets the next version here."""
+    from deltacompress.cli import render
+    from deltacompress.zoo import transfer
+    from deltacompress.zoo.resolve import open_zoo
+
+    with console.progress() as reporter:
+        rows = [asdict(one) for one in transfer.import_(open_zoo(zoo), file, reporter=reporter)]
+    console.result(rows, lambda: render.rows(str(file), rows))
+
+
+@verb
+def keygen(
+    console: Console,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Private key to write; the public one is FILE.pub.")],
+) -> None:
+    """Make an Ed25519 key pair to sign with (needs the extra `sign`)."""
+    from deltacompress.cli import render
+    from deltacompress.zoo.signing import make_key
+
+    data = {"private": str(file), "public": f"{file}.pub", "public_key": make_key(file)}
+    console.result(data, lambda: render.summary("new key", data))
+
+
+@verb
+def sign(
+    console: Console,
+    name: Name,
+    *,
+    key: Annotated[Path, typer.Option(help="Private key (PEM), e.g. of `zoo keygen`.")],
+    zoo: ZooOption = None,
+) -> None:
+    """Sign a version; `zoo verify NAME --signed-by KEY.pub` checks it."""
+    from deltacompress.cli import render
+    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.signing import sign as sign_entry
+
+    opened = open_zoo(zoo)
+    found = opened.resolve(name)
+    data = {"entry": str(found), "digest": found.manifest, "public_key": sign_entry(opened, str(found), key)}
+    console.result(data, lambda: render.summary("signed", data))
+
+
+@verb
+def attest(
+    console: Console,
+    name: Name,
+    report: Annotated[Path, typer.Argument(metavar="REPORT", help="A JSON file, e.g. of `deltacompress eval --json`.")],
+    *,
+    key: Annotated[Path | None, typer.Option(help="Also sign the report with this private key (PEM).")] = None,
+    zoo: ZooOption = None,
+) -> None:
+    """Attach an evaluation report to a version; its numbers become scores that `list` filters by."""
+    from deltacompress.cli import render
+    from deltacompress.zoo.reports import scores
+    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.signing import attest as attest_entry
+
+    opened = open_zoo(zoo)
+    found = opened.resolve(name)
+    digest = attest_entry(opened, str(found), report, key=key)
+    measured = scores(opened, str(found))
+    data = {"entry": str(found), "report": digest, "signed": key is not None, "scores": measured}
+    rows = [{"score": one, "value": value} for one, value in measured.items()]
+    console.result(data, lambda: render.summary_and_rows("attached", data | {"rows": rows}, table="rows"))
+
+
+def register(app: typer.Typer) -> None:
+    """Add these verbs to the group."""
+    for command in (lineage, diff, export, keygen, sign, attest):
+        app.command(command.__name__)(command)
+    app.command("import")(import_)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
