@@ -44,7 +44,7 @@ def test_published_settings_turn_off_what_we_added() -> None:
         rule = loaded.rule_for("x", "linear")
         assert rule.codec == "obs"
         assert (rule.asymmetric, rule.refine_sweeps, rule.selection, rule.activation_order) == (0, 0, "diagonal", False)
-        assert (str(rule.pattern), rule.refit_scales, loaded.sequential) == ("2:4", False, False)
+        assert (str(rule.pattern), rule.refit_scales, loaded.sequential) == ("2:4", False, True)
         assert loaded.scope == ("full" if "direct" in name else "delta")
 
 
