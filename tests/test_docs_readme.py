@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from pairs import files_of, make_pair, write_data
 
+from deltacompress import GateFailedError, compress
 from deltacompress.cli.main import app
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,13 +39,36 @@ def options(verb: str) -> set[str]:
 def test_the_python_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (code,) = blocks("python")
+    code, _ = blocks("python")
     pair = make_pair(tmp_path, "llama", max_position_embeddings=256)
     write_data(pair.data, records=8000)
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})  # noqa: S102 - what the document says, run
-    assert float(capsys.readouterr().out) > 1
+    ratio, published, texts = capsys.readouterr().out.splitlines()
+    assert float(ratio) > 1
+    assert published == "team/bot@1"
+    assert len(ast.literal_eval(texts)) == 2
     assert set(files_of(tmp_path / "restored")) >= {"config.json", "model.safetensors", "tokenizer.json"}
+
+
+def test_the_gate_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lm_eval")
+    _, code = blocks("python")
+    pair = make_pair(tmp_path, "llama", max_position_embeddings=256)
+    write_data(pair.data, records=8000)
+    skills = tmp_path / "data" / "skills"
+    skills.mkdir(parents=True)
+    rows = [{"prompt": f"w{i} w{i + 1} ", "completion": f"w{i % 3}", "choices": ["w0", "w1", "w2"]} for i in range(120)]
+    (skills / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    compress("base", "finetuned", recipe="lossless", out="delta")
+    names: dict[str, Any] = {}
+    exec(compile(code, "README.md", "exec"), names)  # noqa: S102 - what the document says, run
+    with pytest.raises(GateFailedError, match="ratio"):  # every bit kept, so it is not small: the one thing to fail
+        names["test_the_bot_kept_its_skills"](tmp_path / "report")
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    failed = [check["name"] for verdict in report["verdicts"] for check in verdict["checks"] if not check["passed"]]
+    assert failed == ["ratio"]
 
 
 def test_every_verb_stands_in_the_command_line_section() -> None:
