@@ -39,18 +39,30 @@ _POINTS = 120
 
 
 def plot_histograms(analysis: Analysis, path: Path) -> None:
-    """Write a PNG: histograms of linear weights (whole model; first, middle, last layer) and delta size per module.
+    """Write `histogram_figure` to a PNG file.
 
     Raises: BackendError (matplotlib is not installed), OutputError (the file cannot be written).
+    """
+    try:
+        figure = histogram_figure(analysis)
+    except BackendError as error:
+        raise BackendError(f"{path}: not drawn: {error}") from error
+    _publish(figure, Path(path))
+
+
+def histogram_figure(analysis: Analysis) -> Any:
+    """A matplotlib Figure: histograms of linear weights (whole model; first, middle, last layer), delta per module.
+
+    A notebook shows what this returns; `plot_histograms` writes it to a file.
+
+    Raises: BackendError (matplotlib is not installed).
     """
     try:
         import matplotlib  # noqa: F401 - alone first: a part that is imported already would not tell
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise BackendError(
-            f"{path}: not drawn, it needs matplotlib, which is not installed: {install_hint('plot')}"
-        ) from error
+        raise BackendError(f"pictures need matplotlib, which is not installed: {install_hint('plot')}") from error
 
     layers = [key for key in analysis.histograms if key != "all"]
     figure: Any = Figure(figsize=(11.0, 7.6 if layers else 4.6), layout="constrained")
@@ -71,7 +83,7 @@ def plot_histograms(analysis: Analysis, path: Path) -> None:
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=len(handles), frameon=False)
     figure.suptitle(f"{_name(analysis.finetuned)} against {_name(analysis.base)}", fontsize=13)
-    _publish(figure, Path(path))
+    return figure
 
 
 def _name(checkpoint: str) -> str:

@@ -10,6 +10,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
 from typing import Any, Literal
 
 from deltacompress.analysis_stats import Moments, RtnCost, Spectrum
@@ -136,9 +138,9 @@ class HistogramData:
     zeros: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Analysis:
-    """Result of `analyze`.
+    """Result of `analyze`; a notebook shows its `summary_rows` as a table.
 
     tensors: sorted by name, one per fine-tuned tensor. layers: one aggregate per decoder layer, in order. outside:
     the tensors outside decoder layers, by group; layers and outside together are the whole model. groups: the whole
@@ -155,6 +157,18 @@ class Analysis:
     total: Aggregate
     histograms: Mapping[str, Mapping[Family, HistogramData]]
     notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<Analysis of {Path(self.finetuned).name} against {Path(self.base).name}: {len(self.tensors)} tensors>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the rows of `summary_rows`, shares and sizes in percent."""
+        lines = ["<tr>" + "".join(f"<th>{head}</th>" for head in _HEADS.values()) + "</tr>"]
+        for row in self.summary_rows():
+            cells = (_cell(key, row[key]) for key in _HEADS)
+            lines.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+        caption = f"<caption>{escape(Path(self.finetuned).name)} against {escape(Path(self.base).name)}</caption>"
+        return f"<table>{caption}<thead>{lines[0]}</thead><tbody>{''.join(lines[1:])}</tbody></table>"
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict in a stable order for json.dumps; every float is finite, what does not apply is None.
@@ -189,6 +203,29 @@ class Analysis:
             }
             for part in (*self.layers, *self.outside, self.total)
         ]
+
+
+_HEADS = {
+    "layer": "part",
+    "weights": "weights",
+    "share": "share of bytes, %",
+    "relative_size": "‖Δ‖ / ‖W‖, %",
+    "zero_weights": "weights unchanged, %",
+    "zero_rows": "rows unchanged, %",
+    "int2_bits": "rounded to 2 bits: bits per weight",
+    "int4_bits": "to 4 bits",
+    "max_over_std": "largest / std",
+}
+"""Key of a summary row -> its column for readers."""
+_SHARES = ("share", "relative_size", "zero_weights", "zero_rows")
+
+
+def _cell(key: str, value: str | int | float | None) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{100 * value:.1f}" if key in _SHARES else f"{value:.2f}"
+    return f"{value:,}" if isinstance(value, int) else value
 
 
 def aggregate(key: str, rows: Iterable[TensorStats], model_bytes: int) -> Aggregate:

@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from safetensors.torch import save_file
 
 from deltacompress import analysis_stats as stats
 from deltacompress.analysis import analyze
-from deltacompress.analysis_plot import plot_histograms
+from deltacompress.analysis_plot import histogram_figure, plot_histograms
 from deltacompress.analysis_result import group_of, layer_of, module_of
 from deltacompress.errors import BackendError, CheckpointError, OutputError
 
@@ -304,6 +305,17 @@ def test_summary_rows_end_with_the_total(pair: tuple[Path, Path]) -> None:
     assert all(list(row) == list(embedding) for row in rows)
 
 
+def test_a_notebook_shows_a_table(pair: tuple[Path, Path]) -> None:
+    found = analyze(*pair)
+    table = ElementTree.fromstring(found._repr_html_())
+    rows = [["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
+    assert [row[0] for row in rows[1:]] == [row["layer"] for row in found.summary_rows()]
+    assert {len(row) for row in rows} == {9}
+    assert rows[-1][1] == f"{found.total.numel:,}"
+    assert rows[-1][2] == "100.0"
+    assert len(repr(found)) < 200
+
+
 def test_reporter_hears_of_every_tensor(pair: tuple[Path, Path]) -> None:
     heard: list[tuple[str, int | None]] = []
 
@@ -361,6 +373,12 @@ def test_picture(pair: tuple[Path, Path], tmp_path: Path) -> None:
     assert first.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert first.read_bytes() == second.read_bytes()
     assert sorted(file.name for file in tmp_path.rglob("*") if file.is_file()) == ["a.png", "b.png"]
+
+
+def test_the_figure_is_what_the_file_shows(pair: tuple[Path, Path]) -> None:
+    figure = histogram_figure(analyze(*pair))
+    titles = {axes.get_title() for part in (figure, *figure.subfigs) for axes in part.axes}
+    assert "Linear weights of all decoder layers" in titles
 
 
 def test_picture_of_odd_models(tmp_path: Path) -> None:
