@@ -181,12 +181,12 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
     if claimed != _digest(data) or raw != _canonical(data | {"digest": claimed}):
         raise ChecksumError(f"{where}: its bytes differ from its digest; copy the artifact again")
     if type(version) is not int or version != SCHEMA_VERSION:
-        raise SchemaVersionError(f"{where}: unknown schema version {version!r}")
+        raise SchemaVersionError(f"{where}: unknown schema version {str(version)[:40]!a}")
     try:
         manifest = Manifest.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
-        at = ".".join(str(part) for part in first["loc"])
+        at = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
         raise FormatError(f"{where}: {at}: {first['msg']}") from error
     if manifest.to_bytes() != raw:  # an absent optional field, or a value that was coerced: one spelling only
         raise FormatError(f"{where}: not spelled as this format spells it")

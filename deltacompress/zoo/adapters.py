@@ -27,7 +27,7 @@ from deltacompress.zoo.store import CHUNK
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-MAX_CONFIG_BYTES = 16 << 20
+MAX_CONFIG_BYTES = 1 << 20
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
 _KEPT = (CONFIG, WEIGHTS, "README.md", *_TOKENIZER, "vocab.txt", "merges.txt", "tokenizer.model", "chat_template.jinja")
 _NO_PLAIN_ADAPTER = (

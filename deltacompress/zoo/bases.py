@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from deltacompress.errors import BaseMismatchError, CheckpointError
 from deltacompress.safetensors_header import TensorSpan, find_weights, load_json_object
@@ -28,6 +28,8 @@ from deltacompress.zoo.entry import BASE, Descriptor, EntryManifest, Lineage
 from deltacompress.zoo.errors import DamagedRecordError
 from deltacompress.zoo.records import Sha256, Size, Text
 
+MAX_IDENTITY_BYTES = 16 << 20
+"""About 100,000 tensors."""
 MAX_TOKENIZER_BYTES = 512 << 20
 _CHUNK = 4 << 20
 _TOKENIZER = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json", "*.model", "*.tiktoken")
@@ -40,7 +42,7 @@ class BaseTensor(Strict):
 
     name: Text
     dtype: Text
-    shape: tuple[Size, ...]
+    shape: Annotated[tuple[Size, ...], FailFast()]
     sha256: Sha256
 
 
@@ -63,9 +65,9 @@ class BaseIdentity(Strict):
     hub_id: Text | None
     revision: Text | None
     bytes: Size
-    tensors: tuple[BaseTensor, ...]
+    tensors: Annotated[tuple[BaseTensor, ...], FailFast()]
     tokenizer: dict[Annotated[str, Field(max_length=200)], Sha256]
-    files: tuple[BaseFile, ...]
+    files: Annotated[tuple[BaseFile, ...], FailFast()]
 
 
 def describe_base(directory: Path, *, hub_id: str | None, revision: str | None) -> Described:
@@ -94,6 +96,8 @@ def describe_base(directory: Path, *, hub_id: str | None, revision: str | None) 
         files=files,
     )
     raw = canonical.spell(identity.model_dump(mode="json"))
+    if len(raw) > MAX_IDENTITY_BYTES:
+        raise CheckpointError(f"{directory}: {len(tensors)} tensors are more than a base-ref holds; merge some")
     blob = Blob(canonical.sha256(raw), len(raw), lambda: (raw,), str(directory))
     entry = EntryManifest(
         kind="base-ref",
@@ -116,7 +120,7 @@ def parse_base(raw: bytes, where: str) -> BaseIdentity:
     Raises:
         DamagedRecordError: not one.
     """
-    identity = canonical.validate(BaseIdentity, canonical.parse(raw, where), where)
+    identity = canonical.validate(BaseIdentity, canonical.parse(raw, where, limit=MAX_IDENTITY_BYTES), where)
     if identity.content_hash != _content_hash(identity.tensors):
         raise DamagedRecordError(f"{where}: its list of tensors is not the one that its content hash is of")
     return identity

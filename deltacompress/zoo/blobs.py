@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from deltacompress.zoo.errors import ConflictError, DamagedBlobError, MissingBlobError
+from deltacompress.zoo.errors import ConflictError, DamagedBlobError, DamagedRecordError, MissingBlobError
 from deltacompress.zoo.layout import TRASH, blob_key, condemned_key
 from deltacompress.zoo.records import CondemnedRecord, encode
 from deltacompress.zoo.store import NoSuchObjectError, Store
@@ -107,12 +107,15 @@ def stream(store: Store, key: str, digest: str, size: int) -> Iterator[bytes]:
         raise DamagedBlobError(f"{store.where}/{key}: damaged, its bytes differ from its name")
 
 
-def read(store: Store, digest: str, size: int, *, what: str) -> bytes:
-    """The whole blob, checked; for small ones. `what` names it for messages.
+def read(store: Store, digest: str, size: int, *, limit: int, what: str) -> bytes:
+    """The whole blob, checked; for small ones, of at most `limit` bytes. `what` names it for messages.
 
     Raises:
         MissingBlobError, DamagedBlobError: it is under none of its keys, or damaged under all; names `what`.
+        DamagedRecordError: whatever lists it gives it a size over the limit.
     """
+    if size > limit:
+        raise DamagedRecordError(f"{store.where}: {what}: {size} bytes, over the cap of {limit}")
     damaged = False
     for key in keys(store, digest):
         try:

@@ -2,6 +2,10 @@
 
 Parsing is strict because JSON parsers are not: duplicate keys, NaN and numbers beyond a float all pass the standard
 one, and each lets two readers see two different things. What was parsed must spell exactly what was read.
+
+A few bytes of JSON can ask for a lot of memory (`[[],[],...` for 25 times its length), so what it will take is
+estimated before anything is parsed, and what is not as it should be is given up at the first fault, not after a list of
+all of them: no input, of whatever size, takes more than a few hundred megabytes; `tests/zoo/fuzz.py` holds it to 256.
 """
 
 from __future__ import annotations
@@ -13,6 +17,14 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from deltacompress.zoo.errors import DamagedRecordError
+
+MAX_BYTES = 4 << 20
+"""Cap on an object, where no other is given."""
+MAX_MEMORY = 96 << 20
+"""Bytes that a parsed object may take, by the estimate of `_memory`."""
+MAX_KEYS = 256
+"""Keys of any one object; the largest are summaries with 64 scores."""
+_CONTAINER, _VALUE, _KEY = 240, 60, 60  # bytes that CPython takes for a small dict, a short text in a list, and a key
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -33,14 +45,17 @@ def sha256(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-def parse(raw: bytes, where: str) -> dict[str, Any]:
-    """The object that `raw` spells.
+def parse(raw: bytes, where: str, *, limit: int = MAX_BYTES) -> dict[str, Any]:
+    """The object that `raw` spells, its lists as tuples.
 
     Raises:
-        DamagedRecordError: not JSON, not an object, or not spelled canonically.
+        DamagedRecordError: longer than `limit` bytes, or larger than memory allows once it is parsed; not JSON, not an
+            object, or not spelled canonically.
     """
+    if len(raw) > limit or _memory(raw) > MAX_MEMORY:
+        raise DamagedRecordError(f"{where}: damaged, {len(raw)} bytes are more than it may have or hold")
     try:
-        data = json.loads(raw)
+        data = json.loads(raw, object_hook=_frozen)
         if isinstance(data, dict) and spell(data) == raw:
             return data
     except (ValueError, RecursionError):
@@ -49,17 +64,33 @@ def parse(raw: bytes, where: str) -> dict[str, Any]:
 
 
 def validate(model: type[_Model], data: dict[str, Any], where: str) -> _Model:
-    """`data` as a record.
+    """`data`, from `parse`, as a record.
 
     Raises:
         DamagedRecordError: a field is missing, unknown or out of range.
     """
     try:
-        found = model.model_validate_json(spell(data))  # JSON mode: lists become tuples, nothing else is coerced
+        found = model.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        at = ".".join(str(part) for part in first["loc"])
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        at = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
         raise DamagedRecordError(f"{where}: {at}: {first['msg']}") from error
-    if found.model_dump(mode="json") != data:
+    if spell(found.model_dump(mode="json")) != spell(data):
         raise DamagedRecordError(f"{where}: not spelled as this format spells it")
     return found
+
+
+def _memory(raw: bytes) -> int:
+    """At least what `raw` will take once it is parsed, as far as its structure is concerned."""
+    containers = raw.count(b"{") + raw.count(b"[")
+    return containers * _CONTAINER + raw.count(b",") * _VALUE + raw.count(b'":') * _KEY
+
+
+def _frozen(data: dict[str, Any]) -> dict[str, Any]:
+    """Lists as tuples, in place."""
+    if len(data) > MAX_KEYS:
+        raise ValueError("too many keys")
+    for key, value in data.items():
+        if type(value) is list:
+            data[key] = tuple(value)
+    return data

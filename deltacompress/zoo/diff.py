@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deltacompress.manifest import parse_manifest
+from deltacompress.manifest import MAX_MANIFEST_BYTES, parse_manifest
 from deltacompress.zoo import blobs
-from deltacompress.zoo.bases import parse_base
+from deltacompress.zoo.bases import MAX_IDENTITY_BYTES, parse_base
 from deltacompress.zoo.entry import EntryManifest
 from deltacompress.zoo.reports import scores
 from deltacompress.zoo.versions import Resolved
@@ -60,8 +60,9 @@ def _side(zoo: Zoo, name: str) -> _Side:
     recipe: Mapping[str, Any] = {}
     tensors: dict[str, Mapping[str, Any]] = {}
     if entry.kind in ("delta", "base-ref"):
-        raw = blobs.read(zoo.store, entry.config.digest, entry.config.size, what=f"config of {found}")
-        where = f"{zoo.where}: {found}"
+        config, where = entry.config, f"{zoo.where}: {found}"
+        limit = MAX_MANIFEST_BYTES if entry.kind == "delta" else MAX_IDENTITY_BYTES
+        raw = blobs.read(zoo.store, config.digest, config.size, limit=limit, what=f"config of {found}")
         if entry.kind == "delta":
             manifest = parse_manifest(raw, where)
             recipe = manifest.recipe

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import FailFast, Field, model_validator
 
 from deltacompress.manifest import FILE_NAME
 from deltacompress.zoo import canonical
@@ -18,7 +18,8 @@ from deltacompress.zoo.canonical import Strict
 from deltacompress.zoo.errors import DamagedRecordError
 from deltacompress.zoo.records import Sha256, Size, Text
 
-MAX_ENTRY_BYTES = 256 << 20
+MAX_ENTRY_BYTES = 16 << 20
+"""About 55,000 parts."""
 _PREFIX = "application/vnd.deltacompress."
 ARTIFACT = _PREFIX + "artifact.manifest.v1+json"
 HEADER = _PREFIX + "shard.header.v1"
@@ -62,7 +63,7 @@ class Lineage(Strict):
     base_name: Text | None = None
     finetuned: Sha256 | None = None
     finetuned_name: Text | None = None
-    parents: tuple[Sha256, ...] = ()
+    parents: Annotated[tuple[Sha256, ...], FailFast()] = ()
     relation: Literal["finetune", "adapter", "quantized", "merge", "recompressed", "distilled", "base"] | None = None
 
 
@@ -73,7 +74,7 @@ class EntryManifest(Strict):
     schema_version: Literal[1] = 1
     kind: Kind
     config: Descriptor
-    layers: tuple[Descriptor, ...] = ()
+    layers: Annotated[tuple[Descriptor, ...], FailFast()] = ()
     lineage: Lineage = Lineage()
     summary: dict[Key, str | int | float | None] = Field(default_factory=dict)
     subject: Sha256 | None = None
@@ -122,9 +123,9 @@ def parse_entry(raw: bytes, where: str) -> EntryManifest:
     """Check the bytes of a manifest.
 
     Raises:
-        DamagedRecordError: breaks a rule of this module.
+        DamagedRecordError: too large, or breaks a rule of this module.
     """
-    data: dict[str, Any] = canonical.parse(raw, where)
+    data: dict[str, Any] = canonical.parse(raw, where, limit=MAX_ENTRY_BYTES)
     entry = canonical.validate(EntryManifest, data, where)
     sizes: dict[str, int] = {}
     for one in entry.descriptors:

@@ -6,14 +6,16 @@ tarfile writes the headers; nothing here lets it read any.
 from __future__ import annotations
 
 import tarfile
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import FailFast
 
 from deltacompress.zoo.canonical import Strict
 from deltacompress.zoo.records import Number, Record, Sha256, Size, Text
 
 FORMAT = 1
 INDEX = "zoo-export.json"
-MAX_INDEX_BYTES = 64 << 20
+MAX_INDEX_BYTES = 16 << 20
 BLOCK = 512
 
 
@@ -31,7 +33,7 @@ class ExportVersion(Strict):
     version: Number
     manifest: Sha256
     size: Size
-    attached: tuple[ExportManifest, ...]
+    attached: Annotated[tuple[ExportManifest, ...], FailFast()]
 
 
 class ExportBlob(Strict):
@@ -46,8 +48,8 @@ class ExportRecord(Record):
 
     type: Literal["export"] = "export"
     format: Literal[1] = 1
-    versions: tuple[ExportVersion, ...]
-    blobs: tuple[ExportBlob, ...]
+    versions: Annotated[tuple[ExportVersion, ...], FailFast()]
+    blobs: Annotated[tuple[ExportBlob, ...], FailFast()]
 
 
 def blob_member(digest: str) -> str:

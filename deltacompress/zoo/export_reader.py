@@ -129,12 +129,12 @@ def _scan(read: _Read, size: int, where: str) -> tuple[ExportRecord, dict[str, t
 
 
 def _record(raw: bytes, where: str) -> ExportRecord:
-    data = parse(raw, f"{where}/{INDEX}")
+    data = parse(raw, f"{where}/{INDEX}", limit=MAX_INDEX_BYTES)
     if data.get("type") == "export" and type(data.get("format")) is int and data["format"] > FORMAT:
         raise ZooFormatError(
             f"{where}: format {data['format']}, this program reads up to {FORMAT}; upgrade deltacompress"
         )
-    return decode(INDEX, raw, ExportRecord, where)
+    return decode(INDEX, raw, ExportRecord, where, limit=MAX_INDEX_BYTES)
 
 
 def _manifests(

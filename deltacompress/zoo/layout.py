@@ -48,7 +48,7 @@ def blob_of(key: str) -> tuple[str, int] | None:
             if (
                 len(digest) == 64
                 and not digest.strip("0123456789abcdef")
-                and (not generation or (generation.isdecimal() and generation.isascii()))
+                and (not generation or (len(generation) <= 18 and generation.isdecimal() and generation.isascii()))
                 and key == prefix + _leaf(digest, int(generation or 0))
             ):
                 return digest, int(generation or 0)

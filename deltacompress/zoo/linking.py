@@ -15,7 +15,7 @@ from deltacompress.manifest import MANIFEST, read_manifest
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo import blobs, names
 from deltacompress.zoo.adapters import claimed_base, describe_adapter, is_adapter, left_out
-from deltacompress.zoo.bases import BaseIdentity, check_base, check_tokenizer, parse_base
+from deltacompress.zoo.bases import MAX_IDENTITY_BYTES, BaseIdentity, check_base, check_tokenizer, parse_base
 from deltacompress.zoo.entry import EntryManifest
 from deltacompress.zoo.errors import ConflictError, NotFoundError
 from deltacompress.zoo.listing import Listed
@@ -82,7 +82,8 @@ def identity_of(zoo: Zoo, name: str) -> tuple[Resolved, EntryManifest, BaseIdent
     """
     found, entry = zoo.show(name)
     need_kind(found, entry, "base-ref")
-    raw = blobs.read(zoo.store, entry.config.digest, entry.config.size, what=f"identity of {found}")
+    config = entry.config
+    raw = blobs.read(zoo.store, config.digest, config.size, limit=MAX_IDENTITY_BYTES, what=f"identity of {found}")
     return found, entry, parse_base(raw, f"{zoo.where}: {found}")
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deltacompress.errors import IntegrityError
 from deltacompress.zoo import index
+from deltacompress.zoo.canonical import sha256
 from deltacompress.zoo.errors import StoreError
 from deltacompress.zoo.layout import NAMES, alias_key, removal_key, version_key
 from deltacompress.zoo.read import open_manifest
-from deltacompress.zoo.records import AliasRecord, RemovalRecord, VersionRecord, read
+from deltacompress.zoo.records import MAX_RECORD_BYTES, AliasRecord, RemovalRecord, VersionRecord, decode
 from deltacompress.zoo.store import NoSuchObjectError, Store
 from deltacompress.zoo.versions import NameState, states
+
+_Said = dict[str, Any]
+"""What a record, and the manifest that it names, say in short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +45,15 @@ def list_entries(store: Store, cache: Path, *, all_versions: bool = False, remov
 
     One damaged record or manifest does not stop the list: it shows up as a row with a `problem`.
     """
-    known = index.load(cache)
-    fresh: list[tuple[str, dict[str, Any]]] = []
+    reader = _Reader(store, cache)
     found: list[Listed] = []
-    for name, state in sorted(states(list(store.list(NAMES))).items()):
-        pointing = _aliases(store, state, known, fresh)
+    for name, state in sorted(states(list(reader.stamps)).items()):
+        pointing = _aliases(reader, state)
         for version in reversed(state.versions):
-            gone, problem = _removed(store, state, version, known, fresh)
+            gone, problem = _removed(reader, state, version)
             if gone and not removed:
                 continue
-            row = _row(store, name, version, known, fresh)
+            row = _row(reader, name, version)
             found.append(
                 Listed(
                     name=name,
@@ -68,72 +71,101 @@ def list_entries(store: Store, cache: Path, *, all_versions: bool = False, remov
             )
             if not all_versions:
                 break
-    if fresh:
-        index.store_rows(cache, fresh)
+    reader.remember()
     return found
 
 
-def _row(
-    store: Store, name: str, version: int, known: dict[str, dict[str, Any]], fresh: list[tuple[str, dict[str, Any]]]
-) -> dict[str, Any]:
+class _Reader:
+    """What the records under the names of a zoo say, from the index where it knows their very content.
+
+    stamps: every key, with what the listing tells of its content.
+    """
+
+    def __init__(self, store: Store, cache: Path) -> None:
+        self.store = store
+        self.stamps = dict(store.stamps(NAMES))
+        self._cache = cache
+        self._known = index.load(cache)
+        self._fresh: list[tuple[index.Place, _Said]] = []
+
+    def said(self, key: str, read: Callable[[bytes], _Said]) -> _Said:
+        """What `read` makes of the record under `key`.
+
+        Raises:
+            IntegrityError, NoSuchObjectError: it is damaged or gone.
+            StoreError: it cannot be read.
+        """
+        raw = None
+        stamp = self.stamps.get(key)
+        if stamp is None:
+            raw = self.store.get(key, limit=MAX_RECORD_BYTES)
+            stamp = sha256(raw)
+        known = self._known.get((key, stamp))
+        if known is None:
+            known = read(self.store.get(key, limit=MAX_RECORD_BYTES) if raw is None else raw)
+            self._fresh.append(((key, stamp), known))
+        return known
+
+    def remember(self) -> None:
+        """Keep what was not known."""
+        if self._fresh:
+            index.store_rows(self._cache, self._fresh)
+
+
+def _row(reader: _Reader, name: str, version: int) -> _Said:
     key = version_key(name, version)
-    if key in known:
-        return known[key]
+
+    def read(raw: bytes) -> _Said:
+        record = decode(key, raw, VersionRecord, reader.store.where)
+        entry = open_manifest(reader.store, record.manifest, record.size, f"{name}@{version}")
+        return {
+            "kind": entry.kind,
+            "manifest": record.manifest,
+            "bytes": entry.logical_bytes + record.size,
+            "created": record.created,
+            "summary": dict(entry.summary),
+            "lineage": entry.lineage.model_dump(mode="json"),
+        }
+
     try:
-        record = read(store, key, VersionRecord)
-        entry = open_manifest(store, record.manifest, record.size, f"{name}@{version}")
+        return reader.said(key, read)
     except StoreError:
         raise
     except (IntegrityError, NoSuchObjectError) as error:
         return {"problem": str(error)}
-    row = {
-        "kind": entry.kind,
-        "manifest": record.manifest,
-        "bytes": entry.logical_bytes + record.size,
-        "created": record.created,
-        "summary": dict(entry.summary),
-        "lineage": entry.lineage.model_dump(mode="json"),
-    }
-    fresh.append((key, row))
-    return row
 
 
-def _aliases(
-    store: Store, state: NameState, known: dict[str, dict[str, Any]], fresh: list[tuple[str, dict[str, Any]]]
-) -> dict[int, list[str]]:
+def _aliases(reader: _Reader, state: NameState) -> dict[int, list[str]]:
     """Version -> aliases that point there. An alias whose last move is damaged is left to `verify`."""
     found: dict[int, list[str]] = {}
     for alias, last in sorted(state.aliases.items()):
         key = alias_key(state.name, alias, last)
-        if key not in known:
-            try:
-                known[key] = {"version": read(store, key, AliasRecord).version}
-            except StoreError:
-                raise
-            except (IntegrityError, NoSuchObjectError):
-                continue
-            fresh.append((key, known[key]))
-        found.setdefault(known[key]["version"], []).append(alias)
+
+        def read(raw: bytes, key: str = key) -> _Said:
+            return {"version": decode(key, raw, AliasRecord, reader.store.where).version}
+
+        try:
+            found.setdefault(reader.said(key, read)["version"], []).append(alias)
+        except StoreError:
+            raise
+        except (IntegrityError, NoSuchObjectError):
+            continue
     return found
 
 
-def _removed(
-    store: Store,
-    state: NameState,
-    version: int,
-    known: dict[str, dict[str, Any]],
-    fresh: list[tuple[str, dict[str, Any]]],
-) -> tuple[bool, str | None]:
+def _removed(reader: _Reader, state: NameState, version: int) -> tuple[bool, str | None]:
+    """Whether a version was removed; what is wrong with the record that says so."""
     last = state.removals.get(version, 0)
     if not last:
         return False, None
     key = removal_key(state.name, version, last)
-    if key not in known:
-        try:
-            known[key] = {"removed": read(store, key, RemovalRecord).state == "removed"}
-        except StoreError:
-            raise
-        except (IntegrityError, NoSuchObjectError) as error:
-            return False, str(error)
-        fresh.append((key, known[key]))
-    return bool(known[key]["removed"]), None
+
+    def read(raw: bytes) -> _Said:
+        return {"removed": decode(key, raw, RemovalRecord, reader.store.where).state == "removed"}
+
+    try:
+        return reader.said(key, read)["removed"], None
+    except StoreError:
+        raise
+    except (IntegrityError, NoSuchObjectError) as error:
+        return False, str(error)

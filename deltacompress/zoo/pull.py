@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from deltacompress.errors import CheckpointError
-from deltacompress.manifest import MANIFEST, Manifest, parse_manifest
+from deltacompress.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, parse_manifest
 from deltacompress.reporter import Reporter
 from deltacompress.safetensors_header import MAX_HEADER_BYTES, parse_header
 from deltacompress.zoo import blobs, osfs
@@ -67,7 +67,8 @@ def pull(store: Store, found: Resolved, entry: EntryManifest, out: Path, reporte
 
 
 def _manifest(store: Store, found: Resolved, entry: EntryManifest) -> tuple[bytes, Manifest]:
-    raw = blobs.read(store, entry.config.digest, entry.config.size, what=f"{MANIFEST} of {found}")
+    config = entry.config
+    raw = blobs.read(store, config.digest, config.size, limit=MAX_MANIFEST_BYTES, what=f"{MANIFEST} of {found}")
     manifest = parse_manifest(raw, f"{found}: {MANIFEST}")
     if manifest.digest != entry.summary.get("artifact"):
         raise DamagedRecordError(f"{found}: its {MANIFEST} is that of another artifact")
@@ -81,16 +82,17 @@ def _segments(store: Store, found: Resolved, name: str, layers: tuple[Descriptor
         return
     where = f"{found}: {name}"
     head, rest = layers[0], list(layers[1:])
-    if head.media_type != HEADER or head.size > MAX_HEADER_BYTES + 8:
+    if head.media_type != HEADER:
         raise DamagedRecordError(f"{where}: does not begin with a header")
-    raw = blobs.read(store, head.digest, head.size, what=f"header of {name} of {found}")
+    raw = blobs.read(store, head.digest, head.size, limit=MAX_HEADER_BYTES + 8, what=f"header of {name} of {found}")
     try:
         header = parse_header(raw[8:], sum(layer.size for layer in layers), where)
     except CheckpointError as error:
         raise DamagedRecordError(str(error)) from error
     bundle = b""
     if rest and rest[0].media_type == BUNDLE:
-        bundle = blobs.read(store, rest[0].digest, rest[0].size, what=f"small parts of {name} of {found}")
+        whole = sum(span.info.nbytes for span, small in runs(header) if small)
+        bundle = blobs.read(store, rest[0].digest, rest[0].size, limit=whole, what=f"small parts of {name} of {found}")
         del rest[0]
     yield raw
     taken = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from deltacompress.zoo import blobs
 from deltacompress.zoo.entry import MAX_ENTRY_BYTES, EntryManifest, parse_entry
-from deltacompress.zoo.errors import DamagedRecordError, NotFoundError
+from deltacompress.zoo.errors import NotFoundError
 from deltacompress.zoo.store import Store
 from deltacompress.zoo.versions import Resolved
 
@@ -20,9 +20,7 @@ def open_entry(store: Store, found: Resolved) -> EntryManifest:
 
 def open_manifest(store: Store, digest: str, size: int, name: str) -> EntryManifest:
     """As open_entry, by digest."""
-    if size > MAX_ENTRY_BYTES:
-        raise DamagedRecordError(f"{store.where}: {name}: a manifest of {size} bytes is over {MAX_ENTRY_BYTES}")
-    raw = blobs.read(store, digest, size, what=f"manifest of {name}")
+    raw = blobs.read(store, digest, size, limit=MAX_ENTRY_BYTES, what=f"manifest of {name}")
     return parse_entry(raw, f"{store.where}: manifest of {name}")
 
 

@@ -11,7 +11,7 @@ import secrets
 import time
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from deltacompress.zoo import canonical
 from deltacompress.zoo.canonical import Strict
@@ -20,7 +20,7 @@ from deltacompress.zoo.layout import LAST_NUMBER
 from deltacompress.zoo.store import NoSuchObjectError, Store
 
 FORMAT = 1
-MAX_RECORD_BYTES = 64 << 20
+MAX_RECORD_BYTES = canonical.MAX_BYTES
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -42,7 +42,7 @@ class ZooRecord(Record):
     type: Literal["zoo"] = "zoo"
     format: Annotated[int, Field(ge=1)] = FORMAT
     id: Nonce
-    capabilities: tuple[str, ...]
+    capabilities: Annotated[tuple[Text, ...], FailFast()]
 
 
 class VersionRecord(Record):
@@ -91,7 +91,7 @@ class IntentRecord(Record):
 
     type: Literal["intent"] = "intent"
     what: Text
-    blobs: tuple[Sha256, ...]
+    blobs: Annotated[tuple[Sha256, ...], FailFast()]
     created: Time
 
 
@@ -101,7 +101,7 @@ class OutcomeRecord(Record):
     type: Literal["outcome"] = "outcome"
     state: Literal["commit", "abort"]
     target: Text
-    raw: str
+    raw: Text
     nonce: Nonce
 
 
@@ -130,15 +130,15 @@ def encode(key: str, record: Record) -> bytes:
     return canonical.spell(data | {"digest": canonical.sha256(canonical.spell(data))})
 
 
-def decode(key: str, raw: bytes, kind: type[_Any], where: str) -> _Any:
-    """Check the bytes that lie under `key`.
+def decode(key: str, raw: bytes, kind: type[_Any], where: str, *, limit: int = MAX_RECORD_BYTES) -> _Any:
+    """Check the bytes that lie under `key`, at most `limit` of them.
 
     Raises:
         DamagedRecordError: not what was written there.
         ZooFormatError: zoo.json of a newer format.
     """
     place = f"{where}/{key}"
-    data = canonical.parse(raw, place)
+    data = canonical.parse(raw, place, limit=limit)
     digest = data.pop("digest", None)
     if digest != canonical.sha256(canonical.spell(data)):
         raise DamagedRecordError(f"{place}: damaged, its bytes differ from its digest; see `zoo fsck --repair`")

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from deltacompress.zoo.errors import CapabilityError, NotAZooError, StoreError
@@ -30,6 +30,8 @@ try:
 except ImportError as error:
     raise CapabilityError("an s3:// zoo needs obstore; install it with `pip install 'deltacompress[zoo]'`") from error
 
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
 
 _ATTEMPTS = 5
 _ONCE: Any = {"max_retries": 0}
@@ -131,7 +133,12 @@ class RemoteStore:
 
     def list(self, prefix: str) -> Iterator[str]:
         """As Store.list."""
-        yield from sorted(key for key, _ in self._objects(check_prefix(prefix)) if is_key(key))
+        yield from (key for key, _ in self.stamps(prefix))
+
+    def stamps(self, prefix: str) -> Iterator[tuple[str, str | None]]:
+        """As Store.stamps: the ETag."""
+        found = self._objects(check_prefix(prefix))
+        yield from sorted((meta["path"], meta["e_tag"]) for meta in found if is_key(meta["path"]))
 
     def move(self, key: str, target: str) -> None:
         """As Store.move."""
@@ -152,24 +159,25 @@ class RemoteStore:
 
     def strays(self) -> Iterator[str]:
         """As Store.strays."""
-        yield from sorted(key for key, _ in self._objects("") if not is_key(key))
+        yield from sorted(meta["path"] for meta in self._objects("") if not is_key(meta["path"]))
 
     def sweep(self, older_than: float) -> int:
         """As Store.sweep: nothing is left behind here but by a probe that was interrupted."""
         now = datetime.now(UTC)
-        old = [key for key, written in self._objects("tmp/") if (now - written).total_seconds() >= older_than]
+        written = {meta["path"]: meta["last_modified"] for meta in self._objects("tmp/")}
+        old = [key for key, time in written.items() if (now - time).total_seconds() >= older_than]
         for key in old:
             self.delete(key)
         return len(old)
 
-    def _objects(self, prefix: str) -> Iterator[tuple[str, datetime]]:
-        """(key, time of writing); obstore lists by whole path segments only."""
+    def _objects(self, prefix: str) -> Iterator[ObjectMeta]:
+        """What the server tells of each; obstore lists by whole path segments only."""
         folder, _, _ = prefix.rpartition("/")
         with _told(f"{self._url}/{prefix}"):
             for batch in obstore.list(self._store, folder or None):
                 for meta in batch:
                     if meta["path"].startswith(prefix):
-                        yield meta["path"], meta["last_modified"]
+                        yield meta
 
     def _holds(self, key: str, data: bytes) -> bool:
         return self.size(key) == len(data) and b"".join(self.stream(key)) == data

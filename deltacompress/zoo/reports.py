@@ -21,7 +21,7 @@ from deltacompress.zoo.blobs import Blob
 from deltacompress.zoo.entry import REPORT, Descriptor, EntryManifest
 from deltacompress.zoo.zoo import Zoo
 
-MAX_REPORT_BYTES = 64 << 20
+MAX_REPORT_BYTES = 4 << 20
 MAX_SCORES = 64
 _CONDITION = re.compile(r"\s*([a-z][a-z0-9_.-]{0,63})\s*(>=|<=|>|<|=)\s*(-?[0-9.]+(?:e-?[0-9]+)?)\s*", re.IGNORECASE)
 _COMPARE: dict[str, Callable[[float, float], bool]] = {

@@ -133,7 +133,8 @@ def signatures(zoo: Zoo, name: str) -> list[Signed]:
         if entry.kind != "signature":
             continue
         where = f"{zoo.where}: signature {entry.digest[:12]} of {found}"
-        raw = blobs.read(zoo.store, entry.config.digest, entry.config.size, what=f"a signature of {found}")
+        config = entry.config
+        raw = blobs.read(zoo.store, config.digest, config.size, limit=MAX_KEY_BYTES, what=f"a signature of {found}")
         told = canonical.validate(Signature, canonical.parse(raw, where), where)
         if told.target not in known or not _is_good(told):
             raise ChecksumError(f"{where} is not good; whoever attached it did not sign this")

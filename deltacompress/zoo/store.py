@@ -74,6 +74,12 @@ class Store(Protocol):
     def list(self, prefix: str) -> Iterator[str]:
         """Every key that starts with `prefix`, sorted."""
 
+    def stamps(self, prefix: str) -> Iterator[tuple[str, str | None]]:
+        """As list, each key with what the listing tells of its content: two that differ never have one stamp.
+
+        None: a listing tells nothing here, and looking at a small object costs no more.
+        """
+
     def move(self, key: str, target: str) -> None:
         """Make `target` (the same bytes) durable, then remove `key`; either may have been done already."""
 

@@ -65,6 +65,8 @@ def publish(store: Store, what: str, needed: list[blobs.Blob], target: Target, p
     hashed: set[str] = set()
     before: str | None = None
     intent = IntentRecord(what=what[:4096], blobs=tuple(sorted({one.digest for one in needed})), created=now())
+    if len(encode(INTENTS + nonce(), intent)) > MAX_RECORD_BYTES:
+        raise ConflictError(f"{what}: {len(intent.blobs)} blobs are too many for one publication; use fewer parts")
     for attempt in range(ATTEMPTS):
         if attempt > 1:  # many publish under one name: spread them, or they overtake each other for ever
             time.sleep(random.random() * min(1.0, 0.005 * attempt * store.workers))

@@ -46,6 +46,10 @@ class MemoryStore:
         check_prefix(prefix)
         yield from sorted(key for key in self.objects if key.startswith(prefix) and is_key(key))
 
+    def stamps(self, prefix: str) -> Iterator[tuple[str, str | None]]:
+        for key in self.list(prefix):
+            yield key, None
+
     def move(self, key: str, target: str) -> None:
         if check_key(key) in self.objects:
             self.objects.setdefault(check_key(target), self.objects[key])

@@ -111,6 +111,18 @@ def test_listing_is_by_any_start_of_a_key_and_sorted(store: Store) -> None:
     assert list(store.strays()) == []
 
 
+def test_a_stamp_is_of_one_content(store: Store) -> None:
+    """Whatever a listing tells of an object's content changes with it."""
+    seen = set()
+    for content in (b"one", b"two", b"six"):
+        store.put_if_absent("a/1", content)
+        store.put_if_absent("a/2", b"other")
+        assert [key for key, _ in store.stamps("a/")] == ["a/1", "a/2"]
+        seen.add(dict(store.stamps("a/"))["a/1"])
+        store.delete("a/1")
+    assert seen == {None} or (len(seen) == 3 and None not in seen)
+
+
 def test_moving_and_deleting_may_be_done_twice(store: Store) -> None:
     store.put_if_absent("a/b", b"x")
     for _ in range(2):

@@ -25,7 +25,7 @@ from zoo.reliability.shim import hooked
 
 from deltacompress.errors import DeltaCompressError
 from deltacompress.reporter import SILENT
-from deltacompress.zoo import Zoo
+from deltacompress.zoo import Zoo, transfer
 from deltacompress.zoo.gc import collect
 from deltacompress.zoo.verify import verify
 
@@ -114,9 +114,9 @@ def record(zoo_root: Path, place: Path, verbs: list[Verb]) -> Log:
 
 
 def states_of(log: Log, rng: random.Random, per_point: int) -> Iterator[tuple[int, dict[str, bytes]]]:
-    """(verbs acknowledged, objects) after power losses at every point of the log: nothing of what was not safe, all of
-    it, all but one, one alone, and `per_point` random subsets."""
-    for point in range(len(log.ops) + 1):
+    """(verbs acknowledged, objects) after power losses at every point of the log, in any order: nothing of what was not
+    safe, all of it, all but one, one alone, and `per_point` random subsets."""
+    for point in rng.sample(range(len(log.ops) + 1), len(log.ops) + 1):
         ops = log.ops[:point]
         safe = _safe(ops)
         free = [i for i, op in enumerate(ops) if i not in safe and op[0] in ("write", "name", "unname", "mkdir")]
@@ -213,6 +213,7 @@ SEQUENCES: dict[str, tuple[str, list[Verb]]] = {
         ],
     ),
     "gc after a crash": ("gc", [lambda zoo, at: zoo.gc(grace=0), lambda zoo, at: zoo.add(at / "c", "team/m")]),
+    "import": ("import", [lambda zoo, at: transfer.import_(zoo, at / "in.tar")]),
     "undelete from the trash": ("undelete from the trash", [lambda zoo, at: zoo.undelete("team/gone@1")]),
 }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from zoo.samples import files_of, make_artifact, sample_parts
 
-from deltacompress.zoo import Zoo, blobs, txn
+from deltacompress.zoo import Zoo, blobs, transfer, txn
 from deltacompress.zoo.artifact import Described, describe
 from deltacompress.zoo.blobs import Blob
 from deltacompress.zoo.canonical import sha256
@@ -34,13 +34,14 @@ State = frozenset[tuple[str, str]]
 class Scenario:
     """run: the verb, on an opened zoo; place: a directory of its own for what it reads and writes besides.
 
-    damaged: the zoo has one damaged blob to begin with.
+    damaged: the zoo has one damaged blob to begin with. steps: it makes several things, each whole or not at all.
     """
 
     name: str
     run: Callable[[Zoo, Path], object]
     prepare: Callable[[Zoo, Path], object] | None = None
     damaged: bool = False
+    steps: bool = False
 
 
 def state_of(store: Store) -> State:
@@ -80,6 +81,11 @@ def build(root: Path) -> Path:
     zoo.attach(*report(zoo.resolve("team/m@1").manifest, b"kept"))
     zoo.rm("team/gone@1")
     shutil.copytree(root / "zoo", root / "copy")
+    other = Zoo.init(root / "other")
+    for name in ("b", "c"):
+        other.add(root / name, f"far/{name}")
+    other.attach(*report(other.resolve("far/b@1").manifest))
+    transfer.export(other, ["far/b", "far/c"], root / "in.tar")
     return root
 
 
@@ -126,6 +132,10 @@ def _pull(zoo: Zoo, place: Path) -> None:
     zoo.pull("team/m@2", place / "pulled")
 
 
+def _export(zoo: Zoo, place: Path, name: str = "out.tar") -> None:
+    transfer.export(zoo, ["team/m@1", "team/old"], place / name)
+
+
 SCENARIOS = (
     Scenario("publish", lambda zoo, at: zoo.add(at / "c", "team/m")),
     Scenario("publish under a new name", lambda zoo, at: zoo.add(at / "c", "team/new")),
@@ -143,6 +153,8 @@ SCENARIOS = (
     Scenario("undelete from the trash", lambda zoo, at: zoo.undelete("team/gone@1"), collected),
     Scenario("attach", lambda zoo, at: zoo.attach(*report(zoo.resolve("team/m@2").manifest))),
     Scenario("fsck", lambda zoo, at: zoo.fsck(repair=True, copy=Zoo.open(at / "copy")), damage, damaged=True),
+    Scenario("import", lambda zoo, at: transfer.import_(zoo, at / "in.tar"), steps=True),
+    Scenario("export", _export),
     Scenario("pull", _pull),
     Scenario("init", lambda zoo, at: Zoo.init(at / "fresh")),
 )
@@ -164,6 +176,12 @@ class Bench:
         self._prepared: dict[str, Path] = {}
         self._states: dict[str, tuple[State, State]] = {}
 
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Remove everything."""
         self._folder.cleanup()
@@ -179,12 +197,10 @@ class Bench:
         work = self.root / "work"
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
-        for name in ("zoo", "copy", "a", "b", "c", "gone", "base"):
-            source = self._prepared[scenario.name] / name
-            if name in ("zoo", "copy"):
-                shutil.copytree(source, work / name)
-            else:
-                (work / name).symlink_to(source)
+        for name in ("zoo", "copy"):
+            shutil.copytree(self._prepared[scenario.name] / name, work / name)
+        for name in ("a", "b", "c", "gone", "base", "in.tar"):
+            (work / name).symlink_to(self._prepared[scenario.name] / name)
         return work
 
     def states(self, scenario: Scenario) -> tuple[State, State]:
@@ -205,7 +221,8 @@ def problem_after(bench: Bench, scenario: Scenario, place: Path, acked: bool, *,
         return _problem_after_init(place, acked)
     zoo = Zoo.open(place / "zoo")
     seen = state_of(zoo.store)
-    if scenario.name.startswith("gc"):  # completes what a dead publisher had committed, at some point of its work
+    # A collection completes what a dead publisher had committed, at some point of its work.
+    if scenario.steps or scenario.name.startswith("gc"):
         if not before <= seen or not seen <= after:
             return f"state {sorted(seen)}"
     elif seen not in (before, after):
@@ -215,8 +232,13 @@ def problem_after(bench: Bench, scenario: Scenario, place: Path, acked: bool, *,
     found = zoo.verify()
     if not found.ok and not (scenario.damaged and not acked and _only_known_damage(found.problems)):
         return f"verify: {found.problems[0].message}"
-    if scenario.name == "pull":
-        return _problem_after_pull(place, acked)
+    if scenario.name in ("pull", "export"):
+        return (_problem_after_pull if scenario.name == "pull" else _problem_after_export)(place, acked)
+    if scenario.name == "import":
+        scenario.run(zoo, place)
+        seen = state_of(zoo.store)
+        if seen != after:
+            return "an import that went on adds something twice, or not at all"
     if not on:
         return None
     if scenario.damaged:
@@ -258,6 +280,16 @@ def _problem_after_pull(place: Path, acked: bool) -> str | None:
         if files_of(out) != files_of(place / "b"):
             return "a pull that went on gave other files"
     return None
+
+
+def _problem_after_export(place: Path, acked: bool) -> str | None:
+    out, copy = place / "out.tar", Zoo.open(place / "copy")
+    if acked and not out.exists():
+        return "the export was acknowledged, but is not there"
+    if not out.exists():
+        _export(Zoo.open(place / "zoo"), place)
+    _export(copy, place, "again.tar")
+    return None if out.read_bytes() == (place / "again.tar").read_bytes() else "the export is half there"
 
 
 def _problem_after_init(place: Path, acked: bool) -> str | None:
