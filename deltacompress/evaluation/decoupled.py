@@ -1,7 +1,9 @@
 """The decoupled runtime as a scorer: one base in memory, the variants beside it, rows of all of them in one batch.
 
 Answers are written by the runtime's own scheduler: what is evaluated is what is served. Scoring runs the same modules,
-through the batches of checkpoints.py, which share the prompt of a question among its choices.
+through the batches of checkpoints.py, which share the prompt of a question among its choices. Variants of one base
+mostly write the same, so an answer of another one is a draft: one forward tells how far this variant writes the same
+too, and the scheduler goes on from there. Greedy answers stay what they are.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ import torch
 from torch import Tensor
 
 from deltacompress.evaluation.checkpoints import CheckpointScorer, Variants
-from deltacompress.evaluation.scorer import Prompt
+from deltacompress.evaluation.scorer import Prompt, Row
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import BASE, Batch
+from deltacompress.runtime.variant import token_ids
 
 
 class DecoupledScorer(CheckpointScorer):
@@ -45,15 +48,50 @@ class DecoupledScorer(CheckpointScorer):
 
     def generate(self, prompts: Sequence[Prompt], *, eos: int) -> list[tuple[int, ...]]:
         """As scorer.Scorer says; an answer also ends where the variant's own configuration ends one."""
-        found: list[tuple[int, ...]] = [()] * len(prompts)
+        ends = {name: self._ends(name) | {eos} for name in {prompt.variant for prompt in prompts}}
+        found = self._checked_drafts(prompts)
+        for index, prompt in enumerate(prompts):
+            found[index] = _until(found[index], ends[prompt.variant])
         for limit in sorted({prompt.max_new_tokens for prompt in prompts}):
-            picked = [index for index, prompt in enumerate(prompts) if prompt.max_new_tokens == limit]
-            requests = [(prompts[index].variant, prompts[index].context) for index in picked]
+            picked = [
+                index
+                for index, prompt in enumerate(prompts)
+                if prompt.max_new_tokens == limit
+                and len(found[index]) < limit
+                and not ends[prompt.variant].intersection(found[index][-1:])
+            ]
+            requests = [(prompts[index].variant, (*prompts[index].context, *found[index])) for index in picked]
             done = self._runtime.complete(requests, limit, max_batch=self._batch_size)
             for index, completion in zip(picked, done, strict=True):
-                ids = completion.tokens
-                found[index] = ids[: ids.index(eos) + 1] if eos in ids else ids
+                ids = (*found[index], *completion.tokens)[:limit]
+                found[index] = _until(ids, ends[prompts[index].variant])
         return found
+
+    @torch.inference_mode()
+    def _checked_drafts(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+        """For each prompt the beginning of its answer that its draft could tell: as far as the variant agrees.
+
+        The token at which it disagrees is its own, so it belongs to that beginning. In less than fp32 a batch's shape
+        can turn a near tie, so drafts are left alone there.
+        """
+        found: list[tuple[int, ...]] = [()] * len(prompts)
+        drafted = [index for index, prompt in enumerate(prompts) if prompt.draft and self.dtype == "float32"]
+        for picked in self._batches([len(prompts[i].context) + len(prompts[i].draft) for i in drafted]):
+            indices = self._ordered([drafted[k] for k in picked], [prompts[drafted[k]].variant for k in picked])
+            rows = [Row(prompts[i].variant, prompts[i].context, prompts[i].draft) for i in indices]
+            for index, logits in zip(indices, self._continuations(rows), strict=True):
+                own, draft = logits.argmax(-1).tolist(), prompts[index].draft
+                same = next((k for k, (one, other) in enumerate(zip(own, draft, strict=True)) if one != other), None)
+                found[index] = draft if same is None else (*draft[:same], own[same])
+        return found
+
+    def _ends(self, variant: str | None) -> set[int]:
+        """Tokens that end a text by the configuration of a variant, or of the base."""
+        if variant is None:
+            checkpoint = self._runtime.model.base.checkpoint
+            return set(token_ids(checkpoint.path, self._runtime.model.config, "eos_token_id"))
+        opened = self._runtime.variants[variant].variant
+        return set(token_ids(opened.delta.path, opened.layout.config, "eos_token_id"))
 
     def _slot(self, variant: str | None) -> int:
         return BASE if variant is None else self._runtime.variants[variant].slot
@@ -84,3 +122,8 @@ class DecoupledScorer(CheckpointScorer):
             torch.arange(logits.shape[-1], device=logits.device) >= torch.tensor(sizes, device=logits.device)[:, None]
         )
         return logits.masked_fill(beyond[:, None], float("-inf"))
+
+
+def _until(ids: tuple[int, ...], ends: set[int]) -> tuple[int, ...]:
+    """Up to the first token that ends a text, which is included."""
+    return ids[: next((at + 1 for at, token in enumerate(ids) if token in ends), len(ids))]

@@ -1,7 +1,8 @@
 """Subjects that share a scorer answer together: asked for one, the others answer too, in the same batches.
 
 lm-eval evaluates one model at a time and knows of no variants. So the first subject's run computes the answers of all
-subjects of its panel, and the runs of the others find theirs waiting.
+subjects of its panel, and the runs of the others find theirs waiting. What the fine-tuned model wrote (where it takes
+no part: the first variant) is handed to the variants as a draft.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Panel:
     """A scorer and the subjects it answers for.
 
     variants: label of a subject -> name of its variant in the scorer. stores: label -> its answers. seconds: spent in
-    the scorer so far, by all subjects together.
+    the scorer so far, by all subjects together. drafts: the answers of the fine-tuned model.
     """
 
     scorer: Scorer
@@ -34,6 +35,7 @@ class Panel:
     stores: dict[str, AnswerStore]
     reporter: Reporter
     eos: int
+    drafts: AnswerStore | None = None
     seconds: float = field(default=0.0, init=False)
 
     def loglikelihood(self, label: str, pairs: Sequence[tuple[Ids, Ids]]) -> list[Likelihood]:
@@ -50,13 +52,35 @@ class Panel:
         """Go on greedily from (context, max_new_tokens) for the subject `label`."""
 
         def write(asked: list[tuple[str, tuple[Ids, int]]]) -> list[Any]:
-            rows = [Prompt(self.variants[who], context, limit) for who, (context, limit) in asked]
+            rows = [
+                Prompt(self.variants[who], *question, self._draft(who, key_of("generate", question)))
+                for who, question in asked
+            ]
             return [list(ids) for ids in self.scorer.generate(rows, eos=self.eos)]
 
-        return [tuple(ids) for ids in self._answers("generate", label, list(prompts), write)]
+        leader = None if self.drafts is not None else self._leader()
+        return [tuple(ids) for ids in self._answers("generate", label, list(prompts), write, leader)]
+
+    def _leader(self) -> str | None:
+        """The variant that answers before the others, if there are others."""
+        variants = [who for who, variant in self.variants.items() if variant is not None]
+        return variants[0] if len(variants) > 1 else None
+
+    def _draft(self, who: str, key: str) -> Ids:
+        """What a like model answered; the base is like none of them."""
+        leader = self._leader()
+        drafts = self.drafts if self.drafts is not None or leader is None else self.stores[leader]
+        if self.variants[who] is None or drafts is None or key not in drafts:
+            return ()
+        return tuple(drafts[key])
 
     def _answers(
-        self, kind: str, label: str, questions: list[Any], answer: Callable[[list[tuple[str, Any]]], list[Any]]
+        self,
+        kind: str,
+        label: str,
+        questions: list[Any],
+        answer: Callable[[list[tuple[str, Any]]], list[Any]],
+        leader: str | None = None,
     ) -> list[Any]:
         keys = [key_of(kind, question) for question in questions]
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
@@ -67,11 +91,13 @@ class Panel:
             self.reporter.phase(f"{kind}: {', '.join(self.variants)}", -(-len(missing) // CHUNK))
         for start in range(0, len(missing), CHUNK):
             chunk = missing[start : start + CHUNK]
-            began = time.monotonic()
-            found = answer([(who, questions[index]) for who, index in chunk])
-            self.seconds += time.monotonic() - began
-            for who in self.variants:
-                mine = [(keys[i], a) for (owner, i), a in zip(chunk, found, strict=True) if owner == who]
-                self.stores[who].add(mine)
+            first_wave = [item for item in chunk if item[0] == leader]
+            for wave in filter(None, (first_wave, [item for item in chunk if item[0] != leader])):
+                began = time.monotonic()
+                found = answer([(who, questions[index]) for who, index in wave])
+                self.seconds += time.monotonic() - began
+                for who in self.variants:
+                    mine = [(keys[i], a) for (owner, i), a in zip(wave, found, strict=True) if owner == who]
+                    self.stores[who].add(mine)
             self.reporter.step(f"{min(start + CHUNK, len(missing))} of {len(missing)} answers")
         return [self.stores[label][key] for key in keys]

@@ -114,11 +114,12 @@ def evaluate(
     with ExitStack() as stack:
         stores: list[AnswerStore] = []
         reference: Scorer | None = None
+        drafts: AnswerStore | None = None
         described = "plain checkpoints"
         for group in _groups(subjects):
             scorer, told = _scorer(group, Path(base), options, backend)
             described = told or described
-            panel = Panel(scorer, {}, {}, reporter, encoder.eos)
+            panel = Panel(scorer, {}, {}, reporter, encoder.eos, drafts)
             for subject in group:
                 plain = None if subject.role in ("delta", "base") else "plain"
                 identity = {"weights": subject.identity, "runs": plain or told, **options, **tools}
@@ -131,7 +132,7 @@ def evaluate(
             for subject in group:
                 runs[subject.label] = run_tasks(panel, subject.label, encoder, chosen, limit=limit, seed=seed)
             if group[0].role == "finetuned":
-                reference = scorer
+                reference, drafts = scorer, stores[0]
             elif reference is not None:
                 _fidelity(panel, reference, subjects[0], encoder, chosen, runs, found, seed, reporter)
             seconds |= dict.fromkeys(panel.variants, panel.seconds)

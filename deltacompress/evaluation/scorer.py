@@ -24,11 +24,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A context to go on from greedily: until an end-of-text id (which ends the answer), or max_new_tokens."""
+    """A context to go on from greedily: until an end-of-text id (which ends the answer), or max_new_tokens.
+
+    draft: what a like model wrote; a scorer may check it in one forward instead of writing token by token.
+    """
 
     variant: str | None
     context: tuple[int, ...]
     max_new_tokens: int
+    draft: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,29 @@ def test_decoupled_variants_share_a_batch_and_equal_restored_checkpoints(
     assert "reference" in shared.describe()
 
 
+def test_a_draft_never_changes_an_answer(pair: Pair, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = DecoupledScorer.open(pair.base, batch_size=5)
+    shared.load(artifact, "int4")
+    rng = random.Random(2)
+    plain = [Prompt(rng.choice([None, "int4"]), row.context, 3 + i % 6) for i, row in enumerate(_rows(seed=5))]
+    free = shared.generate(plain, eos=-1)
+    for end in (-1, free[0][1]):
+        expected = shared.generate(plain, eos=end)
+        drafted = []
+        for prompt, right, whole in zip(plain, expected, free, strict=True):
+            wrong = (*whole[:2], (whole[2] + 1) % 90, *whole[3:])
+            draft = rng.choice([right, right[:1], whole, wrong, wrong[1:], ()])
+            drafted.append(Prompt(prompt.variant, prompt.context, prompt.max_new_tokens, draft))
+        assert shared.generate(drafted, eos=end) == expected
+    exact = [
+        Prompt(one.variant, one.context, one.max_new_tokens, right) for one, right in zip(plain, free, strict=True)
+    ]
+    asked: list[int] = []
+    monkeypatch.setattr(shared._runtime, "complete", lambda requests, *_, **__: asked.append(len(requests)) or [])
+    assert shared.generate(exact, eos=-1) == free
+    assert sum(asked) == 0  # nothing was left to be written token by token
+
+
 def test_a_checkpoint_with_a_missing_weight_is_refused(pair: Pair, tmp_path: Path) -> None:
     from pairs import changed
 
