@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deltacompress.bench.clock import Times, copy_bandwidth, cpu_time, gpu_clock, median, spread
 from deltacompress.codecs import packed
 from deltacompress.codecs.packed import PackedSpec, Parts, part_shapes
 from deltacompress.kernels import Backend, Segments, get_backend
@@ -24,8 +24,6 @@ from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.reporter import SILENT, Reporter
 
 _PAIR_NIBBLES = (0x4, 0x8, 0xC, 0x9, 0xD, 0xE)
-_FLUSH_BYTES = 256 << 20
-_COPY_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +118,8 @@ def run(
     kernels = get_backend(backend, where)
     on_gpu = where.type == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    clock = _gpu_clock(where) if on_gpu else _cpu_time
-    bandwidth = _copy_bandwidth(where, clock)
+    clock = gpu_clock(where) if on_gpu else cpu_time
+    bandwidth = copy_bandwidth(where, clock)
     shapes = shapes or (GPU_SHAPES if on_gpu else CPU_SHAPES)
     reporter.phase("timing", len(shapes))
     rows = []
@@ -132,9 +130,6 @@ def run(
     return KernelBench(
         name, kernels.name, kernels.why, str(dtype).removeprefix("torch."), bandwidth / 1e12, tuple(rows)
     )
-
-
-Times = list[float]
 
 
 def _measure(
@@ -149,7 +144,7 @@ def _measure(
     table = backend.table(shape.variants, shape.out, shape.columns)
     parts: Parts = {}
     for slot in range(shape.variants):
-        parts = _random_parts(spec, device)
+        parts = random_parts(spec, device)
         table.set(slot, spec, backend.pack(spec, parts))
     offsets = [per * i for i in range(shape.variants + 1)]
     segments = Segments.build(offsets, range(shape.variants), device)
@@ -158,7 +153,7 @@ def _measure(
     times = clock(lambda: backend.sbmm(x, y, segments, table))
     size = shape.variants * backend.nbytes(spec)
     floor = size / bandwidth * 1e6
-    us = _median(times)
+    us = median(times)
     row: dict[str, Any] = {
         "op": "decode" if per <= 32 else "prefill",
         "format": f"{shape.pattern} {shape.bits} bits, " + (f"group {shape.group}" if shape.group else "row"),
@@ -167,7 +162,7 @@ def _measure(
         "variants": shape.variants,
         "rows": shape.rows,
         "us": us,
-        "spread": _spread(times),
+        "spread": spread(times),
         "bytes": size,
         "floor_us": floor,
         "share_of_copy_bandwidth": floor / us,
@@ -195,16 +190,16 @@ def _baselines(
         y[:per] += x[:per] @ packed.decode(spec, parts).to(x.dtype).T
 
     return {
-        "fp16_loop": _median(clock(loop)),
-        "fp16_bmm": _median(clock(stacked)),
+        "fp16_loop": median(clock(loop)),
+        "fp16_bmm": median(clock(stacked)),
         # all variants are alike: one is timed
-        "dequant_matmul": variants * _median(clock(one_by_decoding)),
-        "base_gemm": _median(clock(lambda: x @ dense[0].T)),
+        "dequant_matmul": variants * median(clock(one_by_decoding)),
+        "base_gemm": median(clock(lambda: x @ dense[0].T)),
     }
 
 
-def _random_parts(spec: PackedSpec, device: torch.device) -> Parts:
-    """Random codes, patterns, zero points; scales of one order of magnitude."""
+def random_parts(spec: PackedSpec, device: torch.device) -> Parts:
+    """Serving parts of a format: random codes, patterns, zero points; scales of one order of magnitude."""
     parts: Parts = {}
     for name, (_, shape) in part_shapes(spec, storage=False).items():
         if name == "scales":
@@ -218,51 +213,3 @@ def _random_parts(spec: PackedSpec, device: torch.device) -> Parts:
         else:
             parts[name] = torch.randint(0, 256, shape, device=device, dtype=torch.uint8)
     return parts
-
-
-def _copy_bandwidth(device: torch.device, clock: Callable[[Callable[[], Any], int], Times]) -> float:
-    """Bytes a second, read and written, of a large copy on the device."""
-    size = _COPY_BYTES if device.type == "cuda" else _COPY_BYTES // 16
-    source = torch.ones(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * size / (_median(clock(lambda: target.copy_(source), 10)) / 1e6)
-
-
-def _gpu_clock(device: torch.device) -> Callable[[Callable[[], Any], int], Times]:
-    """work, repeats -> microseconds of each run between two events, the L2 cache cold."""
-    flush = torch.ones(_FLUSH_BYTES // 4, dtype=torch.int32, device=device)
-
-    def clock(work: Callable[[], Any], repeats: int) -> Times:
-        for _ in range(3):
-            work()
-        pairs = []
-        for _ in range(repeats):
-            flush.max()
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            work()
-            end.record()
-            pairs.append((start, end))
-        torch.cuda.synchronize(device)
-        return [start.elapsed_time(end) * 1e3 for start, end in pairs]
-
-    return clock
-
-
-def _cpu_time(work: Callable[[], Any], repeats: int) -> Times:
-    work()
-    times = []
-    for _ in range(min(repeats, 10)):
-        started = time.perf_counter()
-        work()
-        times.append((time.perf_counter() - started) * 1e6)
-    return times
-
-
-def _median(times: Times) -> float:
-    return sorted(times)[len(times) // 2]
-
-
-def _spread(times: Times) -> list[float]:
-    ordered = sorted(times)
-    return [ordered[0], ordered[-1 - len(ordered) // 10]]

@@ -7,6 +7,7 @@ Nothing falls back in the middle of a run.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,10 +28,12 @@ class Backend(ABC):
         name: "reference", "triton" or "cuda".
         why: one line, why this backend runs (for the user to read).
         device: where activations and packed deltas live.
+        packs_on_device: whether `pack` is as fast on the device as a copy, so that parts need no work before it.
     """
 
     name: str
     why: str
+    packs_on_device = False
 
     def __init__(self, device: torch.device | str, why: str) -> None:
         self.device, self.why = torch.device(device), why
@@ -44,10 +47,14 @@ class Backend(ABC):
         """Bytes of the packed buffer, a multiple of 256."""
 
     @abstractmethod
-    def pack(self, spec: PackedSpec, parts: Parts) -> Tensor:
+    def pack(
+        self, spec: PackedSpec, parts: Parts, *, into: Tensor | None = None, faults: Tensor | None = None
+    ) -> Tensor:
         """Serving parts -> kernel layout u8 [nbytes(spec)], on the device that the parts are on (CPU or GPU).
 
-        A pure function of its input, the same bytes on every device.
+        A pure function of its input, the same bytes on every device. into: where to put them, u8 [nbytes(spec)].
+        faults: int32 [1] on the same device, which is set to a fault of tiling.FAULTS where content is wrong, if
+        that is only found on the device; else, and on a CPU, it is raised at once.
 
         Raises:
             BackendError: the format is not supported.
@@ -61,6 +68,13 @@ class Backend(ABC):
         x: [N, in_features], y: [N, out_features], both of one dtype (fp16, bf16 or fp32) and with contiguous rows;
         N >= segments.rows. Products are accumulated in fp32 and rounded once, when they are added to y.
         """
+
+    def sbmm_group(self, x: Tensor, y: Tensor, segments: Segments, tables: Sequence[Table]) -> None:
+        """sbmm for linears that read the same x, their results side by side in y [N, sum of out_features]."""
+        at = 0
+        for table in tables:
+            self.sbmm(x, y[:, at : at + table.out_features], segments, table)
+            at += table.out_features
 
     def table(self, slots: int, out_features: int, in_features: int) -> Table:
         """An empty table for one linear layer."""

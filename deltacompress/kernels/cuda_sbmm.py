@@ -8,7 +8,9 @@ which rows are theirs they find on the device. A batch that has both short and l
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,11 +19,14 @@ from deltacompress.codecs.packed import PackedSpec, Parts
 from deltacompress.errors import BackendError, InputError
 from deltacompress.kernels import nvrtc, tiling
 from deltacompress.kernels.backend import Backend
+from deltacompress.kernels.cuda_pack import Packer
 from deltacompress.kernels.segments import Segments
 from deltacompress.kernels.table import Table
 
 DECODE_ROWS = 32
 """Longest run that the decode kernel takes (fp32 activations: all of them)."""
+MAX_MEMBERS = 4
+"""Linears of one launch of the decode kernel."""
 _EVERY = 2**31 - 1
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _TILE_LIST = 128 * 16
@@ -48,10 +53,38 @@ class Variant:
     threads: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """One linear of a launch; first: its first column in y."""
+
+    spec: PackedSpec
+    pointers: Tensor
+    first: int
+
+
+class _Members(ctypes.Structure):
+    """`Members` of kernels/cuda/units.cuh."""
+
+    _fields_: ClassVar = [
+        ("table", ctypes.c_void_p * MAX_MEMBERS),
+        ("out", ctypes.c_int * MAX_MEMBERS),
+        ("first", ctypes.c_int * MAX_MEMBERS),
+        ("count", ctypes.c_int),
+    ]
+
+    @classmethod
+    def of(cls, members: list[_Member]) -> _Members:
+        made = cls(count=len(members))
+        for i, member in enumerate(members):
+            made.table[i], made.out[i], made.first[i] = member.pointers.data_ptr(), member.spec.rows, member.first
+        return made
+
+
 class CudaBackend(Backend):
     """1 to 4 bits, dense or 2:4, scales of rows or of groups of a multiple of 16 columns."""
 
     name = "cuda"
+    packs_on_device = True
 
     def __init__(self, device: torch.device | str, why: str = "asked for") -> None:
         super().__init__(device, why)
@@ -61,6 +94,7 @@ class CudaBackend(Backend):
         self._shared_of_block = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
         self._shared_of_processor = properties.shared_memory_per_multiprocessor
         self._variants: dict[tuple[object, ...], Variant] = {}
+        self._packer = Packer(self.device, self._arch)
 
     def supports(self, spec: PackedSpec) -> bool:
         """See Backend."""
@@ -70,41 +104,59 @@ class CudaBackend(Backend):
         """See Backend."""
         return tiling.tiled_bytes(spec)
 
-    def pack(self, spec: PackedSpec, parts: Parts) -> Tensor:
+    def pack(
+        self, spec: PackedSpec, parts: Parts, *, into: Tensor | None = None, faults: Tensor | None = None
+    ) -> Tensor:
         """See Backend."""
-        return tiling.tile(spec, parts)
+        if parts["scales"].device.type == "cpu":
+            packed = tiling.tile(spec, parts)
+            return packed if into is None else into.copy_(packed)
+        return self._packer.pack(spec, parts, into, faults)
 
     def sbmm(self, x: Tensor, y: Tensor, segments: Segments, table: Table) -> None:
         """See Backend."""
+        self.sbmm_group(x, y, segments, (table,))
+
+    def sbmm_group(self, x: Tensor, y: Tensor, segments: Segments, tables: Sequence[Table]) -> None:
+        """See Backend. Runs of few rows take one launch for all tables of one format."""
         if x.dtype not in _DTYPES or y.dtype != x.dtype:
             raise InputError(f"activations must be bf16, fp16 or fp32 and alike, not {x.dtype} and {y.dtype}")
         if x.stride(-1) != 1 or y.stride(-1) != 1:
             raise InputError("the rows of x and y must be contiguous")
         launches = _launches(segments, x.dtype)
-        for spec, pointers in table.pointers.items():
+        for members in _by_format(tables):
             for name, wide, lo, hi in launches:
-                self._launch(name, wide, spec, x, y, segments, pointers, lo, hi)
+                most = MAX_MEMBERS if name == "decode" else 1
+                for at in range(0, len(members), most):
+                    self._launch(name, wide, members[at : at + most], x, y, segments, lo, hi)
 
     def _launch(
-        self, name: str, wide: int, spec: PackedSpec, x: Tensor, y: Tensor, segments: Segments, pointers: Tensor,
+        self, name: str, wide: int, members: list[_Member], x: Tensor, y: Tensor, segments: Segments,
         lo: int, hi: int,
     ) -> None:  # fmt: skip
+        spec = members[0].spec
         # 16-byte copies need rows that start on 16 bytes
         fast = x.dtype != torch.float32 and not (x.data_ptr() % 16 or x.stride(0) % 8 or spec.columns % 8)
         key = (name, wide, spec.bits, spec.is_24, 0 if spec.groups == 1 else spec.group, x.dtype, fast)
         if (variant := self._variants.get(key)) is None:
             variant = self._variants[key] = self._make(name, wide, spec, x.dtype, fast)
+        sizes: tuple[Any, ...]
+        if name == "decode":
+            sizes = (ctypes.c_int(spec.columns), ctypes.c_int(spec.group), _Members.of(members))
+            where = y.data_ptr()
+        else:  # one linear a launch
+            sizes = (ctypes.c_int(spec.columns), ctypes.c_int(spec.rows), ctypes.c_int(spec.group))
+            where = y.data_ptr() + members[0].first * y.element_size()
+        tables = () if name == "decode" else (ctypes.c_void_p(members[0].pointers.data_ptr()),)
         arguments = (
             ctypes.c_void_p(x.data_ptr()),
-            ctypes.c_void_p(y.data_ptr()),
+            ctypes.c_void_p(where),
             ctypes.c_longlong(x.stride(0)),
             ctypes.c_longlong(y.stride(0)),
-            ctypes.c_int(spec.columns),
-            ctypes.c_int(spec.rows),
-            ctypes.c_int(spec.group),
+            *sizes,
             ctypes.c_void_p(segments.offsets.data_ptr()),
             ctypes.c_void_p(segments.slots.data_ptr()),
-            ctypes.c_void_p(pointers.data_ptr()),
+            *tables,
             ctypes.c_int(segments.capacity),
             ctypes.c_int(lo),
             ctypes.c_int(hi),
@@ -147,6 +199,20 @@ class CudaBackend(Backend):
             binary = nvrtc.compile_source(name, macros, arch)
             kernel = nvrtc.Kernel(binary, "sbmm", fixed + max(slot * stages, least))
         return Variant(kernel, per_processor * self._processors, threads)
+
+
+def _by_format(tables: Sequence[Table]) -> list[list[_Member]]:
+    """What one launch can take: tables of one format, each at most once (grids do not matter to kernels)."""
+    rounds: dict[tuple[object, ...], list[_Member]] = {}
+    first = 0
+    for table in tables:
+        seen: dict[tuple[object, ...], int] = {}
+        for spec, pointers in table.pointers.items():
+            key = (spec.bits, spec.sparsity, spec.group)
+            seen[key] = seen.get(key, -1) + 1
+            rounds.setdefault((*key, seen[key]), []).append(_Member(spec, pointers, first))
+        first += table.out_features
+    return list(rounds.values())
 
 
 def _launches(segments: Segments, dtype: torch.dtype) -> list[tuple[str, int, int, int]]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from deltacompress.errors import BackendError
 
-HEADERS = ("sbmm.cuh", "prefill.cuh")
+HEADERS = ("sbmm.cuh", "prefill.cuh", "units.cuh")
 _HINT = "pip install 'deltacompress[gpu]' brings cuda-bindings and NVIDIA's compiler"
 
 

@@ -41,12 +41,15 @@ class ReferenceBackend(Backend):
         """See Backend."""
         return flat.align(4 * spec.rows * spec.columns) if _is_free(spec) else flat.flat_bytes(spec)
 
-    def pack(self, spec: PackedSpec, parts: Parts) -> Tensor:
+    def pack(
+        self, spec: PackedSpec, parts: Parts, *, into: Tensor | None = None, faults: Tensor | None = None
+    ) -> Tensor:
         """See Backend. The flat buffer of the serving parts; decoded fp32 values for unstructured patterns."""
         if not _is_free(spec):
-            return flat.flatten(spec, parts)
+            return flat.flatten(spec, parts, into)
         raw = packed.decode(spec, parts).view(torch.uint8).flatten()
-        return torch.nn.functional.pad(raw, (0, self.nbytes(spec) - raw.numel()))
+        padded = torch.nn.functional.pad(raw, (0, self.nbytes(spec) - raw.numel()))
+        return padded if into is None else into.copy_(padded)
 
     def sbmm(self, x: Tensor, y: Tensor, segments: Segments, table: Table) -> None:
         """See Backend."""

@@ -30,6 +30,13 @@ from deltacompress.numerics import packing
 
 ROWS = 128
 SET_BYTES = 384
+BAD_PATTERN, BAD_SCALE, BAD_ZERO = 1, 2, 3
+FAULTS = {
+    BAD_PATTERN: "a 2:4 pattern holds a nibble that is not two rising positions",
+    BAD_SCALE: "a packed scale is not a finite number",
+    BAD_ZERO: "a zero point is not a code of its number of bits",
+}
+"""What can be wrong in parts of the right shapes."""
 _CODES = 32  # of one row in one block
 _EMPTY = 0x44  # two groups of four that keep columns 0 and 1
 
@@ -52,7 +59,7 @@ def block_bytes(spec: PackedSpec) -> int:
 
 def tiled_bytes(spec: PackedSpec) -> int:
     """Bytes of the buffer."""
-    m, blocks = _counts(spec)
+    m, blocks = counts(spec)
     return align(m * spec.groups * SET_BYTES) + align(m * blocks * block_bytes(spec))
 
 
@@ -65,7 +72,7 @@ def tile(spec: PackedSpec, parts: Parts) -> Tensor:
     """
     if not supported(spec):
         raise BackendError(f"the cuda backend does not read {spec.to_json()}: use the reference backend for it")
-    m, blocks = _counts(spec)
+    m, blocks = counts(spec)
     codes = packing.unpack_codes(parts["codes"], spec.bits, spec.kept)
     codes = pad(codes, (0, blocks * _CODES - spec.kept, 0, m * ROWS - spec.rows))
     #            m  t  h  g  block   s  p  c  e
@@ -83,7 +90,7 @@ def tile(spec: PackedSpec, parts: Parts) -> Tensor:
     return out
 
 
-def _counts(spec: PackedSpec) -> tuple[int, int]:
+def counts(spec: PackedSpec) -> tuple[int, int]:
     """(tiles of 128 rows, blocks of columns: an even number)."""
     return -(-spec.rows // ROWS), 2 * -(-spec.columns // stage_columns(spec))
 
@@ -114,7 +121,7 @@ def _pattern_words(spec: PackedSpec, pattern: Tensor, m: int, blocks: int) -> Te
         # the unused half of the last byte stands for a group that is not there
         pattern = torch.cat([pattern[:, :-1], pattern[:, -1:] | (_EMPTY & 0xF0)], 1)
     if bool((~_valid_bytes(pattern.device)[pattern.long()]).any()):
-        raise FormatError("a 2:4 pattern holds a nibble that is not two rising positions")
+        raise FormatError(FAULTS[BAD_PATTERN])
     pattern = pad(pattern, (0, blocks * 8 - pattern.shape[1], 0, m * ROWS - spec.rows), value=_EMPTY)
     order = pattern.view(m, 8, 2, 8, blocks, 4, 2).permute(0, 4, 1, 3, 5, 2, 6)  # [m, block, t, g, c, h, byte]
     return order.reshape(m, blocks, 8, 32, 4)
@@ -131,11 +138,11 @@ def _scale_sets(spec: PackedSpec, parts: Parts, m: int) -> Tensor:
     """u8 [m, set, 384]."""
     scales = parts["scales"]
     if not bool(torch.isfinite(scales).all()):
-        raise FormatError("a packed scale is not a finite number")
+        raise FormatError(FAULTS[BAD_SCALE])
     if spec.grid == "minmax":
         zeros = parts["zeros"]
         if bool((zeros >= 1 << spec.bits).any()):
-            raise FormatError(f"a zero point is not a code of {spec.bits} bits")
+            raise FormatError(FAULTS[BAD_ZERO])
         doubled = zeros * 2
     else:
         doubled = torch.full_like(scales, (1 << spec.bits) - (spec.grid == "midrise"), dtype=torch.uint8)

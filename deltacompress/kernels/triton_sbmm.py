@@ -51,11 +51,13 @@ class TritonBackend(Backend):
         """See Backend."""
         return flat.flat_bytes(spec)
 
-    def pack(self, spec: PackedSpec, parts: Parts) -> Tensor:
-        """See Backend."""
+    def pack(
+        self, spec: PackedSpec, parts: Parts, *, into: Tensor | None = None, faults: Tensor | None = None
+    ) -> Tensor:
+        """See Backend. Faults: none are looked for."""
         if not self.supports(spec):
             raise BackendError(f"the triton backend does not read {spec.to_json()}: use the reference backend for it")
-        return flat.flatten(spec, parts)
+        return flat.flatten(spec, parts, into)
 
     def sbmm(self, x: Tensor, y: Tensor, segments: Segments, table: Table) -> None:
         """See Backend."""

@@ -83,10 +83,14 @@ class Batch:
 
 
 class Current:
-    """The batch that is being computed; one object, known to every module of a model. None: the plain base."""
+    """What is being computed; one object, known to every module of a model.
+
+    batch: None for the plain base; positions: of the token of each row, int64 [rows] on the device, in a decode step.
+    """
 
     def __init__(self) -> None:
         self.batch: Batch | None = None
+        self.positions: Tensor | None = None
 
 
 def kernel_slot(slot: int) -> int:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from deltacompress.errors import BackendError, InputError
+from deltacompress.errors import BackendError, DeltaCompressError, InputError
 from deltacompress.runtime import evaluation
 from deltacompress.runtime.evaluation import Item, LogLikelihood
 from deltacompress.runtime.intake import Ids, Intake, Wishes
@@ -99,31 +99,58 @@ class Runtime:
         """The loaded variants by name."""
         return MappingProxyType(self.residency.variants)
 
-    def load(self, artifact: str | Path, name: str | None = None) -> str:
-        """Load a variant; returns its name (the directory's, if none is given).
+    def load(
+        self,
+        artifact: str | Path,
+        name: str | None = None,
+        *,
+        zoo: str | Path | None = None,
+        verify: bool = True,
+    ) -> str:
+        """Load a variant; returns its name (the directory's or entry's, if none is given).
+
+        Args:
+            artifact: its directory; or the name of an entry of a zoo, `team/bot@prod`, which is pulled once.
+            zoo: path or URL; None: the one that DELTACOMPRESS_ZOO names.
+            verify: compare every part with its recorded hash. False believes the files (those of a disk that was
+                checked before, say): on a GPU hashing takes longer than everything else. Shapes, scales and patterns
+                are checked either way, and so are parts that have to be decoded.
 
         Raises:
             InputError: the name is taken.
             BaseMismatchError: made from another base.
             IntegrityError, UnsupportedModelError, PairError, BackendError: see Variant.open and Residency.add.
+            ZooError: the zoo does not have the entry.
         """
-        path = Path(artifact)
-        name = path.resolve().name if name is None else name
-        if name in self.residency.variants:
-            raise InputError(f"a variant named {name} is loaded already; give another name, or unload it first")
+        from deltacompress.zoo.resolve import artifact_path
+
+        path = artifact_path(artifact, zoo, base=self.model.base.checkpoint.path)
+        if name is None:
+            name = path.resolve().name if path == Path(artifact) else str(artifact)
+        self._check_free(name)
         variant = Variant.open(path, self.model.base, self._numerics)
         operands = self.residency.read(variant)  # the long part: requests run meanwhile
         with self._lock:
-            if name in self.residency.variants:
-                raise InputError(f"a variant named {name} is loaded already; give another name, or unload it first")
-            self.residency.add(name, variant, operands)
+            self._check_free(name)
+            self.residency.add(name, variant, operands, verify=verify)
             self._tokenizers.add(name, path)
+        try:
+            self.residency.confirm(name)  # and this one
+        except DeltaCompressError:
+            with self._lock:
+                self.residency.drop(name)
+                self._tokenizers.remove(name)
+            raise
         if decoded := variant.decoded():
             self.notes.append(
                 f"{name}: {len(decoded)} tensors ({decoded[0]}, ...) are served decoded: backend {self.backend} has no "
                 "kernel for their format"
             )
         return name
+
+    def _check_free(self, name: str) -> None:
+        if name in self.residency.variants:
+            raise InputError(f"a variant named {name} is loaded already; give another name, or unload it first")
 
     def unload(self, name: str) -> None:
         """Forget a variant.

@@ -36,8 +36,9 @@ class GraphedStep:
         with torch.cuda.graph(self._graph, pool=pool):
             self._logits = step(ids, positions)
 
-    def replay(self, inputs: Tensor) -> Tensor:
-        """Logits for other inputs; they stay valid until the next replay."""
-        self._inputs.copy_(inputs, non_blocking=True)
+    def replay(self, inputs: Tensor | None = None) -> Tensor:
+        """Logits for other inputs (or the same once more); they stay valid until the next replay."""
+        if inputs is not None:
+            self._inputs.copy_(inputs, non_blocking=True)
         self._graph.replay()
         return self._logits

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deltacompress.errors import BackendError
+from deltacompress.kernels import fused
 from deltacompress.runtime.batch import to_device
 
 
@@ -26,7 +27,9 @@ class RowCache:
 
     is_compileable = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, fused: bool = False) -> None:
+        """fused: store through kernels/fused.py."""
+        self._fused = fused
         self.keys: list[Tensor] = []  # per layer [rows, heads, columns, size]
         self.values: list[Tensor] = []
         self._rows = torch.empty(0, dtype=torch.int64)
@@ -38,6 +41,9 @@ class RowCache:
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Store one token's [rows, heads, 1, size]; returns all columns in use."""
         keys, values = self.keys[layer_idx], self.values[layer_idx]
+        if self._fused and key.stride(-1) == value.stride(-1) == 1 and key.shape == value.shape:
+            fused.store(key, value, keys, values, self._positions)
+            return keys[:, :, : self._seen], values[:, :, : self._seen]
         keys[self._rows, :, self._positions] = key[:, :, 0]
         values[self._rows, :, self._positions] = value[:, :, 0]
         return keys[:, :, : self._seen], values[:, :, : self._seen]

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from deltacompress.kernels import Backend, Table
 from deltacompress.runtime.batch import Batch, Current, Segment
+from deltacompress.runtime.groups import LinearGroup
 from deltacompress.runtime.operands import Added, Packed, Replaced
 from deltacompress.runtime.vectors import VectorBank
 
@@ -37,7 +38,7 @@ class _Run(NamedTuple):
 class DecoupledLinear(nn.Linear):
     """Takes the place of an nn.Linear and keeps its parameters under their names; without a batch it is that linear.
 
-    biases: what the variants bring, by slot; None for a linear without bias.
+    biases: what the variants bring, by slot; None for a linear without bias. is_head: it may see selected rows only.
     """
 
     def __init__(self, linear: nn.Linear, current: Current, kernels: Backend | None, *, is_head: bool) -> None:
@@ -48,11 +49,27 @@ class DecoupledLinear(nn.Linear):
         bias: Tensor | None = linear.bias
         self.biases: VectorBank | None = None if bias is None else VectorBank(bias)
         self._weights: dict[int, Weight] = {}
-        self._current, self._is_head = current, is_head
+        self._current, self.is_head = current, is_head
+        self.group: LinearGroup | None = None  # of linears that read the same tensor
         self._kernels = kernels
         self._table: Table | None = None
         if kernels is not None:
             self._table = kernels.table(MAX_VARIANTS, self.out_features, self.in_features)
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the base's has one."""
+        return self.biases is not None
+
+    @property
+    def table(self) -> Table:
+        """The packed deltas of its variants."""
+        assert self._table is not None
+        return self._table
+
+    def own_weight(self, slot: int) -> Weight | None:
+        """What `slot` brings for this linear."""
+        return self._weights.get(slot)
 
     def set_weight(self, slot: int, weight: Weight | None) -> None:
         """Give `slot` its own weight, or none any more."""
@@ -75,13 +92,15 @@ class DecoupledLinear(nn.Linear):
         batch = self._current.batch
         if batch is None:
             return super().forward(x)
-        if self._is_head and batch.keep is not None:
+        if self.group is not None and (found := self.group.take(self, x, batch)) is not None:
+            return found
+        if self.is_head and batch.keep is not None:
             x = x.reshape(-1, x.shape[-1]).index_select(0, batch.keep).unsqueeze(0)
         own_bias = self.biases is not None and self.biases.touched(batch)
         if not own_bias and not any(slot in self._weights for slot in batch.active()):
             return super().forward(x)
         flat = x.reshape(-1, x.shape[-1])
-        segments = batch.segments(flat.shape[0], head=self._is_head)
+        segments = batch.segments(flat.shape[0], head=self.is_head)
         y = self._products(flat, segments, batch)
         return y.view(*x.shape[:-1], y.shape[-1])
 
@@ -102,7 +121,7 @@ class DecoupledLinear(nn.Linear):
         assert self._kernels is not None
         assert self._table is not None
         y = self._base_product(x, segments)
-        on_device = batch.on_device(x.shape[0], head=self._is_head)
+        on_device = batch.on_device(x.shape[0], head=self.is_head)
         self._kernels.sbmm(x, y[:, : self.out_features], on_device, self._table)
         self._add_rest(y, x, segments)
         for piece in segments:

@@ -19,9 +19,11 @@ from transformers.utils import logging as hf_logging
 from deltacompress.calibrate.support import is_norm
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.errors import BackendError, CheckpointError
-from deltacompress.kernels import Backend
+from deltacompress.kernels import Backend, fused
+from deltacompress.runtime.attention import fuse_attention
 from deltacompress.runtime.batch import Batch, Current
 from deltacompress.runtime.embedding import Rows, decouple_embedding
+from deltacompress.runtime.groups import group_linears
 from deltacompress.runtime.layout import Layout, read_layout
 from deltacompress.runtime.linear import DecoupledLinear
 from deltacompress.runtime.operands import Added, Operand, Packed, Replaced, Vector
@@ -48,6 +50,7 @@ class DecoupledModel:
     _linears: dict[str, DecoupledLinear]
     _banks: dict[str, VectorBank]
     _rows: dict[int, Rows]
+    fused: bool = False  # whether decode steps use kernels/fused.py
     version: int = 0  # counts changes of what is installed
 
     @property
@@ -67,14 +70,19 @@ class DecoupledModel:
         found: torch.dtype = self.model.dtype
         return found
 
+    @property
+    def linears(self) -> tuple[DecoupledLinear, ...]:
+        """All of them."""
+        return tuple(self._linears.values())
+
     @contextmanager
-    def serving(self, batch: Batch) -> Iterator[None]:
-        """Forwards in this block are of `batch`."""
-        self.current.batch = batch
+    def serving(self, batch: Batch, positions: Tensor | None = None) -> Iterator[None]:
+        """Forwards in this block are of `batch`; positions: of a decode step's tokens, int64 [rows] on the device."""
+        self.current.batch, self.current.positions = batch, positions
         try:
             yield
         finally:
-            self.current.batch = None
+            self.current.batch = self.current.positions = None
 
     def install(self, slot: int, operands: dict[str, Operand]) -> None:
         """Let `slot` use these operands, by module tensor path."""
@@ -120,7 +128,10 @@ def load_base(path: str, *, device: torch.device, dtype: torch.dtype, kernels: B
         ) from error
     if lost := sorted(info["missing_keys"]):
         raise CheckpointError(f"{path}: transformers finds no tensor for {lost[0]}; give a whole checkpoint")
-    return decouple(model, checkpoint, layout, kernels)
+    made = decouple(model, checkpoint, layout, kernels)
+    if kernels is not None:
+        group_linears(model, made.linears, kernels)
+    return made
 
 
 def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, kernels: Backend | None) -> DecoupledModel:
@@ -133,6 +144,9 @@ def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, ker
     if model.config._attn_implementation not in ("sdpa", "eager"):
         model.set_attn_implementation("eager")  # the masks of the scheduler are for these two
     current = Current()
+    fuse = kernels is not None and fused.usable(model.device)
+    if fuse:
+        fuse_attention(model, current)
     paths = {id(module): name for name, module in model.named_modules()}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     embedding_path, head_path = f"{paths[id(embedding)]}.weight", f"{paths[id(head)]}.weight"
@@ -150,14 +164,15 @@ def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, ker
                 banks[f"{module_path}.bias"] = linear.biases
         elif is_norm(module):
             banks |= {
-                f"{module_path}.{name}": bank for name, bank in decouple_norm(module, current, module_path).items()
+                f"{module_path}.{name}": bank
+                for name, bank in decouple_norm(module, current, module_path, fuse=fuse).items()
             }
     roles |= dict.fromkeys(banks, "vector")
     roles[embedding_path] = "embedding"
     side = BaseSide(checkpoint, layout, roles)
     rows = decouple_embedding(embedding, current)
     device = embedding.weight.device
-    return DecoupledModel(model, current, side, device, embedding_path, head_path, linears, banks, rows)
+    return DecoupledModel(model, current, side, device, embedding_path, head_path, linears, banks, rows, fuse)
 
 
 @contextmanager

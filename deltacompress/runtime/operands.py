@@ -6,6 +6,7 @@
     Vector     a norm weight or a bias
     Table      rows of an embedding, in the checkpoint's dtype
     PackedRows an embedding that stays packed: the base's row plus the decoded row of the tokens in use
+    Stored     a Packed or PackedRows that lies in its file as it is; loader.py takes it from there to the device
 
 They are plain holders of tensors: `tensors` is all that moves between devices, and `nbytes` is what a budget counts.
 """
@@ -13,6 +14,7 @@ They are plain holders of tensors: `tensors` is all that moves between devices, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -111,6 +113,35 @@ class PackedRows(_Holder):
 Operand: TypeAlias = Replaced | Added | Packed | Vector | Table | PackedRows
 
 
+@dataclass(frozen=True)
+class StoredPart:
+    """One part as it lies in a shard: bytes [begin, begin + nbytes) of `file`."""
+
+    file: Path
+    begin: int
+    nbytes: int
+    sha256: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """name: of the tensor; parts: in the serving layout, of every row; spec: of them; dtype: as in PackedRows, None for
+    what becomes a Packed.
+    """
+
+    name: str
+    parts: dict[str, StoredPart]
+    spec: PackedSpec
+    dtype: torch.dtype | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its parts."""
+        return sum(part.nbytes for part in self.parts.values())
+
+
 def placed(operand: Operand, device: torch.device, kernels: Backend | None) -> Operand:
     """The same operand, ready for use on `device`; from pinned memory the copies run beside other work."""
     tensors = {name: part.to(device, non_blocking=True) for name, part in operand.tensors.items()}
@@ -122,8 +153,11 @@ def placed(operand: Operand, device: torch.device, kernels: Backend | None) -> O
     return replace(operand, tensors=tensors)
 
 
-def placed_bytes(operand: Operand, kernels: Backend | None) -> int:
-    """Bytes that `placed` keeps."""
+def placed_bytes(operand: Operand | Stored, kernels: Backend | None) -> int:
+    """Bytes on the device."""
+    if isinstance(operand, Stored):
+        assert kernels is not None
+        return kernels.nbytes(operand.spec) if operand.dtype is None else operand.nbytes + 4 * operand.spec.rows
     if isinstance(operand, Packed) and kernels is not None:
         added = operand.tensors.get("added")
         return kernels.nbytes(operand.spec) + (0 if added is None else added.nbytes)

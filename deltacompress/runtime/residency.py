@@ -1,8 +1,9 @@
 """Which variants are ready on the device: a byte budget, least recently used out first, nothing in use ever out.
 
-Three tiers: device, pinned host memory (GPUs only: on a CPU the two are the same memory), disk. A variant comes back
-from the host over a stream of its own while other variants compute; events, not waits, put the two in order. All
-decisions are taken here, on the caller's thread; workers only read and decode.
+Three tiers: device, pinned host memory (GPUs only: on a CPU the two are the same memory), disk. Pinned memory holds
+what took work to decode; what an artifact stores plainly is read from its file each time, through the page cache, which
+is as fast (loader.py). A variant comes over a stream of its own while other variants compute; events, not waits, put
+the two in order. All decisions are taken here, on the caller's thread; workers only read and decode.
 """
 
 from __future__ import annotations
@@ -10,34 +11,39 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from deltacompress.errors import BackendError, InputError
 from deltacompress.kernels import Backend
 from deltacompress.runtime.linear import MAX_VARIANTS
+from deltacompress.runtime.loader import Loader, check_stored
 from deltacompress.runtime.model import DecoupledModel
-from deltacompress.runtime.operands import Operand, pinned, placed, placed_bytes
+from deltacompress.runtime.operands import Operand, Stored, pinned, placed, placed_bytes
 from deltacompress.runtime.variant import Variant
 
 Operands = dict[str, Operand]
+Sources = dict[str, Operand | Stored]
+"""Operands in host memory, or where they lie in files."""
 
 
 @dataclass(eq=False)
 class Resident:
-    """One loaded variant and where it is. nbytes: on the device; users: running requests."""
+    """One loaded variant and where it is. nbytes: on the device; users: running requests; verify: its stored parts have
+    to be compared with their hashes yet.
+    """
 
     name: str
     slot: int
     variant: Variant
     nbytes: int
-    host: Operands | None = None
+    host: Sources | None = None
     installed: bool = False
     arriving: Future[tuple[Operands, torch.cuda.Event | None]] | None = None
     users: int = 0
     used: int = 0
-    error: str | None = field(default=None)
+    verify: bool = True
 
     @property
     def counts(self) -> bool:
@@ -57,14 +63,17 @@ class Residency:
         self._model, self._kernels = model, kernels
         self._cuda = model.device.type == "cuda"
         self._stream = torch.cuda.Stream(model.device) if self._cuda else None
+        self._loader = Loader(kernels, self._stream) if kernels is not None and self._stream is not None else None
         self._readers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "deltacompress-read")
         self._movers = ThreadPoolExecutor(1, "deltacompress-move")
         self._clock = 0
 
     # --- loading and unloading ---------------------------------------------------------------------------------------
 
-    def add(self, name: str, variant: Variant, operands: Operands) -> Resident:
+    def add(self, name: str, variant: Variant, operands: Sources, *, verify: bool = True) -> Resident:
         """Keep a variant, whose `read` operands these are, and bring it to the device if there is room.
+
+        verify: compare what is read from files with its recorded hash, the first time.
 
         Raises:
             BackendError: the budget is too small for it, or there are too many variants.
@@ -79,7 +88,7 @@ class Residency:
             )
         taken = {resident.slot for resident in self.variants.values()}
         slot = next(number for number in range(1, MAX_VARIANTS + 1) if number not in taken)
-        resident = Resident(name, slot, variant, nbytes, host=operands)
+        resident = Resident(name, slot, variant, nbytes, host=operands, verify=verify)
         self.variants[name] = resident
         try:
             self.start(name)
@@ -90,6 +99,25 @@ class Residency:
             resident.host = None  # what does not fit now is read again when it is asked for
         self._trim_host()
         return resident
+
+    def confirm(self, name: str) -> None:
+        """Wait until every byte of a new variant was read and checked; any thread may wait.
+
+        Raises:
+            IntegrityError: a part is damaged.
+            BackendError: out of memory.
+        """
+        resident = self.variants[name]
+        if (arriving := resident.arriving) is not None:
+            arriving.result()
+        elif resident.verify and resident.host is not None and not resident.installed:
+            check_stored({path: one for path, one in resident.host.items() if isinstance(one, Stored)})
+            resident.verify = False
+
+    def drop(self, name: str) -> None:
+        """Forget a variant that never became usable."""
+        resident = self.variants.pop(name)
+        resident.arriving = None
 
     def remove(self, name: str) -> None:
         """Forget a variant.
@@ -146,7 +174,7 @@ class Residency:
             resident.arriving = self._movers.submit(self._bring, resident)
         else:
             operands = resident.host if resident.host is not None else self.read(resident.variant)
-            self._model.install(resident.slot, self._placed(operands))
+            self._model.install(resident.slot, self._placed(resident, operands))
             resident.installed = True
         return True
 
@@ -200,23 +228,37 @@ class Residency:
             resident.host = self.read(resident.variant)
             self._trim_host(keep=resident)
         with torch.cuda.stream(self._stream):
-            operands = self._placed(resident.host)
+            operands = self._placed(resident, resident.host)
             event = torch.cuda.Event()
             event.record(self._stream)
         return operands, event
 
-    def _placed(self, operands: Operands) -> Operands:
+    def _placed(self, resident: Resident, sources: Sources) -> Operands:
+        stored = {path: one for path, one in sources.items() if isinstance(one, Stored)}
         try:
-            return {path: placed(one, self._model.device, self._kernels) for path, one in operands.items()}
+            found: Operands = {}
+            if stored:
+                assert self._loader is not None
+                found |= self._loader.load(stored, verify=resident.verify)
+                resident.verify = False
+            for path, one in sources.items():
+                if not isinstance(one, Stored):
+                    found[path] = placed(one, self._model.device, self._kernels)
+            return found
         except torch.OutOfMemoryError as error:
-            held = ", ".join(f"{one.name} {one.nbytes}" for one in self.variants.values() if one.counts) or "none"
             raise BackendError(
-                f"{self._model.device} is out of memory while a variant is loaded (resident, in bytes: {held}); "
+                f"{self._model.device} is out of memory while a variant is loaded ({self.told()}); "
                 "lower budget_bytes, max_batch or the number of variants in use"
             ) from error
 
-    def read(self, variant: Variant) -> Operands:
-        """Decode and check every part of a variant: its operands in host memory, pinned where copies follow.
+    def told(self) -> str:
+        """What is resident, for messages."""
+        held = ", ".join(f"{one.name} {one.nbytes}" for one in self.variants.values() if one.counts) or "none"
+        return f"resident, in bytes: {held}"
+
+    def read(self, variant: Variant) -> Sources:
+        """Decode and check every part of a variant: its operands in host memory, pinned where copies follow; parts that
+        a GPU takes as they are stored stay where they are.
 
         Any thread may call this, also while requests run.
 
@@ -225,7 +267,9 @@ class Residency:
             BackendError: this machine cannot decode the lossless codec.
         """
 
-        def one(path: str) -> tuple[str, Operand | None]:
+        def one(path: str) -> tuple[str, Operand | Stored | None]:
+            if self._loader is not None and (stored := variant.stored(path)) is not None:
+                return path, stored
             found = variant.operand(path)
             return path, pinned(found) if found is not None and self._cuda else found
 
@@ -238,12 +282,12 @@ class Residency:
         if self.host_bytes is None or not self._cuda:
             return
         holders = [one for one in self.variants.values() if one.host is not None]
-        total = sum(operand.nbytes for one in holders for operand in (one.host or {}).values())
+        total = sum(_pinned_bytes(one) for one in holders)
         for one in sorted(holders, key=lambda one: one.used):
             if total <= self.host_bytes:
                 return
             if one is not keep and one.arriving is None:
-                total -= sum(operand.nbytes for operand in (one.host or {}).values())
+                total -= _pinned_bytes(one)
                 one.host = None
 
     def _too_small(self, wanted: Resident) -> BackendError:
@@ -252,3 +296,8 @@ class Residency:
             f"the variants in use ({', '.join(sorted(used))}) take {sum(used.values())} bytes, the budget is "
             f"{self.budget_bytes}: no room for {wanted.name}; raise budget_bytes or use fewer at once"
         )
+
+
+def _pinned_bytes(resident: Resident) -> int:
+    operands = (resident.host or {}).values()
+    return sum(operand.nbytes for operand in operands if not isinstance(operand, Stored))

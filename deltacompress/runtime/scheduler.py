@@ -48,7 +48,7 @@ class Scheduler:
         self._waiting: deque[Request] = deque()
         self._live: list[Request] = []
         self._rows: list[Request] = []  # what the cache's rows belong to, requests that ended included
-        self._cache = RowCache()
+        self._cache = RowCache(fused=model.fused)
         self._batch: Batch | None = None
         self._graph: GraphedStep | None = None
         self._graph_version = self._plain_steps = 0
@@ -66,6 +66,11 @@ class Scheduler:
     def busy(self) -> bool:
         """Whether any request is not done."""
         return bool(self._waiting or self._live)
+
+    @property
+    def graph(self) -> GraphedStep | None:
+        """The captured step of the present arrangement of rows, if there is one."""
+        return self._graph
 
     def close(self) -> None:
         """Let go of the variants of whatever still runs."""
@@ -190,7 +195,7 @@ class Scheduler:
         seen: columns of the cache to attend to. Never waits for the device, so it can be captured in a CUDA graph.
         """
         self._cache.at(positions, seen)
-        with self._model.serving(batch):
+        with self._model.serving(batch, positions):
             logits: Tensor = self._model.model(
                 input_ids=ids,
                 position_ids=positions.unsqueeze(1),

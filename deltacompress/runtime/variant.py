@@ -38,6 +38,8 @@ from deltacompress.runtime.operands import (
     Packed,
     PackedRows,
     Replaced,
+    Stored,
+    StoredPart,
     Table,
     Vector,
     row_bits,
@@ -114,6 +116,33 @@ class Variant:
             return self._embedding(module_path, record, parts)
         return self._weight(module_path, record, parts)
 
+    def stored(self, module_path: str) -> Stored | None:
+        """What `operand` would give, where it is packed and its bytes lie in the artifact as they are; else None.
+
+        Raises:
+            FormatError: parts of other shapes than their format's.
+        """
+        kernels, record = self._numerics.kernels, self._record(module_path)
+        if kernels is None or not kernels.packs_on_device or self.delta.manifest.lossless != "none":
+            return None
+        role = self._base.roles[module_path]
+        if role == "vector" or not self._is_packed_delta(module_path):
+            return None
+        spec, found = self._spec(record), {part.name: part for part in record.parts}
+        ours = self._base.checkpoint.tensors[self._base.layout.places[module_path].name].shape
+        whole = (spec.rows, spec.columns) == ours == record.shape
+        fits = spec.sparsity.kind == "dense" and spec.bits < 16 if role == "embedding" else kernels.supports(spec)
+        if not whole or not fits or found.keys() & {"row_mask", "added_rows"}:
+            return None
+        shapes = {name: torch.empty(p.shape, dtype=DTYPES[p.dtype], device="meta") for name, p in found.items()}
+        packed.check_parts(spec, shapes, storage=False, where=f"{self.delta.path}: {record.name}")
+        parts = {}
+        for name, part in found.items():
+            file, span = self.delta.where(record.name, part)
+            like = shapes[name]
+            parts[name] = StoredPart(file, span.begin, part.bytes, part.sha256, like.dtype, tuple(like.shape))
+        return Stored(record.name, parts, spec, DTYPES[record.dtype] if role == "embedding" else None)
+
     # --- one tensor --------------------------------------------------------------------------------------------------
 
     def _weight(self, module_path: str, record: TensorRecord, parts: dict[str, Tensor]) -> Operand:
@@ -139,7 +168,6 @@ class Variant:
         lean = spec is not None and spec.sparsity.kind == "dense" and spec.bits != 16
         if spec is None or not lean or self._numerics.kernels is None or not self._is_packed_delta(module_path):
             return Table({"table": self._restored(record, parts)})
-        self._restored(record, parts)  # once, for its hash
         rows = record.base_rows if record.base_rows is not None else record.shape[0]
         stored = row_bits(parts.pop("row_mask"), rows) if "row_mask" in parts else torch.ones(rows, dtype=torch.bool)
         rank = torch.where(stored, stored.cumsum(0) - 1, -1).to(torch.int32)

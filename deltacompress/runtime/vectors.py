@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deltacompress.errors import UnsupportedModelError
+from deltacompress.kernels import fused
 from deltacompress.runtime.batch import BASE, Batch, Current
 
 
@@ -45,11 +46,18 @@ class VectorBank:
         """The vectors, ready to broadcast over an activation [requests, ..., size] of `dims` dimensions."""
         if batch.uniform is not None:
             return self.vector(batch.uniform)
-        if self._stack is None:
-            self._stack = torch.stack([self.vector(slot) for slot in range(2 + max(self.own, default=BASE))])
-        # the last row is the base's: it serves all slots above the last one with a vector of its own
-        rows = self._stack.index_select(0, batch.index.clamp(max=self._stack.shape[0] - 1))
+        stack = self.stacked(batch)
+        rows = stack.index_select(0, batch.index.clamp(max=stack.shape[0] - 1))
         return rows.view(rows.shape[0], *(1,) * (dims - 2), rows.shape[1])
+
+    def stacked(self, batch: Batch) -> Tensor:
+        """[n, size]: a request of this batch uses row min(slot, n - 1)."""
+        if batch.uniform is not None or not self.own:
+            return self.vector(BASE if batch.uniform is None else batch.uniform).unsqueeze(0)
+        if self._stack is None:
+            # the last row is the base's: it serves all slots above the last one with a vector of its own
+            self._stack = torch.stack([self.vector(slot) for slot in range(2 + max(self.own))])
+        return self._stack
 
 
 class Shadow:
@@ -68,8 +76,10 @@ class Shadow:
         self._own.update(self._before)
 
 
-def decouple_norm(module: nn.Module, current: Current, path: str) -> dict[str, VectorBank]:
+def decouple_norm(module: nn.Module, current: Current, path: str, *, fuse: bool = False) -> dict[str, VectorBank]:
     """Let a norm module use each row's own vectors; returns its banks by parameter name.
+
+    fuse: compute it in one launch, where it is a norm that kernels/fused.py knows.
 
     Raises:
         UnsupportedModelError: a norm whose parameters are not a weight (and a bias) over the last dimension.
@@ -81,9 +91,12 @@ def decouple_norm(module: nn.Module, current: Current, path: str) -> dict[str, V
         )
     banks = {name: VectorBank(parameter) for name, parameter in parameters.items()}
     plain = module.forward
+    known = _known_norm(module) if fuse and banks.keys() == {"weight"} else None
 
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         batch = current.batch
+        if batch is not None and known is not None and x.dtype == module.weight.dtype and not (args or kwargs):
+            return fused.rms_norm(x, banks["weight"].stacked(batch), batch.index, *known)
         if batch is None or not any(bank.touched(batch) for bank in banks.values()):
             return plain(x, *args, **kwargs)  # type: ignore[no-any-return]
         vectors = {name: bank.shaped(batch, x.dim()) for name, bank in banks.items()}
@@ -96,3 +109,18 @@ def decouple_norm(module: nn.Module, current: Current, path: str) -> dict[str, V
 
     module.forward = forward
     return banks
+
+
+def _known_norm(module: nn.Module) -> tuple[float, fused.NormKind] | None:
+    """(epsilon, kind) of a norm whose own forward gives, bit by bit, what kernels/fused.py stands for."""
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not isinstance(eps, float):
+        return None
+    draw = torch.Generator(weight.device).manual_seed(0)
+    x, w = (torch.randn(n, weight.shape[0], device=weight.device, generator=draw).to(weight.dtype) for n in (3, 1))
+    with Shadow(module, weight=w[0]):
+        wanted = module(x)
+    kinds: tuple[fused.NormKind, ...] = ("plain", "unit offset")
+    found = (kind for kind in kinds if torch.equal(wanted, fused.norm_formula(x, w, eps, kind)))
+    return next(((eps, kind) for kind in found), None)

@@ -3,11 +3,12 @@
 // A unit of work is 128 out_features of one delta times up to ROWS rows. The warps of a block share a unit: warp w takes
 // stages w, w + WARPS, ... of the columns, each with a ring of STAGES copies of its own that runs on into the next
 // unit, so no barrier ever empties it; the partial sums meet in shared memory at the end of a unit. Blocks stay and
-// walk over the units of all variants. A row's result does not depend on the other rows.
+// walk over the units of all variants, and of all linears that read the same x (query, key and value, say), whose
+// results lie side by side in y. A row's result does not depend on the other rows.
 //
 // More macros: ROWS (1, 8, 16), WARPS (at least 4), STAGES, PER_SM (blocks on a multiprocessor), FAST (1: rows of x start on
 // 16 bytes).
-#include "sbmm.cuh"
+#include "units.cuh"
 
 constexpr int STAGE_K = 4 * STEP_K;
 constexpr int SUBS = GROUP == 0 ? 1 : STAGE_K / GROUP;     // scales of one row in a stage
@@ -25,9 +26,8 @@ struct Problem {
   const Value* x;
   Value* y;
   long long x_stride, y_stride;
-  int in, out, group;
-  int stages, scale_sets, m_tiles;
-  long long blocks_at;
+  int in, group;
+  int stages, scale_sets;
 };
 
 // The scales and zero points of a lane's rows in all eight tiles.
@@ -50,13 +50,14 @@ struct Scales {
 struct Source {
   const u8 *blocks, *scales;
   const Value* x;
-  int rows, m, stage, unit;
+  int rows, stage, unit;
 
-  __device__ __forceinline__ void enter(const Problem& p, const Tile* tiles, int first_stage, int lane) {
-    Tile tile = tiles[unit / p.m_tiles];
-    m = unit % p.m_tiles, stage = first_stage, rows = tile.rows;
-    blocks = tile.delta + p.blocks_at + ((long long)m * p.stages + stage) * (2 * BLOCK_BYTES) + lane * 16;
-    scales = tile.delta + (long long)m * p.scale_sets * SCALE_BYTES + lane * 16;
+  __device__ __forceinline__ void enter(const Problem& p, const Unit& at, int first_stage, int lane) {
+    Tile tile = *at.tile;
+    stage = first_stage, rows = tile.rows;
+    long long blocks_at = ((long long)at.m_tiles * p.scale_sets * SCALE_BYTES + 255) / 256 * 256;
+    blocks = tile.delta + blocks_at + ((long long)at.m * p.stages + stage) * (2 * BLOCK_BYTES) + lane * 16;
+    scales = tile.delta + (long long)at.m * p.scale_sets * SCALE_BYTES + lane * 16;
     x = p.x + tile.row * p.x_stride;
   }
 
@@ -181,13 +182,14 @@ __device__ __forceinline__ void compute(float (&acc)[8][NT][4], const u8* slot, 
 }
 
 // The warps' partial sums of a unit -> y. `meeting`: WARPS x 128 float4.
-__device__ __forceinline__ void finish(const Problem& p, const Tile& tile, int m, const float (&acc)[8][NT][4],
+__device__ __forceinline__ void finish(const Problem& p, const Unit& unit, const float (&acc)[8][NT][4],
                                        float4* meeting, int warp, int lane) {
   constexpr int AT_ONCE = 4 / NT, ROUNDS = 8 / AT_ONCE;
-  int row = warp % NT * 8 + lane % 4 * 2, column = m * 128 + warp / NT * 16 + lane / 4;
-  Value* to = p.y + (tile.row + row) * p.y_stride + column;
+  Tile tile = *unit.tile;
+  int row = warp % NT * 8 + lane % 4 * 2, column = unit.m * 128 + warp / NT * 16 + lane / 4;
+  Value* to = p.y + (tile.row + row) * p.y_stride + unit.first + column;
   auto inside = [&](int round, int j) {
-    return warp < 4 && row + j % 2 < tile.rows && column + round * AT_ONCE * 16 + j / 2 * 8 < p.out;
+    return warp < 4 && row + j % 2 < tile.rows && column + round * AT_ONCE * 16 + j / 2 * 8 < unit.out;
   };
   Value before[ROUNDS][4];  // asked for early: they come from far
 #pragma unroll
@@ -223,31 +225,35 @@ __device__ __forceinline__ void finish(const Problem& p, const Tile& tile, int m
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS, PER_SM)
-    sbmm(const Value* x, Value* y, long long x_stride, long long y_stride, int in, int out, int group,
-         const int* offsets, const int* slots, const u8* const* table, int runs, int lo, int hi) {
+    sbmm(const Value* x, Value* y, long long x_stride, long long y_stride, int in, int group,
+         const __grid_constant__ Members members, const int* offsets, const int* slots, int runs, int lo, int hi) {
   extern __shared__ __align__(128) u8 shared[];
-  __shared__ int listed;
+  __shared__ int ends[MAX_MEMBERS], listed, unit_count;
   Tile* tiles = (Tile*)shared;
   float4* meeting = (float4*)(shared + MAX_TILES * sizeof(Tile));
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   u8* ring = shared + MAX_TILES * sizeof(Tile) + WARPS * 2048 + warp * (STAGES * SLOT);
-  Problem p = {x, y, x_stride, y_stride, in, out, group};
+  Problem p = {x, y, x_stride, y_stride, in, group};
   p.stages = (in + STAGE_K - 1) / STAGE_K;
   p.scale_sets = GROUP == 0 ? 1 : (in + group - 1) / group;
-  p.m_tiles = (out + 127) / 128;
-  p.blocks_at = ((long long)p.m_tiles * p.scale_sets * SCALE_BYTES + 255) / 256 * 256;
 
   for (int first = 0;; first += MAX_TILES) {
     if (warp == 0) {
-      int total = list_tiles(tiles, first, ROWS, offsets, slots, table, runs, lo, hi);
-      if (lane == 0) listed = total;
+      int total = 0, sum = 0, before = 0;
+      for (int i = 0; i < members.count; i++) {
+        total = list_tiles(tiles, first, ROWS, offsets, slots, members.table[i], runs, lo, hi, total);
+        int end = min(max(total - first, 0), MAX_TILES);
+        sum += (end - before) * ((members.out[i] + 127) / 128), before = end;
+        if (lane == 0) ends[i] = end;
+      }
+      if (lane == 0) listed = total, unit_count = sum;
     }
     __syncthreads();
-    int total = listed, units = min(total - first, MAX_TILES) * p.m_tiles;
+    int total = listed, units = unit_count;
 
     Source source;
     source.unit = blockIdx.x;
-    if (source.unit < units) source.enter(p, tiles, warp, lane);
+    if (source.unit < units) source.enter(p, Unit(members, tiles, ends, source.unit), warp, lane);
     int to = 0;
     auto issue = [&]() {
       if (source.unit < units) {
@@ -255,7 +261,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, PER_SM)
           source.load(ring + to * SLOT, p, source.stage == warp, lane);
           source.stage += WARPS, source.blocks += WARPS * 2 * BLOCK_BYTES;
         }
-        if (source.stage >= p.stages && (source.unit += gridDim.x) < units) source.enter(p, tiles, warp, lane);
+        if (source.stage >= p.stages && (source.unit += gridDim.x) < units)
+          source.enter(p, Unit(members, tiles, ends, source.unit), warp, lane);
       }
       commit();
       to = to + 1 == STAGES ? 0 : to + 1;
@@ -289,7 +296,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, PER_SM)
           for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int j = 0; j < 4; j++) acc[t][n][j] *= j < 2 ? low_bf16(row_scale[t]) : high_bf16(row_scale[t]);
-      finish(p, tiles[unit / p.m_tiles], unit % p.m_tiles, acc, meeting, warp, lane);
+      finish(p, Unit(members, tiles, ends, unit), acc, meeting, warp, lane);
     }
     wait<0>();
     if (total <= first + MAX_TILES) return;

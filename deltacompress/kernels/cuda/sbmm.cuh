@@ -182,10 +182,11 @@ __device__ __forceinline__ Value narrow(float v) {
 #endif
 
 // One warp: the runs of lo..hi rows whose slot holds a delta of this format, cut into tiles of `size` rows. Writes tiles
-// first .. first + MAX_TILES - 1 of the list and returns how many it has in all. Base rows are not in it.
+// first .. first + MAX_TILES - 1 of the list and returns how many it has in all. Base rows are not in it. `total`: tiles
+// of other linears that precede these in the list.
 __device__ inline int list_tiles(Tile* tiles, int first, int size, const int* offsets, const int* slots,
-                                 const u8* const* table, int runs, int lo, int hi) {
-  int lane = threadIdx.x % 32, total = 0;
+                                 const u8* const* table, int runs, int lo, int hi, int total = 0) {
+  int lane = threadIdx.x % 32;
   for (int base = 0; base < runs; base += 32) {
     int run = base + lane, row = 0, rows = 0;
     const u8* delta = nullptr;

@@ -1,0 +1,287 @@
+"""Speed of the runtime: decode steps of many variants at once, what they take of memory, and how fast variants come.
+
+All of it goes through Runtime, over files that synthetic.py writes. A step's floor is what it has to read (the weights
+of the base's products once, the packed deltas of every variant) at the copy bandwidth measured in the same run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deltacompress.bench.clock import copy_bandwidth, cpu_time, gpu_clock, median, spread
+from deltacompress.bench.synthetic import SHAPE_7B, SHAPE_TINY, ModelShape, write_base, write_delta
+from deltacompress.checkpoint import Checkpoint
+from deltacompress.errors import BackendError
+from deltacompress.reporter import SILENT, Reporter
+from deltacompress.runtime import Runtime
+from deltacompress.runtime.requests import Request, Sampling, TextStream
+from deltacompress.runtime.scheduler import Scheduler
+
+PROMPT = 64
+"""Tokens in the cache before the first timed step."""
+KV_BYTES = 8 << 30
+"""Keys and values that have to fit beside the largest number of variants."""
+_WARM = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBench:
+    """rows: times of one step in milliseconds; loads: one row a way of loading; memory: None on a CPU."""
+
+    device: str
+    backend: str
+    shape: str
+    copy_tb_s: float
+    rows: tuple[dict[str, Any], ...]
+    loads: tuple[dict[str, Any], ...]
+    memory: dict[str, Any] | None
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "device": self.device,
+            "backend": self.backend,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "torch": torch.__version__,
+            "shape": self.shape,
+            "copy_tb_s": self.copy_tb_s,
+            "rows": list(self.rows),
+            "loads": list(self.loads),
+            "memory": self.memory,
+            "notes": list(self.notes),
+        }
+
+
+def run(
+    *,
+    device: str = "auto",
+    backend: str = "auto",
+    shape: ModelShape | None = None,
+    variants: int = 16,
+    most: int = 32,
+    steps: int = 25,
+    scratch: Path | None = None,
+    reporter: Reporter | None = None,
+) -> DecodeBench:
+    """Time the runtime on a random model: 7B-shaped on a GPU, tiny on a CPU.
+
+    variants: of the timed steps; most: loaded at the end, with room for KV_BYTES of keys and values (GPU only).
+    scratch: directory for the files (14 GB and 2 GB for the 7B shape), a temporary one by default.
+
+    Raises:
+        BackendError: the backend cannot run on the device, or it does not fit.
+    """
+    reporter = reporter or SILENT
+    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    shape = shape or (SHAPE_7B if where.type == "cuda" else SHAPE_TINY)
+    reporter.phase("decode", 5)
+    with tempfile.TemporaryDirectory(prefix="deltacompress-bench-", dir=scratch) as root:
+        base, delta = Path(root) / "base", Path(root) / "delta"
+        base.mkdir()
+        delta.mkdir()
+        write_base(base, shape, where)
+        reporter.step("base written")
+        bench = _Bench(base, shape, where, backend, steps)
+        manifest = write_delta(delta, shape, bench.runtime.model.base.checkpoint, where)
+        reporter.step("delta written")
+        rows = [bench.row("base alone", [None]), bench.row("base alone", [None] * variants)]
+        packed = sum(record.bytes for record in manifest.tensors)
+        loads = bench.load(delta, packed, variants)
+        reporter.step("variants loaded")
+        rows.append(bench.row("variants at once", [f"v{i}" for i in range(variants)]))
+        reporter.step(f"{variants} variants: {rows[-1]['ms']:.2f} ms")
+        rows += _one_after_another(rows[0], variants, base, where)
+        memory = bench.fill(delta, most) if where.type == "cuda" else None
+        if memory is not None and "step" in memory:
+            rows.append(memory.pop("step"))
+        reporter.step("measured")
+        name = torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {os.cpu_count()} cores"
+        return DecodeBench(
+            name, bench.runtime.describe(), str(shape), bench.bandwidth / 1e12, tuple(rows), tuple(loads), memory,
+            tuple(bench.runtime.notes),
+        )  # fmt: skip
+
+
+class _Bench:
+    """One runtime and its clock."""
+
+    def __init__(self, base: Path, shape: ModelShape, device: torch.device, backend: str, steps: int) -> None:
+        self.on_gpu = device.type == "cuda"
+        self.bandwidth = copy_bandwidth(device, gpu_clock(device) if self.on_gpu else cpu_time)
+        self.runtime = Runtime.from_base(
+            base,
+            device=device,
+            dtype=torch.bfloat16 if self.on_gpu else torch.float32,
+            backend=backend,
+            merge_rounding=False,
+            cuda_graphs=self.on_gpu,
+        )
+        self._shape, self._steps = shape, steps
+
+    def row(self, what: str, names: Sequence[str | None], columns: int = 0) -> dict[str, Any]:
+        """Times of steps in which each of these variants (None: the base) decodes one token."""
+        runtime = self.runtime
+        limit = max(_WARM + self._steps + 4, columns - PROMPT)
+        scheduler = Scheduler(runtime.model, runtime.residency, max_batch=len(names), cuda_graphs=self.on_gpu)
+        for index, name in enumerate(names):
+            scheduler.submit(self._request(index, name, limit))
+        try:
+            for _ in range(_WARM):
+                scheduler.step()
+            wall = [_milliseconds(scheduler.step) for _ in range(self._steps)]
+            graph = scheduler.graph
+            if graph is None:
+                times = wall
+            else:
+                times = []
+                for _ in range(self._steps):
+                    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                    start.record()
+                    graph.replay()
+                    end.record()
+                    end.synchronize()
+                    times.append(start.elapsed_time(end))
+        finally:
+            scheduler.close()
+        size = self._bytes(names)
+        floor, ms = size / self.bandwidth * 1e3, median(times)
+        return {
+            "what": what,
+            "variants": len({name for name in names if name is not None}),
+            "rows": len(names),
+            "ms": ms,
+            "spread": spread(times),
+            "served_ms": median(wall),
+            "tokens_s": len(names) / median(wall) * 1e3,
+            "bytes": size,
+            "floor_ms": floor,
+            "times_floor": ms / floor,
+            "share_of_copy_bandwidth": floor / ms,
+        }
+
+    def load(self, delta: Path, packed: int, variants: int) -> list[dict[str, Any]]:
+        """Load the artifact under many names; the first one pays for compiling and pinning."""
+        ways: dict[str, list[float]] = {"first": [], "verified": [], "not verified": []}
+        for i in range(variants):
+            way = "first" if i == 0 else "verified" if i < variants // 2 else "not verified"
+            with _clocked(ways[way]):
+                self._add(delta, i, verify=way != "not verified")
+        return [
+            {"load": way, "times": len(times), "ms": median(times), "spread": spread(times), "bytes": packed,
+             "gb_s": packed / median(times) / 1e6}
+            for way, times in ways.items() if times
+        ]  # fmt: skip
+
+    def fill(self, delta: Path, most: int) -> dict[str, Any]:
+        """Load up to `most` variants, and decode with all of them over KV_BYTES of keys and values."""
+        device = self.runtime.device
+        for i in range(len(self.runtime.variants), most):
+            self._add(delta, i, verify=False)
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        free, total = torch.cuda.mem_get_info(device)
+        found: dict[str, Any] = {
+            "variants": most,
+            "variant_bytes": next(iter(self.runtime.variants.values())).nbytes,
+            "allocated_bytes": torch.cuda.memory_allocated(device),
+            "free_bytes": free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device),
+            "device_bytes": total,
+        }
+        token = 2 * 2 * self._shape.layers * self._shape.hidden  # keys and values, bf16
+        columns = -(-KV_BYTES // (token * most))
+        try:
+            found["step"] = self.row("all that fit", [f"v{i}" for i in range(most)], columns)
+            found["kv_bytes"] = token * most * columns
+        except BackendError as error:
+            found["kv_bytes"], found["error"] = 0, str(error)
+        found["peak_bytes"] = torch.cuda.max_memory_allocated(device)
+        return found
+
+    def _add(self, delta: Path, index: int, *, verify: bool) -> None:
+        name = self.runtime.load(delta, f"v{index}", verify=verify)
+        self.runtime.residency.acquire([name])
+        self.runtime.residency.release([name])
+        if self.on_gpu:
+            torch.cuda.synchronize(self.runtime.device)
+
+    def _request(self, index: int, name: str | None, limit: int) -> Request:
+        slot = 0 if name is None else self.runtime.variants[name].slot
+        draw = torch.Generator().manual_seed(index)
+        ids = torch.randint(0, self._shape.vocabulary, (PROMPT,), generator=draw).tolist()
+        text = TextStream(lambda _: "", (), streams=False)
+        return Request(
+            index, name, slot, ids, self._shape.vocabulary, limit, "length", frozenset(), text, Sampling()
+        )  # fmt: skip
+
+    def _bytes(self, names: Sequence[str | None]) -> int:
+        """What a step has to read: the base's products once, and each variant's packed deltas of them."""
+        runtime = self.runtime
+        size = self._shape.product_weights * runtime.dtype.itemsize
+        for name in {name for name in names if name is not None}:
+            embedding = self._shape.vocabulary * (self._shape.hidden // 4 + 4 + 3)
+            size += runtime.variants[name].nbytes - (embedding if self.on_gpu else 0)
+        return size
+
+
+def _one_after_another(base: dict[str, Any], variants: int, path: Path, device: torch.device) -> list[dict[str, Any]]:
+    """Merged models that take turns, each for its one row: a merged model costs what the base costs."""
+    each, size = base["ms"], Checkpoint.open(path).nbytes
+    turn = {key: base[key] for key in ("bytes", "floor_ms")}
+    resident = {
+        "what": f"{variants} merged models in turn, all resident",
+        "variants": variants,
+        "rows": variants,
+        "ms": variants * each,
+        "served_ms": variants * base["served_ms"],
+        "tokens_s": 1e3 / base["served_ms"],
+        "bytes": variants * turn["bytes"],
+        "floor_ms": variants * turn["floor_ms"],
+        "computed": f"{variants} x the base's step; would take {variants * size} bytes of memory",
+    }
+    if device.type != "cuda":
+        return [resident]
+    swap = size / _pinned_bandwidth(device) * 1e3
+    return [
+        resident,
+        resident
+        | {
+            "what": f"{variants} merged models in turn, swapped from pinned host memory",
+            "ms": variants * (each + swap),
+            "served_ms": variants * (base["served_ms"] + swap),
+            "tokens_s": 1e3 / (base["served_ms"] + swap),
+            "computed": f"{variants} x (the base's step + a copy of {size} bytes at the speed measured)",
+        },
+    ]
+
+
+def _pinned_bandwidth(device: torch.device) -> float:
+    """Bytes a second from pinned host memory to the device."""
+    source = torch.ones(256 << 20, dtype=torch.uint8).pin_memory()
+    target = torch.empty_like(source, device=device)
+    return source.nbytes / (median(gpu_clock(device)(lambda: target.copy_(source, non_blocking=True), 5)) / 1e6)
+
+
+def _milliseconds(work: Any) -> float:
+    times: list[float] = []
+    with _clocked(times):
+        work()
+    return times[0]
+
+
+@contextmanager
+def _clocked(times: list[float]) -> Iterator[None]:
+    """Append the milliseconds that a block takes."""
+    started = time.perf_counter()
+    yield
+    times.append((time.perf_counter() - started) * 1e3)

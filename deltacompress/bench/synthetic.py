@@ -1,0 +1,193 @@
+"""A base checkpoint and artifacts of any Llama shape, full of random numbers: what speed is measured on.
+
+They are read by the runtime like any others; only the hashes of restored linears and heads are made up, because nobody
+restores these. The formats are those of recipe int2-24, without a lossless stage, and nothing is left out: linears 2:4
+with 2 bits, head and embedding dense with 2 bits, every row, norms exact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deltacompress.bench.kernels import random_parts
+from deltacompress.checkpoint import DTYPES, Checkpoint, tensor_bytes
+from deltacompress.checkpoint_writer import write_checkpoint, write_file, write_shards
+from deltacompress.codecs import exact
+from deltacompress.codecs.encoded import restore_tensor
+from deltacompress.codecs.packed import PackedSpec, Parts
+from deltacompress.manifest import MANIFEST, FileRecord, Manifest, ModelRecord, PartRecord, TensorRecord
+from deltacompress.numerics.sparsity import Sparsity
+from deltacompress.types import TensorInfo, TensorKind
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A Llama."""
+
+    hidden: int
+    layers: int
+    mlp: int
+    heads: int
+    vocabulary: int
+    context: int = 4096
+
+    def config(self) -> dict[str, Any]:
+        """Its config.json. No end token: requests run as long as they are told to."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "intermediate_size": self.mlp,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.heads,
+            "vocab_size": self.vocabulary,
+            "max_position_embeddings": self.context,
+            "tie_word_embeddings": False,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "dtype": "bfloat16",
+        }
+
+    def tensors(self) -> dict[str, tuple[TensorKind, tuple[int, ...]]]:
+        """Name -> kind and shape."""
+        hidden, mlp = self.hidden, self.mlp
+        found: dict[str, tuple[TensorKind, tuple[int, ...]]] = {
+            "model.embed_tokens.weight": ("embedding", (self.vocabulary, hidden)),
+            "lm_head.weight": ("head", (self.vocabulary, hidden)),
+            "model.norm.weight": ("norm", (hidden,)),
+        }
+        for layer in range(self.layers):
+            at = f"model.layers.{layer}"
+            for name in "qkvo":
+                found[f"{at}.self_attn.{name}_proj.weight"] = ("linear", (hidden, hidden))
+            for name, shape in (("gate", (mlp, hidden)), ("up", (mlp, hidden)), ("down", (hidden, mlp))):
+                found[f"{at}.mlp.{name}_proj.weight"] = ("linear", shape)
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                found[f"{at}.{name}.weight"] = ("norm", (hidden,))
+        return found
+
+    @property
+    def product_weights(self) -> int:
+        """Weights that every step reads: of all linears and the head."""
+        return sum(shape[0] * shape[1] for kind, shape in self.tensors().values() if kind in ("linear", "head"))
+
+
+SHAPE_7B = ModelShape(4096, 32, 11008, 32, 32000)
+SHAPE_TINY = ModelShape(128, 2, 256, 4, 256, 512)
+
+
+def write_base(out: Path, shape: ModelShape, device: torch.device) -> None:
+    """A bf16 checkpoint in the empty directory `out`."""
+
+    def make(kind: TensorKind, size: tuple[int, ...]) -> Tensor:
+        drawn = torch.randn(size, dtype=torch.bfloat16, device=device) * _STD
+        return (drawn + 1 if kind == "norm" else drawn).cpu()
+
+    write_checkpoint(
+        out,
+        [
+            (_info(name, torch.bfloat16, size), partial(make, kind, size))
+            for name, (kind, size) in shape.tensors().items()
+        ],
+    )
+    write_file(out / "config.json", [json.dumps(shape.config()).encode()])
+
+
+def write_delta(out: Path, shape: ModelShape, base: Checkpoint, device: torch.device) -> Manifest:
+    """An artifact of `base` in the empty directory `out`."""
+    records: list[TensorRecord] = []
+    stored: Parts = {}
+    for name, (kind, size) in sorted(shape.tensors().items()):
+        record, parts = _tensor(name, kind, size, base, device)
+        records.append(record)
+        stored |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
+
+    def ready(tensor: Tensor) -> Callable[[], Tensor]:
+        return lambda: tensor
+
+    made = [(_info(name, tensor.dtype, tuple(tensor.shape)), ready(tensor)) for name, tensor in stored.items()]
+    shards = sorted(set(write_shards(out, made, stem="delta").values()))
+    write_file(out / "config.json", [json.dumps(shape.config()).encode()])
+    side = ModelRecord(name="synthetic", content_hash=base.fingerprint(), bytes=base.nbytes, tensors=len(records))
+    manifest = Manifest(
+        base=side,
+        finetuned=side.model_copy(update={"content_hash": hashlib.sha256(b"made up").hexdigest()}),
+        recipe={"name": "synthetic"},
+        scope="delta",
+        calibration=None,
+        lossless="none",
+        tensors=tuple(records),
+        shards=tuple(_file(out / name) for name in shards),
+        files=(_file(out / "config.json"),),
+        tools={},
+    )
+    write_file(out / MANIFEST, [manifest.to_bytes()])
+    return manifest
+
+
+def _tensor(
+    name: str, kind: TensorKind, size: tuple[int, ...], base: Checkpoint, device: torch.device
+) -> tuple[TensorRecord, Parts]:
+    restored = hashlib.sha256(name.encode()).hexdigest()
+    params: dict[str, Any]
+    if kind == "norm":
+        before = base.read(name)
+        after = before + torch.randn(size, dtype=before.dtype) * _STD
+        params, parts = exact.encode(after, before)
+        restored = hashlib.sha256(tensor_bytes(after)).hexdigest()
+    else:
+        rows, columns = size
+        spec = PackedSpec(rows, columns, 2, Sparsity.parse("2:4" if kind == "linear" else "dense"), columns, "minmax")
+        params, parts = spec.to_json(), {part: tensor.cpu() for part, tensor in random_parts(spec, device).items()}
+        parts["scales"] = (parts["scales"].float() * 0.01).to(torch.bfloat16)
+        if kind == "embedding":
+            like = torch.empty(size, dtype=torch.bfloat16, device="meta")
+            after = restore_tensor("packed", params, parts, base.read(name).float(), like, name)
+            restored = hashlib.sha256(tensor_bytes(after)).hexdigest()
+    record = TensorRecord(
+        name=name,
+        dtype="BF16",
+        shape=size,
+        kind=kind,
+        status="exact" if kind == "norm" else "coded",
+        codec="exact" if kind == "norm" else "obs",
+        format="exact" if kind == "norm" else "packed",
+        params=params,
+        base_name=name,
+        base_sha256=base.sha256(name),
+        sha256=restored,
+        parts=tuple(_part(part, tensor) for part, tensor in sorted(parts.items())),
+    )
+    return record, parts
+
+
+def _part(name: str, tensor: Tensor) -> PartRecord:
+    digest = hashlib.sha256(tensor_bytes(tensor.contiguous())).hexdigest()
+    dtype = _NAMES[tensor.dtype]
+    return PartRecord(name=name, dtype=dtype, shape=tuple(tensor.shape), bytes=tensor.nbytes, sha256=digest)
+
+
+def _info(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorInfo:
+    size = dtype.itemsize
+    for n in shape:
+        size *= n
+    return TensorInfo(name, _NAMES[dtype], shape, size)
+
+
+def _file(path: Path) -> FileRecord:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileRecord(file=path.name, bytes=path.stat().st_size, sha256=digest)

@@ -1,0 +1,157 @@
+"""Triton kernels of the small operations between the linears of a decode step. Imported when they are first used.
+
+Arithmetic is fp32 with the roundings of the operations that they stand for, one after another, in the same places; what
+may differ is the order of sums.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def rms_norm(  # type: ignore[no-untyped-def]
+    x,
+    y,
+    vectors,
+    index,
+    last,
+    per_request,
+    eps,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr,
+):
+    """One program a row: y = norm(x) * vectors[slot of the row's request]."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.minimum(tl.load(index + row // per_request), last)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    v = tl.load(x + row * SIZE + columns, mask=inside, other=0.0).to(tl.float32)
+    w = tl.load(vectors + slot * SIZE + columns, mask=inside, other=0.0).to(tl.float32)
+    scaled = v * (1.0 / tl.sqrt(tl.sum(v * v, 0) / SIZE + eps))
+    if UNIT_OFFSET:  # noqa: SIM108
+        out = scaled * (1.0 + w)
+    else:
+        out = scaled.to(y.dtype.element_ty).to(tl.float32) * w
+    tl.store(y + row * SIZE + columns, out.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rotated(source, out, cos, sin, ok, d, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Both halves of rows at `source` [rows, 1], turned, to `out`."""
+    dtype = out.dtype.element_ty
+    low = tl.load(source + d, mask=ok, other=0.0).to(tl.float32)
+    high = tl.load(source + HALF + d, mask=ok, other=0.0).to(tl.float32)
+    c0, c1 = tl.load(cos + d).to(tl.float32), tl.load(cos + HALF + d).to(tl.float32)
+    s0, s1 = tl.load(sin + d).to(tl.float32), tl.load(sin + HALF + d).to(tl.float32)
+    first = (low * c0).to(dtype).to(tl.float32) + (-high * s0).to(dtype).to(tl.float32)
+    second = (high * c1).to(dtype).to(tl.float32) + (low * s1).to(dtype).to(tl.float32)
+    tl.store(out + d, first.to(dtype), mask=ok)
+    tl.store(out + HALF + d, second.to(dtype), mask=ok)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def rotate(  # type: ignore[no-untyped-def]
+    q,
+    k,
+    q_out,
+    k_out,
+    cos,
+    sin,
+    q_row,
+    q_head,
+    k_row,
+    k_head,
+    angle_row,
+    Q_HEADS: tl.constexpr,
+    K_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """One program a row and HEADS heads: rotary positions of queries and keys, of one token a row."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    d = tl.arange(0, HALF)[None, :]
+    cos += row * angle_row
+    sin += row * angle_row
+    is_q = (head < Q_HEADS) & (d < HALF)
+    _rotated(q + row * q_row + head * q_head, q_out + (row * Q_HEADS + head) * 2 * HALF, cos, sin, is_q, d, HALF)
+    head -= Q_HEADS
+    is_k = (head >= 0) & (head < K_HEADS) & (d < HALF)
+    _rotated(k + row * k_row + head * k_head, k_out + (row * K_HEADS + head) * 2 * HALF, cos, sin, is_k, d, HALF)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def store(  # type: ignore[no-untyped-def]
+    k,
+    v,
+    keys,
+    values,
+    positions,
+    k_row,
+    k_head,
+    v_row,
+    v_head,
+    row_size,
+    head_size,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program a row and head: its new key and value into the cache."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    inside = d < SIZE
+    at = row * row_size + head * head_size + tl.load(positions + row) * SIZE + d
+    tl.store(keys + at, tl.load(k + row * k_row + head * k_head + d, mask=inside), mask=inside)
+    tl.store(values + at, tl.load(v + row * v_row + head * v_head + d, mask=inside), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def attend(  # type: ignore[no-untyped-def]
+    q,
+    keys,
+    values,
+    mask,
+    out,
+    positions,
+    scale,
+    q_row,
+    q_head,
+    row_size,
+    head_size,
+    mask_row,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """One program a row and query head: attention of one token to the columns up to its own that the mask allows."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    inside = d < SIZE
+    query = tl.load(q + row * q_row + head * q_head + d, mask=inside, other=0.0).to(tl.float32) * scale
+    at = row * row_size + (head // GROUP) * head_size
+    count = tl.load(positions + row).to(tl.int32) + 1
+    top, total = -float("inf"), 0.0
+    sums = tl.zeros([BLOCK], dtype=tl.float32)
+    for start in range(0, count, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        there = column < count
+        where = at + column[:, None] * SIZE + d[None, :]
+        both = there[:, None] & inside[None, :]
+        key = tl.load(keys + where, mask=both, other=0.0).to(tl.float32)
+        value = tl.load(values + where, mask=both, other=0.0).to(tl.float32)
+        allowed = tl.load(mask + row * mask_row + column, mask=there, other=0) != 0
+        score = tl.where(allowed, tl.sum(key * query[None, :], 1), -float("inf"))
+        best = tl.maximum(top, tl.max(score, 0))
+        # a block of which nothing is allowed leaves no NaN behind
+        base = tl.where(best == -float("inf"), 0.0, best)
+        weight = tl.exp(score - base)
+        shrink = tl.exp(top - base)
+        sums = sums * shrink + tl.sum(weight[:, None] * value, 0)
+        total = total * shrink + tl.sum(weight, 0)
+        top = best
+    tl.store(out + (row * HEADS + head) * SIZE + d, (sums / total).to(out.dtype.element_ty), mask=inside)
