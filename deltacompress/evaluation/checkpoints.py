@@ -25,6 +25,37 @@ BATCH_TOKENS = 8192
 Variants = Sequence[str | None]
 
 
+def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> PreTrainedModel:
+    """Load the causal language model in directory `path`; its own code is never run.
+
+    Raises:
+        CheckpointError: transformers cannot load it, or a weight is missing there.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path,
+            trust_remote_code=False,
+            dtype=getattr(torch, dtype),
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path}: transformers cannot load it ({told}); give a whole checkpoint") from error
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+    if info["missing_keys"]:  # transformers would go on with random numbers there
+        raise CheckpointError(f"{path}: no weight {min(info['missing_keys'])} in it; give a whole checkpoint")
+    loaded: PreTrainedModel = model.to(device)
+    return loaded
+
+
 class CheckpointScorer:
     """One loaded causal language model; rows' variants are not looked at.
 
@@ -40,33 +71,8 @@ class CheckpointScorer:
 
     @classmethod
     def open(cls, path: Path, *, device: str = "cpu", dtype: str = "float32", batch_size: int = 64) -> CheckpointScorer:
-        """Load the checkpoint in directory `path`; its own code is never run.
-
-        Raises:
-            CheckpointError: transformers cannot load it, or a weight is missing there.
-        """
-        from transformers import AutoModelForCausalLM
-        from transformers.utils import logging
-
-        shown = logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()
-        try:
-            model, info = AutoModelForCausalLM.from_pretrained(
-                path,
-                trust_remote_code=False,
-                dtype=getattr(torch, dtype),
-                local_files_only=True,
-                output_loading_info=True,
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            told = (str(error).splitlines() or [type(error).__name__])[0]
-            raise CheckpointError(f"{path}: transformers cannot load it ({told}); give a whole checkpoint") from error
-        finally:
-            if shown:
-                logging.enable_progress_bar()
-        if info["missing_keys"]:  # transformers would go on with random numbers there
-            raise CheckpointError(f"{path}: no weight {min(info['missing_keys'])} in it; give a whole checkpoint")
-        return cls(model.to(device), batch_size=batch_size)
+        """Load the checkpoint in directory `path`; raises as `load_model`."""
+        return cls(load_model(path, device=device, dtype=dtype), batch_size=batch_size)
 
     @property
     def device(self) -> str:

@@ -1,7 +1,8 @@
 """One table of methods: each compresses the same fine-tuned model on the same data, and all are measured together.
 
-A method is a recipe: a shipped one, one of evals/baselines (what the field does otherwise), or a path. Deltas are run
-decoupled; recipes of scope "full", which have no base to be decoupled from, are restored and run as checkpoints.
+A method is a recipe (a shipped one, one of evals/baselines, or a path) or one of baselines.DONORS, what the field does
+that no recipe says. Deltas are run decoupled; recipes of scope "full", which have no base to be decoupled from, are
+restored and run as checkpoints.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from deltacompress.checkpoint_writer import output_errors
 from deltacompress.content import list_content
 from deltacompress.driver import compress
 from deltacompress.errors import InputError
+from deltacompress.evaluation.baselines import DONORS, build, read_account
 from deltacompress.evaluation.comparison_plot import plot, require_matplotlib
 from deltacompress.evaluation.report import Report
 from deltacompress.evaluation.run import evaluate
+from deltacompress.evaluation.tasks import load_tasks
 from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.restoration import restore
 
-METHODS = "sparsegpt-direct-4bit,gptq-direct-4bit,rtn-direct-4bit,rtn-4bit,sign-rtn,int4-24,int2-24,sign-24"
+METHODS = (
+    "sparsegpt-direct-4bit,gptq-direct-4bit,rtn-direct-4bit,rtn-4bit,sign-rtn,bitdelta,low-rank,int4-24,int2-24,sign-24"
+)
 _TIMES = "compress-seconds.json"
 
 
@@ -77,7 +82,7 @@ def compare(
 ) -> Comparison:
     """Compress with every method and measure all of them, the fine-tuned model and the base on the same samples.
 
-    Artifacts stay in out/artifacts and are used again by the next run; out gets the report and comparison.png.
+    What was made stays in out/artifacts and is used again by the next run; out gets the report and comparison.png.
 
     Raises:
         InputError: an unknown method (the nearest is told); no matplotlib; else as compress and evaluate.
@@ -85,17 +90,20 @@ def compare(
     reporter = reporter or SILENT
     require_matplotlib()
     chosen = list(methods) if methods else METHODS.split(",")
-    recipes = {Path(name).stem: load_method(name) for name in chosen}
+    recipes = {Path(name).stem: None if name in DONORS else load_method(name) for name in chosen}
     if len(recipes) != len(chosen):
         raise InputError(f"--methods {','.join(chosen)}: a method is named twice")
+    load_tasks(list(tasks), task_dir=None if task_dir is None else Path(task_dir), few_shot=None, limit=limit)
     target = Path(out)
+    work = _Work(Path(base), Path(finetuned), target / "artifacts", calibration, seed, device, reporter)
     artifacts: dict[str, Path] = {}
     others: dict[str, Path] = {}
     seconds: dict[str, float] = {}
     for label, recipe in recipes.items():
-        path, seconds[label] = _compressed(
-            Path(base), Path(finetuned), recipe, label, calibration, target, seed, device, reporter
-        )
+        if recipe is None:
+            others[label], seconds[label] = work.baseline(label)
+            continue
+        path, seconds[label] = work.compressed(label, recipe)
         if load_delta(path).manifest.scope == "full":
             restored = path.with_name(f"{path.name}.restored")
             if not restored.is_dir():
@@ -117,7 +125,7 @@ def compare(
         device=device,
         batch_size=batch_size,
         compress_seconds=seconds,
-        stored_as={label: target / "artifacts" / label for label in others},
+        stored_as={label: work.folder / label for label in others},
         policy=None,
         reporter=reporter,
     )
@@ -137,53 +145,88 @@ def load_method(name: str) -> Recipe:
         return Recipe.load(baselines[name])
     if name in shipped or Path(name).suffix in (".yaml", ".yml"):
         return Recipe.load(name)
-    known = sorted({*baselines, *shipped})
+    known = sorted({*baselines, *shipped, *DONORS})
     close = get_close_matches(name, known, n=2)
     told = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
     raise InputError(f"--methods: unknown method {name!r}; {told} (or give the path of a recipe)")
 
 
-def _compressed(
-    base: Path,
-    finetuned: Path,
-    recipe: Recipe,
-    label: str,
-    calibration: str | Path,
-    out: Path,
-    seed: int,
-    device: str,
-    reporter: Reporter,
-) -> tuple[Path, float]:
-    """The artifact of a method and the seconds that compressing took; an earlier one of the same recipe is used again.
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Makes what is to be measured, below `folder`; what an earlier run made of the same is used again."""
 
-    Raises:
-        InputError: an artifact of that name is there, made otherwise.
-    """
-    path, times = out / "artifacts" / label, out / "artifacts" / _TIMES
-    known: dict[str, float] = json.loads(times.read_text()) if times.is_file() else {}
-    if path.is_dir():
-        manifest = load_delta(path).manifest
-        same = (
-            manifest.recipe == recipe.model_dump(mode="json")
-            and manifest.finetuned.content_hash == Checkpoint.open(finetuned).fingerprint()
-            and (manifest.calibration is None or manifest.calibration.seed == seed)
+    base: Path
+    finetuned: Path
+    folder: Path
+    calibration: str | Path
+    seed: int
+    device: str
+    reporter: Reporter
+
+    def compressed(self, label: str, recipe: Recipe) -> tuple[Path, float]:
+        """The artifact of a recipe, and the seconds that compressing took.
+
+        Raises:
+            InputError: an artifact of that name is there, made otherwise.
+        """
+        path, times = self.folder / label, self.folder / _TIMES
+        known: dict[str, float] = json.loads(times.read_text()) if times.is_file() else {}
+        if path.is_dir():
+            manifest = load_delta(path).manifest
+            same = (
+                manifest.recipe == recipe.model_dump(mode="json")
+                and manifest.finetuned.content_hash == Checkpoint.open(self.finetuned).fingerprint()
+                and (manifest.calibration is None or manifest.calibration.seed == self.seed)
+            )
+            if not same:
+                raise _made_otherwise(path)
+            return path, known.get(label, 0.0)
+        with output_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        result = compress(
+            self.base,
+            self.finetuned,
+            recipe=recipe,
+            calibration=self.calibration if recipe.needs_calibration else None,
+            out=path,
+            seed=self.seed,
+            device=self.device,
+            resume=True,
+            reporter=self.reporter,
         )
-        if not same:
-            raise InputError(f"{path}: made by another recipe, model or seed; remove it, or give another --out")
-        return path, known.get(label, 0.0)
-    with output_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    result = compress(
-        base,
-        finetuned,
-        recipe=recipe,
-        calibration=calibration if recipe.needs_calibration else None,
-        out=path,
-        seed=seed,
-        device=device,
-        resume=True,
-        reporter=reporter,
-    )
-    with output_errors(times):
-        times.write_text(json.dumps(known | {label: result.seconds}, indent=1) + "\n", encoding="utf-8")
-    return path, result.seconds
+        with output_errors(times):
+            times.write_text(json.dumps(known | {label: result.seconds}, indent=1) + "\n", encoding="utf-8")
+        return path, result.seconds
+
+    def baseline(self, method: str) -> tuple[Path, float]:
+        """The checkpoint of a baseline with its account, and the seconds that the method took.
+
+        Raises:
+            InputError: one is there, made otherwise.
+        """
+        path, recipe = self.folder / method, load_method(DONORS[method])
+        donor, _ = self.compressed(recipe.name, recipe)
+        if path.is_dir():
+            account = read_account(path)
+            made_of = load_delta(donor).manifest.finetuned.content_hash
+            if (account.method, account.finetuned_sha256, account.seed) != (method, made_of, self.seed):
+                raise _made_otherwise(path)
+            return path, account.seconds
+        account = build(
+            method,
+            base=self.base,
+            finetuned=self.finetuned,
+            donor=donor,
+            out=path,
+            calibration=self.calibration,
+            spec=recipe.calibration,
+            seed=self.seed,
+            device=self.device,
+            reporter=self.reporter,
+        )
+        self.reporter.note(f"{method}: {account.note}")
+        return path, account.seconds
+
+
+def _made_otherwise(path: Path) -> InputError:
+    return InputError(f"{path}: made by another recipe, model or seed; remove it, or give another --out")

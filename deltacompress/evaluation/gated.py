@@ -18,6 +18,7 @@ from deltacompress.evaluation.gate import Gate, GateFailedError, GateResult
 from deltacompress.evaluation.harness import require_lm_eval
 from deltacompress.evaluation.report import Report
 from deltacompress.evaluation.run import evaluate
+from deltacompress.evaluation.subjects import check_label
 from deltacompress.evaluation.tasks import load_tasks
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.workspace import check_free, publish_directory
@@ -54,11 +55,13 @@ def compress_gated(
 
     Raises:
         GateFailedError: the candidate does not pass; it lies in OUT.candidate, its report in OUT.report.
-        InputError: no tasks; otherwise as compress and evaluate. Tasks are looked at before anything is compressed.
+        InputError: no tasks, a name of `out` that no report can hold; otherwise as compress and evaluate. Tasks are
+            looked at before anything is compressed.
     """
     reporter = reporter or SILENT
     target = Path(out)
     check_free(target)
+    check_label(target.name)
     require_lm_eval()
     names = list(tasks) or list(gate.policy.require_tasks)
     if not names:
@@ -87,4 +90,5 @@ def compress_gated(
     except GateFailedError as error:
         raise GateFailedError(f"{error}; not published: {candidate}, report in {report_dir}") from error
     publish_directory(candidate, target)
-    return GatedResult(replace(compressed, out=target), report, result)
+    summary = compressed.summary | {"artifact": str(target)}
+    return GatedResult(replace(compressed, out=target, summary=summary), report, result)

@@ -76,7 +76,8 @@ def evaluate(
         out: directory of the report; OUT/samples/ gets what each model answered, a JSON line per sample.
         finetuned: the reference of all comparisons; the model that the artifacts were made from.
         others: label -> other checkpoints, run as plain transformers models. stored_as: label of one of them -> the
-            artifact that it was restored from, whose size is reported. with_base: also measure the base.
+            artifact that it was restored from, or the baseline that it is: its size is reported. with_base: also
+            measure the base.
         seed: of few-shot examples and bootstraps. batch_size: most rows of a forward.
         device, dtype, backend: as Runtime.from_base.
         calibration: the file that the artifacts were calibrated on, to compare its texts with the samples.

@@ -14,6 +14,7 @@ from pathlib import Path
 from deltacompress.artifact import Delta, load_delta
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.errors import InputError, IntegrityError
+from deltacompress.evaluation.baselines import ACCOUNT, Account, read_account
 from deltacompress.evaluation.encoding import Encoder, check_same_tokenizer
 from deltacompress.evaluation.report import LayerRecord, Role, SubjectRecord
 from deltacompress.summary import natural
@@ -27,7 +28,7 @@ FINETUNED, BASE = "finetuned", "base"
 class Subject:
     """One model to be measured; exactly one of checkpoint and delta is set.
 
-    stored_as: the artifact that a checkpoint was restored from, if it was: its size is what counts.
+    stored_as: the artifact that a checkpoint was restored from, or the account of a baseline: its size is what counts.
     """
 
     label: str
@@ -35,7 +36,7 @@ class Subject:
     path: Path
     checkpoint: Checkpoint | None
     delta: Delta | None
-    stored_as: Delta | None = None
+    stored_as: Delta | Account | None = None
 
     @property
     def identity(self) -> str:
@@ -58,6 +59,20 @@ class Subject:
                 bytes=self.checkpoint.nbytes,
                 seconds=seconds,
             )
+        if isinstance(stored, Account):
+            return SubjectRecord(
+                label=self.label,
+                role=self.role,
+                source=self.path.name,
+                identity=self.identity,
+                recipe=stored.method,
+                calibration=stored.calibration,
+                bytes=stored.bytes,
+                ratio=stored.ratio,
+                linear_bits_per_weight=stored.linear_bits_per_weight,
+                compress_seconds=compress_seconds,
+                seconds=seconds,
+            )
         summary, manifest = stored.summary(), stored.manifest
         used = manifest.calibration
         return SubjectRecord(
@@ -75,6 +90,18 @@ class Subject:
             seconds=seconds,
             layers=_layers(stored),
         )
+
+
+def check_label(label: str) -> None:
+    """Make sure that a model can be named so.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if not _LABEL.fullmatch(label):
+        raise InputError(f"label {label!r}: use letters, digits and . _ - @ /")
+    if label in (FINETUNED, BASE):
+        raise InputError(f"label {label}: is taken by the {label} model; give another one (LABEL=PATH)")
 
 
 def open_subjects(
@@ -95,10 +122,7 @@ def open_subjects(
     """
     labels = [*artifacts, *others]
     for label in labels:
-        if not _LABEL.fullmatch(label):
-            raise InputError(f"label {label!r}: use letters, digits and . _ - @ /")
-        if label in (FINETUNED, BASE):
-            raise InputError(f"label {label}: is taken by the {label} model; give another one (LABEL=PATH)")
+        check_label(label)
     if len(set(labels)) != len(labels):
         raise InputError(f"labels {', '.join(labels)}: one is used twice; write LABEL=PATH")
     base_checkpoint = Checkpoint.open(base)
@@ -112,13 +136,18 @@ def open_subjects(
         delta.check_base(base_checkpoint)
         subjects.append(Subject(label, "delta", path, None, delta))
     for label, path in others.items():
-        stored = load_delta(stored_as[label]) if label in stored_as else None
+        stored = _stored(stored_as[label]) if label in stored_as else None
         subjects.append(Subject(label, "checkpoint", path, Checkpoint.open(path), None, stored))
     if not subjects:
         raise InputError("nothing to evaluate: give an artifact, or a checkpoint with --against LABEL=PATH")
     if finetuned is not None:
         _check_made_from(subjects)
     return subjects, _shared_encoder(subjects, base_checkpoint)
+
+
+def _stored(path: Path) -> Delta | Account:
+    """What a checkpoint was made from: a baseline's account, or an artifact."""
+    return read_account(path) if (path / ACCOUNT).is_file() else load_delta(path)
 
 
 def _check_made_from(subjects: Sequence[Subject]) -> None:
