@@ -13,10 +13,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from deltacompress.codecs.packed import PackedSpec
+from deltacompress.numerics.grid import constant_zero
+from deltacompress.numerics.packing import packed_width
+
 NormKind = Literal["plain", "unit offset"]
 """How a root-mean-square norm applies its weight; see norm_formula."""
 
-_COLUMNS = 32
+_COLUMNS = 64
 _HEADS = 8
 
 
@@ -78,7 +82,7 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     kernel[(rows, -(-(q_heads + k_heads) // _HEADS))](
         q, k, q_out, k_out, cos, sin, q.stride(0), q.stride(1), k.stride(0), k.stride(1),
         0 if cos.shape[0] == 1 else cos.stride(0),
-        Q_HEADS=q_heads, K_HEADS=k_heads, HALF=size // 2, HEADS=_HEADS, num_warps=2,
+        Q_HEADS=q_heads, K_HEADS=k_heads, HALF=size // 2, HEADS=_HEADS, num_warps=2, enable_fp_fusion=False,
     )  # fmt: skip
     return q_out, k_out
 
@@ -107,7 +111,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Ten
     kernel[(rows, heads)](
         q, keys, values, mask, out, positions, scale, q.stride(0), q.stride(1), keys.stride(0), keys.stride(1),
         mask.stride(0), HEADS=heads, GROUP=heads // keys.shape[1], SIZE=size, BLOCK=_power_of_two(size),
-        COLUMNS=_COLUMNS, num_warps=4,
+        COLUMNS=_COLUMNS, num_warps=8,
     )  # fmt: skip
     return out
 
@@ -118,6 +122,36 @@ def attends(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> boo
         return False
     alike = keys.stride() == values.stride() and keys.shape == values.shape
     return alike and q.stride(-1) == keys.stride(-1) == 1 and keys.stride(2) == keys.shape[3] == q.shape[3]
+
+
+def lookup(
+    ids: Tensor, index: Tensor, weight: Tensor, pointers: Tensor, spec: PackedSpec, rounding: torch.dtype
+) -> Tensor:
+    """Rows [tokens, size] of an embedding, with the deltas of their variants, rounded to `rounding` where there is one.
+
+    ids: int64 [tokens], those of as many requests as index has, equally many of each; index: int64, the slot of each
+    request; weight: the base's [vocabulary, size]; pointers: int64 [slots, 4], addresses of codes, scales, zeros and
+    rank (int32 [vocabulary]: where a row is stored, -1 if it is not) of a slot, all 0 for the base's rows; spec: dense,
+    of all of them.
+    """
+    from deltacompress.kernels.fused_kernel import lookup as kernel
+
+    size = weight.shape[1]
+    out = torch.empty((ids.shape[0], size), dtype=weight.dtype, device=weight.device)
+    kernel[(ids.shape[0],)](
+        ids, index, ids.shape[0] // index.shape[0], weight, pointers, out,
+        SIZE=size, BLOCK=_power_of_two(size), BITS=spec.bits, GROUP=spec.group, GROUPS=spec.groups,
+        CODE_BYTES=packed_width(size, spec.bits), STORED_ZEROS=spec.grid == "minmax",
+        ZERO=0.0 if spec.grid == "minmax" else constant_zero(spec.grid, spec.bits), ROUNDING=_triton_type(rounding),
+        num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
+
+
+def _triton_type(dtype: torch.dtype) -> object:
+    import triton.language as tl
+
+    return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}[dtype]
 
 
 def _turned(x: Tensor) -> Tensor:

@@ -155,3 +155,52 @@ def attend(  # type: ignore[no-untyped-def]
         total = total * shrink + tl.sum(weight, 0)
         top = best
     tl.store(out + (row * HEADS + head) * SIZE + d, (sums / total).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def lookup(  # type: ignore[no-untyped-def]
+    ids,
+    index,
+    per_request,
+    weight,
+    pointers,
+    out,
+    SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CODE_BYTES: tl.constexpr,
+    STORED_ZEROS: tl.constexpr,
+    ZERO: tl.constexpr,
+    ROUNDING: tl.constexpr,
+):
+    """One program a token: the base's row of the embedding + the decoded row of the token's own variant."""
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.load(ids + row)
+    mine = pointers + tl.load(index + row // per_request) * 4
+    columns = tl.arange(0, BLOCK)
+    inside = columns < SIZE
+    base = tl.load(weight + token * SIZE + columns, mask=inside, other=0.0)
+    rank_at = tl.load(mine + 3)
+    rank = tl.full([], -1, tl.int32)
+    if rank_at != 0:
+        rank = tl.load(rank_at.to(tl.pointer_type(tl.int32)) + token)
+    result = base.to(tl.float32)
+    if rank >= 0:
+        stored = rank.to(tl.int64)
+        codes = tl.load(mine).to(tl.pointer_type(tl.uint8)) + stored * CODE_BYTES
+        bit = columns * BITS
+        word = tl.load(codes + bit // 8, mask=inside, other=0).to(tl.int32)
+        if 8 % BITS != 0:
+            next_byte = bit // 8 + 1
+            word |= tl.load(codes + next_byte, mask=inside & (next_byte < CODE_BYTES), other=0).to(tl.int32) << 8
+        code = ((word >> (bit % 8)) & ((1 << BITS) - 1)).to(tl.float32)
+        at = stored * GROUPS + columns // GROUP
+        raw = tl.load(tl.load(mine + 1).to(tl.pointer_type(tl.uint16)) + at, mask=inside, other=0)
+        scale = (raw.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+        zero = ZERO
+        if STORED_ZEROS:
+            zero = tl.load(tl.load(mine + 2).to(tl.pointer_type(tl.uint8)) + at, mask=inside, other=0).to(tl.float32)
+        result = (result + (code - zero) * scale).to(ROUNDING).to(tl.float32)
+    tl.store(out + row * SIZE + columns, result.to(out.dtype.element_ty), mask=inside)

@@ -19,6 +19,8 @@ from deltacompress import kernels
 
 BASE = 0
 """The slot of the base."""
+MAX_VARIANTS = 256
+"""Slots beside it."""
 
 
 class Segment(NamedTuple):

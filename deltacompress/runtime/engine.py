@@ -201,7 +201,7 @@ class Runtime:
             continuations.append(after)
         found: list[LogLikelihood] = [LogLikelihood(0.0, False)] * len(items)
         for batch in evaluation.batches(items, self._fits):
-            with self._lock, self._holding(batch):
+            with self._lock, self._holding(batch), self._memory("log-likelihoods"):
                 ordered, logits = evaluation.run(self.model, batch)
                 targets = [continuations[one.index] for one in ordered]
                 for one, result in zip(ordered, evaluation.log_likelihoods(ordered, logits, targets), strict=True):
@@ -271,7 +271,7 @@ class Runtime:
             scheduler.submit(request)
         try:
             while scheduler.busy:
-                with self._lock:
+                with self._lock, self._memory(f"{len(made)} requests, at most {max_batch} at once; lower max_batch"):
                     scheduler.step()
         finally:
             with self._lock:
@@ -286,7 +286,7 @@ class Runtime:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _run(self, items: list[Item]) -> list[tuple[Item, Tensor]]:
-        with self._lock, self._holding(items):
+        with self._lock, self._holding(items), self._memory(f"one forward over {len(items)} sequences; give fewer"):
             ordered, logits = evaluation.run(self.model, items)
         pieces = logits.split([one.kept for one in ordered])
         return [(one, piece[:, : one.vocabulary]) for one, piece in zip(ordered, pieces, strict=True)]
@@ -299,6 +299,18 @@ class Runtime:
             yield
         finally:
             self.residency.release(names)
+
+    @contextmanager
+    def _memory(self, doing: str) -> Iterator[None]:
+        """Tell what filled the device's memory, if it runs out."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            base = sum(one.nbytes for one in self.model.model.parameters())
+            raise BackendError(
+                f"{self.device} is out of memory ({doing}; base {base} bytes, {self.residency.told()}); "
+                "lower budget_bytes, use fewer variants or shorter prompts"
+            ) from error
 
     def _fits(self, names: set[str]) -> bool:
         budget = self.residency.budget_bytes

@@ -13,15 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deltacompress.kernels import Backend, Table
-from deltacompress.runtime.batch import Batch, Current, Segment
+from deltacompress.runtime.batch import MAX_VARIANTS, Batch, Current, Segment
 from deltacompress.runtime.groups import LinearGroup
 from deltacompress.runtime.operands import Added, Packed, Replaced
 from deltacompress.runtime.vectors import VectorBank
 
 Weight = Replaced | Added | Packed
-
-MAX_VARIANTS = 256
-"""Slots that a layer's table of packed deltas has."""
 
 
 class _Run(NamedTuple):

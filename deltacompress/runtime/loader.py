@@ -1,17 +1,20 @@
 """From the files of an artifact to the GPU as fast as the bus allows: parts that are stored plainly.
 
-Threads read pieces of parts straight into pinned blocks (from the page cache, mostly), hash them there while they are
-warm, and queue their copies on the copy stream; the kernel layout is made on the device. A block is used again when its
-copy is done. So what a load needs on the host is the ring, however large the variant is, and the page cache serves as
-the second tier: variants that left come back the same way.
+Threads read neighbouring parts straight into pinned blocks (from the page cache, mostly), hash them there while they
+are warm, and queue their copies on the copy stream; the kernel layout is made on the device, from a raw copy of a piece
+of the file that is dropped right after. A block is used again when its copy is done. So what a load needs is the ring
+on the host and a few raw pieces on the device, however large the variant is, and the page cache serves as the second
+tier: variants that left come back the same way. Pieces are large, because what Python does for each of them is not.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -24,9 +27,11 @@ from deltacompress.kernels import Backend
 from deltacompress.kernels.tiling import BAD_SCALE, FAULTS
 from deltacompress.runtime.operands import Packed, PackedRows, Stored, StoredPart
 
-BLOCK_BYTES = 2 << 20
+BLOCK_BYTES = 8 << 20
+"""Of a pinned block: of one read and one copy."""
+PIECE_BYTES = 128 << 20
+"""Of a raw piece on the device."""
 THREADS = 16
-_BLOCKS = 3 * THREADS
 _ALIGN = 256
 
 
@@ -39,13 +44,55 @@ class _Block:
         self.copied = torch.cuda.Event()
 
 
+@dataclass(slots=True)
+class _Run:
+    """Neighbouring parts of one file, as one thread reads them. at: where they start in the raw piece."""
+
+    parts: list[StoredPart]
+    at: int
+
+    @property
+    def begin(self) -> int:
+        return self.parts[0].begin
+
+    @property
+    def end(self) -> int:
+        return self.parts[-1].begin + self.parts[-1].nbytes
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Tensors that are loaded together. places: by (file, begin) of a part, where it starts in the raw piece."""
+
+    members: list[tuple[str, Stored]]
+    runs: list[_Run] = field(default_factory=list)
+    places: dict[tuple[Path, int], int] = field(default_factory=dict)
+    size: int = 0
+
+    def arrange(self) -> None:
+        """Lay out the parts of its members as they lie in their files."""
+        parts = sorted((part for _, one in self.members for part in one.parts.values()), key=_place)
+        for part in parts:
+            run = self.runs[-1] if self.runs else None
+            joins = run is not None and run.parts[-1].file == part.file and run.end == part.begin
+            if run is not None and joins and run.end - run.begin + part.nbytes <= BLOCK_BYTES:
+                run.parts.append(part)
+            else:
+                # as aligned as in the file
+                self.size += -self.size % _ALIGN + part.begin % _ALIGN
+                self.runs.append(_Run([part], self.size))
+            self.places[_place(part)] = self.size
+            self.size += part.nbytes
+
+
 class Loader:
-    """Brings stored parts to one GPU; made once, its blocks and threads at first use."""
+    """Brings stored parts to one GPU; made once, its blocks at first use."""
 
     def __init__(self, kernels: Backend, stream: torch.cuda.Stream) -> None:
         """stream: on which copies and packing run."""
         self._kernels, self._stream = kernels, stream
-        self._pool = ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), "deltacompress-load")
+        self._threads = min(THREADS, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(self._threads, "deltacompress-load")
         self._free: SimpleQueue[_Block] = SimpleQueue()
         self._made = False
 
@@ -59,63 +106,101 @@ class Loader:
         """
         if not self._made:
             self._made = True
-            for _ in range(_BLOCKS):
+            for _ in range(2 * self._threads):
                 self._free.put(_Block())
-        order = sorted(stored.items(), key=lambda item: -item[1].nbytes)
+        device, pieces = self._kernels.device, list(_pieces(stored))
+        order = [member for piece in pieces for member in piece.members]
         sizes = [-(-self._kernels.nbytes(one.spec) // _ALIGN) * _ALIGN if one.dtype is None else 0 for _, one in order]
-        device = self._kernels.device
-        files = _Files({part.file for _, one in order for part in one.parts.values()})
+        files = _Files({part.file for one in stored.values() for part in one.parts.values()})
+        waiting: deque[tuple[_Piece, Tensor, list[Future[None]]]] = deque()
+        made: dict[str, Packed | PackedRows] = {}
         try:
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.device(device), torch.cuda.stream(self._stream):
                 # one allocation: hundreds would take longer than the copies
-                buffers = torch.empty(sum(sizes), dtype=torch.uint8, device=device).split(sizes)
+                buffers = iter(torch.empty(sum(sizes), dtype=torch.uint8, device=device).split(sizes))
                 faults = torch.zeros(len(order), dtype=torch.int32, device=device)
-            jobs = [
-                self._pool.submit(self._one, one, buffers[i], faults[i : i + 1], files, verify)
-                for i, (_, one) in enumerate(order)
-            ]
-            wait(jobs)  # all of them: they use the files
-            made = [job.result() for job in jobs]
+                for piece in [*pieces, None, None]:  # two pieces are read while one is packed
+                    if piece is not None:
+                        raw = torch.empty(piece.size, dtype=torch.uint8, device=device)
+                        jobs = [self._pool.submit(self._read, run, raw, files, verify) for run in piece.runs]
+                        waiting.append((piece, raw, jobs))
+                    if len(waiting) > 2 or piece is None:
+                        self._finish(*waiting.popleft(), buffers, faults, made)
+                told: list[int] = faults.tolist()
         finally:
+            for _, _, jobs in waiting:
+                for job in jobs:
+                    job.cancel()
+                    job.cancelled() or job.exception()  # they use the files
             files.close()
-        with torch.cuda.stream(self._stream):
-            told: list[int] = faults.tolist()
         for (_, one), fault in zip(order, told, strict=True):
             if fault:
                 raise FormatError(f"{next(iter(one.parts.values())).file}: {one.name}: {FAULTS[fault]}")
-        return {path: one for (path, _), one in zip(order, made, strict=True)}
+        return made
 
-    def _one(self, one: Stored, into: Tensor, faults: Tensor, files: _Files, verify: bool) -> Packed | PackedRows:
-        with torch.cuda.device(self._kernels.device), torch.cuda.stream(self._stream):
+    def _finish(
+        self, piece: _Piece, raw: Tensor, jobs: list[Future[None]], buffers: Iterator[Tensor], faults: Tensor,
+        made: dict[str, Packed | PackedRows],
+    ) -> None:  # fmt: skip
+        """Wait until a piece was read, and turn it into operands."""
+        for job in jobs:
+            job.exception()
+        for job in jobs:
+            job.result()
+        for path, one in piece.members:
+            parts = {}
+            for name, part in one.parts.items():
+                at = piece.places[_place(part)]
+                parts[name] = raw[at : at + part.nbytes].view(part.dtype).view(part.shape)
+            fault, buffer = faults[len(made) : len(made) + 1], next(buffers)
             if one.dtype is None:
-                parts = {name: self._part(part, files, verify) for name, part in one.parts.items()}
-                buffer = into[: self._kernels.nbytes(one.spec)]
-                self._kernels.pack(one.spec, parts, into=buffer, faults=faults)
-                return Packed({"buffer": buffer}, one.spec, one.spec.rows)
-            parts = {name: self._part(part, files, verify) for name, part in one.parts.items()}
-            faults.masked_fill_(~torch.isfinite(parts["scales"]).all(), BAD_SCALE)
-            rank = torch.arange(one.spec.rows, dtype=torch.int32, device=into.device)
-            return PackedRows(parts | {"rank": rank}, one.spec, one.dtype)
+                buffer = buffer[: self._kernels.nbytes(one.spec)]
+                self._kernels.pack(one.spec, parts, into=buffer, faults=fault)
+                made[path] = Packed({"buffer": buffer}, one.spec, one.spec.rows)
+            else:
+                fault.masked_fill_(~torch.isfinite(parts["scales"]).all(), BAD_SCALE)
+                own = {name: part.clone() for name, part in parts.items()}
+                rank = torch.arange(one.spec.rows, dtype=torch.int32, device=raw.device)
+                made[path] = PackedRows(own | {"rank": rank}, one.spec, one.dtype)
 
-    def _part(self, part: StoredPart, files: _Files, verify: bool) -> Tensor:
-        """One part on the device."""
-        out = torch.empty(part.nbytes, dtype=torch.uint8, device=self._kernels.device)
-        digest = hashlib.sha256() if verify else None
-        for at in range(0, part.nbytes, BLOCK_BYTES):
-            size = min(BLOCK_BYTES, part.nbytes - at)
-            block = self._free.get()
-            try:
-                block.copied.synchronize()
-                files.read(part.file, part.begin + at, block.view[:size])
-                if digest is not None:
-                    digest.update(block.view[:size])
-                out[at : at + size].copy_(block.tensor[:size], non_blocking=True)
-                block.copied.record(self._stream)
-            finally:
-                self._free.put(block)
-        if digest is not None and digest.hexdigest() != part.sha256:
-            raise ChecksumError(f"{part.file}: bytes {part.begin} to {part.begin + part.nbytes} differ from their hash")
-        return out.view(part.dtype).view(part.shape)
+    def _read(self, run: _Run, raw: Tensor, files: _Files, verify: bool) -> None:
+        """One run to its place in the raw piece, through pinned blocks."""
+        digests = _Digests(run.parts) if verify else None
+        with torch.cuda.device(raw.device), torch.cuda.stream(self._stream):
+            for begin in range(run.begin, run.end, BLOCK_BYTES):
+                size = min(BLOCK_BYTES, run.end - begin)
+                block = self._free.get()
+                try:
+                    block.copied.synchronize()
+                    files.read(run.parts[0].file, begin, block.view[:size])
+                    if digests is not None:
+                        digests.update(begin, block.view[:size])
+                    at = run.at + begin - run.begin
+                    raw[at : at + size].copy_(block.tensor[:size], non_blocking=True)
+                    block.copied.record(self._stream)
+                finally:
+                    self._free.put(block)
+        if digests is not None:
+            digests.check()
+
+
+class _Digests:
+    """Hashes of neighbouring parts, from bytes that come in order."""
+
+    def __init__(self, parts: Iterable[StoredPart]) -> None:
+        self._parts = [(part, hashlib.sha256()) for part in parts]
+
+    def update(self, begin: int, view: memoryview) -> None:
+        for part, digest in self._parts:
+            low, high = max(part.begin, begin), min(part.begin + part.nbytes, begin + len(view))
+            if low < high:
+                digest.update(view[low - begin : high - begin])
+
+    def check(self) -> None:
+        for part, digest in self._parts:
+            if digest.hexdigest() != part.sha256:
+                end = part.begin + part.nbytes
+                raise ChecksumError(f"{part.file}: bytes {part.begin} to {end} differ from their recorded hash")
 
 
 class _Files:
@@ -137,14 +222,35 @@ def check_stored(stored: Mapping[str, Stored]) -> None:
     """Compare the parts with their hashes without loading them; raises as Loader.load."""
     files = _Files({part.file for one in stored.values() for part in one.parts.values()})
 
-    def check(part: StoredPart) -> None:
-        raw = bytearray(part.nbytes)
-        files.read(part.file, part.begin, memoryview(raw))
-        if hashlib.sha256(raw).hexdigest() != part.sha256:
-            raise ChecksumError(f"{part.file}: bytes {part.begin} to {part.begin + part.nbytes} differ from their hash")
+    def check(run: _Run) -> None:
+        raw = memoryview(bytearray(run.end - run.begin))
+        files.read(run.parts[0].file, run.begin, raw)
+        digests = _Digests(run.parts)
+        digests.update(run.begin, raw)
+        digests.check()
 
     try:
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            list(pool.map(check, (part for one in stored.values() for part in one.parts.values())))
+            list(pool.map(check, (run for piece in _pieces(stored) for run in piece.runs)))
     finally:
         files.close()
+
+
+def _pieces(stored: Mapping[str, Stored]) -> Iterator[_Piece]:
+    """Tensors in the order of their files, some PIECE_BYTES together."""
+    order = sorted(stored.items(), key=lambda item: max(_place(part) for part in item[1].parts.values()))
+    piece, size = _Piece([]), 0
+    for path, one in order:
+        if piece.members and size + one.nbytes > PIECE_BYTES:
+            piece.arrange()
+            yield piece
+            piece, size = _Piece([]), 0
+        piece.members.append((path, one))
+        size += one.nbytes
+    if piece.members:
+        piece.arrange()
+        yield piece
+
+
+def _place(part: StoredPart) -> tuple[Path, int]:
+    return part.file, part.begin

@@ -22,7 +22,7 @@ from deltacompress.errors import BackendError, CheckpointError
 from deltacompress.kernels import Backend, fused
 from deltacompress.runtime.attention import fuse_attention
 from deltacompress.runtime.batch import Batch, Current
-from deltacompress.runtime.embedding import Rows, decouple_embedding
+from deltacompress.runtime.embedding import Embeddings, decouple_embedding
 from deltacompress.runtime.groups import group_linears
 from deltacompress.runtime.layout import Layout, read_layout
 from deltacompress.runtime.linear import DecoupledLinear
@@ -49,7 +49,7 @@ class DecoupledModel:
     head_path: str
     _linears: dict[str, DecoupledLinear]
     _banks: dict[str, VectorBank]
-    _rows: dict[int, Rows]
+    _rows: Embeddings
     fused: bool = False  # whether decode steps use kernels/fused.py
     version: int = 0  # counts changes of what is installed
 
@@ -93,7 +93,7 @@ class DecoupledModel:
             elif isinstance(operand, Replaced | Added | Packed):
                 self._linears[path].set_weight(slot, operand)
             else:
-                self._rows[slot] = operand
+                self._rows.set(slot, operand)
 
     def uninstall(self, slot: int) -> None:
         """Let go of everything of `slot`."""
@@ -103,7 +103,7 @@ class DecoupledModel:
                 bank.set(slot, None)
         for linear in self._linears.values():
             linear.set_weight(slot, None)
-        self._rows.pop(slot, None)
+        self._rows.set(slot, None)
 
 
 def load_base(path: str, *, device: torch.device, dtype: torch.dtype, kernels: Backend | None) -> DecoupledModel:
@@ -170,7 +170,7 @@ def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, ker
     roles |= dict.fromkeys(banks, "vector")
     roles[embedding_path] = "embedding"
     side = BaseSide(checkpoint, layout, roles)
-    rows = decouple_embedding(embedding, current)
+    rows = decouple_embedding(embedding, current, fuse=fuse)
     device = embedding.weight.device
     return DecoupledModel(model, current, side, device, embedding_path, head_path, linears, banks, rows, fuse)
 

@@ -17,7 +17,7 @@ import torch
 
 from deltacompress.errors import BackendError, InputError
 from deltacompress.kernels import Backend
-from deltacompress.runtime.linear import MAX_VARIANTS
+from deltacompress.runtime.batch import MAX_VARIANTS
 from deltacompress.runtime.loader import Loader, check_stored
 from deltacompress.runtime.model import DecoupledModel
 from deltacompress.runtime.operands import Operand, Stored, pinned, placed, placed_bytes

@@ -1,0 +1,141 @@
+"""The fused operations of a decode step against what they stand for in PyTorch.
+
+Without a GPU they run under Triton's interpreter, in a process of their own and in fp32 (bf16 is truncated there).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from deltacompress.codecs import packed
+from deltacompress.codecs.packed import PackedSpec
+from deltacompress.kernels import fused
+from deltacompress.numerics.grid import GridKind
+from deltacompress.numerics.sparsity import Sparsity
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+PLACES = [
+    pytest.param(
+        ("cpu", torch.float32),
+        marks=pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_in_its_own_process starts"),
+    ),
+    pytest.param(("cuda", torch.float32), marks=pytest.mark.gpu),
+    pytest.param(("cuda", torch.bfloat16), marks=pytest.mark.gpu),
+]
+Place = tuple[str, torch.dtype]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_in_its_own_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", "-k", "cpu", __file__],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout
+
+
+def drawn(place: Place, *shape: int, seed: int = 0) -> Tensor:
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+    return made.to(place[0], place[1])
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    """fp32 up to the order of sums; bf16 up to one unit in the last place."""
+    few = 2e-6 if wanted.dtype == torch.float32 else 2**-7
+    assert float((found.float() - wanted.float()).abs().max()) <= few * float(wanted.float().abs().max())
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("kind", ["plain", "unit offset"])
+def test_rms_norm(place: Place, kind: fused.NormKind) -> None:
+    x, vectors = drawn(place, 5, 3, 40), drawn(place, 4, 40)
+    index = torch.tensor([0, 1, 1, 3, 9], device=place[0])
+    wanted = fused.norm_formula(x, vectors[index.clamp(max=3), None], 1e-5, kind)
+    close(fused.rms_norm(x, vectors, index, 1e-5, kind), wanted)
+    one = fused.rms_norm(x, vectors[2:3], index[3:4], 1e-5, kind)  # one request, whatever the rows are
+    close(one, fused.norm_formula(x, vectors[2], 1e-5, kind))
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("angles", [1, 4])
+def test_rotate(place: Place, angles: int) -> None:
+    q = drawn(place, 4, 1, 160)[..., 10:106].view(4, 1, 6, 16).transpose(1, 2)
+    k = drawn(place, 4, 11, 1, 16)
+    cos, sin = drawn(place, angles, 1, 16), drawn(place, angles, 1, 16, seed=1)
+    assert fused.rotates(q, k, cos)
+    for found, wanted in zip(fused.rotate(q, k, cos, sin), fused.rotate_formula(q, k, cos, sin), strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("window", [None, 6])
+def test_store_and_attend(place: Place, window: int | None) -> None:
+    keys, values = drawn(place, 5, 2, 90, 24), drawn(place, 5, 2, 90, 24, seed=1)
+    k, v, q = drawn(place, 5, 2, 1, 24), drawn(place, 5, 2, 1, 24, seed=1), drawn(place, 5, 6, 1, 24)
+    positions = torch.tensor([0, 3, 89, 63, 64], device=place[0])
+    rows = torch.arange(5, device=place[0])
+    wanted_keys, wanted_values = keys.clone(), values.clone()
+    wanted_keys[rows, :, positions], wanted_values[rows, :, positions] = k[:, :, 0], v[:, :, 0]
+    fused.store(k, v, keys, values, positions)
+    assert torch.equal(keys, wanted_keys)
+    assert torch.equal(values, wanted_values)
+    columns = torch.arange(80, device=place[0])
+    positions = positions.clamp(max=79)
+    mask = columns <= positions[:, None]
+    if window is not None:
+        mask &= columns > positions[:, None] - window
+    keys, values, mask = keys[:, :, :80], values[:, :, :80], mask[:, None, None]
+    assert fused.attends(q, keys, values, mask)
+    found = fused.attend(q, keys, values, mask, positions, 0.3)
+    more = (one.repeat_interleave(3, 1).double() for one in (keys, values))
+    wanted = functional.scaled_dot_product_attention(q.double(), *more, mask, scale=0.3).transpose(1, 2)
+    close(found, wanted.to(place[1]))
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize(
+    ("bits", "group", "grid"), [(2, 40, "minmax"), (3, 8, "symmetric"), (4, 16, "midrise"), (1, 40, "minmax")]
+)
+def test_lookup(place: Place, bits: int, group: int, grid: GridKind) -> None:
+    vocabulary, size, slots = 20, 40, 3
+    weight = drawn(place, vocabulary, size)
+    tables, address = [], [[0] * 4]
+    for slot in range(1, slots):
+        spec = PackedSpec(7 + slot, size, bits, Sparsity.parse("dense"), group, grid)
+        draw = torch.Generator().manual_seed(slot)
+        parts = {}
+        for name, (dtype, shape) in packed.part_shapes(spec, storage=False).items():
+            high = 1 << bits if name == "zeros" else 256
+            made = torch.rand(shape, generator=draw) if name == "scales" else torch.randint(high, shape, generator=draw)
+            parts[name] = made.to(dtype).to(place[0])
+        rank = torch.full((vocabulary,), -1, dtype=torch.int32)
+        rank[torch.randperm(vocabulary, generator=draw)[: spec.rows]] = torch.arange(spec.rows, dtype=torch.int32)
+        tables.append((spec, parts, rank.to(place[0])))
+        held = parts | {"rank": tables[-1][2]}
+        address.append([held[n].data_ptr() if n in held else 0 for n in ("codes", "scales", "zeros", "rank")])
+    pointers = torch.tensor(address, device=place[0])
+    ids = torch.arange(15, device=place[0])
+    index = torch.tensor([0, 1, 2], device=place[0])
+    found = fused.lookup(ids, index, weight, pointers, tables[0][0], torch.bfloat16)
+    wanted = weight[ids].clone()
+    for slot, (spec, parts, rank) in enumerate(tables, start=1):
+        delta = packed.decode(spec, parts)
+        for row in range(5 * slot, 5 * slot + 5):
+            if (at := int(rank[ids[row]])) >= 0:
+                wanted[row] = (wanted[row].float() + delta[at]).to(torch.bfloat16).to(place[1])
+    if place[0] == "cuda":
+        assert torch.equal(found, wanted)
+    else:  # the interpreter cuts bf16 off instead of rounding
+        assert float((found - wanted).abs().max()) <= 2**-7 * float(wanted.abs().max())

@@ -1,0 +1,149 @@
+"""Plainly stored parts: where they are read from, what is checked, and the same operands as by decoding.
+
+The loader's threads, blocks and pieces run here over a CPU's memory; test_gpu.py runs them on a GPU.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from deltacompress.bench.synthetic import SHAPE_TINY, write_base, write_delta
+from deltacompress.checkpoint import Checkpoint
+from deltacompress.codecs.packed import PackedSpec, Parts
+from deltacompress.errors import ChecksumError, FormatError, TruncatedFileError
+from deltacompress.kernels import tiling
+from deltacompress.runtime import Runtime, loader
+from deltacompress.runtime.numerics import Numerics
+from deltacompress.runtime.operands import Packed, PackedRows, Stored
+from deltacompress.runtime.variant import Variant
+
+
+class Tiles:
+    """A backend that packs like the CUDA one."""
+
+    name, device, packs_on_device = "cuda", torch.device("cpu"), True
+    supports = staticmethod(tiling.supported)
+    nbytes = staticmethod(tiling.tiled_bytes)
+
+    def pack(self, spec: PackedSpec, parts: Parts, *, into: Tensor, faults: Tensor) -> Tensor:
+        try:
+            return into.copy_(tiling.tile(spec, parts))
+        except FormatError as error:
+            faults.fill_(next(number for number, text in tiling.FAULTS.items() if text == str(error)))
+            return into
+
+
+class Event:
+    """Nothing to wait for."""
+
+    def record(self, _: object) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def delta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("plain")
+    for name in ("base", "delta"):
+        (root / name).mkdir()
+    write_base(root / "base", SHAPE_TINY, torch.device("cpu"))
+    write_delta(root / "delta", SHAPE_TINY, Checkpoint.open(root / "base"), torch.device("cpu"))
+    return root / "delta"
+
+
+@pytest.fixture
+def variant(delta: Path) -> Variant:
+    runtime = Runtime.from_base(delta.parent / "base", merge_rounding=False)
+    return Variant.open(delta, runtime.model.base, Numerics(torch.float32, False, Tiles()))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def stored(variant: Variant) -> dict[str, Stored]:
+    return {path: one for path in variant.paths() if (one := variant.stored(path)) is not None}
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def block(self: Any) -> None:
+        self.tensor = torch.empty(loader.BLOCK_BYTES, dtype=torch.uint8)
+        self.view, self.copied = loader.tensor_bytes(self.tensor), Event()
+
+    monkeypatch.setattr("torch.cuda.stream", lambda _: nullcontext())
+    monkeypatch.setattr("torch.cuda.device", lambda _: nullcontext())
+    monkeypatch.setattr(loader._Block, "__init__", block)
+    monkeypatch.setattr(loader, "BLOCK_BYTES", 3000)  # parts straddle blocks, and blocks hold several
+    monkeypatch.setattr(loader, "PIECE_BYTES", 20_000)
+    return loader.Loader(Tiles(), None).load  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_the_same_as_decoded(variant: Variant, stored: dict[str, Stored], load: Any, verify: bool) -> None:
+    assert len(stored) == 7 * SHAPE_TINY.layers + 2
+    found = load(stored, verify=verify)
+    assert found.keys() == stored.keys()
+    for path, one in found.items():
+        wanted = variant.operand(path)
+        assert type(one) is type(wanted)
+        if isinstance(one, Packed):
+            assert isinstance(wanted, Packed)
+            assert (one.spec, one.out) == (wanted.spec, wanted.out)
+            assert torch.equal(one.tensors["buffer"], tiling.tile(wanted.spec, wanted.tensors))
+        else:
+            assert isinstance(one, PackedRows)
+            assert one.tensors.keys() == wanted.tensors.keys()
+            assert all(torch.equal(tensor, wanted.tensors[name]) for name, tensor in one.tensors.items())
+
+
+def damage(path: Path, at: int, value: bytes) -> bytes:
+    raw = path.read_bytes()
+    path.write_bytes(raw[:at] + value + raw[at + len(value) :])
+    return raw
+
+
+def test_damage_is_found(stored: dict[str, Stored], load: Any) -> None:
+    one = stored["model.layers.1.mlp.up_proj.weight"]
+    part = one.parts["codes"]
+    before = damage(
+        part.file, part.begin + part.nbytes - 1, bytes([part.file.read_bytes()[part.begin + part.nbytes - 1] ^ 1])
+    )
+    try:
+        with pytest.raises(ChecksumError, match="differ from their recorded hash"):
+            load(stored, verify=True)
+        with pytest.raises(ChecksumError, match="differ from their recorded hash"):
+            loader.check_stored(stored)
+        load(stored, verify=False)  # as it was told
+    finally:
+        part.file.write_bytes(before)
+    loader.check_stored(stored)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "told"), [("pattern", b"\x00", "pattern"), ("scales", b"\x80\x7f", "finite")]
+)
+def test_impossible_content_is_found_without_hashes(
+    stored: dict[str, Stored], load: Any, part: str, value: bytes, told: str
+) -> None:
+    place = stored["model.layers.0.self_attn.q_proj.weight"].parts[part]
+    before = damage(place.file, place.begin, value)
+    try:
+        with pytest.raises(FormatError, match=rf"q_proj.weight: .*{told}"):
+            load(stored, verify=False)
+    finally:
+        place.file.write_bytes(before)
+
+
+def test_a_file_cut_short(stored: dict[str, Stored], load: Any) -> None:
+    file = next(iter(stored.values())).parts["codes"].file
+    before = file.read_bytes()
+    file.write_bytes(before[: len(before) // 2])
+    try:
+        with pytest.raises(TruncatedFileError, match="cut short"):
+            load(stored, verify=True)
+    finally:
+        file.write_bytes(before)
