@@ -3,6 +3,10 @@
 #     make demo    install into .venv, run the main job on the shipped demo pair, say where the results are
 #     make test    install the development tools too, run the tests
 #
+# And one that takes a while, about a quarter of an hour on two cores:
+#
+#     make reliability    kill, fail, power off, race, damage and fuzz the zoo; prints each figure, fails on any fault
+#
 # Knobs, from the environment or the command line:
 #     PYTHON       the Python that makes the virtual environment         (python3)
 #     VENV         where it is made                                      (.venv)
@@ -29,7 +33,7 @@ endif
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 
-.PHONY: demo test lint types demo-pair clean help
+.PHONY: demo test reliability lint types demo-pair clean help
 
 help:
 	@awk '!/^#/{exit} {sub(/^# ?/, ""); print}' Makefile
@@ -40,6 +44,9 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+reliability: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.zoo.reliability
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

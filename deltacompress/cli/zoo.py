@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,7 +9,7 @@ import typer
 
 from deltacompress.cli import zoo_care, zoo_tools
 from deltacompress.cli.console import Console, verb
-from deltacompress.cli.zoo_options import Name, ZooOption, clean
+from deltacompress.cli.zoo_options import Name, ZooOption, clean, date
 
 if TYPE_CHECKING:
     from deltacompress.zoo.listing import Listed
@@ -181,7 +180,7 @@ def show(
         "version": found.version,
         "kind": entry.kind,
         "digest": found.manifest,
-        "created": _date(found.created),
+        "created": date(found.created),
         "bytes": entry.logical_bytes + found.size,
         "base": entry.lineage.base_name,
         "finetuned": entry.lineage.finetuned_name,
@@ -263,7 +262,7 @@ def _row(one: Listed) -> dict[str, Any]:
         "finetuned": one.lineage.get("finetuned_name"),
         "relation": one.lineage.get("relation"),
         "aliases": list(one.aliases),
-        "created": _date(one.created),
+        "created": date(one.created),
         "digest": one.manifest,
         "removed": one.removed,
         "problem": one.problem,
@@ -285,10 +284,6 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
         **({"scores": ", ".join(f"{k} {v:.4g}" for k, v in row["scores"].items())} if "scores" in row else {}),
         "state": state,
     }
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 zoo_care.register(app)

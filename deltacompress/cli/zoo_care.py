@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from deltacompress.cli.console import Console, verb
-from deltacompress.cli.zoo_options import Name, ZooOption
+from deltacompress.cli.zoo_options import Name, ZooOption, date
 
 
 @verb
@@ -30,7 +30,7 @@ def tag(
     move = open_zoo(zoo).tag(name, alias, expect=expect)
     if move.rollback:
         console.note(f"{move.name}@{alias} went back to the older version {move.version}")
-    data = asdict(move)
+    data = asdict(move) | {"created": date(move.created)}
     console.result(data, lambda: render.summary(f"{move.name}@{alias}", data))
 
 
@@ -40,7 +40,7 @@ def history(console: Console, name: Name, *, zoo: ZooOption = None) -> None:
     from deltacompress.cli import render
     from deltacompress.zoo.resolve import open_zoo
 
-    rows = [asdict(move) for move in open_zoo(zoo).history(name)]
+    rows = [asdict(move) | {"created": date(move.created)} for move in open_zoo(zoo).history(name)]
     console.result(rows, lambda: render.rows(name, rows))
 
 
@@ -188,8 +188,8 @@ def _report(console: Console, where: str, data: dict[str, Any]) -> None:
     from deltacompress.cli import render
 
     rows = [{"kind": one["kind"], "what": one["message"]} for one in data["problems"]]
-    shown = {key: value for key, value in data.items() if key != "problems"} | {"rows": rows}
-    console.result(data, lambda: render.summary_and_rows(where, shown, table="rows" if rows else ""))
+    shown = {key: value for key, value in data.items() if key != "problems"} | ({"problems": rows} if rows else {})
+    console.result(data, lambda: render.summary_and_rows(where, shown, table="problems" if rows else ""))
 
 
 def _told(problems: list[dict[str, Any]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -21,3 +22,8 @@ def clean(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [clean(one) for one in value]
     return value
+
+
+def date(seconds: float) -> str:
+    """A time in seconds since 1970 as people and programs read it: 2026-11-21T07:00:00Z."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

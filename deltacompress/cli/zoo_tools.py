@@ -26,21 +26,14 @@ def lineage(
     """What came from what: base, fine-tuned, delta, and what was made from that."""
     from rich.text import Text
 
-    from deltacompress.zoo import lineage_picture, names
-    from deltacompress.zoo.lineage import lineage as lineage_of
+    from deltacompress.zoo import lineage_picture
     from deltacompress.zoo.resolve import open_zoo
 
     opened = open_zoo(zoo)
-    entries = opened.list(all_versions=True)
-    focus = None
-    if name is not None:
-        found = opened.resolve(name)
-        plain = names.parse(name) == names.Reference(found.name)
-        focus = {one.manifest for one in entries if plain and one.name == found.name} | {found.manifest}
-    for one in entries:
+    for one in opened.list(all_versions=True):
         if one.problem is not None:
             console.warn(one.problem)
-    graph = lineage_of(entries, focus)
+    graph = opened.lineage(name)
     if svg is not None:
         svg.write_text(lineage_picture.svg(graph, f"lineage of {name or opened.where}"), encoding="utf-8")
         console.note(f"picture in {svg}")
@@ -174,7 +167,7 @@ def attest(
     measured = scores(opened, str(found))
     data = {"entry": str(found), "report": digest, "signed": key is not None, "scores": measured}
     rows = [{"score": one, "value": value} for one, value in measured.items()]
-    console.result(data, lambda: render.summary_and_rows("attached", data | {"rows": rows}, table="rows"))
+    console.result(data, lambda: render.summary_and_rows("attached", data | {"scores": rows}, table="scores"))
 
 
 def register(app: typer.Typer) -> None:

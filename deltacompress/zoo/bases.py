@@ -29,7 +29,7 @@ from deltacompress.zoo.errors import DamagedRecordError
 from deltacompress.zoo.records import Sha256, Size, Text
 
 MAX_IDENTITY_BYTES = 16 << 20
-"""About 100,000 tensors."""
+"""And canonical.MAX_MEMORY: about 60,000 tensors."""
 MAX_TOKENIZER_BYTES = 512 << 20
 _CHUNK = 4 << 20
 _TOKENIZER = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json", "*.model", "*.tiktoken")
@@ -96,8 +96,8 @@ def describe_base(directory: Path, *, hub_id: str | None, revision: str | None) 
         files=files,
     )
     raw = canonical.spell(identity.model_dump(mode="json"))
-    if len(raw) > MAX_IDENTITY_BYTES:
-        raise CheckpointError(f"{directory}: {len(tensors)} tensors are more than a base-ref holds; merge some")
+    if not canonical.fits(raw, MAX_IDENTITY_BYTES):
+        raise CheckpointError(f"{directory}: {len(tensors)} tensors are more than a base-ref holds")
     blob = Blob(canonical.sha256(raw), len(raw), lambda: (raw,), str(directory))
     entry = EntryManifest(
         kind="base-ref",

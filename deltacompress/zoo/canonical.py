@@ -20,8 +20,8 @@ from deltacompress.zoo.errors import DamagedRecordError
 
 MAX_BYTES = 4 << 20
 """Cap on an object, where no other is given."""
-MAX_MEMORY = 96 << 20
-"""Bytes that a parsed object may take, by the estimate of `_memory`."""
+MAX_MEMORY = 64 << 20
+"""Bytes that a parsed object may take, by the estimate of `memory`."""
 MAX_KEYS = 256
 """Keys of any one object; the largest are summaries with 64 scores."""
 _CONTAINER, _VALUE, _KEY = 240, 60, 60  # bytes that CPython takes for a small dict, a short text in a list, and a key
@@ -52,7 +52,7 @@ def parse(raw: bytes, where: str, *, limit: int = MAX_BYTES) -> dict[str, Any]:
         DamagedRecordError: longer than `limit` bytes, or larger than memory allows once it is parsed; not JSON, not an
             object, or not spelled canonically.
     """
-    if len(raw) > limit or _memory(raw) > MAX_MEMORY:
+    if not fits(raw, limit):
         raise DamagedRecordError(f"{where}: damaged, {len(raw)} bytes are more than it may have or hold")
     try:
         data = json.loads(raw, object_hook=_frozen)
@@ -80,8 +80,13 @@ def validate(model: type[_Model], data: dict[str, Any], where: str) -> _Model:
     return found
 
 
-def _memory(raw: bytes) -> int:
-    """At least what `raw` will take once it is parsed, as far as its structure is concerned."""
+def fits(raw: bytes, limit: int = MAX_BYTES) -> bool:
+    """Whether `parse` takes so much; whoever writes an object looks first."""
+    return len(raw) <= limit and memory(raw) <= MAX_MEMORY
+
+
+def memory(raw: bytes) -> int:
+    """About what `raw` takes in bytes once it is parsed, its texts left out."""
     containers = raw.count(b"{") + raw.count(b"[")
     return containers * _CONTAINER + raw.count(b",") * _VALUE + raw.count(b'":') * _KEY
 

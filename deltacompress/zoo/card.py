@@ -103,13 +103,13 @@ def _sentence(entry: EntryManifest, base: str | None) -> str:
 
 def _usage(found: Resolved, entry: EntryManifest, base: str | None) -> list[str]:
     if entry.kind == "delta":
-        about = f"where BASE is the directory{f' or the hub id of {escape(base)}' if base else ''} of the base model:"
+        about = f"BASE the directory{f' or hub id ({escape(base)})' if base else ''} of the base model."
         commands = [
             f"deltacompress zoo pull {found} delta --zoo ZOO",
             "deltacompress verify delta --base BASE",
             "deltacompress restore delta --base BASE --out model",
         ]
-        told = f"Every restored tensor is checked against its recorded hash. ZOO is the zoo, {about}"
+        told = f"Every restored tensor is checked against its recorded hash. ZOO stands for the zoo, {about}"
         return ["## Restore", "", told, "", "```sh", *commands, "```"]
     if entry.kind == "adapter":
         return [

@@ -37,6 +37,8 @@ def store_at(location: str | os.PathLike[str]) -> Store:
         return RemoteStore.open(text)
     if "://" in text:
         raise NotAZooError(f"{text}: give a directory or an s3://bucket/prefix URL")
+    if Path(text).is_file():
+        raise NotAZooError(f"{text}: a file; a zoo is a directory, make one with `zoo init`")
     if not Path(text).is_dir():
         raise NotAZooError(f"{text}: no such directory; make a zoo there with `zoo init {text}`")
     return LocalStore(Path(text))
@@ -70,7 +72,7 @@ def init(location: str | os.PathLike[str]) -> tuple[Store, ZooRecord]:
     store = store_at(location)
     there = [key for key in store.list("") if not key.startswith((TEMPORARY, TRASH))]
     if ZOO in there:
-        raise ConflictError(f"{store.where}: a zoo already")
+        raise ConflictError(f"{store.where}: a zoo already; use it, or choose another place")
     strange = [*there, *store.strays()]
     if strange:
         raise ConflictError(f"{store.where}: holds {strange[0]}; give an empty or new place for a zoo")

@@ -19,7 +19,7 @@ from deltacompress.zoo.errors import DamagedRecordError
 from deltacompress.zoo.records import Sha256, Size, Text
 
 MAX_ENTRY_BYTES = 16 << 20
-"""About 55,000 parts."""
+"""And canonical.MAX_MEMORY: about 55,000 parts."""
 _PREFIX = "application/vnd.deltacompress."
 ARTIFACT = _PREFIX + "artifact.manifest.v1+json"
 HEADER = _PREFIX + "shard.header.v1"

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from deltacompress.zoo.listing import Listed
+from deltacompress.zoo.names import Reference, parse
+from deltacompress.zoo.versions import Resolved
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,16 @@ def lineage(entries: Iterable[Listed], focus: Collection[str] | None = None) -> 
         tuple(nodes[key] for key in order),
         tuple(sorted(edges.values(), key=lambda edge: (order[edge.parent], order[edge.child]))),
     )
+
+
+def meant(entries: Iterable[Listed], name: str, found: Resolved) -> set[str]:
+    """The digests that a name stands for in a lineage: those of all versions, if it gives none.
+
+    found: what it resolves to.
+    """
+    if parse(name) != Reference(found.name):
+        return {found.manifest}
+    return {found.manifest, *(one.manifest for one in entries if one.name == found.name)} - {""}
 
 
 def _graph(entries: list[Listed], focus: frozenset[str]) -> tuple[dict[str, Node], dict[tuple[str, str], Edge]]:

@@ -48,7 +48,8 @@ def add(
 ) -> Added:
     """Publish a directory of whatever kind as the next version of `name`; durable on return.
 
-    base: the base-ref it belongs to; parents, relation: see Zoo.add (artifacts); hub_id, revision: of a base model.
+    base: the base-ref it belongs to; parents: entries it was made from; relation: see
+        entry.Lineage (both of artifacts); hub_id, revision: of a base model.
 
     Raises:
         NotFoundError: no such base-ref or parent; nothing known in the directory.
@@ -61,7 +62,7 @@ def add(
         content = read_manifest(source).base.content_hash
         ref = _base_of(zoo, str(source), content, base)
         own = tuple(parents) if ref is None else (ref, *parents)
-        published = zoo.add(source, name, parents=own, relation=relation, reporter=reporter)
+        published = zoo.add_artifact(source, name, parents=own, relation=relation, reporter=reporter)
         return Added(published, "delta", ref)
     if is_adapter(source):
         return _add_adapter(zoo, source, name, base, reporter)

@@ -270,6 +270,8 @@ def reason(error: OSError) -> str:
         return "the disk is full; free some space and run it again"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "no permission; check who owns it and whether it is mounted read-only"
+    if error.errno == errno.ENOENT:
+        return "no such file or directory; check the path"
     if error.errno == errno.ELOOP:
         return "a symbolic link; a zoo holds none, remove it"
     return f"{error.strerror or error}; check the disk and run it again"

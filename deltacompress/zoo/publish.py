@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from deltacompress.reporter import Reporter
-from deltacompress.zoo import blobs, txn
+from deltacompress.zoo import blobs, canonical, txn
 from deltacompress.zoo.entry import MAX_ENTRY_BYTES, EntryManifest
 from deltacompress.zoo.errors import ConflictError
 from deltacompress.zoo.layout import LAST_NUMBER, name_prefix, number_of, version_key
@@ -54,8 +54,10 @@ def publish_entry(
 def needed_for(entry: EntryManifest, sources: Iterable[blobs.Blob]) -> list[blobs.Blob]:
     """The blobs of an entry, its manifest last."""
     raw = entry.to_bytes()
-    if len(raw) > MAX_ENTRY_BYTES:
-        raise ConflictError(f"a manifest of {len(raw)} bytes is over the cap of {MAX_ENTRY_BYTES}; use fewer parts")
+    if not canonical.fits(raw, MAX_ENTRY_BYTES):
+        raise ConflictError(
+            f"{len(entry.layers)} parts are more than an entry holds; publish a model with fewer tensors"
+        )
     given = {blob.digest: blob for blob in sources}
     if {digest: blob.size for digest, blob in given.items()} != entry.blobs:
         raise ValueError("the blobs given are not those that the manifest lists")

@@ -67,8 +67,8 @@ def describe_report(raw: bytes, subject: str, where: str) -> Described:
     Raises:
         InputError: not a JSON object, or too large.
     """
-    if len(raw) > MAX_REPORT_BYTES:
-        raise InputError(f"{where}: over {MAX_REPORT_BYTES} bytes; attach a summary instead")
+    if not canonical.fits(raw, MAX_REPORT_BYTES):
+        raise InputError(f"{where}: over {MAX_REPORT_BYTES} bytes, or of too many values; attach a summary instead")
     try:
         data = load_json_object(raw, where)
         spelled = canonical.spell(data)

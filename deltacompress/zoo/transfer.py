@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deltacompress.reporter import SILENT, Reporter
-from deltacompress.zoo import blobs, osfs
+from deltacompress.zoo import blobs, canonical, osfs
 from deltacompress.zoo.blobs import Blob
 from deltacompress.zoo.entry import EntryManifest
 from deltacompress.zoo.errors import ConflictError, DamagedRecordError, NotFoundError, PullError
@@ -88,7 +88,7 @@ def export(zoo: Zoo, wanted: Sequence[str], out: Path, *, reporter: Reporter = S
         blobs=tuple(ExportBlob(digest=blob.digest, size=blob.size) for blob in sources.values()),
     )
     index = encode(INDEX, record)
-    if len(index) > MAX_INDEX_BYTES:
+    if not canonical.fits(index, MAX_INDEX_BYTES):
         raise ConflictError(f"{zoo.where}: too many blobs for one export; export fewer versions at a time")
     reporter.phase("exporting", len(sources))
     written = _write(out, index, list(sources.values()), reporter)

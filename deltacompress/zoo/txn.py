@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
-from deltacompress.zoo import blobs
+from deltacompress.zoo import blobs, canonical
 from deltacompress.zoo.errors import ConflictError, DamagedRecordError, StoreError
 from deltacompress.zoo.layout import INTENTS, OUTCOMES
 from deltacompress.zoo.records import (
@@ -65,8 +65,8 @@ def publish(store: Store, what: str, needed: list[blobs.Blob], target: Target, p
     hashed: set[str] = set()
     before: str | None = None
     intent = IntentRecord(what=what[:4096], blobs=tuple(sorted({one.digest for one in needed})), created=now())
-    if len(encode(INTENTS + nonce(), intent)) > MAX_RECORD_BYTES:
-        raise ConflictError(f"{what}: {len(intent.blobs)} blobs are too many for one publication; use fewer parts")
+    if not canonical.fits(encode(INTENTS + nonce(), intent)):
+        raise ConflictError(f"{what}: {len(intent.blobs)} blobs are more than one publication holds")
     for attempt in range(ATTEMPTS):
         if attempt > 1:  # many publish under one name: spread them, or they overtake each other for ever
             time.sleep(random.random() * min(1.0, 0.005 * attempt * store.workers))

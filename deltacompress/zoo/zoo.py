@@ -1,10 +1,14 @@
-"""The delta zoo: what the command line and a notebook use. Each method is one verb; the modules beside do the work."""
+"""The delta zoo: what the command line and a notebook use. Each method is one verb; the modules beside do the work.
+
+Some of them build on this class, so they are imported where they are used.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo import create, names, publish, pull, referrers, removal, tags
@@ -24,6 +28,11 @@ from deltacompress.zoo.tags import Move
 from deltacompress.zoo.usage import Usage, usage
 from deltacompress.zoo.verify import VerifyReport, verify
 from deltacompress.zoo.versions import Resolved, resolve
+
+if TYPE_CHECKING:
+    from deltacompress.zoo.lineage import Lineage
+    from deltacompress.zoo.signing import Signed
+    from deltacompress.zoo.transfer import Exported, Imported
 
 
 class Zoo:
@@ -54,6 +63,36 @@ class Zoo:
 
     def add(
         self,
+        source: str | os.PathLike[str],
+        name: str,
+        *,
+        base: str | None = None,
+        parents: Iterable[str] = (),
+        relation: str | None = None,
+        hub_id: str | None = None,
+        revision: str | None = None,
+        reporter: Reporter = SILENT,
+    ) -> Published:
+        """Publish the directory of an artifact, adapter or base as the next version of `name`; durable on return.
+
+        What it belongs to is found, see linking.add, which also says what the options mean.
+        """
+        from deltacompress.zoo import linking
+
+        return linking.add(
+            self,
+            Path(source),
+            name,
+            base=base,
+            parents=parents,
+            relation=relation,
+            hub_id=hub_id,
+            revision=revision,
+            reporter=reporter,
+        ).published
+
+    def add_artifact(
+        self,
         artifact: str | os.PathLike[str],
         name: str,
         *,
@@ -61,7 +100,7 @@ class Zoo:
         relation: str | None = None,
         reporter: Reporter = SILENT,
     ) -> Published:
-        """Publish an artifact directory as the next version of `name`; durable on return.
+        """Publish an artifact directory without looking for its base.
 
         parents: entries of this zoo it was made from; relation: see entry.Lineage.
         """
@@ -163,3 +202,65 @@ class Zoo:
     def du(self) -> Usage:
         """Logical and physical size."""
         return usage(self.store)
+
+    def lineage(self, name: str | None = None) -> Lineage:
+        """What came from what; with a name, only what that entry came from and what came of it."""
+        from deltacompress.zoo import lineage
+
+        entries = self.list(all_versions=True)
+        return lineage.lineage(entries, None if name is None else lineage.meant(entries, name, self.resolve(name)))
+
+    def diff(self, a: str, b: str) -> dict[str, Any]:
+        """What differs between two entries; see diff.diff."""
+        from deltacompress.zoo import diff
+
+        return diff.diff(self, a, b)
+
+    def card(self, name: str) -> str:
+        """The Hugging Face model card of an entry."""
+        from deltacompress.zoo import card
+
+        return card.card(self, name)
+
+    def export(self, names: Iterable[str], out: str | os.PathLike[str], *, reporter: Reporter = SILENT) -> Exported:
+        """Write versions, with what is attached to them, to one tar file."""
+        from deltacompress.zoo import transfer
+
+        return transfer.export(self, tuple(names), Path(out), reporter=reporter)
+
+    def import_(self, path: str | os.PathLike[str], *, reporter: Reporter = SILENT) -> Sequence[Imported]:
+        """Publish what an export holds and this zoo lacks."""
+        from deltacompress.zoo import transfer
+
+        return transfer.import_(self, Path(path), reporter=reporter)
+
+    def attest(
+        self,
+        name: str,
+        report: str | os.PathLike[str],
+        *,
+        key: str | os.PathLike[str] | None = None,
+        reporter: Reporter = SILENT,
+    ) -> str:
+        """Attach a report (a JSON file) to a version, signed if there is a private key; the report's digest."""
+        from deltacompress.zoo import signing
+
+        return signing.attest(self, name, Path(report), key=None if key is None else Path(key), reporter=reporter)
+
+    def scores(self, name: str) -> Mapping[str, float]:
+        """What the reports that are attached to a version measured."""
+        from deltacompress.zoo import reports
+
+        return reports.scores(self, name)
+
+    def sign(self, name: str, key: str | os.PathLike[str], *, reporter: Reporter = SILENT) -> str:
+        """Sign a version with a private key (PEM); the public key as hex."""
+        from deltacompress.zoo import signing
+
+        return signing.sign(self, name, Path(key), reporter=reporter)
+
+    def signatures(self, name: str) -> Sequence[Signed]:
+        """Every signature of a version and of its reports; raises ChecksumError if one of them is not good."""
+        from deltacompress.zoo import signing
+
+        return signing.signatures(self, name)

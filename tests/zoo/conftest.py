@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from zoo.cli_helpers import GOLDEN, Result, Run
 from zoo.s3 import no_server, serving
 
-from deltacompress.zoo import Zoo
+from deltacompress.cli.main import main
+from deltacompress.zoo import Zoo, osfs
 
 
 @pytest.fixture(autouse=True)
@@ -31,3 +33,30 @@ def any_zoo(request: pytest.FixtureRequest, tmp_path: Path) -> Zoo:
     if request.param == "local":
         return Zoo.init(tmp_path / "zoo")
     return Zoo.init(f"{request.getfixturevalue('s3_server')}/{tmp_path.name}")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """run(verb, ...): exit code, stdout, stderr."""
+    monkeypatch.setattr(osfs, "fsync", lambda fd: None)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("DELTACOMPRESS_ZOO", raising=False)
+
+    def call(*argv: object) -> Result:
+        code = main(["zoo", *map(str, argv)])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def cli_zoo(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A zoo with a base, two versions of a delta and an adapter, named by DELTACOMPRESS_ZOO."""
+    where = tmp_path / "zoo"
+    assert run("init", where)[0] == 0
+    monkeypatch.setenv("DELTACOMPRESS_ZOO", str(where))
+    assert run("add", GOLDEN / "base", "t/base", "--hub-id", "acme/llama")[1] == "t/base@1\n"
+    assert run("add", GOLDEN / "int4-24", "t/bot")[1] == "t/bot@1\n"
+    assert run("add", GOLDEN / "int2-24", "t/bot")[1] == "t/bot@2\n"
+    return where

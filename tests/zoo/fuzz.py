@@ -4,7 +4,8 @@
 
 Each input is a valid one with a few bytes or JSON values changed; where a digest guards the rest, half of the inputs
 get a right one, so that they come further. An input may be accepted, or refused by a DeltaCompressError of one line;
-anything else is a fault, printed with its bytes, and the exit code is 1.
+anything else is a fault, printed with its bytes, and the exit code is 1. So is more than 256 MB of memory; inputs as
+long as a parser takes them, of every shape, are among the first.
 """
 
 from __future__ import annotations
@@ -16,57 +17,17 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deltacompress.errors import DeltaCompressError
-from deltacompress.manifest import parse_manifest
-from deltacompress.safetensors_header import load_json_object, parse_header
-from deltacompress.zoo import canonical, check, layout, names
-from deltacompress.zoo.adapters import parse_settings
-from deltacompress.zoo.artifact import describe
-from deltacompress.zoo.bases import describe_base, parse_base
-from deltacompress.zoo.entry import parse_entry
-from deltacompress.zoo.export_format import (
-    INDEX,
-    ExportBlob,
-    ExportRecord,
-    ExportVersion,
-    blob_member,
-    end_of_archive,
-    header_for,
-    padding_for,
-)
-from deltacompress.zoo.export_reader import examine
-from deltacompress.zoo.records import (
-    AliasRecord,
-    IntentRecord,
-    OutcomeRecord,
-    Record,
-    RemovalRecord,
-    VersionRecord,
-    ZooRecord,
-    decode,
-    encode,
-)
-from deltacompress.zoo.reports import Condition, describe_report
-from deltacompress.zoo.store import check_key
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
+from zoo.fuzz_targets import Target, hungry, special, targets
+
+from deltacompress.errors import DeltaCompressError
+from deltacompress.zoo import canonical
+
 MEMORY = 256 << 20
-HEX = "0123456789abcdef" * 4
-RECORDS: dict[str, Record] = {
-    layout.ZOO: ZooRecord(id=HEX[:32], capabilities=("ranges",)),
-    layout.version_key("t/bot", 1): VersionRecord(manifest=HEX, size=9, txn=HEX[:32], created=1.5),
-    layout.removal_key("t/bot", 1, 1): RemovalRecord(state="removed", nonce=HEX[:32], created=1.5),
-    layout.alias_key("t/bot", "prod", 2): AliasRecord(
-        version=1, previous=HEX, rollback=False, nonce=HEX[:32], created=1.5
-    ),
-    layout.INTENTS + HEX[:32]: IntentRecord(what="t/bot", blobs=(HEX,), created=1.5),
-    layout.OUTCOMES + HEX[:32]: OutcomeRecord(state="commit", target="names/t", raw="{}", nonce=HEX[:32]),
-}
 TOKENS = (
     *(b"null", b"true", b"-1", b"0", b"1e999", b"NaN", b"9" * 30, b"9" * 5000, b"0.5", b'""', b"[]", b"{}", b"[[[["),
     *(b"{" * 40, b'"a":', b"\\u0000", b"\\ud800", b"../", b"/", b"@", b"latest", b"\x00", b"\xff", b"\xc3\xa9", b" "),
@@ -156,110 +117,8 @@ def resealed(rng: random.Random, raw: bytes) -> bytes:
         return raw
 
 
-def archive(entries: list[tuple[str, bytes, dict[str, bytes]]]) -> bytes:
-    """An export of (name, manifest, blobs)."""
-    blobs: dict[str, bytes] = {}
-    versions = []
-    for name, raw, needs in entries:
-        digest = canonical.sha256(raw)
-        blobs |= {digest: raw} | needs
-        versions.append(ExportVersion(name=name, version=1, manifest=digest, size=len(raw), attached=()))
-    listed = tuple(ExportBlob(digest=digest, size=len(raw)) for digest, raw in blobs.items())
-    index = encode(INDEX, ExportRecord(versions=tuple(versions), blobs=listed))
-    out = header_for(INDEX, len(index)) + index + padding_for(len(index))
-    for digest, raw in blobs.items():
-        out += header_for(blob_member(digest), len(raw)) + raw + padding_for(len(raw))
-    return out + end_of_archive()
-
-
-def read_archive(raw: bytes) -> None:
-    """The parser of export files, on bytes."""
-    examine(lambda offset, length: raw[offset : offset + length], len(raw), "x.tar")
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace") if len(raw) % 2 else raw.decode("latin-1")
-
-
-def read_key(raw: bytes) -> None:
-    """All parsers of keys."""
-    text = _text(raw)
-    layout.blob_of(text)
-    layout.number_of(text)
-    check_key(text)
-    check.kind_of(text)
-
-
-def _decode(key: str, kind: type[Record], raw: bytes) -> Record:
-    return decode(key, raw, kind, "zoo")
-
-
-class Target:
-    """One parser: valid inputs, and what to do with bytes. json: valid inputs are JSON objects."""
-
-    def __init__(self, inputs: list[bytes], run: Callable[[bytes], object], *, json: bool = True) -> None:
-        self.inputs = inputs
-        self.run = run
-        self.json = json
-
-
-def targets() -> dict[str, Target]:
-    """Every parser that is fuzzed."""
-    shard = (GOLDEN / "int4-24" / "delta-00001-of-00001.safetensors").read_bytes()
-    length = int.from_bytes(shard[:8], "little")
-    described = describe(GOLDEN / "sign-24")
-    raw = described.entry.to_bytes()
-    needs = {blob.digest: b"".join(bytes(chunk) for chunk in blob.chunks()) for blob in described.blobs}
-    base = describe_base(GOLDEN / "base", hub_id="acme/llama", revision=None)
-    identity = b"".join(bytes(chunk) for chunk in base.blobs[0].chunks())
-    lora = {"peft_type": "LORA", "r": 8, "target_modules": ["q"], "rank_pattern": {"a": 1}, "modules_to_save": None}
-    boft = {"peft_type": "BOFT", "boft_block_size": 4, "boft_block_num": 0, "target_modules": "q|k"}
-    found = {
-        "header": Target([shard[8 : 8 + length]], lambda data: parse_header(data, len(shard), "x")),
-        "artifact manifest": Target(
-            [(GOLDEN / "sign-24" / "manifest.json").read_bytes()], lambda d: parse_manifest(d, "x")
-        ),
-        "entry manifest": Target([raw, base.entry.to_bytes()], lambda data: parse_entry(data, "x")),
-        "base identity": Target([identity], lambda data: parse_base(data, "x")),
-        "adapter config": Target(
-            [json.dumps(one).encode() for one in (lora, boft)],
-            lambda data: parse_settings(load_json_object(data, "x"), "x"),
-        ),
-        "report": Target(
-            [b'{"tasks":[{"task":"sst2","acc":0.5}],"kl":{"mean":1e-3}}'], lambda d: describe_report(d, HEX, "x")
-        ),
-        "name": Target(
-            [b"team/bot", b"team/bot@7", b"a-b/c.d_e@prod"], lambda data: names.parse(_text(data)), json=False
-        ),
-        "key": Target(
-            [layout.version_key("t/bot", 1).encode(), layout.blob_key(HEX, 2).encode(), b"tmp/1-a"],
-            read_key,
-            json=False,
-        ),
-        "condition": Target([b"sst2.accuracy>=0.9"], lambda d: Condition.parse(d.decode("latin-1")), json=False),
-        "tar": Target(
-            [
-                archive(
-                    [("t/bot", raw, needs), ("t/base", base.entry.to_bytes(), {canonical.sha256(identity): identity})]
-                )
-            ],
-            read_archive,
-            json=False,
-        ),
-    }
-    for key, record in RECORDS.items():
-        found[f"record {record.type}"] = Target([encode(key, record)], partial(_decode, key, type(record)))
-    return found
-
-
-def special(target: Target) -> list[bytes]:
-    """Inputs that want much of little."""
-    some = target.inputs[0]
-    return [b"", b"{}", b"[" * 100_000, b'{"a":' * 50_000, b'{"a":' + b"9" * 100_000 + b"}", b"[]," * 50_000, some * 20]
-
-
-def fuzz(inputs: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """Run so many inputs; outcomes ("parser: class") with how often, and faults."""
+def fuzz(inputs: int, seed: int, *, large: bool = False) -> tuple[Counter[str], list[str]]:
+    """Run so many inputs; outcomes ("parser: class") with how often, and faults. large: also some of many megabytes."""
     rng = random.Random(seed)
     found = targets()
     outcomes: Counter[str] = Counter()
@@ -280,6 +139,8 @@ def fuzz(inputs: int, seed: int) -> tuple[Counter[str], list[str]]:
     weights = [20 if name in ("header", "entry manifest", "name", "tar") else 5 for name in found]
     for name, target in found.items():
         for raw in special(target):
+            one(name, target, raw)
+        for raw in hungry(target) if large else ():
             one(name, target, raw)
     while outcomes.total() < inputs:
         name, target = rng.choices(list(found.items()), weights)[0]
@@ -304,7 +165,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     begin = time.monotonic()
-    outcomes, faults = fuzz(options.inputs, options.seed)
+    outcomes, faults = fuzz(options.inputs, options.seed, large=True)
     for name, count in sorted(outcomes.items()):
         print(f"{count:>10,}  {name}")
     for fault in faults[:20]:

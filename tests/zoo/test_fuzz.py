@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zoo.fuzz import RECORDS, fuzz, targets
+from zoo.fuzz import fuzz
+from zoo.fuzz_targets import RECORDS, targets
 
 from deltacompress.errors import DeltaCompressError
 from deltacompress.zoo import canonical

@@ -171,3 +171,27 @@ def test_targets_that_cannot_be(zoo: Zoo, artifact: Path, tmp_path: Path) -> Non
     with pytest.raises(PullError, match=r"config\.json"):
         zoo.pull("team/bot", tmp_path / "y")
     assert not (tmp_path / "victim").exists()
+
+
+def test_the_class_has_what_the_command_line_has(tmp_path: Path) -> None:
+    """Each verb that is a function beside the class is a method too."""
+    golden = Path(__file__).resolve().parent.parent / "golden" / "v1"
+    zoo = Zoo.init(tmp_path / "zoo")
+    base = zoo.add(golden / "base", "t/base", hub_id="acme/llama")
+    first = zoo.add(golden / "int4-24", "t/bot")
+    zoo.add(golden / "int2-24", "t/bot", base="t/base", parents=("t/bot@1",), relation="recompressed")
+    assert zoo.show("t/bot@1")[1].lineage.parents == (base.manifest,)
+    assert {node.label for node in zoo.lineage("t/bot@1").nodes if node.focus} == {"t/bot@1"}
+    assert {node.label for node in zoo.lineage("t/bot").nodes if node.focus} == {"t/bot@1", "t/bot@2"}
+    assert len(zoo.lineage().nodes) == 4
+    assert zoo.diff("t/bot@1", "t/bot@2")["same"] is False
+    assert "base_model: acme/llama" in zoo.card("t/bot")
+    (tmp_path / "r.json").write_text('{"sst2": 0.5}')
+    zoo.attest("t/bot@1", tmp_path / "r.json")
+    assert zoo.scores("t/bot@1") == {"sst2": 0.5}
+    zoo.export(["t/bot@1"], tmp_path / "x.tar")
+    other = Zoo.init(tmp_path / "other")
+    assert [one.target for one in other.import_(tmp_path / "x.tar")] == ["t/bot@1"]
+    assert other.scores("t/bot@1") == {"sst2": 0.5}
+    assert other.resolve("t/bot").manifest == first.manifest
+    assert zoo.signatures("t/bot@1") == []

@@ -22,7 +22,7 @@ def small_zoo() -> dict[str, bytes]:
         make_artifact(root / "a", {"w.symbols": b"\x5a" * 4100, "n.planes": b"small"}, files={"config.json": b"{}"})
         zoo = Zoo.init(root / "zoo")
         for _ in range(2):
-            zoo.add(root / "a", "t/m")
+            zoo.add_artifact(root / "a", "t/m")
         zoo.tag("t/m@1", "p")
         zoo.tag("t/m@2", "p")
         zoo.rm("t/m@1")

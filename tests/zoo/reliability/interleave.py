@@ -48,17 +48,17 @@ def _gc_twice(zoo: Zoo, at: Path) -> object:
 
 def _gone(name: str) -> Verb:
     """Publish what a removed version held: every blob is there, and the collector is about to take it."""
-    return lambda zoo, at: zoo.add(at / "gone", name)
+    return lambda zoo, at: zoo.add_artifact(at / "gone", name)
 
 
 def _publish_and_gc(zoo: Zoo, at: Path) -> object:
-    zoo.add(at / "gone", "team/y")
+    zoo.add_artifact(at / "gone", "team/y")
     return zoo.gc(grace=0, empty_trash=True)
 
 
 def _attach_gone(zoo: Zoo, at: Path) -> object:
     """Publish the removed manifest again and attach its old report again."""
-    zoo.add(at / "gone", "team/x")
+    zoo.add_artifact(at / "gone", "team/x")
     return zoo.attach(*report(zoo.resolve("team/x@1").manifest))
 
 
@@ -70,7 +70,7 @@ PAIRS = (
     Pair(
         "publish | publish",
         _gone("team/m"),
-        lambda z, at: z.add(at / "c", "team/m"),
+        lambda z, at: z.add_artifact(at / "c", "team/m"),
         "publish",
         ("team/m@3", "team/m@4"),
     ),
@@ -81,7 +81,7 @@ PAIRS = (
     Pair(
         "rm, gc | publish",
         lambda z, at: (z.rm("team/m@2"), _gc(z, at)),
-        lambda z, at: z.add(at / "b", "team/x"),
+        lambda z, at: z.add_artifact(at / "b", "team/x"),
         "rm",
         ("team/x@1",),
     ),

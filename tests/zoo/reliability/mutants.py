@@ -222,7 +222,7 @@ def by_damage(bench: Bench) -> str | None:
     scenario = next(one for one in SCENARIOS if one.name == "publish over damage")
     place = bench.fresh(scenario)
     zoo = Zoo.open(place / "zoo")
-    made = zoo.add(place / "a", "team/m")
+    made = zoo.add_artifact(place / "a", "team/m")
     try:
         with patch.object(blobs, "intact", REAL_INTACT):
             zoo.pull(str(made), place / "out")

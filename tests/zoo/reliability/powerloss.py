@@ -194,7 +194,7 @@ SEQUENCES: dict[str, tuple[str, list[Verb]]] = {
     "publish, tag, rm, gc": (
         "publish",
         [
-            lambda zoo, at: zoo.add(at / "c", "team/m"),
+            lambda zoo, at: zoo.add_artifact(at / "c", "team/m"),
             lambda zoo, at: zoo.tag("team/m@3", "prod"),
             lambda zoo, at: zoo.rm("team/m@2"),
             lambda zoo, at: zoo.gc(grace=0),
@@ -204,15 +204,15 @@ SEQUENCES: dict[str, tuple[str, list[Verb]]] = {
     "new name, attach, gc, publish": (
         "publish",
         [
-            lambda zoo, at: zoo.add(at / "c", "fresh/new"),
+            lambda zoo, at: zoo.add_artifact(at / "c", "fresh/new"),
             lambda zoo, at: zoo.attach(*report(zoo.resolve("fresh/new").manifest)),
             lambda zoo, at: zoo.gc(grace=0),
-            lambda zoo, at: zoo.add(at / "gone", "fresh/again"),
+            lambda zoo, at: zoo.add_artifact(at / "gone", "fresh/again"),
             lambda zoo, at: zoo.tag("fresh/again", "canary"),
             lambda zoo, at: zoo.gc(grace=0, empty_trash=True),
         ],
     ),
-    "gc after a crash": ("gc", [lambda zoo, at: zoo.gc(grace=0), lambda zoo, at: zoo.add(at / "c", "team/m")]),
+    "gc after a crash": ("gc", [lambda zoo, at: zoo.gc(grace=0), lambda zoo, at: zoo.add_artifact(at / "c", "team/m")]),
     "import": ("import", [lambda zoo, at: transfer.import_(zoo, at / "in.tar")]),
     "undelete from the trash": ("undelete from the trash", [lambda zoo, at: zoo.undelete("team/gone@1")]),
 }
@@ -240,13 +240,13 @@ def record_interleaved(zoo_root: Path, place: Path) -> Log:
         result = log.hook(name, args, real)
         if name == "mkdir" and str(args[0]).endswith("/v") and not entered:
             entered = True
-            Zoo.open(zoo_root).add(place / "b", "two/x")
+            Zoo.open(zoo_root).add_artifact(place / "b", "two/x")
             log.ops.append(("ack",))
             log.states.append(state_of(Zoo.open(zoo_root).store))
         return result
 
     with hooked(hook):
-        Zoo.open(zoo_root).add(place / "c", "two/x")
+        Zoo.open(zoo_root).add_artifact(place / "c", "two/x")
     log.ops.append(("ack",))
     log.states.append(state_of(Zoo.open(zoo_root).store))
     return log

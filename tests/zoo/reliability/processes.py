@@ -54,7 +54,7 @@ def race(location: str, folder: Path, *, processes: int, versions: int) -> str |
 def _publish(location: str, artifact: Path, versions: int, told: multiprocessing.Queue[object]) -> None:
     try:
         zoo = Zoo.open(location)
-        told.put([zoo.add(artifact, NAME).version for _ in range(versions)])
+        told.put([zoo.add_artifact(artifact, NAME).version for _ in range(versions)])
     except DeltaCompressError as error:
         told.put(f"publisher: {error}")
 

@@ -72,18 +72,18 @@ def build(root: Path) -> Path:
         parts = sample_parts(name, big=2, small=2, shared=1)
         make_artifact(root / name, parts, seed=name, files={"config.json": b"{}"})
     zoo = Zoo.init(root / "zoo")
-    zoo.add(root / "a", "team/m")
-    zoo.add(root / "b", "team/m")
+    zoo.add_artifact(root / "a", "team/m")
+    zoo.add_artifact(root / "b", "team/m")
     zoo.tag("team/m@1", "prod")
-    zoo.add(root / "b", "team/old")
-    zoo.add(root / "gone", "team/gone")
+    zoo.add_artifact(root / "b", "team/old")
+    zoo.add_artifact(root / "gone", "team/gone")
     zoo.attach(*report(zoo.resolve("team/gone@1").manifest))
     zoo.attach(*report(zoo.resolve("team/m@1").manifest, b"kept"))
     zoo.rm("team/gone@1")
     shutil.copytree(root / "zoo", root / "copy")
     other = Zoo.init(root / "other")
     for name in ("b", "c"):
-        other.add(root / name, f"far/{name}")
+        other.add_artifact(root / name, f"far/{name}")
     other.attach(*report(other.resolve("far/b@1").manifest))
     transfer.export(other, ["far/b", "far/c"], root / "in.tar")
     return root
@@ -137,11 +137,11 @@ def _export(zoo: Zoo, place: Path, name: str = "out.tar") -> None:
 
 
 SCENARIOS = (
-    Scenario("publish", lambda zoo, at: zoo.add(at / "c", "team/m")),
-    Scenario("publish under a new name", lambda zoo, at: zoo.add(at / "c", "team/new")),
-    Scenario("publish again", lambda zoo, at: zoo.add(at / "a", "team/m")),
-    Scenario("publish over damage", lambda zoo, at: zoo.add(at / "a", "team/m"), damage, damaged=True),
-    Scenario("publish after gc", lambda zoo, at: zoo.add(at / "gone", "team/m"), collected),
+    Scenario("publish", lambda zoo, at: zoo.add_artifact(at / "c", "team/m")),
+    Scenario("publish under a new name", lambda zoo, at: zoo.add_artifact(at / "c", "team/new")),
+    Scenario("publish again", lambda zoo, at: zoo.add_artifact(at / "a", "team/m")),
+    Scenario("publish over damage", lambda zoo, at: zoo.add_artifact(at / "a", "team/m"), damage, damaged=True),
+    Scenario("publish after gc", lambda zoo, at: zoo.add_artifact(at / "gone", "team/m"), collected),
     Scenario("push", lambda zoo, at: Zoo.open(at / "copy").push("team/m@1", zoo, "team/pushed")),
     Scenario("add_base", lambda zoo, at: zoo.add_base(at / "base", "team/base")),
     Scenario("move an alias", lambda zoo, at: zoo.tag("team/m@2", "prod")),
@@ -243,7 +243,7 @@ def problem_after(bench: Bench, scenario: Scenario, place: Path, acked: bool, *,
         return None
     if scenario.damaged:
         zoo.fsck(repair=True, copy=Zoo.open(place / "copy"))
-    made = zoo.add(place / "b", "team/next")
+    made = zoo.add_artifact(place / "b", "team/next")
     zoo.tag("team/next", "here")
     zoo.gc(grace=0)
     found = zoo.verify()
@@ -296,5 +296,5 @@ def _problem_after_init(place: Path, acked: bool) -> str | None:
     target = place / "fresh"
     there = acked or (target / "zoo.json").exists()
     zoo = Zoo.open(target) if there else Zoo.init(target)
-    zoo.add(place / "a", "team/m")
+    zoo.add_artifact(place / "a", "team/m")
     return None if zoo.verify().ok else "the new zoo is damaged"

@@ -51,7 +51,7 @@ def list_seconds(folder: Path, *, entries: int = 10_000) -> tuple[float, float, 
     """Seconds to list that many names: without the index, with it, and of those how many on a processor."""
     make_artifact(folder / "in")
     zoo = Zoo.init(folder / "zoo")
-    zoo.add(folder / "in", "team/first")
+    zoo.add_artifact(folder / "in", "team/first")
     _, entry = zoo.show("team/first")
     for number in range(entries - 1):
         changed = entry.model_copy(update={"summary": {**entry.summary, "number": number}})

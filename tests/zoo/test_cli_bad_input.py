@@ -1,0 +1,167 @@
+"""`deltacompress zoo ...` on bad input: exit codes, nothing on stdout, one clear line that says the way out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from zoo.cli_helpers import GOLDEN, Run, data, failed
+
+from deltacompress.zoo import Zoo, osfs
+from deltacompress.zoo.layout import ZOO, alias_key, version_key
+from deltacompress.zoo.names import parse
+from deltacompress.zoo.read import copy_sources
+from deltacompress.zoo.records import AliasRecord, ZooRecord, encode, nonce, now
+from deltacompress.zoo.versions import resolve
+
+
+def test_a_damaged_blob_is_told_and_mended(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
+    shutil.copytree(cli_zoo, tmp_path / "copy")
+    entry = Zoo.open(cli_zoo).show("t/bot@2")[1]
+    part = next(one for one in entry.layers if one.annotations.get("file", "").endswith(".safetensors"))
+    blob = cli_zoo / "blobs" / "sha256" / part.digest[:2] / part.digest
+    blob.chmod(0o644)
+    blob.write_bytes(bytes(blob.stat().st_size))
+    code, out, err = run("verify")
+    assert code == 3
+    assert "damaged" in out
+    assert "t/bot@2" in err.splitlines()[-1]
+    assert "zoo fsck --repair --from COPY" in err.splitlines()[-1]
+    failed(
+        run("pull", "t/bot@2", tmp_path / "out"), 3, "t/bot@2", "delta-00001-of-00001.safetensors", "zoo fsck --repair"
+    )
+    assert not (tmp_path / "out").exists()
+    assert run("fsck")[0] == 3
+    failed(run("fsck", "--from", tmp_path / "copy"), 2, "--repair")
+    repaired = data(run("fsck", "--repair", "--from", tmp_path / "copy", "--json"))
+    assert (repaired["ok"], len(repaired["repaired"])) == (True, 1)
+    assert run("pull", "t/bot@2", tmp_path / "out")[0] == 0
+    blob.unlink()
+    shutil.rmtree(cli_zoo / "blobs")
+    failed(run("pull", "t/bot@1", tmp_path / "again"), 3, "t/bot@1", "missing", "zoo fsck --repair")
+    assert len(data(run("list", "--json"))) == 2  # a list never stops
+
+
+def test_no_name_moves_the_cursor(run: Run, cli_zoo: Path) -> None:
+    opened = Zoo.open(cli_zoo)
+    entry = opened.show("t/bot@2")[1]
+    told = entry.lineage.model_copy(update={"base_name": "\x1b[2Jx\ny", "finetuned_name": "\x1b]0;x\x07"})
+    hostile = entry.model_copy(update={"lineage": told, "summary": dict(entry.summary) | {"recipe": "\x1b[31m"}})
+    opened.publish(hostile, copy_sources(opened.store, entry), "t/bot")
+    for verb in (["list"], ["show", "t/bot"], ["diff", "t/bot@1", "t/bot"], ["lineage"], ["show", "t/bot", "--card"]):
+        code, out, _ = run(*verb)
+        assert code == 0
+        assert "\x1b" not in out
+        assert "\x07" not in out
+
+
+def test_what_is_no_zoo(run: Run, cli_zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    failed(run("list", "--zoo", empty), 2, str(empty), "not a zoo", "zoo init")
+    failed(run("list", "--zoo", tmp_path / "none"), 2, "no such directory")
+    failed(run("list", "--zoo", cli_zoo / "zoo.json"), 2, "a file; a zoo is a directory")
+    failed(run("list", "--zoo", "http://x/y"), 2, "s3://")
+    failed(run("init", cli_zoo), 2, "a zoo already")
+    failed(run("init", GOLDEN / "base"), 2, "holds")
+    monkeypatch.delenv("DELTACOMPRESS_ZOO")
+    failed(run("list"), 2, "--zoo PATH", "DELTACOMPRESS_ZOO")
+
+
+def test_a_newer_or_damaged_zoo(run: Run, cli_zoo: Path) -> None:
+    record = cli_zoo / "zoo.json"
+    raw = record.read_bytes()
+    record.chmod(0o644)
+    record.write_bytes(encode(ZOO, ZooRecord(id="0" * 32, capabilities=(), format=2)))
+    failed(run("list"), 3, "format 2", "upgrade deltacompress")
+    record.write_bytes(raw[:-9])
+    failed(run("list"), 3, "zoo.json", "damaged")
+
+
+@pytest.mark.parametrize("name", ["bot", "T/bot", "t/../x", "t/bot@1", "/t/bot", "t/bot/x", "t/\u212a", "t/bot@@"])
+def test_names_that_are_none(run: Run, cli_zoo: Path, name: str) -> None:
+    failed(run("add", GOLDEN / "int2-24", name), 2)
+
+
+def test_entries_that_are_not_there(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
+    for verb in (["pull", "t/none", tmp_path / "o"], ["show", "t/none"], ["verify", "t/none"], ["rm", "t/none"]):
+        failed(run(*verb), 2, "no entry t/none")
+    failed(run("pull", "t/bot@9", tmp_path / "o"), 2, "has no version 9; it has 1 to 2")
+    failed(run("pull", "t/bot@prod", tmp_path / "o"), 2, "no alias prod")
+    failed(run("pull", "t/bot", GOLDEN / "base"), 2, "exists already")
+    failed(run("add", tmp_path, "t/x"), 2, "adapter or base model")
+    failed(run("add", GOLDEN / "restored.json", "t/x"), 2, "not a directory")
+    failed(run("attest", "t/bot", GOLDEN / "base" / "model.safetensors"), 2, "not a JSON object")
+
+
+def test_a_damaged_artifact_is_not_added(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "int2-24", tmp_path / "a")
+    shard = tmp_path / "a" / "delta-00001-of-00001.safetensors"
+    raw = shard.read_bytes()
+    shard.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    failed(run("add", tmp_path / "a", "t/x"), 3, "delta-00001-of-00001.safetensors", "copy the artifact again")
+    assert not [one for one in data(run("list", "--json")) if one["name"] == "t/x"]
+
+
+def test_a_store_that_is_read_only(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
+    folders = [cli_zoo, *(path for path in cli_zoo.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        if os.access(cli_zoo, os.W_OK):
+            pytest.skip("this user writes everywhere")
+        failed(run("add", GOLDEN / "sign-24", "t/bot"), 2, "no permission")
+        failed(run("tag", "t/bot", "prod"), 2, "no permission")
+        assert run("pull", "t/bot", tmp_path / "out")[0] == 0
+        assert run("verify")[0] == 0
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+
+
+def test_a_store_that_turns_read_only(run: Run, cli_zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(osfs, "link", refuse)
+    failed(run("add", GOLDEN / "sign-24", "t/bot"), 2, "read-only")
+    failed(run("tag", "t/bot", "prod"), 2, "read-only")
+    monkeypatch.undo()
+    assert [one.version for one in Zoo.open(cli_zoo).list()] == [1, 2]
+
+
+def test_two_people_move_one_alias(run: Run, cli_zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deltacompress.zoo import tags
+
+    run("tag", "t/bot@1", "prod")
+    opened = Zoo.open(cli_zoo)
+    history = tags.history
+
+    def somebody_is_quicker(store: Any, name: str, alias: str) -> Any:
+        moves = history(store, name, alias)
+        key = alias_key(name, alias, len(moves) + 1)
+        previous = tags._hash(store, alias_key(name, alias, len(moves)))
+        record = AliasRecord(version=2, previous=previous, rollback=False, nonce=nonce(), created=now())
+        opened.store.put_if_absent(key, encode(key, record))
+        return moves
+
+    monkeypatch.setattr(tags, "history", somebody_is_quicker)
+    failed(run("tag", "t/bot@2", "prod"), 2, "was moved by somebody else at the same moment")
+
+
+def test_a_damaged_version_stops_nobody_else(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
+    key = version_key("t/bot", 2)
+    (cli_zoo / key).chmod(0o644)
+    (cli_zoo / key).write_bytes(b"{}")
+    failed(run("pull", "t/bot", tmp_path / "x"), 3, key)
+    assert run("pull", "t/bot@1", tmp_path / "x")[0] == 0
+    code, out, err = run("list", "--json")
+    assert code == 0
+    assert [one["problem"] is None for one in json.loads(out)] == [True, False]
+    assert "warning" in err
+    assert run("lineage")[0] == 0
+    assert resolve(Zoo.open(cli_zoo).store, parse("t/base")).version == 1
