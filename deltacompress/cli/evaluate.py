@@ -21,6 +21,8 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of few-shot examples and of
 BatchSize = Annotated[int, typer.Option(min=1, help="Rows of a batch, at most.")]
 Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")]
 
+Backend = Annotated[str, typer.Option(help="Kernels of the runtime: auto, reference, triton or cuda.")]
+
 
 @verb
 def evaluate(
@@ -50,7 +52,7 @@ def evaluate(
     batch_size: BatchSize = 64,
     device: Device = "cpu",
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="What to compute in.")] = "float32",
-    backend: Annotated[str, typer.Option(help="Kernels of the runtime: auto, reference, triton or cuda.")] = "auto",
+    backend: Backend = "auto",
     calibration: Annotated[
         Path | None, typer.Option(help="File the delta was calibrated on, to compare its texts with the samples.")
     ] = None,
@@ -170,6 +172,7 @@ def compare(
     seed: Seed = 0,
     batch_size: BatchSize = 64,
     device: Device = "cpu",
+    backend: Backend = "auto",
 ) -> None:
     """Compress FINETUNED with several methods, and show size, quality, fidelity and time of each."""
     from deltacompress.cli import render
@@ -188,6 +191,7 @@ def compare(
             seed=seed,
             batch_size=batch_size,
             device=device,
+            backend=backend,
             reporter=reporter,
         )
     data = found.to_json()

@@ -78,6 +78,7 @@ def compare(
     seed: int = 0,
     device: str = "cpu",
     batch_size: int = 64,
+    backend: str = "auto",
     reporter: Reporter | None = None,
 ) -> Comparison:
     """Compress with every method and measure all of them, the fine-tuned model and the base on the same samples.
@@ -124,6 +125,7 @@ def compare(
         seed=seed,
         device=device,
         batch_size=batch_size,
+        backend=backend,
         compress_seconds=seconds,
         stored_as={label: work.folder / label for label in others},
         policy=None,
