@@ -24,14 +24,16 @@ there gets one of three fates, and each base tensor without a counterpart is exp
 from __future__ import annotations
 
 import re
+import reprlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
 from deltacompress.checkpoint import Checkpoint
-from deltacompress.errors import PairError
+from deltacompress.errors import CheckpointError, PairError
 from deltacompress.types import TensorInfo
 
 _EMBEDDING = re.compile(r"(.*\.)?(embed_tokens|embed_in|wte|word_embeddings)\.weight")
@@ -41,6 +43,16 @@ _PREFIXES = ("model.", "transformer.", "gpt_neox.")
 _MIXING = {"F16", "BF16", "F32", "F64"}
 _ARCHITECTURE_SUFFIX = re.compile(r"(ForCausalLM|LMHeadModel|Model)$")
 _SIZES = (("hidden_size", "n_embd", "d_model"), ("num_hidden_layers", "n_layer", "num_layers"))
+_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "model_type": ("a name in quotes", lambda value: isinstance(value, str)),
+    "architectures": (
+        "a list of class names",
+        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+    ),
+    "tie_word_embeddings": ("true or false", lambda value: isinstance(value, bool)),
+    "text_config": ("an object", lambda value: isinstance(value, dict)),
+} | {key: ("a whole number above 0", lambda value: type(value) is int and value > 0) for keys in _SIZES for key in keys}
+"""What a field of config.json must be, where it is neither absent nor null: those that pairing reads."""
 _UNTIED = frozenset(
     (
         "deepseek_v2 deepseek_v3 exaone4 glm glm4 glm4_moe gpt_neox gpt_oss gptj granite granitemoe helium llama "
@@ -79,20 +91,25 @@ class Pairing:
     def read(self, pair: TensorPair) -> tuple[torch.Tensor | None, torch.Tensor]:
         """(base, fine-tuned) tensors of `pair`, on the CPU.
 
-        base: fp32, `base_rows` rows of it where that is set, None for added and alias. Dtypes that need an exact codec
-        (integers, booleans, 8-bit floats, complex) stay as they are, since fp32 cannot hold them all.
-        fine-tuned: whole, own dtype.
+        base: as read_base; fine-tuned: whole, own dtype.
 
         Raises:
             CheckpointError: a file changed or cannot be read.
         """
-        finetuned = self.finetuned.read(pair.info.name)
+        return self.read_base(pair), self.finetuned.read(pair.info.name)
+
+    def read_base(self, pair: TensorPair, *, bits: bool = False) -> torch.Tensor | None:
+        """The base tensor of `pair`, on the CPU: `base_rows` rows of it where that is set; None for added and alias.
+
+        fp32, unless `bits` asks for its own dtype. Dtypes that need an exact codec (integers, booleans, 8-bit floats,
+        complex) stay as they are, since fp32 cannot hold them all. Raises as `read`.
+        """
         if pair.base_name is None:
-            return None, finetuned
+            return None
         base = self.base.read(pair.base_name)
         if pair.base_rows is not None:
             base = base[: pair.base_rows]
-        return (base.float() if self.base.tensors[pair.base_name].dtype in _MIXING else base), finetuned
+        return base if bits or self.base.tensors[pair.base_name].dtype not in _MIXING else base.float()
 
 
 def is_embedding(name: str) -> bool:
@@ -117,8 +134,10 @@ def pair(base: Checkpoint, finetuned: Checkpoint) -> Pairing:
 
     Raises:
         PairError: the two do not belong together; names the config field or the tensor.
-        CheckpointError: weights cannot be read.
+        CheckpointError: weights cannot be read, or a field of a config.json is not what such a field is.
     """
+    _check_fields(base)
+    _check_fields(finetuned)
     _check_configs(base, finetuned)
     notes: list[str] = []
     counterpart = _match_names(base, finetuned, notes)
@@ -135,6 +154,16 @@ def pair(base: Checkpoint, finetuned: Checkpoint) -> Pairing:
     )
     notes += [f"{n} tensors are {a} in the base, {b} fine-tuned: deltas in fp32" for (a, b), n in sorted(mixed.items())]
     return Pairing(base, finetuned, tuple(pairs), tuple(notes))
+
+
+def _check_fields(checkpoint: Checkpoint) -> None:
+    for field, (wanted, is_right) in _FIELDS.items():
+        value = _field(checkpoint.config, field)
+        if value is not None and not is_right(value):
+            raise CheckpointError(
+                f"{checkpoint.path / 'config.json'}: {field} is {reprlib.repr(value)}, not {wanted}; mend it, or get "
+                "the file that came with the weights"
+            )
 
 
 def _check_configs(base: Checkpoint, finetuned: Checkpoint) -> None:
@@ -157,7 +186,7 @@ def _check_configs(base: Checkpoint, finetuned: Checkpoint) -> None:
 
 def _stems(config: dict[str, Any]) -> list[str]:
     """Architectures without the part that says bare model or causal LM: a base may be saved as either."""
-    return [_ARCHITECTURE_SUFFIX.sub("", str(name)) for name in config["architectures"]]
+    return [_ARCHITECTURE_SUFFIX.sub("", name) for name in config["architectures"]]
 
 
 def _field(config: dict[str, Any], key: str) -> Any:

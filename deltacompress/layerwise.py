@@ -223,7 +223,7 @@ class _Walk:
         """Encode linears with the same settings and input; weights: the fine-tuned ones, f32, on the device."""
         settings = tensors[0].obs
         assert settings is not None
-        references = {tensor.name: self._reference(tensor) for tensor in tensors}
+        references = {tensor.name: self.plan.base_of(tensor) for tensor in tensors}
         encoded = obs.encode(
             [self._job(name, weights[name], reference) for name, reference in references.items()], statistics, settings
         )
@@ -232,13 +232,6 @@ class _Walk:
             if tensor.pair.base_rows is not None:
                 whole = with_added_rows(whole, self.plan.finetuned.read(tensor.name), reference)
             yield self.steps.finish(tensor, whole, reference)
-
-    def _reference(self, tensor: TensorPlan) -> Tensor | None:
-        """What a coded tensor is coded against, f32 on the CPU: Plan.reference without reading the fine-tuned one."""
-        pair = tensor.pair
-        if pair.base_name is None or self.plan.recipe.scope == "full":
-            return None
-        return self.plan.base.read(pair.base_name)[: pair.base_rows].float()
 
     def _job(self, name: str, weight: Tensor, reference: Tensor | None) -> obs.Job:
         device = self.skeleton.device

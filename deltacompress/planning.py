@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -16,9 +17,12 @@ from deltacompress.errors import CheckpointError, PairError
 from deltacompress.extract import Pairing, TensorPair
 from deltacompress.manifest import FILE_NAME
 from deltacompress.recipe import Recipe
+from deltacompress.safetensors_header import MAX_NAME
 from deltacompress.types import TensorKind
 
+_MAX_NAME = MAX_NAME - 24  # a part is called tensor.part, in a file under the same rules
 _FLOATS = ("F16", "BF16", "F32", "F64")
+_LARGE = ("linear", "embedding", "head")
 Fate = Literal["code", "exact", "identical", "added", "alias"]
 
 
@@ -64,6 +68,16 @@ class Plan:
         return self.pairing.finetuned
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the pair, a line each."""
+        notes = list(self.pairing.notes)
+        if all(plan.fate == "identical" for plan in self.tensors.values()):
+            notes.append(f"{self.finetuned.path} equals {self.base.path}: the delta is empty")
+        whole = Counter(plan.pair.info.dtype for plan in self.tensors.values() if plan.kind in _LARGE)
+        notes += [f"{n} weights are {dtype}: stored exactly" for dtype, n in whole.items() if dtype not in _FLOATS]
+        return tuple(notes)
+
+    @property
     def calibrated(self) -> bool:
         """Whether any tensor is coded from activations."""
         return any(plan.obs for plan in self.tensors.values())
@@ -74,18 +88,18 @@ class Plan:
         return any(plan.obs.asymmetric > 0 for plan in self.tensors.values() if plan.obs)
 
     def reference(self, plan: TensorPlan) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """(what the tensor is coded against, the fine-tuned tensor); the reference is None where there is none.
+        """(what the tensor is coded against, the fine-tuned tensor); the former as `base_of` gives it."""
+        return self.base_of(plan), self.finetuned.read(plan.name)
+
+    def base_of(self, plan: TensorPlan) -> torch.Tensor | None:
+        """What the tensor is coded against, the fine-tuned one left unread; None where there is nothing.
 
         f32 for coded tensors; the base's own bits for exact and identical ones, where a cast could change a NaN or
         round an F64.
         """
-        pair = plan.pair
-        if plan.fate in ("exact", "identical") and pair.base_name is not None and self.recipe.scope == "delta":
-            bits = self.base.read(pair.base_name)
-            rows = bits if pair.base_rows is None else bits[: pair.base_rows]
-            return rows, self.finetuned.read(pair.info.name)
-        base, finetuned = self.pairing.read(pair)
-        return (None if self.recipe.scope == "full" else base), finetuned
+        if self.recipe.scope == "full":
+            return None
+        return self.pairing.read_base(plan.pair, bits=plan.fate in ("exact", "identical"))
 
 
 def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind]) -> Plan:
@@ -93,13 +107,24 @@ def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorK
 
     Raises:
         PairError: codec skip on a tensor with more rows than the base's.
-        CheckpointError: NaN or Inf in weights that a lossy recipe touches; a side file with an odd name.
+        CheckpointError: NaN or Inf in weights that a lossy recipe touches; a side file with an odd name, or that cannot
+            be read; a tensor whose name is too long.
         RecipeError: a tensor that no rule fits, or a group size that does not divide.
     """
     base, finetuned = pairing.base, pairing.finetuned
     for file in finetuned.side_files():
         if not re.fullmatch(FILE_NAME, file.name):
             raise CheckpointError(f"{file}: not a file name that an artifact may hold; rename or remove it")
+        try:
+            file.open("rb").close()  # it is copied at the end, and must not fail then
+        except OSError as error:
+            raise CheckpointError(
+                f"{file}: cannot be read ({error.strerror}); make it readable, or remove it"
+            ) from error
+    for name in finetuned.tensors:
+        if len(name) > _MAX_NAME:
+            told = f"tensor {name[:40]}... has a name of {len(name)} characters, more than {_MAX_NAME}"
+            raise CheckpointError(f"{finetuned.path}: {told}; rename it")
     tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of)}
     if not recipe.lossless:
         for name in finetuned.tensors:

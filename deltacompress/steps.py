@@ -6,14 +6,13 @@ import resource
 import sys
 from collections.abc import Iterable
 
-from safetensors import SafetensorError
 from torch import Tensor
 
 from deltacompress.checkpoint import tensor_bytes
 from deltacompress.codecs.encoded import Encoded
 from deltacompress.decoding import restored_tensor, serving_parts
 from deltacompress.encoding import Outcome, finish
-from deltacompress.errors import InputError, IntegrityError
+from deltacompress.errors import CheckpointError, InputError, IntegrityError
 from deltacompress.manifest import PartRecord, TensorRecord
 from deltacompress.planning import Plan, TensorPlan
 from deltacompress.workspace import Workspace
@@ -44,7 +43,7 @@ class Steps:
         self._records[step] = records
         try:
             return {record.name: self._restored(step, record) for record in records}
-        except (IntegrityError, SafetensorError) as error:
+        except (IntegrityError, CheckpointError) as error:
             raise InputError(
                 f"{self._work.path}: step {step} is damaged ({error}); leave out --resume to start over"
             ) from error
@@ -54,8 +53,7 @@ class Steps:
             return bytes(tensor_bytes(self._work.read(step, f"{record.name}.{part.name}")))
 
         parts = serving_parts(record, self._codec, stored, device=self._device)
-        reference, _ = self._plan.reference(self._plan.tensors[record.name])
-        return restored_tensor(record, parts, reference)
+        return restored_tensor(record, parts, self._plan.base_of(self._plan.tensors[record.name]))
 
     def records(self, step: str) -> list[TensorRecord]:
         """Records of a finished step."""

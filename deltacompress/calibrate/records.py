@@ -125,6 +125,8 @@ def without_padding(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a foreign exception's message (two, where the first only announces), for messages of one."""
-    first, *more = (str(error).strip() or type(error).__name__).splitlines()
-    return f"{first} {more[0].strip()}" if first.endswith(":") and more else first
+    """The first line of a foreign exception's message, with those that finish it, in at most 300 characters."""
+    told, *more = (line.strip() for line in (str(error).strip() or type(error).__name__).splitlines())
+    while told.endswith((":", ",", " or")) and more:
+        told = f"{told} {more.pop(0)}"
+    return told if len(told) <= 300 else told[:297] + "..."

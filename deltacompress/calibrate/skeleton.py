@@ -8,6 +8,7 @@ states. Each layer's *own* arguments are kept, because layers differ (alternatin
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,12 +22,12 @@ from transformers import AutoModelForCausalLM
 
 from deltacompress.calibrate.names import Slot, match_names
 from deltacompress.calibrate.relay import BrokenChain, Chain, HeadTap, LayerCall, Relay
-from deltacompress.calibrate.support import check_layer, find_layers, read_config, unsupported
+from deltacompress.calibrate.support import check_layer, find_layers, read_config, unsupported, unusable
 from deltacompress.errors import CheckpointError
 from deltacompress.types import TensorKind
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 __all__ = ["LayerCall", "Skeleton"]
 
@@ -66,10 +67,7 @@ class Skeleton:
         _settle_vector_math()
         path, device, names = Path(path), torch.device(device), tuple(sorted(tensor_names))
         config = read_config(path)
-        with init_empty_weights(include_buffers=False):  # buffers are computed, not stored: they must be real
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, trust_remote_code=False
-            )
+        model = _build(config, path / "config.json")
         model.tie_weights()  # again: becoming meta parted what had been tied
         model.eval().requires_grad_(False)
         if not isinstance(model.get_output_embeddings(), nn.Linear):
@@ -128,6 +126,20 @@ class Skeleton:
         """Decoder layer i."""
         return self._layers[i]
 
+    def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Compare the shapes of checkpoint tensors with those that config.json implies, before any is read.
+
+        Raises:
+            CheckpointError: names the first tensor that does not fit.
+        """
+        for name, shape in shapes.items():
+            if name in self._slots and shape != tuple(self._slots[name].tensor.shape):
+                raise self._misfit(name, shape)
+
+    def _misfit(self, name: str, got: tuple[int, ...]) -> CheckpointError:
+        told = f"tensor {name!r} has shape {got}, config.json implies {tuple(self._slots[name].tensor.shape)}"
+        return CheckpointError(f"{self.path}: {told}; get the config.json that came with the weights")
+
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def load(self, names: Iterable[str], read: Callable[[str], torch.Tensor]) -> None:
@@ -149,8 +161,7 @@ class Skeleton:
         """
         now = self._slots[name].tensor
         if value.shape != now.shape:
-            got, want = tuple(value.shape), tuple(now.shape)
-            raise CheckpointError(f"{self.path}: tensor {name!r} has shape {got}, config.json implies {want}")
+            raise self._misfit(name, tuple(value.shape))
         ready = torch.empty(now.shape, dtype=now.dtype, device=self.device)
         ready.copy_(value.to(self.device, non_blocking=True))  # move first: the cast runs there, from fewer bytes
         return nn.Parameter(ready, requires_grad=False) if isinstance(now, nn.Parameter) else ready
@@ -263,6 +274,18 @@ class Skeleton:
         finally:
             for i, layer in enumerate(layers):
                 self._layers[i] = layer
+
+
+def _build(config: PretrainedConfig, file: Path) -> PreTrainedModel:
+    """The model on the meta device, but for its buffers: those are computed, not stored, so they must be real."""
+    try:
+        with warnings.catch_warnings(action="ignore"), init_empty_weights(include_buffers=False):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, trust_remote_code=False
+            )
+    except Exception as error:  # values that pass a config's validation meet any line of the model's own code
+        raise unusable(file, error) from error
+    return model
 
 
 def _settle_vector_math() -> None:

@@ -34,6 +34,7 @@ from deltacompress.calibrate.records import (
 )
 from deltacompress.errors import CalibrationError
 
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _HUB_ID = re.compile(r"(?P<id>\w[\w.-]*(?:/\w[\w.-]*)?)(?::(?P<config>[^@:]+))?(?:@(?P<revision>[^@:]+))?")
 
 
@@ -47,6 +48,8 @@ def open_source(source: str, *, split: str = "train") -> RecordSource:
 
     """
     path = Path(os.path.expanduser(source))
+    if not source:
+        raise CalibrationError(f"--calibration is empty; pass a {_suffixes()} file or the id of a hub dataset")
     try:
         if path.is_dir():
             raise CalibrationError(f"{source}: is a directory; pass one {_suffixes()} file")
@@ -67,6 +70,11 @@ def open_source(source: str, *, split: str = "train") -> RecordSource:
 def _open_file(path: Path, split: str) -> RecordSource:
     if not path.is_file():  # a named pipe would be waited for, a device read for ever
         raise CalibrationError(f"{path}: not a regular file; pass a {_suffixes()} file")
+    with path.open("rb") as file:
+        head = file.read(6)
+    for magic, name in _COMPRESSED.items():
+        if head.startswith(magic):
+            raise CalibrationError(f"{path}: is compressed ({name}); unpack it and pass the {_suffixes()} file inside")
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise CalibrationError(f"{path}: unsupported file type {path.suffix!r}; pass a {_suffixes()} file")
@@ -132,7 +140,7 @@ def _open_json(path: Path) -> RecordSource:
     try:
         items = json.loads(text)
     except (ValueError, RecursionError) as error:  # a JSONDecodeError's text ends in line and column
-        raise CalibrationError(f"{path}: not valid JSON ({error})") from error
+        raise CalibrationError(f"{path}: not valid JSON ({error}); give an array of objects") from error
     checker = RecordChecker(str(path))
     records = [Record(f"{path}: record {number}", item) for number, item in enumerate(items, start=1)]
     kept = [record for record in records if checker.accept(record.fields, record.where)]
@@ -148,7 +156,7 @@ def _open_parquet(path: Path) -> RecordSource:
             format_ = format_of(file.schema_arrow.names, str(path))
             table = file.read(columns=list(FIELDS[format_]))
     except pa.ArrowException as error:
-        raise CalibrationError(f"{path}: not a readable parquet file ({first_line(error)})") from error
+        raise CalibrationError(f"{path}: not a readable parquet file ({first_line(error)}); write it again") from error
     checker = RecordChecker(str(path))
     kept, number = array("q"), 0
     for batch in table.to_batches(max_chunksize=1024):

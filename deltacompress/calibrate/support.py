@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
+from deltacompress.calibrate.records import first_line
 from deltacompress.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 WAY_OUT = "use `--recipe lossless`, which works for any checkpoint"
+_COUNTED = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_labels")
+_MAX_COUNT = 10_000
+"""More layers (and labels) than any model has; transformers makes an object of each, until memory is full."""
 
 # num_experts, num_local_experts, n_routed_experts, moe_num_experts, ...: more than one of them makes a router.
 _EXPERT_COUNT = re.compile(r"experts$")
@@ -30,6 +34,17 @@ _EXPERT_MODULE = re.compile(r"(^|_)(experts?|router|moe)(_|$)|MoE|Moe|Experts|Ro
 def unsupported(where: Path | str, reason: str) -> UnsupportedModelError:
     """One line: where, why, and the way out."""
     return UnsupportedModelError(f"{where}: {reason}; {WAY_OUT}")
+
+
+def unusable(file: Path, error: Exception) -> CheckpointError:
+    """One line: the config file, what transformers said of it, and the way out."""
+    said = first_line(error)
+    if isinstance(error, LookupError | AssertionError | AttributeError | TypeError):  # the text alone may be a mere key
+        said = f"{type(error).__name__}: {said}"
+    return CheckpointError(
+        f"{file}: transformers cannot make a model of it ({said}); "
+        "mend that field, or get the file that came with the weights"
+    )
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -60,13 +75,16 @@ def read_config(path: Path) -> PretrainedConfig:
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         remote = ", and the code that the checkpoint brings along is never run" if "auto_map" in raw else ""
         raise unsupported(file, f"model type {model_type!r} is unknown to the installed transformers{remote}")
+    for field in _COUNTED:
+        if isinstance(count := raw.get(field), int) and count > _MAX_COUNT:
+            raise unusable(file, ValueError(f"{field} is above {_MAX_COUNT}"))
     if raw.get("quantization_config") is not None:
         raise unsupported(file, "the weights are quantized already; start from the unquantized checkpoint")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # a wrong field raises whatever that model type's own validation raises
-        first_line = next(iter(str(error).splitlines()), type(error).__name__)
-        raise CheckpointError(f"{file}: transformers cannot use it: {first_line}") from error
+        raise unusable(file, error) from error
+    config._attn_implementation = None  # a checkpoint chooses no code: some names have kernels fetched from the hub
     if config.get_text_config() is not config:
         raise unsupported(file, f"model type {model_type!r} is multimodal, only text decoders can be calibrated")
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:

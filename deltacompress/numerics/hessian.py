@@ -96,7 +96,10 @@ def factorize(hessian: Tensor, *, damp_fraction: float, where: str) -> Factor:
     """
     mean = float(hessian.diagonal().mean())
     if not _finite(hessian):
-        raise NumericsError(f"{where}: the Hessian is not finite; the calibration activations overflow or hold NaN")
+        raise NumericsError(
+            f"{where}: the Hessian is not finite, so the model's activations overflow or hold NaN on this calibration "
+            "data; check that the fine-tuned model runs, or use codec rtn or exact here"
+        )
     if mean <= 0:
         raise NumericsError(f"{where}: all calibration inputs are zero; calibrate on other data or use codec rtn here")
     for step in DAMPING_STEPS:

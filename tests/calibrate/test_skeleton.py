@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from deltacompress.calibrate.records import first_line
 from deltacompress.calibrate.skeleton import Skeleton
 from deltacompress.errors import CheckpointError, UnsupportedModelError
 
@@ -206,6 +207,50 @@ def test_unusable_config_is_one_clear_line(tmp_path: Path, content: str | None) 
     with pytest.raises((CheckpointError, UnsupportedModelError), match=r"config\.json: ") as caught:
         Skeleton.from_config(tmp_path, [], device="cpu")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        KeyError("x"), RuntimeError("x"), AssertionError("x"), ImportError("x"), ZeroDivisionError("x"),
+        AttributeError("x"), MemoryError("x"), OSError("x"), TypeError("x\nmore"), ValueError("x"),
+    ],
+)  # fmt: skip
+def test_whatever_transformers_raises_is_one_line(
+    tiny: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, raised: Exception
+) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise raised
+
+    checkpoint = tiny("llama")
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_config", fail)
+    with pytest.raises(CheckpointError, match=r"config\.json: transformers cannot make a model of it \(.*x.*\); mend"):
+        open_skeleton(checkpoint)
+
+
+def test_shapes_are_compared_without_reading(tiny: Callable[..., Any]) -> None:
+    checkpoint = tiny("llama")
+    skeleton = open_skeleton(checkpoint)
+    shapes = {name: tuple(checkpoint.read(name).shape) for name in checkpoint.names}
+    skeleton.check_shapes(shapes | {"of.no.parameter": (7,)})
+    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight' has shape \(33,\), config\.json implies \(32,\)"):
+        skeleton.check_shapes(shapes | {"model.norm.weight": (33,)})
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("one line", "one line"),
+        ("first\nsecond", "first"),
+        ("field 'x':\n    TypeError: not y\nmore", "field 'x': TypeError: not y"),
+        ("one of: \n(1) a,\n(2) b or\n(3) c.\nMore", "one of: (1) a, (2) b or (3) c."),
+        ("cut:", "cut:"),
+        ("", "ValueError"),
+        ("x" * 400, "x" * 297 + "..."),
+    ],
+)
+def test_the_first_line_of_a_foreign_message(message: str, told: str) -> None:
+    assert first_line(ValueError(message)) == told
 
 
 def test_a_parameter_that_no_tensor_fills_is_refused(tiny: Callable[..., Any]) -> None:
