@@ -31,6 +31,7 @@ from deltacompress.safetensors_header import TensorSpan, read_header
 from deltacompress.summary import summarize
 
 _CHUNK = 1 << 22
+_AGAIN = "copy the artifact again"
 
 
 class Delta:
@@ -101,7 +102,7 @@ class Delta:
             file.seek(span.begin)
             raw = file.read(span.info.nbytes)
         if len(raw) != span.info.nbytes:
-            raise TruncatedFileError(f"{path}: cut short at {name}.{part.name}; copy the artifact again")
+            raise TruncatedFileError(f"{path}: cut short at {name}.{part.name}; {_AGAIN}")
         return raw
 
     def where(self, name: str, part: PartRecord) -> tuple[Path, TensorSpan]:
@@ -124,7 +125,9 @@ class Delta:
         if record.base_name is None:
             return None
         if record.base_name not in base.tensors:
-            raise FormatError(f"{self.path}: {name} is a delta of {record.base_name}, which its own base does not have")
+            raise FormatError(
+                f"{self.path}: {name} is a delta of {record.base_name}, which its own base does not have; {_AGAIN}"
+            )
         tensor = base.read(record.base_name)
         if record.base_rows is not None:
             tensor = tensor[: record.base_rows]
@@ -136,11 +139,16 @@ class Delta:
         """Make sure that `base` is the one this delta was made from.
 
         Raises:
-            BaseMismatchError: names the first tensor that differs.
+            BaseMismatchError: shows both hashes and names the first tensor that differs.
         """
-        if self.manifest.scope == "full" or base.fingerprint() == self.manifest.base.content_hash:
-            return  # scope full decodes on its own
-        told = f"{base.path}: not the base of this delta ({self.manifest.base.name})"
+        if self.manifest.scope == "full":  # it decodes on its own
+            return
+        wanted, found = self.manifest.base.content_hash, base.fingerprint()
+        if found == wanted:
+            return
+        told = (
+            f"{base.path}: not the base of this delta ({self.manifest.base.name} {wanted[:12]}, this is {found[:12]})"
+        )
         for record in self.manifest.tensors:
             if record.base_name is None or record.base_sha256 is None:
                 continue
@@ -162,17 +170,20 @@ def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
 
     Raises:
         TruncatedFileError: a file is missing, or its size differs from the recorded one.
+        CheckpointError: a shard that may not be read.
         ChecksumError, SchemaVersionError, FormatError: as manifest.read_manifest; headers that do not fit the manifest.
     """
     root = Path(path)
     if not root.is_dir():
-        raise TruncatedFileError(f"{root}: no such artifact directory")
+        raise TruncatedFileError(f"{root}: no such artifact directory; give one that `compress` published")
     manifest = read_manifest(root)
     for record in (*manifest.shards, *manifest.files):
         _check_size(root / record.file, record)
     for file in manifest.files:
         if not is_side_file(file.file):
-            raise FormatError(f"{root}: {file.file} is no config or tokenizer file; an artifact holds no other")
+            raise FormatError(
+                f"{root}: {file.file} is no config or tokenizer file, and an artifact holds no other; {_AGAIN}"
+            )
     for tensor in manifest.tensors:
         if tensor.format == "packed":
             packed.PackedSpec.from_json(dict(tensor.params), tensor.name)
@@ -219,23 +230,23 @@ def _check_streams(delta: Delta, record: TensorRecord) -> None:
             try:
                 packed.decode(packed.PackedSpec.from_json(dict(record.params), record.name), parts)
             except (KeyError, ValueError, RuntimeError) as error:
-                raise FormatError(f"{record.name}: the parts do not decode ({error})") from error
+                raise FormatError(f"{record.name}: the parts do not decode ({error}); {_AGAIN}") from error
         return
     for part in record.parts:
         where = f"{delta.path}: {record.name}.{part.name}"
         stored = delta.stored_part(record.name, part)
         found = lossless.stream_codec(stored, raw_bytes=decoding.raw_bytes(part), name=where)
         if found != codec:
-            raise FormatError(f"{where}: coded with {found}, the manifest says {codec}")
+            raise FormatError(f"{where}: coded with {found}, the manifest says {codec}; {_AGAIN}")
 
 
 def _check_size(path: Path, record: FileRecord) -> None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise TruncatedFileError(f"{path}: missing; copy the artifact again") from error
+        raise TruncatedFileError(f"{path}: missing; {_AGAIN}") from error
     if size != record.bytes:
-        raise TruncatedFileError(f"{path}: {size} bytes, {record.bytes} recorded; copy the artifact again")
+        raise TruncatedFileError(f"{path}: {size} bytes, {record.bytes} recorded; {_AGAIN}")
 
 
 def check_file(path: Path, record: FileRecord) -> None:
@@ -249,7 +260,7 @@ def check_file(path: Path, record: FileRecord) -> None:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
     if digest.hexdigest() != record.sha256:
-        raise ChecksumError(f"{path}: its bytes differ from their recorded hash; copy the artifact again")
+        raise ChecksumError(f"{path}: its bytes differ from their recorded hash; {_AGAIN}")
 
 
 def _spans(root: Path, manifest: Manifest) -> dict[str, tuple[Path, TensorSpan]]:
@@ -259,18 +270,21 @@ def _spans(root: Path, manifest: Manifest) -> dict[str, tuple[Path, TensorSpan]]
         try:
             header = read_header(root / shard.file)
         except CheckpointError as error:
+            if isinstance(error.__cause__, OSError):  # no permission: no word on the bytes
+                raise
             raise ChecksumError(str(error)) from error
         for name, span in header.tensors.items():
             if name in spans:
-                raise FormatError(f"{root}: part {name} stands in two shards")
+                raise FormatError(f"{root}: part {name} stands in two shards; {_AGAIN}")
             spans[name] = (root / shard.file, span)
     wanted = dict(_stored_parts(manifest))
     if spans.keys() != wanted.keys():
         odd = min(spans.keys() ^ wanted.keys())
-        raise FormatError(f"{root}: part {odd} is not in both manifest and shards")
+        raise FormatError(f"{root}: part {odd} is not in both manifest and shards; {_AGAIN}")
     for key, size in wanted.items():
         if spans[key][1].info.nbytes != size:
-            raise FormatError(f"{root}: part {key} has {spans[key][1].info.nbytes} bytes, the manifest says {size}")
+            found = spans[key][1].info.nbytes
+            raise FormatError(f"{root}: part {key} has {found} bytes, the manifest says {size}; {_AGAIN}")
     return spans
 
 

@@ -52,6 +52,7 @@ _SIDE_FILES = (
     *("preprocessor_config.json", "processor_config.json", "image_processor_config.json"),
 )
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_READABLE = "make it readable, or get the checkpoint again"
 _CHUNK = 4 * 2**20  # bytes hashed at a time
 
 
@@ -95,7 +96,8 @@ class Checkpoint:
             spans, files = find_weights(root)
             return cls(root, config, spans, files)
         except OSError as error:
-            raise CheckpointError(f"{error.filename or path}: cannot be read ({error.strerror or error})") from error
+            told = f"{error.filename or path}: cannot be read ({error.strerror or error})"
+            raise CheckpointError(f"{told}; {_READABLE}") from error
 
     def read(self, name: str) -> torch.Tensor:
         """Tensor `name` in its own dtype and shape, on the CPU, owning its memory; nothing else is loaded.
@@ -128,9 +130,11 @@ class Checkpoint:
 
     def fingerprint(self) -> str:
         """`content_hash` of all tensors: what identifies the weights, however they are sharded."""
-        # hashlib lets other threads run while it works; each holds one chunk.
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            hashes = list(pool.map(self.sha256, self.tensors))
+        if missing := self.tensors.keys() - self._hashes.keys():
+            # hashlib lets other threads run while it works; each holds one chunk.
+            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+                list(pool.map(self.sha256, missing))
+        hashes = [self.sha256(name) for name in self.tensors]
         return content_hash(
             (info.name, info.dtype, info.shape, digest)
             for info, digest in zip(self.tensors.values(), hashes, strict=True)
@@ -142,7 +146,7 @@ class Checkpoint:
 
     def _span(self, name: str) -> tuple[Path, TensorSpan]:
         if name not in self._spans:
-            raise CheckpointError(f"{self.path}: no tensor named {name}")
+            raise CheckpointError(f"{self.path}: no tensor named {name}; get the checkpoint again")
         return self._spans[name]
 
     @contextmanager
@@ -156,7 +160,8 @@ class Checkpoint:
                 file.seek(span.begin)
                 yield file
         except OSError as error:
-            raise CheckpointError(f"{path}: tensor {name} cannot be read ({error.strerror or error})") from error
+            told = f"{path}: tensor {name} cannot be read ({error.strerror or error})"
+            raise CheckpointError(f"{told}; {_READABLE}") from error
 
     def _check_length(self, name: str, got: int) -> None:
         path, span = self._span(name)
@@ -199,7 +204,10 @@ def check_finite(name: str, t: torch.Tensor) -> None:
     if bool(torch.isfinite(values).all()):
         return
     nan, inf = int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
-    raise CheckpointError(f"tensor {name}: {nan} NaN and {inf} Inf among {t.numel()} values; the training run broke")
+    raise CheckpointError(
+        f"tensor {name}: {nan} NaN and {inf} Inf among {t.numel()} values, so the training run broke; take an earlier "
+        "checkpoint, or use --recipe lossless, which keeps any bits"
+    )
 
 
 def _stamp(stat: os.stat_result) -> tuple[int, int, int]:
@@ -214,7 +222,9 @@ def _resolve(path: str | Path) -> Path:
     if root.exists():
         raise CheckpointError(f"{root}: not a directory; give the directory that holds config.json and the weights")
     if not _HUB_ID.fullmatch(str(path)):
-        raise CheckpointError(f"{root}: no such directory")
+        raise CheckpointError(
+            f"{root}: no such directory; give one with config.json and the weights, or a hub id: org/name"
+        )
     from huggingface_hub import snapshot_download  # only here: local work needs no hub client
 
     try:
@@ -223,4 +233,5 @@ def _resolve(path: str | Path) -> Path:
         return Path(snapshot_download(str(path), allow_patterns=patterns))
     except (OSError, ValueError) as error:  # the hub's own errors are all one of these
         why = str(error).strip().partition("\n")[0]
-        raise CheckpointError(f"{path}: no such directory, and not fetched from the hub either ({why})") from error
+        told = f"{path}: no such directory, and not fetched from the hub either ({why})"
+        raise CheckpointError(f"{told}; mend the path, or download the model and give its directory") from error

@@ -48,7 +48,9 @@ def decode_part(part: PartRecord, stored: bytes, codec: str, *, where: str, devi
     except MemoryError as error:
         raise BackendError(f"{where}: {wanted} bytes when decoded, more than this machine's memory") from error
     if len(raw) != wanted:
-        raise FormatError(f"{where}: {len(raw)} bytes, its shape {list(part.shape)} needs {wanted}")
+        raise FormatError(
+            f"{where}: {len(raw)} bytes, its shape {list(part.shape)} needs {wanted}; copy the artifact again"
+        )
     if not wanted:
         return torch.empty(part.shape, dtype=DTYPES[part.dtype])
     return torch.frombuffer(raw, dtype=DTYPES[part.dtype]).reshape(part.shape)
@@ -101,5 +103,7 @@ def restored_tensor(record: TensorRecord, parts: dict[str, Tensor], base: Tensor
     except MemoryError as error:
         raise BackendError(f"{where}{record.name}: shape {list(record.shape)} does not fit into memory") from error
     if hashlib.sha256(tensor_bytes(tensor)).hexdigest() != record.sha256:
-        raise ChecksumError(f"{where}{record.name}: the restored tensor differs from what was compressed")
+        raise ChecksumError(
+            f"{where}{record.name}: the restored tensor is not what was compressed; copy the artifact again"
+        )
     return tensor

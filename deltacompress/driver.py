@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from deltacompress.artifact import load_delta
 from deltacompress.calibrate.data import CalibrationTokens, load_calibration, load_tokenizer
 from deltacompress.calibrate.skeleton import Skeleton
 from deltacompress.checkpoint import Checkpoint
+from deltacompress.checkpoint_writer import output_errors
 from deltacompress.encoding import encode_uncalibrated
 from deltacompress.errors import BackendError, CalibrationError, InputError, Interrupted, OutputError
 from deltacompress.extract import pair
@@ -30,7 +32,7 @@ from deltacompress.publication import publish, tool_versions
 from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.steps import Steps
-from deltacompress.workspace import Workspace, check_free
+from deltacompress.workspace import Workspace, check_free, check_outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +102,16 @@ def compress(
     chosen = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
     where = _device(device)
     _check_codec(lossless, device)
-    plan, skeleton = _plan(Checkpoint.open(base), Checkpoint.open(finetuned), chosen, where)
-    for note in plan.pairing.notes:
+    pair_of = Checkpoint.open(base), Checkpoint.open(finetuned)
+    check_outside(target, *(checkpoint.path for checkpoint in pair_of))
+    plan, skeleton = _plan(*pair_of, chosen, where)
+    for note in plan.notes:
         reporter.note(note)
     tokens = None
     if plan.calibrated and skeleton is not None:
         tokens = _tokens(plan, skeleton, calibration, samples, seq_len, seed)
     earlier = 0 if resume else _finished_steps(target)
-    work = Workspace.open(target, _identity(plan, tokens, lossless, where), resume=resume)
+    work = Workspace.open(target, _identity(plan, tokens, lossless, device), resume=resume)
     if earlier:
         reporter.note(f"{work.path}: {earlier} finished steps of an earlier run removed; --resume would have used them")
     kl = None
@@ -124,23 +128,22 @@ def compress(
         if work.published:
             work.discard()
             raise Interrupted(f"interrupted, but {target} was published whole before; nothing is left to do") from stop
-        work.close()
+        if not work.keep():
+            raise Interrupted("interrupted before a step was finished: nothing is left of it, run it again") from stop
         raise Interrupted(
             f"interrupted, nothing published; what is finished waits in {work.path}: run again with --resume"
         ) from stop
     except InputError as error:
-        if isinstance(error, OutputError | BackendError):
-            work.close()  # a full disk or a busy device costs no finished layer: mend it, then --resume
-            reporter.note(f"what is finished waits in {work.path}: mend the cause and run again with --resume")
-        else:
+        if not isinstance(error, OutputError | BackendError) or work.published:
             work.discard()  # other input means other bytes: nothing here could be resumed
+        elif work.keep():  # a full disk or a busy device costs no finished layer: mend it, then --resume
+            reporter.note(f"what is finished waits in {work.path}: mend the cause and run again with --resume")
         raise
     except BaseException:
         if work.published:
             work.discard()
             reporter.note(f"{target} is published; only the look at its fidelity failed")
-        else:  # out of memory, a lost device: what is finished is good
-            work.close()
+        elif work.keep():  # out of memory, a lost device: what is finished is good
             reporter.note(f"what is finished waits in {work.path}: run again with --resume")
         raise
     work.discard()
@@ -163,12 +166,14 @@ def _plan(
     if not recipe.needs_kinds:
         return make_plan(pairing, recipe, lambda _name: "other"), None
     skeleton = Skeleton.from_config(finetuned.path, finetuned.tensors, device=device)
+    skeleton.check_shapes({name: info.shape for name, info in finetuned.tensors.items()})
     return make_plan(pairing, recipe, skeleton.kind), skeleton
 
 
 def _finished_steps(out: Path) -> int:
     """How many steps an unfinished run of `out` has left: what a run without resume throws away."""
-    return len(list(out.with_name(out.name + ".partial").glob("step-*.safetensors")))
+    with output_errors(out):
+        return len(list(out.with_name(out.name + ".partial").glob("step-*.safetensors")))
 
 
 def _tokens(
@@ -213,19 +218,35 @@ def _compress_plain(plan: Plan, steps: Steps, reporter: Reporter) -> None:
         reporter.step(tensor.name, loss=steps.records(step)[0].loss, memory_bytes=Steps.peak_memory())
 
 
-def _identity(plan: Plan, tokens: CalibrationTokens | None, codec: str, device: torch.device) -> dict[str, Any]:
+def _identity(plan: Plan, tokens: CalibrationTokens | None, codec: str, device: str) -> dict[str, Any]:
     """Everything that can change a byte of the artifact: what a resumed run must share with the interrupted one."""
+    where = _device(device)
     return {
         "base": plan.base.fingerprint(),
         "fine-tuned": plan.finetuned.fingerprint(),
         "config": plan.finetuned.config,
         "recipe": plan.recipe.model_dump(mode="json"),
         "calibration": tokens.sha256 if tokens else None,
-        "lossless": codec,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "lossless": _coder(codec, device),
+        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
+        "processor": _processor(),
         "threads": torch.get_num_threads(),
         "versions": tool_versions(),
     }
+
+
+def _processor() -> list[str]:
+    """What the CPU can do, as far as torch tells: its kernels differ by it, and their sums in the last bit."""
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # new in torch 2.10
+    return [torch.backends.cpu.get_cpu_capability(), *sorted(name for name, has in known.items() if has is True)]
+
+
+def _coder(codec: str, device: str) -> list[str]:
+    """What runs the lossless stage, with the versions of the libraries that tool_versions does not know."""
+    found = [lossless.backend_for(codec, encode=True, device=device)]
+    if codec in ("gdeflate", "ans"):
+        found += sorted(f"{one.name} {one.version}" for one in distributions() if "nvcomp" in one.name.lower())
+    return found
 
 
 def _device(device: str) -> torch.device:

@@ -22,6 +22,7 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 1 << 28
 _MAX_ELEMENTS = 1 << 50
+_AGAIN = "copy the artifact again"
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=_MAX_ELEMENTS)]
@@ -154,9 +155,11 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     if not path.is_file():
-        raise TruncatedFileError(f"{directory}: no {MANIFEST}; not an artifact, or an incomplete copy of one")
+        raise TruncatedFileError(
+            f"{directory}: no {MANIFEST}; not an artifact, or half of one; give one that `compress` published"
+        )
     if path.stat().st_size > MAX_MANIFEST_BYTES:
-        raise FormatError(f"{path}: larger than {MAX_MANIFEST_BYTES} bytes")
+        raise FormatError(f"{path}: larger than {MAX_MANIFEST_BYTES} bytes; {_AGAIN}")
     return parse_manifest(path.read_bytes(), str(path))
 
 
@@ -168,10 +171,10 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
         if not raw.rstrip(b"\0").endswith(b"}") or (
             isinstance(error, json.JSONDecodeError) and error.pos >= len(error.doc)
         ):
-            raise TruncatedFileError(f"{where}: cut short after {len(raw)} bytes; copy the artifact again") from error
-        raise ChecksumError(f"{where}: not JSON any more ({error}); copy the artifact again") from error
+            raise TruncatedFileError(f"{where}: cut short after {len(raw)} bytes; {_AGAIN}") from error
+        raise ChecksumError(f"{where}: not JSON any more ({error}); {_AGAIN}") from error
     if not isinstance(data, dict):
-        raise FormatError(f"{where}: not an artifact's manifest")
+        raise FormatError(f"{where}: not an artifact's manifest (no JSON object); {_AGAIN}")
     version = data.get("schema_version")
     claimed = data.pop("digest", None)
     if type(version) is int and version > SCHEMA_VERSION and claimed == _digest(data):
@@ -179,17 +182,17 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
             f"{where}: schema version {version}, this program reads up to {SCHEMA_VERSION}; upgrade deltacompress"
         )
     if claimed != _digest(data) or raw != _canonical(data | {"digest": claimed}):
-        raise ChecksumError(f"{where}: its bytes differ from its digest; copy the artifact again")
+        raise ChecksumError(f"{where}: its bytes differ from its digest; {_AGAIN}")
     if type(version) is not int or version != SCHEMA_VERSION:
-        raise SchemaVersionError(f"{where}: unknown schema version {str(version)[:40]!a}")
+        raise SchemaVersionError(f"{where}: unknown schema version {str(version)[:40]!a}; {_AGAIN}")
     try:
         manifest = Manifest.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         at = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
-        raise FormatError(f"{where}: {at}: {first['msg']}") from error
+        raise FormatError(f"{where}: {at}: {first['msg']}; {_AGAIN}") from error
     if manifest.to_bytes() != raw:  # an absent optional field, or a value that was coerced: one spelling only
-        raise FormatError(f"{where}: not spelled as this format spells it")
+        raise FormatError(f"{where}: not spelled as this format spells it; {_AGAIN}")
     _check_relations(manifest, where)
     return manifest
 
@@ -197,24 +200,24 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
 def _check_relations(manifest: Manifest, where: str) -> None:
     tensors = {tensor.name: tensor for tensor in manifest.tensors}
     if [tensor.name for tensor in manifest.tensors] != sorted(tensors):
-        raise FormatError(f"{where}: tensors are not listed once each, by name")
+        raise FormatError(f"{where}: tensors are not listed once each, by name; {_AGAIN}")
     files = [MANIFEST, *(record.file for record in (*manifest.shards, *manifest.files))]
     if len(set(files)) != len(files):
-        raise FormatError(f"{where}: a file is listed twice")
+        raise FormatError(f"{where}: a file is listed twice; {_AGAIN}")
     for tensor in manifest.tensors:
         for shape in (tensor.shape, *(part.shape for part in tensor.parts)):
             if math.prod(max(size, 1) for size in shape) > _MAX_ELEMENTS:
-                raise FormatError(f"{where}: {tensor.name}: a shape of {list(shape)} is larger than any tensor")
+                raise FormatError(f"{where}: {tensor.name}: shape {list(shape)} is larger than any tensor; {_AGAIN}")
         limit = 8 * math.prod(tensor.shape) + 64  # no part of any format takes more bytes than that
         for part in tensor.parts:
             if math.prod(part.shape) > limit:
-                raise FormatError(f"{where}: {tensor.name}: part {part.name} is larger than its tensor allows")
+                raise FormatError(f"{where}: {tensor.name}: part {part.name} is larger than its tensor; {_AGAIN}")
         if tensor.status != "alias" and tensor.alias_of is None:
             continue
         twin = tensors.get(tensor.alias_of or "")
         fits = twin is not None and (twin.dtype, twin.shape, twin.sha256) == (tensor.dtype, tensor.shape, tensor.sha256)
         if tensor.status != "alias" or twin is None or twin.status == "alias" or tensor.parts or not fits:
-            raise FormatError(f"{where}: {tensor.name} is an alias of {tensor.alias_of}, which does not fit")
+            raise FormatError(f"{where}: {tensor.name} is no fitting alias of {tensor.alias_of}; {_AGAIN}")
 
 
 def _canonical(data: dict[str, Any]) -> bytes:

@@ -68,8 +68,10 @@ def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: Calib
         tools=tool_versions(),
     )
     write_file(ready / MANIFEST, [manifest.to_bytes()])
-    publish_directory(ready, work.out)
-    work.published = True
+    try:
+        publish_directory(ready, work.out)
+    finally:
+        work.published = not ready.exists()  # renamed, whatever came after it
     return manifest
 
 

@@ -24,7 +24,7 @@ from deltacompress.errors import ChecksumError
 from deltacompress.manifest import TensorRecord
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.types import TensorInfo
-from deltacompress.workspace import check_free, publish_directory
+from deltacompress.workspace import check_free, check_outside, make_directory, publish_directory, remove_empty
 
 
 def restore(artifact: str | Path, *, base: str | Path, out: str | Path, reporter: Reporter | None = None) -> Path:
@@ -40,10 +40,9 @@ def restore(artifact: str | Path, *, base: str | Path, out: str | Path, reporter
     check_free(target)
     delta = load_delta(artifact)
     checkpoint = Checkpoint.open(base)
+    check_outside(target, delta.path, checkpoint.path)
     delta.check_base(checkpoint)
     reporter.phase("restoring", len(delta.tensors))
-    with output_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
     with _scratch(target) as ready:
         write_checkpoint(
             ready,
@@ -64,9 +63,10 @@ def copy_side_files(delta: Delta, out: Path) -> None:
         ChecksumError: a file differs from its recorded hash.
     """
     for record in delta.manifest.files:
-        raw = (delta.path / record.file).read_bytes()
+        path = delta.path / record.file
+        raw = path.read_bytes()
         if hashlib.sha256(raw).hexdigest() != record.sha256:
-            raise ChecksumError(f"{delta.path / record.file}: its bytes differ from their recorded hash")
+            raise ChecksumError(f"{path}: its bytes differ from their recorded hash; copy the artifact again")
         write_file(out / record.file, [raw])
 
 
@@ -85,14 +85,19 @@ def _info(record: TensorRecord) -> TensorInfo:
 
 @contextmanager
 def _scratch(target: Path) -> Iterator[Path]:
-    """A directory beside `target` that is gone afterwards, unless it was renamed to it."""
-    with output_errors(target):
-        ready = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        os.chmod(ready, 0o777 & ~_umask())
+    """A directory beside `target`, to be renamed to it; after an error it is gone, and parents made for it too."""
+    made = make_directory(target.parent)
+    ready: Path | None = None
     try:
+        with output_errors(target):
+            ready = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+            os.chmod(ready, 0o777 & ~_umask())
         yield ready
-    finally:
-        shutil.rmtree(ready, ignore_errors=True)
+    except BaseException:
+        if ready is not None:
+            shutil.rmtree(ready, ignore_errors=True)
+        remove_empty(made)
+        raise
 
 
 def _umask() -> int:

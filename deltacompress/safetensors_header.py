@@ -136,7 +136,7 @@ def read_header(path: Path) -> Header:
                 raise CheckpointError(f"{path}: a header of {length} bytes is over the cap of {MAX_HEADER_BYTES}")
             raw = file.read(length)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}); make it readable") from error
     return parse_header(raw, size, str(path))
 
 
@@ -147,7 +147,7 @@ def parse_header(raw: bytes, file_bytes: int, where: str) -> Header:
         CheckpointError: any rule of this module is broken.
     """
     if not raw.startswith(b"{"):
-        raise CheckpointError(f"{where}: the header does not start with '{{'; not a safetensors file")
+        raise CheckpointError(f"{where}: the header does not start with '{{': not a safetensors file; get it again")
     entries = load_json_object(raw, where)
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
@@ -176,12 +176,14 @@ def find_weights(root: Path) -> tuple[dict[str, tuple[Path, TensorSpan]], list[P
     if single.is_file():
         spans = {name: (single, span) for name, span in read_header(single).tensors.items()}
         if not spans:
-            raise CheckpointError(f"{single}: holds no tensors")
+            raise CheckpointError(f"{single}: holds no tensors; get it again")
         return spans, [single]
     others = sorted(file.name for file in root.glob("*.safetensors"))
     if others:
+        if SINGLE in others:
+            raise CheckpointError(f"{single}: no regular file, maybe a broken link; put the weights there")
         hint = "it is a PEFT adapter: merge it" if "adapter_model.safetensors" in others else f"found {others[0]}"
-        raise CheckpointError(f"{root}: neither {SINGLE} nor {INDEX} ({hint})")
+        raise CheckpointError(f"{root}: neither {SINGLE} nor {INDEX} ({hint}); give the directory of a whole model")
     pickles = sorted(file.name for pattern in _PICKLES for file in root.glob(pattern))
     if pickles:
         what = f"only pickled weights ({pickles[0]}), which are never loaded"
@@ -194,12 +196,12 @@ def _read_shards(root: Path, index: Path) -> tuple[dict[str, tuple[Path, TensorS
         raise CheckpointError(f"{index}: over the cap of {MAX_HEADER_BYTES} bytes")
     weight_map = load_json_object(index.read_bytes(), str(index)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index}: no weight_map from tensor names to files")
+        raise CheckpointError(f"{index}: no weight_map from tensor names to files; get it again")
     for name, file in weight_map.items():
         # One path component, no separator: no entry can lead out of the directory.
         if not isinstance(file, str) or not re.fullmatch(r"\w[\w.+-]*\.safetensors", file, re.ASCII):
             raise CheckpointError(
-                f"{index}: tensor {_brief(name)} is in {_brief(file)}, not a plain *.safetensors name"
+                f"{index}: tensor {_brief(name)} is in {_brief(file)}, not a plain *.safetensors name; get it again"
             )
     files = sorted(set(weight_map.values()))
     present = {file.name for file in root.glob("*.safetensors")}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,10 +17,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from pairs import Pair, Weights, edit, files_of, make_pair, write_tokenizer
+from pairs import Pair, Recorder, Weights, edit, files_of, make_pair, write_tokenizer
 
-from deltacompress.artifact import verify
+from deltacompress.artifact import load_delta, verify
+from deltacompress.checkpoint import Checkpoint
 from deltacompress.cli.main import main
+from deltacompress.workspace import Workspace
 
 UP = "model.layers.1.mlp.up_proj.weight"
 Refused = Callable[..., str]
@@ -37,7 +42,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
     """Run a command that must fail; returns its one line on stderr."""
 
     def run(argv: list[str], *, code: int = 2) -> str:
-        before = files_of(tmp_path)
+        before, places = files_of(tmp_path), sorted(tmp_path.rglob("*"))
         capsys.readouterr()
         assert main(argv) == code
         captured = capsys.readouterr()
@@ -46,7 +51,10 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
         assert captured.err.count("\n") == 1, captured.err
         assert "internal error" not in captured.err
         assert "Traceback" not in captured.err
+        assert re.search(r"[;:,(] ?[a-z]", captured.err.partition(": ")[2]), f"no way out: {captured.err}"
+        assert not captured.err.rstrip().endswith((":", ",", ";")), captured.err
         assert files_of(tmp_path) == before
+        assert sorted(tmp_path.rglob("*")) == places  # no empty directory either
         assert not any(path.name.startswith((".out", "out")) for path in tmp_path.iterdir())
         return captured.err
 
@@ -104,6 +112,26 @@ def test_another_shape(tmp_path: Path, refused: Refused, mine: Pair, recipe: str
         assert "mlp." in told or "num_hidden_layers" in told
 
 
+def test_what_may_not_be_read(tmp_path: Path, refused: Refused, mine: Pair, artifact: Path) -> None:
+    """Each file that is needed late is looked at first; no permission to read an artifact says nothing of its bytes."""
+    copy = shutil.copytree(artifact, tmp_path / "artifact")
+    real = Path.open
+
+    def locked(self: Path, *args: Any, **options: Any) -> Any:
+        ours = args == ("rb",)  # read_bytes, by which the test itself looks, says it by keyword
+        if ours and self.name in ("tokenizer_config.json", "delta-00001-of-00001.safetensors"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return real(self, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "open", locked)
+        patch.setattr(Workspace, "open", lambda *args, **options: pytest.fail("work began"))
+        told = refused(mine.argv(tmp_path / "new" / "out", recipe="lossless"))
+        assert f"{mine.finetuned / 'tokenizer_config.json'}: cannot be read (Permission denied); make it" in told
+        for verb in ("inspect", "verify"):
+            assert "safetensors: cannot be read (Permission denied); make it" in refused([verb, str(copy), "--quiet"])
+
+
 def test_config_and_weights_disagree(tmp_path: Path, refused: Refused, mine: Pair) -> None:
     edit(mine.finetuned, lambda weights: weights, intermediate_size=64)
     assert "mlp." in refused(mine.argv(tmp_path / "out"))
@@ -152,6 +180,120 @@ def test_a_config_that_is_none(tmp_path: Path, refused: Refused, mine: Pair, tex
     assert str(mine.finetuned) in refused(mine.argv(tmp_path / "out"))
 
 
+WRONG_KINDS = [
+    ("architectures", 5),
+    ("architectures", "LlamaForCausalLM"),
+    ("architectures", [None]),
+    ("architectures", {}),
+    ("model_type", ["llama"]),
+    ("model_type", {}),
+    ("tie_word_embeddings", "no"),
+    ("tie_word_embeddings", 5),
+    ("hidden_size", "32"),
+    ("hidden_size", 0),
+    ("num_hidden_layers", 2.5),
+    ("num_hidden_layers", True),
+    ("num_hidden_layers", -1),
+    ("text_config", 5),
+]
+
+
+@pytest.mark.parametrize("recipe", ["int4-24", "lossless"])
+@pytest.mark.parametrize(("field", "value"), WRONG_KINDS)
+def test_a_config_field_of_the_wrong_kind(
+    tmp_path: Path, refused: Refused, mine: Pair, recipe: str, field: str, value: Any
+) -> None:
+    for directory in (mine.finetuned, mine.base):  # then both
+        edit(directory, lambda weights: weights, **{field: value})
+        told = refused(mine.argv(tmp_path / "out", recipe=recipe))
+        assert f"{directory / 'config.json'}: {field} is {value!r}, not " in told
+        assert "mend it, or get the file that came with the weights" in told
+
+
+MISFITS = [
+    ({"vocab_size": "x"}, "expected int, got str"),
+    ({"vocab_size": -1}, "negative dimension"),
+    ({"vocab_size": 10**30}, "Overflow"),
+    ({"intermediate_size": 10**15}, "memory"),
+    ({"num_attention_heads": 0}, "by zero"),
+    ({"num_attention_heads": 3}, "not a multiple"),
+    ({"hidden_act": "nope"}, "KeyError: 'nope'"),
+    ({"head_dim": 0}, "negative power"),
+    ({"rope_parameters": {"rope_type": "nope"}}, "KeyError: 'nope'"),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "TypeError"),
+    ({"num_hidden_layers": 10**30}, "num_hidden_layers is above 10000"),
+    ({"num_labels": 10**30}, "num_labels is above 10000"),
+    ({"dtype": "float13"}, "no attribute 'float13'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), MISFITS)
+def test_a_config_that_transformers_cannot_use(
+    tmp_path: Path, refused: Refused, mine: Pair, fields: dict[str, Any], said: str
+) -> None:
+    for directory in (mine.base, mine.finetuned):
+        edit(directory, lambda weights: weights, **fields)
+    told = refused(mine.argv(tmp_path / "out"))
+    assert f"{mine.finetuned / 'config.json'}: transformers cannot make a model of it (" in told
+    assert said in told
+    assert told.rstrip().endswith("mend that field, or get the file that came with the weights")
+    assert len(told) < len(str(mine.finetuned)) + 450
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "someone/kernel"])
+def test_a_checkpoint_does_not_choose_the_code_of_attention(
+    tmp_path: Path, mine: Pair, artifact: Path, name: str
+) -> None:
+    edit(mine.finetuned, lambda weights: weights, _attn_implementation=name, attn_implementation=name)
+    mine.compress(tmp_path / "out")
+    shards = [next(out.glob("delta-*")).read_bytes() for out in (tmp_path / "out", artifact)]
+    assert shards[0] == shards[1]
+
+
+def test_shapes_are_compared_before_the_work_begins(
+    tmp_path: Path, refused: Refused, mine: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoil(weights: Weights) -> Weights:
+        return weights | {UP: weights[UP].T.contiguous()}
+
+    monkeypatch.setattr(Workspace, "open", lambda *args, **options: pytest.fail("work began"))
+    for directory in (mine.base, mine.finetuned):
+        edit(directory, spoil)
+    told = refused(mine.argv(tmp_path / "out"))
+    assert f"tensor {UP!r} has shape (32, 48), config.json implies (48, 32); get the config.json" in told
+
+
+def test_a_tensor_whose_parts_would_have_no_name(tmp_path: Path, refused: Refused, mine: Pair) -> None:
+    edit(mine.finetuned, lambda weights: weights | {"x" * 1010: torch.ones(2)})
+    assert "has a name of 1010 characters, more than 1000; rename it" in refused(mine.argv(tmp_path / "out"))
+    edit(mine.finetuned, lambda weights: {name[:1000]: w for name, w in weights.items()})
+    mine.compress(tmp_path / "out", recipe="lossless")
+    verify(tmp_path / "out", base=mine.base)
+
+
+@pytest.mark.parametrize("kind", ["directory", "broken link"])
+def test_weights_that_are_no_file(tmp_path: Path, refused: Refused, mine: Pair, kind: str) -> None:
+    file = mine.finetuned / "model.safetensors"
+    file.unlink()
+    file.mkdir() if kind == "directory" else file.symlink_to("nowhere")
+    assert f"{file}: no regular file, maybe a broken link" in refused(mine.argv(tmp_path / "out"))
+
+
+def test_a_pair_of_one_model_is_noted(tmp_path: Path, mine: Pair) -> None:
+    seen = Recorder()
+    Pair(mine.base, mine.base, mine.data).compress(tmp_path / "out", reporter=seen)
+    assert f"{mine.base} equals {mine.base}: the delta is empty" in seen.notes
+    assert {record.status for record in load_delta(tmp_path / "out").manifest.tensors} == {"identical"}
+
+
+def test_weights_that_no_codec_rounds_are_noted(tmp_path: Path, mine: Pair) -> None:
+    for directory in (mine.base, mine.finetuned):
+        edit(directory, lambda weights: {name: (w * 100).to(torch.int8) for name, w in weights.items()})
+    seen = Recorder()
+    mine.compress(tmp_path / "out", reporter=seen)
+    assert "16 weights are I8: stored exactly" in seen.notes
+
+
 # --- calibration -----------------------------------------------------------------------------------------------
 
 
@@ -185,6 +327,18 @@ def test_a_named_pipe_is_not_waited_for(tmp_path: Path, refused: Refused, mine: 
     mine.data.unlink()
     os.mkfifo(mine.data)
     assert "train.jsonl: not a regular file" in refused(mine.argv(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz"])
+def test_compressed_data(tmp_path: Path, refused: Refused, mine: Pair, name: str) -> None:
+    packed = mine.data.with_name(name)
+    packed.write_bytes(gzip.compress(mine.data.read_bytes()))
+    told = refused(changed_argv(mine.argv(tmp_path / "out"), "--calibration", str(packed)))
+    assert f"{packed}: is compressed (gzip); unpack it" in told
+
+
+def test_data_without_a_name(tmp_path: Path, refused: Refused, mine: Pair) -> None:
+    assert "--calibration is empty" in refused(changed_argv(mine.argv(tmp_path / "out"), "--calibration", ""))
 
 
 def test_no_calibration(tmp_path: Path, refused: Refused, mine: Pair) -> None:
@@ -275,6 +429,79 @@ def test_below_a_file(tmp_path: Path, refused: Refused, mine: Pair, artifact: Pa
     assert "file" in refused(["restore", str(artifact), "--base", str(mine.base), "--quiet", "--out", str(out)])
 
 
+def test_inside_what_is_read(tmp_path: Path, refused: Refused, mine: Pair, artifact: Path) -> None:
+    """Also where a link or `..` hides it."""
+    mine_too = shutil.copytree(artifact, tmp_path / "artifact")
+    (tmp_path / "link").symlink_to(mine.base)
+    for inside in (mine.base / "out", mine.finetuned / "new" / "out", tmp_path / "link" / "out"):
+        told = refused(mine.argv(inside))
+        assert f"{inside}: lies inside " in told
+        assert "which is read; choose another --out" in told
+    restore = ["restore", str(mine_too), "--base", str(mine.base), "--quiet", "--out"]
+    for inside in (mine.base / "out", mine_too / "out", mine_too / "new" / ".." / "out"):
+        assert f"{inside}: lies inside " in refused([*restore, str(inside)])
+
+
+def test_parents_made_for_nothing_are_removed(tmp_path: Path, refused: Refused, mine: Pair, artifact: Path) -> None:
+    out = tmp_path / "new" / "deep" / "out"
+    edit(mine.finetuned, lambda weights: weights, rms_norm_eps=float("nan"))  # shows in the Hessian, mid-way
+    assert "the Hessian is not finite" in refused(mine.argv(out))
+    (tmp_path / "new").mkdir()  # not ours: stays
+    assert "the Hessian is not finite" in refused(mine.argv(out))
+    damaged = shutil.copytree(artifact, tmp_path / "damaged")
+    with next(damaged.glob("delta-*")).open("r+b") as file:
+        file.seek(-3, os.SEEK_END)
+        file.write(b"!!!")
+    argv = ["restore", str(damaged), "--base", str(mine.base), "--quiet", "--out", str(out)]
+    assert "the file is damaged, fetch it again" in refused(argv, code=3)
+
+
+def test_parents_of_what_is_published_stay(tmp_path: Path, mine: Pair) -> None:
+    out = tmp_path / "new" / ".." / "deep" / "out"
+    assert main(mine.argv(out)) == 0
+    restored = tmp_path / "other" / ".." / "restored"
+    assert main(["restore", str(out), "--base", str(mine.base), "--quiet", "--out", str(restored)]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "in", "new", "other", "restored"]
+
+
+def test_a_path_that_is_no_text(tmp_path: Path, mine: Pair) -> None:
+    out = tmp_path / os.fsdecode(b"d\xe9lta \xff")
+    assert main(mine.argv(out)) == 0
+    restored = tmp_path / os.fsdecode(b"\xfe")
+    assert main(["restore", str(out), "--base", str(mine.base), "--quiet", "--out", str(restored)]) == 0
+
+
+@pytest.mark.parametrize("length", [245, 255, 300])
+def test_a_name_too_long(tmp_path: Path, refused: Refused, mine: Pair, artifact: Path, length: int) -> None:
+    out = tmp_path / ("x" * length)
+    assert "cannot be written (File name too long); choose another" in refused(
+        mine.argv(out).copy()
+        if length > 247
+        else ["restore", str(artifact), "--base", str(mine.base), "--quiet", "--out", str(tmp_path / ("x" * 250))]
+    )
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_disk_full_before_the_first_step_is_done(
+    tmp_path: Path, refused: Refused, mine: Pair, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """There is nothing to resume yet, so nothing stays."""
+    calls, real = iter(range(99)), os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if next(calls) == call:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    out = tmp_path / "new" / "out"
+    if call < 3:
+        assert "No space left on device" in refused(mine.argv(out))
+        return
+    assert main(mine.argv(out)) == 2  # the step has its name, only its directory is not synced
+    assert (out.with_name("out.partial") / "step-outer.safetensors").is_file()
+
+
 def test_no_name(tmp_path: Path, refused: Refused, mine: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
@@ -326,8 +553,6 @@ def test_files_that_may_not_grow(mine: Pair, tmp_path: Path, artifact: Path) -> 
 def test_disk_full_during_restore(
     tmp_path: Path, refused: Refused, mine: Pair, artifact: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
-    import errno
-
     calls, real = iter(range(99)), os.fsync
 
     def fsync(descriptor: int) -> None:
@@ -346,7 +571,9 @@ def test_disk_full_during_restore(
 
 def test_integrity_failures_exit_with_3(tmp_path: Path, refused: Refused, mine: Pair, artifact: Path) -> None:
     copy = shutil.copytree(artifact, tmp_path / "copy")
-    assert "not the base" in refused(["verify", str(copy), "--base", str(mine.finetuned), "--quiet"], code=3)
+    told = refused(["verify", str(copy), "--base", str(mine.finetuned), "--quiet"], code=3)
+    wanted, found = (Checkpoint.open(one).fingerprint()[:12] for one in (mine.base, mine.finetuned))
+    assert f"{mine.finetuned}: not the base of this delta (base {wanted}, this is {found}): tensor" in told
     assert "no such artifact" in refused(["inspect", str(tmp_path / "gone")], code=3)
     (copy / "config.json").unlink()
     assert "config.json: missing" in refused(["inspect", str(copy)], code=3)

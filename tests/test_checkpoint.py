@@ -303,7 +303,7 @@ def test_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match=r"org/model: no such directory.*\(offline\)$"):
+    with pytest.raises(CheckpointError, match=r"org/model: no such directory.*\(offline\); mend the path, or download"):
         Checkpoint.open("org/model")
 
 

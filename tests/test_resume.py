@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -10,18 +11,22 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from pairs import Pair, Recorder, edit, files_of, perturb, weights_of, write_data
+from safetensors.torch import load_file, save_file
 
-from deltacompress import publication
+from deltacompress import driver, publication
 from deltacompress.artifact import verify
+from deltacompress.checkpoint import Checkpoint
 from deltacompress.cli.main import main
 from deltacompress.errors import InputError, Interrupted, OutputError
 from deltacompress.recipe import Recipe
 from deltacompress.restoration import restore
+from deltacompress.safetensors_header import read_header
 from deltacompress.workspace import Workspace
 
 STEPS = ["outer", "layer-00000", "layer-00001", "head"]
@@ -41,11 +46,13 @@ def steps_in(out: Path) -> list[str]:
 
 
 def interrupted(pair: Pair, out: Path, **options: Any) -> None:
-    with pytest.raises(Interrupted, match="run again with --resume") as caught:
+    with pytest.raises(Interrupted, match=r"run again with --resume|nothing is left of it, run it again") as caught:
         pair.compress(out, **options)
     assert caught.value.exit_code == 2
     assert not out.exists()
-    assert partial(out).is_dir()
+    assert partial(out).is_dir() == bool(steps_in(out)) == ("--resume" in str(caught.value))
+    if partial(out).is_dir():
+        assert not [path.name for path in partial(out).iterdir() if path.suffix not in (".json", ".safetensors")]
 
 
 @pytest.mark.parametrize("recipe", ["int4-24", "deltazip-2bit", "int2"])
@@ -124,10 +131,13 @@ def test_while_the_artifact_is_written(
     with pytest.raises(Interrupted if error is KeyboardInterrupt else OutputError) as caught:
         pair.compress(out)
     monkeypatch.undo()
-    if out.exists():  # the rename had happened: it is whole
+    if out.exists():  # the rename had happened: it is whole, and nothing is left to resume
         assert next(calls) > 5
+        assert "was published whole" in str(caught.value) or error is not KeyboardInterrupt
+        assert not partial(out).exists()
         verify(out, base=pair.base)
         return
+    assert not (partial(out) / "artifact").exists()  # half of one, on a disk that may be full
     assert error is KeyboardInterrupt or "free some space" in str(caught.value)
     pair.compress(out, resume=True)
     assert files_of(out) == files_of(artifact)
@@ -162,7 +172,7 @@ def test_killed(pair: Pair, out: Path, artifact: Path) -> None:
     assert done.returncode == -9, done.stderr
     assert not out.exists()
     assert steps_in(out) == ["layer-00000", "outer"]
-    assert (partial(out) / "step-layer-00001.tmp").stat().st_size == 1000
+    assert (partial(out) / "step-layer-00001.safetensors.tmp").stat().st_size == 1000
     pair.compress(out, resume=True)
     assert files_of(out) == files_of(artifact)
 
@@ -232,6 +242,113 @@ def test_a_damaged_step_is_no_ones_delta(pair: Pair, out: Path, lossless: str, d
         pair.compress(out, resume=True, lossless=lossless)
     assert not out.exists()
     pair.compress(out, lossless=lossless)
+
+
+IDENTITIES = [b"\xff\xfe\x00", b"", b"[1, 2]", b"5", b"null", b'{"base": ', b"[" * 100_000]
+
+
+@pytest.mark.parametrize("raw", IDENTITIES, ids=range(len(IDENTITIES)))
+def test_a_damaged_identity(
+    pair: Pair, unfinished: Path, capsys: pytest.CaptureFixture[str], artifact: Path, raw: bytes
+) -> None:
+    (partial(unfinished) / "identity.json").write_bytes(raw)
+    kept = files_of(partial(unfinished))
+    assert main(pair.argv(unfinished, "--resume")) == 2
+    told = capsys.readouterr().err
+    assert f"{partial(unfinished) / 'identity.json'}: damaged (" in told
+    assert told.endswith("; leave out --resume to start over\n")
+    assert files_of(partial(unfinished)) == kept
+    assert main(pair.argv(unfinished)) == 0
+    assert files_of(unfinished) == files_of(artifact)
+
+
+def with_records(step: Path, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
+    """Rewrite the metadata of a step's file, tensors untouched."""
+    save_file(load_file(step), step, metadata=change(read_header(step).metadata))
+
+
+RECORDS: list[Callable[[dict[str, str]], dict[str, str]]] = [
+    lambda told: {},
+    lambda told: {"records": told["records"]},
+    lambda told: told | {"records": "5"},
+    lambda told: told | {"records": "["},
+    lambda told: told | {"records": "[]"},
+    lambda told: told | {"records": '[{"name": 1}]'},
+    lambda told: (
+        told | {"records": told["records"].replace('"loss": 0.', '"loss": 0.1')}
+    ),  # plausible, but not the run's
+]
+
+
+@pytest.mark.parametrize("change", RECORDS, ids=range(len(RECORDS)))
+def test_a_step_with_other_records(
+    pair: Pair,
+    unfinished: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[dict[str, str]], dict[str, str]],
+) -> None:
+    step = partial(unfinished) / "step-layer-00000.safetensors"
+    with_records(step, change)
+    assert main(pair.argv(unfinished, "--resume")) == 2
+    told = capsys.readouterr().err
+    assert f"{step}: damaged (its records differ); leave out --resume to start over" in told
+    assert not unfinished.exists()
+
+
+def test_the_step_of_another_layer(pair: Pair, unfinished: Path) -> None:
+    shutil.copy(
+        partial(unfinished) / "step-layer-00000.safetensors", partial(unfinished) / "step-layer-00001.safetensors"
+    )
+    with pytest.raises(InputError, match=r"step-layer-00001\.safetensors: damaged \(its records differ\)"):
+        pair.compress(unfinished, resume=True)
+
+
+def test_a_workspace_that_is_a_link(pair: Pair, out: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    partial(out).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OutputError, match=r"out\.partial: is a symbolic link, .*; remove it"):
+        pair.compress(out)
+    partial(out).unlink()
+    partial(out).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OutputError, match=r"out\.partial: cannot be written"):
+        pair.compress(out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "out.partial"]
+
+
+def test_recalling_reads_no_fine_tuned_tensor(
+    pair: Pair, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Recorder()
+    pair.compress(tmp_path / "whole", recipe="lossless", reporter=steps)
+    interrupted(pair, out, recipe="lossless", reporter=Recorder(len(steps.steps) - 1))
+    read, seen = Checkpoint.read, []
+    monkeypatch.setattr(Checkpoint, "read", lambda self, name: (seen.append(self.path), read(self, name))[1])
+    pair.compress(out, recipe="lossless", resume=True)
+    assert pair.base in seen
+    assert pair.finetuned not in seen
+    assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def test_what_can_change_a_byte_is_in_the_identity(
+    pair: Pair, unfinished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = json.loads((partial(unfinished) / "identity.json").read_text())
+    assert identity["processor"][0] == torch.backends.cpu.get_cpu_capability()
+    assert identity["lossless"] == ["zstd (CPU)"]
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
+    with pytest.raises(InputError, match=r"other input \(processor\)"):
+        pair.compress(unfinished, resume=True)
+
+
+def test_the_version_of_nvcomp_is_in_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = [
+        SimpleNamespace(name="nvidia-libnvcomp-cu12", version="6.0.0.12"),
+        SimpleNamespace(name="x", version="1"),
+    ]
+    monkeypatch.setattr(driver, "distributions", lambda: installed)
+    monkeypatch.setattr(driver.lossless, "backend_for", lambda codec, **_: f"{codec} somewhere")
+    assert driver._coder("ans", "cuda") == ["ans somewhere", "nvidia-libnvcomp-cu12 6.0.0.12"]
+    assert driver._coder("zstd", "cpu") == ["zstd somewhere"]
 
 
 def test_another_run_holds_the_output(pair: Pair, out: Path, capsys: pytest.CaptureFixture[str]) -> None:

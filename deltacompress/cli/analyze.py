@@ -53,18 +53,13 @@ def analyze(
 @contextmanager
 def _directory(out: Path | None) -> Iterator[None]:
     """Make `out` before the work, not after it; if the work fails, leave no new and empty one behind."""
-    made = out is not None and not out.is_dir()
-    try:
-        if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"{out}: cannot be created ({error.strerror}); choose another --out") from error
+    from deltacompress.workspace import make_directory, remove_empty
+
+    made = [] if out is None else make_directory(out)
     try:
         yield
     except BaseException:
-        if made and out is not None:
-            with suppress(OSError):  # something is in it: that is worth keeping
-                out.rmdir()
+        remove_empty(made)
         raise
 
 
