@@ -174,6 +174,7 @@ def _draw_relative_sizes(axes: Any, analysis: Analysis) -> None:
     layers = sorted({layer for by_layer in sizes.values() for layer in by_layer})
     grid = np.array([[sizes[module].get(layer, math.nan) for layer in layers] for module in modules])
     image = axes.imshow(grid, aspect="auto", cmap="cividis", interpolation="nearest")
+    axes.grid(visible=False)  # a notebook may have switched grids on
     if np.nanmin(grid) == np.nanmax(grid):  # one value throughout: the default range would run below zero
         image.set_clim(0, np.nanmax(grid) or 1)
     axes.set_yticks(range(len(modules)), modules)
