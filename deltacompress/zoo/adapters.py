@@ -15,7 +15,7 @@ from typing import Any
 
 from deltacompress.errors import BaseMismatchError, CheckpointError
 from deltacompress.safetensors_header import TensorSpan, load_json_object, read_header
-from deltacompress.zoo import osfs
+from deltacompress.zoo import names, osfs
 from deltacompress.zoo.adapter_shapes import Settings, check_tensors
 from deltacompress.zoo.artifact import Described
 from deltacompress.zoo.bases import BaseIdentity
@@ -79,6 +79,7 @@ def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, b
             )
         raise CheckpointError(f"{directory}: no {WEIGHTS}; give a directory that PEFT's save_pretrained wrote")
     tensors = read_header(weights).tensors
+    names.check_tensors(tensors, str(weights))
     modules = _check(tensors, settings, base, str(weights), base_name)
     layers, blobs = [], []
     for name in sorted(_KEPT):

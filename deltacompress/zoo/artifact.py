@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from deltacompress.zoo.entry import (
 )
 from deltacompress.zoo.errors import StoreError
 from deltacompress.zoo.local import again, close, reason
+from deltacompress.zoo.names import check_tensors
 
 SMALL = 4096
 _CHUNK = 4 << 20
@@ -122,40 +122,27 @@ def _add_shard(
     blobs: list[Blob],
 ) -> None:
     data = min((span.begin for span in header.tensors.values()), default=header.file_bytes)
+    _check_hash(path, record, _hash((Piece(str(path), 0, record.bytes),)))
     head = (Piece(str(path), 0, data),)
-    bundle = tuple(Piece(str(path), span.begin, span.end) for span, small in runs(header) if small)
-    digests = _hash_shard(path, record, data, header)
-    for name, digest in digests.items():
-        if name in parts and parts[name][1] != digest:
-            raise ChecksumError(f"{path}: {name}: its bytes differ from their recorded hash; copy the artifact again")
-    layers.append(_layer(HEADER, record.file, digests[""], data))
-    blobs.append(_blob(digests[""], head))
-    if bundle:
-        digest, size = _hash(bundle), sum(piece.end - piece.begin for piece in bundle)
-        layers.append(_layer(BUNDLE, record.file, digest, size))
-        blobs.append(_blob(digest, bundle))
+    digest = _hash(head)
+    layers.append(_layer(HEADER, record.file, digest, data))
+    blobs.append(_blob(digest, head))
+    bundle = []
     for span, small in runs(header):
-        if not small:
+        piece = Piece(str(path), span.begin, span.end)
+        if small:
+            bundle.append(piece)
+            if _hash((piece,)) != parts[span.info.name][1]:
+                raise ChecksumError(f"{path}: {span.info.name}: its bytes differ from their recorded hash")
+    if bundle:
+        digest, size = _hash(tuple(bundle)), sum(piece.end - piece.begin for piece in bundle)
+        layers.append(_layer(BUNDLE, record.file, digest, size))
+        blobs.append(_blob(digest, tuple(bundle)))
+    for span, small in runs(header):
+        if not small:  # the bytes are those of the file's hash; those of the part's hash they must be to be stored
             name = span.info.name
-            layers.append(_layer(PART, record.file, digests[name], span.info.nbytes, part=name))
-            blobs.append(_blob(digests[name], (Piece(str(path), span.begin, span.end),)))
-
-
-def _hash_shard(path: Path, record: FileRecord, data: int, header: Header) -> dict[str, str]:
-    """sha256 of the header ("") and of every part; checks that of the whole file on the way, on a second core."""
-    whole = hashlib.sha256()
-    digests: dict[str, str] = {name: hashlib.sha256().hexdigest() for name in header.tensors}
-    spans = [("", 0, data), *((span.info.name, span.begin, span.end) for span, _ in runs(header))]
-    with ThreadPoolExecutor(1) as beside:
-        for name, begin, end in spans:
-            seen = hashlib.sha256()
-            for chunk in _chunks((Piece(str(path), begin, end),)):
-                pending = beside.submit(whole.update, chunk)
-                seen.update(chunk)
-                pending.result()
-            digests[name] = seen.hexdigest()
-    _check_hash(path, record, whole.hexdigest())
-    return digests
+            layers.append(_layer(PART, record.file, parts[name][1], span.info.nbytes, part=name))
+            blobs.append(_blob(parts[name][1], (Piece(str(path), span.begin, span.end),)))
 
 
 def _check_parts(path: Path, header: Header, parts: dict[str, tuple[int, str]], seen: set[str]) -> None:
@@ -170,9 +157,11 @@ def _check_parts(path: Path, header: Header, parts: dict[str, tuple[int, str]], 
 def _header(path: Path, record: FileRecord) -> Header:
     _check_size(path, record)
     try:
-        return read_header(path)
+        header = read_header(path)
+        check_tensors(header.tensors, str(path))
     except CheckpointError as error:
         raise ChecksumError(str(error)) from error
+    return header
 
 
 def _summary(manifest: Manifest, manifest_bytes: int) -> dict[str, str | int | float | None]:

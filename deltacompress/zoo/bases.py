@@ -26,6 +26,7 @@ from deltacompress.zoo.blobs import Blob
 from deltacompress.zoo.canonical import Strict
 from deltacompress.zoo.entry import BASE, Descriptor, EntryManifest, Lineage
 from deltacompress.zoo.errors import DamagedRecordError
+from deltacompress.zoo.names import check_tensors
 from deltacompress.zoo.records import Sha256, Size, Text
 
 MAX_IDENTITY_BYTES = 16 << 20
@@ -78,6 +79,7 @@ def describe_base(directory: Path, *, hub_id: str | None, revision: str | None) 
     """
     try:
         spans, weights = find_weights(directory)
+        check_tensors(spans, str(directory))
         tensors = tuple(
             BaseTensor(name=name, dtype=span.info.dtype, shape=span.info.shape, sha256=_hash(path, span))
             for name, (path, span) in sorted(spans.items())

@@ -41,7 +41,9 @@ class Blob:
             size += len(chunk)
             yield chunk
         if size != self.size or seen.hexdigest() != self.digest:
-            raise ConflictError(f"{self.origin}: changed while it was published; run it again when nobody writes there")
+            raise ConflictError(
+                f"{self.origin}: not what its hash says, or changed while it was published; copy it again"
+            )
 
 
 def ensure(store: Store, blob: Blob, *, trusted: bool = False) -> bool:

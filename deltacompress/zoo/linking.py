@@ -58,7 +58,9 @@ def add(
         DeltaCompressError: the directory is damaged, or the zoo cannot be written.
     """
     names.parse_name(name)
-    if (source / MANIFEST).is_file():
+    if (source / MANIFEST).is_file() or any(
+        source.glob("delta-*.safetensors")
+    ):  # without a manifest: an incomplete copy
         content = read_manifest(source).base.content_hash
         ref = _base_of(zoo, str(source), content, base)
         own = tuple(parents) if ref is None else (ref, *parents)

@@ -1,21 +1,24 @@
 """Names: `namespace/name`, `namespace/name@7`, `namespace/name@prod`.
 
 Lower case ASCII only, so that no two names meet on a file system that folds case or normalizes Unicode, and no name
-can be a path, an option, a hidden file or a number of the format's own.
+can be a path, an option, a hidden file or a number of the format's own. And the names of tensors, which others choose.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from deltacompress.errors import CheckpointError
 from deltacompress.zoo.errors import InvalidNameError
 from deltacompress.zoo.layout import LAST_NUMBER
 
 MAX_PART = 96
 LATEST = "latest"
 _PART = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
+_TENSOR = re.compile(r"[\w./:+-]{1,1200}")
 _VERSION = re.compile(r"[1-9][0-9]{0,7}")
 
 
@@ -89,6 +92,20 @@ def parse_alias(text: str) -> str:
         raise InvalidNameError(f"{shown}: a number would be taken for a version; choose another alias")
     _check(text, "alias", shown)
     return text
+
+
+def check_tensors(tensors: Iterable[str], where: str) -> None:
+    """Refuse names of tensors that two programs could take for two things.
+
+    Raises:
+        CheckpointError: not in the one normal form of Unicode (NFC), or with other characters than words and their
+            usual separators.
+    """
+    for name in tensors:
+        if not _TENSOR.fullmatch(name) or not unicodedata.is_normalized("NFC", name):
+            raise CheckpointError(
+                f"{where}: {name[:80]!a} is no tensor name for a zoo (letters and digits in NFC, and . _ - / : +)"
+            )
 
 
 def _check(part: str, what: str, shown: str) -> None:

@@ -24,6 +24,7 @@ from deltacompress.zoo.canonical import sha256
 from deltacompress.zoo.entry import BUNDLE, HEADER, SHARD_TYPES, Descriptor, EntryManifest
 from deltacompress.zoo.errors import DamagedBlobError, DamagedRecordError, PullError
 from deltacompress.zoo.local import again, close, reason, sync_directory, write_all
+from deltacompress.zoo.names import check_tensors
 from deltacompress.zoo.store import CHUNK, NoSuchObjectError, Store
 from deltacompress.zoo.versions import Resolved
 
@@ -87,6 +88,7 @@ def _segments(store: Store, found: Resolved, name: str, layers: tuple[Descriptor
     raw = blobs.read(store, head.digest, head.size, limit=MAX_HEADER_BYTES + 8, what=f"header of {name} of {found}")
     try:
         header = parse_header(raw[8:], sum(layer.size for layer in layers), where)
+        check_tensors(header.tensors, where)
     except CheckpointError as error:
         raise DamagedRecordError(str(error)) from error
     bundle = b""

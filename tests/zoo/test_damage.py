@@ -94,7 +94,7 @@ def test_fsck_mends_from_the_trash(zoo: Zoo, artifact: Path, tmp_path: Path) -> 
 
 def test_one_damaged_entry_stops_nobody_else(zoo: Zoo, artifact: Path, tmp_path: Path) -> None:
     for name in ("team/bad", "team/good"):
-        zoo.add(make_artifact(tmp_path / name, sample_parts(name), seed=name), name)
+        zoo.add_artifact(make_artifact(tmp_path / name, sample_parts(name), seed=name), name)
     damage(blob_path(zoo, zoo.resolve("team/bad").manifest))
     listed = {entry.name: entry for entry in zoo.list()}
     assert "damaged" in (listed["team/bad"].problem or "")

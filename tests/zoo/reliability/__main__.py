@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -177,7 +178,8 @@ def run_here(part: str, thin: int) -> bool:
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache
         good = PARTS[part](thin)
-    print(f"    ({part}: {time.perf_counter() - begin:.0f} s)", flush=True)
+    busy = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    print(f"    ({part}: {time.perf_counter() - begin:.0f} s, {busy:.0f} s of processor)", flush=True)
     return good
 
 
@@ -205,7 +207,9 @@ def main() -> int:
         running = [pool.submit(run_apart, part, chosen.thin) for part in wanted if part in BESIDE]
         good += [one.result() for one in as_completed(running)]
     told = "everything holds" if all(good) else f"{good.count(False)} of {len(good)} parts FAILED"
-    print(f"{told} ({time.perf_counter() - begin:.0f} s, {chosen.jobs} at a time)")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy = used.ru_utime + used.ru_stime
+    print(f"{told} ({time.perf_counter() - begin:.0f} s, {chosen.jobs} at a time; {busy:.0f} s of processor)")
     return 0 if all(good) else 1
 
 
