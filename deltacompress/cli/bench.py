@@ -50,6 +50,39 @@ def kernels(
     console.result(data, lambda: render.summary_and_rows("kernels", shown, table="rows"))
 
 
+@app.command("decode")
+@verb
+def decode(
+    console: Console,
+    *,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")] = "auto",
+    backend: Annotated[
+        Literal["auto", "reference", "triton", "cuda"], typer.Option(help="What computes the products.")
+    ] = "auto",
+    variants: Annotated[int, typer.Option(min=2, max=256, help="Variants that decode at once.")] = 16,
+    most: Annotated[int, typer.Option(min=2, max=256, help="Variants to load at the end, on a GPU.")] = 32,
+    scratch: Annotated[
+        Path | None, typer.Option(help="Directory for 16 GB of files; a temporary one by default.")
+    ] = None,
+) -> None:
+    """Time decode steps of a random model (7B-shaped on a GPU) with many variants, and how fast variants load."""
+    from deltacompress.bench.decode import run
+    from deltacompress.cli import render
+
+    with console.progress() as reporter:
+        data = run(
+            device=device, backend=backend, variants=variants, most=most, scratch=scratch, reporter=reporter
+        ).to_json()
+    hidden = ("spread", "computed")
+    shown = {
+        **{key: value for key, value in data.items() if key not in ("memory", "notes")},
+        **(data["memory"] or {}),
+        "rows": [{key: row.get(key) for key in data["rows"][0] if key not in hidden} for row in data["rows"]],
+        "loads": [{key: row[key] for key in row if key not in hidden} for row in data["loads"]],
+    }
+    console.result(data, lambda: render.summary_and_rows("decode", shown, table="rows", more="loads"))
+
+
 @app.command("pairs")
 @verb
 def pairs(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +28,27 @@ class _Parts(ctypes.Structure):
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What follows from a spec: a model has few, and hundreds of tensors of each. sizes: arguments of the kernel."""
+
+    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]]
+    nbytes: int
+    sizes: tuple[Any, ...]
+    blocks: int
+
+
+@lru_cache(maxsize=1024)
+def _plan(spec: PackedSpec) -> _Plan:
+    if not tiling.supported(spec):
+        raise BackendError(f"the cuda backend does not read {spec.to_json()}: use the reference backend for it")
+    m, blocks = tiling.counts(spec)
+    at = align(m * spec.groups * tiling.SET_BYTES)
+    work = m * blocks * tiling.block_bytes(spec) // 4 + m * spec.groups * tiling.ROWS
+    sizes = (ctypes.c_int(m), ctypes.c_int(blocks), ctypes.c_longlong(at))
+    return _Plan(part_shapes(spec, storage=False), tiling.tiled_bytes(spec), sizes, -(-work // _THREADS))
+
+
 class Packer:
     """Compiles at first use; one kernel for each number of bits, dense or 2:4."""
 
@@ -36,27 +59,22 @@ class Packer:
 
     def pack(self, spec: PackedSpec, parts: Parts, into: Tensor | None, faults: Tensor | None) -> Tensor:
         """As Backend.pack, of parts on the device."""
-        if not tiling.supported(spec):
-            raise BackendError(f"the cuda backend does not read {spec.to_json()}: use the reference backend for it")
-        shapes = part_shapes(spec, storage=False)
-        held = {name: parts[name].to(dtype).contiguous() for name, (dtype, _) in shapes.items()}
-        for name, (_, shape) in shapes.items():
+        plan = _plan(spec)
+        held = {name: parts[name].to(dtype).contiguous() for name, (dtype, _) in plan.shapes.items()}
+        for name, (_, shape) in plan.shapes.items():
             if held[name].shape != shape:
                 raise FormatError(f"part {name} has shape {list(held[name].shape)}, expected {list(shape)}")
-        out = torch.empty(tiling.tiled_bytes(spec), dtype=torch.uint8, device=self._device) if into is None else into
+        out = torch.empty(plan.nbytes, dtype=torch.uint8, device=self._device) if into is None else into
         found = torch.zeros(1, dtype=torch.int32, device=self._device) if faults is None else faults
-        m, blocks = tiling.counts(spec)
         arguments: tuple[Any, ...] = (
             _arguments(spec, held),
             ctypes.c_void_p(out.data_ptr()),
-            ctypes.c_int(m),
-            ctypes.c_int(blocks),
-            ctypes.c_longlong(align(m * spec.groups * tiling.SET_BYTES)),
+            *plan.sizes,
             ctypes.c_void_p(found.data_ptr()),
         )
-        work = m * blocks * tiling.block_bytes(spec) // 4 + m * spec.groups * tiling.ROWS
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        self._kernel(spec).launch(-(-work // _THREADS), _THREADS, stream, arguments)
+        kernel = self._kernels.get((spec.bits, spec.is_24)) or self._kernel(spec)
+        kernel.launch(plan.blocks, _THREADS, stream, arguments)
         if faults is None and (fault := int(found)):
             raise FormatError(tiling.FAULTS[fault])
         return out

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -19,17 +20,19 @@ from deltacompress.errors import BackendError, DeltaCompressError, InputError
 from deltacompress.runtime import evaluation
 from deltacompress.runtime.evaluation import Item, LogLikelihood
 from deltacompress.runtime.intake import Ids, Intake, Wishes
+from deltacompress.runtime.memory import explained
 from deltacompress.runtime.model import DecoupledModel, load_base
 from deltacompress.runtime.numerics import Numerics, settle
 from deltacompress.runtime.requests import Completion, OnToken, Sampling
-from deltacompress.runtime.residency import Residency, Resident
+from deltacompress.runtime.residency import Residency
+from deltacompress.runtime.resident import Resident
 from deltacompress.runtime.scheduler import Scheduler
 from deltacompress.runtime.tokenizers import Tokenizers
 from deltacompress.runtime.variant import Variant
 
 
 class Runtime:
-    """Serves a base model and its variants; make it with `Runtime.from_base`.
+    """Serves a base model and its variants; make it with `from_base`.
 
     backend: name of the one in use; merge_rounding: see `from_base`. One thread computes at a
     time; `load` and `unload` may be called from others, also while requests run.
@@ -47,6 +50,7 @@ class Runtime:
         self._tokenizers = Tokenizers(model.base.checkpoint.path)
         self._intake = Intake(model, residency.variants, self._tokenizers)
         self._lock = threading.RLock()
+        self._memory = partial(explained, model, residency)
 
     @classmethod
     def from_base(
@@ -141,11 +145,8 @@ class Runtime:
                 self.residency.drop(name)
                 self._tokenizers.remove(name)
             raise
-        if decoded := variant.decoded():
-            self.notes.append(
-                f"{name}: {len(decoded)} tensors ({decoded[0]}, ...) are served decoded: backend {self.backend} has no "
-                "kernel for their format"
-            )
+        if note := variant.note():
+            self.notes.append(f"{name}: {note}")
         return name
 
     def _check_free(self, name: str) -> None:
@@ -237,16 +238,11 @@ class Runtime:
             InputError: unknown variant, empty or too long prompt, tokens out of the vocabulary.
             BackendError: out of memory or budget.
         """
-        texts = self.complete(
-            requests,
-            max_new_tokens,
-            stop=stop,
-            on_token=on_token,
-            sampling=Sampling(temperature, top_p, seed),
-            bos=bos,
-            max_batch=max_batch,
+        sampling = Sampling(temperature, top_p, seed)
+        done = self.complete(
+            requests, max_new_tokens, stop=stop, on_token=on_token, sampling=sampling, bos=bos, max_batch=max_batch
         )
-        return [completion.text for completion in texts]
+        return [completion.text for completion in done]
 
     def complete(
         self,
@@ -271,7 +267,7 @@ class Runtime:
             scheduler.submit(request)
         try:
             while scheduler.busy:
-                with self._lock, self._memory(f"{len(made)} requests, at most {max_batch} at once; lower max_batch"):
+                with self._lock, self._memory(f"{len(made)} requests, max_batch {max_batch}"):
                     scheduler.step()
         finally:
             with self._lock:
@@ -286,7 +282,7 @@ class Runtime:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _run(self, items: list[Item]) -> list[tuple[Item, Tensor]]:
-        with self._lock, self._holding(items), self._memory(f"one forward over {len(items)} sequences; give fewer"):
+        with self._lock, self._holding(items), self._memory(f"one forward over {len(items)} sequences"):
             ordered, logits = evaluation.run(self.model, items)
         pieces = logits.split([one.kept for one in ordered])
         return [(one, piece[:, : one.vocabulary]) for one, piece in zip(ordered, pieces, strict=True)]
@@ -299,18 +295,6 @@ class Runtime:
             yield
         finally:
             self.residency.release(names)
-
-    @contextmanager
-    def _memory(self, doing: str) -> Iterator[None]:
-        """Tell what filled the device's memory, if it runs out."""
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            base = sum(one.nbytes for one in self.model.model.parameters())
-            raise BackendError(
-                f"{self.device} is out of memory ({doing}; base {base} bytes, {self.residency.told()}); "
-                "lower budget_bytes, use fewer variants or shorter prompts"
-            ) from error
 
     def _fits(self, names: set[str]) -> bool:
         budget = self.residency.budget_bytes

@@ -14,7 +14,7 @@ from deltacompress.runtime.evaluation import Item
 from deltacompress.runtime.layout import Layout
 from deltacompress.runtime.model import DecoupledModel
 from deltacompress.runtime.requests import Request, Sampling, TextStream
-from deltacompress.runtime.residency import Resident
+from deltacompress.runtime.resident import Resident
 from deltacompress.runtime.tokenizers import Tokenizers
 from deltacompress.runtime.variant import token_ids
 

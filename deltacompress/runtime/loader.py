@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from queue import SimpleQueue
 
 import torch
@@ -27,10 +26,12 @@ from deltacompress.kernels import Backend
 from deltacompress.kernels.tiling import BAD_SCALE, FAULTS
 from deltacompress.runtime.operands import Packed, PackedRows, Stored, StoredPart
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 16 << 20
 """Of a pinned block: of one read and one copy."""
 PIECE_BYTES = 128 << 20
 """Of a raw piece on the device."""
+GAP_BYTES = 1 << 16
+"""What lies between two parts is read along, if it is no more."""
 THREADS = 16
 _ALIGN = 256
 
@@ -66,7 +67,7 @@ class _Piece:
 
     members: list[tuple[str, Stored]]
     runs: list[_Run] = field(default_factory=list)
-    places: dict[tuple[Path, int], int] = field(default_factory=dict)
+    places: dict[tuple[str, int], int] = field(default_factory=dict)
     size: int = 0
 
     def arrange(self) -> None:
@@ -74,15 +75,15 @@ class _Piece:
         parts = sorted((part for _, one in self.members for part in one.parts.values()), key=_place)
         for part in parts:
             run = self.runs[-1] if self.runs else None
-            joins = run is not None and run.parts[-1].file == part.file and run.end == part.begin
-            if run is not None and joins and run.end - run.begin + part.nbytes <= BLOCK_BYTES:
+            joins = run is not None and run.parts[-1].file == part.file and part.begin - run.end <= GAP_BYTES
+            if run is not None and joins and part.begin + part.nbytes - run.begin <= BLOCK_BYTES:
                 run.parts.append(part)
             else:
                 # as aligned as in the file
-                self.size += -self.size % _ALIGN + part.begin % _ALIGN
-                self.runs.append(_Run([part], self.size))
-            self.places[_place(part)] = self.size
-            self.size += part.nbytes
+                run = _Run([part], self.size + -self.size % _ALIGN + part.begin % _ALIGN)
+                self.runs.append(run)
+            at = run.at + part.begin - run.begin
+            self.places[_place(part)], self.size = at, at + part.nbytes
 
 
 class Loader:
@@ -106,7 +107,7 @@ class Loader:
         """
         if not self._made:
             self._made = True
-            for _ in range(2 * self._threads):
+            for _ in range(3 * self._threads // 2):
                 self._free.put(_Block())
         device, pieces = self._kernels.device, list(_pieces(stored))
         order = [member for piece in pieces for member in piece.members]
@@ -119,13 +120,14 @@ class Loader:
                 # one allocation: hundreds would take longer than the copies
                 buffers = iter(torch.empty(sum(sizes), dtype=torch.uint8, device=device).split(sizes))
                 faults = torch.zeros(len(order), dtype=torch.int32, device=device)
-                for piece in [*pieces, None, None]:  # two pieces are read while one is packed
-                    if piece is not None:
-                        raw = torch.empty(piece.size, dtype=torch.uint8, device=device)
-                        jobs = [self._pool.submit(self._read, run, raw, files, verify) for run in piece.runs]
-                        waiting.append((piece, raw, jobs))
-                    if len(waiting) > 2 or piece is None:
+                for piece in pieces:
+                    raw = torch.empty(piece.size, dtype=torch.uint8, device=device)
+                    jobs = [self._pool.submit(self._read, run, raw, files, verify) for run in piece.runs]
+                    waiting.append((piece, raw, jobs))
+                    if len(waiting) > 2:  # two pieces are read while one is packed
                         self._finish(*waiting.popleft(), buffers, faults, made)
+                while waiting:
+                    self._finish(*waiting.popleft(), buffers, faults, made)
                 told: list[int] = faults.tolist()
         finally:
             for _, _, jobs in waiting:
@@ -206,10 +208,10 @@ class _Digests:
 class _Files:
     """Open files, read at any place by any thread."""
 
-    def __init__(self, paths: set[Path]) -> None:
+    def __init__(self, paths: set[str]) -> None:
         self._open = {path: os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths}
 
-    def read(self, path: Path, at: int, into: memoryview) -> None:
+    def read(self, path: str, at: int, into: memoryview) -> None:
         if os.preadv(self._open[path], [into], at) != len(into):
             raise TruncatedFileError(f"{path}: cut short at byte {at}; copy the artifact again")
 
@@ -252,5 +254,5 @@ def _pieces(stored: Mapping[str, Stored]) -> Iterator[_Piece]:
         yield piece
 
 
-def _place(part: StoredPart) -> tuple[Path, int]:
+def _place(part: StoredPart) -> tuple[str, int]:
     return part.file, part.begin

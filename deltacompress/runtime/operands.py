@@ -14,7 +14,6 @@ They are plain holders of tensors: `tensors` is all that moves between devices, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -25,6 +24,9 @@ from deltacompress.codecs import packed
 from deltacompress.codecs.packed import PackedSpec
 from deltacompress.kernels import Backend
 from deltacompress.numerics import packing
+
+_SMALL = 1 << 16
+"""Bytes of a copy that the driver takes at once, pinned or not."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ Operand: TypeAlias = Replaced | Added | Packed | Vector | Table | PackedRows
 class StoredPart:
     """One part as it lies in a shard: bytes [begin, begin + nbytes) of `file`."""
 
-    file: Path
+    file: str
     begin: int
     nbytes: int
     sha256: str
@@ -166,7 +168,8 @@ def placed_bytes(operand: Operand | Stored, kernels: Backend | None) -> int:
 
 def pinned(operand: Operand) -> Operand:
     """The same operand in page-locked memory, from which copies to the device run beside other work."""
-    return replace(operand, tensors={name: part.pin_memory() for name, part in operand.tensors.items()})
+    tensors = {name: part if part.nbytes < _SMALL else part.pin_memory() for name, part in operand.tensors.items()}
+    return replace(operand, tensors=tensors)
 
 
 def row_bits(row_mask: Tensor, rows: int) -> Tensor:

@@ -9,9 +9,9 @@ the two in order. All decisions are taken here, on the caller's thread; workers 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -21,34 +21,8 @@ from deltacompress.runtime.batch import MAX_VARIANTS
 from deltacompress.runtime.loader import Loader, check_stored
 from deltacompress.runtime.model import DecoupledModel
 from deltacompress.runtime.operands import Operand, Stored, pinned, placed, placed_bytes
+from deltacompress.runtime.resident import Operands, Resident, Sources
 from deltacompress.runtime.variant import Variant
-
-Operands = dict[str, Operand]
-Sources = dict[str, Operand | Stored]
-"""Operands in host memory, or where they lie in files."""
-
-
-@dataclass(eq=False)
-class Resident:
-    """One loaded variant and where it is. nbytes: on the device; users: running requests; verify: its stored parts have
-    to be compared with their hashes yet.
-    """
-
-    name: str
-    slot: int
-    variant: Variant
-    nbytes: int
-    host: Sources | None = None
-    installed: bool = False
-    arriving: Future[tuple[Operands, torch.cuda.Event | None]] | None = None
-    users: int = 0
-    used: int = 0
-    verify: bool = True
-
-    @property
-    def counts(self) -> bool:
-        """Whether it takes a share of the budget now."""
-        return self.installed or self.arriving is not None
 
 
 class Residency:
@@ -227,10 +201,13 @@ class Residency:
         if resident.host is None:
             resident.host = self.read(resident.variant)
             self._trim_host(keep=resident)
+        started = time.perf_counter()
         with torch.cuda.stream(self._stream):
             operands = self._placed(resident, resident.host)
             event = torch.cuda.Event()
             event.record(self._stream)
+        event.synchronize()
+        resident.brought_s = time.perf_counter() - started
         return operands, event
 
     def _placed(self, resident: Resident, sources: Sources) -> Operands:
@@ -274,7 +251,9 @@ class Residency:
             return path, pinned(found) if found is not None and self._cuda else found
 
         paths = variant.paths()
-        pairs = self._readers.map(one, paths) if self._cuda else map(one, paths)
+        # threads help where there is something to decode; small tensors only wait for each other's Python
+        coded = self._cuda and variant.delta.manifest.lossless != "none"
+        pairs = self._readers.map(one, paths) if coded else map(one, paths)
         return {path: operand for path, operand in pairs if operand is not None}
 
     def _trim_host(self, keep: Resident | None = None) -> None:
@@ -282,12 +261,12 @@ class Residency:
         if self.host_bytes is None or not self._cuda:
             return
         holders = [one for one in self.variants.values() if one.host is not None]
-        total = sum(_pinned_bytes(one) for one in holders)
+        total = sum(one.pinned_bytes for one in holders)
         for one in sorted(holders, key=lambda one: one.used):
             if total <= self.host_bytes:
                 return
             if one is not keep and one.arriving is None:
-                total -= _pinned_bytes(one)
+                total -= one.pinned_bytes
                 one.host = None
 
     def _too_small(self, wanted: Resident) -> BackendError:
@@ -296,8 +275,3 @@ class Residency:
             f"the variants in use ({', '.join(sorted(used))}) take {sum(used.values())} bytes, the budget is "
             f"{self.budget_bytes}: no room for {wanted.name}; raise budget_bytes or use fewer at once"
         )
-
-
-def _pinned_bytes(resident: Resident) -> int:
-    operands = (resident.host or {}).values()
-    return sum(operand.nbytes for operand in operands if not isinstance(operand, Stored))

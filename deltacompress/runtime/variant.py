@@ -140,7 +140,7 @@ class Variant:
         for name, part in found.items():
             file, span = self.delta.where(record.name, part)
             like = shapes[name]
-            parts[name] = StoredPart(file, span.begin, part.bytes, part.sha256, like.dtype, tuple(like.shape))
+            parts[name] = StoredPart(str(file), span.begin, part.bytes, part.sha256, like.dtype, tuple(like.shape))
         return Stored(record.name, parts, spec, DTYPES[record.dtype] if role == "embedding" else None)
 
     # --- one tensor --------------------------------------------------------------------------------------------------
@@ -213,8 +213,8 @@ class Variant:
             what = f"{record.name} ({self.layout.places[module_path].kind}, {record.format})"
             raise UnsupportedModelError(f"{self.delta.path}: no rule serves {what}; {SERVE_WAY_OUT}")
 
-    def decoded(self) -> list[str]:
-        """Names of the linears that the kernels cannot serve packed, and that are decoded instead."""
+    def note(self) -> str | None:
+        """What a user should know: which linears the kernels cannot serve packed, so that they are decoded instead."""
         kernels = self._numerics.kernels
         found = []
         for module_path in self.paths():
@@ -223,7 +223,10 @@ class Variant:
                 record = self._record(module_path)
                 if not kernels.supports(self._spec(record)):
                     found.append(record.name)
-        return found
+        if not found or kernels is None:
+            return None
+        told = f"{len(found)} tensors ({found[0]}, ...) are served decoded"
+        return f"{told}: backend {kernels.name} has no kernel for their format"
 
     def _check_finite(self, record: TensorRecord, parts: dict[str, Tensor]) -> None:
         for name in ("scales", "values", "added_rows"):

@@ -138,3 +138,20 @@ def test_strided_rows(backend: Backend) -> None:
     y.copy_(problem.y)
     backend.sbmm(x, y, problem.segments, problem.table)
     assert relative(y, problem.exact) <= tolerances.SBMM[str(BF16)].value
+
+
+@pytest.mark.parametrize("batch", ["decode", "few", "prefill"])
+def test_linears_of_one_input_in_one_call(backend: Backend, batch: str) -> None:
+    """Different sizes and formats, one of them with an empty slot: what each gives alone, side by side."""
+    rows, slots = BATCHES[batch]
+    cases = [Case(256, 512, 2, "2:4", 512, "minmax"), Case(200, 512, 2, "2:4", 512, "symmetric")]
+    cases += [Case(136, 512, 4, "dense", 64, "minmax"), Case(8, 512, 2, "2:4", 512, "minmax"), cases[0], cases[0]]
+    problems = [make_problem(backend, case, rows, slots, BF16, seed=i) for i, case in enumerate(cases)]
+    x, segments = problems[0].x, problems[0].segments
+    problems[1].table.clear(1)
+    alone = [one.y.clone() for one in problems]
+    for one, y in zip(problems, alone, strict=True):
+        backend.sbmm(x, y, segments, one.table)
+    together = torch.cat([one.y for one in problems], 1)
+    backend.sbmm_group(x, together, segments, [one.table for one in problems])
+    assert torch.equal(together, torch.cat(alone, 1))

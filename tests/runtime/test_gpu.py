@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from runtime_cases import Served, assert_close, load, oracle_logits, oracle_tokens, random_ids
 
+from deltacompress.bench.synthetic import SHAPE_TINY, write_base, write_delta
+from deltacompress.checkpoint import Checkpoint
+from deltacompress.errors import BackendError, ChecksumError
 from deltacompress.kernels import available
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import Batch, to_device
 from deltacompress.runtime.kvcache import RowCache
+from deltacompress.runtime.operands import Stored
+from deltacompress.runtime.requests import Request, Sampling, TextStream
 from deltacompress.runtime.scheduler import Scheduler
 
 pytestmark = pytest.mark.gpu
@@ -138,3 +144,100 @@ def test_merged_models_are_no_better_in_bf16(trio: dict[str, Served]) -> None:
         found = runtime.logits([(name, ids)])[0]
         off, merged_off = (float((logits.double().cpu() - exact).pow(2).mean().sqrt()) for logits in (found, merged))
         assert off <= 2 * merged_off
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base and an artifact of it that is stored without a lossless stage: <path>/base, <path>/delta."""
+    root = tmp_path_factory.mktemp("plain")
+    for name in ("base", "delta"):
+        (root / name).mkdir()
+    write_base(root / "base", SHAPE_TINY, torch.device("cpu"))
+    write_delta(root / "delta", SHAPE_TINY, Checkpoint.open(root / "base"), torch.device("cpu"))
+    return root
+
+
+def test_plain_parts_come_straight_from_their_file(plain: Path) -> None:
+    runtime = Runtime.from_base(plain / "base", device="cuda", backend="cuda", cuda_graphs=True)
+    judge = Runtime.from_base(plain / "base", merge_rounding=False)
+    for verify in (True, False):
+        runtime.load(plain / "delta", f"v{verify}", verify=verify)
+        judge.load(plain / "delta", f"v{verify}")
+    assert any(isinstance(one, Stored) for one in (runtime.variants["vTrue"].host or {}).values())
+    requests = [("vTrue", random_ids(9)), (None, random_ids(4, 1)), ("vFalse", random_ids(5, 2))]
+    for found, wanted in zip(runtime.logits(requests), judge.logits(requests), strict=True):
+        assert_close(found.cpu(), wanted, 2e-3)
+    for found, wanted in zip(token_lists(runtime, requests), token_lists(judge, requests), strict=True):
+        assert found == wanted
+
+
+def token_lists(runtime: Runtime, requests: list[tuple[str | None, list[int]]]) -> list[list[int]]:
+    """Greedy tokens of requests over a model without a tokenizer."""
+    made = [
+        Request(
+            i,
+            name,
+            runtime.variants[name].slot if name else 0,
+            ids,
+            runtime.model.vocabulary,
+            12,
+            "length",
+            frozenset(),
+            TextStream(lambda _: "", (), streams=False),
+            Sampling(),
+        )
+        for i, (name, ids) in enumerate(requests)
+    ]
+    scheduler = Scheduler(
+        runtime.model, runtime.residency, max_batch=8, cuda_graphs=runtime.model.device.type == "cuda"
+    )
+    for request in made:
+        scheduler.submit(request)
+    while scheduler.busy:
+        scheduler.step()
+    return [request.tokens for request in made]
+
+
+def test_damage_is_told_by_load(plain: Path) -> None:
+    runtime = Runtime.from_base(plain / "base", device="cuda", backend="cuda", budget_bytes=1 << 20)
+    shard = next((plain / "delta").glob("*.safetensors"))
+    before = shard.read_bytes()
+    try:
+        shard.write_bytes(before[:-5000] + bytes([before[-5000] ^ 1]) + before[-4999:])
+        for _ in range(2):
+            with pytest.raises(ChecksumError, match="differ"):
+                runtime.load(plain / "delta", "v")
+            assert not runtime.variants
+    finally:
+        shard.write_bytes(before)
+    runtime.load(plain / "delta", "v")
+    assert len(token_lists(runtime, [("v", [5, 6])])[0]) == 12
+
+
+def test_out_of_memory_tells_what_is_resident(plain: Path) -> None:
+    runtime = Runtime.from_base(plain / "base", device="cuda", backend="cuda")
+    runtime.load(plain / "delta", "v")
+    held = torch.cuda.memory_reserved() + (64 << 20)
+    torch.cuda.set_per_process_memory_fraction(held / torch.cuda.get_device_properties(0).total_memory)
+    told = r"out of memory \(one forward over 2000 sequences.*resident, in bytes: v \d+"
+    try:
+        with pytest.raises(BackendError, match=told):
+            runtime.logits([("v", random_ids(500))] * 2000)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert runtime.logits([("v", [5, 6])])[0].shape[0] == 2
+
+
+@pytest.mark.usefixtures("exact_products")
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen3", "gemma3", "gpt-neox", "phi3"])
+def test_fused_steps_give_the_same_tokens(served: Callable[..., Served], architecture: str) -> None:
+    """fp32: decoding with fused operations and joined linears, against the reference backend on a CPU."""
+    one = served(architecture, "int4-24")
+    runtime = Runtime.from_base(one.pair.base, device="cuda", backend="cuda", cuda_graphs=True)
+    judge = Runtime.from_base(one.pair.base, merge_rounding=False)
+    for made in (runtime, judge):
+        made.load(one.artifact, "v")
+    assert runtime.model.fused
+    requests = [(("v", None)[i % 2], random_ids(3 + 4 * i, i)) for i in range(6)]
+    for found, wanted in zip(runtime.complete(requests, 12), judge.complete(requests, 12), strict=True):
+        assert found.tokens == wanted.tokens

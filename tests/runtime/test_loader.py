@@ -83,7 +83,11 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_the_same_as_decoded(variant: Variant, stored: dict[str, Stored], load: Any, verify: bool) -> None:
+@pytest.mark.parametrize("piece", [1, 20_000, 50_000, 1 << 30])
+def test_the_same_as_decoded(
+    variant: Variant, stored: dict[str, Stored], load: Any, verify: bool, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "PIECE_BYTES", piece)
     assert len(stored) == 7 * SHAPE_TINY.layers + 2
     found = load(stored, verify=verify)
     assert found.keys() == stored.keys()
@@ -109,9 +113,8 @@ def damage(path: Path, at: int, value: bytes) -> bytes:
 def test_damage_is_found(stored: dict[str, Stored], load: Any) -> None:
     one = stored["model.layers.1.mlp.up_proj.weight"]
     part = one.parts["codes"]
-    before = damage(
-        part.file, part.begin + part.nbytes - 1, bytes([part.file.read_bytes()[part.begin + part.nbytes - 1] ^ 1])
-    )
+    file, last = Path(part.file), part.begin + part.nbytes - 1
+    before = damage(file, last, bytes([file.read_bytes()[last] ^ 1]))
     try:
         with pytest.raises(ChecksumError, match="differ from their recorded hash"):
             load(stored, verify=True)
@@ -119,7 +122,7 @@ def test_damage_is_found(stored: dict[str, Stored], load: Any) -> None:
             loader.check_stored(stored)
         load(stored, verify=False)  # as it was told
     finally:
-        part.file.write_bytes(before)
+        file.write_bytes(before)
     loader.check_stored(stored)
 
 
@@ -130,16 +133,16 @@ def test_impossible_content_is_found_without_hashes(
     stored: dict[str, Stored], load: Any, part: str, value: bytes, told: str
 ) -> None:
     place = stored["model.layers.0.self_attn.q_proj.weight"].parts[part]
-    before = damage(place.file, place.begin, value)
+    before = damage(Path(place.file), place.begin, value)
     try:
         with pytest.raises(FormatError, match=rf"q_proj.weight: .*{told}"):
             load(stored, verify=False)
     finally:
-        place.file.write_bytes(before)
+        Path(place.file).write_bytes(before)
 
 
 def test_a_file_cut_short(stored: dict[str, Stored], load: Any) -> None:
-    file = next(iter(stored.values())).parts["codes"].file
+    file = Path(next(iter(stored.values())).parts["codes"].file)
     before = file.read_bytes()
     file.write_bytes(before[: len(before) // 2])
     try:

@@ -87,6 +87,8 @@ class Stream:
 
     def record(self, stream: object) -> None: ...
 
+    def synchronize(self) -> None: ...
+
 
 @pytest.mark.parametrize("host_share", [None, 1.1, 0.0])
 def test_loads_beside_running_requests(
@@ -114,6 +116,22 @@ def test_loads_beside_running_requests(
     narrow.load(trio["b"].artifact, "d")
     assert_close(narrow.logits([("d", [5, 6])])[0], wide.logits([("b", [5, 6])])[0], 1e-6)
     assert not any(one.users for one in residency.variants.values())
+
+
+def test_a_full_memory_is_told(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = small(trio, 2.1)
+
+    def no_memory(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr("deltacompress.runtime.evaluation.run", no_memory)
+    told = r"cpu is out of memory \(one forward over 1 sequences; base \d+ bytes, resident, in bytes: b \d+, c \d+\)"
+    with pytest.raises(BackendError, match=told):
+        runtime.logits([("b", [5])])
+    monkeypatch.setattr("deltacompress.runtime.scheduler.Scheduler.step", no_memory)
+    with pytest.raises(BackendError, match=r"1 requests, max_batch 64; base"):
+        runtime.complete([("b", [5])])
+    assert not any(one.users for one in runtime.variants.values())
 
 
 def test_what_goes_wrong_on_the_way_is_told(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:
