@@ -134,6 +134,30 @@ def test_a_store_that_turns_read_only(run: Run, cli_zoo: Path, monkeypatch: pyte
     assert [one.version for one in Zoo.open(cli_zoo).list()] == [1, 2]
 
 
+def test_a_full_disk(run: Run, cli_zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = 3
+    write = osfs.write
+
+    def full(fd: int, chunk: Any) -> int:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(28, "No space left on device")
+        return write(fd, chunk)
+
+    monkeypatch.setattr(osfs, "write", full)
+    failed(run("add", GOLDEN / "sign-24", "t/new"), 2, str(cli_zoo), "the disk is full; free some space")
+    failed(run("tag", "t/bot", "prod"), 2, "the disk is full")
+    failed(run("export", tmp_path / "x.tar", "--all"), 2, "x.tar", "the disk is full")
+    failed(run("pull", "t/bot", tmp_path / "out"), 2, "out", "the disk is full")
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir() if path.name in ("x.tar", "out")] == []
+    opened = Zoo.open(cli_zoo)
+    assert opened.verify().ok
+    assert [one.name for one in opened.list()] == ["t/base", "t/bot"]
+    assert str(opened.add(GOLDEN / "sign-24", "t/new")) == "t/new@1"
+
+
 def test_two_people_move_one_alias(run: Run, cli_zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from deltacompress.zoo import tags
 
