@@ -294,6 +294,20 @@ def test_weights_that_no_codec_rounds_are_noted(tmp_path: Path, mine: Pair) -> N
     assert "16 weights are I8: stored exactly" in seen.notes
 
 
+def test_a_forward_that_fails_on_its_config(tmp_path: Path, refused: Refused, mine: Pair) -> None:
+    """Validation passes, the layer's own forward divides by null."""
+    for directory in (mine.base, mine.finetuned):
+        edit(directory, lambda weights: weights, model_type="ministral3", architectures=["Ministral3ForCausalLM"])
+    told = refused(mine.argv(tmp_path / "new" / "out"))
+    assert f"{mine.finetuned / 'config.json'}: transformers cannot make a model of it (TypeError: " in told
+
+
+def test_a_model_of_several_texts(tmp_path: Path, refused: Refused, mine: Pair) -> None:
+    for directory in (mine.base, mine.finetuned):
+        edit(directory, lambda weights: weights, model_type="musicgen")
+    assert "'musicgen' is multimodal" in refused(mine.argv(tmp_path / "out"))
+
+
 # --- calibration -----------------------------------------------------------------------------------------------
 
 
@@ -366,6 +380,35 @@ def test_no_tokenizer(tmp_path: Path, refused: Refused, mine: Pair) -> None:
         file.unlink()
     assert f"{mine.finetuned}: holds no tokenizer" in refused(mine.argv(tmp_path / "out"))
     assert main(mine.argv(tmp_path / "fine", recipe="lossless")) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"model_max_length": "x"}, "model_max_length 'x', not a whole number above 0; mend it"),
+        ({"model_max_length": 1.5}, "model_max_length 1.5, not"),
+        ({"model_max_length": []}, "model_max_length [], not"),
+        ({"model_max_length": 0}, "model_max_length 0, not"),
+        ({"padding_side": "up"}, "the tokenizer cannot be loaded"),
+    ],
+)
+def test_tokenizer_configs(tmp_path: Path, refused: Refused, mine: Pair, fields: dict[str, Any], told: str) -> None:
+    file = mine.finetuned / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    message = refused(mine.argv(tmp_path / "out"))
+    assert told in message
+    assert str(mine.finetuned) in message
+
+
+def test_a_tokenizer_that_fails(tmp_path: Path, refused: Refused, mine: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a word-piece model without its [UNK] does; the Rust tokenizers raise bare Exception."""
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise Exception("WordPiece error: Missing [UNK] token from the vocabulary")
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.__call__", fail)
+    told = refused(mine.argv(tmp_path / "out"))
+    assert f"{mine.finetuned}: the tokenizer fails on the calibration data: WordPiece error: Missing [UNK]" in told
 
 
 def test_the_tokenizer_of_another_model(tmp_path: Path, refused: Refused, mine: Pair) -> None:

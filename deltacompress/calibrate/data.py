@@ -95,7 +95,13 @@ def load_calibration(
             f"--seq-len {seq_len}: the model has {max_positions} positions; use --seq-len {max_positions} or less"
         )
     opened = open_source(str(source), split=split)
-    limits = [n for n in (tokenizer.model_max_length, max_positions) if n is not None and n < _SANE_LENGTH]
+    longest = tokenizer.model_max_length
+    if not _is_length(longest):
+        raise CalibrationError(
+            f"{tokenizer.name_or_path}: tokenizer_config.json says model_max_length {longest!r}, not a whole number "
+            "above 0; mend it"
+        )
+    limits = [int(n) for n in (longest, max_positions) if n is not None and n < _SANE_LENGTH]
     encoded = encode_records(
         opened.shuffled(seed), opened.format, tokenizer, max_record_tokens=min(limits, default=None)
     )
@@ -111,6 +117,10 @@ def load_calibration(
         )
     ids = torch.tensor(stream, dtype=torch.int64).reshape(samples, seq_len)
     return CalibrationTokens(ids, opened.name, ids_sha256(ids), records, needed, seed, opened.format)
+
+
+def _is_length(value: object) -> bool:
+    return isinstance(value, int | float) and value >= 1 and (value >= _SANE_LENGTH or float(value).is_integer())
 
 
 def ids_sha256(ids: torch.Tensor) -> str:

@@ -37,7 +37,8 @@ def encode_records(
     reach the model.
 
     Raises:
-        CalibrationError: `messages` without a chat template, or a conversation that the template rejects.
+        CalibrationError: `messages` without a chat template, a conversation that the template rejects, or a tokenizer
+            that fails.
 
     """
     bos, eos = ([] if token is None else [token] for token in (tokenizer.bos_token_id, tokenizer.eos_token_id))
@@ -87,7 +88,13 @@ def _tokenize(
 def _tokenize_batch(batch: list[tuple[str, ...]], tokenizer: PreTrainedTokenizerBase) -> Iterator[list[list[int]]]:
     flat = [piece for pieces in batch for piece in pieces]
     # verbose=False: that a record is longer than the context is no news here, rows are cut to seq_len.
-    encoding = tokenizer(flat, add_special_tokens=False, padding=False, truncation=False, verbose=False)
+    try:
+        encoding = tokenizer(flat, add_special_tokens=False, padding=False, truncation=False, verbose=False)
+    except Exception as error:  # the Rust tokenizers raise bare Exception
+        raise CalibrationError(
+            f"{tokenizer.name_or_path}: the tokenizer fails on the calibration data: {first_line(error)}; "
+            "save the one that the model was trained with there"
+        ) from error
     ids = iter(encoding["input_ids"])
     for pieces in batch:
         yield [list(next(ids)) for _ in pieces]

@@ -129,4 +129,6 @@ def first_line(error: BaseException) -> str:
     told, *more = (line.strip() for line in (str(error).strip() or type(error).__name__).splitlines())
     while told.endswith((":", ",", " or")) and more:
         told = f"{told} {more.pop(0)}"
+    if isinstance(error, LookupError | AssertionError | AttributeError | TypeError):  # the text alone may be a mere key
+        told = f"{type(error).__name__}: {told}"
     return told if len(told) <= 300 else told[:297] + "..."

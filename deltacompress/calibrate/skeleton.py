@@ -8,7 +8,6 @@ states. Each layer's *own* arguments are kept, because layers differ (alternatin
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,18 +15,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import init_empty_weights
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from deltacompress.calibrate.names import Slot, match_names
 from deltacompress.calibrate.relay import BrokenChain, Chain, HeadTap, LayerCall, Relay
-from deltacompress.calibrate.support import check_layer, find_layers, read_config, unsupported, unusable
+from deltacompress.calibrate.support import (
+    build_model,
+    check_layer,
+    failing_forward,
+    find_layers,
+    read_config,
+    unsupported,
+)
 from deltacompress.errors import CheckpointError
 from deltacompress.types import TensorKind
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
 __all__ = ["LayerCall", "Skeleton"]
 
@@ -67,7 +71,7 @@ class Skeleton:
         _settle_vector_math()
         path, device, names = Path(path), torch.device(device), tuple(sorted(tensor_names))
         config = read_config(path)
-        model = _build(config, path / "config.json")
+        model = build_model(config, path / "config.json")
         model.tie_weights()  # again: becoming meta parted what had been tied
         model.eval().requires_grad_(False)
         if not isinstance(model.get_output_embeddings(), nn.Linear):
@@ -215,8 +219,13 @@ class Skeleton:
 
     @torch.no_grad()
     def run_layer(self, i: int, hidden: torch.Tensor, call: LayerCall) -> torch.Tensor:
-        """Decoder layer i through its own forward: hidden states [B, T, H] -> [B, T, H]."""
-        output = call.run(self._layers[i], hidden)
+        """Decoder layer i through its own forward: hidden states [B, T, H] -> [B, T, H].
+
+        Raises:
+            CheckpointError: a config.json that the layer cannot run with.
+        """
+        with failing_forward(self.path):
+            output = call.run(self._layers[i], hidden)
         self._returns_tuple = isinstance(output, tuple)
         result: torch.Tensor = output[0] if self._returns_tuple else output
         return result
@@ -254,7 +263,7 @@ class Skeleton:
         for returns_tuple in (self._returns_tuple, not self._returns_tuple):
             chain = Chain(returns_tuple=returns_tuple, inject=inject)
             try:
-                with self._relays(chain):
+                with self._relays(chain), failing_forward(self.path):
                     output = run()
             except BrokenChain:
                 continue
@@ -274,18 +283,6 @@ class Skeleton:
         finally:
             for i, layer in enumerate(layers):
                 self._layers[i] = layer
-
-
-def _build(config: PretrainedConfig, file: Path) -> PreTrainedModel:
-    """The model on the meta device, but for its buffers: those are computed, not stored, so they must be real."""
-    try:
-        with warnings.catch_warnings(action="ignore"), init_empty_weights(include_buffers=False):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                config, dtype=torch.float32, trust_remote_code=False
-            )
-    except Exception as error:  # values that pass a config's validation meet any line of the model's own code
-        raise unusable(file, error) from error
-    return model
 
 
 def _settle_vector_math() -> None:

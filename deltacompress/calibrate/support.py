@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from accelerate import init_empty_weights
 from torch import nn
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from deltacompress.calibrate.records import first_line
 from deltacompress.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
 WAY_OUT = "use `--recipe lossless`, which works for any checkpoint"
 _COUNTED = ("num_hidden_layers", "num_layers", "n_layers", "n_layer", "num_labels")
@@ -38,13 +43,23 @@ def unsupported(where: Path | str, reason: str) -> UnsupportedModelError:
 
 def unusable(file: Path, error: Exception) -> CheckpointError:
     """One line: the config file, what transformers said of it, and the way out."""
-    said = first_line(error)
-    if isinstance(error, LookupError | AssertionError | AttributeError | TypeError):  # the text alone may be a mere key
-        said = f"{type(error).__name__}: {said}"
     return CheckpointError(
-        f"{file}: transformers cannot make a model of it ({said}); "
+        f"{file}: transformers cannot make a model of it ({first_line(error)}); "
         "mend that field, or get the file that came with the weights"
     )
+
+
+@contextmanager
+def failing_forward(path: Path) -> Iterator[None]:
+    """Name config.json where a model's own forward fails on a value in it, as on a factor that is null.
+
+    Raises:
+        CheckpointError: says what the forward raised. Other errors (no memory, a lost device) pass as they are.
+    """
+    try:
+        yield
+    except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise unusable(path / "config.json", error) from error
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -85,7 +100,7 @@ def read_config(path: Path) -> PretrainedConfig:
     except Exception as error:  # a wrong field raises whatever that model type's own validation raises
         raise unusable(file, error) from error
     config._attn_implementation = None  # a checkpoint chooses no code: some names have kernels fetched from the hub
-    if config.get_text_config() is not config:
+    if not _is_text(config):
         raise unsupported(file, f"model type {model_type!r} is multimodal, only text decoders can be calibrated")
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise unsupported(file, f"model type {model_type!r} is no causal language model")
@@ -94,6 +109,29 @@ def read_config(path: Path) -> PretrainedConfig:
             reason = f"model type {model_type!r} is a mixture of experts ({field}={value}), which is not supported yet"
             raise unsupported(file, reason)
     return config
+
+
+def build_model(config: PretrainedConfig, file: Path) -> PreTrainedModel:
+    """The causal model in f32 on the meta device, but for its buffers: those are computed, so they must be real.
+
+    Raises:
+        CheckpointError: names `file` and what transformers said.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"), init_empty_weights(include_buffers=False):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, trust_remote_code=False
+            )
+    except Exception as error:  # values that pass a config's validation meet any line of the model's own code
+        raise unusable(file, error) from error
+    return model
+
+
+def _is_text(config: PretrainedConfig) -> bool:
+    try:
+        return config.get_text_config() is config
+    except ValueError:  # it has several
+        return False
 
 
 def find_layers(model: nn.Module, count: int, where: Path) -> str:
