@@ -9,7 +9,9 @@ import tolerances
 import torch
 from kernels.sbmm_cases import Case, make_problem, plain, random_parts, relative
 
+from deltacompress.errors import FormatError
 from deltacompress.kernels import Backend, Segments, get_backend
+from deltacompress.kernels.tiling import FAULTS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,12 +88,38 @@ def test_variants_of_different_formats(backend: Backend) -> None:
     assert relative(both[2:], problem.exact[2:]) > 0.1  # the first delta is gone
 
 
-def test_packing_on_the_gpu_gives_the_same_bytes(backend: Backend) -> None:
-    for bits in (1, 2, 3, 4):
-        case = Case(200, 260, bits, "2:4", 260, "minmax")
-        parts = random_parts(case, torch.Generator().manual_seed(bits))
-        there = backend.pack(case.spec(), {name: part.to("cuda") for name, part in parts.items()})
-        assert torch.equal(there.cpu(), backend.pack(case.spec(), parts))
+@pytest.mark.parametrize("pattern", ["2:4", "dense"])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_packing_on_the_gpu_gives_the_same_bytes(backend: Backend, bits: int, pattern: str) -> None:
+    for seed, (out, columns, group) in enumerate([(200, 260, 260), (8, 64, 16), (130, 1040, 208), (256, 36, 36)]):
+        if backend.name == "cuda" and group % 16 and group != columns:
+            continue
+        case = Case(out, columns, bits, pattern, group, GRIDS[seed % 3])
+        parts = random_parts(case, torch.Generator().manual_seed(bits + seed))
+        wanted = backend.pack(case.spec(), parts)
+        there = {name: part.to("cuda") for name, part in parts.items()}
+        assert torch.equal(backend.pack(case.spec(), there).cpu(), wanted)
+        into = torch.full((backend.nbytes(case.spec()),), 7, dtype=torch.uint8, device="cuda")
+        faults = torch.zeros(1, dtype=torch.int32, device="cuda")
+        assert backend.pack(case.spec(), there, into=into, faults=faults) is into
+        assert torch.equal(into.cpu(), wanted)
+        assert not int(faults)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "told"),
+    [("pattern", 0x40, "rising"), ("scales", float("nan"), "finite"), ("zeros", 4, "zero point")],
+)
+def test_packing_on_the_gpu_finds_impossible_content(part: str, value: float, told: str) -> None:
+    backend = get_backend("cuda", "cuda")
+    case = Case(200, 260, 2, "2:4", 260, "minmax")
+    parts = {name: one.to("cuda") for name, one in random_parts(case, torch.Generator().manual_seed(0)).items()}
+    parts[part][177, -1] = value
+    with pytest.raises(FormatError, match=told):
+        backend.pack(case.spec(), parts)
+    faults = torch.zeros(1, dtype=torch.int32, device="cuda")
+    backend.pack(case.spec(), parts, faults=faults)
+    assert told in FAULTS[int(faults)]
 
 
 def test_a_graph_is_replayed_with_other_contents() -> None:

@@ -28,6 +28,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("prefill", "sm_90", {"GROUP": 32, "WIDE": 4, "DTYPE": 1}),
         ("hopper", "sm_90a", {"GROUP": 0}),
         ("hopper", "sm_90a", {"GROUP": 64, "SPARSE": 0, "FAST": 0}),
+        ("pack", "sm_80", {}),
+        ("pack", "sm_90", {"BITS": 3, "SPARSE": 0}),
     ],
 )
 def test_compiles(name: str, arch: str, macros: dict[str, int]) -> None:

@@ -22,14 +22,6 @@ constexpr int FLUSHES = DTYPE == 2 || SUBS > 2 ? 2 : 1;    // ... so many times 
 // Two groups of 16 columns share one instruction of 32: it is issued for each of them, the other's codes zero.
 constexpr bool HALVES = SUBS > 4;
 
-struct Problem {
-  const Value* x;
-  Value* y;
-  long long x_stride, y_stride;
-  int in, group;
-  int stages, scale_sets;
-};
-
 // The scales and zero points of a lane's rows in all eight tiles.
 struct Scales {
   u32 zero[4], scale[8];

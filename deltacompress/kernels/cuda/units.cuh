@@ -1,4 +1,4 @@
-// Which piece of work is whose: the linears of one launch of the decode kernel, and the tiles of their variants.
+// Which piece of work of the decode kernel is whose: the linears of one launch, and the tiles of their variants.
 #pragma once
 #include "sbmm.cuh"
 
@@ -9,6 +9,14 @@ struct Members {
   const u8* const* table[MAX_MEMBERS];
   int out[MAX_MEMBERS], first[MAX_MEMBERS];
   int count;
+};
+
+struct Problem {
+  const Value* x;
+  Value* y;
+  long long x_stride, y_stride;
+  int in, group;
+  int stages, scale_sets;
 };
 
 // 128 out_features of one tile.
