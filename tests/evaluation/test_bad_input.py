@@ -1,0 +1,102 @@
+"""Bad input as the command line tells it: the exit code, one line on stderr with the way out, nothing on stdout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from evaluation.reports import report
+from pairs import WORDS, write_tokenizer
+
+from deltacompress.cli.main import main
+
+if TYPE_CHECKING:
+    from pairs import Pair
+
+Captured = pytest.CaptureFixture[str]
+
+
+def refused(capsys: Captured, argv: list[str], *, code: int = 2) -> str:
+    """The line that a refused command prints."""
+    assert main(argv) == code
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1, told.err
+    return told.err
+
+
+def argv(pair: Pair, artifact: Path, task_dir: Path, out: Path, *more: str, tasks: str = "echo") -> list[str]:
+    where = ["--base", str(pair.base), "--task-dir", str(task_dir), "--out", str(out), "--against"]
+    return ["eval", str(artifact), *where, f"finetuned={pair.finetuned}", "--tasks", tasks, "--quiet", *more]
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_tasks_that_cannot_be_asked(
+    pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    out = tmp_path / "out"
+    for tasks, told in (
+        ("ecko", "did you mean echo"),
+        ("wikisql", "its data is missing"),
+        ("echo,echo", "named twice"),
+        ("", "no task named"),
+    ):
+        assert told in refused(capsys, argv(pair, artifact, task_dir, out, tasks=tasks))
+    empty = tmp_path / "tasks"
+    (empty / "blank").mkdir(parents=True)
+    (empty / "blank" / "validation.jsonl").write_text("\n\n")
+    assert "zero samples" in refused(capsys, argv(pair, artifact, empty, out, tasks="blank"))
+    assert not out.exists()
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_samples_seen_in_calibration(pair: Pair, task_dir: Path, tmp_path: Path, capsys: Captured) -> None:
+    seen, delta, out = tmp_path / "tasks", tmp_path / "delta", tmp_path / "out"
+    shutil.copytree(task_dir / "echo", seen / "echo")
+    shutil.copy(seen / "echo" / "train.jsonl", seen / "echo" / "validation.jsonl")
+    pair.compress(delta, calibration=seen / "echo" / "train.jsonl")
+    line = refused(capsys, argv(pair, delta, seen, out))
+    assert "30 of 30 samples are in the calibration file" in line
+    assert "--allow-overlap" in line
+    assert not out.exists()
+    assert main(argv(pair, delta, seen, out, "--allow-overlap", "--limit", "4")) == 0
+    (record,) = json.loads((out / "report.json").read_text())["overlap"]
+    assert (record["verdict"], record["overlapping"], record["forced"]) == ("overlaps", 4, True)
+    (tmp_path / "gate.yaml").write_text("name: lax\n")
+    assert "samples are in the calibration file" in refused(
+        capsys, ["gate", str(out), str(tmp_path / "gate.yaml"), "--quiet"], code=1
+    )
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_a_tokenizer_that_differs(pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path, capsys: Captured) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(pair.base, other)
+    write_tokenizer(other, WORDS[::-1])
+    line = refused(capsys, [*argv(pair, artifact, task_dir, tmp_path / "out"), "--base", str(other)])
+    assert "its tokenizer is not that of" in line
+
+
+def test_policies_and_reports(artifact: Path, tmp_path: Path, capsys: Captured) -> None:
+    written, policy = tmp_path / "report.json", tmp_path / "gate.yaml"
+    report().write(written)
+    policy.write_text("name: p\nmin_ration: 3\n")
+    assert "unknown key min_ration; did you mean min_ratio" in refused(capsys, ["gate", str(written), str(policy)])
+    assert "no policy named" in refused(capsys, ["gate", str(written), "defalt"])
+    another = ["gate", str(written), "default", "--artifact", str(artifact)]
+    assert "about another manifest" in refused(capsys, another, code=3)
+    assert "no such report" in refused(capsys, ["gate", str(tmp_path / "none.json"), "default"])
+    written.write_text(written.read_text().replace("0.33", "0.99"))
+    assert "its content differs from its digest" in refused(capsys, ["gate", str(written), "default"], code=3)
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_methods_that_nobody_knows(pair: Pair, task_dir: Path, tmp_path: Path, capsys: Captured) -> None:
+    where = ["--task-dir", str(task_dir), "--calibration", str(pair.data), "--out", str(tmp_path / "out"), "--quiet"]
+    start = ["compare", str(pair.base), str(pair.finetuned), *where, "--tasks"]
+    assert "did you mean bitdelta" in refused(capsys, [*start, "echo", "--methods", "bitdleta"])
+    assert "did you mean echo" in refused(capsys, [*start, "ecko", "--methods", "rtn-4bit"])
+    assert not (tmp_path / "out").exists()
