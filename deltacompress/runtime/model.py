@@ -131,6 +131,8 @@ def load_base(path: str, *, device: torch.device, dtype: torch.dtype, kernels: B
     made = decouple(model, checkpoint, layout, kernels)
     if kernels is not None:
         group_linears(model, made.linears, kernels)
+    if made.fused:
+        fuse_attention(model, made.current)
     return made
 
 
@@ -145,8 +147,6 @@ def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, ker
         model.set_attn_implementation("eager")  # the masks of the scheduler are for these two
     current = Current()
     fuse = kernels is not None and fused.usable(model.device)
-    if fuse:
-        fuse_attention(model, current)
     paths = {id(module): name for name, module in model.named_modules()}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     embedding_path, head_path = f"{paths[id(embedding)]}.weight", f"{paths[id(head)]}.weight"
