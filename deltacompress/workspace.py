@@ -252,6 +252,8 @@ def check_free(out: Path) -> None:
             raise OutputError(f"{out}: give the output directory a name of its own")
         if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
             raise OutputError(f"{out}: exists already; remove it or choose another --out")
+        if out.is_mount():  # nothing can be renamed to it, and that would show at the very end
+            raise OutputError(f"{out}: is a mount point; choose a new directory inside it")
 
 
 def check_outside(out: Path, *inputs: Path) -> None:

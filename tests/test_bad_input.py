@@ -465,6 +465,17 @@ def test_an_output_that_exists(tmp_path: Path, refused: Refused, mine: Pair, art
     assert "link: exists already" in refused(mine.argv(tmp_path / "link"))
 
 
+def test_a_mount_point(
+    tmp_path: Path, refused: Refused, mine: Pair, artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty one looks free, but no directory can be renamed to it."""
+    out = tmp_path / "mount"
+    out.mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda self: self == out)
+    for argv in (mine.argv(out), ["restore", str(artifact), "--base", str(mine.base), "--quiet", "--out", str(out)]):
+        assert f"{out}: is a mount point; choose a new directory inside it" in refused(argv)
+
+
 def test_below_a_file(tmp_path: Path, refused: Refused, mine: Pair, artifact: Path) -> None:
     (tmp_path / "file").write_text("mine")
     out = tmp_path / "file" / "out"
