@@ -109,7 +109,7 @@ def forest(rows: Sequence[Row], *, margin: float, title: str, description: str) 
 
 def bars(values: Sequence[tuple[str, float | None]], *, title: str, description: str, unit: str, kind: str) -> str:
     """One bar per layer; what has no value has no bar."""
-    height, top, bottom, left, step = 160, 14, 28, 52, 30
+    height, top, bottom, left, step = 160, 14, 28, 52, 36
     width = left + step * len(values) + 12
     known = [value for _, value in values if value is not None]
     ticks = _ticks(0.0, max(known, default=1.0))
@@ -126,7 +126,7 @@ def bars(values: Sequence[tuple[str, float | None]], *, title: str, description:
             place = f'x="{x}" y="{down(value):.1f}" width="{step - 9}" height="{tall:.1f}"'
             body.append(f'<rect class="bar {kind}" {place} rx="2">{tip}</rect>')
         short = {"embedding": "emb."}.get(label, label.removeprefix("layer "))
-        body.append(_text("tick", x + 8, height - bottom + 14, short, "middle"))
+        body.append(_text("tick", x + (step - 9) / 2, height - bottom + 14, short, "middle"))
     return _svg(width, height, title, description, body)
 
 
