@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -56,7 +57,7 @@ def task_infos(tasks: Sequence[Task], runs: Runs) -> tuple[TaskInfo, ...]:
             description=task.spec.description,
             kind=task.spec.kind,
             metric=first[task.name].metric,
-            higher_is_better=first[task.name].higher_is_better,
+            higher_is_better=True,  # harness.py refuses all others
             samples=len(first[task.name].rows),
             few_shot=task.spec.few_shot,
             source=task.source if isinstance(task, LocalTask) else f"lm-eval: {task.spec.suite}",
@@ -77,7 +78,6 @@ def scores(
             paired = None
             if reference is not None and subject is not subjects[0]:
                 paired = _paired(reference[task], run, settings, task=task)
-            near = found.get(subject.label, {}).get(task)
             made.append(
                 ScoreRecord(
                     task=task,
@@ -86,20 +86,20 @@ def scores(
                     stderr=run.stderr,
                     samples=len(run.rows),
                     paired=paired,
-                    fidelity=None if near is None else _fidelity(near),
+                    fidelity=_fidelity(found.get(subject.label, {}).get(task)),
                 )
             )
     return tuple(made)
 
 
-def _paired(reference: TaskRun, run: TaskRun, settings: Settings, *, task: str) -> PairedRecord:
+def _paired(reference: TaskRun, run: TaskRun, settings: Settings, *, task: str) -> PairedRecord | None:
+    """A comparison; None if there are too few samples to bound anything."""
     rows = join(reference, run, task=task)
-    sign = 1.0 if run.higher_is_better else -1.0
-    before = sign * np.array([one.value for one, _ in rows])
-    after = sign * np.array([one.value for _, one in rows])
-    if not run.higher_is_better:  # back to right or wrong, should it be that
-        before, after = before + 1, after + 1
+    before = np.array([one.value for one, _ in rows])
+    after = np.array([one.value for _, one in rows])
     result = compare_paired(before, after, confidence=settings.confidence, seed=settings.seed)
+    if math.isinf(result.upper):
+        return None
     return PairedRecord(
         drop=result.drop,
         stderr=result.stderr,
@@ -116,7 +116,10 @@ def _paired(reference: TaskRun, run: TaskRun, settings: Settings, *, task: str) 
     )
 
 
-def _fidelity(one: FidelityResult) -> FidelityRecord:
+def _fidelity(one: FidelityResult | None) -> FidelityRecord | None:
+    """A record; None if nothing was measured, or on too few samples to bound anything."""
+    if one is None or math.isinf(one.kl_high):
+        return None
     return FidelityRecord(
         tokens=one.tokens,
         kl=one.kl,

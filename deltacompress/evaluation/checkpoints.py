@@ -17,6 +17,7 @@ from torch import Tensor
 
 from deltacompress.errors import CheckpointError
 from deltacompress.evaluation.scorer import Likelihood, Prompt, Row
+from deltacompress.runtime.variant import token_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -59,20 +60,22 @@ def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> Pr
 class CheckpointScorer:
     """One loaded causal language model; rows' variants are not looked at.
 
-    batch_size: the most rows of one forward.
+    batch_size: the most rows of one forward. ends: see `ends`.
     """
 
-    def __init__(self, model: PreTrainedModel, *, batch_size: int = 64) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, batch_size: int = 64, ends: frozenset[int] = frozenset()
+    ) -> None:
         self._model = model.eval()
         self._batch_size = batch_size
-        layer_types = getattr(model.config, "layer_types", None) or ()
-        # A cache that forgets (sliding windows, linear attention) cannot be cut back to the end of the prompt.
-        self._shares_prompts = all(kind == "full_attention" for kind in layer_types)
+        self._configured_ends = ends
+        self._shares_prompts = _keeps_everything(model)
 
     @classmethod
     def open(cls, path: Path, *, device: str = "cpu", dtype: str = "float32", batch_size: int = 64) -> CheckpointScorer:
         """Load the checkpoint in directory `path`; raises as `load_model`."""
-        return cls(load_model(path, device=device, dtype=dtype), batch_size=batch_size)
+        model = load_model(path, device=device, dtype=dtype)
+        return cls(model, batch_size=batch_size, ends=frozenset(token_ids(path, model.config, "eos_token_id")))
 
     @property
     def device(self) -> str:
@@ -83,6 +86,14 @@ class CheckpointScorer:
     def dtype(self) -> str:
         """Of the weights."""
         return str(self._model.dtype).removeprefix("torch.")
+
+    def ends(self, variant: str | None) -> frozenset[int]:
+        """As scorer.Scorer says."""
+        return self._configured_ends
+
+    def vocabulary(self, variant: str | None) -> int:
+        """As scorer.Scorer says."""
+        return int(self._model.get_input_embeddings().weight.shape[0])
 
     @torch.inference_mode()
     def loglikelihood(self, rows: Sequence[Row]) -> list[Likelihood]:
@@ -118,7 +129,7 @@ class CheckpointScorer:
         """As scorer.Scorer says."""
         found: dict[int, tuple[int, ...]] = {}
         for picked in self._batches([len(prompt.context) + prompt.max_new_tokens for prompt in prompts]):
-            found |= dict(zip(picked, self._greedy([prompts[i] for i in picked], eos), strict=True))
+            found |= dict(zip(picked, self._greedy([prompts[i] for i in picked], self.ends(None) | {eos}), strict=True))
         return [found[index] for index in range(len(prompts))]
 
     # --- what the decoupled runtime does otherwise -------------------------------------------------------------------
@@ -190,7 +201,7 @@ class CheckpointScorer:
                 found[index] = _likelihood(logits[row, : len(tails[row])], tails[row])
         return found
 
-    def _greedy(self, prompts: Sequence[Prompt], eos: int) -> list[tuple[int, ...]]:
+    def _greedy(self, prompts: Sequence[Prompt], ends: frozenset[int]) -> list[tuple[int, ...]]:
         """Greedy decoding of one batch; rows that have ended leave it."""
         ids, mask = self._padded([prompt.context for prompt in prompts])
         written: list[list[int]] = [[] for _ in prompts]
@@ -202,7 +213,9 @@ class CheckpointScorer:
             for index, token in zip(alive, tokens.tolist(), strict=True):
                 written[index].append(token)
             stay = [
-                k for k, i in enumerate(alive) if written[i][-1] != eos and len(written[i]) < prompts[i].max_new_tokens
+                k
+                for k, i in enumerate(alive)
+                if written[i][-1] not in ends and len(written[i]) < prompts[i].max_new_tokens
             ]
             rows = torch.tensor(stay, dtype=torch.int64, device=ids.device)
             if stay and len(stay) < len(alive):
@@ -211,6 +224,15 @@ class CheckpointScorer:
             ids = tokens[rows, None]
             mask = torch.cat([mask[rows], mask.new_ones(len(stay), 1)], dim=1)
         return [tuple(row) for row in written]
+
+
+def _keeps_everything(model: PreTrainedModel) -> bool:
+    """Whether its cache can be cut back to the end of a prompt: one that forgets (sliding windows, linear attention)
+    cannot."""
+    config = model.config.get_text_config(decoder=True)
+    if kinds := getattr(config, "layer_types", None):
+        return all(kind == "full_attention" for kind in kinds)
+    return all(getattr(config, name, None) is None for name in ("sliding_window", "attention_chunk_size"))
 
 
 def _likelihood(logits: Tensor, continuation: tuple[int, ...]) -> Likelihood:

@@ -27,6 +27,7 @@ def require_matplotlib() -> None:
 def plot(report: Report, path: Path) -> None:
     """Write the plot; raises OutputError."""
     from matplotlib.figure import Figure  # the object API: no global state, no display
+    from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
 
     figure = Figure(figsize=(5.2 * len(report.tasks), 4.2), layout="constrained")
     axes = figure.subplots(1, len(report.tasks), squeeze=False)[0]
@@ -51,6 +52,10 @@ def plot(report: Report, path: Path) -> None:
                 fontsize=8,
             )
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.margins(x=0.2)  # room for the labels
         axis.set_title(task.name)
         axis.set_xlabel("size on disk, MB")
         axis.set_ylabel(f"{task.metric}, percent ± standard error")

@@ -47,23 +47,19 @@ class DecoupledScorer(CheckpointScorer):
         return self._runtime.describe()
 
     def generate(self, prompts: Sequence[Prompt], *, eos: int) -> list[tuple[int, ...]]:
-        """As scorer.Scorer says; an answer also ends where the variant's own configuration ends one."""
-        ends = {name: self._ends(name) | {eos} for name in {prompt.variant for prompt in prompts}}
+        """As scorer.Scorer says."""
+        ends = {name: self.ends(name) | {eos} for name in {prompt.variant for prompt in prompts}}
         found = self._checked_drafts(prompts)
+        waiting: dict[int, list[int]] = {}
         for index, prompt in enumerate(prompts):
             found[index] = _until(found[index], ends[prompt.variant])
-        for limit in sorted({prompt.max_new_tokens for prompt in prompts}):
-            picked = [
-                index
-                for index, prompt in enumerate(prompts)
-                if prompt.max_new_tokens == limit
-                and len(found[index]) < limit
-                and not ends[prompt.variant].intersection(found[index][-1:])
-            ]
+            if len(found[index]) < prompt.max_new_tokens and not ends[prompt.variant].intersection(found[index][-1:]):
+                waiting.setdefault(_asked(prompt.max_new_tokens, len(found[index])), []).append(index)
+        for count, picked in sorted(waiting.items()):
             requests = [(prompts[index].variant, (*prompts[index].context, *found[index])) for index in picked]
-            done = self._runtime.complete(requests, limit, max_batch=self._batch_size)
+            done = self._runtime.complete(requests, count, max_batch=self._batch_size)
             for index, completion in zip(picked, done, strict=True):
-                ids = (*found[index], *completion.tokens)[:limit]
+                ids = (*found[index], *completion.tokens)[: prompts[index].max_new_tokens]
                 found[index] = _until(ids, ends[prompts[index].variant])
         return found
 
@@ -85,13 +81,21 @@ class DecoupledScorer(CheckpointScorer):
                 found[index] = draft if same is None else (*draft[:same], own[same])
         return found
 
-    def _ends(self, variant: str | None) -> set[int]:
-        """Tokens that end a text by the configuration of a variant, or of the base."""
+    def ends(self, variant: str | None) -> frozenset[int]:
+        """As scorer.Scorer says."""
         if variant is None:
             checkpoint = self._runtime.model.base.checkpoint
-            return set(token_ids(checkpoint.path, self._runtime.model.config, "eos_token_id"))
+            return frozenset(token_ids(checkpoint.path, self._runtime.model.config, "eos_token_id"))
         opened = self._runtime.variants[variant].variant
-        return set(token_ids(opened.delta.path, opened.layout.config, "eos_token_id"))
+        return frozenset(token_ids(opened.delta.path, opened.layout.config, "eos_token_id"))
+
+    def vocabulary(self, variant: str | None) -> int:
+        """As scorer.Scorer says."""
+        model = self._runtime.model
+        if variant is None:
+            return model.vocabulary
+        opened = self._runtime.variants[variant].variant
+        return min(opened.vocabulary(path) for path in (model.embedding_path, model.head_path))
 
     def _slot(self, variant: str | None) -> int:
         return BASE if variant is None else self._runtime.variants[variant].slot
@@ -124,6 +128,11 @@ class DecoupledScorer(CheckpointScorer):
         return logits.masked_fill(beyond[:, None], float("-inf"))
 
 
-def _until(ids: tuple[int, ...], ends: set[int]) -> tuple[int, ...]:
+def _asked(limit: int, written: int) -> int:
+    """How many tokens to ask for: what is left, rounded up to a power of two, so that few batches hold many rows."""
+    return min(limit, 1 << (limit - written - 1).bit_length())
+
+
+def _until(ids: tuple[int, ...], ends: frozenset[int]) -> tuple[int, ...]:
     """Up to the first token that ends a text, which is included."""
     return ids[: next((at + 1 for at, token in enumerate(ids) if token in ends), len(ids))]

@@ -24,13 +24,15 @@ from deltacompress.evaluation.statistics import ratio_interval
 from deltacompress.evaluation.store import key_of
 from deltacompress.reporter import Reporter
 
+ROWS, POSITIONS = 32, 8192
 LOGITS_AT_A_TIME = 1 << 27
-"""Log-probabilities of one model that are held at once: half a GiB in fp32."""
+"""Log-probabilities of one model that are held at once: half a GiB in fp32 (one sample may have more)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FidelityResult:
-    """Over all answer tokens of a task. kl: mean, in nats/token, with its bootstrap interval over samples (95 %).
+    """Over all answer tokens of a task. kl: mean, in nats/token, with its bootstrap interval over samples (infinite
+    if they are fewer than statistics.FEWEST).
 
     top1: share of tokens where both models agree. perplexity_ratio: exp(loss - reference_loss). loss,
     reference_loss: mean negative log-likelihood in nats/token.
@@ -56,41 +58,42 @@ def measure(
     reference_identity: str,
     pairs: Sequence[tuple[Ids, Ids]],
     *,
+    confidence: float,
     seed: int,
     reporter: Reporter,
 ) -> dict[str, FidelityResult]:
     """Every subject of a panel against the reference, on (context, right answer) pairs.
 
-    What a store already holds (of an interrupted run) is not computed again.
+    confidence: of the intervals. What a store already holds (of an interrupted run) is not computed again.
     """
     keys = [key_of("fidelity", reference_identity, pair) for pair in pairs]
     order = sorted(range(len(pairs)), key=lambda index: -len(pairs[index][0]) - len(pairs[index][1]))
     missing = [i for i in order if any(keys[i] not in store for store in panel.stores.values())]
     if missing:
         reporter.phase(f"fidelity: {', '.join(panel.variants)}", len(missing))
-    size = 1
-    for start in _starts(missing, pairs):
-        chunk, size = missing[start[0] : start[1]], start[1] - start[0]
+    done, vocabulary = 0, 0
+    while done < len(missing):
+        left = [pairs[i] for i in missing[done : done + ROWS]]
+        size = _batch(left, vocabulary) if vocabulary else 1  # how many tokens there are, the first sample tells
         began = time.monotonic()
-        _compare(panel, reference, [pairs[i] for i in chunk], [keys[i] for i in chunk])
+        vocabulary = _compare(panel, reference, left[:size], [keys[i] for i in missing[done : done + size]])
         panel.seconds += time.monotonic() - began
+        done += size
         for _ in range(size):
             reporter.step("")
-    return {label: _result([store[key] for key in keys], seed) for label, store in panel.stores.items()}
+    return {label: _result([store[key] for key in keys], confidence, seed) for label, store in panel.stores.items()}
 
 
-def _starts(missing: list[int], pairs: Sequence[tuple[Ids, Ids]]) -> list[tuple[int, int]]:
-    """Cut the list into batches of at most 32 rows and a bounded number of positions."""
-    cuts, at = [], 0
-    while at < len(missing):
-        longest = len(pairs[missing[at]][0]) + len(pairs[missing[at]][1])
-        stop = min(at + max(1, min(32, 8192 // longest)), len(missing))
-        cuts.append((at, stop))
-        at = stop
-    return cuts
+def _batch(pairs: Sequence[tuple[Ids, Ids]], vocabulary: int) -> int:
+    """How many of these pairs, the longest first, make a batch with a bounded number of positions and logits."""
+    size = min(len(pairs), max(1, POSITIONS // (len(pairs[0][0]) + len(pairs[0][1]))))
+    while size > 1 and size * max(len(answer) for _, answer in pairs[:size]) * vocabulary > LOGITS_AT_A_TIME:
+        size -= 1
+    return size
 
 
-def _compare(panel: Panel, reference: Scorer, pairs: list[tuple[Ids, Ids]], keys: list[str]) -> None:
+def _compare(panel: Panel, reference: Scorer, pairs: list[tuple[Ids, Ids]], keys: list[str]) -> int:
+    """Keep the five numbers of every pair, for every subject; tells how many tokens the reference knows."""
     targets = list(reference.log_probs([Row(None, *pair) for pair in pairs]))
     for label, variant in panel.variants.items():
         rows = [Row(variant, *pair) for pair in pairs]
@@ -99,6 +102,7 @@ def _compare(panel: Panel, reference: Scorer, pairs: list[tuple[Ids, Ids]], keys
             for target, got, row in zip(targets, panel.scorer.log_probs(rows), rows, strict=True)
         ]
         panel.stores[label].add(zip(keys, found, strict=True))
+    return targets[0].shape[-1]
 
 
 def _sample(target: Tensor, found: Tensor, answer: Ids) -> list[Any]:
@@ -117,11 +121,11 @@ def _sample(target: Tensor, found: Tensor, answer: Ids) -> list[Any]:
     ]
 
 
-def _result(samples: list[list[Any]], seed: int) -> FidelityResult:
+def _result(samples: list[list[Any]], confidence: float, seed: int) -> FidelityResult:
     table = np.array(samples, dtype=np.float64)
     tokens, kl, agree, loss, reference_loss = table.T
     total = tokens.sum()
-    low, high = ratio_interval(kl, tokens, seed=seed)
+    low, high = ratio_interval(kl, tokens, confidence=confidence, seed=seed)
     return FidelityResult(
         int(total),
         float(kl.sum() / total),

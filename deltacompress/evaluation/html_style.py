@@ -40,7 +40,7 @@ th{font-weight:600;color:var(--soft);font-size:.82rem}
 th[scope=row],td.text,th.text{text-align:left}td.wrap{white-space:normal;min-width:12rem}
 thead th{border-bottom:1px solid var(--line);vertical-align:bottom}
 tbody tr+tr td,tbody tr+tr th{border-top:1px solid var(--line)}
-tr.task th{background:var(--code);color:var(--ink);font-size:.92rem;text-align:left}
+tr.task th{background:var(--code);color:var(--ink);font-size:.92rem;text-align:left;white-space:normal}
 tr.reference{font-weight:600}
 .swatch{display:inline-block;width:.7em;height:.7em;border-radius:2px;margin-right:.5em;background:var(--base)}
 .swatch.delta{background:var(--delta);border-radius:50%}.swatch.finetuned{background:var(--finetuned);

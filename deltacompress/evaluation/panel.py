@@ -3,17 +3,23 @@
 lm-eval evaluates one model at a time and knows of no variants. So the first subject's run computes the answers of all
 subjects of its panel, and the runs of the others find theirs waiting. What the fine-tuned model wrote (where it takes
 no part: the first variant) is handed to the variants as a draft.
+
+A fine-tuned model may have tokens that its base has not: whoever lacks one is not asked a question that holds it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
+from deltacompress.errors import InputError
+from deltacompress.evaluation.encoding import Encoder
 from deltacompress.evaluation.scorer import Likelihood, Prompt, Row, Scorer
 from deltacompress.evaluation.store import AnswerStore, key_of
+from deltacompress.evaluation.tasks import LocalTask, Task
 from deltacompress.reporter import Reporter
 
 CHUNK = 256
@@ -37,6 +43,30 @@ class Panel:
     eos: int
     drafts: AnswerStore | None = None
     seconds: float = field(default=0.0, init=False)
+
+    def lacks(self, label: str, rows: Iterable[Iterable[int]]) -> int | None:
+        """A token id in these rows that the model of a subject does not have; None if it has all of them."""
+        size = self.scorer.vocabulary(self.variants[label])
+        return next((token for row in rows if (token := max(row, default=0)) >= size), None)
+
+    def answerable(self, label: str, tasks: Sequence[Task], encoder: Encoder) -> list[Task]:
+        """The tasks without the local ones that hold a token which the model of a subject does not have; told."""
+        if max(encoder.tokenizer.get_vocab().values()) < self.scorer.vocabulary(self.variants[label]):
+            return list(tasks)
+        found: list[Task] = []
+        for task in tasks:
+            lacked = self.lacks(label, map(encoder.ids, _texts(task))) if isinstance(task, LocalTask) else None
+            if lacked is None:
+                found.append(task)
+            else:
+                token = encoder.tokenizer.convert_ids_to_tokens(lacked)
+                self.reporter.note(f"{label} is left out of {task.name}: its vocabulary has no {token!r}")
+        return found
+
+    def only(self, labels: Collection[str]) -> Panel:
+        """The same panel without the other subjects; its seconds count from 0."""
+        variants = {label: variant for label, variant in self.variants.items() if label in labels}
+        return replace(self, variants=variants, stores={label: self.stores[label] for label in variants})
 
     def loglikelihood(self, label: str, pairs: Sequence[tuple[Ids, Ids]]) -> list[Likelihood]:
         """Score (context, continuation) pairs for the subject `label`."""
@@ -67,12 +97,13 @@ class Panel:
         return variants[0] if len(variants) > 1 else None
 
     def _draft(self, who: str, key: str) -> Ids:
-        """What a like model answered; the base is like none of them."""
+        """What a like model answered, up to a token that this one does not have; the base is like none of them."""
         leader = self._leader()
         drafts = self.drafts if self.drafts is not None or leader is None else self.stores[leader]
         if self.variants[who] is None or drafts is None or key not in drafts:
             return ()
-        return tuple(drafts[key])
+        size = self.scorer.vocabulary(self.variants[who])
+        return tuple(takewhile(lambda token: token < size, drafts[key]))
 
     def _answers(
         self,
@@ -82,11 +113,18 @@ class Panel:
         answer: Callable[[list[tuple[str, Any]]], list[Any]],
         leader: str | None = None,
     ) -> list[Any]:
+        if (lacked := self.lacks(label, map(_ids, questions))) is not None:
+            raise InputError(f"{label}: its vocabulary has no token {lacked}, and a sample holds it; leave {label} out")
         keys = [key_of(kind, question) for question in questions]
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
         # The longest first, and choices of one question next to each other; then the same question for every subject.
         order = sorted(first.values(), key=lambda index: (-len(questions[index][0]), questions[index][0]))
-        missing = [(who, index) for index in order for who in self.variants if keys[index] not in self.stores[who]]
+        missing = [
+            (who, index)
+            for index in order
+            for who in self.variants
+            if keys[index] not in self.stores[who] and self.lacks(who, [_ids(questions[index])]) is None
+        ]
         if missing:
             self.reporter.phase(f"{kind}: {', '.join(self.variants)}", -(-len(missing) // CHUNK))
         for start in range(0, len(missing), CHUNK):
@@ -101,3 +139,15 @@ class Panel:
                     self.stores[who].add(mine)
             self.reporter.step(f"{min(start + CHUNK, len(missing))} of {len(missing)} answers")
         return [self.stores[label][key] for key in keys]
+
+
+def _ids(question: tuple[Ids, Ids | int]) -> Ids:
+    """The token ids of a question: (context, continuation), or (context, max_new_tokens)."""
+    context, rest = question
+    return context if isinstance(rest, int) else (*context, *rest)
+
+
+def _texts(task: LocalTask) -> Iterable[str]:
+    """Every text of a task that a model reads or is scored on."""
+    for sample in (*task.samples, *task.examples):
+        yield from (sample.prompt, sample.completion, *sample.choices)

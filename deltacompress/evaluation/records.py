@@ -55,7 +55,7 @@ def read_samples(path: Path, templates: Templates, *, choose: bool | None) -> tu
         InputError: missing, unreadable or empty; a line that is not JSON or lacks a field; an answer that is no choice.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines would also cut at U+2028 in a text
     except FileNotFoundError as error:
         raise InputError(
             f"{path}: no such task file; a task needs validation.jsonl (and train.jsonl for few-shot)"

@@ -123,15 +123,17 @@ def evaluate(
             panel = Panel(scorer, {}, {}, reporter, encoder.eos, drafts)
             for subject in group:
                 plain = None if subject.role in ("delta", "base") else "plain"
-                identity = {"weights": subject.identity, "runs": plain or told, **options, **tools}
+                variant = panel.variants[subject.label] = subject.label if subject.role == "delta" else None
+                ends = sorted({encoder.eos, *scorer.ends(variant)})
+                identity = {"weights": subject.identity, "runs": plain or told, "ends": ends, **options, **tools}
                 store = stack.enter_context(AnswerStore(target / ANSWERS, identity))
-                panel.variants[subject.label] = subject.label if subject.role == "delta" else None
                 panel.stores[subject.label] = store
                 stores.append(store)
             if resumed := sum(store.resumed for store in panel.stores.values()):
                 reporter.note(f"{', '.join(panel.variants)}: {resumed} answers of an interrupted run are used again")
             for subject in group:
-                runs[subject.label] = run_tasks(panel, subject.label, encoder, chosen, limit=limit, seed=seed)
+                mine = panel.answerable(subject.label, chosen, encoder)
+                runs[subject.label] = run_tasks(panel, subject.label, encoder, mine, limit=limit, seed=seed)
             if group[0].role == "finetuned":
                 reference, drafts = scorer, stores[0]
             elif reference is not None:
@@ -219,6 +221,7 @@ def _fidelity(
         for row in runs[finetuned.label][task.name].rows:
             context, answer = encode(row.prompt, row.target)
             pairs.append((tuple(context), tuple(answer)))
+        asked = panel.only([one for one in panel.variants if task.name in runs[one] and panel.lacks(one, map(sum, pairs)) is None])
         results = fidelity.measure(panel, reference, finetuned.identity, pairs, seed=seed, reporter=reporter)
         for label, result in results.items():
             found.setdefault(label, {})[task.name] = result

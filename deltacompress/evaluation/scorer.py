@@ -24,7 +24,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A context to go on from greedily: until an end-of-text id (which ends the answer), or max_new_tokens.
+    """A context to go on from greedily: until an end of text (included), or max_new_tokens.
 
     draft: what a like model wrote; a scorer may check it in one forward instead of writing token by token.
     """
@@ -54,11 +54,17 @@ class Scorer(Protocol):
     def dtype(self) -> str:
         """What it computes in, for the report."""
 
+    def ends(self, variant: str | None) -> frozenset[int]:
+        """Tokens that end a text by a model's own configuration, as generation uses it."""
+
+    def vocabulary(self, variant: str | None) -> int:
+        """Tokens that a model has; ids from there on must not be asked of it."""
+
     def loglikelihood(self, rows: Sequence[Row]) -> list[Likelihood]:
         """One answer per row, in order."""
 
     def generate(self, prompts: Sequence[Prompt], *, eos: int) -> list[tuple[int, ...]]:
-        """Greedy continuations, in order; `eos` is included where it was written."""
+        """Greedy continuations, in order, each up to `eos` or one of the model's own `ends`, which is included."""
 
     def log_probs(self, rows: Sequence[Row]) -> Iterator[Tensor]:
         """For each row, in order: f32 [len(continuation), vocabulary] log-probabilities of every continuation token."""

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
 
+FEWEST = 8
+"""Samples that a bootstrap needs. Fewer are too alike when drawn again (one: always itself), so nothing is bounded."""
 _CHUNK = 1 << 22
 
 
@@ -103,7 +105,8 @@ class PairedResult:
     drop: mean of reference - candidate. stderr: of that difference. low, high: two-sided interval of the drop. upper:
     one-sided upper bound, what a non-inferiority test compares with its margin; both with the level asked for.
     p_value: two-sided, of no difference. method: "mcnemar" (right or wrong answers: exact test, Tango's interval) or
-    "bootstrap" (any other values). gained, lost: flips, None for bootstrap.
+    "bootstrap" (any other values; with fewer than FEWEST samples low and high are infinite and p is 1). gained, lost:
+    flips, None for bootstrap.
     """
 
     samples: int
@@ -137,6 +140,8 @@ def compare_paired(
         upper = tango_bounds(gained, lost, samples, 2 * confidence - 1)[1]
         p_value = mcnemar(gained, lost)
         return PairedResult(samples, drop, stderr, low, high, upper, p_value, "mcnemar", gained, lost)
+    if samples < FEWEST:
+        return PairedResult(samples, drop, stderr, float("-inf"), float("inf"), float("inf"), 1.0, "bootstrap", None, None)
     means = bootstrap_means(difference, iterations=iterations, seed=seed)
     tail = (1 - confidence) / 2
     low, high, upper = (float(x) for x in np.quantile(means, [tail, 1 - tail, confidence]))
@@ -148,9 +153,14 @@ def compare_paired(
 def ratio_interval(
     numerators: Values, denominators: Values, *, confidence: float = 0.95, iterations: int = 2_000, seed: int = 0
 ) -> tuple[float, float]:
-    """Bootstrap interval of sum(numerators) / sum(denominators), samples drawn whole (KL per token, say)."""
+    """Bootstrap interval of sum(numerators) / sum(denominators), samples drawn whole (KL per token, say).
+
+    With fewer than FEWEST samples its ends are infinite.
+    """
     rng = np.random.Generator(np.random.PCG64(seed))
     n = len(numerators)
+    if n < FEWEST:
+        return float("-inf"), float("inf")
     found = np.empty(iterations)
     step = max(_CHUNK // n, 1)
     for start in range(0, iterations, step):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -21,8 +20,7 @@ class AnswerStore:
     """Answers of one model by key, in memory and on disk; close it when done."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
-        name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]
-        self.path = folder / f"{name}.jsonl"
+        self.path = folder / _file_name(identity)
         self._answers: dict[str, Any] = {}
         whole = 0
         with output_errors(folder):
@@ -51,19 +49,49 @@ class AnswerStore:
             self._file.write(b"".join(json.dumps(item).encode() + b"\n" for item in new.items()))
             self._file.flush()
 
-    def close(self, *, remove: bool) -> None:
-        """Let go of the file; remove it when the report that it led to is written."""
+    def close(self) -> None:
+        """Let go of the file."""
         self._file.close()
-        if remove:
-            os.unlink(self.path)
 
-    def __enter__(self) -> AnswerStore:
+
+class AnswerStores:
+    """The stores of one evaluation, one per identity: two names of the same model share their answers.
+
+    A context manager: leaving it closes the files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stores: dict[str, AnswerStore] = {}
+
+    def open(self, identity: Mapping[str, Any]) -> AnswerStore:
+        """The store of a model, opened once; raises OutputError."""
+        name = _file_name(identity)
+        if name not in self._stores:
+            self._stores[name] = AnswerStore(self._folder, identity)
+        return self._stores[name]
+
+    def remove(self) -> None:
+        """Remove the files when the report that they led to is written; those of other settings stay."""
+        with output_errors(self._folder):
+            for store in self._stores.values():
+                store.close()
+                store.path.unlink(missing_ok=True)
+            if self._folder.is_dir() and not any(self._folder.iterdir()):
+                self._folder.rmdir()
+
+    def __enter__(self) -> AnswerStores:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        for store in self._stores.values():
+            store.close()
+
+
+def _file_name(identity: Mapping[str, Any]) -> str:
+    return f"{hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:24]}.jsonl"
 
 
 def key_of(kind: str, *parts: Any) -> str:

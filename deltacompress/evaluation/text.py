@@ -43,9 +43,16 @@ def size(value: int) -> str:
 
 
 def role(subject: SubjectRecord) -> str:
-    """What a subject is."""
+    """What a subject is, and how long it took to make it, where that is known."""
+    told = _role(subject)
+    return f"{told}; compressed in {subject.compress_seconds:.1f} s" if subject.compress_seconds else told
+
+
+def _role(subject: SubjectRecord) -> str:
     if subject.role == "delta":
         return f"delta, recipe {subject.recipe}, run decoupled"
+    if subject.role == "checkpoint" and subject.recipe and subject.manifest_digest is None:
+        return f"method {subject.recipe}, run as a plain checkpoint"
     if subject.role == "checkpoint" and subject.recipe:
         return f"recipe {subject.recipe}, restored and run as a plain checkpoint"
     return {"finetuned": "the fine-tuned model", "base": "the base", "checkpoint": "a plain checkpoint"}[subject.role]

@@ -180,6 +180,7 @@ def test_compare_measures_baselines_beside_recipes(
         subject, account = found.report.subject(method), read_account(out / "artifacts" / method)
         assert (subject.role, subject.recipe, subject.bytes) == ("checkpoint", method, account.bytes)
         assert subject.compress_seconds == account.seconds
+        assert f"method {method}, run as a plain checkpoint; compressed in" in (out / "report.md").read_text()
     before = (out / "artifacts" / "bitdelta" / ACCOUNT).stat().st_mtime_ns
     assert comparison.compare(pair.base, pair.finetuned, **options).report.scores == found.report.scores
     assert (out / "artifacts" / "bitdelta" / ACCOUNT).stat().st_mtime_ns == before
