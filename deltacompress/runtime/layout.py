@@ -14,17 +14,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from deltacompress.calibrate.names import match_names
-from deltacompress.calibrate.support import WAY_OUT, check_layer, find_layers, read_config
+from deltacompress.calibrate.support import WAY_OUT, build_model, check_layer, find_layers, read_config
 from deltacompress.errors import InputError, PairError, UnsupportedModelError
 from deltacompress.types import TensorKind
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 SERVE_WAY_OUT = "`deltacompress restore` it and serve the checkpoint with another engine"
 
@@ -93,8 +91,7 @@ def _layout(path: Path, config_bytes: bytes, names: tuple[str, ...]) -> Layout:
     """Cached, since the fine-tunes of one base mostly have one config; its bytes are part of the key."""
     try:
         config = read_config(path)
-        with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model = build_model(config, path / "config.json")
         model.tie_weights()
         if not isinstance(model.get_output_embeddings(), nn.Linear):
             raise UnsupportedModelError(f"{path}: {type(model).__name__} has no linear output projection; {WAY_OUT}")

@@ -35,9 +35,9 @@ def test_a_delta_of_another_base(pair: Pair, served: Callable[..., Served], tmp_
     with pytest.raises(BaseMismatchError) as caught:
         runtime.load(one.artifact)
     message = str(caught.value)
-    assert runtime.model.base.checkpoint.fingerprint() in message
+    assert runtime.model.base.checkpoint.fingerprint()[:12] in message
     manifest = json.loads((one.artifact / "manifest.json").read_bytes())
-    assert manifest["base"]["content_hash"] in message
+    assert manifest["base"]["content_hash"][:12] in message
     assert "\n" not in message
 
 
