@@ -21,7 +21,7 @@ from deltacompress.evaluation import Gate, evaluate
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lm_eval")]
 REFERENCE = {"wikisql": 0.330, "palindrome": 0.519, "sst2": 0.866, "amazon_category": 0.952}
-SAMPLES = 120
+SAMPLES = 300
 SEEDS = int(os.environ.get("DELTACOMPRESS_GATE_SEEDS", "2"))
 CALIBRATIONS = max(1, SEEDS // 4)
 """Compressions of each pair; every one is judged on several draws of samples."""
