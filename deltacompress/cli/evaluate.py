@@ -67,15 +67,15 @@ def evaluate(
     """Measure what compressed deltas keep of their fine-tuned model; run again to go on after an interruption."""
     from deltacompress.cli import render
     from deltacompress.evaluation import evaluate as run
-    from deltacompress.evaluation.zoo import attach_report
+    from deltacompress.evaluation.zoo import attach_report, pinned
     from deltacompress.zoo.resolve import artifact_path
 
     finetuned, others, with_base = _against(against or [])
+    given = _labelled(artifacts)
+    if attach:
+        given = {label: pinned(zoo, one) for label, one in given.items()}
     with console.progress() as reporter:
-        found = {
-            label: artifact_path(given, zoo, base=base, reporter=reporter)
-            for label, given in _labelled(artifacts).items()
-        }
+        found = {label: artifact_path(one, zoo, base=base, reporter=reporter) for label, one in given.items()}
         for label, place in found.items():
             if not place.is_dir():
                 raise InputError(f"{label}: no such artifact {place}; give a directory; for a name, give --zoo ZOO")
@@ -102,8 +102,8 @@ def evaluate(
             reporter=reporter,
         )
         if attach:
-            for label, given in _labelled(artifacts).items():
-                console.note(f"attached to {given}: {attach_report(zoo, given, label, report)}")
+            for label, one in given.items():
+                console.note(f"attached to {one}: {attach_report(zoo, one, label, report)}")
     for pair in report.agreement:
         console.note(
             f"{pair.task}: {pair.first} and {pair.second} give the same answer to {pair.same} of {pair.samples}"

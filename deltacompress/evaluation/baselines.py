@@ -19,13 +19,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from deltacompress.artifact import Delta, load_delta
-from deltacompress.calibrate.data import load_calibration
+from deltacompress.calibrate.data import CalibrationTokens
 from deltacompress.checkpoint import DTYPES, Checkpoint
 from deltacompress.checkpoint_writer import output_errors, write_checkpoint, write_file
 from deltacompress.errors import InputError
 from deltacompress.evaluation import bitdelta, low_rank
 from deltacompress.evaluation.checkpoints import load_model
-from deltacompress.evaluation.encoding import Encoder
+from deltacompress.evaluation.made_from import calibration_tokens
 from deltacompress.recipe import CalibrationSpec
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.restoration import copy_side_files
@@ -42,15 +42,18 @@ Read = Callable[[str], Tensor]
 class Account(BaseModel):
     """What a baseline is, of what it was made, and what it would store; account.json beside its weights.
 
+    donor_digest: of the donor's manifest. calibration_sha256: over the token ids, None where the method sees none.
     bytes: of everything, as for an artifact; seconds: of the method itself, without its donor. note: how it went.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     method: str
     donor: str
+    donor_digest: str
     base_sha256: str
     finetuned_sha256: str
     calibration: str | None
+    calibration_sha256: str | None
     seed: int
     bytes: Annotated[int, Field(ge=1)]
     ratio: float
@@ -79,12 +82,12 @@ class _Pair:
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """A method's result: the weight of each linear (f32), the bytes that each costs, what it saw, and a note."""
+    """A method's result: the weight of each linear (f32), the bytes that each costs, a note, and what it saw."""
 
     weight: Read
     bytes: Mapping[str, int]
-    calibration: str | None
     note: str
+    tokens: CalibrationTokens | None = None
 
 
 def build(
@@ -149,15 +152,7 @@ def read_account(path: Path) -> Account:
 def _bitdelta(
     pair: _Pair, calibration: str | Path, spec: CalibrationSpec, seed: int, device: str, reporter: Reporter
 ) -> _Encoded:
-    encoder = Encoder.open(pair.finetuned.path, pair.finetuned.config)
-    tokens = load_calibration(
-        calibration,
-        encoder.tokenizer,
-        samples=spec.samples,
-        seq_len=spec.seq_len,
-        seed=seed,
-        max_positions=encoder.max_length,
-    )
+    tokens = calibration_tokens(pair.finetuned, calibration, spec.model_copy(update={"seed": seed}))
     teacher = load_model(pair.finetuned.path, device=device)
     bases = {name: pair.read_base(name) for name in pair.linears}
     found = bitdelta.distil(teacher, bases, tokens.ids, seed=seed, reporter=reporter)
@@ -166,8 +161,8 @@ def _bitdelta(
         return pair.read_base(name) + found.scales[name] * bitdelta.sign(pair.read_delta(name))
 
     sizes = {name: -(-pair.read_base(name).numel() // 8) + 4 for name in pair.linears}  # a bit each, and an fp32 scale
-    told = f"{tokens.source}, {tokens.tokens} tokens, seed {tokens.seed}"
-    return _Encoded(weight, sizes, told, f"error of the logits {found.before:.4g} before and {found.after:.4g} after")
+    told = f"error of the logits {found.before:.4g} before and {found.after:.4g} after"
+    return _Encoded(weight, sizes, told, tokens)
 
 
 def _low_rank(pair: _Pair) -> _Encoded:
@@ -179,7 +174,7 @@ def _low_rank(pair: _Pair) -> _Encoded:
         return pair.read_base(name) + left.float() @ right.float()
 
     sizes = {name: low_rank.factor_bytes(shapes[name], rank) for name, rank in ranks.items()}
-    return _Encoded(weight, sizes, None, f"ranks {min(ranks.values())} to {max(ranks.values())}")
+    return _Encoded(weight, sizes, f"ranks {min(ranks.values())} to {max(ranks.values())}")
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -206,13 +201,15 @@ def _account(method: str, pair: _Pair, encoded: _Encoded, seed: int, seconds: fl
     weights = sum(
         _matrix(pair.donor.tensors[name].shape)[0] * pair.donor.tensors[name].shape[1] for name in pair.linears
     )
-    manifest = pair.donor.manifest
+    manifest, tokens = pair.donor.manifest, encoded.tokens
     return Account(
         method=method,
         donor=str(manifest.recipe.get("name", "")),
+        donor_digest=manifest.digest,
         base_sha256=manifest.base.content_hash,
         finetuned_sha256=manifest.finetuned.content_hash,
-        calibration=encoded.calibration,
+        calibration=None if tokens is None else f"{tokens.source}, {tokens.tokens} tokens, seed {tokens.seed}",
+        calibration_sha256=None if tokens is None else tokens.sha256,
         seed=seed,
         bytes=total,
         ratio=manifest.finetuned.bytes / total,

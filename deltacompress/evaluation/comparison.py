@@ -8,6 +8,7 @@ restored and run as checkpoints.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from deltacompress.artifact import load_delta
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.checkpoint import Checkpoint, content_hash
 from deltacompress.checkpoint_writer import output_errors
 from deltacompress.content import list_content
 from deltacompress.driver import compress
 from deltacompress.errors import InputError
 from deltacompress.evaluation.baselines import DONORS, build, read_account
 from deltacompress.evaluation.comparison_plot import plot, require_matplotlib
+from deltacompress.evaluation.made_from import calibration_tokens, difference
 from deltacompress.evaluation.report import Report
 from deltacompress.evaluation.run import evaluate
 from deltacompress.evaluation.tasks import load_tasks
@@ -96,7 +98,8 @@ def compare(
         raise InputError(f"--methods {','.join(chosen)}: a method is named twice")
     load_tasks(list(tasks), task_dir=None if task_dir is None else Path(task_dir), few_shot=None, limit=limit)
     target = Path(out)
-    work = _Work(Path(base), Path(finetuned), target / "artifacts", calibration, seed, device, reporter)
+    pair = Checkpoint.open(base), Checkpoint.open(finetuned)
+    work = _Work(*pair, target / "artifacts", calibration, seed, device, reporter)
     artifacts: dict[str, Path] = {}
     others: dict[str, Path] = {}
     seconds: dict[str, float] = {}
@@ -104,12 +107,11 @@ def compare(
         if recipe is None:
             others[label], seconds[label] = work.baseline(label)
             continue
-        path, seconds[label] = work.compressed(label, recipe)
-        if load_delta(path).manifest.scope == "full":
-            restored = path.with_name(f"{path.name}.restored")
-            if not restored.is_dir():
-                restore(path, base=base, out=restored, reporter=reporter)
-            others[label] = restored
+        path, took = work.compressed(label, recipe)
+        if took is not None:
+            seconds[label] = took
+        if recipe.scope == "full":
+            others[label] = work.restored(path)
         else:
             artifacts[label] = path
     report = evaluate(
@@ -157,16 +159,16 @@ def load_method(name: str) -> Recipe:
 class _Work:
     """Makes what is to be measured, below `folder`; what an earlier run made of the same is used again."""
 
-    base: Path
-    finetuned: Path
+    base: Checkpoint
+    finetuned: Checkpoint
     folder: Path
     calibration: str | Path
     seed: int
     device: str
     reporter: Reporter
 
-    def compressed(self, label: str, recipe: Recipe) -> tuple[Path, float]:
-        """The artifact of a recipe, and the seconds that compressing took.
+    def compressed(self, label: str, recipe: Recipe) -> tuple[Path, float | None]:
+        """The artifact of a recipe, and the seconds that compressing took, None where nobody wrote them down.
 
         Raises:
             InputError: an artifact of that name is there, made otherwise.
@@ -175,19 +177,22 @@ class _Work:
         known: dict[str, float] = json.loads(times.read_text()) if times.is_file() else {}
         if path.is_dir():
             manifest = load_delta(path).manifest
-            same = (
-                manifest.recipe == recipe.model_dump(mode="json")
-                and manifest.finetuned.content_hash == Checkpoint.open(self.finetuned).fingerprint()
-                and (manifest.calibration is None or manifest.calibration.seed == self.seed)
+            other = difference(
+                manifest,
+                base=self.base,
+                finetuned=self.finetuned,
+                recipe=recipe,
+                calibration=self.calibration,
+                seed=self.seed,
             )
-            if not same:
-                raise _made_otherwise(path)
-            return path, known.get(label, 0.0)
+            if other is not None:
+                raise _made_otherwise(path, other)
+            return path, known.get(manifest.digest)
         with output_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         result = compress(
-            self.base,
-            self.finetuned,
+            self.base.path,
+            self.finetuned.path,
             recipe=recipe,
             calibration=self.calibration if recipe.needs_calibration else None,
             out=path,
@@ -197,8 +202,22 @@ class _Work:
             reporter=self.reporter,
         )
         with output_errors(times):
-            times.write_text(json.dumps(known | {label: result.seconds}, indent=1) + "\n", encoding="utf-8")
+            known[load_delta(path).manifest.digest] = result.seconds
+            times.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
         return path, result.seconds
+
+    def restored(self, artifact: Path) -> Path:
+        """The checkpoint that an artifact restores to; what another one left in its place is removed."""
+        path = artifact.with_name(f"{artifact.name}.restored")
+        if path.is_dir():
+            tensors = load_delta(artifact).manifest.tensors
+            wanted = content_hash((one.name, one.dtype, one.shape, one.sha256) for one in tensors)
+            if Checkpoint.open(path).fingerprint() == wanted:
+                return path
+            self.reporter.note(f"{path}: not what {artifact} restores to; made again")
+            with output_errors(path):
+                shutil.rmtree(path)
+        return restore(artifact, base=self.base.path, out=path, reporter=self.reporter)
 
     def baseline(self, method: str) -> tuple[Path, float]:
         """The checkpoint of a baseline with its account, and the seconds that the method took.
@@ -209,15 +228,18 @@ class _Work:
         path, recipe = self.folder / method, load_method(DONORS[method])
         donor, _ = self.compressed(recipe.name, recipe)
         if path.is_dir():
-            account = read_account(path)
-            made_of = load_delta(donor).manifest.finetuned.content_hash
-            if (account.method, account.finetuned_sha256, account.seed) != (method, made_of, self.seed):
-                raise _made_otherwise(path)
+            account, digest = read_account(path), load_delta(donor).manifest.digest
+            if (account.method, account.donor_digest, account.seed) != (method, digest, self.seed):
+                raise _made_otherwise(path, "method, donor or seed")
+            if account.calibration_sha256 is not None:
+                spec = recipe.calibration.model_copy(update={"seed": self.seed})
+                if calibration_tokens(self.finetuned, self.calibration, spec).sha256 != account.calibration_sha256:
+                    raise _made_otherwise(path, "calibration data")
             return path, account.seconds
         account = build(
             method,
-            base=self.base,
-            finetuned=self.finetuned,
+            base=self.base.path,
+            finetuned=self.finetuned.path,
             donor=donor,
             out=path,
             calibration=self.calibration,
@@ -230,5 +252,8 @@ class _Work:
         return path, account.seconds
 
 
-def _made_otherwise(path: Path) -> InputError:
-    return InputError(f"{path}: made by another recipe, model or seed; remove it, or give another --out")
+def _made_otherwise(path: Path, other: str) -> InputError:
+    return InputError(
+        f"{path}: made by another recipe, model or seed, or on other data (another {other}); remove it, or give "
+        "another --out"
+    )

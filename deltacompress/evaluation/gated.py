@@ -2,25 +2,35 @@
 
     compress as OUT.candidate -> evaluate into OUT.report -> gate -> rename to OUT, in one step
 
-A candidate that fails stays where it is, with its report, for somebody to look at; OUT never comes to exist.
+A candidate that fails stays where it is, with its report, for somebody to look at; OUT never comes to exist. A whole
+candidate of a run that was stopped while it measured is not compressed again: --resume goes on with measuring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from deltacompress.artifact import verify
+from deltacompress.checkpoint import Checkpoint
 from deltacompress.driver import CompressResult, compress
-from deltacompress.errors import InputError
+from deltacompress.errors import InputError, OutputError
 from deltacompress.evaluation.gate import Gate, GateFailedError, GateResult
 from deltacompress.evaluation.harness import require_lm_eval
+from deltacompress.evaluation.made_from import difference
 from deltacompress.evaluation.report import Report
 from deltacompress.evaluation.run import evaluate
 from deltacompress.evaluation.subjects import check_label
 from deltacompress.evaluation.tasks import load_tasks
+from deltacompress.manifest import MANIFEST
+from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
+from deltacompress.steps import Steps
 from deltacompress.workspace import check_free, publish_directory
 
 
@@ -39,11 +49,14 @@ def compress_gated(
     *,
     gate: Gate,
     out: str | Path,
+    recipe: Recipe | str | Path,
     tasks: Sequence[str] = (),
     task_dir: str | Path | None = None,
     limit: int | None = None,
     calibration: str | Path | None = None,
+    seed: int | None = None,
     device: str = "auto",
+    resume: bool = False,
     reporter: Reporter | None = None,
     **options: Any,
 ) -> GatedResult:
@@ -51,7 +64,8 @@ def compress_gated(
 
     Args:
         gate: what is asked. tasks: what is measured, by default the tasks that the policy requires.
-        task_dir, limit: as evaluate.
+        task_dir, limit: as evaluate. seed, device: also of the evaluation.
+        resume: continue the interrupted run of the same `out`, if there is one; a whole candidate is only measured.
 
     Raises:
         GateFailedError: the candidate does not pass; it lies in OUT.candidate, its report in OUT.report.
@@ -68,9 +82,15 @@ def compress_gated(
         raise InputError(f"policy {gate.policy.name} requires no tasks by name, so say what to measure: --tasks A,B")
     load_tasks(names, task_dir=None if task_dir is None else Path(task_dir), few_shot=None, limit=limit)
     candidate, report_dir = (target.with_name(f"{target.name}.{what}") for what in ("candidate", "report"))
-    compressed = compress(
-        base, finetuned, out=candidate, calibration=calibration, device=device, reporter=reporter, **options
-    )
+    made_from = {"recipe": recipe, "calibration": calibration, "seed": seed} | options
+    seconds = {}
+    if (candidate / MANIFEST).is_file():
+        compressed = _left(candidate, base, finetuned, resume, made_from, reporter)
+    else:
+        compressed = compress(
+            base, finetuned, out=candidate, device=device, resume=resume, reporter=reporter, **made_from
+        )
+        seconds[target.name] = compressed.seconds
     report = evaluate(
         {target.name: candidate},
         base=base,
@@ -79,9 +99,12 @@ def compress_gated(
         task_dir=task_dir,
         limit=limit,
         out=report_dir,
+        seed=0 if seed is None else seed,
+        device=("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device,
         calibration=calibration if calibration is not None and Path(calibration).is_file() else None,
+        allow_overlap=gate.policy.allow_overlap,
         policy=None,
-        compress_seconds={target.name: compressed.seconds},
+        compress_seconds=seconds,
         reporter=reporter,
     )
     result = gate.check(report)
@@ -92,3 +115,37 @@ def compress_gated(
     publish_directory(candidate, target)
     summary = compressed.summary | {"artifact": str(target)}
     return GatedResult(replace(compressed, out=target, summary=summary), report, result)
+
+
+def _left(
+    candidate: Path,
+    base: str | Path,
+    finetuned: str | Path,
+    resume: bool,
+    made_from: Mapping[str, Any],
+    reporter: Reporter,
+) -> CompressResult:
+    """The whole candidate of an earlier run, every byte checked; `seconds` are those that the check took.
+
+    Raises:
+        OutputError: not to be resumed. InputError: it is not what would be made now. IntegrityError: it is damaged.
+    """
+    began = time.monotonic()
+    if not resume:
+        raise OutputError(f"{candidate}: left by an earlier run; measure it with --resume, or remove it")
+    recipe = made_from["recipe"]
+    given = dict(made_from) | {"recipe": recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)}
+    delta = verify(candidate, reporter=reporter)
+    other = difference(delta.manifest, base=Checkpoint.open(base), finetuned=Checkpoint.open(finetuned), **given)
+    if other is not None:
+        raise InputError(f"{candidate}: made with another {other}; remove it, or choose another --out")
+    reporter.note(f"{candidate}: whole already, so it is only measured")
+    return CompressResult(
+        out=candidate,
+        summary=delta.summary(),
+        kl_on_calibration=None,
+        seconds=time.monotonic() - began,
+        peak_memory_bytes=Steps.peak_memory(),
+        peak_device_bytes=None,
+        backend="an earlier run's",
+    )

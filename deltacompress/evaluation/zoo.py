@@ -8,13 +8,31 @@ from __future__ import annotations
 
 import hashlib
 import re
+from pathlib import Path
 
 from deltacompress.errors import InputError
 from deltacompress.evaluation.report import Report
 from deltacompress.zoo.blobs import Blob
 from deltacompress.zoo.entry import REPORT, Descriptor, EntryManifest
+from deltacompress.zoo.read import need_kind
 from deltacompress.zoo.reports import MAX_SCORES
 from deltacompress.zoo.resolve import open_zoo
+
+
+def pinned(zoo: str | None, given: str) -> str:
+    """`name@version` of the artifact that a name means now: an alias may move while it is measured.
+
+    Raises:
+        InputError: a directory, which has no entry that a report could be attached to.
+        ZooError: no zoo was given, or it has no such artifact.
+    """
+    if Path(given).is_dir():
+        raise InputError(
+            f"--attach: {given} is a directory; give the name of its entry in --zoo, or leave out --attach"
+        )
+    found, entry = open_zoo(zoo).show(given)
+    need_kind(found, entry, "delta")
+    return str(found)
 
 
 def attach_report(zoo: str | None, name: str, label: str, report: Report) -> str:
@@ -23,13 +41,18 @@ def attach_report(zoo: str | None, name: str, label: str, report: Report) -> str
     The entry's list shows a score for every task and metric (`sst2.accuracy`), and its divergence (`sst2.kl`).
 
     Raises:
-        InputError: the report measures nothing under that label.
+        InputError: the report measures nothing under that label, or another artifact.
         ZooError: no zoo was given, the zoo has no such name, or cannot be written.
     """
     if label not in {one.label for one in report.subjects}:
         raise InputError(f"the report measures no {label}, so it cannot be attached to {name}")
     opened = open_zoo(zoo)
-    resolved, _ = opened.show(name)
+    resolved, measured = opened.show(name)
+    need_kind(resolved, measured, "delta")
+    if report.subject(label).manifest_digest != measured.summary.get("artifact"):
+        raise InputError(
+            f"{resolved}: not the artifact that the report measured as {label}; evaluate {resolved} itself"
+        )
     raw = report.to_bytes()
     digest = hashlib.sha256(raw).hexdigest()
     verdict = next((one for one in report.verdicts if one.subject == label), None)

@@ -12,6 +12,7 @@ from evaluation.reports import report
 
 from deltacompress.cli.evaluate import _against, _labelled, compare, evaluate, gate
 from deltacompress.errors import InputError
+from deltacompress.zoo import Zoo
 
 if TYPE_CHECKING:
     from pairs import Pair
@@ -72,6 +73,21 @@ def test_eval_writes_the_report(
     assert "did you mean colours" in capsys.readouterr().err
     assert call("eval", "team/bot", *where, "--tasks", "colours") == 2
     assert "give --zoo ZOO" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_what_cannot_be_attached_is_not_evaluated(
+    pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Zoo.init(tmp_path / "zoo").add(artifact, "team/bot")
+    where = ["--base", str(pair.base), "--task-dir", str(task_dir), "--tasks", "colours", "--limit", "3"]
+    argv = [*where, "--out", str(tmp_path / "out"), "--zoo", str(tmp_path / "zoo"), "--attach"]
+    for given, told in ((str(artifact), "is a directory"), ("team/bot@prod", "prod")):
+        assert call("eval", given, *argv) == 2
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert call("eval", "team/bot", *argv) == 0
+    assert len(Zoo.open(tmp_path / "zoo").referrers("team/bot@1")) == 1
 
 
 def test_labels_and_references() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pairs import write_data
 
+from deltacompress.checkpoint import Checkpoint
 from deltacompress.content import list_content
 from deltacompress.errors import InputError
-from deltacompress.evaluation import compare
+from deltacompress.evaluation import compare, comparison
 from deltacompress.evaluation.baselines import DONORS
 from deltacompress.evaluation.comparison import METHODS, load_method
 from deltacompress.recipe import Recipe
+from deltacompress.reporter import SILENT
 
 if TYPE_CHECKING:
     from pairs import Pair
@@ -61,3 +65,58 @@ def test_methods_in_one_table(pair: Pair, task_dir: Path, tmp_path: Path) -> Non
         compare(pair.base, pair.finetuned, **(options | {"seed": 1}))
     with pytest.raises(InputError, match="named twice"):
         compare(pair.base, pair.finetuned, **(options | {"methods": ["rtn-4bit", "rtn-4bit"]}))
+
+
+def work_in(folder: Path, pair: Pair, calibration: Path) -> comparison._Work:
+    checkpoints = Checkpoint.open(pair.base), Checkpoint.open(pair.finetuned)
+    return comparison._Work(*checkpoints, folder, calibration, 0, "cpu", SILENT)
+
+
+def test_artifacts_of_other_calibration_data_are_not_used_again(pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "direct.yaml").write_text(DIRECT)
+    recipe = Recipe.load(tmp_path / "direct.yaml")
+    path, seconds = work_in(tmp_path / "out", pair, pair.data).compressed("direct", recipe)
+    again = work_in(tmp_path / "out", pair, pair.data)
+    assert again.compressed("direct", recipe) == (path, seconds)
+    (tmp_path / "out" / "compress-seconds.json").unlink()
+    assert again.compressed("direct", recipe) == (path, None)
+    other = write_data(tmp_path / "other.jsonl", records=70)
+    with pytest.raises(InputError, match="another calibration data"):
+        work_in(tmp_path / "out", pair, other).compressed("direct", recipe)
+
+
+def test_what_an_artifact_restores_to_follows_the_artifact(pair: Pair, tmp_path: Path) -> None:
+    work = work_in(tmp_path / "out", pair, pair.data)
+    found = []
+    for bits in (4, 2):
+        (tmp_path / "direct.yaml").write_text(DIRECT.replace("bits: 4", f"bits: {bits}"))
+        path, _ = work.compressed("direct", Recipe.load(tmp_path / "direct.yaml"))
+        restored = work.restored(path)
+        before = (restored / "config.json").stat().st_mtime_ns
+        assert (work.restored(path) / "config.json").stat().st_mtime_ns == before
+        assert restored == tmp_path / "out" / "direct.restored"
+        found.append(Checkpoint.open(restored).fingerprint())
+        shutil.rmtree(path)  # as the message advises; its restored checkpoint stays
+    assert found[0] != found[1]
+
+
+def test_a_baseline_belongs_to_its_donor_and_its_data(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = "  - {kind: linear, codec: rtn, bits: BITS}\n  - {codec: exact}\n"
+    donor = "name: donor\ncalibration: {samples: 8, seq_len: 16}\nrules:\n" + rules
+    for method in DONORS:
+        monkeypatch.setitem(DONORS, method, str(tmp_path / "donor.yaml"))
+    (tmp_path / "donor.yaml").write_text(donor.replace("BITS", "4"))
+    work = work_in(tmp_path / "out", pair, pair.data)
+    made = {method: work.baseline(method) for method in DONORS}
+    assert {method: work.baseline(method) for method in DONORS} == made
+    other = work_in(tmp_path / "out", pair, write_data(tmp_path / "other.jsonl", records=70))
+    assert other.baseline("low-rank") == made["low-rank"]  # looks at no data, nor does its donor
+    with pytest.raises(InputError, match=r"bitdelta: made by .*another calibration data"):
+        other.baseline("bitdelta")
+    (tmp_path / "donor.yaml").write_text(donor.replace("BITS", "2"))
+    shutil.rmtree(tmp_path / "out" / "donor")
+    for method in DONORS:
+        with pytest.raises(InputError, match=rf"{method}: made by .*another method, donor or seed"):
+            work.baseline(method)

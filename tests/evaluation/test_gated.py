@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib.metadata
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from pairs import write_data
 
 from deltacompress.artifact import verify
 from deltacompress.cli.main import main
+from deltacompress.driver import CompressResult
 from deltacompress.errors import InputError
 from deltacompress.evaluation import Gate, compress_gated, gated, read_report
+from deltacompress.manifest import read_manifest
 
 if TYPE_CHECKING:
     from pairs import Pair
@@ -42,12 +45,12 @@ def test_what_passes_is_published(
     pair: Pair, policy: Path, task_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert main(gated_argv(pair, out, policy, task_dir, "--limit", "6", "--json")) == 0
+    assert main(gated_argv(pair, out, policy, task_dir, "--limit", "8", "--json")) == 0
     assert json.loads(capsys.readouterr().out)["artifact"] == str(out)
     assert not (tmp_path / "out.candidate").exists()
     measured = read_report(tmp_path / "out.report").subject("out")
     assert measured.manifest_digest == verify(out, base=pair.base).manifest.digest
-    assert read_report(tmp_path / "out.report").tasks[0].samples == 6
+    assert read_report(tmp_path / "out.report").tasks[0].samples == 8
     assert main(["gate", str(tmp_path / "out.report"), str(policy), "--artifact", str(out), "--quiet"]) == 0
 
 
@@ -130,4 +133,65 @@ def test_tasks_are_those_of_the_policy_unless_named(pair: Pair, task_dir: Path, 
     assert done.gate.passed
     assert done.compressed.out == tmp_path / "out"
     with pytest.raises(InputError, match="requires no tasks by name"):
-        compress_gated(pair.base, pair.finetuned, gate=Gate.parse({"name": "p"}), out=tmp_path / "more")
+        compress_gated(
+            pair.base, pair.finetuned, gate=Gate.parse({"name": "p"}), recipe="int4-24", out=tmp_path / "more"
+        )
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_a_run_that_was_stopped_while_it_measured_goes_on_there(
+    pair: Pair, policy: Path, task_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    out = tmp_path / "out"
+    argv = gated_argv(pair, out, policy, task_dir, "--limit", "8")
+
+    def stopped(*_: object, **__: object) -> None:
+        raise InputError("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gated, "evaluate", stopped)
+        assert main(argv) == 2
+    made = read_manifest(tmp_path / "out.candidate").digest
+    monkeypatch.setattr(gated, "compress", stopped)
+    other = write_data(tmp_path / "other.jsonl", records=70)
+    for change, told in (
+        ([], "left by an earlier run; measure it with --resume"),
+        (["--resume", "--seed", "7"], "another calibration data or seed"),
+        (["--resume", "--calibration", str(other)], "another calibration data"),
+        (["--resume", "--recipe", "int2-24"], "another recipe"),
+        (["--resume", "--lossless", "none"], "another lossless stage"),
+    ):
+        assert main([*argv, *change]) == 2
+        assert told in capsys.readouterr().err
+    assert main([*argv, "--resume"]) == 0
+    assert read_manifest(out).digest == made
+    assert read_report(tmp_path / "out.report").subject("out").compress_seconds is None
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_the_evaluation_gets_device_seed_and_the_policys_word_on_overlap(
+    pair: Pair, task_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {
+        "recipe": "int4-24", "calibration": task_dir / "echo" / "validation.jsonl", "samples": 4, "seq_len": 8,
+        "tasks": ["echo"], "task_dir": task_dir, "limit": 4, "seed": 3,
+    }  # fmt: skip
+    with pytest.raises(InputError, match="4 of 4 samples are in the calibration file"):
+        compress_gated(pair.base, pair.finetuned, gate=Gate.parse({"name": "p"}), out=tmp_path / "no", **options)
+    gate = Gate.parse({"name": "p", "allow_overlap": True})
+    done = compress_gated(pair.base, pair.finetuned, gate=gate, out=tmp_path / "out", **options)
+    assert done.gate.passed
+    assert done.report.overlap[0].forced
+    assert done.report.settings.seed == 3
+    seen: dict[str, Any] = {}
+
+    def look(*_: object, **given: Any) -> None:
+        seen.update(given)
+        raise InputError("enough")
+
+    monkeypatch.setattr(gated, "evaluate", look)
+    monkeypatch.setattr(gated, "compress", lambda *_, **__: CompressResult(tmp_path, {}, None, 1.0, 0, None, ""))
+    with pytest.raises(InputError, match="enough"):
+        compress_gated(pair.base, pair.finetuned, gate=gate, out=tmp_path / "gpu", device="cuda", **options)
+    assert seen["device"] == "cuda"

@@ -1,0 +1,61 @@
+"""Was the artifact that lies there made of what is given now? Then hours of work are used again.
+
+The manifest tells: it holds the recipe, the content hashes of the pair, and the hash of the calibration tokens, which
+are made again here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from deltacompress.calibrate.data import CalibrationTokens, load_calibration, load_tokenizer
+from deltacompress.checkpoint import Checkpoint
+from deltacompress.manifest import Manifest
+from deltacompress.recipe import CalibrationSpec, Recipe
+
+
+def difference(
+    manifest: Manifest,
+    *,
+    base: Checkpoint,
+    finetuned: Checkpoint,
+    recipe: Recipe,
+    calibration: str | Path | None,
+    samples: int | None = None,
+    seq_len: int | None = None,
+    seed: int | None = None,
+    lossless: str = "zstd",
+) -> str | None:
+    """What would be another one if the artifact were made again ("recipe", say), None if nothing; else as compress.
+
+    Raises:
+        CalibrationError: the calibration data cannot be read.
+    """
+    if manifest.recipe != recipe.model_dump(mode="json"):
+        return "recipe"
+    if manifest.lossless != lossless:
+        return "lossless stage"
+    for name, record, given in (("base", manifest.base, base), ("fine-tuned model", manifest.finetuned, finetuned)):
+        if record.content_hash != given.fingerprint():
+            return name
+    if manifest.calibration is None:
+        return None
+    if calibration is None:
+        return "calibration data"
+    wanted = {"samples": samples, "seq_len": seq_len, "seed": seed}
+    spec = recipe.calibration.model_copy(update={key: value for key, value in wanted.items() if value is not None})
+    tokens = calibration_tokens(finetuned, calibration, spec)
+    return None if tokens.sha256 == manifest.calibration.sha256 else "calibration data or seed"
+
+
+def calibration_tokens(finetuned: Checkpoint, calibration: str | Path, spec: CalibrationSpec) -> CalibrationTokens:
+    """The tokens that a model is calibrated on; raises as load_calibration."""
+    limit = finetuned.config.get("max_position_embeddings")
+    return load_calibration(
+        calibration,
+        load_tokenizer(finetuned.path),
+        samples=spec.samples,
+        seq_len=spec.seq_len,
+        seed=spec.seed,
+        max_positions=limit if isinstance(limit, int) else None,
+    )
