@@ -63,9 +63,7 @@ class CheckpointScorer:
     batch_size: the most rows of one forward. ends: see `ends`.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, *, batch_size: int = 64, ends: frozenset[int] = frozenset()
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, *, batch_size: int = 64, ends: frozenset[int] = frozenset()) -> None:
         self._model = model.eval()
         self._batch_size = batch_size
         self._configured_ends = ends
@@ -227,8 +225,7 @@ class CheckpointScorer:
 
 
 def _keeps_everything(model: PreTrainedModel) -> bool:
-    """Whether its cache can be cut back to the end of a prompt: one that forgets (sliding windows, linear attention)
-    cannot."""
+    """Whether its cache can be cut back to the end of a prompt; one that forgets (a sliding window, say) cannot."""
     config = model.config.get_text_config(decoder=True)
     if kinds := getattr(config, "layer_types", None):
         return all(kind == "full_attention" for kind in kinds)

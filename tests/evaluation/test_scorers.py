@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 from deltacompress.errors import CheckpointError
 from deltacompress.evaluation.checkpoints import CheckpointScorer
@@ -78,6 +81,26 @@ def test_an_answer_ends_with_the_end_of_text(pair: Pair) -> None:
         assert cut == (whole[: whole.index(end) + 1] if end in whole else whole)
 
 
+def test_checkpoints_and_the_runtime_end_at_the_same_tokens(pair: Pair, tmp_path: Path) -> None:
+    prompt = Prompt(None, (5, 6, 7), 8)
+    free = CheckpointScorer.open(pair.base).generate([prompt], eos=-1)[0]
+    base = shutil.copytree(pair.base, tmp_path / "base")
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, free[2]]}))
+    for scorer in (CheckpointScorer.open(base), DecoupledScorer.open(base)):
+        assert scorer.ends(None) == {1, free[2]}
+        assert scorer.generate([prompt], eos=-1) == [free[: free.index(free[2]) + 1]]
+
+
+def test_choices_after_a_prompt_longer_than_a_sliding_window() -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = MistralConfig(vocab_size=64, num_key_value_heads=2, sliding_window=8, max_position_embeddings=64, **sizes)
+    scorer = CheckpointScorer(MistralForCausalLM(config))
+    rows = [Row(None, tuple(range(2, 22)), continuation) for continuation in ((3, 4, 5), (6, 7))]
+    for row, found in zip(rows, scorer.loglikelihood(rows), strict=True):
+        assert found.logprob == pytest.approx(_alone(scorer, row)[0], abs=1e-3)
+
+
 def test_decoupled_variants_share_a_batch_and_equal_restored_checkpoints(
     pair: Pair, artifact: Path, tmp_path: Path
 ) -> None:
@@ -128,6 +151,15 @@ def test_a_draft_never_changes_an_answer(pair: Pair, artifact: Path, monkeypatch
     monkeypatch.setattr(shared._runtime, "complete", lambda requests, *_, **__: asked.append(len(requests)) or [])
     assert shared.generate(exact, eos=-1) == free
     assert sum(asked) == 0  # nothing was left to be written token by token
+
+
+def test_after_a_draft_only_the_rest_is_written(pair: Pair, artifact: Path) -> None:
+    shared = DecoupledScorer.open(pair.base)
+    shared.load(artifact, "int4")
+    whole = shared.generate([Prompt("int4", (5, 6, 7), 32)], eos=-1)[0]
+    assert len(whole) == 32
+    assert shared.generate([Prompt("int4", (5, 6, 7), 32, whole[:30])], eos=-1) == [whole]
+    assert shared._runtime.last_decoded <= 2
 
 
 def test_a_checkpoint_with_a_missing_weight_is_refused(pair: Pair, tmp_path: Path) -> None:

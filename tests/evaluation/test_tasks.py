@@ -100,6 +100,12 @@ def test_bad_samples(tmp_path: Path, text: str, told: str) -> None:
         read_samples(path, Templates(), choose=None)
 
 
+def test_a_line_separator_in_a_text_ends_no_line(tmp_path: Path) -> None:
+    record = {"prompt": "a\u2028b\x85", "completion": "c"}
+    (tmp_path / "v.jsonl").write_text(json.dumps(record, ensure_ascii=False) + "\r\n", encoding="utf-8")
+    assert read_samples(tmp_path / "v.jsonl", Templates(), choose=None) == (Sample("a\u2028b\x85", "c"),)
+
+
 def test_missing_and_binary_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such task file"):
         read_samples(tmp_path / "x.jsonl", Templates(), choose=None)
