@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -182,10 +181,10 @@ class Runtime:
     def forward(self, requests: Sequence[tuple[str | None, Ids]]) -> Iterator[tuple[int, Tensor]]:
         """(index, logits [tokens, vocabulary]) of each request, batch by batch: logits never pile up.
 
-        The order is that of the batches; raises as `logits`.
+        The order is that of the batches; raises as `logits`, and where a variant was unloaded before its batch came.
         """
         items = [self._intake.item(index, variant, ids) for index, (variant, ids) in enumerate(requests)]
-        for batch in evaluation.batches(items, self._fits):
+        for batch in evaluation.batches(items, self.residency.fits):
             for item, piece in self._run(batch):
                 yield item.index, piece
 
@@ -201,9 +200,9 @@ class Runtime:
             items.append(item)
             continuations.append(after)
         found: list[LogLikelihood] = [LogLikelihood(0.0, False)] * len(items)
-        for batch in evaluation.batches(items, self._fits):
-            with self._lock, self._holding(batch), self._memory("log-likelihoods"):
-                ordered, logits = evaluation.run(self.model, batch)
+        for batch in evaluation.batches(items, self.residency.fits):
+            with self._lock, evaluation.holding(self.residency, batch) as held, self._memory("log-likelihoods"):
+                ordered, logits = evaluation.run(self.model, held)
                 targets = [continuations[one.index] for one in ordered]
                 for one, result in zip(ordered, evaluation.log_likelihoods(ordered, logits, targets), strict=True):
                     found[one.index] = result
@@ -282,20 +281,8 @@ class Runtime:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _run(self, items: list[Item]) -> list[tuple[Item, Tensor]]:
-        with self._lock, self._holding(items), self._memory(f"one forward over {len(items)} sequences"):
-            ordered, logits = evaluation.run(self.model, items)
+        told = f"one forward over {len(items)} sequences"
+        with self._lock, evaluation.holding(self.residency, items) as held, self._memory(told):
+            ordered, logits = evaluation.run(self.model, held)
         pieces = logits.split([one.kept for one in ordered])
         return [(one, piece[:, : one.vocabulary]) for one, piece in zip(ordered, pieces, strict=True)]
-
-    @contextmanager
-    def _holding(self, items: Sequence[Item]) -> Iterator[None]:
-        names = {one.variant for one in items if one.variant is not None}
-        self.residency.acquire(names)
-        try:
-            yield
-        finally:
-            self.residency.release(names)
-
-    def _fits(self, names: set[str]) -> bool:
-        budget = self.residency.budget_bytes
-        return budget is None or sum(self.residency.variants[name].nbytes for name in names) <= budget

@@ -7,14 +7,17 @@ one large product). The head sees only the rows whose logits somebody asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from deltacompress.runtime.batch import Batch, to_device
+from deltacompress.runtime.batch import BASE, Batch, to_device
 from deltacompress.runtime.model import DecoupledModel
+from deltacompress.runtime.residency import Residency
+from deltacompress.runtime.resident import Resident
 
 BATCH_TOKENS = 4096
 """Tokens, padding included, of one forward."""
@@ -22,15 +25,26 @@ BATCH_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One sequence. vocabulary: of its variant; first, last: positions [first, last) whose logits are wanted."""
+    """One sequence. asked: its variant, None for the base; vocabulary: of that; first, last: positions [first, last)
+    whose logits are wanted.
+    """
 
     index: int
-    variant: str | None
-    slot: int
+    asked: Resident | None
     vocabulary: int
     ids: list[int]
     first: int
     last: int
+
+    @property
+    def variant(self) -> str | None:
+        """Name of its variant."""
+        return None if self.asked is None else self.asked.name
+
+    @property
+    def slot(self) -> int:
+        """Of its variant."""
+        return BASE if self.asked is None else self.asked.slot
 
     @property
     def kept(self) -> int:
@@ -43,6 +57,23 @@ class LogLikelihood(NamedTuple):
 
     log_likelihood: float
     greedy: bool
+
+
+@contextmanager
+def holding(residency: Residency, items: Sequence[Item]) -> Iterator[list[Item]]:
+    """The items with their variants as they are loaded now, ready and held in this block.
+
+    Raises:
+        InputError: a variant was unloaded, or its name is another artifact's now.
+        BackendError: they do not fit together.
+    """
+    found = [one if one.asked is None else replace(one, asked=residency.current(one.asked)) for one in items]
+    names = {one.variant for one in found if one.variant is not None}
+    residency.acquire(names)
+    try:
+        yield found
+    finally:
+        residency.release(names)
 
 
 @torch.inference_mode()

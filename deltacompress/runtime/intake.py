@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,7 +47,7 @@ class Wishes:
             raise InputError(f"max_new_tokens {max_new_tokens}: at least 1")
         if any(not one for one in stops):
             raise InputError("an empty stop string would stop everything; leave it out")
-        if sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
+        if not (0 <= sampling.temperature < math.inf and 0 < sampling.top_p <= 1):
             raise InputError(f"temperature {sampling.temperature}, top_p {sampling.top_p}: at least 0, and in (0, 1]")
         return cls(max_new_tokens, stops, sampling, bos, streams)
 
@@ -70,70 +71,66 @@ class Intake:
 
     def item(self, index: int, variant: str | None, ids: Ids) -> Item:
         """A sequence all of whose logits are wanted; raises as `Runtime.logits`."""
-        listed = _listed(ids)
-        self._check(index, variant, listed)
-        return Item(index, variant, self._slot(variant), self._vocabulary(variant), listed, 0, len(listed))
+        listed, asked = _listed(ids), self._asked(variant)
+        self._check(index, asked, listed)
+        return Item(index, asked, self._vocabulary(asked), listed, 0, len(listed))
 
     def scored(self, index: int, variant: str | None, context: Ids, continuation: Ids) -> tuple[Item, list[int]]:
         """A sequence whose continuation is to be scored, and the continuation; raises as `Runtime.loglikelihood`."""
         before, after = _listed(context), _listed(continuation)
         if not before or not after:
             raise InputError(f"request {index}: context and continuation need at least one token each")
-        ids = before + after
-        self._check(index, variant, ids)
-        slot, vocabulary = self._slot(variant), self._vocabulary(variant)
-        return Item(index, variant, slot, vocabulary, ids[:-1], len(before) - 1, len(ids) - 1), after
+        ids, asked = before + after, self._asked(variant)
+        self._check(index, asked, ids)
+        return Item(index, asked, self._vocabulary(asked), ids[:-1], len(before) - 1, len(ids) - 1), after
 
     def request(self, index: int, variant: str | None, prompt: str | Ids, wishes: Wishes) -> Request:
         """A request for the scheduler; raises as `Runtime.generate`."""
-        slot = self._slot(variant)
+        asked = self._asked(variant)
         is_text = isinstance(prompt, str)
         ids = self._tokenizers.encode(variant, prompt, bos=wishes.bos) if isinstance(prompt, str) else _listed(prompt)
         if is_text and not ids:
             raise InputError(f"request {index}: the prompt is empty; give some text, or bos=True")
-        self._check(index, variant, ids, room=1)
-        layout = self._layout(variant)
+        self._check(index, asked, ids, room=1)
+        layout = self._layout(asked)
         wanted, context = wishes.max_new_tokens, layout.context
         room = wanted if context is None else min(wanted, context - len(ids))
-        directory = self._model.base.checkpoint.path
-        if variant is not None:
-            directory = self.resident(variant).variant.delta.path
+        directory = self._model.base.checkpoint.path if asked is None else asked.variant.delta.path
         config: Any = layout.config
         return Request(
             index,
             variant,
-            slot,
+            BASE if asked is None else asked.slot,
             ids,
-            vocabulary=self._vocabulary(variant),
+            vocabulary=self._vocabulary(asked),
             limit=room,
             limit_reason="length" if room == wanted else "context",
             eos=frozenset(token_ids(directory, config, "eos_token_id")),
             text=TextStream(self._tokenizers.decoder(variant), wishes.stops, streams=wishes.streams),
             sampling=replace(wishes.sampling, seed=wishes.sampling.seed + index),
+            asked=asked,
         )
 
-    def _slot(self, variant: str | None) -> int:
-        return BASE if variant is None else self.resident(variant).slot
+    def _asked(self, variant: str | None) -> Resident | None:
+        return None if variant is None else self.resident(variant)
 
-    def _layout(self, variant: str | None) -> Layout:
-        return self._model.base.layout if variant is None else self.resident(variant).variant.layout
+    def _layout(self, asked: Resident | None) -> Layout:
+        return self._model.base.layout if asked is None else asked.variant.layout
 
-    def _vocabulary(self, variant: str | None) -> int:
+    def _vocabulary(self, asked: Resident | None) -> int:
         """Tokens that may come out."""
-        if variant is None:
-            return self._model.vocabulary
-        return self.resident(variant).variant.vocabulary(self._model.head_path)
+        return self._model.vocabulary if asked is None else asked.variant.vocabulary(self._model.head_path)
 
-    def _check(self, index: int, variant: str | None, ids: list[int], *, room: int = 0) -> None:
-        who = "the base" if variant is None else f"variant {variant}"
+    def _check(self, index: int, asked: Resident | None, ids: list[int], *, room: int = 0) -> None:
+        who = "the base" if asked is None else f"variant {asked.name}"
         if not ids:
             raise InputError(f"request {index} has no tokens; give at least one")
         known = self._model.vocabulary
-        if variant is not None:
-            known = self.resident(variant).variant.vocabulary(self._model.embedding_path)
+        if asked is not None:
+            known = asked.variant.vocabulary(self._model.embedding_path)
         if odd := [token for token in ids if not 0 <= token < known]:
             raise InputError(f"request {index}: token {odd[0]} is not in the vocabulary of {who} ({known} tokens)")
-        context = self._layout(variant).context
+        context = self._layout(asked).context
         if context is not None and len(ids) + room > context:
             raise InputError(
                 f"request {index} has {len(ids)} tokens, the context of {who} is {context}; shorten the prompt"

@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from deltacompress.runtime.resident import Resident
+
 OnToken = Callable[[int, int, str], None]
 """on_token(request index, token id, new text): called for each token as it comes; texts add up to the result."""
 
@@ -35,8 +37,9 @@ class Completion:
 class Request:
     """One request on its way through the scheduler.
 
-    variant: None for the base; slot: of it; ids: the prompt; vocabulary: tokens that may come out; limit: new tokens at
-    most, by wish or by context; limit_reason: which of the two.
+    variant: None for the base; slot: of it, looked up again when its turn comes; ids: the prompt; vocabulary: tokens
+    that may come out; limit: new tokens at most, by wish or by context; limit_reason: which of the two; asked: the
+    variant that all of this was taken from.
     """
 
     index: int
@@ -52,6 +55,7 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     finished: Literal["eos", "stop", "length", "context"] | None = None
     generator: torch.Generator | None = None
+    asked: Resident | None = None
 
     @property
     def length(self) -> int:

@@ -108,6 +108,24 @@ class Residency:
 
     # --- use ---------------------------------------------------------------------------------------------------------
 
+    def current(self, asked: Resident) -> Resident:
+        """What serves a request that was checked against `asked`: that, or the same artifact loaded again since then.
+
+        Raises:
+            InputError: it was unloaded, or its name is another artifact's now.
+        """
+        found = self.variants.get(asked.name)
+        if found is None:
+            raise InputError(f"variant {asked.name} was unloaded while requests for it waited; load it and ask again")
+        if found is not asked and found.variant.delta.manifest != asked.variant.delta.manifest:
+            raise InputError(f"variant {asked.name} became another one while requests for it waited; ask again")
+        return found
+
+    def fits(self, names: Iterable[str]) -> bool:
+        """Whether these variants fit the budget together."""
+        loaded = (self.variants.get(name) for name in names)  # who acquires one that is gone is told
+        return self.budget_bytes is None or sum(one.nbytes for one in loaded if one) <= self.budget_bytes
+
     def acquire(self, names: Iterable[str]) -> None:
         """Make these variants ready and keep them so until `release`.
 
@@ -180,6 +198,8 @@ class Residency:
         return True
 
     def _evict(self, resident: Resident) -> None:
+        if self._stream is not None:  # what is on its way already may get this memory, which may still be read
+            self._stream.wait_stream(torch.cuda.current_stream(self._model.device))
         self._model.uninstall(resident.slot)
         resident.installed = False
 
@@ -195,12 +215,12 @@ class Residency:
             torch.cuda.current_stream(self._model.device).wait_event(event)
         self._model.install(resident.slot, operands)
         resident.installed = True
+        self._trim_host(keep=resident)
 
     def _bring(self, resident: Resident) -> tuple[Operands, torch.cuda.Event | None]:
         """On the mover's thread: host or disk -> device, on the copy stream."""
         if resident.host is None:
             resident.host = self.read(resident.variant)
-            self._trim_host(keep=resident)
         started = time.perf_counter()
         with torch.cuda.stream(self._stream):
             operands = self._placed(resident, resident.host)

@@ -95,20 +95,29 @@ class Scheduler:
         """The waiting requests whose turn it is, their variants ready and held."""
         chosen: list[Request] = []
         passed: deque[Request] = deque()
-        blocked: set[str] = set()
-        while self._waiting and len(self._live) + len(chosen) < self._max_batch:
-            request = self._waiting.popleft()
-            name = request.variant
-            if name is None or (name not in blocked and self._hold(name, alone=not (self._live or chosen))):
-                chosen.append(request)
-            else:
-                blocked.add(name)
-                passed.append(request)
+        blocked: set[str | None] = set()
+        try:
+            while self._waiting and len(self._live) + len(chosen) < self._max_batch:
+                request = self._waiting.popleft()
+                if request.variant not in blocked and self._hold(request, alone=not (self._live or chosen)):
+                    chosen.append(request)
+                else:
+                    blocked.add(request.variant)
+                    passed.append(request)
+        except BaseException:
+            for request in chosen:
+                self._release(request)
+            raise
         self._waiting.extendleft(reversed(passed))
         return chosen
 
-    def _hold(self, name: str, *, alone: bool) -> bool:
-        """Reserve a variant if it is ready; where nothing else runs, wait for it."""
+    def _hold(self, request: Request, *, alone: bool) -> bool:
+        """Reserve the variant of a request if it is ready; where nothing else runs, wait for it."""
+        if (name := request.variant) is None:
+            return True
+        if request.asked is not None:  # it may have been loaded again while the request waited
+            request.asked = self._residency.current(request.asked)
+            request.slot = request.asked.slot
         if not alone and not (self._residency.start(name) and self._residency.ready(name)):
             return False
         self._residency.acquire([name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import nullcontext
 
 import pytest
@@ -102,6 +103,11 @@ def test_loads_beside_running_requests(
     monkeypatch.setattr("torch.cuda.Event", Stream)
     monkeypatch.setattr("deltacompress.runtime.residency.pinned", lambda operand: operand)
     residency = narrow.residency
+    trimming = residency._trim_host
+    deciders: set[str] = set()
+    monkeypatch.setattr(
+        residency, "_trim_host", lambda keep=None: (deciders.add(threading.current_thread().name), trimming(keep))
+    )
     monkeypatch.setattr(residency, "_cuda", True)
     monkeypatch.setattr(residency, "_stream", Stream())
     residency.host_bytes = None if host_share is None else int(host_share * size)
@@ -110,12 +116,26 @@ def test_loads_beside_running_requests(
         assert narrow.complete(requests, 10) == wide.complete(requests, 10)
         assert residency.bytes_in_use <= residency.budget_bytes
     assert residency.loads > 4
+    assert deciders == {threading.current_thread().name}
     held = [one for one in residency.variants.values() if one.host is not None]
     assert len(held) == {None: 3, 1.1: 1, 0.0: 1}[host_share]  # the last one that came is always kept
     narrow.unload("a")
     narrow.load(trio["b"].artifact, "d")
     assert_close(narrow.logits([("d", [5, 6])])[0], wide.logits([("b", [5, 6])])[0], 1e-6)
     assert not any(one.users for one in residency.variants.values())
+
+
+def test_memory_goes_back_after_its_last_use(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy stream, which may be given the memory at once, waits before anything is let go."""
+    runtime, done = small(trio, 3.1), []
+    waiting = Stream()
+    monkeypatch.setattr("torch.cuda.current_stream", lambda _: "computing")
+    monkeypatch.setattr(waiting, "wait_stream", done.append, raising=False)
+    monkeypatch.setattr(runtime.residency, "_stream", waiting)
+    monkeypatch.setattr(runtime.model, "uninstall", done.append)
+    slot = runtime.variants["a"].slot
+    runtime.unload("a")
+    assert done == ["computing", slot]
 
 
 def test_a_full_memory_is_told(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,12 @@ def test_sampling_repeats_and_ignores_neighbours(runtime: Runtime) -> None:
     assert runtime.generate(requests, 8, temperature=0.01, top_p=0.01) == runtime.generate(requests, 8)
 
 
+@pytest.mark.parametrize("temperature", [-1.0, float("nan"), float("inf")])
+def test_a_temperature_is_a_number(runtime: Runtime, temperature: float) -> None:
+    with pytest.raises(InputError, match="temperature"):
+        runtime.generate([("a", [5])], 2, temperature=temperature)
+
+
 def test_variants_come_and_go_while_a_batch_runs(runtime: Runtime, trio: dict[str, Served]) -> None:
     requests = [("a", random_ids(4)), ("b", random_ids(5, 1))]
     wanted = runtime.complete(requests, 12)
