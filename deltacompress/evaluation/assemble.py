@@ -50,7 +50,7 @@ def join(first: TaskRun, second: TaskRun, *, task: str) -> list[tuple[SampleRow,
 
 def task_infos(tasks: Sequence[Task], runs: Runs) -> tuple[TaskInfo, ...]:
     """What each task was."""
-    first = next(iter(runs.values()))
+    first = {name: run for found in reversed(list(runs.values())) for name, run in found.items()}
     return tuple(
         TaskInfo(
             name=task.name,
@@ -136,8 +136,8 @@ def agreement(runs: Runs) -> tuple[Agreement, ...]:
     """How often any two subjects give the same answer."""
     made = []
     for first, second in combinations(runs, 2):
-        for task, run in runs[first].items():
-            rows = join(run, runs[second][task], task=task)
+        for task in [task for task in runs[first] if task in runs[second]]:
+            rows = join(runs[first][task], runs[second][task], task=task)
             same = sum(one.answer == other.answer for one, other in rows)
             made.append(Agreement(task=task, first=first, second=second, same=same, samples=len(rows)))
     return tuple(made)
