@@ -71,12 +71,12 @@ def measure(
     missing = [i for i in order if any(keys[i] not in store for store in panel.stores.values())]
     if missing:
         reporter.phase(f"fidelity: {', '.join(panel.variants)}", len(missing))
-    done, vocabulary = 0, 0
+    done, vocabulary = 0, reference.vocabulary(None)
     while done < len(missing):
         left = [pairs[i] for i in missing[done : done + ROWS]]
-        size = _batch(left, vocabulary) if vocabulary else 1  # how many tokens there are, the first sample tells
+        size = _batch(left, vocabulary)
         began = time.monotonic()
-        vocabulary = _compare(panel, reference, left[:size], [keys[i] for i in missing[done : done + size]])
+        _compare(panel, reference, left[:size], [keys[i] for i in missing[done : done + size]])
         panel.seconds += time.monotonic() - began
         done += size
         for _ in range(size):
@@ -92,8 +92,7 @@ def _batch(pairs: Sequence[tuple[Ids, Ids]], vocabulary: int) -> int:
     return size
 
 
-def _compare(panel: Panel, reference: Scorer, pairs: list[tuple[Ids, Ids]], keys: list[str]) -> int:
-    """Keep the five numbers of every pair, for every subject; tells how many tokens the reference knows."""
+def _compare(panel: Panel, reference: Scorer, pairs: list[tuple[Ids, Ids]], keys: list[str]) -> None:
     targets = list(reference.log_probs([Row(None, *pair) for pair in pairs]))
     for label, variant in panel.variants.items():
         rows = [Row(variant, *pair) for pair in pairs]
@@ -102,7 +101,6 @@ def _compare(panel: Panel, reference: Scorer, pairs: list[tuple[Ids, Ids]], keys
             for target, got, row in zip(targets, panel.scorer.log_probs(rows), rows, strict=True)
         ]
         panel.stores[label].add(zip(keys, found, strict=True))
-    return targets[0].shape[-1]
 
 
 def _sample(target: Tensor, found: Tensor, answer: Ids) -> list[Any]:

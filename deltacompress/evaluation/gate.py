@@ -7,7 +7,7 @@ limit too, which a damaged delta breaks long before its score does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from deltacompress.content import content_path, list_content
 from deltacompress.errors import DeltaCompressError, InputError, IntegrityError, RecipeError
 from deltacompress.evaluation.report import Check, Report, ScoreRecord, SubjectRecord, Verdict
+from deltacompress.evaluation.statistics import FEWEST
 from deltacompress.recipe_yaml import load_yaml
 
 Positive = Annotated[float, Field(ge=0)]
@@ -37,7 +38,7 @@ class DropLimit(_Strict):
     """max: largest drop against the fine-tuned model, in units of the metric (0.01 = one point of accuracy).
 
     bound: "upper" holds the upper confidence bound of the drop against it, "point" the drop itself. tasks: other limits
-    for some tasks.
+    for some tasks, which must be in the report.
     """
 
     max: float
@@ -48,7 +49,8 @@ class DropLimit(_Strict):
 class KlLimit(_Strict):
     """max: largest KL(fine-tuned || compressed) in nats per answer token, its upper confidence bound held against it.
 
-    choose: the limit of multiple-choice tasks, whose answers are short and end in a token that no model misses.
+    choose: the limit of multiple-choice tasks, whose answers are short and end in a token that no model misses. tasks:
+    other limits for some tasks, which must be in the report.
     """
 
     max: Positive
@@ -61,7 +63,7 @@ class Policy(_Strict):
 
     require_tasks: must be in the report. min_samples: of every task. min_ratio: bytes of the fine-tuned checkpoint /
     bytes of the artifact. min_top1: share of tokens on which both models agree. min_recovery: score / fine-tuned score.
-    min_score: by task. allow_overlap: whether samples may have been seen in calibration.
+    min_score: by task, which must be in the report. allow_overlap: whether samples may have been seen in calibration.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -163,13 +165,35 @@ class Gate:
                 raise InputError(f"{where}: unknown key {at}{hint}") from error
             raise InputError(f"{where}: {at}: {first['msg']}; see docs/evaluation.md") from error
 
+    @property
+    def compares(self) -> bool:
+        """Whether the policy compares with the fine-tuned model."""
+        policy = self.policy
+        asked = (policy.drop, policy.kl, policy.min_top1, policy.min_recovery)
+        return any(one is not None for one in asked)
+
+    def check_tasks(self, names: Sequence[str]) -> None:
+        """Make sure that the policy's own limits of tasks are of tasks that are measured.
+
+        Raises:
+            InputError: drop.tasks or kl.tasks names another one.
+        """
+        for key, limit in (("drop", self.policy.drop), ("kl", self.policy.kl)):
+            for task in limit.tasks if limit is not None else ():
+                if task not in names:
+                    raise InputError(
+                        f"policy {self.policy.name}: {key}.tasks: {task} is not measured, only {', '.join(names)}; "
+                        "correct its name, or measure it"
+                    )
+
     def check(self, report: Report, *, manifest_digest: str | None = None) -> GateResult:
         """Hold every delta of a report against the policy.
 
         manifest_digest: of the artifact that the report should be about, if that is to be made sure.
 
         Raises:
-            InputError: the report has no delta, or lacks the fine-tuned model that the policy compares with.
+            InputError: the report has no delta, or lacks the fine-tuned model that the policy compares with; or as
+                check_tasks.
             IntegrityError: the report is about another manifest.
         """
         deltas = report.deltas
@@ -183,8 +207,8 @@ class Gate:
                 )
         if not deltas:
             raise InputError("the report measures no delta; `deltacompress eval ARTIFACT ...` makes one that does")
-        compares = self.policy.drop or self.policy.kl or self.policy.min_top1 or self.policy.min_recovery
-        if compares and report.reference is None:
+        self.check_tasks([task.name for task in report.tasks])
+        if self.compares and report.reference is None:
             raise InputError(
                 f"policy {self.policy.name} compares with the fine-tuned model, which the report does not have; "
                 "evaluate with --against finetuned=PATH"
@@ -202,13 +226,20 @@ class Gate:
         for task in policy.require_tasks:
             told = f"task {task} {'is' if task in there else 'is not'} in the report"
             yield _check("required task", label, task, None, "in the report", task in there, told)
+        for task, least in policy.min_score.items():
+            if task not in there:
+                told = f"task {task}, whose score is wanted, is not in the report"
+                yield _check("score", label, task, None, f">= {least:g}", False, told)
         if policy.min_ratio is not None:
             ratio = delta.ratio or 0.0
             told = f"ratio {ratio:.2f}x, wanted at least {policy.min_ratio:g}x"
             yield _check("ratio", label, None, ratio, f">= {policy.min_ratio:g}", ratio >= policy.min_ratio, told)
         for info in report.tasks:
             score = report.score(info.name, label)
-            if score is not None:
+            if score is None:
+                told = f"task {info.name} was not answered, though the report has it"
+                yield _check("score", label, info.name, None, "measured", False, told)
+            else:
                 yield from self._task(report, info.kind, score)
         for overlap in report.overlap:
             if overlap.subject == label and overlap.verdict == "overlaps":
@@ -227,6 +258,13 @@ class Gate:
             told = f"{task}: score {score.value:.4f}, wanted at least {least:g}"
             yield _check("score", label, task, score.value, f">= {least:g}", score.value >= least, told)
         paired, fidelity = score.paired, score.fidelity
+        for name, asked, there in (
+            ("drop", policy.drop is not None or policy.min_recovery is not None, paired),
+            ("kl", policy.kl is not None or policy.min_top1 is not None, fidelity),
+        ):
+            if asked and there is None:
+                told = f"{task}: its {name} was not measured ({score.samples} samples; a bound needs {FEWEST})"
+                yield _check(name, label, task, None, "measured", False, told)
         if policy.drop is not None and paired is not None:
             limit = policy.drop.tasks.get(task, policy.drop.max)
             upper = policy.drop.bound == "upper"

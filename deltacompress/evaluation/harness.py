@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from deltacompress.errors import InputError, install_hint
 from deltacompress.evaluation.encoding import Encoder
 from deltacompress.evaluation.panel import Panel
 from deltacompress.evaluation.records import Sample
+from deltacompress.evaluation.statistics import mean_stderr
 from deltacompress.evaluation.tasks import LocalTask, SuiteTask, Task
 
 MINIMUM = (0, 4, 13)
@@ -25,8 +27,9 @@ MINIMUM = (0, 4, 13)
 class SampleRow:
     """One subject's answer to one sample.
 
-    doc_id, doc_hash: join rows of different subjects. value: what the metric gives for the sample. answer: the text
-    written, or the choice made. logprobs: of the choices, in nats; empty where there are none.
+    doc_id, doc_hash: join rows of different subjects. value: what the metric gives for the sample, more is better.
+    answer: the text written, or the choice that the metric takes. logprobs: of the choices, in nats; empty where there
+    are none.
     """
 
     doc_id: int
@@ -43,7 +46,6 @@ class TaskRun:
     """What lm-eval found for one subject on one task: its score and standard error, and the samples."""
 
     metric: str
-    higher_is_better: bool
     value: float
     stderr: float
     rows: tuple[SampleRow, ...]
@@ -72,7 +74,8 @@ def run_tasks(
     """Evaluate one subject on every task, in the order given.
 
     Raises:
-        InputError: lm-eval is missing, or a suite's data cannot be had.
+        InputError: lm-eval is missing, a suite's data cannot be had, or its metric cannot be compared: less is better,
+            or it gives no number per sample.
     """
     require_lm_eval()
     with _quiet():
@@ -85,14 +88,14 @@ def run_tasks(
         lm = PanelLM(panel, label, encoder, local=local)
         # Indexing lm-eval's own library takes seconds; local tasks do not need it.
         manager = TaskManager(include_defaults=len(local) < len(tasks))
+        made = [
+            _local(task, encoder, seed) if isinstance(task, LocalTask) else _suite(manager, task, seed)
+            for task in tasks
+        ]
         runs: dict[str, TaskRun] = {}
-        for task in tasks:
-            if isinstance(task, LocalTask):
-                found = evaluate(lm, {"tasks": {task.name: _local(task, encoder, seed)}}, bootstrap_iters=0)
-            else:
-                suite = _suite(manager, task, seed)
-                found = evaluate(lm, {"tasks": {task.name: suite}}, limit=limit, bootstrap_iters=1000)
-            runs[task.name] = _read(found, task)
+        for task, one in zip(tasks, made, strict=True):
+            few = {"bootstrap_iters": 0} if isinstance(task, LocalTask) else {"limit": limit, "bootstrap_iters": 1000}
+            runs[task.name] = _read(evaluate(lm, {"tasks": {task.name: one}}, **few), task)
     return runs
 
 
@@ -100,7 +103,7 @@ def _suite(manager: Any, task: SuiteTask, seed: int) -> Any:
     """A task of lm-eval's own library.
 
     Raises:
-        InputError: lm-eval does not know it, or its data cannot be had.
+        InputError: lm-eval does not know it, its data cannot be had, or less of its metric is better.
     """
     try:
         loaded = manager.load([task.spec.suite])["tasks"]
@@ -113,6 +116,13 @@ def _suite(manager: Any, task: SuiteTask, seed: int) -> Any:
     if len(loaded) != 1:
         raise InputError(f"task {task.name}: {task.spec.suite} is a group of {len(loaded)} tasks; name one of them")
     (found,) = loaded.values()
+    better = found.higher_is_better()
+    if not better.get(task.spec.metric, True):
+        there = ", ".join(name for name, more in better.items() if more) or "none"
+        raise InputError(
+            f"task {task.name}: less of {task.spec.metric} is better, which drops and gates are not made for; "
+            f"name a metric of which more is better (it has {there})"
+        )
     if found.get_config("num_fewshot") != 0:
         found.set_config(key="num_fewshot", value=task.spec.few_shot)
     found.set_fewshot_seed(seed)
@@ -186,24 +196,31 @@ def _read(found: Any, task: Task) -> TaskRun:
     if f"{metric},{filtered}" not in results or not logged:
         there = ", ".join(key for key in results if "," in key and "stderr" not in key)
         raise InputError(f"task {task.name}: lm-eval gives no metric {metric} with filter {filtered}; it gives {there}")
-    rows = tuple(_row(sample, metric) for sample in logged)
+    if not _is_number(logged[0][metric]):
+        there = ", ".join(one for one in logged[0]["metrics"] if _is_number(logged[0][one])) or "none"
+        raise InputError(
+            f"task {task.name}: lm-eval gives no number per sample for {metric}, so models cannot be compared by it; "
+            f"name a metric that has one (it has {there})"
+        )
+    delimiter = len(found["configs"][name].get("target_delimiter", " "))
+    rows = tuple(_row(sample, metric, delimiter) for sample in logged)
     stderr = results.get(f"{metric}_stderr,{filtered}")
-    values = np.array([row.value for row in rows])
-    return TaskRun(
-        metric,
-        bool(found["higher_is_better"][name].get(metric, True)),
-        float(results[f"{metric},{filtered}"]),
-        float(stderr) if isinstance(stderr, int | float) else float(values.std(ddof=1) / len(values) ** 0.5),
-        rows,
-    )
+    if not _is_number(stderr) or not math.isfinite(stderr):
+        stderr = mean_stderr(np.array([row.value for row in rows]))[1]
+    return TaskRun(metric, float(results[f"{metric},{filtered}"]), float(stderr), rows)
 
 
-def _row(sample: dict[str, Any], metric: str) -> SampleRow:
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number)
+
+
+def _row(sample: dict[str, Any], metric: str, delimiter: int) -> SampleRow:
+    """One logged sample; delimiter: characters that lm-eval puts before each choice."""
     answers = sample["filtered_resps"]
     prompt = str(sample["arguments"][0][0])
     if isinstance(answers[0], tuple | list):  # choices: (logprob, greedy) each
         logprobs = tuple(float(one[0]) for one in answers)
-        picked = int(np.argmax(logprobs))
+        picked = _choice(metric, logprobs, [str(one[1])[delimiter:] for one in sample["arguments"]])
         answer = str(sample["arguments"][picked][1])
         target = sample["target"]
         if isinstance(target, int) and 0 <= target < len(sample["arguments"]):
@@ -213,6 +230,12 @@ def _row(sample: dict[str, Any], metric: str) -> SampleRow:
     return SampleRow(
         int(sample["doc_id"]), str(sample["doc_hash"]), prompt, str(target), answer, float(sample[metric]), logprobs
     )
+
+
+def _choice(metric: str, logprobs: Sequence[float], choices: Sequence[str]) -> int:
+    """The choice that a metric takes: acc_norm divides by the characters of each, acc_bytes by its bytes."""
+    lengths = {"acc_norm": [len(one) for one in choices], "acc_bytes": [len(one.encode()) for one in choices]}
+    return int(np.argmax(np.array(logprobs) / np.array(lengths.get(metric, 1))))
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -33,7 +32,7 @@ from deltacompress.evaluation.markdown import write_markdown
 from deltacompress.evaluation.panel import Panel
 from deltacompress.evaluation.report import REPORT, OverlapRecord, Report, Settings
 from deltacompress.evaluation.scorer import Scorer
-from deltacompress.evaluation.store import AnswerStore
+from deltacompress.evaluation.store import AnswerStore, AnswerStores
 from deltacompress.evaluation.subjects import Subject, open_subjects
 from deltacompress.evaluation.tasks import LocalTask, Task, load_tasks
 from deltacompress.reporter import SILENT, Reporter
@@ -86,7 +85,8 @@ def evaluate(
         margin: of non-inferiority, in units of the metric. confidence: of every interval.
 
     Raises:
-        InputError, IntegrityError, PairError: as load_tasks, open_subjects, overlap.refuse; lm-eval is not installed.
+        InputError, IntegrityError, PairError: as load_tasks, open_subjects, overlap.refuse, Gate.check_tasks and
+            run_tasks; lm-eval is not installed.
         OutputError: `out` cannot be written.
     """
     reporter = reporter or SILENT
@@ -105,6 +105,11 @@ def evaluate(
         with_base=with_base,
     )
     overlaps = _overlaps(chosen, subjects, None if calibration is None else Path(calibration), encoder, allow_overlap)
+    if gate is not None and (why := _no_verdict(gate, subjects)):
+        reporter.note(f"gate {gate.policy.name} gives no verdict: {why}")
+        gate = None
+    if gate is not None:
+        gate.check_tasks([task.name for task in chosen])
     options = {"device": device, "dtype": dtype, "batch_size": batch_size}
     tools = _tools(lm_eval_version)
     runs: dict[str, dict[str, TaskRun]] = {}
@@ -112,8 +117,7 @@ def evaluate(
     seconds: dict[str, float] = {}
     with output_errors(target):
         target.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        stores: list[AnswerStore] = []
+    with AnswerStores(target / ANSWERS) as stores:
         reference: Scorer | None = None
         drafts: AnswerStore | None = None
         described = "plain checkpoints"
@@ -126,18 +130,16 @@ def evaluate(
                 variant = panel.variants[subject.label] = subject.label if subject.role == "delta" else None
                 ends = sorted({encoder.eos, *scorer.ends(variant)})
                 identity = {"weights": subject.identity, "runs": plain or told, "ends": ends, **options, **tools}
-                store = stack.enter_context(AnswerStore(target / ANSWERS, identity))
-                panel.stores[subject.label] = store
-                stores.append(store)
+                panel.stores[subject.label] = stores.open(identity)
             if resumed := sum(store.resumed for store in panel.stores.values()):
                 reporter.note(f"{', '.join(panel.variants)}: {resumed} answers of an interrupted run are used again")
             for subject in group:
                 mine = panel.answerable(subject.label, chosen, encoder)
                 runs[subject.label] = run_tasks(panel, subject.label, encoder, mine, limit=limit, seed=seed)
             if group[0].role == "finetuned":
-                reference, drafts = scorer, stores[0]
+                reference, drafts = scorer, panel.stores[group[0].label]
             elif reference is not None:
-                _fidelity(panel, reference, subjects[0], encoder, chosen, runs, found, seed, reporter)
+                _fidelity(panel, reference, subjects[0], encoder, chosen, runs, found, confidence, seed, reporter)
             seconds |= dict.fromkeys(panel.variants, panel.seconds)
         settings = Settings(
             limit=limit,
@@ -164,17 +166,23 @@ def evaluate(
             disagreements=assemble.disagreements(runs, subjects),
             tools=tools,
         )
-        if gate is not None and report.deltas and report.reference is not None:
+        if gate is not None:
             report = report.model_copy(update={"verdicts": gate.check(report).verdicts})
         assemble.write_samples(target / "samples", runs)
         report.write(target / REPORT)
         write_markdown(report, target / "report.md")
         write_html(report, target / "report.html")
-        for store in stores:
-            store.close(remove=True)
-    with output_errors(target):
-        (target / ANSWERS).rmdir()
+        stores.remove()
     return report
+
+
+def _no_verdict(gate: Gate, subjects: Sequence[Subject]) -> str | None:
+    """Why a gate cannot judge these subjects, if it cannot."""
+    if all(one.role != "delta" for one in subjects):
+        return "no artifact is evaluated"
+    if gate.compares and subjects[0].role != "finetuned":
+        return "it compares with the fine-tuned model; evaluate with --against finetuned=PATH"
+    return None
 
 
 def _labelled(artifacts: str | Path | Mapping[str, str | Path]) -> dict[str, Path]:
@@ -211,6 +219,7 @@ def _fidelity(
     tasks: Sequence[Task],
     runs: Mapping[str, Mapping[str, TaskRun]],
     found: dict[str, dict[str, FidelityResult]],
+    confidence: float,
     seed: int,
     reporter: Reporter,
 ) -> None:
@@ -221,10 +230,14 @@ def _fidelity(
         for row in runs[finetuned.label][task.name].rows:
             context, answer = encode(row.prompt, row.target)
             pairs.append((tuple(context), tuple(answer)))
-        asked = panel.only([one for one in panel.variants if task.name in runs[one] and panel.lacks(one, map(sum, pairs)) is None])
-        results = fidelity.measure(panel, reference, finetuned.identity, pairs, seed=seed, reporter=reporter)
+        rows = [(*context, *answer) for context, answer in pairs]
+        asked = panel.only([one for one in panel.variants if task.name in runs[one] and not panel.lacks(one, rows)])
+        results = fidelity.measure(
+            asked, reference, finetuned.identity, pairs, confidence=confidence, seed=seed, reporter=reporter
+        )
         for label, result in results.items():
             found.setdefault(label, {})[task.name] = result
+        panel.seconds += asked.seconds
 
 
 def _overlaps(

@@ -141,7 +141,8 @@ def compare_paired(
         p_value = mcnemar(gained, lost)
         return PairedResult(samples, drop, stderr, low, high, upper, p_value, "mcnemar", gained, lost)
     if samples < FEWEST:
-        return PairedResult(samples, drop, stderr, float("-inf"), float("inf"), float("inf"), 1.0, "bootstrap", None, None)
+        inf = float("inf")
+        return PairedResult(samples, drop, stderr, -inf, inf, inf, 1.0, "bootstrap", None, None)
     means = bootstrap_means(difference, iterations=iterations, seed=seed)
     tail = (1 - confidence) / 2
     low, high, upper = (float(x) for x in np.quantile(means, [tail, 1 - tail, confidence]))

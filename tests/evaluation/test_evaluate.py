@@ -109,6 +109,67 @@ def test_an_interrupted_evaluation_goes_on(
     assert not (out / "answers").exists()
 
 
+def test_one_model_under_two_names(pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path) -> None:
+    found = run(pair, artifact, task_dir, tmp_path / "out", others={"copy": pair.finetuned})
+    near = found.score("colours", "copy").fidelity  # type: ignore[union-attr]
+    assert near is not None
+    assert (near.kl, near.top1) == (0, 1)
+    assert not (tmp_path / "out" / "answers").exists()
+
+
+def test_answers_of_other_settings_stay(pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path) -> None:
+    left = tmp_path / "out" / "answers" / "0123.jsonl"
+    left.parent.mkdir(parents=True)
+    left.write_text("")
+    run(pair, artifact, task_dir, tmp_path / "out")
+    assert list(left.parent.iterdir()) == [left]
+
+
+def test_one_sample_proves_nothing(pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path) -> None:
+    found = run(pair, artifact, task_dir, tmp_path / "out", limit=1)
+    score = found.score("colours", "int4")
+    assert score is not None
+    assert (score.stderr, score.fidelity) == (0, None)
+    assert score.paired is not None
+    assert score.paired.upper > 0.5
+    told = [check.told for check in found.verdicts[0].checks if not check.passed]
+    assert "colours: its kl was not measured (1 samples; a bound needs 8)" in told
+
+
+def test_confidence_is_that_of_every_interval(
+    evaluated: tuple[Report, Path], pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path
+) -> None:
+    before = evaluated[0].score("colours", "int4").fidelity  # type: ignore[union-attr]
+    found = run(pair, artifact, task_dir, tmp_path / "out", confidence=0.5).score("colours", "int4").fidelity  # type: ignore[union-attr]
+    assert before is not None
+    assert found is not None
+    assert before.kl_low < found.kl_low < found.kl < found.kl_high < before.kl_high
+
+
+def test_a_gate_that_cannot_judge_says_so(pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Told:
+        def phase(self, name: str, total: int | None = None) -> None: ...
+
+        def step(self, label: str, *, loss: float | None = None, memory_bytes: int | None = None) -> None: ...
+
+        def note(self, message: str) -> None:
+            told.append(message)
+
+    out, policy = tmp_path / "out", tmp_path / "gate.yaml"
+    assert not run(pair, artifact, task_dir, out, finetuned=None, limit=2, reporter=Told()).verdicts
+    assert told == [
+        "gate default gives no verdict: it compares with the fine-tuned model; evaluate with --against finetuned=PATH"
+    ]
+    policy.write_text("name: mine\nmin_ratio: 1.01\n")
+    assert run(pair, artifact, task_dir, out, finetuned=None, limit=2, policy=policy).verdicts[0].passed
+    policy.write_text("name: mine\nkl: {max: 1, tasks: {colors: 0.1}}\n")
+    with pytest.raises(InputError, match=r"kl.tasks: colors is not measured, only colours"):
+        run(pair, artifact, task_dir, tmp_path / "none", policy=policy)
+    assert not (tmp_path / "none").exists()
+
+
 def test_few_shot_examples_come_from_train(pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path) -> None:
     found = run(pair, artifact, task_dir, tmp_path / "out", tasks=["echo"], few_shot=2, limit=4)
     assert (found.tasks[0].few_shot, found.tasks[0].samples) == (2, 4)

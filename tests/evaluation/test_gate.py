@@ -38,6 +38,7 @@ def check(policy: dict[str, Any], **more: Any) -> list[str]:
         ({"min_top1": 0.99}, {}, ["top-1"]),
         ({"min_recovery": 0.995}, {}, ["recovery"]),
         ({"min_score": {"sql": 0.4}}, {}, ["score"]),
+        ({"min_score": {"sqll": 0.1}}, {}, ["score"]),
         ({"min_ratio": 10}, {}, []),
         ({"min_ratio": 10.5}, {}, ["ratio"]),
         ({"min_samples": 501}, {}, ["samples"]),
@@ -46,6 +47,21 @@ def check(policy: dict[str, Any], **more: Any) -> list[str]:
 )
 def test_limits(policy: dict[str, Any], more: dict[str, Any], failed: list[str]) -> None:
     assert check(policy, **more) == failed
+
+
+def test_what_was_not_measured_fails() -> None:
+    policy = {"drop": {"max": 1}, "kl": {"max": 9}}
+    assert check(policy, scores=[score("sql", "finetuned", 0.3), score("sql", "int2", 0.3)]) == ["drop", "kl"]
+    assert check({"min_top1": 0, "min_recovery": 0}, scores=[score("sql", "int2", 0.3)]) == ["drop", "kl"]
+    assert check(policy, scores=[score("sql", "finetuned", 0.3)]) == ["score"]
+
+
+@pytest.mark.parametrize(
+    "policy", [{"drop": {"max": 1, "tasks": {"sqll": 0}}}, {"kl": {"max": 9, "tasks": {"sqll": 0}}}]
+)
+def test_a_limit_of_a_task_that_is_not_there_is_refused(policy: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"(drop|kl).tasks: sqll is not measured, only sql"):
+        check(policy)
 
 
 def test_samples_seen_in_calibration_fail_unless_allowed() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltacompress.evaluation.statistics import (
+    FEWEST,
     bootstrap_means,
     compare_paired,
     mcnemar,
@@ -124,6 +125,16 @@ def test_other_values_are_bootstrapped() -> None:
     assert compare_paired(before, before + 1e-4 * rng.standard_normal(400)).p_value > 0.01
 
 
+@pytest.mark.parametrize("samples", [1, 2, FEWEST - 1])
+def test_few_samples_bound_nothing(samples: int) -> None:
+    values = np.linspace(0.2, 0.4, samples)
+    found = compare_paired(values, values)
+    assert (found.low, found.high, found.upper, found.p_value) == (-np.inf, np.inf, np.inf, 1.0)
+    assert ratio_interval(values, np.ones(samples)) == (-np.inf, np.inf)
+    right = compare_paired(np.ones(samples), np.ones(samples))  # flips can be bounded, however few
+    assert 0.2 < right.upper <= 1
+
+
 def test_pairs_of_unlike_length_are_refused() -> None:
     with pytest.raises(ValueError, match="shapes"):
         compare_paired(np.ones(3), np.ones(4))
@@ -142,3 +153,5 @@ def test_the_interval_of_a_ratio_holds_it() -> None:
     low, high = ratio_interval(kl, tokens)
     assert low < kl.sum() / tokens.sum() < high
     assert high - low < 0.005
+    wide = ratio_interval(kl, tokens, confidence=0.999)
+    assert wide[0] < low < high < wide[1]
