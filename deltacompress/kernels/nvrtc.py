@@ -81,7 +81,9 @@ def compile_source(name: str, macros: Mapping[str, int], arch: str) -> bytes:
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: DELTACOMPRESS_CACHE, or the user's cache folder."""
+    """Where compiled kernels are kept: `kernels` in DELTACOMPRESS_CACHE (beside it lie pulled zoo entries), or in the
+    user's cache folder.
+    """
     if chosen := os.environ.get("DELTACOMPRESS_CACHE"):
         return Path(chosen) / "kernels"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deltacompress" / "kernels"
@@ -128,9 +130,10 @@ def _checked(result: tuple[Any, ...], doing: str) -> Any:
 
 
 def _read(path: Path) -> bytes | None:
+    """What is kept; None if nothing is, or if it is damaged or cannot be read: that only costs compiling."""
     try:
         raw = path.read_bytes()
-    except FileNotFoundError:
+    except OSError:
         return None
     return raw[32:] if hashlib.sha256(raw[32:]).digest() == raw[:32] else None
 
