@@ -16,11 +16,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deltacompress.errors import ChecksumError, FormatError, SchemaVersionError, TruncatedFileError
+from deltacompress.json_memory import parsed_bytes
 from deltacompress.types import TensorKind
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
-MAX_MANIFEST_BYTES = 1 << 28
+MAX_MANIFEST_BYTES = 64 << 20  # of 100,000 tensors: about 60 MB
+_MAX_MEMORY = 256 << 20  # of the parsed manifest, by the estimate
 _MAX_ELEMENTS = 1 << 50
 _AGAIN = "copy the artifact again"
 
@@ -165,6 +167,8 @@ def read_manifest(directory: Path) -> Manifest:
 
 def parse_manifest(raw: bytes, where: str) -> Manifest:
     """Check the bytes of a manifest; raises as read_manifest."""
+    if parsed_bytes(raw) > _MAX_MEMORY:
+        raise FormatError(f"{where}: holds more values than any manifest does; {_AGAIN}")
     try:
         data = json.loads(raw, parse_constant=_refuse_constant, parse_float=_read_float)
     except (ValueError, RecursionError) as error:

@@ -29,11 +29,13 @@ from pathlib import Path
 from typing import Any
 
 from deltacompress.errors import CheckpointError
+from deltacompress.json_memory import parsed_bytes
 from deltacompress.types import TensorInfo
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own cap
+MAX_HEADER_BYTES = 32 << 20  # of 100,000 tensors: about 16 MB
+_MAX_MEMORY = 160 << 20  # of the parsed header of 100,000 tensors: about 120 MB, by the estimate
 MAX_TENSORS = 100_000  # per file; the largest public mixture-of-experts shards hold a few thousand
 MAX_RANK = 16
 MAX_NUMEL = 2**48  # product of the dimensions that are not 0, so that [0, 2^62] cannot overflow a stride
@@ -88,8 +90,11 @@ def load_json_object(raw: bytes, where: str) -> dict[str, Any]:
     """Parse `raw` as one JSON object without duplicate keys.
 
     Raises:
-        CheckpointError: not UTF-8, not JSON, not an object, or a key given twice; the message starts with `where`.
+        CheckpointError: not UTF-8, not JSON, not an object, a key given twice, or more objects, lists and values than
+            a file of this kind holds; the message starts with `where`.
     """
+    if parsed_bytes(raw) > _MAX_MEMORY:
+        raise CheckpointError(f"{where}: its JSON holds more values than any such file does; get the file again")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

@@ -14,7 +14,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 
 from deltacompress.errors import CheckpointError
-from deltacompress.safetensors_header import ITEMSIZE, MAX_NAME, MAX_RANK, find_weights, parse_header, read_header
+from deltacompress.safetensors_header import (
+    ITEMSIZE,
+    MAX_NAME,
+    MAX_RANK,
+    find_weights,
+    load_json_object,
+    parse_header,
+    read_header,
+)
 
 GOOD: dict[str, Any] = {
     "__metadata__": {"format": "pt"},
@@ -360,3 +368,8 @@ def test_single_file_without_tensors(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(save({}))
     with pytest.raises(CheckpointError, match="holds no tensors"):
         find_weights(tmp_path)
+
+
+def test_little_bytes_cannot_ask_for_much_memory() -> None:
+    with pytest.raises(CheckpointError, match="more values than any such file"):
+        load_json_object(b'{"a":[' + b"[]," * 1_000_000 + b"[]]}", "f.json")

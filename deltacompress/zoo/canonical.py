@@ -3,9 +3,9 @@
 Parsing is strict because JSON parsers are not: duplicate keys, NaN and numbers beyond a float all pass the standard
 one, and each lets two readers see two different things. What was parsed must spell exactly what was read.
 
-A few bytes of JSON can ask for a lot of memory (`[[],[],...` for 25 times its length), so what it will take is
-estimated before anything is parsed, and what is not as it should be is given up at the first fault, not after a list of
-all of them: no input, of whatever size, takes more than a few hundred megabytes; `tests/zoo/fuzz.py` holds it to 256.
+What an object will take in memory is estimated before it is parsed, and what is not as it should be is given up at the
+first fault, not after a list of all of them: no input, of whatever size, takes more than a few hundred megabytes;
+`tests/zoo/fuzz.py` holds it to 256.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from deltacompress.json_memory import parsed_bytes
 from deltacompress.zoo.errors import DamagedRecordError
 
 MAX_BYTES = 4 << 20
 """Cap on an object, where no other is given."""
 MAX_MEMORY = 64 << 20
-"""Bytes that a parsed object may take, by the estimate of `memory`."""
+"""Bytes that a parsed object may take, by the estimate of `json_memory`."""
 MAX_KEYS = 256
 """Keys of any one object; the largest are summaries with 64 scores."""
-_CONTAINER, _VALUE, _KEY = 240, 60, 60  # bytes that CPython takes for a small dict, a short text in a list, and a key
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -82,13 +82,7 @@ def validate(model: type[_Model], data: dict[str, Any], where: str) -> _Model:
 
 def fits(raw: bytes, limit: int = MAX_BYTES) -> bool:
     """Whether `parse` takes so much; whoever writes an object looks first."""
-    return len(raw) <= limit and memory(raw) <= MAX_MEMORY
-
-
-def memory(raw: bytes) -> int:
-    """About what `raw` takes in bytes once it is parsed, its texts left out."""
-    containers = raw.count(b"{") + raw.count(b"[")
-    return containers * _CONTAINER + raw.count(b",") * _VALUE + raw.count(b'":') * _KEY
+    return len(raw) <= limit and parsed_bytes(raw) <= MAX_MEMORY
 
 
 def _frozen(data: dict[str, Any]) -> dict[str, Any]:

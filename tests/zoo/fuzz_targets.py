@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from deltacompress.json_memory import parsed_bytes
 from deltacompress.manifest import parse_manifest
 from deltacompress.safetensors_header import load_json_object, parse_header
 from deltacompress.zoo import canonical, check, layout, names
@@ -183,7 +184,7 @@ def hungry(target: Target) -> Iterator[bytes]:
         return
     for unit in (b"{}", b"[]", b"1000", b"0.5", b'"ab"', b'{"a":{}}', b"[[[]]]", b'{"a":[]}', b"0"):
         many = target.limit // (len(unit) + 1) - 8
-        for count in {many, min(many, canonical.MAX_MEMORY // (canonical.memory(unit) + 61))}:
+        for count in {many, min(many, canonical.MAX_MEMORY // (parsed_bytes(unit) + 61))}:
             yield b'{"a":[' + (unit + b",") * (count - 1) + unit + b"]}"
     for count in (target.limit // 12 - 8, canonical.MAX_KEYS):
         keys = bytearray(b'{"x":0')
