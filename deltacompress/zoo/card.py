@@ -39,7 +39,7 @@ def card(zoo: Zoo, name: str) -> str:
     told = entry.lineage
     base, revision = _base(zoo, entry)
     measured = scores(zoo, str(found))
-    facts = _facts(found, entry)
+    facts = _facts(entry)
     front: dict[str, Any] = {}
     if base is not None and entry.kind != "base-ref":
         front["base_model"] = base
@@ -81,7 +81,7 @@ def _base(zoo: Zoo, entry: EntryManifest) -> tuple[str | None, str | None]:
     return entry.lineage.base_name, None
 
 
-def _facts(found: Resolved, entry: EntryManifest) -> dict[str, Any]:
+def _facts(entry: EntryManifest) -> dict[str, Any]:
     summary = {key: value for key, value in entry.summary.items() if key != "artifact"}
     return {"kind": entry.kind, "finetuned": entry.lineage.finetuned_name, **summary}
 

@@ -63,7 +63,7 @@ class Archive:
             FormatError: not an export, or not as this program writes one.
             TruncatedFileError: it ends too early.
             DamagedRecordError, DamagedBlobError: the list or a manifest is damaged.
-        ZooFormatError: written by a newer version.
+            ZooFormatError: written by a newer version.
             StoreError: it cannot be read.
         """
         with _reader(path) as (read, size):

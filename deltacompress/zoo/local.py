@@ -293,9 +293,7 @@ def _told(path: str, key: str | None = None) -> Iterator[None]:
     """Operating system errors as StoreError; with `key`, a missing file as NoSuchObjectError."""
     try:
         yield
-    except FileNotFoundError as error:
-        if key is not None:
-            raise NoSuchObjectError(key) from error
-        raise StoreError(f"{path}: {reason(error)}") from error
     except OSError as error:
+        if key is not None and isinstance(error, FileNotFoundError):
+            raise NoSuchObjectError(key) from error
         raise StoreError(f"{path}: {reason(error)}") from error

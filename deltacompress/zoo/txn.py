@@ -45,10 +45,9 @@ Progress = Callable[[blobs.Blob], None]
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What a publication ended in: the object's key; whether it was there already, equal in meaning."""
+    """What a publication ended in: the key of its object, or of one that was there already, equal in meaning."""
 
     key: str
-    existed: bool = False
 
 
 Target = Callable[[str], tuple[str, Record] | Placed]
