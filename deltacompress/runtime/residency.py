@@ -187,6 +187,8 @@ class Residency:
     def _make_room(self, wanted: Resident) -> bool:
         if self.budget_bytes is None:
             return True
+        if self.bytes_in_use + wanted.nbytes > self.budget_bytes:
+            self._let_unused_arrive(wanted)
         idle = [one for one in self.variants.values() if one.installed and not one.users and one is not wanted]
         freeable = sum(one.nbytes for one in idle)
         if self.bytes_in_use - freeable + wanted.nbytes > self.budget_bytes:
@@ -196,6 +198,12 @@ class Residency:
                 break
             self._evict(one)
         return True
+
+    def _let_unused_arrive(self, wanted: Resident) -> None:
+        """Wait for what is on its way for nobody: only what has arrived can leave. An error there is its own user's."""
+        for one in self.variants.values():
+            if one is not wanted and one.arriving is not None and not one.users and one.arriving.exception() is None:
+                self._settle(one)
 
     def _evict(self, resident: Resident) -> None:
         if self._stream is not None:  # what is on its way already may get this memory, which may still be read

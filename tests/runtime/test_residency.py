@@ -91,25 +91,40 @@ class Stream:
     def synchronize(self) -> None: ...
 
 
-@pytest.mark.parametrize("host_share", [None, 1.1, 0.0])
-def test_loads_beside_running_requests(
-    trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch, host_share: float | None
-) -> None:
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> None:
     """The path of a GPU (mover thread, host tier, arrivals between steps) with a CPU's memory behind it."""
-    wide, narrow = small(trio, 3.1), small(trio, 2.1)
-    size = wide.variants["a"].nbytes
     monkeypatch.setattr("torch.cuda.stream", lambda _: nullcontext())
     monkeypatch.setattr("torch.cuda.current_stream", lambda _: Stream())
     monkeypatch.setattr("torch.cuda.Event", Stream)
     monkeypatch.setattr("deltacompress.runtime.residency.pinned", lambda operand: operand)
+    monkeypatch.setattr(runtime.residency, "_cuda", True)
+    monkeypatch.setattr(runtime.residency, "_stream", Stream())
+
+
+def test_what_arrived_for_nobody_can_leave(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = small(trio, 3.1)
+    runtime = Runtime.from_base(trio["a"].pair.base, budget_bytes=int(1.1 * whole.variants["a"].nbytes))
+    as_on_a_gpu(monkeypatch, runtime)
+    runtime.load(trio["a"].artifact, "a")
+    runtime.load(trio["b"].artifact, "b")
+    ids = random_ids(4)
+    assert_close(runtime.logits([("b", ids)])[0], oracle_logits(trio["b"].restored, ids))
+    assert resident(runtime) == ["b"]
+
+
+@pytest.mark.parametrize("host_share", [None, 1.1, 0.0])
+def test_loads_beside_running_requests(
+    trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch, host_share: float | None
+) -> None:
+    wide, narrow = small(trio, 3.1), small(trio, 2.1)
+    size = wide.variants["a"].nbytes
     residency = narrow.residency
+    as_on_a_gpu(monkeypatch, narrow)
     trimming = residency._trim_host
     deciders: set[str] = set()
     monkeypatch.setattr(
         residency, "_trim_host", lambda keep=None: (deciders.add(threading.current_thread().name), trimming(keep))
     )
-    monkeypatch.setattr(residency, "_cuda", True)
-    monkeypatch.setattr(residency, "_stream", Stream())
     residency.host_bytes = None if host_share is None else int(host_share * size)
     requests = [(name, random_ids(4 + i, i)) for i, name in enumerate(["a", "b", "c", None, "a", "c", "b"])]
     for _ in range(2):
