@@ -169,13 +169,17 @@ def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
     device: where the lossless stage is decoded ("auto", "cpu" or "cuda"); the tensors come back on the CPU.
 
     Raises:
+        InputError: no such directory.
         TruncatedFileError: a file is missing, or its size differs from the recorded one.
         CheckpointError: a shard that may not be read.
         ChecksumError, SchemaVersionError, FormatError: as manifest.read_manifest; headers that do not fit the manifest.
     """
     root = Path(path)
     if not root.is_dir():
-        raise TruncatedFileError(f"{root}: no such artifact directory; give one that `compress` published")
+        raise InputError(
+            f"{root}: no such artifact directory; give one that `compress` published, "
+            "or the name of a zoo's entry and the zoo (--zoo or DELTACOMPRESS_ZOO)"
+        )
     manifest = read_manifest(root)
     for record in (*manifest.shards, *manifest.files):
         _check_size(root / record.file, record)

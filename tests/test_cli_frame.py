@@ -115,6 +115,9 @@ def test_without_a_verb_the_help_is_the_answer(argv: list[str], capsys: pytest.C
         (["compress", "a", "b", "--recipe", "r", "--out", "c", "--device", "tpu"], "--device"),
         (["restore", "a", "--base", "b"], "--out"),
         (["restore", "a", "--out", "b"], "--base"),
+        (["restore", "a", "--base", "", "--out", "b"], "--base is empty"),
+        (["inspect", ""], "argument 2 is empty"),
+        (["restore", "a", "--base=", "--out", "b"], "--base is empty"),
     ],
 )
 def test_usage_errors_are_one_line(argv: list[str], names: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,6 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # What transformers and the hub libraries log is about their insides; our own notes and errors say what matters.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     _print_any_path()
+    if empty := _empty_argument(sys.argv[1:] if argv is None else argv):
+        print_error(f"{empty} is empty, perhaps a variable of the shell that is not set; give it a value")
+        return EXIT_INPUT
     try:
         with _terminated_like_interrupted():
             code = app(args=argv, prog_name=PROGRAM, standalone_mode=False)
@@ -103,6 +106,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error("interrupted; run it again")
         return EXIT_INPUT
     return code if isinstance(code, int) else 0
+
+
+def _empty_argument(argv: Sequence[str]) -> str | None:
+    """What to call the first argument without a character in it: as a path it would mean the working directory."""
+    for i, given in enumerate(argv):
+        option, equals, value = given.partition("=")
+        if option.startswith("--") and equals and not value:
+            return option
+        if not given:
+            before = argv[i - 1] if i else ""
+            return before if before.startswith("-") else f"argument {i + 1}"
+    return None
 
 
 @contextmanager

@@ -81,6 +81,7 @@ def compress_gated(
     if not names:
         raise InputError(f"policy {gate.policy.name} requires no tasks by name, so say what to measure: --tasks A,B")
     load_tasks(names, task_dir=None if task_dir is None else Path(task_dir), few_shot=None, limit=limit)
+    gate.check_tasks(names)
     candidate, report_dir = (target.with_name(f"{target.name}.{what}") for what in ("candidate", "report"))
     made_from = {"recipe": recipe, "calibration": calibration, "seed": seed} | options
     seconds = {}

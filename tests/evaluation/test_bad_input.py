@@ -42,7 +42,8 @@ def test_tasks_that_cannot_be_asked(
         ("ecko", "did you mean echo"),
         ("wikisql", "its data is missing"),
         ("echo,echo", "named twice"),
-        ("", "no task named"),
+        (",", "no task named"),
+        ("", "--tasks is empty"),
     ):
         assert told in refused(capsys, argv(pair, artifact, task_dir, out, tasks=tasks))
     empty = tmp_path / "tasks"
