@@ -11,7 +11,7 @@
 #     PYTHON       the Python that makes the virtual environment         (python3)
 #     VENV         where it is made                                      (.venv)
 #     OUT          where the demo writes                                 (demo-out)
-#     PYTEST_ARGS  more arguments for pytest
+#     PYTEST_ARGS  more arguments for pytest; the tests run in as many processes as there are cores, at most 8
 #     TORCH_SPEC, TORCH_INDEX   which torch to install, and one more index to look for it; see below
 
 PYTHON ?= python3
@@ -43,7 +43,7 @@ demo: $(VENV)/.installed
 	@echo "results: $(abspath $(OUT))"
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 $(PYTEST_ARGS)
 
 reliability: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.zoo.reliability

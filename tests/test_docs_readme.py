@@ -58,7 +58,7 @@ def test_the_gate_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     write_data(pair.data, records=8000)
     skills = tmp_path / "data" / "skills"
     skills.mkdir(parents=True)
-    rows = [{"prompt": f"w{i} w{i + 1} ", "completion": f"w{i % 3}", "choices": ["w0", "w1", "w2"]} for i in range(120)]
+    rows = [{"prompt": f"w{i} w{i + 1} ", "completion": f"w{i % 3}", "choices": ["w0", "w1", "w2"]} for i in range(300)]
     (skills / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.chdir(tmp_path)
     compress("base", "finetuned", recipe="lossless", out="delta")
