@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.zoo_options import ZooOption
 from deltacompress.errors import InputError
+
+if TYPE_CHECKING:
+    from deltacompress.evaluation.report import Report
 
 Base = Annotated[Path, typer.Option(help="Directory of the base model.")]
 Tasks = Annotated[str, typer.Option(help="Tasks, separated by commas: names of evals/tasks, or folders of --task-dir.")]
@@ -108,8 +111,8 @@ def evaluate(
         console.note(
             f"{pair.task}: {pair.first} and {pair.second} give the same answer to {pair.same} of {pair.samples}"
         )
-    rows = _rows(report)
-    console.result({"out": str(out), "scores": rows}, lambda: render.rows(f"report in {out}", rows))
+    data = {"out": str(out), "scores": _numbers(report)}
+    console.result(data, lambda: render.rows(f"report in {out}", _rows(report)))
 
 
 @verb
@@ -226,12 +229,28 @@ def _against(given: list[str]) -> tuple[Path | None, dict[str, Path], bool]:
     return finetuned, others, with_base
 
 
-def _rows(report: object) -> list[dict[str, object]]:
+def _numbers(report: Report) -> list[dict[str, object]]:
+    """What --json shows of a report: report.json in short."""
+    return [
+        {
+            "task": score.task,
+            "model": score.subject,
+            "score": score.value,
+            "stderr": score.stderr,
+            "samples": score.samples,
+            "drop": score.paired.drop if score.paired else None,
+            "p": score.paired.p_value if score.paired else None,
+            "kl": score.fidelity.kl if score.fidelity else None,
+            "ratio": report.subject(score.subject).ratio,
+        }
+        for score in report.scores
+    ]
+
+
+def _rows(report: Report) -> list[dict[str, object]]:
     """What the terminal shows of a report."""
     from deltacompress.evaluation import text
-    from deltacompress.evaluation.report import Report
 
-    assert isinstance(report, Report)
     return [
         {
             "task": score.task,

@@ -67,6 +67,7 @@ def test_eval_writes_the_report(
     assert call(*argv, "--limit", "5", "--seed", "0", "--json") == 0
     rows = json.loads(capsys.readouterr().out)["scores"]
     assert [row["model"] for row in rows] == ["finetuned", artifact.name]
+    assert all(isinstance(row["score"], float) and row["samples"] == 5 for row in rows)
     for name in ("report.json", "report.md", "report.html"):
         assert (tmp_path / "out" / name).is_file()
     assert call("eval", str(artifact), *where, "--tasks", "colors") == 2
