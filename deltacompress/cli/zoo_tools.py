@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.zoo_options import Name, ZooOption, clean
+
+if TYPE_CHECKING:
+    from deltacompress.zoo import Zoo
+    from deltacompress.zoo.versions import Resolved
 
 
 @verb
@@ -31,8 +36,9 @@ def lineage(
 
     opened = open_zoo(zoo)
     for one in opened.list(all_versions=True):
-        if one.problem is not None:
-            console.warn(one.problem)
+        for problem in (one.problem, *one.alias_problems):
+            if problem is not None:
+                console.warn(problem)
     graph = opened.lineage(name)
     if svg is not None:
         svg.write_text(lineage_picture.svg(graph, f"lineage of {name or opened.where}"), encoding="utf-8")
@@ -150,20 +156,26 @@ def sign(
 def attest(
     console: Console,
     name: Name,
-    report: Annotated[Path, typer.Argument(metavar="REPORT", help="A JSON file, e.g. of `deltacompress eval --json`.")],
+    report: Annotated[
+        Path, typer.Argument(metavar="REPORT", help="report.json of `deltacompress eval`, or another JSON object.")
+    ],
     *,
     key: Annotated[Path | None, typer.Option(help="Also sign the report with this private key (PEM).")] = None,
     zoo: ZooOption = None,
 ) -> None:
-    """Attach an evaluation report to a version; its numbers become scores that `list` filters by."""
+    """Attach an evaluation report to the version that it measured; its numbers are scores that `list` filters by."""
     from deltacompress.cli import render
     from deltacompress.zoo.reports import scores
     from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.signing import attach_signed
     from deltacompress.zoo.signing import attest as attest_entry
 
     opened = open_zoo(zoo)
     found = opened.resolve(name)
-    digest = attest_entry(opened, str(found), report, key=key)
+    if _is_evaluation(report):
+        digest = attach_signed(opened, str(found), lambda one: _attach_evaluation(opened, one, report), key=key)
+    else:
+        digest = attest_entry(opened, str(found), report, key=key)
     measured = scores(opened, str(found))
     data = {"entry": str(found), "report": digest, "signed": key is not None, "scores": measured}
     rows = [{"score": one, "value": value} for one, value in measured.items()]
@@ -175,6 +187,36 @@ def register(app: typer.Typer) -> None:
     for command in (lineage, diff, export, keygen, sign, attest):
         app.command(command.__name__)(command)
     app.command("import")(import_)
+
+
+def _is_evaluation(path: Path) -> bool:
+    """Whether a file looks like report.json of an evaluation. What cannot be read is told by whoever attaches it."""
+    from deltacompress.zoo import canonical
+    from deltacompress.zoo.reports import MAX_REPORT_BYTES
+
+    try:
+        raw = path.read_bytes()
+        data = json.loads(raw) if canonical.fits(raw, MAX_REPORT_BYTES) else None
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and data.keys() >= {"schema_version", "subjects", "scores"}
+
+
+def _attach_evaluation(zoo: Zoo, found: Resolved, path: Path) -> str:
+    """Attach what an evaluation measured of this very artifact; the digest of the attachment.
+
+    Raises:
+        IntegrityError: the report was edited, is damaged, or newer.
+        InputError: it measured another artifact.
+    """
+    from deltacompress.evaluation.report import read_report
+    from deltacompress.evaluation.zoo import attach_report
+
+    report = read_report(path)
+    artifact = zoo.show(str(found))[1].summary.get("artifact")
+    labels = [one.label for one in report.deltas if one.manifest_digest == artifact]
+    labels += [one.label for one in report.deltas]  # none fits: attach_report says so
+    return attach_report(zoo.where, str(found), labels[0] if labels else "delta", report)
 
 
 def _cell(value: object) -> str:

@@ -134,7 +134,7 @@ def _record(raw: bytes, where: str) -> ExportRecord:
         raise ZooFormatError(
             f"{where}: format {data['format']}, this program reads up to {FORMAT}; upgrade deltacompress"
         )
-    return decode(INDEX, raw, ExportRecord, where, limit=MAX_INDEX_BYTES)
+    return decode(INDEX, raw, ExportRecord, where, limit=MAX_INDEX_BYTES, way="copy the file again")
 
 
 def _manifests(

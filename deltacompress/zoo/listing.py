@@ -24,7 +24,8 @@ _Said = dict[str, Any]
 @dataclass(frozen=True, slots=True)
 class Listed:
     """One version. manifest: its digest; bytes: logical size; summary, lineage: from the manifest; aliases: that point
-    here; removed: and not collected, perhaps; problem: what is wrong with it, else None (then kind is "?").
+    here; removed: and not collected, perhaps; problem: what is wrong with it, else None (then kind is "?");
+    alias_problems: what is wrong with aliases of its name, told with the first row that the name has.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Listed:
     aliases: tuple[str, ...]
     removed: bool
     problem: str | None = None
+    alias_problems: tuple[str, ...] = ()
 
 
 def list_entries(store: Store, cache: Path, *, all_versions: bool = False, removed: bool = False) -> list[Listed]:
@@ -48,7 +50,7 @@ def list_entries(store: Store, cache: Path, *, all_versions: bool = False, remov
     reader = _Reader(store, cache)
     found: list[Listed] = []
     for name, state in sorted(states(list(reader.stamps)).items()):
-        pointing = _aliases(reader, state)
+        pointing, unknown = _aliases(reader, state)
         for version in reversed(state.versions):
             gone, problem = _removed(reader, state, version)
             if gone and not removed:
@@ -67,8 +69,10 @@ def list_entries(store: Store, cache: Path, *, all_versions: bool = False, remov
                     aliases=tuple(pointing.get(version, ())),
                     removed=gone,
                     problem=row.get("problem") or problem,
+                    alias_problems=tuple(unknown),
                 )
             )
+            unknown = []
             if not all_versions:
                 break
     reader.remember()
@@ -135,9 +139,10 @@ def _row(reader: _Reader, name: str, version: int) -> _Said:
         return {"problem": str(error)}
 
 
-def _aliases(reader: _Reader, state: NameState) -> dict[int, list[str]]:
-    """Version -> aliases that point there. An alias whose last move is damaged is left to `verify`."""
+def _aliases(reader: _Reader, state: NameState) -> tuple[dict[int, list[str]], list[str]]:
+    """Version -> aliases that point there; what is wrong with aliases whose last move is damaged."""
     found: dict[int, list[str]] = {}
+    problems: list[str] = []
     for alias, last in sorted(state.aliases.items()):
         key = alias_key(state.name, alias, last)
 
@@ -148,9 +153,9 @@ def _aliases(reader: _Reader, state: NameState) -> dict[int, list[str]]:
             found.setdefault(reader.said(key, read)["version"], []).append(alias)
         except StoreError:
             raise
-        except (IntegrityError, NoSuchObjectError):
-            continue
-    return found
+        except (IntegrityError, NoSuchObjectError) as error:
+            problems.append(f"{state.name}@{alias}: {error}")
+    return found, problems
 
 
 def _removed(reader: _Reader, state: NameState, version: int) -> tuple[bool, str | None]:

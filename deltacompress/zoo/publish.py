@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from deltacompress.errors import IntegrityError
 from deltacompress.reporter import Reporter
 from deltacompress.zoo import blobs, canonical, txn
 from deltacompress.zoo.entry import MAX_ENTRY_BYTES, EntryManifest
-from deltacompress.zoo.errors import ConflictError
+from deltacompress.zoo.errors import ConflictError, NotFoundError
 from deltacompress.zoo.layout import LAST_NUMBER, name_prefix, number_of, version_key
+from deltacompress.zoo.read import open_entry
 from deltacompress.zoo.records import Record, VersionRecord, now
-from deltacompress.zoo.store import Store
+from deltacompress.zoo.store import NoSuchObjectError, Store
+from deltacompress.zoo.versions import open_version, state_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,26 @@ class Published:
 
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"
+
+
+def check_kind(store: Store, name: str, kind: str) -> None:
+    """Refuse a version of another kind than those that `name` has; who asks for the newest must know what comes.
+
+    The newest version that is present and readable decides. Two first versions at the same moment may still differ.
+
+    Raises:
+        ConflictError: says which kind the name has.
+    """
+    state = state_of(store, name)
+    for version in reversed(state.versions):
+        try:
+            found = open_version(store, state, version)
+            there = open_entry(store, found).kind
+        except (NotFoundError, IntegrityError, NoSuchObjectError):  # removed, or damaged: it decides nothing
+            continue
+        if there != kind:
+            raise ConflictError(f"{name}: its versions are of kind {there}, this is a {kind}; choose another name")
+        return
 
 
 def publish_entry(

@@ -16,11 +16,13 @@ from pydantic import FailFast, Field
 from deltacompress.zoo import canonical
 from deltacompress.zoo.canonical import Strict
 from deltacompress.zoo.errors import DamagedRecordError, ZooFormatError
-from deltacompress.zoo.layout import LAST_NUMBER
+from deltacompress.zoo.layout import LAST_NUMBER, ZOO
 from deltacompress.zoo.store import NoSuchObjectError, Store
 
 FORMAT = 1
 MAX_RECORD_BYTES = canonical.MAX_BYTES
+REPAIR = "repair it with `zoo fsck --repair --from COPY`"
+"""The way out of a damaged record."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -130,20 +132,30 @@ def encode(key: str, record: Record) -> bytes:
     return canonical.spell(data | {"digest": canonical.sha256(canonical.spell(data))})
 
 
-def decode(key: str, raw: bytes, kind: type[_Any], where: str, *, limit: int = MAX_RECORD_BYTES) -> _Any:
-    """Check the bytes that lie under `key`, at most `limit` of them.
+def decode(
+    key: str, raw: bytes, kind: type[_Any], where: str, *, limit: int = MAX_RECORD_BYTES, way: str = REPAIR
+) -> _Any:
+    """Check the bytes that lie under `key`, at most `limit` of them. way: out, for the message.
 
     Raises:
         DamagedRecordError: not what was written there.
         ZooFormatError: zoo.json of a newer format.
     """
-    place = f"{where}/{key}"
+    try:
+        return _decode(key, raw, kind, f"{where}/{key}", limit)
+    except DamagedRecordError as error:
+        if key == ZOO:  # without it a zoo cannot be opened, so not mended either
+            way = "put back that of a copy of this zoo"
+        raise DamagedRecordError(f"{error}; {way}") from error
+
+
+def _decode(key: str, raw: bytes, kind: type[_Any], place: str, limit: int) -> _Any:
     data = canonical.parse(raw, place, limit=limit)
     digest = data.pop("digest", None)
     if digest != canonical.sha256(canonical.spell(data)):
-        raise DamagedRecordError(f"{place}: damaged, its bytes differ from its digest; see `zoo fsck --repair`")
+        raise DamagedRecordError(f"{place}: damaged, its bytes differ from its digest")
     if data.pop("key", None) != key:
-        raise DamagedRecordError(f"{place}: was written for another place; see `zoo fsck --repair`")
+        raise DamagedRecordError(f"{place}: was written for another place")
     if kind is ZooRecord and type(data.get("format")) is int and data["format"] > FORMAT:
         raise ZooFormatError(
             f"{place}: format {data['format']}, this program reads up to {FORMAT}; upgrade deltacompress"

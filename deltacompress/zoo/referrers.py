@@ -16,7 +16,7 @@ from deltacompress.zoo.errors import DamagedRecordError
 from deltacompress.zoo.layout import REFERRERS, number_of, referrer_key
 from deltacompress.zoo.publish import needed_for, publish_blobs
 from deltacompress.zoo.read import open_manifest
-from deltacompress.zoo.records import Record, ReferrerRecord, encode, nonce, now, read
+from deltacompress.zoo.records import REPAIR, Record, ReferrerRecord, encode, nonce, now, read
 from deltacompress.zoo.store import NoSuchObjectError, Store
 
 Heads = dict[str, dict[str, int]]
@@ -47,7 +47,7 @@ def head(store: Store, subject: str, manifest: str, number: int) -> ReferrerReco
     except NoSuchObjectError as error:
         raise DamagedRecordError(f"{store.where}/{key}: vanished; see `zoo verify`") from error
     if record.manifest != manifest:
-        raise DamagedRecordError(f"{store.where}/{key}: names another manifest")
+        raise DamagedRecordError(f"{store.where}/{key}: names another manifest; {REPAIR}")
     return record
 
 

@@ -11,7 +11,7 @@ Needs the package `cryptography` (extra `sign`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -28,6 +28,7 @@ from deltacompress.zoo.errors import NotFoundError
 from deltacompress.zoo.local import again, close, reason, sync_directory, write_all
 from deltacompress.zoo.records import Sha256
 from deltacompress.zoo.reports import describe_report
+from deltacompress.zoo.versions import Resolved
 from deltacompress.zoo.zoo import Zoo
 
 if TYPE_CHECKING:
@@ -59,8 +60,10 @@ def make_key(path: Path) -> str:
 
     Raises:
         BackendError: no cryptography.
-        InputError: one of them exists, or cannot be written.
+        InputError: one of them exists, or cannot be written; `path` is no name of a file.
     """
+    if not path.name:
+        raise InputError(f"{str(path)!a}: no name of a file; give the private key to write, e.g. ann")
     crypto = _crypto()
     key = crypto.ed25519.Ed25519PrivateKey.generate()
     serial = crypto.serialization
@@ -103,14 +106,30 @@ def attest(zoo: Zoo, name: str, report: Path, *, key: Path | None = None, report
         InputError: no JSON object, or no usable key.
         BackendError, ZooError: as sign.
     """
+
+    def attach(found: Resolved) -> str:
+        try:
+            raw = report.read_bytes()
+        except OSError as error:
+            raise InputError(f"{report}: {reason(error)}") from error
+        described = describe_report(raw, found.manifest, str(report))
+        return zoo.attach(described.entry, described.blobs, reporter=reporter)
+
+    return attach_signed(zoo, name, attach, key=key, reporter=reporter)
+
+
+def attach_signed(
+    zoo: Zoo, name: str, attach: Callable[[Resolved], str], *, key: Path | None, reporter: Reporter = SILENT
+) -> str:
+    """Let `attach` attach something to a version, and sign that if there is a key; its digest, as `attach` returns it.
+
+    Raises:
+        InputError: no usable key; told before anything is attached.
+        BackendError, ZooError: as sign.
+    """
     private = None if key is None else _private(key)
     found = zoo.resolve(name)
-    try:
-        raw = report.read_bytes()
-    except OSError as error:
-        raise InputError(f"{report}: {reason(error)}") from error
-    described = describe_report(raw, found.manifest, str(report))
-    digest = zoo.attach(described.entry, described.blobs, reporter=reporter)
+    digest = attach(found)
     if private is not None:
         _attach(zoo, private, target=digest, subject=found.manifest, reporter=reporter)
     return digest

@@ -13,7 +13,7 @@ from deltacompress.zoo.canonical import sha256
 from deltacompress.zoo.errors import ConflictError, DamagedRecordError, NotFoundError
 from deltacompress.zoo.layout import alias_key
 from deltacompress.zoo.names import Reference, parse_alias
-from deltacompress.zoo.records import MAX_RECORD_BYTES, AliasRecord, decode, encode, nonce, now
+from deltacompress.zoo.records import MAX_RECORD_BYTES, REPAIR, AliasRecord, decode, encode, nonce, now
 from deltacompress.zoo.store import NoSuchObjectError, Store
 from deltacompress.zoo.versions import resolve, state_of
 
@@ -79,14 +79,12 @@ def history(store: Store, name: str, alias: str) -> list[Move]:
         try:
             raw = store.get(key, limit=MAX_RECORD_BYTES)
         except NoSuchObjectError:
-            raise DamagedRecordError(
-                f"{store.where}/{key}: missing, later moves are there; see `zoo fsck --repair`"
-            ) from None
+            raise DamagedRecordError(f"{store.where}/{key}: missing, later moves are there; {REPAIR}") from None
         record = decode(key, raw, AliasRecord, store.where)
         if record.previous != (sha256(before) if before is not None else None):
-            raise DamagedRecordError(f"{store.where}/{key}: does not follow from the move before it")
+            raise DamagedRecordError(f"{store.where}/{key}: does not follow from the move before it; {REPAIR}")
         if record.rollback != bool(moves and record.version < moves[-1].version):
-            raise DamagedRecordError(f"{store.where}/{key}: hides or invents a rollback")
+            raise DamagedRecordError(f"{store.where}/{key}: hides or invents a rollback; {REPAIR}")
         before = raw
         moves.append(Move(name, alias, generation, record.version, record.rollback, record.created))
     return moves

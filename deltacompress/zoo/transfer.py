@@ -69,6 +69,7 @@ def export(zoo: Zoo, wanted: Sequence[str], out: Path, *, reporter: Reporter = S
     Raises:
         ZooError: no such version, a damaged one, or `out` exists or cannot be written.
     """
+    _check_target(out)
     versions: dict[str, ExportVersion] = {}
     sources: dict[str, Blob] = {}
     for name in wanted:
@@ -140,6 +141,14 @@ def _version_with(zoo: Zoo, name: str, manifest: str) -> str | None:
     return None
 
 
+def _check_target(out: Path) -> None:
+    """Refuse what cannot be the name of a new file, before any work."""
+    if not out.name:
+        raise PullError(f"{str(out)!a}: no name of a file; give the tar file to write, e.g. models.tar")
+    if os.path.lexists(out):
+        raise PullError(f"{out}: exists already; remove it or choose another name")
+
+
 def _write(out: Path, index: bytes, sources: list[Blob], reporter: Reporter) -> int:
     written = 0
 
@@ -151,8 +160,6 @@ def _write(out: Path, index: bytes, sources: list[Blob], reporter: Reporter) -> 
 
     temporary = out.with_name(f".{out.name}.{secrets.token_hex(8)}.partial")
     try:
-        if out.is_symlink() or out.exists():
-            raise PullError(f"{out}: exists already; remove it or choose another name")
         write_new(str(temporary), members)
         try:
             _give_name(str(temporary), str(out))

@@ -105,6 +105,7 @@ class Zoo:
         parents: entries of this zoo it was made from; relation: see entry.Lineage.
         """
         checked = names.parse_name(name)
+        publish.check_kind(self.store, checked, "delta")
         digests = tuple(self.resolve(parent).manifest for parent in parents)
         described = describe(Path(artifact), parents=digests, relation=relation)
         return publish.publish_entry(self.store, checked, described.entry, described.blobs, reporter)
@@ -120,14 +121,17 @@ class Zoo:
     ) -> Published:
         """Publish the identity of a base checkpoint; its weights stay where they are."""
         checked = names.parse_name(name)
+        publish.check_kind(self.store, checked, "base-ref")
         described = describe_base(Path(checkpoint), hub_id=hub_id, revision=revision)
         return publish.publish_entry(self.store, checked, described.entry, described.blobs, reporter)
 
     def publish(
         self, entry: EntryManifest, blobs: Iterable[Blob], name: str, *, reporter: Reporter = SILENT
     ) -> Published:
-        """Publish any entry, of whatever kind, from a manifest and the blobs that it lists."""
-        return publish.publish_entry(self.store, names.parse_name(name), entry, blobs, reporter)
+        """Publish an entry from a manifest and the blobs that it lists; versions of one name are of one kind."""
+        checked = names.parse_name(name)
+        publish.check_kind(self.store, checked, entry.kind)
+        return publish.publish_entry(self.store, checked, entry, blobs, reporter)
 
     def push(self, name: str, other: Zoo, target: str | None = None, *, reporter: Reporter = SILENT) -> Published:
         """Copy a version, and what is attached to it, to another zoo, under `target` or its own name."""

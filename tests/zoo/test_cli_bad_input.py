@@ -181,7 +181,7 @@ def test_a_damaged_version_stops_nobody_else(run: Run, cli_zoo: Path, tmp_path: 
     key = version_key("t/bot", 2)
     (cli_zoo / key).chmod(0o644)
     (cli_zoo / key).write_bytes(b"{}")
-    failed(run("pull", "t/bot", tmp_path / "x"), 3, key)
+    failed(run("pull", "t/bot", tmp_path / "x"), 3, key, "; repair it with `zoo fsck --repair --from COPY`")
     assert run("pull", "t/bot@1", tmp_path / "x")[0] == 0
     code, out, err = run("list", "--json")
     assert code == 0
@@ -189,3 +189,58 @@ def test_a_damaged_version_stops_nobody_else(run: Run, cli_zoo: Path, tmp_path: 
     assert "warning" in err
     assert run("lineage")[0] == 0
     assert resolve(Zoo.open(cli_zoo).store, parse("t/base")).version == 1
+
+
+def test_a_damaged_alias_is_told(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
+    run("tag", "t/bot@1", "prod")
+    run("tag", "t/bot@2", "next")
+    shutil.copytree(cli_zoo, tmp_path / "copy")
+    key = alias_key("t/bot", "prod", 1)
+    (cli_zoo / key).chmod(0o644)
+    (cli_zoo / key).write_bytes(b"{}")
+    for verb in (["list"], ["list", "--all-versions"], ["lineage"]):
+        code, out, err = run(*verb)
+        assert code == 0
+        assert len([line for line in err.splitlines() if line.startswith("warning: t/bot@prod: ")]) == 1
+        assert "zoo fsck --repair --from COPY" in err
+        assert "t/bot@2" in out
+    row = data(run("list", "--json"))[1]
+    assert (row["problem"], row["aliases"], len(row["alias_problems"])) == (None, ["next"], 1)
+    assert "alias damaged" in run("list")[1]
+    failed(run("show", "t/bot@prod"), 3, key, "; repair it with `zoo fsck --repair --from COPY`")
+    assert run("fsck", "--repair", "--from", tmp_path / "copy")[0] == 0
+    assert data(run("list", "--json"))[1]["alias_problems"] == []
+
+
+@pytest.mark.parametrize("file", [".", "/"])
+def test_no_name_of_a_file(run: Run, cli_zoo: Path, file: str) -> None:
+    failed(run("export", file, "t/bot"), 2, "no name of a file; give the tar file to write")
+    failed(run("keygen", file), 2, "no name of a file; give the private key to write")
+
+
+def test_an_export_that_exists_is_refused_before_any_work(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.tar").symlink_to(tmp_path / "nowhere")
+    for name in ("t/bot", "t/none"):  # not even looked for
+        failed(run("export", tmp_path / "x.tar", name), 2, "x.tar: exists already")
+
+
+def test_another_kind_under_one_name_is_refused(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
+    told = "t/base: its versions are of kind base-ref, this is a delta; choose another name"
+    failed(run("add", GOLDEN / "int2-24", "t/base"), 2, told)
+    failed(run("push", "t/bot", cli_zoo, "--as", "t/base"), 2, told)
+    failed(run("add", GOLDEN / "base", "t/bot"), 2, "t/bot: its versions are of kind delta, this is a base-ref")
+    run("init", tmp_path / "other")
+    run("add", GOLDEN / "base", "t/bot", "--zoo", tmp_path / "other")
+    run("export", tmp_path / "x.tar", "t/bot")
+    failed(run("import", tmp_path / "x.tar", "--zoo", tmp_path / "other"), 2, "of kind base-ref, this is a delta")
+    assert [one["version"] for one in data(run("list", "--json"))] == [1, 2]
+    assert run("verify")[0] == 0
+
+
+def test_the_kind_of_a_name_is_free_again_when_nothing_is_left_of_it(run: Run, cli_zoo: Path) -> None:
+    run("rm", "t/base")
+    assert run("add", GOLDEN / "int2-24", "t/base")[1] == "t/base@2\n"
+    key = version_key("t/bot", 2)
+    (cli_zoo / key).chmod(0o644)
+    (cli_zoo / key).write_bytes(b"{}")
+    failed(run("add", GOLDEN / "base", "t/bot"), 2, "of kind delta")  # what the version before says
