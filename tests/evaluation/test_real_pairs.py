@@ -1,7 +1,8 @@
 """The real pairs: reference scores through lm-eval, and a gate that catches one damaged layer, on every task.
 
 Slow: compressions and thousands of forwards. So one task's score stands for all, unless `DELTACOMPRESS_GATE_SEEDS` says
-with how many seeds the gate is tried on every task (20 are what the project asks of itself). Seeds decide on calibration samples, evaluation samples, which of the middle layers is damaged, and how.
+with how many seeds the gate is tried on every task (20 are what the project asks of itself). Seeds decide on
+calibration samples, evaluation samples, which of the middle layers is damaged, and how.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from deltacompress.evaluation import Gate, evaluate
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lm_eval")]
 REFERENCE = {"wikisql": 0.330, "palindrome": 0.519, "sst2": 0.866, "amazon_category": 0.952}
 SAMPLES = 300
-SEEDS = int(os.environ.get("DELTACOMPRESS_GATE_SEEDS", "2"))
+SEEDS = int(os.environ.get("DELTACOMPRESS_GATE_SEEDS", "20"))
 CALIBRATIONS = max(1, SEEDS // 4)
 """Compressions of each pair; every one is judged on several draws of samples."""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
