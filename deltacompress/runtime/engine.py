@@ -120,7 +120,7 @@ class Runtime:
                 are checked either way, and so are parts that have to be decoded.
 
         Raises:
-            InputError: the name is taken.
+            InputError: the name is taken, or empty.
             BaseMismatchError: made from another base.
             IntegrityError, UnsupportedModelError, PairError, BackendError: see Variant.open and Residency.add.
             ZooError: the zoo does not have the entry.
@@ -149,6 +149,8 @@ class Runtime:
         return name
 
     def _check_free(self, name: str) -> None:
+        if not name:
+            raise InputError("a variant's name is empty; leave it out to use the directory's or entry's")
         if name in self.residency.variants:
             raise InputError(f"a variant named {name} is loaded already; give another name, or unload it first")
 

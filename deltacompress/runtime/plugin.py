@@ -28,6 +28,7 @@ from deltacompress.runtime.model import decouple
 from deltacompress.runtime.numerics import Numerics
 from deltacompress.runtime.operands import placed
 from deltacompress.runtime.variant import Variant
+from deltacompress.zoo.resolve import artifact_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,11 +39,19 @@ _SLOT = 1
 
 @register_quantization_config(METHOD)
 class DeltaConfig(QuantizationConfigMixin):  # type: ignore[misc]
-    """delta: directory of the artifact; backend, merge_rounding: as in `Runtime.from_base`."""
+    """delta, zoo: as in `Runtime.load`; backend, merge_rounding: as in `Runtime.from_base`."""
 
-    def __init__(self, delta: str | Path, backend: str = "auto", merge_rounding: bool | None = None, **_: Any) -> None:
+    def __init__(
+        self,
+        delta: str | Path,
+        backend: str = "auto",
+        merge_rounding: bool | None = None,
+        zoo: str | Path | None = None,
+        **_: Any,
+    ) -> None:
         self.quant_method = METHOD
-        self.delta, self.backend, self.merge_rounding = str(delta), backend, merge_rounding
+        self.delta, self.zoo = str(delta), None if zoo is None else str(zoo)
+        self.backend, self.merge_rounding = backend, merge_rounding
 
 
 @register_quantizer(METHOD)
@@ -69,7 +78,8 @@ class DeltaQuantizer(HfQuantizer):  # type: ignore[misc]
         layout = read_layout(checkpoint.path, checkpoint.tensors)
         numerics = Numerics.choose(settings.backend, devices.pop(), model.dtype, settings.merge_rounding)
         decoupled = decouple(model, checkpoint, layout, numerics.kernels)
-        variant = Variant.open(Path(settings.delta), decoupled.base, numerics)
+        delta = artifact_path(settings.delta, settings.zoo, base=checkpoint.path)
+        variant = Variant.open(delta, decoupled.base, numerics)
         found = ((path, variant.operand(path)) for path in variant.paths())
         kernels = numerics.kernels
         decoupled.install(

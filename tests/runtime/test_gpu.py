@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from runtime_cases import Served, assert_close, load, oracle_logits, oracle_tokens, random_ids
 
 from deltacompress.bench.synthetic import SHAPE_TINY, write_base, write_delta
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.errors import BackendError, ChecksumError
 from deltacompress.kernels import available
-from deltacompress.runtime import Runtime
+from deltacompress.runtime import DeltaConfig, Runtime
 from deltacompress.runtime.batch import Batch, to_device
 from deltacompress.runtime.kvcache import RowCache
 from deltacompress.runtime.operands import Stored
@@ -241,3 +242,22 @@ def test_fused_steps_give_the_same_tokens(served: Callable[..., Served], archite
     requests = [(("v", None)[i % 2], random_ids(3 + 4 * i, i)) for i in range(6)]
     for found, wanted in zip(runtime.complete(requests, 12), judge.complete(requests, 12), strict=True):
         assert found.tokens == wanted.tokens
+
+
+def test_from_pretrained(served: Callable[..., Served], backend: str) -> None:
+    one = served("llama", "int4-24")
+    runtime = Runtime.from_base(one.pair.base, device="cuda", dtype=torch.bfloat16, backend=backend)
+    runtime.load(one.artifact, "v")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        one.pair.base,
+        quantization_config=DeltaConfig(delta=one.artifact, backend=backend),
+        dtype=torch.bfloat16,
+        device_map={"": 0},
+    )
+    ids = random_ids(19)
+    wanted = runtime.logits([("v", ids)])[0]
+    with torch.inference_mode():
+        found = model(torch.tensor([ids], device="cuda")).logits[0]
+        tokens = model.generate(torch.tensor([ids], device="cuda"), max_new_tokens=6, do_sample=False)
+    assert_close(found.float().cpu(), wanted.float().cpu(), BF16)
+    assert tokens.shape[1] > len(ids)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from runtime_cases import Served, random_ids
+import torch
+import transformers
+from runtime_cases import Served, assert_close, oracle_logits, random_ids
 
 from deltacompress.errors import DeltaCompressError
-from deltacompress.runtime import Runtime
+from deltacompress.runtime import DeltaConfig, Runtime
 from deltacompress.zoo import Zoo, osfs
 from deltacompress.zoo.errors import NotFoundError
 
@@ -37,3 +39,17 @@ def test_load_by_name(trio: dict[str, Served], tmp_path: Path, monkeypatch: pyte
     assert not a.equal(b)
     with pytest.raises(NotFoundError, match="no entry team/none"):
         runtime.load("team/none")
+
+
+def test_the_plug_in_takes_names(trio: dict[str, Served], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(osfs, "fsync", lambda fd: None)
+    monkeypatch.setenv("DELTACOMPRESS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    Zoo.init(tmp_path / "zoo").add(trio["a"].artifact, "team/bot")
+    config = DeltaConfig(delta="team/bot", zoo=tmp_path / "zoo")
+    base = trio["a"].pair.base
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, quantization_config=config, dtype=torch.float32)
+    ids = random_ids(7)
+    with torch.inference_mode():
+        found = model(torch.tensor([ids])).logits[0]
+    assert_close(found, oracle_logits(trio["a"].restored, ids))
