@@ -11,7 +11,7 @@ counts, so a block always has 32 codes in a row. Padding decodes to values that 
              the kept columns 16 s + 8 p + 2 c + e. The words of a lane, four to a chunk:
                4 bits  word 2 t + s, bit 16 e + 8 p + 4 h
                2 bits  word t, bit 16 e + 8 s + 4 p + 2 h
-               1 bit   word t // 2, bit 16 e + 8 (t % 2) + 4 s + 2 p + h
+               1 bit   word t // 2, bit 16 e + 8 (t % 2) + 4 s + 2 h + p
                3 bits  the words of the low two bits, then those of the third bit
                2:4     then word t of the pattern: 16 bits of row g, 16 of row g + 8, of columns 16 c .. 16 c + 15
 Blocks come in pairs: a pair is one pipeline stage.
@@ -104,7 +104,7 @@ def _words(codes: Tensor, bits: int) -> Tensor:
         order = codes.permute(0, 4, 1, 3, 7, 8, 5, 6, 2)  # [m, block, t, g, c, e, s | p, h]
     else:
         split = codes.view(m, 4, 2, *codes.shape[2:])  # t = 2 t2 + t1
-        order = split.permute(0, 5, 1, 4, 8, 9, 2, 6, 7, 3)  # [m, block, t2, g, c, e, t1 | s, p, h]
+        order = split.permute(0, 5, 1, 4, 8, 9, 2, 6, 3, 7)  # [m, block, t2, g, c, e, t1 | s, h, p]
     fields = order.reshape(m, blocks, 4 * bits, 32, 4, 8 // bits)
     out = fields[..., 0].clone()
     for i in range(1, 8 // bits):

@@ -39,15 +39,15 @@ def read_back(spec: PackedSpec, buffer: Tensor) -> Tensor:
                             for h in range(2):
                                 row, pair = m * 128 + 16 * t + 8 * h + g, []
                                 for e in range(2):
-                                    f = 4 * s + 2 * p + h
+                                    f, one = 4 * s + 2 * p + h, 8 * (t % 2) + 4 * s + 2 * h + p
                                     if spec.bits == 4:
                                         code = word(lane, 2 * t + s) >> (16 * e + 8 * p + 4 * h) & 15
                                     elif spec.bits == 1:
-                                        code = word(lane, t // 2) >> (16 * e + 8 * (t % 2) + f) & 1
+                                        code = word(lane, t // 2) >> (16 * e + one) & 1
                                     else:
                                         code = word(lane, t) >> (16 * e + 2 * f) & 3
                                         if spec.bits == 3:
-                                            code |= (word(lane, 8 + t // 2) >> (16 * e + 8 * (t % 2) + f) & 1) << 2
+                                            code |= (word(lane, 8 + t // 2) >> (16 * e + one) & 1) << 2
                                     pair.append(code)
                                 kept = 16 * s + 8 * p + 2 * c
                                 columns = [block * width + kept, block * width + kept + 1]

@@ -147,7 +147,7 @@ __device__ __forceinline__ void compute(float (&acc)[8][NT][4], const u8* slot, 
 #pragma unroll
             for (int j = 0; j < 4; j++) {
               u32 zero = GROUP == 0 ? row_zero[t][j % 2] : HALVES && j / 2 ? next.z(t, j % 2) : set.z(t, j % 2);
-              a[j] = add2(codes.field(i, step, j), zero);
+              a[j] = centered(codes.field(i, step, j), zero, j);
             }
             if (HALVES) {
               u32 left[4] = {a[0], a[1], 0, 0}, right[4] = {0, 0, a[2], a[3]};

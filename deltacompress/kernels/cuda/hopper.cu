@@ -32,11 +32,10 @@ struct Codes {
   }
 
   __device__ __forceinline__ u32 field(int s, int j) const {
-    int f = 4 * s + j;
     if (BITS == 4) return pick<0x001e001e>(code[s], 4 * j - 1, ONE_HALF_MAGIC);
-    if (BITS == 1) return pick<0x00020002>(code[0], f - 1, ONE_HALF_MAGIC);
-    u32 low = pick<0x00060006>(code[0], 2 * f - 1, ONE_HALF_MAGIC);
-    return BITS == 2 ? low : pick<0x00080008>(high, f - 3, low);
+    if (BITS == 1) return one_bit<1>(code[0], 0, s, j, ONE_HALF_MAGIC);
+    u32 low = two_bits(code[0], s, j);
+    return BITS == 2 ? low : one_bit<3>(high, 0, s, j, low);
   }
 
  private:
@@ -159,7 +158,7 @@ __device__ __forceinline__ void compute(float (&sum)[TALL][64], int add, const u
 #pragma unroll
       for (int s = 0; s < 2; s++)
 #pragma unroll
-        for (int j = 0; j < 4; j++) a[b][s][h][j] = add2(part.field(s, j), scales[h].zero[j % 2]);
+        for (int j = 0; j < 4; j++) a[b][s][h][j] = centered(part.field(s, j), scales[h].zero[j % 2], j);
     }
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll

@@ -41,8 +41,9 @@ __device__ __forceinline__ u32 word(const Parts& p, int index, int row, int k, i
   u32 out = 0;
 #pragma unroll
   for (int bit = 0; bit < 16; bit += WIDTH) {
-    // fields from high to low: (t), s, p, h; those that do not fit are in the index
+    // fields from high to low: (t), s, p, h (one bit: h before p); those that do not fit are in the index
     int f = bit / WIDTH, h = f % 2, pp = f / 2 % 2, s = f / 4 % 2, t = f / 8, tile;
+    if (WIDTH == 1) h = f / 2 % 2, pp = f % 2;
     if (WIDTH == 4) s = index % 2, tile = index / 2;
     else tile = WIDTH == 2 ? index : 2 * index + t;
 #pragma unroll

@@ -112,7 +112,8 @@ __device__ __forceinline__ void compute(float (&acc)[4][WIDE][4], float (&part)[
 #pragma unroll
         for (int j = 0; j < 4; j++) {
           int from = STEP_K > GROUP ? sub + j / 2 : sub;
-          a[j] = add2(block.field(t, in_block, j), GROUP ? set[GROUP ? from : 0].z(t, j % 2) : row_zero[t][j % 2]);
+          u32 zero = GROUP ? set[GROUP ? from : 0].z(t, j % 2) : row_zero[t][j % 2];
+          a[j] = centered(block.field(t, in_block, j), zero, j);
         }
 #if GROUP == 0
         if (in_block) products<1>(acc[t], a, b, k * 2, block.meta[t]);

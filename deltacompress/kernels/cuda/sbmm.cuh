@@ -10,7 +10,8 @@
 //
 // The delta is operand A of the matrix instructions, [16 out_features x 32 (dense: 16) in_features]; activations are
 // operand B, 8 rows at a time. A code q becomes q - z, exact in bf16 and fp16; scales meet fp32 sums. mma.sp takes the
-// stored 2:4 pattern as it is, so a pruned weight costs nothing at all.
+// stored 2:4 pattern as it is, so a pruned weight costs nothing at all. What costs is turning codes into operands: of
+// up to 3 bits, codes of the second row half stay LIFT bits above those of the first, so that one shift serves both.
 #pragma once
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -23,6 +24,9 @@ constexpr int BLOCK_BYTES = (CODE_WORDS + (SPARSE ? 8 : 0)) * 4 * 32;
 constexpr int SCALE_BYTES = 384;                     // 128 bf16 scales, 128 doubled zero points
 constexpr int MAX_TILES = 128;
 constexpr u32 ONE_HALF_MAGIC = DTYPE == 1 ? 0x60006000u : 0x42804280u;  // 512 or 64: one unit in the last place is 1/2
+constexpr int LIFT = BITS == 4 ? 0 : 2;
+constexpr u32 LOWERED_MAGIC = ONE_HALF_MAGIC - LIFT * (DTYPE == 1 ? 0x04000400u : 0x00800080u);  // over 2^LIFT
+constexpr u32 LOWER = DTYPE == 1 ? 0x34003400u : 0x3e803e80u;                                   // 1/4, twice
 constexpr u32 NEGATIVE = 0x80008000u;
 
 struct Tile {
@@ -56,8 +60,10 @@ __device__ __forceinline__ void load_b(u32 (&b)[4], u32 address) {
 #if DTYPE == 1
 #define OPERANDS "f16.f16"
 #define ADD2 "add.rn.f16x2 %0, %1, %2;"
+#define FMA2 "fma.rn.f16x2 %0, %1, %2, %3;"
 #else
 #define OPERANDS "bf16.bf16"
+#define FMA2 "fma.rn.bf16x2 %0, %1, %2, %3;"
 #if __CUDA_ARCH__ >= 900
 #define ADD2 "add.rn.bf16x2 %0, %1, %2;"
 #else
@@ -65,10 +71,12 @@ __device__ __forceinline__ void load_b(u32 (&b)[4], u32 address) {
 #endif
 #endif
 
-__device__ __forceinline__ u32 add2(u32 a, u32 b) {
-  u32 sum;
-  asm(ADD2 : "=r"(sum) : "r"(a), "r"(b));
-  return sum;
+// Register j of operand A: what `field` and `zero_point` made of codes and zero points -> q - z, exactly.
+__device__ __forceinline__ u32 centered(u32 field, u32 zero, int j) {
+  u32 out;
+  if (LIFT && j % 2) asm(FMA2 : "=r"(out) : "r"(field), "r"(LOWER), "r"(zero));
+  else asm(ADD2 : "=r"(out) : "r"(field), "r"(zero));
+  return out;
 }
 
 #if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 5)
@@ -101,6 +109,18 @@ __device__ __forceinline__ u32 pick(u32 word, int right, u32 with) {
   return out;
 }
 
+// Fields of register j in step s, both halves of it, above MAGIC: of a word of two-bit codes; or of one-bit codes that
+// start at bit `first`, brought to bit BIT, above `with`.
+__device__ __forceinline__ u32 two_bits(u32 word, int s, int j) {
+  int right = 8 * s + 4 * (j / 2) - 1;
+  return j % 2 ? pick<0x00180018>(word, right, ONE_HALF_MAGIC) : pick<0x00060006>(word, right, ONE_HALF_MAGIC);
+}
+template <int BIT>
+__device__ __forceinline__ u32 one_bit(u32 word, int first, int s, int j, u32 with) {
+  int right = first + 4 * s + j / 2 - BIT;
+  return j % 2 ? pick<(0x00040004 << BIT)>(word, right, with) : pick<(0x00010001 << BIT)>(word, right, with);
+}
+
 // Codes and patterns of one lane for half a block: four 16-row tiles, both steps.
 struct Half {
   u32 code[BITS == 4 ? 8 : BITS == 1 ? 2 : 4];
@@ -120,13 +140,12 @@ struct Half {
     if (SPARSE) vector(meta, block, CODE_WORDS / 4 + half, lane);
   }
 
-  // Operand A of tile t (0..3) in step s, before the zero point: fields of both halves of a register, above MAGIC.
+  // Register j of operand A of tile t (0..3) in step s, before the zero point.
   __device__ __forceinline__ u32 field(int t, int s, int j) const {
-    int f = 4 * s + j;
     if (BITS == 4) return pick<0x001e001e>(code[BITS == 4 ? 2 * t + s : 0], 4 * j - 1, ONE_HALF_MAGIC);
-    if (BITS == 1) return pick<0x00020002>(code[t / 2], 8 * (t % 2) + f - 1, ONE_HALF_MAGIC);
-    u32 low = pick<0x00060006>(code[BITS == 1 ? 0 : t], 2 * f - 1, ONE_HALF_MAGIC);
-    return BITS == 2 ? low : pick<0x00080008>(high[t / 2], 8 * (t % 2) + f - 3, low);
+    if (BITS == 1) return one_bit<1>(code[t / 2], 8 * (t % 2), s, j, ONE_HALF_MAGIC);
+    u32 low = two_bits(code[BITS == 1 ? 0 : t], s, j);
+    return BITS == 2 ? low : one_bit<3>(high[t / 2], 8 * (t % 2), s, j, low);
   }
 
  private:
@@ -140,9 +159,11 @@ struct Half {
   }
 };
 
-// A doubled zero point (byte `at` of word) as -(magic + z), twice.
+// A doubled zero point (byte `at` of word: of the second row half if that is odd) as -(magic + z), twice.
 __device__ __forceinline__ u32 zero_point(u32 word, int at) {
-  return __byte_perm(word, 0, 0x4040 | at * 0x0101) | ONE_HALF_MAGIC | NEGATIVE;
+  bool lifted = LIFT && at % 2;
+  u32 magic = (lifted ? LOWERED_MAGIC : ONE_HALF_MAGIC) | NEGATIVE;
+  return __byte_perm(lifted ? word << LIFT : word, 0, 0x4040 | at * 0x0101) | magic;
 }
 
 __device__ __forceinline__ float low_bf16(u32 pair) { return __uint_as_float(pair << 16); }
