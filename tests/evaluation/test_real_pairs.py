@@ -42,16 +42,43 @@ def test_reference_scores_through_lm_eval(task: str, shared_dir: Path, real_mode
     assert score.value == pytest.approx(REFERENCE[task], abs=0.01)
 
 
+@pytest.fixture(scope="module", params=REFERENCE)
+def untouched(
+    request: pytest.FixtureRequest, shared_dir: Path, real_models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, list[Path]]:
+    """A task, and its artifacts of several calibration seeds."""
+    task, folder = str(request.param), tmp_path_factory.mktemp(str(request.param))
+    calibration = shared_dir / "data" / task / "train.jsonl"
+    return task, [
+        compress(
+            real_models / "base", real_models / task, recipe="int2-24", calibration=calibration, seed=seed,
+            out=folder / str(seed), device=DEVICE,
+        ).out
+        for seed in range(CALIBRATIONS)
+    ]  # fmt: skip
+
+
 @LONG
-@pytest.mark.parametrize("task", REFERENCE)
-def test_the_default_gate_tells_a_shuffled_layer(
-    task: str, shared_dir: Path, real_models: Path, tmp_path: Path
+def test_the_default_gate_passes_untouched_deltas(
+    untouched: tuple[str, list[Path]], shared_dir: Path, real_models: Path, tmp_path: Path
 ) -> None:
-    base, finetuned, data = real_models / "base", real_models / task, shared_dir / "data" / task
-    options = {"recipe": "int2-24", "calibration": data / "train.jsonl", "device": DEVICE}
-    good = [
-        compress(base, finetuned, seed=seed, out=tmp_path / str(seed), **options).out for seed in range(CALIBRATIONS)
-    ]
+    task, good = untouched
+    found = evaluate(
+        {f"good-{seed}": path for seed, path in enumerate(good)}, base=real_models / "base",
+        finetuned=real_models / task, tasks=[task], task_dir=shared_dir / "data", out=tmp_path / "out", device=DEVICE,
+    )  # fmt: skip
+    result = Gate.load("default").check(found)
+    for verdict in result.verdicts:
+        print(task, verdict.subject, [check.told for check in verdict.checks])
+    assert all(verdict.passed for verdict in result.verdicts)
+
+
+@LONG
+def test_the_default_gate_tells_a_shuffled_layer(
+    untouched: tuple[str, list[Path]], shared_dir: Path, real_models: Path, tmp_path: Path
+) -> None:
+    task, good = untouched
+    base, data = real_models / "base", shared_dir / "data" / task
     wrong = []
     for start in range(0, SEEDS, CALIBRATIONS):
         deltas = {}
@@ -62,11 +89,12 @@ def test_the_default_gate_tells_a_shuffled_layer(
             deltas[f"bad-{seed}"] = shuffle_layer(artifact, base, bad, layer=layer, seed=seed)
         verify(bad, base=base)  # damaged, and yet a valid artifact: only measuring tells
         found = evaluate(
-            deltas, base=base, finetuned=finetuned, tasks=[task], task_dir=drawn(data, tmp_path / f"{start}", start),
-            seed=start, out=tmp_path / f"report-{start}", device=DEVICE, backend="reference",
+            deltas, base=base, finetuned=real_models / task, tasks=[task],
+            task_dir=drawn(data, tmp_path / f"{start}", start), seed=start, out=tmp_path / f"report-{start}",
+            device=DEVICE, backend="reference",
         )  # fmt: skip
         for verdict in Gate.load("default").check(found).verdicts:
-            # so few samples cannot bound the drop of a good delta; its other checks must pass
+            # so few samples cannot bound the drop of every good delta; its other checks must pass
             failed = [check.told for check in verdict.checks if not check.passed and check.name != "drop"]
             kl = found.score(task, verdict.subject).fidelity  # type: ignore[union-attr]
             print(f"{task} {verdict.subject} {kl.kl if kl else 0:.6f} {kl.kl_high if kl else 0:.6f} {failed}")
