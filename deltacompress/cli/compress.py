@@ -83,7 +83,12 @@ def compress(
     from deltacompress.driver import compress as compress_pair
     from deltacompress.recipe import Recipe
 
-    _check_destination(zoo, name)
+    if name is not None:
+        from deltacompress.zoo.resolve import check_destination
+
+        check_destination(name, zoo)
+    elif zoo is not None:
+        raise InputError(f"--zoo {zoo}: give the entry a name too, --name NAMESPACE/NAME")
     options: dict[str, Any] = {
         "recipe": Recipe.load(recipe),
         "calibration": calibration,
@@ -125,21 +130,3 @@ def compress(
 
                 attach_report(zoo, data["published"], out.name, report)
     console.result(data, lambda: render.summary_and_rows(f"delta in {out}", data, table="parts"))
-
-
-def _check_destination(zoo: str | None, name: str | None) -> None:
-    """Find out before hours of work that the result could not be published.
-
-    Raises:
-        InputError: --zoo without --name.
-        ZooError: no such zoo, or no name.
-    """
-    if name is None:
-        if zoo is not None:
-            raise InputError(f"--zoo {zoo}: give the entry a name too, --name NAMESPACE/NAME")
-        return
-    from deltacompress.zoo import names
-    from deltacompress.zoo.resolve import open_zoo
-
-    names.parse_name(name)
-    open_zoo(zoo)

@@ -23,6 +23,7 @@ from deltacompress.zoo.entry import EntryManifest
 from deltacompress.zoo.errors import InvalidNameError, NotAZooError, PullError
 from deltacompress.zoo.linking import add, check_base_of
 from deltacompress.zoo.local import reason
+from deltacompress.zoo.publish import check_kind
 from deltacompress.zoo.read import need_kind
 from deltacompress.zoo.store import CHUNK
 from deltacompress.zoo.zoo import Zoo
@@ -68,6 +69,16 @@ def artifact_path(
     if base is not None and Path(base).is_dir():
         check_base_of(opened, found, Path(base), weights=False)
     return pulled(opened, found, reporter=reporter)
+
+
+def check_destination(name: str, zoo: str | os.PathLike[str] | None = None) -> None:
+    """Find out, before hours of work, that a delta could not be published as `name`.
+
+    Raises:
+        ZooError: no such zoo, no name of an entry, or its versions are of another kind.
+    """
+    checked = names.parse_name(name)
+    check_kind(open_zoo(zoo).store, checked, "delta")
 
 
 def publish_artifact(

@@ -68,12 +68,14 @@ def test_compress_finds_the_zoo_in_the_environment(
         (["--zoo", "FOLDER", "--name", "t/bot"], ["not a zoo"]),
         (["--zoo", "NONE", "--name", "t/bot"], ["no such directory"]),
         (["--name", "t/bot"], ["--zoo PATH", "DELTACOMPRESS_ZOO"]),
+        (["--zoo", "ZOO", "--name", "t/base"], ["t/base", "kind base-ref", "choose another name"]),
     ],
 )
 def test_a_destination_that_cannot_be_is_refused_before_any_work(
     verb: Verb, run: Run, pair: tuple[Path, Path], tmp_path: Path, options: list[str], words: list[str]
 ) -> None:
     run("init", tmp_path / "ZOO")
+    run("add", GOLDEN / "base", "t/base", "--zoo", tmp_path / "ZOO")
     (tmp_path / "FOLDER").mkdir()
     told = [str(tmp_path / one) if one.isupper() else one for one in options]
     failed(verb("compress", *pair, "--recipe", "lossless", "--out", tmp_path / "out", *told), 2, *words)
