@@ -35,7 +35,7 @@ from deltacompress.steps import Steps
 from deltacompress.workspace import Workspace, check_free, check_outside
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class CompressResult:
     """What a compression achieved.
 
@@ -51,6 +51,11 @@ class CompressResult:
     peak_memory_bytes: int
     peak_device_bytes: int | None
     backend: str
+
+    def __repr__(self) -> str:
+        """Short: a notebook shows it, and the summary has a row for each tensor."""
+        size, ratio = self.summary["artifact_bytes"], self.summary["ratio"]
+        return f"<CompressResult {self.out}: {size:,} bytes, ratio {ratio:.2f}, {self.seconds:.0f} s>"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, as `compress --json` prints it."""

@@ -373,6 +373,7 @@ def test_progress_names_every_layer(pair: Pair, tmp_path: Path) -> None:
     assert result.peak_memory_bytes > 0
     assert result.seconds > 0
     assert json.loads(json.dumps(result.to_json()))["ratio"] == result.summary["ratio"]
+    assert repr(result).startswith(f"<CompressResult {result.out}: {result.summary['artifact_bytes']:,} bytes")
 
 
 def test_a_recipe_without_obs_needs_no_calibration(pair: Pair, tmp_path: Path) -> None:

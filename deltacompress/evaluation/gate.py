@@ -107,6 +107,12 @@ class GateResult:
             raise GateFailedError(f"gate {self.verdicts[0].policy} failed for {first.subject}: {first.told}{more}")
         return self
 
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows: the table of checks."""
+        from deltacompress.evaluation.gate_output import summary
+
+        return summary(self)
+
     def to_json(self) -> dict[str, Any]:
         """Plain data: a row per check."""
         rows = [check.model_dump(mode="json") for verdict in self.verdicts for check in verdict.checks]

@@ -211,6 +211,12 @@ class Report(_Record):
         """One cell of the table."""
         return next((one for one in self.scores if (one.task, one.subject) == (task, subject)), None)
 
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows: report.md."""
+        from deltacompress.evaluation.markdown import markdown
+
+        return markdown(self)
+
     @property
     def deltas(self) -> tuple[SubjectRecord, ...]:
         """The artifacts that were measured."""

@@ -12,6 +12,7 @@ import pytest
 from evaluation.reports import paired, report, score
 
 from deltacompress.evaluation.gate import Gate
+from deltacompress.evaluation.gate_output import summary
 from deltacompress.evaluation.html import page, write_html
 from deltacompress.evaluation.markdown import markdown
 from deltacompress.evaluation.report import Report
@@ -130,6 +131,15 @@ def test_reports_without_a_reference_or_a_delta_can_be_read() -> None:
     assert "finetuned" in parse(page(plain)).text
     assert markdown(alone)
     assert markdown(plain)
+
+
+def test_a_notebook_shows_reports_and_verdicts() -> None:
+    from IPython.core.formatters import DisplayFormatter
+
+    shown = report()
+    verdict = Gate.load("default").check(shown)
+    for result, text in ((shown, markdown(shown)), (verdict, summary(verdict))):
+        assert DisplayFormatter().format(result)[0]["text/markdown"] == text
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
