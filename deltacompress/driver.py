@@ -189,16 +189,16 @@ def _tokens(
     seq_len: int | None,
     seed: int | None,
 ) -> CalibrationTokens:
-    spec = plan.recipe.calibration
+    spec = plan.recipe.calibration.overridden(samples=samples, seq_len=seq_len, seed=seed)
     if source is None:
         raise CalibrationError(f"recipe {plan.recipe.name} calibrates: give --calibration FILE (or a data set id)")
     limit = plan.finetuned.config.get("max_position_embeddings")
     tokens = load_calibration(
         str(source),
         load_tokenizer(plan.finetuned.path),
-        samples=spec.samples if samples is None else samples,
-        seq_len=spec.seq_len if seq_len is None else seq_len,
-        seed=spec.seed if seed is None else seed,
+        samples=spec.samples,
+        seq_len=spec.seq_len,
+        seed=spec.seed,
         max_positions=limit if isinstance(limit, int) else None,
     )
     rows = plan.finetuned.tensors[skeleton.embedding_name].shape[0]

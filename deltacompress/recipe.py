@@ -64,6 +64,11 @@ class CalibrationSpec(BaseModel):
     seq_len: Annotated[int, Field(ge=2)] = 256
     seed: Annotated[int, Field(ge=0)] = 0
 
+    def overridden(self, *, samples: int | None, seq_len: int | None, seed: int | None) -> CalibrationSpec:
+        """With what is given in the place of the recipe's."""
+        given = {"samples": samples, "seq_len": seq_len, "seed": seed}
+        return self.model_copy(update={name: value for name, value in given.items() if value is not None})
+
 
 class Recipe(BaseModel):
     """A whole recipe.

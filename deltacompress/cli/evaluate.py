@@ -161,6 +161,12 @@ def compare(
     *,
     tasks: Tasks,
     calibration: Annotated[Path, typer.Option(help="Calibration data of the methods that want some.")],
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Calibration sequences.", show_default="the recipes', normally 256")
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of each sequence.", show_default="the recipes', normally 256")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Directory for artifacts, report and comparison.png.")],
     methods: Annotated[
         str,
@@ -172,7 +178,7 @@ def compare(
     ] = "",
     task_dir: TaskDir = None,
     limit: Limit = None,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the calibration sampling, and of bootstraps.")] = 0,
     batch_size: BatchSize = 64,
     device: Device = "cpu",
     backend: Backend = "auto",
@@ -188,6 +194,8 @@ def compare(
             tasks=[name for name in tasks.split(",") if name],
             out=out,
             calibration=calibration,
+            samples=samples,
+            seq_len=seq_len,
             methods=[name for name in methods.split(",") if name] or None,
             task_dir=task_dir,
             limit=limit,

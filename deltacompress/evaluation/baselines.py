@@ -99,13 +99,12 @@ def build(
     out: Path,
     calibration: str | Path,
     spec: CalibrationSpec,
-    seed: int = 0,
     device: str = "cpu",
     reporter: Reporter = SILENT,
 ) -> Account:
     """Compress `finetuned` with a baseline into the new directory `out`: a checkpoint and its account.
 
-    donor: artifact of the same pair by the recipe DONORS[method]. calibration, spec, seed: as compress.
+    donor: artifact of the same pair by the recipe DONORS[method]. calibration, spec: as compress.
 
     Raises:
         InputError: the donor codes no linear weight; CalibrationError, UnsupportedModelError, OutputError: as compress.
@@ -123,13 +122,13 @@ def build(
         raise InputError(f"{donor}: codes no linear weight, so {method} has nothing to do")
     began = time.monotonic()
     pair = _Pair(*checkpoints, opened, linears)
-    encoded = _bitdelta(pair, calibration, spec, seed, device, reporter) if method == "bitdelta" else _low_rank(pair)
+    encoded = _bitdelta(pair, calibration, spec, device, reporter) if method == "bitdelta" else _low_rank(pair)
     with output_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
         _write(pair, encoded.weight, scratch)
-        account = _account(method, pair, encoded, seed, time.monotonic() - began)
+        account = _account(method, pair, encoded, spec.seed, time.monotonic() - began)
         write_file(scratch / ACCOUNT, [account.model_dump_json(indent=1).encode() + b"\n"])
         publish_directory(scratch, out)
     finally:
@@ -149,13 +148,11 @@ def read_account(path: Path) -> Account:
         raise InputError(f"{path}: no account of a baseline in it; remove it, and compare makes it again") from error
 
 
-def _bitdelta(
-    pair: _Pair, calibration: str | Path, spec: CalibrationSpec, seed: int, device: str, reporter: Reporter
-) -> _Encoded:
-    tokens = calibration_tokens(pair.finetuned, calibration, spec.model_copy(update={"seed": seed}))
+def _bitdelta(pair: _Pair, calibration: str | Path, spec: CalibrationSpec, device: str, reporter: Reporter) -> _Encoded:
+    tokens = calibration_tokens(pair.finetuned, calibration, spec)
     teacher = load_model(pair.finetuned.path, device=device)
     bases = {name: pair.read_base(name) for name in pair.linears}
-    found = bitdelta.distil(teacher, bases, tokens.ids, seed=seed, reporter=reporter)
+    found = bitdelta.distil(teacher, bases, tokens.ids, seed=spec.seed, reporter=reporter)
 
     def weight(name: str) -> Tensor:
         return pair.read_base(name) + found.scales[name] * bitdelta.sign(pair.read_delta(name))

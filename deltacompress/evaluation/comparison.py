@@ -74,6 +74,8 @@ def compare(
     tasks: Sequence[str],
     out: str | Path,
     calibration: str | Path,
+    samples: int | None = None,
+    seq_len: int | None = None,
     methods: Sequence[str] | None = None,
     task_dir: str | Path | None = None,
     limit: int | None = None,
@@ -86,6 +88,7 @@ def compare(
     """Compress with every method and measure all of them, the fine-tuned model and the base on the same samples.
 
     What was made stays in out/artifacts and is used again by the next run; out gets the report and comparison.png.
+    samples, seq_len, seed: of the calibration, as `compress`; seed: of the evaluation, too.
 
     Raises:
         InputError: an unknown method (the nearest is told); no matplotlib; else as compress and evaluate.
@@ -99,7 +102,7 @@ def compare(
     load_tasks(list(tasks), task_dir=None if task_dir is None else Path(task_dir), few_shot=None, limit=limit)
     target = Path(out)
     pair = Checkpoint.open(base), Checkpoint.open(finetuned)
-    work = _Work(*pair, target / "artifacts", calibration, seed, device, reporter)
+    work = _Work(*pair, target / "artifacts", calibration, samples, seq_len, seed, device, reporter)
     artifacts: dict[str, Path] = {}
     others: dict[str, Path] = {}
     seconds: dict[str, float] = {}
@@ -157,12 +160,17 @@ def load_method(name: str) -> Recipe:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Makes what is to be measured, below `folder`; what an earlier run made of the same is used again."""
+    """Makes what is to be measured, below `folder`; what an earlier run made of the same is used again.
+
+    samples, seq_len, seed: of the calibration; None: the recipe's.
+    """
 
     base: Checkpoint
     finetuned: Checkpoint
     folder: Path
     calibration: str | Path
+    samples: int | None
+    seq_len: int | None
     seed: int
     device: str
     reporter: Reporter
@@ -183,6 +191,8 @@ class _Work:
                 finetuned=self.finetuned,
                 recipe=recipe,
                 calibration=self.calibration,
+                samples=self.samples,
+                seq_len=self.seq_len,
                 seed=self.seed,
             )
             if other is not None:
@@ -196,6 +206,8 @@ class _Work:
             recipe=recipe,
             calibration=self.calibration if recipe.needs_calibration else None,
             out=path,
+            samples=self.samples,
+            seq_len=self.seq_len,
             seed=self.seed,
             device=self.device,
             resume=True,
@@ -227,14 +239,14 @@ class _Work:
         """
         path, recipe = self.folder / method, load_method(DONORS[method])
         donor, _ = self.compressed(recipe.name, recipe)
+        spec = recipe.calibration.overridden(samples=self.samples, seq_len=self.seq_len, seed=self.seed)
         if path.is_dir():
             account, digest = read_account(path), load_delta(donor).manifest.digest
             if (account.method, account.donor_digest, account.seed) != (method, digest, self.seed):
                 raise _made_otherwise(path, "method, donor or seed")
-            if account.calibration_sha256 is not None:
-                spec = recipe.calibration.model_copy(update={"seed": self.seed})
-                if calibration_tokens(self.finetuned, self.calibration, spec).sha256 != account.calibration_sha256:
-                    raise _made_otherwise(path, "calibration data")
+            known = account.calibration_sha256
+            if known is not None and known != calibration_tokens(self.finetuned, self.calibration, spec).sha256:
+                raise _made_otherwise(path, "calibration data")
             return path, account.seconds
         account = build(
             method,
@@ -243,8 +255,7 @@ class _Work:
             donor=donor,
             out=path,
             calibration=self.calibration,
-            spec=recipe.calibration,
-            seed=self.seed,
+            spec=spec,
             device=self.device,
             reporter=self.reporter,
         )

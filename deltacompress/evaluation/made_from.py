@@ -42,8 +42,7 @@ def difference(
         return None
     if calibration is None:
         return "calibration data"
-    wanted = {"samples": samples, "seq_len": seq_len, "seed": seed}
-    spec = recipe.calibration.model_copy(update={key: value for key, value in wanted.items() if value is not None})
+    spec = recipe.calibration.overridden(samples=samples, seq_len=seq_len, seed=seed)
     tokens = calibration_tokens(finetuned, calibration, spec)
     return None if tokens.sha256 == manifest.calibration.sha256 else "calibration data or seed"
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pairs import write_data
 
+from deltacompress.artifact import load_delta
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.content import list_content
 from deltacompress.errors import InputError
@@ -63,13 +64,20 @@ def test_methods_in_one_table(pair: Pair, task_dir: Path, tmp_path: Path) -> Non
     assert (out / "artifacts" / "direct" / "manifest.json").stat().st_mtime_ns == before
     with pytest.raises(InputError, match="made by another recipe, model or seed"):
         compare(pair.base, pair.finetuned, **(options | {"seed": 1}))
+    with pytest.raises(InputError, match="another calibration data"):
+        compare(pair.base, pair.finetuned, **(options | {"samples": 6}))
+    small = options | {"samples": 6, "seq_len": 12, "out": tmp_path / "small"}
+    compare(pair.base, pair.finetuned, **small)
+    calibration = load_delta(tmp_path / "small" / "artifacts" / "direct").manifest.calibration
+    assert calibration is not None
+    assert (calibration.samples, calibration.seq_len, calibration.seed) == (6, 12, 0)
     with pytest.raises(InputError, match="named twice"):
         compare(pair.base, pair.finetuned, **(options | {"methods": ["rtn-4bit", "rtn-4bit"]}))
 
 
 def work_in(folder: Path, pair: Pair, calibration: Path) -> comparison._Work:
     checkpoints = Checkpoint.open(pair.base), Checkpoint.open(pair.finetuned)
-    return comparison._Work(*checkpoints, folder, calibration, 0, "cpu", SILENT)
+    return comparison._Work(*checkpoints, folder, calibration, None, None, 0, "cpu", SILENT)
 
 
 def test_artifacts_of_other_calibration_data_are_not_used_again(pair: Pair, tmp_path: Path) -> None:
