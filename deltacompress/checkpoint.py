@@ -174,6 +174,15 @@ def is_side_file(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in _SIDE_FILES)
 
 
+def already_quantized(config: Mapping[str, Any]) -> str | None:
+    """What to say where dense weights are needed, if config.json says that these are not."""
+    if (found := config.get("quantization_config")) is None:
+        return None
+    gptq = isinstance(found, dict) and found.get("quant_method") == "gptq"
+    other = ", or from what `deltacompress dequantize` makes of this one" if gptq else ""
+    return f"the weights are quantized already; start from the unquantized checkpoint{other}"
+
+
 def content_hash(entries: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
     """Hex sha256 over the canonical JSON (RFC 8785) of the sorted list of [name, dtype, shape, sha256]."""
     rows = sorted([name, dtype, list(shape), digest] for name, dtype, shape, digest in entries)

@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import torch
 
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.checkpoint import Checkpoint, already_quantized
 from deltacompress.errors import CheckpointError, PairError
 from deltacompress.types import TensorInfo
 
@@ -290,6 +290,8 @@ def _explain_leftovers(base: Checkpoint, finetuned: Checkpoint, counterpart: dic
         else:
             lost.append(base_name)
     if lost:
+        if told := already_quantized(finetuned.config):
+            raise PairError(f"{finetuned.path}: {told}")
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise PairError(
             f"{finetuned.path}: tensor {lost[0]}{more} of the base is missing; save the whole fine-tuned model"

@@ -43,11 +43,11 @@ def restore(artifact: str | Path, *, base: str | Path, out: str | Path, reporter
     check_outside(target, delta.path, checkpoint.path)
     delta.check_base(checkpoint)
     reporter.phase("restoring", len(delta.tensors))
-    with _scratch(target) as ready:
+    with fresh_directory(target) as ready:
         write_checkpoint(
             ready,
             (
-                (_info(record), partial(_restored, delta, record, checkpoint, reporter))
+                (tensor_info(record), partial(_restored, delta, record, checkpoint, reporter))
                 for record in delta.manifest.tensors
             ),
         )
@@ -57,7 +57,13 @@ def restore(artifact: str | Path, *, base: str | Path, out: str | Path, reporter
 
 
 def copy_side_files(delta: Delta, out: Path) -> None:
-    """Copy config and tokenizer files, checked against their hashes.
+    """Copy config and tokenizer files; raises as side_files."""
+    for name, raw in side_files(delta):
+        write_file(out / name, [raw])
+
+
+def side_files(delta: Delta) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of config and tokenizer files, checked against their hashes.
 
     Raises:
         ChecksumError: a file differs from its recorded hash.
@@ -67,7 +73,7 @@ def copy_side_files(delta: Delta, out: Path) -> None:
         raw = path.read_bytes()
         if hashlib.sha256(raw).hexdigest() != record.sha256:
             raise ChecksumError(f"{path}: its bytes differ from their recorded hash; copy the artifact again")
-        write_file(out / record.file, [raw])
+        yield record.file, raw
 
 
 def _restored(delta: Delta, record: TensorRecord, base: Checkpoint, reporter: Reporter) -> Tensor:
@@ -76,7 +82,8 @@ def _restored(delta: Delta, record: TensorRecord, base: Checkpoint, reporter: Re
     return tensor
 
 
-def _info(record: TensorRecord) -> TensorInfo:
+def tensor_info(record: TensorRecord) -> TensorInfo:
+    """Of the restored tensor."""
     count = DTYPES[record.dtype].itemsize
     for size in record.shape:
         count *= size
@@ -84,7 +91,7 @@ def _info(record: TensorRecord) -> TensorInfo:
 
 
 @contextmanager
-def _scratch(target: Path) -> Iterator[Path]:
+def fresh_directory(target: Path) -> Iterator[Path]:
     """A directory beside `target`, to be renamed to it; after an error it is gone, and parents made for it too."""
     made = make_directory(target.parent)
     ready: Path | None = None

@@ -23,8 +23,8 @@ from deltacompress.cli.main import app, main
 from deltacompress.cli.progress import RichReporter
 
 VERBS = (
-    *("analyze", "bench", "chat", "compare", "compress", "demo", "eval", "gate"),
-    *("generate", "inspect", "restore", "verify", "zoo"),
+    *("analyze", "bench", "chat", "compare", "compress", "demo", "dequantize", "eval"),
+    *("export", "gate", "generate", "inspect", "restore", "verify", "zoo"),
 )
 SUMMARY = {"ratio": 8.5, "artifact_bytes": 1234, "tensors": [{"name": "a.weight", "bits": 2.5, "shape": [4, 8]}]}
 

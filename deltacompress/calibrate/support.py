@@ -21,6 +21,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from deltacompress.calibrate.records import first_line
+from deltacompress.checkpoint import already_quantized
 from deltacompress.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -93,8 +94,8 @@ def read_config(path: Path) -> PretrainedConfig:
     for field in _COUNTED:
         if isinstance(count := raw.get(field), int) and count > _MAX_COUNT:
             raise unusable(file, ValueError(f"{field} is above {_MAX_COUNT}"))
-    if raw.get("quantization_config") is not None:
-        raise unsupported(file, "the weights are quantized already; start from the unquantized checkpoint")
+    if told := already_quantized(raw):
+        raise unsupported(file, told)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # a wrong field raises whatever that model type's own validation raises

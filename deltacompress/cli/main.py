@@ -29,6 +29,7 @@ from deltacompress.cli.console import (
 from deltacompress.cli.demo import demo
 from deltacompress.cli.evaluate import compare, evaluate, gate
 from deltacompress.cli.generate import chat, generate
+from deltacompress.cli.interop import dequantize, export
 
 PROGRAM = "deltacompress"
 EPILOG = (
@@ -71,6 +72,8 @@ app.command()(compress)
 app.command()(inspect)
 app.command()(verify)
 app.command()(restore)
+app.command()(export)
+app.command()(dequantize)
 app.command()(analyze)
 app.command("eval")(evaluate)
 app.command()(gate)

@@ -44,7 +44,9 @@ def difference(
         return "calibration data"
     spec = recipe.calibration.overridden(samples=samples, seq_len=seq_len, seed=seed)
     tokens = calibration_tokens(finetuned, calibration, spec)
-    return None if tokens.sha256 == manifest.calibration.sha256 else "calibration data or seed"
+    return (
+        None if tokens.sha256 == manifest.calibration.sha256 else "calibration data, samples, sequence length or seed"
+    )
 
 
 def calibration_tokens(finetuned: Checkpoint, calibration: str | Path, spec: CalibrationSpec) -> CalibrationTokens:

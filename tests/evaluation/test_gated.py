@@ -157,7 +157,7 @@ def test_a_run_that_was_stopped_while_it_measured_goes_on_there(
     other = write_data(tmp_path / "other.jsonl", records=70)
     for change, told in (
         ([], "left by an earlier run; measure it with --resume"),
-        (["--resume", "--seed", "7"], "another calibration data or seed"),
+        (["--resume", "--seed", "7"], "another calibration data, samples"),
         (["--resume", "--calibration", str(other)], "another calibration data"),
         (["--resume", "--recipe", "int2-24"], "another recipe"),
         (["--resume", "--lossless", "none"], "another lossless stage"),

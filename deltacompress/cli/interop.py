@@ -1,0 +1,49 @@
+"""Verbs for other tools' checkpoint formats: `export`, `dequantize`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deltacompress.cli.artifact import Artifact
+from deltacompress.cli.console import Console, verb
+from deltacompress.cli.zoo_options import ZooOption
+
+
+@verb
+def export(
+    console: Console,
+    artifact: Artifact,
+    *,
+    base: Annotated[Path, typer.Option(help="Directory of the base model the artifact was made from.")],
+    out: Annotated[Path, typer.Option(help="Directory to write the GPTQ checkpoint to.")],
+    zoo: ZooOption = None,
+) -> None:
+    """Write an artifact of recipe gptq-4bit as a GPTQ checkpoint, for engines that serve one model alone."""
+    from deltacompress.cli import render
+    from deltacompress.interop import export_gptq
+    from deltacompress.zoo.resolve import artifact_path
+
+    with console.progress() as reporter:
+        export_gptq(artifact_path(artifact, zoo, base=base, reporter=reporter), base=base, out=out, reporter=reporter)
+    data = {"artifact": artifact, "base": str(base), "out": str(out), "format": "gptq"}
+    console.result(data, lambda: render.summary("exported", data))
+
+
+@verb
+def dequantize(
+    console: Console,
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Directory of a GPTQ checkpoint.")],
+    *,
+    out: Annotated[Path, typer.Option(help="Directory to write the dense checkpoint to.")],
+) -> None:
+    """Write the dense checkpoint that a GPTQ checkpoint stands for, so that every other verb can take it."""
+    from deltacompress.cli import render
+    from deltacompress.interop import dequantize as dequantize_model
+
+    with console.progress() as reporter:
+        dequantize_model(model, out=out, reporter=reporter)
+    data = {"model": str(model), "out": str(out)}
+    console.result(data, lambda: render.summary("dequantized", data))
