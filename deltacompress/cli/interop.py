@@ -17,7 +17,6 @@ def export(
     console: Console,
     artifact: Artifact,
     *,
-    base: Annotated[Path, typer.Option(help="Directory of the base model the artifact was made from.")],
     out: Annotated[Path, typer.Option(help="Directory to write the GPTQ checkpoint to.")],
     zoo: ZooOption = None,
 ) -> None:
@@ -27,8 +26,8 @@ def export(
     from deltacompress.zoo.resolve import artifact_path
 
     with console.progress() as reporter:
-        export_gptq(artifact_path(artifact, zoo, base=base, reporter=reporter), base=base, out=out, reporter=reporter)
-    data = {"artifact": artifact, "base": str(base), "out": str(out), "format": "gptq"}
+        export_gptq(artifact_path(artifact, zoo, reporter=reporter), out=out, reporter=reporter)
+    data = {"artifact": artifact, "out": str(out), "format": "gptq"}
     console.result(data, lambda: render.summary("exported", data))
 
 

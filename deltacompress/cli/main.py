@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -109,6 +109,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error("interrupted; run it again")
         return EXIT_INPUT
     return code if isinstance(code, int) else 0
+
+
+def program() -> NoReturn:
+    """The process: `main`, after which no signal changes the exit code any more."""
+    try:
+        code = main()
+    except KeyboardInterrupt:  # once more, while the first was being told
+        code = EXIT_INPUT
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def _empty_argument(argv: Sequence[str]) -> str | None:

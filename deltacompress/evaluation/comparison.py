@@ -198,8 +198,6 @@ class _Work:
             if other is not None:
                 raise _made_otherwise(path, other)
             return path, known.get(manifest.digest)
-        with output_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
         result = compress(
             self.base.path,
             self.finetuned.path,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from deltacompress.artifact import Delta, load_delta
-from deltacompress.checkpoint import Checkpoint
 from deltacompress.checkpoint_writer import write_checkpoint, write_file
 from deltacompress.codecs.packed import PackedSpec, unpack_levels
 from deltacompress.errors import InputError
@@ -32,14 +31,14 @@ CONFIG, QUANTIZE_CONFIG = "config.json", "quantize_config.json"
 _RECIPE = "gptq-4bit"
 
 
-def export_gptq(artifact: str | Path, *, base: str | Path, out: str | Path, reporter: Reporter | None = None) -> Path:
+def export_gptq(artifact: str | Path, *, out: str | Path, reporter: Reporter | None = None) -> Path:
     """Write the new directory `out`, a checkpoint that transformers (with GPTQModel), vLLM and others load; returns it.
 
-    Linear weights become int32 words of their codes, scales fp16; everything else is restored as it was.
+    Linear weights become int32 words of their codes, scales fp16; everything else is restored as it was. No base is
+    needed, since whole weights decode on their own.
 
     Raises:
         InputError: the artifact holds deltas, or codes that GPTQ checkpoints cannot hold; says which tensor.
-        BaseMismatchError: `base` is not the base of this artifact.
         IntegrityError: the artifact is damaged.
         OutputError: `out` exists or cannot be written.
     """
@@ -47,38 +46,50 @@ def export_gptq(artifact: str | Path, *, base: str | Path, out: str | Path, repo
     target = Path(out)
     check_free(target)
     delta = load_delta(artifact)
-    spec = _common_spec(delta)
-    checkpoint = Checkpoint.open(base)
-    check_outside(target, delta.path, checkpoint.path)
-    delta.check_base(checkpoint)
+    settings = _settings(delta)
+    check_outside(target, delta.path)
     reporter.phase("exporting", len(delta.tensors))
     with fresh_directory(target) as ready:
-        write_checkpoint(ready, _tensors(delta, checkpoint, reporter))
-        _write_side_files(delta, spec, ready)
+        write_checkpoint(ready, _Writer(delta, reporter).tensors())
+        _write_side_files(delta, settings, ready)
         publish_directory(ready, target)
     return target
 
 
-def _common_spec(delta: Delta) -> PackedSpec:
-    """What all linear weights have in common.
+def _settings(delta: Delta) -> dict[str, Any]:
+    """The quantization_config: bits and groups that all linear weights have in common.
+
+    A weight of a single group goes with any group size that it does not exceed.
 
     Raises:
         InputError: see export_gptq.
     """
-    if delta.manifest.recipe.get("scope") != "full":
+    if delta.manifest.scope != "full":
         raise InputError(
             f"{delta.path}: holds deltas, and a GPTQ checkpoint whole weights; restore it, compress the result with "
             f"`--recipe {_RECIPE}`, and export that"
         )
-    chosen: PackedSpec | None = None
-    for record in _linears(delta):
-        if chosen is None:
-            chosen = _spec(delta, record)
-        else:
-            _check_alike(delta, record, _spec(delta, record), chosen)
-    if chosen is None:
+    specs = {record.name: _spec(delta, record) for record in _linears(delta)}
+    if not specs:
         raise InputError(f"{delta.path}: its recipe codes no linear weight; compress with `--recipe {_RECIPE}`")
-    return chosen
+    group = next((spec.group for spec in specs.values() if spec.groups > 1), -1)
+    bits = next(iter(specs.values())).bits
+    for name, spec in specs.items():
+        if spec.bits != bits or (group > 0 and (spec.columns > group if spec.groups == 1 else spec.group != group)):
+            told = f"{spec.bits} bits in {spec.groups} groups of {min(spec.group, spec.columns)}"
+            raise InputError(
+                f"{delta.path}: {name}: {told}, others have {bits} bits in groups of {group}; a GPTQ checkpoint has "
+                f"one setting for all: compress with `--recipe {_RECIPE}`"
+            )
+    return {
+        "bits": bits,
+        "group_size": group,
+        "desc_act": False,
+        "sym": True,
+        "lm_head": False,
+        "quant_method": "gptq",
+        "checkpoint_format": "gptq",
+    }
 
 
 def _linears(delta: Delta) -> Iterator[TensorRecord]:
@@ -94,65 +105,57 @@ def _spec(delta: Delta, record: TensorRecord) -> PackedSpec:
         told = f"{spec.bits} bits, {spec.sparsity}, grid {spec.grid}"
         raise InputError(f"{where}: {told}; GPTQ checkpoints hold dense symmetric codes of 2, 3, 4 or 8 bits; {hint}")
     if (spec.rows, spec.columns) != record.shape or not gptq.fits(spec.rows, spec.columns, spec.bits):
-        raise InputError(f"{where}: {list(record.shape)} at {spec.bits} bits does not fill whole 32-bit words")
+        raise InputError(
+            f"{where}: {list(record.shape)} at {spec.bits} bits does not fill whole 32-bit words, so GPTQ checkpoints "
+            "cannot hold it; `deltacompress restore` writes it dense"
+        )
     return spec
 
 
-def _check_alike(delta: Delta, record: TensorRecord, spec: PackedSpec, first: PackedSpec) -> None:
-    if (spec.bits, _group_size(spec)) != (first.bits, _group_size(first)):
-        raise InputError(
-            f"{delta.path}: {record.name}: {spec.bits} bits in groups of {spec.group}, others {first.bits} bits in "
-            f"groups of {first.group}; a GPTQ checkpoint has one setting for all"
-        )
+class _Writer:
+    """Makes the tensors one after another; a layer's parts lie side by side, so one decoded layer is remembered."""
+
+    def __init__(self, delta: Delta, reporter: Reporter) -> None:
+        self._delta, self._reporter = delta, reporter
+        self._layer: tuple[str, dict[str, Tensor]] | None = None
+
+    def tensors(self) -> Iterator[tuple[TensorInfo, Callable[[], Tensor]]]:
+        for record in self._delta.manifest.tensors:
+            if record.kind != "linear":
+                yield tensor_info(record), partial(self._restored, record.name)
+                continue
+            spec = _spec(self._delta, record)
+            layer = record.name.removesuffix(".weight")
+            infos = gptq.part_infos(layer, spec.rows, spec.columns, spec.bits, spec.group)
+            for part, info in zip(gptq.PARTS, infos, strict=True):
+                yield info, partial(self._part, record.name, spec, part)
+
+    def _restored(self, name: str) -> Tensor:
+        self._reporter.step(name)
+        return self._delta.restored(name, None)
+
+    def _part(self, name: str, spec: PackedSpec, part: str) -> Tensor:
+        if self._layer is None or self._layer[0] != name:
+            self._reporter.step(name)
+            self._layer = name, self._packed(name, spec)
+        return self._layer[1][part]
+
+    def _packed(self, name: str, spec: PackedSpec) -> dict[str, Tensor]:
+        codes, _, grid = unpack_levels(spec, self._delta.parts(name))
+        half = grid.scale.half().float()
+        if not torch.isfinite(half).all():
+            raise InputError(
+                f"{self._delta.path}: {name}: a scale is beyond fp16, which is what GPTQ checkpoints store"
+            )
+        odd = half != grid.scale
+        if bool(odd.any()):  # below fp16's normal numbers
+            worst = float(((half - grid.scale).abs() / grid.scale)[odd].max())
+            self._reporter.note(f"{name}: {int(odd.sum())} tiny scales change in fp16, by up to {worst:.1%}")
+        zeros = torch.full((spec.rows, spec.groups), int(constant_zero(spec.grid, spec.bits)), dtype=torch.uint8)
+        return gptq.pack(codes, zeros, grid.scale, spec.bits, spec.group)
 
 
-def _group_size(spec: PackedSpec) -> int:
-    """-1: one scale for a whole row."""
-    return -1 if spec.groups == 1 else spec.group
-
-
-def _tensors(delta: Delta, base: Checkpoint, reporter: Reporter) -> Iterator[tuple[TensorInfo, Callable[[], Tensor]]]:
-    packed = lru_cache(maxsize=1)(partial(_packed, delta))  # the writer takes the parts of a layer one after another
-
-    def part(name: str, kind: str) -> Tensor:
-        if kind == gptq.PARTS[0]:
-            reporter.step(name)
-        return packed(name)[kind]
-
-    def restored(name: str) -> Tensor:
-        reporter.step(name)
-        return delta.restored(name, delta.read_base(name, base))
-
-    for record in delta.manifest.tensors:
-        if record.kind != "linear":
-            yield tensor_info(record), partial(restored, record.name)
-            continue
-        spec = _spec(delta, record)
-        infos = gptq.part_infos(record.name.removesuffix(".weight"), spec.rows, spec.columns, spec.bits, spec.group)
-        for kind, info in zip(gptq.PARTS, infos, strict=True):
-            yield info, partial(part, record.name, kind)
-
-
-def _packed(delta: Delta, name: str) -> dict[str, Tensor]:
-    spec, parts = delta.spec(name), delta.parts(name)
-    assert spec is not None  # `_spec` saw to it
-    codes, _, grid = unpack_levels(spec, parts)
-    if not torch.isfinite(grid.scale.half()).all():
-        raise InputError(f"{delta.path}: {name}: a scale is beyond fp16, which is what GPTQ checkpoints store")
-    zeros = torch.full((spec.rows, spec.groups), int(constant_zero(spec.grid, spec.bits)), dtype=torch.uint8)
-    return gptq.pack(codes, zeros, grid.scale, spec.bits, spec.group)
-
-
-def _write_side_files(delta: Delta, spec: PackedSpec, out: Path) -> None:
-    settings: dict[str, Any] = {
-        "bits": spec.bits,
-        "group_size": _group_size(spec),
-        "desc_act": False,
-        "sym": True,
-        "lm_head": False,
-        "quant_method": "gptq",
-        "checkpoint_format": "gptq",
-    }
+def _write_side_files(delta: Delta, settings: dict[str, Any], out: Path) -> None:
     for name, raw in side_files(delta):
         if name == CONFIG:
             config = json.loads(raw) | {"quantization_config": settings}

@@ -22,6 +22,8 @@ from deltacompress.types import TensorInfo
 BITS = (2, 3, 4, 8)
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
 WORD = 32
+_ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
+"""A word whose every field is 1."""
 
 
 def part_infos(layer: str, out_features: int, in_features: int, bits: int, group: int) -> list[TensorInfo]:
@@ -56,26 +58,34 @@ def pack(codes: Tensor, zeros: Tensor, scales: Tensor, bits: int, group: int) ->
 
 
 def unpack(parts: Mapping[str, Tensor], bits: int, *, zeros_less_one: bool) -> Tensor:
-    """f32 [out, in]. zeros_less_one: the zero points are those of `gptq`, not of `gptq_v2`.
+    """f32 [out, in] of parts whose shapes belong together.
+
+    zeros_less_one: the zero points are those of `gptq`, not of `gptq_v2`.
 
     Raises:
-        ValueError: the shapes do not belong together, or g_idx names a group that is not there.
+        ValueError: g_idx names a group that is not there.
     """
     qweight, qzeros, scales, g_idx = (parts[name] for name in PARTS)
     groups, out_features = scales.shape
     in_features = g_idx.numel()
-    wanted = [info.shape for info in part_infos("", out_features, in_features, bits, 1)][:1]
-    if tuple(qweight.shape) != wanted[0] or tuple(qzeros.shape) != (groups, out_features * bits // WORD):
-        shapes = ", ".join(f"{name} {list(parts[name].shape)}" for name in PARTS)
-        raise ValueError(f"shapes that do not belong together at {bits} bits: {shapes}")
-    if not fits(out_features, in_features, bits):
-        raise ValueError(f"{out_features} x {in_features} weights of {bits} bits do not fill whole words")
-    group_of = g_idx.flatten().long()
+    group_of = g_idx.long()
     if in_features and not 0 <= int(group_of.min()) <= int(group_of.max()) < groups:
         raise ValueError(f"g_idx names groups {int(group_of.min())} to {int(group_of.max())}, there are {groups}")
     codes = _codes(qweight.T, bits, in_features).float()
-    zeros = _codes(qzeros, bits, out_features).float() + float(zeros_less_one)
+    zeros = (_plus_one(qzeros, bits, out_features) if zeros_less_one else _codes(qzeros, bits, out_features)).float()
     return (codes - zeros.T[:, group_of]).mul_(scales.float().T[:, group_of])
+
+
+def _plus_one(qzeros: Tensor, bits: int, count: int) -> Tensor:
+    """Zero points u8 [groups, count] of `gptq`, which stores one less.
+
+    A zero point of 0 borrows from its neighbours in the word when it is written, since writers subtract from whole
+    words: so the sum is one of words, too. Three bits cross words, and are counted field by field.
+    """
+    if bits == 3:
+        return (_codes(qzeros, bits, count) + 1) & 7
+    words = (qzeros.long() + _ONES[bits]) & 0xFFFFFFFF
+    return _codes(torch.where(words >= 1 << 31, words - (1 << 32), words), bits, count)
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:

@@ -47,8 +47,10 @@ class DeltaConfig(QuantizationConfigMixin):  # type: ignore[misc]
         backend: str = "auto",
         merge_rounding: bool | None = None,
         zoo: str | Path | None = None,
-        **_: Any,
+        **others: Any,
     ) -> None:
+        if unknown := sorted(others.keys() - {"quant_method"}):  # what transformers itself passes
+            raise InputError(f"DeltaConfig has no {unknown[0]}; it takes delta, zoo, backend and merge_rounding")
         self.quant_method = METHOD
         self.delta, self.zoo = str(delta), None if zoo is None else str(zoo)
         self.backend, self.merge_rounding = backend, merge_rounding

@@ -58,8 +58,11 @@ def artifact_path(
 
     Raises:
         BaseMismatchError: `base` has another tokenizer.
+        InvalidNameError: `spec` is empty.
         ZooError: the zoo does not have the entry, or it is damaged.
     """
+    if not os.fspath(spec):
+        raise InvalidNameError("an artifact's path is empty; give its directory, or the name of an entry of a zoo")
     path = Path(spec)
     name = _name(spec)
     if path.is_dir() or name is None or not (zoo or os.environ.get(ENVIRONMENT)):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairs import edit, make_pair
 from safetensors.torch import load_file, save_file
 
 from deltacompress import compress, restore
@@ -79,6 +80,13 @@ def test_every_bit_is_where_the_format_says(bits: int, out_words: int, in_words:
     later = parts | {"qzeros": gptq.pack(codes, zeros + 1, scales, bits, group)["qzeros"]}
     if int(zeros.max()) + 1 < 1 << bits:
         assert torch.equal(gptq.unpack(later, bits, zeros_less_one=False).double(), found)  # gptq_v2
+    if bits != 3:  # a writer takes one from whole words: a zero point of 0 borrows
+        none = zeros.clone().clamp_(max=(1 << bits) - 2).masked_fill_(torch.rand(zeros.shape, generator=gen) < 0.3, 0)
+        words = gptq.pack(codes, none + 1, scales, bits, group)["qzeros"].numpy().view("uint32")
+        wanted_too = gptq.unpack(parts | {"qzeros": torch.from_numpy(words.view("int32"))}, bits, zeros_less_one=False)
+        ones = sum(1 << at for at in range(0, 32, bits))
+        borrowed = parts | {"qzeros": torch.from_numpy((words - ones).astype("uint32").view("int32"))}
+        assert torch.equal(gptq.unpack(borrowed, bits, zeros_less_one=True), wanted_too)
     order = torch.randperm(columns, generator=gen)  # desc_act
     moved = parts | {"qweight": gptq.pack(codes[:, order], zeros, scales, bits, group)["qweight"]}
     moved["g_idx"] = parts["g_idx"][order]
@@ -95,8 +103,8 @@ def artifact(request: pytest.FixtureRequest, pair: Pair, tmp_path_factory: pytes
 
 
 @pytest.fixture
-def exported(artifact: Path, pair: Pair, tmp_path: Path) -> Path:
-    return export_gptq(artifact, base=pair.base, out=tmp_path / "exported")
+def exported(artifact: Path, tmp_path: Path) -> Path:
+    return export_gptq(artifact, out=tmp_path / "exported")
 
 
 def test_there_and_back(artifact: Path, exported: Path, pair: Pair, tmp_path: Path) -> None:
@@ -120,7 +128,7 @@ def test_there_and_back(artifact: Path, exported: Path, pair: Pair, tmp_path: Pa
 
 def test_verbs(artifact: Path, pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, dense = tmp_path / "out", tmp_path / "dense"
-    assert main(["export", str(artifact), "--base", str(pair.base), "--out", str(out), "--json"]) == 0
+    assert main(["export", str(artifact), "--out", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["format"] == "gptq"
     compressing = ["compress", str(pair.base), str(out), "--recipe", "int4-24", "--calibration", str(pair.data)]
     assert main([*compressing, "--out", str(tmp_path / "delta")]) == 2
@@ -158,7 +166,7 @@ def test_what_the_format_cannot_hold_is_refused(pair: Pair, tmp_path: Path, reci
     (tmp_path / "r.yaml").write_text(recipe)
     compress(pair.base, pair.finetuned, recipe=Recipe.load(tmp_path / "r.yaml"), out=tmp_path / "artifact")
     with pytest.raises(InputError, match=words):
-        export_gptq(tmp_path / "artifact", base=pair.base, out=tmp_path / "out")
+        export_gptq(tmp_path / "artifact", out=tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["artifact", "r.yaml"]
 
 
@@ -173,8 +181,18 @@ def damage(path: Path, how: str) -> None:
         tensors[f"{layer}.g_idx"] = tensors[f"{layer}.g_idx"] + 1000
     elif how == "missing":
         del tensors[f"{layer}.scales"]
+    elif how == "dtype":
+        tensors[f"{layer}.scales"] = tensors[f"{layer}.scales"].int()
+    elif how == "rank":
+        tensors[name] = tensors[name].flatten()
+    elif how == "nan":
+        tensors[f"{layer}.scales"][0, 0] = float("nan")
+    elif how == "orphan":
+        del tensors[name]
+    elif how == "both":
+        tensors[f"{layer}.weight"] = torch.zeros(2)
     elif how == "none":
-        tensors = {name: part for name, part in tensors.items() if not name.endswith(".qweight")}
+        tensors = {name: part for name, part in tensors.items() if name.rpartition(".")[2] not in gptq.PARTS}
     save_file(tensors, file)
 
 
@@ -185,6 +203,11 @@ def damage(path: Path, how: str) -> None:
         ("group", "g_idx names groups"),
         ("missing", "scales is missing"),
         ("none", "no .qweight"),
+        ("dtype", r"scales is I32 \[.*as in no GPTQ"),
+        ("rank", r"qweight is I32 \[\d+\], as in no GPTQ"),
+        ("nan", "scales that give NaN or Inf"),
+        ("orphan", "qweight is missing"),
+        ("both", "holds both"),
     ],
 )
 def test_damaged_checkpoints_are_refused(exported: Path, tmp_path: Path, how: str, words: str) -> None:
@@ -198,9 +221,17 @@ def test_damaged_checkpoints_are_refused(exported: Path, tmp_path: Path, how: st
     ("change", "words"),
     [
         ({"quant_method": "awq"}, "quantized by 'awq'"),
-        ({"bits": 5}, "5 bits"),
-        ({"group_size": "128"}, "groups of '128'"),
+        ({"bits": 5}, "bits 5; only"),
+        ({"bits": 4.0}, "bits 4.0; only"),
+        ({"bits": [4]}, "only 2, 3, 4 and 8"),
+        ({"group_size": "128"}, "group_size '128'"),
+        ({"group_size": 0}, "group_size 0"),
+        ({"desc_act": 1}, "desc_act 1"),
         ({"checkpoint_format": "marlin"}, "format 'marlin'"),
+        ({"checkpoint_format": None, "format": "marlin"}, "format 'marlin'"),
+        ({"format": "gptq_v2"}, "contradict each other"),
+        ({"method": "awq"}, "contradict each other"),
+        ({"dynamic": {"-:.*": {}}}, "settings of their own"),
     ],
 )
 def test_other_formats_are_refused(exported: Path, tmp_path: Path, change: dict[str, object], words: str) -> None:
@@ -225,8 +256,71 @@ def test_settings_of_autogptq_and_no_g_idx(exported: Path, tmp_path: Path) -> No
     assert Checkpoint.open(dequantize(exported, out=tmp_path / "dense")).fingerprint() == wanted
 
 
-def test_an_existing_place_is_refused(artifact: Path, exported: Path, pair: Pair) -> None:
+def test_columns_out_of_order_need_their_index(exported: Path, tmp_path: Path) -> None:
+    config = json.loads((exported / "config.json").read_text())
+    config["quantization_config"]["desc_act"] = True
+    (exported / "config.json").write_text(json.dumps(config))
+    dequantize(exported, out=tmp_path / "dense")  # g_idx is there
+    tensors = load_file(exported / "model.safetensors")
+    save_file({k: v for k, v in tensors.items() if not k.endswith(".g_idx")}, exported / "model.safetensors")
+    with pytest.raises(CheckpointError, match="g_idx is missing"):
+        dequantize(exported, out=tmp_path / "again")
+
+
+def test_the_dtype_is_that_of_the_config_or_of_the_rest(exported: Path, tmp_path: Path) -> None:
+    config = json.loads((exported / "config.json").read_text())
+    for number, (dtype, linear) in enumerate([("torch.float16", "F16"), ("float32", "F32"), ("odd", None)]):
+        (exported / "config.json").write_text(json.dumps(config | {"dtype": dtype}))
+        found = Checkpoint.open(dequantize(exported, out=tmp_path / str(number))).tensors
+        rest = found["model.norm.weight"].dtype
+        assert found["model.layers.0.self_attn.q_proj.weight"].dtype == (linear or rest)
+
+
+class Notes:
+    """A reporter that keeps the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """Nothing."""
+
+    def step(self, detail: str = "") -> None:
+        """Nothing."""
+
+    def note(self, message: str) -> None:
+        """Keep it."""
+        self.notes.append(message)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gpt-neox"])
+def test_layers_of_one_group_go_with_any_group_size_and_tiny_scales_are_told(tmp_path: Path, architecture: str) -> None:
+    pair = make_pair(tmp_path, architecture, intermediate_size=64)  # beside 32
+    tensors = Checkpoint.open(pair.base).tensors
+    dead = next(name for name, info in tensors.items() if ".mlp." in name and info.shape == (64, 32))
+    edit(pair.finetuned, lambda weights: weights | {dead: faded(weights[dead])})
+    (tmp_path / "r.yaml").write_text(RTN.format("{kind: linear, codec: rtn, bits: 4, group_size: 32, grid: symmetric}"))
+    compress(pair.base, pair.finetuned, recipe=Recipe.load(tmp_path / "r.yaml"), out=tmp_path / "artifact")
+    notes = Notes()
+    out = export_gptq(tmp_path / "artifact", out=tmp_path / "out", reporter=notes)
+    assert [note for note in notes.notes if note.startswith(f"{dead}: 1 tiny scales change in fp16")]
+    assert json.loads((out / "quantize_config.json").read_text())["group_size"] == 32
+    dense = Checkpoint.open(dequantize(out, out=tmp_path / "dense"))
+    restored = Checkpoint.open(restore(tmp_path / "artifact", base=pair.base, out=tmp_path / "restored"))
+    for name in restored.tensors:
+        assert torch.allclose(dense.read(name).float(), restored.read(name).float(), atol=1e-6)
+        assert name == dead or torch.equal(dense.read(name), restored.read(name))
+
+
+def faded(weight: torch.Tensor) -> torch.Tensor:
+    """The first row all but gone."""
+    weight = weight.clone()
+    weight[0] = 1e-7 * torch.arange(1, weight.shape[1] + 1)
+    return weight
+
+
+def test_an_existing_place_is_refused(artifact: Path, exported: Path) -> None:
     with pytest.raises(OutputError, match="exported"):
-        export_gptq(artifact, base=pair.base, out=exported)
+        export_gptq(artifact, out=exported)
     with pytest.raises(OutputError, match="exported"):
         dequantize(exported, out=exported)

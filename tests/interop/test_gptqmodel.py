@@ -35,7 +35,7 @@ def test_gptqmodel_serves_what_was_exported(pair: Pair, tmp_path: Path) -> None:
         pair.base, pair.finetuned, recipe=Recipe.load(tmp_path / "recipe.yaml"), calibration=pair.data, out=artifact
     )
     restored = restore(artifact, base=pair.base, out=tmp_path / "restored")
-    exported = export_gptq(artifact, base=pair.base, out=tmp_path / "exported")
+    exported = export_gptq(artifact, out=tmp_path / "exported")
     served = gptqmodel.GPTQModel.load(str(exported), device="cpu", backend=gptqmodel.BACKEND.TORCH).model
     assert any("TorchLinear" in type(module).__name__ for module in served.modules())
     plain = transformers.AutoModelForCausalLM.from_pretrained(restored, dtype=served.dtype)

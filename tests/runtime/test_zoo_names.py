@@ -39,6 +39,10 @@ def test_load_by_name(trio: dict[str, Served], tmp_path: Path, monkeypatch: pyte
     assert not a.equal(b)
     with pytest.raises(NotFoundError, match="no entry team/none"):
         runtime.load("team/none")
+    with pytest.raises(DeltaCompressError, match="path is empty"):
+        runtime.load("")
+    with pytest.raises(DeltaCompressError, match="name is empty"):
+        runtime.load("team/bot", name="")
 
 
 def test_the_plug_in_takes_names(trio: dict[str, Served], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +51,8 @@ def test_the_plug_in_takes_names(trio: dict[str, Served], tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     Zoo.init(tmp_path / "zoo").add(trio["a"].artifact, "team/bot")
     config = DeltaConfig(delta="team/bot", zoo=tmp_path / "zoo")
+    with pytest.raises(DeltaCompressError, match="has no zo;"):
+        DeltaConfig(delta="team/bot", zo=tmp_path / "zoo")
     base = trio["a"].pair.base
     model = transformers.AutoModelForCausalLM.from_pretrained(base, quantization_config=config, dtype=torch.float32)
     ids = random_ids(7)
