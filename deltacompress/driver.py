@@ -18,7 +18,7 @@ import torch
 
 from deltacompress import lossless
 from deltacompress.artifact import load_delta
-from deltacompress.calibrate.data import CalibrationTokens, load_calibration, load_tokenizer
+from deltacompress.calibrate.data import CalibrationTokens, calibration_tokens
 from deltacompress.calibrate.skeleton import Skeleton
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.checkpoint_writer import output_errors
@@ -192,15 +192,7 @@ def _tokens(
     spec = plan.recipe.calibration.overridden(samples=samples, seq_len=seq_len, seed=seed)
     if source is None:
         raise CalibrationError(f"recipe {plan.recipe.name} calibrates: give --calibration FILE (or a data set id)")
-    limit = plan.finetuned.config.get("max_position_embeddings")
-    tokens = load_calibration(
-        str(source),
-        load_tokenizer(plan.finetuned.path),
-        samples=spec.samples,
-        seq_len=spec.seq_len,
-        seed=spec.seed,
-        max_positions=limit if isinstance(limit, int) else None,
-    )
+    tokens = calibration_tokens(plan.finetuned, source, spec)
     rows = plan.finetuned.tensors[skeleton.embedding_name].shape[0]
     if int(tokens.ids.max()) >= rows:
         raise CalibrationError(

@@ -24,6 +24,9 @@ from deltacompress.errors import CalibrationError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from deltacompress.checkpoint import Checkpoint
+    from deltacompress.recipe import CalibrationSpec
+
 # transformers writes "unknown" as 1e30; no context of a real model comes near this.
 _SANE_LENGTH = 10**9
 
@@ -51,6 +54,19 @@ class CalibrationTokens:
     tokens: int
     seed: int
     format: RecordFormat
+
+
+def calibration_tokens(finetuned: Checkpoint, source: str | Path, spec: CalibrationSpec) -> CalibrationTokens:
+    """The tokens that a checkpoint is calibrated on, with its own tokenizer; raises as load_calibration."""
+    limit = finetuned.config.get("max_position_embeddings")
+    return load_calibration(
+        source,
+        load_tokenizer(finetuned.path),
+        samples=spec.samples,
+        seq_len=spec.seq_len,
+        seed=spec.seed,
+        max_positions=limit if isinstance(limit, int) else None,
+    )
 
 
 def load_calibration(

@@ -19,13 +19,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from deltacompress.artifact import Delta, load_delta
-from deltacompress.calibrate.data import CalibrationTokens
+from deltacompress.calibrate.data import CalibrationTokens, calibration_tokens
 from deltacompress.checkpoint import DTYPES, Checkpoint
 from deltacompress.checkpoint_writer import output_errors, write_checkpoint, write_file
 from deltacompress.errors import InputError
 from deltacompress.evaluation import bitdelta, low_rank
 from deltacompress.evaluation.checkpoints import load_model
-from deltacompress.evaluation.made_from import calibration_tokens
 from deltacompress.recipe import CalibrationSpec
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.restoration import copy_side_files

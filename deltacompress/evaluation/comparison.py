@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from deltacompress.artifact import load_delta
+from deltacompress.calibrate.data import calibration_tokens
 from deltacompress.checkpoint import Checkpoint, content_hash
 from deltacompress.checkpoint_writer import output_errors
 from deltacompress.content import list_content
@@ -23,7 +24,7 @@ from deltacompress.driver import compress
 from deltacompress.errors import InputError
 from deltacompress.evaluation.baselines import DONORS, build, read_account
 from deltacompress.evaluation.comparison_plot import plot, require_matplotlib
-from deltacompress.evaluation.made_from import calibration_tokens, difference
+from deltacompress.evaluation.made_from import difference
 from deltacompress.evaluation.report import Report
 from deltacompress.evaluation.run import evaluate
 from deltacompress.evaluation.tasks import load_tasks

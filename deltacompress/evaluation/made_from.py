@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deltacompress.calibrate.data import CalibrationTokens, load_calibration, load_tokenizer
+from deltacompress.calibrate.data import calibration_tokens
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.manifest import Manifest
-from deltacompress.recipe import CalibrationSpec, Recipe
+from deltacompress.recipe import Recipe
 
 
 def difference(
@@ -46,17 +46,4 @@ def difference(
     tokens = calibration_tokens(finetuned, calibration, spec)
     return (
         None if tokens.sha256 == manifest.calibration.sha256 else "calibration data, samples, sequence length or seed"
-    )
-
-
-def calibration_tokens(finetuned: Checkpoint, calibration: str | Path, spec: CalibrationSpec) -> CalibrationTokens:
-    """The tokens that a model is calibrated on; raises as load_calibration."""
-    limit = finetuned.config.get("max_position_embeddings")
-    return load_calibration(
-        calibration,
-        load_tokenizer(finetuned.path),
-        samples=spec.samples,
-        seq_len=spec.seq_len,
-        seed=spec.seed,
-        max_positions=limit if isinstance(limit, int) else None,
     )
