@@ -271,8 +271,9 @@ def _spans(root: Path, manifest: Manifest) -> dict[str, tuple[Path, TensorSpan]]
     """Where each part lies; parts of manifest and shards must be the same, one for one."""
     spans: dict[str, tuple[Path, TensorSpan]] = {}
     for shard in manifest.shards:
+        path = root / shard.file
         try:
-            header = read_header(root / shard.file)
+            header = read_header(path)
         except CheckpointError as error:
             if isinstance(error.__cause__, OSError):  # no permission: no word on the bytes
                 raise
@@ -280,7 +281,7 @@ def _spans(root: Path, manifest: Manifest) -> dict[str, tuple[Path, TensorSpan]]
         for name, span in header.tensors.items():
             if name in spans:
                 raise FormatError(f"{root}: part {name} stands in two shards; {_AGAIN}")
-            spans[name] = (root / shard.file, span)
+            spans[name] = (path, span)
     wanted = dict(_stored_parts(manifest))
     if spans.keys() != wanted.keys():
         odd = min(spans.keys() ^ wanted.keys())

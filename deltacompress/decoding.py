@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from deltacompress import lossless
@@ -62,7 +63,8 @@ def check_part(part: PartRecord, stored: bytes, *, where: str) -> None:
     Raises:
         ChecksumError: they differ.
     """
-    if hashlib.sha256(stored).hexdigest() != part.sha256:
+    hashed, wanted = (hashlib.sha256, part.sha256) if part.blake3 is None else (blake3, part.blake3)
+    if hashed(stored).hexdigest() != wanted:
         raise ChecksumError(f"{where}: its bytes differ from their recorded hash; copy the artifact again")
 
 

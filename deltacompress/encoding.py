@@ -10,6 +10,7 @@ import hashlib
 from dataclasses import dataclass
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from deltacompress import lossless
@@ -85,6 +86,7 @@ def finish(
                 shape=tuple(part.shape),
                 bytes=raw.nbytes,
                 sha256=hashlib.sha256(raw).hexdigest(),
+                blake3=blake3(raw).hexdigest() if codec == "none" else None,
             )
         )
     digest = hashlib.sha256(tensor_bytes(restored)).hexdigest()

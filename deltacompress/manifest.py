@@ -27,6 +27,7 @@ _MAX_ELEMENTS = 1 << 50
 _AGAIN = "copy the artifact again"
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Blake3 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=_MAX_ELEMENTS)]
 Shape = Annotated[tuple[Count, ...], Field(max_length=16)]
 Name = Annotated[str, Field(min_length=1, max_length=1100)]
@@ -72,13 +73,18 @@ class CalibrationRecord(_Record):
 
 
 class PartRecord(_Record):
-    """One part of a tensor before the lossless stage (dtype, shape), and its bytes and their sha256 after it."""
+    """One part of a tensor before the lossless stage (dtype, shape), and its bytes and their hashes after it.
+
+    sha256 names the part in a zoo. blake3, which a core computes several times as fast and a GPU at the speed of its
+    memory, is what loading compares; there is none where a lossless stream carries digests of its own.
+    """
 
     name: Name
     dtype: Dtype
     shape: Shape
     bytes: Count
     sha256: Sha256
+    blake3: Annotated[Blake3 | None, Field(exclude_if=lambda value: value is None)] = None
 
 
 class TensorRecord(_Record):
@@ -137,13 +143,13 @@ class Manifest(_Record):
 
     def to_bytes(self) -> bytes:
         """The file's bytes, digest included."""
-        data = self.model_dump(mode="json")
-        return _canonical(data | {"digest": _digest(data)})
+        fields = _canonical_fields(self.model_dump(mode="json"))
+        return _joined(fields | {"digest": _canonical(_digest(fields))})
 
     @property
     def digest(self) -> str:
         """What names this artifact: sha256 over the canonical manifest without its digest."""
-        return _digest(self.model_dump(mode="json"))
+        return _digest(_canonical_fields(self.model_dump(mode="json")))
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -181,11 +187,13 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
         raise FormatError(f"{where}: not an artifact's manifest (no JSON object); {_AGAIN}")
     version = data.get("schema_version")
     claimed = data.pop("digest", None)
-    if type(version) is int and version > SCHEMA_VERSION and claimed == _digest(data):
+    fields = _canonical_fields(data)  # once: of a large manifest this takes longer than all the rest
+    digest = _digest(fields)
+    if type(version) is int and version > SCHEMA_VERSION and claimed == digest:
         raise SchemaVersionError(
             f"{where}: schema version {version}, this program reads up to {SCHEMA_VERSION}; upgrade deltacompress"
         )
-    if claimed != _digest(data) or raw != _canonical(data | {"digest": claimed}):
+    if claimed != digest or raw != _joined(fields | {"digest": _canonical(claimed)}):
         raise ChecksumError(f"{where}: its bytes differ from its digest; {_AGAIN}")
     if type(version) is not int or version != SCHEMA_VERSION:
         raise SchemaVersionError(f"{where}: unknown schema version {str(version)[:40]!a}; {_AGAIN}")
@@ -195,7 +203,9 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
         first = error.errors()[0]
         at = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
         raise FormatError(f"{where}: {at}: {first['msg']}; {_AGAIN}") from error
-    if manifest.to_bytes() != raw:  # an absent optional field, or a value that was coerced: one spelling only
+    if (
+        _canonical_fields(manifest.model_dump(mode="json")) != fields
+    ):  # an absent optional field, or a value that was coerced: one spelling only
         raise FormatError(f"{where}: not spelled as this format spells it; {_AGAIN}")
     _check_relations(manifest, where)
     return manifest
@@ -214,6 +224,10 @@ def _check_relations(manifest: Manifest, where: str) -> None:
                 raise FormatError(f"{where}: {tensor.name}: shape {list(shape)} is larger than any tensor; {_AGAIN}")
         limit = 8 * math.prod(tensor.shape) + 64  # no part of any format takes more bytes than that
         for part in tensor.parts:
+            if (part.blake3 is None) != (manifest.lossless != "none"):
+                raise FormatError(
+                    f"{where}: {tensor.name}: part {part.name}: a blake3 hash stands with lossless none alone; {_AGAIN}"
+                )
             if math.prod(part.shape) > limit:
                 raise FormatError(f"{where}: {tensor.name}: part {part.name} is larger than its tensor; {_AGAIN}")
         if tensor.status != "alias" and tensor.alias_of is None:
@@ -224,12 +238,21 @@ def _check_relations(manifest: Manifest, where: str) -> None:
             raise FormatError(f"{where}: {tensor.name} is no fitting alias of {tensor.alias_of}; {_AGAIN}")
 
 
-def _canonical(data: dict[str, Any]) -> bytes:
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
 
-def _digest(data: dict[str, Any]) -> str:
-    return hashlib.sha256(_canonical(data)).hexdigest()
+def _canonical_fields(data: dict[str, Any]) -> dict[str, bytes]:
+    """Name -> canonical value of the top level; `_joined` makes them the whole."""
+    return {name: _canonical(value) for name, value in data.items()}
+
+
+def _joined(fields: dict[str, bytes]) -> bytes:
+    return b"{" + b",".join(_canonical(name) + b":" + fields[name] for name in sorted(fields)) + b"}"
+
+
+def _digest(fields: dict[str, bytes]) -> str:
+    return hashlib.sha256(_joined(fields)).hexdigest()
 
 
 def _refuse_constant(name: str) -> None:

@@ -20,7 +20,7 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def manifest_schema() -> dict[str, Any]:
-    """Schema of manifest.json. Every field is required: the writer leaves none out."""
+    """Schema of manifest.json. Every field is required but a part's blake3: the writer leaves no other one out."""
     schema = Manifest.model_json_schema(mode="serialization")
     schema["properties"]["digest"] = {
         "description": "sha256 over the canonical JSON of all other fields",
@@ -29,7 +29,7 @@ def manifest_schema() -> dict[str, Any]:
         "type": "string",
     }
     for record in (schema, *schema["$defs"].values()):
-        record["required"] = sorted(record["properties"])
+        record["required"] = sorted(record["properties"].keys() - {"blake3"})
     return {"$schema": _DIALECT} | schema
 
 

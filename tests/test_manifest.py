@@ -16,6 +16,7 @@ from deltacompress.errors import ChecksumError, FormatError, IntegrityError, Sch
 from deltacompress.manifest import DTYPE_NAMES, Manifest, parse_manifest, read_manifest
 
 HASH = "0123456789abcdef" * 4
+PART = {"name": "planes", "dtype": "U8", "shape": [2, 6], "bytes": 40, "sha256": HASH}
 
 
 def record(name: str, **fields: Any) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def record(name: str, **fields: Any) -> dict[str, Any]:
         "name": name, "dtype": "BF16", "shape": [2, 3], "kind": "linear", "status": "exact", "codec": "exact",
         "format": "exact", "params": {"transform": "ordered"}, "sha256": HASH, "base_name": name, "base_rows": None,
         "base_sha256": HASH, "alias_of": None, "loss": None, "damp_fraction": None,
-        "parts": [{"name": "planes", "dtype": "U8", "shape": [2, 6], "bytes": 40, "sha256": HASH}],
+        "parts": [PART],
     } | fields  # fmt: skip
 
 
@@ -139,6 +140,9 @@ def test_a_version_that_never_was(version: Any) -> None:
         ({"tensors": [record("a", sha256="00")]}, "tensors.0.sha256"),
         ({"tensors": [record("a", status="gone")]}, "tensors.0.status"),
         ({"tensors": [record("a", parts=[{"name": "x", "dtype": "??", "shape": [], "bytes": 1}])]}, "parts.0.dtype"),
+        ({"tensors": [record("a", parts=[PART | {"blake3": HASH}])]}, "blake3"),
+        ({"tensors": [record("a", parts=[PART | {"blake3": None}])]}, "spelled"),
+        ({"lossless": "none"}, "blake3"),
         ({"tensors": [record("a", status="alias")]}, "alias"),
         ({"tensors": [record("a", alias_of="b"), record("b")]}, "alias"),
         ({"tensors": [record("a", status="alias", alias_of="gone", parts=[])]}, "alias"),

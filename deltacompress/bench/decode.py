@@ -184,7 +184,7 @@ class _Bench:
             if times:
                 row = {"load": way, "times": len(times), "bytes": packed, "ms": median(times), "spread": spread(times)}
                 moved = median(moves[way])
-                if moved:  # reading, hashing, copying, packing; the rest is opening and checking
+                if moved:  # reading, copying, hashing, packing; the rest is opening and checking
                     row |= {"moved_ms": moved, "moved_gb_s": packed / moved / 1e6}
                 rows.append(row | {"gb_s": packed / median(times) / 1e6})
         return rows

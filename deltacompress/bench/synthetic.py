@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from deltacompress.bench.kernels import random_parts
@@ -175,9 +176,15 @@ def _tensor(
 
 
 def _part(name: str, tensor: Tensor) -> PartRecord:
-    digest = hashlib.sha256(tensor_bytes(tensor.contiguous())).hexdigest()
-    dtype = _NAMES[tensor.dtype]
-    return PartRecord(name=name, dtype=dtype, shape=tuple(tensor.shape), bytes=tensor.nbytes, sha256=digest)
+    raw = tensor_bytes(tensor.contiguous())
+    return PartRecord(
+        name=name,
+        dtype=_NAMES[tensor.dtype],
+        shape=tuple(tensor.shape),
+        bytes=tensor.nbytes,
+        sha256=hashlib.sha256(raw).hexdigest(),
+        blake3=blake3(raw).hexdigest(),
+    )
 
 
 def _info(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorInfo:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from deltacompress.codecs.packed import PackedSpec, Parts
 from deltacompress.errors import BackendError
+from deltacompress.kernels.ingest import Ingest
 from deltacompress.kernels.segments import Segments
 from deltacompress.kernels.table import Table
 
@@ -28,12 +29,12 @@ class Backend(ABC):
         name: "reference", "triton" or "cuda".
         why: one line, why this backend runs (for the user to read).
         device: where activations and packed deltas live.
-        packs_on_device: whether `pack` is as fast on the device as a copy, so that parts need no work before it.
+        ingest: how it takes parts as they are stored; None where they need work before they reach the device.
     """
 
     name: str
     why: str
-    packs_on_device = False
+    ingest: Ingest | None = None
 
     def __init__(self, device: torch.device | str, why: str) -> None:
         self.device, self.why = torch.device(device), why
@@ -47,14 +48,10 @@ class Backend(ABC):
         """Bytes of the packed buffer, a multiple of 256."""
 
     @abstractmethod
-    def pack(
-        self, spec: PackedSpec, parts: Parts, *, into: Tensor | None = None, faults: Tensor | None = None
-    ) -> Tensor:
+    def pack(self, spec: PackedSpec, parts: Parts) -> Tensor:
         """Serving parts -> kernel layout u8 [nbytes(spec)], on the device that the parts are on (CPU or GPU).
 
-        A pure function of its input, the same bytes on every device. into: where to put them, u8 [nbytes(spec)].
-        faults: int32 [1] on the same device, which is set to a fault of tiling.FAULTS where content is wrong, if
-        that is only found on the device; else, and on a CPU, it is raised at once.
+        A pure function of its input, the same bytes on every device.
 
         Raises:
             BackendError: the format is not supported.

@@ -19,7 +19,7 @@ from deltacompress.codecs.packed import PackedSpec, Parts
 from deltacompress.errors import BackendError, InputError
 from deltacompress.kernels import nvrtc, tiling
 from deltacompress.kernels.backend import Backend
-from deltacompress.kernels.cuda_pack import Packer
+from deltacompress.kernels.cuda_ingest import CudaIngest
 from deltacompress.kernels.segments import Segments
 from deltacompress.kernels.table import Table
 
@@ -84,7 +84,7 @@ class CudaBackend(Backend):
     """1 to 4 bits, dense or 2:4, scales of rows or of groups of a multiple of 16 columns."""
 
     name = "cuda"
-    packs_on_device = True
+    ingest: CudaIngest
 
     def __init__(self, device: torch.device | str, why: str = "asked for") -> None:
         super().__init__(device, why)
@@ -94,7 +94,7 @@ class CudaBackend(Backend):
         self._shared_of_block = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
         self._shared_of_processor = properties.shared_memory_per_multiprocessor
         self._variants: dict[tuple[object, ...], Variant] = {}
-        self._packer = Packer(self.device, self._arch)
+        self.ingest = CudaIngest(self.device, self._arch)
 
     def supports(self, spec: PackedSpec) -> bool:
         """See Backend."""
@@ -104,14 +104,9 @@ class CudaBackend(Backend):
         """See Backend."""
         return tiling.tiled_bytes(spec)
 
-    def pack(
-        self, spec: PackedSpec, parts: Parts, *, into: Tensor | None = None, faults: Tensor | None = None
-    ) -> Tensor:
+    def pack(self, spec: PackedSpec, parts: Parts) -> Tensor:
         """See Backend."""
-        if parts["scales"].device.type == "cpu":
-            packed = tiling.tile(spec, parts)
-            return packed if into is None else into.copy_(packed)
-        return self._packer.pack(spec, parts, into, faults)
+        return tiling.tile(spec, parts) if parts["scales"].device.type == "cpu" else self.ingest.pack_one(spec, parts)
 
     def sbmm(self, x: Tensor, y: Tensor, segments: Segments, table: Table) -> None:
         """See Backend."""

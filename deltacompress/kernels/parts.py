@@ -44,11 +44,10 @@ def flat_bytes(spec: PackedSpec) -> int:
     return max(ends, default=0)
 
 
-def flatten(spec: PackedSpec, parts: Parts, into: Tensor | None = None) -> Tensor:
-    """Serving parts -> flat buffer u8 [flat_bytes(spec)] on the parts' device; into: that buffer, if there is one."""
+def flatten(spec: PackedSpec, parts: Parts) -> Tensor:
+    """Serving parts -> flat buffer u8 [flat_bytes(spec)] on the parts' device."""
     device = next(iter(parts.values())).device
-    buffer = torch.empty(flat_bytes(spec), dtype=torch.uint8, device=device) if into is None else into
-    buffer.zero_()
+    buffer = torch.zeros(flat_bytes(spec), dtype=torch.uint8, device=device)
     for name, (at, dtype, shape) in flat_layout(spec).items():
         raw = parts[name].to(dtype).contiguous().view(torch.uint8).flatten()
         if parts[name].shape != shape:

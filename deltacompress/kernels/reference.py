@@ -41,15 +41,12 @@ class ReferenceBackend(Backend):
         """See Backend."""
         return flat.align(4 * spec.rows * spec.columns) if _is_free(spec) else flat.flat_bytes(spec)
 
-    def pack(
-        self, spec: PackedSpec, parts: Parts, *, into: Tensor | None = None, faults: Tensor | None = None
-    ) -> Tensor:
+    def pack(self, spec: PackedSpec, parts: Parts) -> Tensor:
         """See Backend. The flat buffer of the serving parts; decoded fp32 values for unstructured patterns."""
         if not _is_free(spec):
-            return flat.flatten(spec, parts, into)
+            return flat.flatten(spec, parts)
         raw = packed.decode(spec, parts).view(torch.uint8).flatten()
-        padded = torch.nn.functional.pad(raw, (0, self.nbytes(spec) - raw.numel()))
-        return padded if into is None else into.copy_(padded)
+        return torch.nn.functional.pad(raw, (0, self.nbytes(spec) - raw.numel()))
 
     def sbmm(self, x: Tensor, y: Tensor, segments: Segments, table: Table) -> None:
         """See Backend."""

@@ -51,13 +51,11 @@ class TritonBackend(Backend):
         """See Backend."""
         return flat.flat_bytes(spec)
 
-    def pack(
-        self, spec: PackedSpec, parts: Parts, *, into: Tensor | None = None, faults: Tensor | None = None
-    ) -> Tensor:
-        """See Backend. Faults: none are looked for."""
+    def pack(self, spec: PackedSpec, parts: Parts) -> Tensor:
+        """See Backend. Impossible content is not looked for."""
         if not self.supports(spec):
             raise BackendError(f"the triton backend does not read {spec.to_json()}: use the reference backend for it")
-        return flat.flatten(spec, parts, into)
+        return flat.flatten(spec, parts)
 
     def sbmm(self, x: Tensor, y: Tensor, segments: Segments, table: Table) -> None:
         """See Backend."""

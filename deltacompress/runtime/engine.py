@@ -115,9 +115,8 @@ class Runtime:
         Args:
             artifact: its directory; or the name of an entry of a zoo, `team/bot@prod`, which is pulled once.
             zoo: path or URL; None: the one that DELTACOMPRESS_ZOO names.
-            verify: compare every part with its recorded hash. False believes the files (those of a disk that was
-                checked before, say): on a GPU hashing takes longer than everything else. Shapes, scales and patterns
-                are checked either way, and so are parts that have to be decoded.
+            verify: compare every part with its recorded hash. False believes the files. Shapes, scales and patterns are
+                checked either way, and so are parts that have to be decoded.
 
         Raises:
             InputError: the name is taken, or empty.

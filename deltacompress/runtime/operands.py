@@ -122,7 +122,7 @@ class StoredPart:
     file: str
     begin: int
     nbytes: int
-    sha256: str
+    blake3: str
     dtype: torch.dtype
     shape: tuple[int, ...]
 

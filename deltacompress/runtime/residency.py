@@ -37,7 +37,9 @@ class Residency:
         self._model, self._kernels = model, kernels
         self._cuda = model.device.type == "cuda"
         self._stream = torch.cuda.Stream(model.device) if self._cuda else None
-        self._loader = Loader(kernels, self._stream) if kernels is not None and self._stream is not None else None
+        self._loader: Loader | None = None
+        if kernels is not None and kernels.ingest is not None and self._stream is not None:
+            self._loader = Loader(kernels, kernels.ingest, self._stream)
         self._readers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "deltacompress-read")
         self._movers = ThreadPoolExecutor(1, "deltacompress-move")
         self._clock = 0
@@ -47,7 +49,7 @@ class Residency:
     def add(self, name: str, variant: Variant, operands: Sources, *, verify: bool = True) -> Resident:
         """Keep a variant, whose `read` operands these are, and bring it to the device if there is room.
 
-        verify: compare what is read from files with its recorded hash, the first time.
+        verify: compare what is read from files with its recorded hash, each time that it comes.
 
         Raises:
             BackendError: the budget is too small for it, or there are too many variants.
@@ -86,7 +88,6 @@ class Residency:
             arriving.result()
         elif resident.verify and resident.host is not None and not resident.installed:
             check_stored({path: one for path, one in resident.host.items() if isinstance(one, Stored)})
-            resident.verify = False
 
     def drop(self, name: str) -> None:
         """Forget a variant that never became usable."""
@@ -245,7 +246,6 @@ class Residency:
             if stored:
                 assert self._loader is not None
                 found |= self._loader.load(stored, verify=resident.verify)
-                resident.verify = False
             for path, one in sources.items():
                 if not isinstance(one, Stored):
                     found[path] = placed(one, self._model.device, self._kernels)

@@ -118,7 +118,7 @@ class Variant:
             FormatError: parts of other shapes than their format's.
         """
         kernels, record = self._numerics.kernels, self._record(module_path)
-        if kernels is None or not kernels.packs_on_device or self.delta.manifest.lossless != "none":
+        if kernels is None or kernels.ingest is None or self.delta.manifest.lossless != "none":
             return None
         role = self._base.roles[module_path]
         if role == "vector" or not self._is_packed_delta(module_path):
@@ -135,7 +135,8 @@ class Variant:
         for name, part in found.items():
             file, span = self.delta.where(record.name, part)
             like = shapes[name]
-            parts[name] = StoredPart(str(file), span.begin, part.bytes, part.sha256, like.dtype, tuple(like.shape))
+            assert part.blake3 is not None  # nothing is coded
+            parts[name] = StoredPart(str(file), span.begin, part.bytes, part.blake3, like.dtype, tuple(like.shape))
         return Stored(record.name, parts, spec, DTYPES[record.dtype] if role == "embedding" else None)
 
     # --- one tensor --------------------------------------------------------------------------------------------------

@@ -13,6 +13,11 @@
 using std::max;
 using std::min;
 
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
 struct Index { int x; };
 static Index threadIdx, blockIdx, gridDim;
 struct uint2 { u32 x, y; };
@@ -30,6 +35,37 @@ struct Fiber {
 static std::vector<Fiber> fibers;
 static ucontext_t scheduler;
 static int current, threads;
+
+static void (*work)();
+
+static void fiber() {
+  work();
+  fibers[current].done = true;
+  swapcontext(&fibers[current].context, &scheduler);
+}
+
+// One block after another, of `count` CUDA threads that all call `kernel`.
+static void run_blocks(int blocks, int count, size_t stack, void (*kernel)()) {
+  work = kernel, threads = count, gridDim.x = blocks;
+  fibers.resize(count);
+  for (Fiber& one : fibers) one.stack.resize(stack);
+  for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {
+    memset(shared, 0xff, sizeof shared);  // NaN
+    for (Fiber& one : fibers) {
+      one.done = false;
+      getcontext(&one.context);
+      one.context.uc_stack.ss_sp = one.stack.data(), one.context.uc_stack.ss_size = one.stack.size();
+      makecontext(&one.context, fiber, 0);
+    }
+    for (int left = count; left;)
+      for (int i = 0; i < count; i++)
+        if (!fibers[i].done) {
+          current = threadIdx.x = i;
+          swapcontext(&scheduler, &fibers[i].context);
+          left -= fibers[i].done;
+        }
+  }
+}
 
 struct Barrier {
   int count = 0;
@@ -62,6 +98,8 @@ inline T __shfl_up_sync(unsigned all, T value, int by) {
   int lane = threadIdx.x % 32;
   return __shfl_sync(all, value, lane >= by ? lane - by : lane);
 }
+
+inline void atomicMax(int* at, int value) { *at = max(*at, value); }
 
 inline u32 __byte_perm(u32 a, u32 b, u32 selector) {
   u64 both = (u64)b << 32 | a;

@@ -1,4 +1,4 @@
-"""The CUDA decode kernel on a CPU: its own source, with instructions and launch replaced by plain C++.
+"""CUDA kernels on a CPU: the source of decode.cu, pack.cu or blake3.cu, with instructions and launch in plain C++.
 
 No GPU is needed, so CI sees a wrong bit. It says nothing of speed; when copies arrive, it tries at the extremes (see
 emulated_device.h).
@@ -20,13 +20,40 @@ _ASSEMBLY = ("shared_address", "copy16", "stream16", "commit", "wait", "load_b",
 _WORDS = re.compile(r"__device__|__forceinline__|__global__|__grid_constant__|__launch_bounds__\([^)]*\)|#pragma.*")
 
 
-def build(folder: Path, macros: Mapping[str, int], fault: tuple[str, str] = ("", "")) -> ctypes.CDLL:
+def build_decode(folder: Path, macros: Mapping[str, int], fault: tuple[str, str] = ("", "")) -> ctypes.CDLL:
     """Compile decode.cu with these macros into a library whose `launch` runs it.
 
     fault: planted, text that is replaced by another.
     """
-    source, library = folder / "kernel.cpp", folder / f"{abs(hash((*macros.items(), fault)))}.so"
-    text = host_source()
+    return _build(folder, _decode_source(), macros, fault)
+
+
+def build_blake3(folder: Path, subtree: int, fault: tuple[str, str] = ("", "")) -> ctypes.CDLL:
+    """Compile blake3.cu into a library whose `launch` runs its two kernels.
+
+    subtree: chunks of one, and threads of a block; fault: as build_decode.
+    """
+    text = _source("blake3.cu").replace("SUBTREE = 256", f"SUBTREE = {subtree}")
+    assert f"SUBTREE = {subtree};" in text
+    return _build(folder, _plain(text, "blake3_launch"), {}, fault)
+
+
+def build_pack(folder: Path, macros: Mapping[str, int], fault: tuple[str, str] = ("", "")) -> ctypes.CDLL:
+    """Compile pack.cu with these macros into a library whose `launch` runs it; fault: as build_decode."""
+    return _build(folder, _plain(_source("pack.cu"), "pack_launch"), macros, fault)
+
+
+def _source(name: str) -> str:
+    return (resources.files("deltacompress.kernels") / "cuda" / name).read_text()
+
+
+def _plain(text: str, launch: str) -> str:
+    """A kernel that uses no instruction of its own, as C++ for the CPU."""
+    return "\n".join((_header("device"), _WORDS.sub("", text.replace("__shared__", "static")), _header(launch)))
+
+
+def _build(folder: Path, text: str, macros: Mapping[str, int], fault: tuple[str, str]) -> ctypes.CDLL:
+    source, library = folder / "kernel.cpp", folder / f"{abs(hash((text, *macros.items(), fault)))}.so"
     assert fault[0] in text
     source.write_text(text.replace(*fault) if fault[0] else text)
     options = [f"-D{name}={value}" for name, value in macros.items()]
@@ -39,10 +66,13 @@ def build(folder: Path, macros: Mapping[str, int], fault: tuple[str, str] = ("",
     return ctypes.CDLL(str(library))
 
 
-def host_source() -> str:
+def _header(name: str) -> str:
+    return (_HERE / f"emulated_{name}.h").read_text()
+
+
+def _decode_source() -> str:
     """decode.cu and its headers as C++ for the CPU."""
-    folder = resources.files("deltacompress.kernels") / "cuda"
-    shared, units, kernel = ((folder / name).read_text() for name in ("sbmm.cuh", "units.cuh", "decode.cu"))
+    shared, units, kernel = map(_source, ("sbmm.cuh", "units.cuh", "decode.cu"))
     for name in _ASSEMBLY:
         shared = _without(shared, name)
     shared = _with_body(shared, "centered", "return LIFT && j % 2 ? fma2(field, LOWER, zero) : add2(field, zero);")
@@ -54,12 +84,10 @@ def host_source() -> str:
     text = "\n".join((shared, units, kernel))
     assert "asm" not in _WORDS.sub("", re.sub(r"//.*|#define.*", "", text))
     text = _WORDS.sub("", re.sub(r'#include "\w+\.cuh"', "", text))
-    types, rest = text.split("constexpr int STEP_K", 1)
-    constants, code = rest.split("struct Tile", 1)
-    device, instructions, launch = (
-        (_HERE / f"emulated_{name}.h").read_text() for name in ("device", "instructions", "launch")
+    constants, code = text.split("struct Tile", 1)
+    return "\n".join(
+        (_header("device"), constants, _header("instructions"), "struct Tile" + code, _header("decode_launch"))
     )
-    return "\n".join((types, device, "constexpr int STEP_K" + constants, instructions, "struct Tile" + code, launch))
 
 
 def _without(text: str, name: str) -> str:

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import tolerances
 import torch
-from kernels.emulation import COMPILER, build
+from kernels.emulation import COMPILER, build_decode
 from kernels.sbmm_cases import Case, decode64, random_parts
 
 from deltacompress.kernels import cuda_sbmm, tiling
@@ -26,7 +26,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> object:
 
     @cache
     def made(macros: tuple[tuple[str, int], ...], fault: tuple[str, str]) -> ctypes.CDLL:
-        return build(folder, dict(macros), fault)
+        return build_decode(folder, dict(macros), fault)
 
     return made
 

@@ -7,11 +7,12 @@ import os
 import pytest
 import tolerances
 import torch
+from kernels.hash_cases import LENGTHS, laid_out
 from kernels.sbmm_cases import Case, make_problem, plain, random_parts, relative
 
 from deltacompress.errors import FormatError
-from deltacompress.kernels import Backend, Segments, get_backend
-from deltacompress.kernels.tiling import FAULTS
+from deltacompress.kernels import Backend, Segments, get_backend, hashing
+from deltacompress.kernels.ingest import Item
 
 pytestmark = [
     pytest.mark.gpu,
@@ -104,11 +105,28 @@ def test_packing_on_the_gpu_gives_the_same_bytes(backend: Backend, bits: int, pa
         wanted = backend.pack(case.spec(), parts)
         there = {name: part.to("cuda") for name, part in parts.items()}
         assert torch.equal(backend.pack(case.spec(), there).cpu(), wanted)
-        into = torch.full((backend.nbytes(case.spec()),), 7, dtype=torch.uint8, device="cuda")
-        faults = torch.zeros(1, dtype=torch.int32, device="cuda")
-        assert backend.pack(case.spec(), there, into=into, faults=faults) is into
-        assert torch.equal(into.cpu(), wanted)
-        assert not int(faults)
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+def test_packing_many_at_once(skip: int) -> None:
+    """Tensors of several formats from one buffer, in which parts start anywhere, into another, by their places."""
+    backend = get_backend("cuda", "cuda")
+    assert backend.ingest is not None
+    data, items, wanted, size = [torch.zeros(skip, dtype=torch.uint8)], [], [], 0
+    for i, (out, columns, group) in enumerate([(200, 260, 260), (8, 64, 16), (130, 1040, 208), (256, 36, 36)] * 4):
+        case = Case(out, columns, 1 + i // 4, ("2:4", "dense")[i % 2], group, GRIDS[i % 3])
+        parts, places = random_parts(case, torch.Generator().manual_seed(i)), {}
+        for name, part in parts.items():
+            places[name] = sum(piece.numel() for piece in data)
+            data += [part.contiguous().view(torch.uint8).flatten(), torch.zeros(skip, dtype=torch.uint8)]
+        items.append(Item(case.spec(), places, size, i))
+        wanted.append(backend.pack(case.spec(), parts))
+        size += wanted[-1].numel()
+    found = torch.full((size,), 7, dtype=torch.uint8, device="cuda")
+    faults = torch.zeros(len(items), dtype=torch.int32, device="cuda")
+    backend.ingest.pack(backend.ingest.prepare(items), torch.cat(data).cuda(), found, faults)
+    assert torch.equal(found.cpu(), torch.cat(wanted))
+    assert not faults.any()
 
 
 @pytest.mark.parametrize(
@@ -122,9 +140,6 @@ def test_packing_on_the_gpu_finds_impossible_content(part: str, value: float, to
     parts[part][177, -1] = value
     with pytest.raises(FormatError, match=told):
         backend.pack(case.spec(), parts)
-    faults = torch.zeros(1, dtype=torch.int32, device="cuda")
-    backend.pack(case.spec(), parts, faults=faults)
-    assert told in FAULTS[int(faults)]
 
 
 def test_a_graph_is_replayed_with_other_contents() -> None:
@@ -188,3 +203,14 @@ def test_linears_of_one_input_in_one_call(backend: Backend, batch: str) -> None:
     together = torch.cat([one.y for one in problems], 1)
     backend.sbmm_group(x, together, segments, [one.table for one in problems])
     assert torch.equal(together, torch.cat(alone, 1))
+
+
+@pytest.mark.parametrize("skip", range(4))
+def test_digests(skip: int) -> None:
+    """The last span has more subtrees than a block has threads."""
+    data, spans = laid_out((*LENGTHS, (200 << 20) + 17), skip, "cuda")
+    wanted, ingest = hashing.digests(data, spans), get_backend("cuda", "cuda").ingest
+    assert ingest is not None
+    assert torch.equal(ingest.digests(data, spans), wanted)
+    data[-1 - skip] ^= 1
+    assert not torch.equal(ingest.digests(data, spans)[0], wanted[0])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from blake3 import blake3
 from pairs import Pair, edit, weights_of
 from runtime_cases import Served, noise, serve
 from transformers import LlamaConfig
@@ -50,14 +51,15 @@ def poison(artifact: Path) -> str:
     raw = bytearray(shard.read_bytes())
     raw[span.begin : span.begin + 2] = b"\xc0\x7f"
     shard.write_bytes(raw)
-    digest = hashlib.sha256(raw[span.begin : span.begin + span.info.nbytes]).hexdigest()
-    parts = tuple(p.model_copy(update={"sha256": digest}) if p.name == "scales" else p for p in record.parts)
+    changed = bytes(raw[span.begin : span.begin + span.info.nbytes])
+    hashes = {"sha256": hashlib.sha256(changed).hexdigest(), "blake3": blake3(changed).hexdigest()}
+    parts = tuple(p.model_copy(update=hashes) if p.name == "scales" else p for p in record.parts)
     tensors = tuple(
         one.model_copy(update={"parts": parts}) if one.name == record.name else one for one in manifest.tensors
     )
     shards = (manifest.shards[0].model_copy(update={"sha256": hashlib.sha256(raw).hexdigest()}),)
-    changed = manifest.model_copy(update={"tensors": tensors, "shards": shards})
-    (artifact / "manifest.json").write_bytes(changed.to_bytes())
+    resealed = manifest.model_copy(update={"tensors": tensors, "shards": shards})
+    (artifact / "manifest.json").write_bytes(resealed.to_bytes())
     return record.name
 
 

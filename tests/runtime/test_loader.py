@@ -5,6 +5,7 @@ The loader's threads, blocks and pieces run here over a CPU's memory; test_gpu.p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,28 +16,44 @@ from torch import Tensor
 
 from deltacompress.bench.synthetic import SHAPE_TINY, write_base, write_delta
 from deltacompress.checkpoint import Checkpoint
-from deltacompress.codecs.packed import PackedSpec, Parts
+from deltacompress.codecs.packed import part_shapes
 from deltacompress.errors import ChecksumError, FormatError, TruncatedFileError
-from deltacompress.kernels import tiling
-from deltacompress.runtime import Runtime, loader
+from deltacompress.kernels import hashing, tiling
+from deltacompress.kernels.ingest import Ingest, Item
+from deltacompress.runtime import Runtime, arrangement, loader
 from deltacompress.runtime.numerics import Numerics
 from deltacompress.runtime.operands import Packed, PackedRows, Stored
 from deltacompress.runtime.variant import Variant
 
 
+class Tiler(Ingest):
+    """What the CUDA backend's does, on a CPU."""
+
+    def digests(self, data: Tensor, spans: hashing.Spans) -> Tensor:
+        return hashing.digests(data, spans)
+
+    def prepare(self, items: Sequence[Item]) -> list[Item]:
+        return list(items)
+
+    def pack(self, prepared: list[Item], data: Tensor, out: Tensor, faults: Tensor) -> None:
+        for item in prepared:
+            parts = {}
+            for name, (dtype, shape) in part_shapes(item.spec, storage=False).items():
+                size = shape[0] * shape[1] * dtype.itemsize
+                parts[name] = data[item.parts[name] :][:size].clone().view(dtype).view(shape)
+            try:
+                out[item.into :][: tiling.tiled_bytes(item.spec)] = tiling.tile(item.spec, parts)
+            except FormatError as error:
+                number = next(number for number, text in tiling.FAULTS.items() if text == str(error))
+                faults[item.fault] = number
+
+
 class Tiles:
     """A backend that packs like the CUDA one."""
 
-    name, device, packs_on_device = "cuda", torch.device("cpu"), True
+    name, device, ingest = "cuda", torch.device("cpu"), Tiler()
     supports = staticmethod(tiling.supported)
     nbytes = staticmethod(tiling.tiled_bytes)
-
-    def pack(self, spec: PackedSpec, parts: Parts, *, into: Tensor, faults: Tensor) -> Tensor:
-        try:
-            return into.copy_(tiling.tile(spec, parts))
-        except FormatError as error:
-            faults.fill_(next(number for number, text in tiling.FAULTS.items() if text == str(error)))
-            return into
 
 
 class Event:
@@ -70,16 +87,17 @@ def stored(variant: Variant) -> dict[str, Stored]:
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def block(self: Any) -> None:
-        self.tensor = torch.empty(loader.BLOCK_BYTES, dtype=torch.uint8)
+    def buffer(self: Any) -> None:
+        self.tensor = torch.empty(arrangement.BUFFER_BYTES, dtype=torch.uint8)
         self.view, self.copied = loader.tensor_bytes(self.tensor), Event()
 
     monkeypatch.setattr("torch.cuda.stream", lambda _: nullcontext())
     monkeypatch.setattr("torch.cuda.device", lambda _: nullcontext())
-    monkeypatch.setattr(loader._Block, "__init__", block)
-    monkeypatch.setattr(loader, "BLOCK_BYTES", 3000)  # parts straddle blocks, and blocks hold several
-    monkeypatch.setattr(loader, "PIECE_BYTES", 20_000)
-    return loader.Loader(Tiles(), None).load  # type: ignore[arg-type]
+    monkeypatch.setattr(loader._Buffer, "__init__", buffer)
+    monkeypatch.setattr(arrangement, "READ_BYTES", 3000)
+    monkeypatch.setattr(arrangement, "BUFFER_BYTES", 7000)  # parts straddle buffers, and buffers hold several
+    monkeypatch.setattr(arrangement, "PIECE_BYTES", 20_000)
+    return loader.Loader(Tiles(), Tiles.ingest, None).load  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -87,7 +105,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_same_as_decoded(
     variant: Variant, stored: dict[str, Stored], load: Any, verify: bool, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "PIECE_BYTES", piece)
+    monkeypatch.setattr(arrangement, "PIECE_BYTES", piece)
     assert len(stored) == 7 * SHAPE_TINY.layers + 2
     found = load(stored, verify=verify)
     assert found.keys() == stored.keys()

@@ -1,6 +1,7 @@
 // Serving parts -> the layout of tiling.py, byte for byte what tiling.tile makes of them, at the speed of memory.
 //
-// One thread a word of codes or patterns, then one a pair of scale and zero point. Macros: BITS, SPARSE.
+// Many tensors in a launch. One thread a word of codes or patterns, then one a pair of scale and zero point. Macros: BITS,
+// SPARSE.
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -10,12 +11,16 @@ constexpr int SET_BYTES = 384, CODES = 32;  // of one row in one block
 constexpr u8 EMPTY = 0x44;
 enum { BAD_PATTERN = 1, BAD_SCALE = 2, BAD_ZERO = 3 };
 
+// One tensor: first bytes in `data`, and of the result in `out` (blocks_at: of its blocks in there); its first CUDA block.
+struct Job {
+  long long codes, pattern, scales, zeros, out, blocks_at, first;  // zeros -1: `zero` for all
+  int zero;                                                        // doubled
+  int rows, kept, groups, code_bytes, pattern_bytes, padded, m_tiles, blocks, fault;
+};
+
 struct Parts {
   const u8 *codes, *pattern;
-  const u16* scales;
-  const u8* zeros;  // null: `zero` for all
-  int zero;         // doubled
-  int rows, kept, groups, code_bytes, pattern_bytes, padded;
+  int rows, kept, code_bytes, pattern_bytes, padded;
 };
 
 __device__ __forceinline__ u32 code(const Parts& p, int row, int k) {
@@ -54,9 +59,18 @@ __device__ __forceinline__ u32 word(const Parts& p, int index, int row, int k, i
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    pack(Parts p, u8* out, int m_tiles, int blocks, long long blocks_at, int* faults) {
-  long long index = (long long)blockIdx.x * 256 + threadIdx.x, words = (long long)m_tiles * blocks * WORDS * 32;
-  int fault = 0;
+    pack(const u8* data, u8* result, int* faults, const Job* jobs, int count) {
+  int low = 0, high = count;
+  while (high - low > 1) {
+    int middle = (low + high) / 2;
+    if (jobs[middle].first <= blockIdx.x) low = middle;
+    else high = middle;
+  }
+  const Job& job = jobs[low];
+  Parts p = {data + job.codes, data + job.pattern, job.rows, job.kept, job.code_bytes, job.pattern_bytes, job.padded};
+  u8* out = result + job.out;
+  int blocks = job.blocks, fault = 0;
+  long long index = (blockIdx.x - job.first) * 256 + threadIdx.x, words = (long long)job.m_tiles * blocks * WORDS * 32;
   if (index < words) {
     int lane = index % 32, w = index / 32 % WORDS, g = lane / 4, c = lane % 4;
     long long at = index / 32 / WORDS;
@@ -71,22 +85,27 @@ extern "C" __global__ void __launch_bounds__(256)
     } else {
       made = word<BITS == 3 ? 2 : BITS>(p, w, row, k, 0);
     }
-    *(u32*)(out + blocks_at + (at * (WORDS / 4) + w / 4) * 512 + lane * 16 + w % 4 * 4) = made;
-  } else if ((index -= words) < (long long)m_tiles * p.groups * 128) {
+    *(u32*)(out + job.blocks_at + (at * (WORDS / 4) + w / 4) * 512 + lane * 16 + w % 4 * 4) = made;
+  } else if ((index -= words) < (long long)job.m_tiles * job.groups * 128) {
     int i = index % 128, h = i % 2, t = i / 2 % 8, g = i / 16;
-    long long set = index / 128, row = set / p.groups * 128 + 16 * t + 8 * h + g;
+    long long set = index / 128, row = set / job.groups * 128 + 16 * t + 8 * h + g;
     u32 scale = 0, zero = 0;
     if (row < p.rows) {
-      long long from = row * p.groups + set % p.groups;
-      scale = p.scales[from];
+      long long from = row * job.groups + set % job.groups;
+      const u8* two = data + job.scales + 2 * from;  // parts of a file start anywhere
+      scale = two[0] | two[1] << 8;
       if ((scale & 0x7f80) == 0x7f80) fault = BAD_SCALE;
-      if (p.zeros && p.zeros[from] >> BITS) fault = BAD_ZERO;
-      zero = p.zeros ? p.zeros[from] * 2 : p.zero;
+      zero = job.zero;
+      if (job.zeros != -1) {
+        zero = data[job.zeros + from];
+        if (zero >> BITS) fault = BAD_ZERO;
+        zero *= 2;
+      }
     }
     *(u16*)(out + set * SET_BYTES + i * 2) = scale;
     out[set * SET_BYTES + 256 + i] = zero;
     if (index == 0)
-      for (long long gap = (long long)m_tiles * p.groups * SET_BYTES; gap < blocks_at; gap++) out[gap] = 0;
+      for (long long gap = (long long)job.m_tiles * job.groups * SET_BYTES; gap < job.blocks_at; gap++) out[gap] = 0;
   }
-  if (fault) atomicMax(faults, fault);
+  if (fault) atomicMax(faults + job.fault, fault);
 }
