@@ -79,16 +79,11 @@ def finish(
             stored = torch.frombuffer(bytearray(coded), dtype=torch.uint8)
         streams[name] = stored
         raw = tensor_bytes(stored)
-        records.append(
-            PartRecord(
-                name=name,
-                dtype=DTYPE_NAMES[part.dtype],
-                shape=tuple(part.shape),
-                bytes=raw.nbytes,
-                sha256=hashlib.sha256(raw).hexdigest(),
-                blake3=blake3(raw).hexdigest() if codec == "none" else None,
-            )
-        )
+        hashes = {"sha256": hashlib.sha256(raw).hexdigest()}
+        if codec == "none":
+            hashes["blake3"] = blake3(raw).hexdigest()
+        size = tuple(part.shape)
+        records.append(PartRecord(name=name, dtype=DTYPE_NAMES[part.dtype], shape=size, bytes=raw.nbytes, **hashes))
     digest = hashlib.sha256(tensor_bytes(restored)).hexdigest()
     return Outcome(_record(plan, tensor, encoded, digest, tuple(records)), streams), restored
 

@@ -13,21 +13,22 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from deltacompress.errors import ChecksumError, FormatError, SchemaVersionError, TruncatedFileError
 from deltacompress.json_memory import parsed_bytes
+from deltacompress.safetensors_header import ITEMSIZE
 from deltacompress.types import TensorKind
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
-MAX_MANIFEST_BYTES = 64 << 20  # of 100,000 tensors: about 60 MB
+MAX_MANIFEST_BYTES = 64 << 20  # of 45,000 packed tensors of four parts each, or more of fewer
 _MAX_MEMORY = 256 << 20  # of the parsed manifest, by the estimate
 _MAX_ELEMENTS = 1 << 50
 _AGAIN = "copy the artifact again"
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Blake3 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=_MAX_ELEMENTS)]
 Shape = Annotated[tuple[Count, ...], Field(max_length=16)]
 Name = Annotated[str, Field(min_length=1, max_length=1100)]
@@ -84,7 +85,14 @@ class PartRecord(_Record):
     shape: Shape
     bytes: Count
     sha256: Sha256
-    blake3: Annotated[Blake3 | None, Field(exclude_if=lambda value: value is None)] = None
+    blake3: Annotated[Sha256 | SkipJsonSchema[None], Field(exclude_if=lambda value: value is None)] = None
+
+    @field_validator("blake3", mode="before")
+    @classmethod
+    def _no_null(cls, value: object) -> object:
+        if value is None:
+            raise ValueError("null; what a part does not have is left out")
+        return value
 
 
 class TensorRecord(_Record):
@@ -167,12 +175,14 @@ def read_manifest(directory: Path) -> Manifest:
             f"{directory}: no {MANIFEST}; not an artifact, or half of one; give one that `compress` published"
         )
     if path.stat().st_size > MAX_MANIFEST_BYTES:
-        raise FormatError(f"{path}: larger than {MAX_MANIFEST_BYTES} bytes; {_AGAIN}")
+        raise FormatError(_too_large(str(path)))
     return parse_manifest(path.read_bytes(), str(path))
 
 
 def parse_manifest(raw: bytes, where: str) -> Manifest:
     """Check the bytes of a manifest; raises as read_manifest."""
+    if len(raw) > MAX_MANIFEST_BYTES:
+        raise FormatError(_too_large(where))
     if parsed_bytes(raw) > _MAX_MEMORY:
         raise FormatError(f"{where}: holds more values than any manifest does; {_AGAIN}")
     try:
@@ -203,12 +213,15 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
         first = error.errors()[0]
         at = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
         raise FormatError(f"{where}: {at}: {first['msg']}; {_AGAIN}") from error
-    if (
-        _canonical_fields(manifest.model_dump(mode="json")) != fields
-    ):  # an absent optional field, or a value that was coerced: one spelling only
+    # an absent optional field, or a value that was coerced: one spelling only
+    if _canonical_fields(manifest.model_dump(mode="json")) != fields:
         raise FormatError(f"{where}: not spelled as this format spells it; {_AGAIN}")
     _check_relations(manifest, where)
     return manifest
+
+
+def _too_large(where: str) -> str:
+    return f"{where}: larger than {MAX_MANIFEST_BYTES} bytes; {_AGAIN}"
 
 
 def _check_relations(manifest: Manifest, where: str) -> None:
@@ -224,12 +237,16 @@ def _check_relations(manifest: Manifest, where: str) -> None:
                 raise FormatError(f"{where}: {tensor.name}: shape {list(shape)} is larger than any tensor; {_AGAIN}")
         limit = 8 * math.prod(tensor.shape) + 64  # no part of any format takes more bytes than that
         for part in tensor.parts:
-            if (part.blake3 is None) != (manifest.lossless != "none"):
-                raise FormatError(
-                    f"{where}: {tensor.name}: part {part.name}: a blake3 hash stands with lossless none alone; {_AGAIN}"
-                )
+            at = f"{where}: {tensor.name}: part {part.name}"
+            if manifest.lossless == "none":
+                if part.blake3 is None:
+                    raise FormatError(f"{at}: no blake3 hash, which lossless none needs; compress again")
+                if part.bytes != math.prod(part.shape) * ITEMSIZE[part.dtype]:
+                    raise FormatError(f"{at}: {part.bytes} bytes are not its {part.dtype} {list(part.shape)}; {_AGAIN}")
+            elif part.blake3 is not None:
+                raise FormatError(f"{at}: a blake3 hash, which only lossless none has; {_AGAIN}")
             if math.prod(part.shape) > limit:
-                raise FormatError(f"{where}: {tensor.name}: part {part.name} is larger than its tensor; {_AGAIN}")
+                raise FormatError(f"{at} is larger than its tensor; {_AGAIN}")
         if tensor.status != "alias" and tensor.alias_of is None:
             continue
         twin = tensors.get(tensor.alias_of or "")

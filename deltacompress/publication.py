@@ -21,6 +21,7 @@ from deltacompress.manifest import (
     Manifest,
     ModelRecord,
     TensorRecord,
+    parse_manifest,
 )
 from deltacompress.planning import Plan
 from deltacompress.steps import Steps
@@ -67,7 +68,9 @@ def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: Calib
         files=tuple(_file(ready / name) for name in files),
         tools=tool_versions(),
     )
-    write_file(ready / MANIFEST, [manifest.to_bytes()])
+    raw = manifest.to_bytes()
+    parse_manifest(raw, str(work.out / MANIFEST))  # what no reader would take is not published
+    write_file(ready / MANIFEST, [raw])
     try:
         publish_directory(ready, work.out)
     finally:

@@ -377,6 +377,9 @@ def drop_part(data: dict, name: str) -> None:  # type: ignore[type-arg]
             lambda data: packed(data, "post_attention_layernorm").update(params={"transform": "rot13"}), id="transform"
         ),
         pytest.param(lambda data: data.update(lossless="none"), id="other lossless codec"),
+        pytest.param(lambda data: packed(data)["parts"][0].update(sha256="0" * 64), id="other part hash"),
+        pytest.param(lambda data: packed(data)["parts"][0].update(blake3="0" * 64), id="other blake3"),
+        pytest.param(lambda data: packed(data)["parts"][0].pop("blake3", None), id="no blake3"),
         pytest.param(lambda data: data["shards"].pop(), id="no shards"),
         pytest.param(lambda data: data["shards"][0].update(sha256="0" * 64), id="other shard hash"),
     ],

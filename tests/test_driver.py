@@ -17,10 +17,12 @@ from tiny_models import open_tiny
 from deltacompress.artifact import Delta, load_delta, verify
 from deltacompress.calibrate.data import load_calibration, load_tokenizer
 from deltacompress.checkpoint import Checkpoint
-from deltacompress.errors import InputError
+from deltacompress.driver import compress
+from deltacompress.errors import FormatError, InputError
 from deltacompress.manifest import TensorRecord
 from deltacompress.recipe import Recipe
 from deltacompress.restoration import restore
+from deltacompress.steps import Steps
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 Roundtrip = Callable[..., tuple[Delta, Weights]]
@@ -391,6 +393,25 @@ def test_published_stages_differ_from_sequential_ones(pair: Pair, tmp_path: Path
     first = {old.name for old, new in zip(*stored, strict=True) if old.sha256 == new.sha256}
     assert {f"model.layers.0.self_attn.{x}_proj.weight" for x in "qkv"} <= first  # nothing before them differs
     assert "model.layers.0.mlp.down_proj.weight" not in first
+
+
+def test_what_no_reader_would_take_is_not_published(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As parts that another version of the program left for --resume."""
+    whole = Steps.all_records
+    unhashed = {"blake3": None}
+
+    def older(self: Steps) -> list[TensorRecord]:
+        return [
+            one.model_copy(update={"parts": tuple(part.model_copy(update=unhashed) for part in one.parts)})
+            for one in whole(self)
+        ]
+
+    monkeypatch.setattr(Steps, "all_records", older)
+    with pytest.raises(FormatError, match="no blake3 hash"):
+        compress(pair.base, pair.finetuned, recipe="lossless", lossless="none", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_empty_directory_may_be_taken(pair: Pair, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from deltacompress.codecs.packed import PackedSpec, Parts, part_shapes
 from deltacompress.errors import BackendError, FormatError
 from deltacompress.kernels import nvrtc, tiling
-from deltacompress.kernels.hashing import DIGEST_BYTES, Spans
+from deltacompress.kernels.hashing import DIGEST_BYTES, SUBTREE, Spans
 from deltacompress.kernels.ingest import Ingest, Item
 from deltacompress.kernels.parts import align
 
@@ -44,7 +44,7 @@ class CudaIngest(Ingest):
     def __init__(self, device: torch.device, arch: str) -> None:
         self._device, self._arch = device, arch
         self._kernels: dict[tuple[str, int, bool], nvrtc.Kernel] = {}
-        self._lock = threading.Lock()  # loads come on several threads
+        self._lock = threading.Lock()  # loads have a thread of their own
 
     def digests(self, data: Tensor, spans: Spans) -> Tensor:
         """See Ingest."""
@@ -54,8 +54,8 @@ class CudaIngest(Ingest):
         nodes = torch.empty(spans.subtrees, DIGEST_BYTES, dtype=torch.uint8, device=self._device)
         at, table, between, out = (ctypes.c_void_p(one.data_ptr()) for one in (data, spans.table, nodes, found))
         count = ctypes.c_int(len(spans))
-        self._kernel("leaves").launch(spans.subtrees, _THREADS, self._stream(), (at, table, count, between))
-        self._kernel("roots").launch(len(spans), _THREADS, self._stream(), (table, between, out))
+        self._kernel("leaves").launch(spans.subtrees, SUBTREE, self._stream(), (at, table, count, between))
+        self._kernel("roots").launch(len(spans), SUBTREE, self._stream(), (table, between, out))
         return found
 
     def prepare(self, items: Sequence[Item]) -> list[_Batch]:
@@ -113,7 +113,7 @@ class CudaIngest(Ingest):
                 if name == "pack":
                     binary = nvrtc.compile_source("pack", {"BITS": bits, "SPARSE": int(is_24)}, self._arch)
                 else:
-                    binary = nvrtc.compile_source("blake3", {}, self._arch)
+                    binary = nvrtc.compile_source("blake3", {"SUBTREE": SUBTREE}, self._arch)
                 self._kernels[key] = nvrtc.Kernel(binary, name, 0)
             return self._kernels[key]
 

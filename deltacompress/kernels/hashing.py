@@ -15,8 +15,8 @@ from torch import Tensor
 from deltacompress.checkpoint import tensor_bytes
 
 DIGEST_BYTES = 32
-SUBTREE_BYTES = 256 << 10
-"""One block of the CUDA kernel takes it."""
+SUBTREE = 256
+"""Chunks of 1 KiB that one block of the CUDA kernel takes, and its threads; a power of two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Spans:
         rows, subtrees = [], 0
         for begin, nbytes in spans:
             rows.append((begin, nbytes, subtrees))
-            subtrees += max(1, -(-nbytes // SUBTREE_BYTES))
+            subtrees += max(1, -(-nbytes // (SUBTREE << 10)))
         return cls(torch.tensor([*rows, (0, 0, subtrees)], dtype=torch.int64).to(device), subtrees)
 
     def __len__(self) -> int:

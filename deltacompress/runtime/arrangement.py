@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from deltacompress.kernels.parts import ALIGN
 from deltacompress.runtime.operands import Stored, StoredPart
 
 READ_BYTES = 8 << 20
@@ -15,7 +16,6 @@ BUFFER_BYTES = 128 << 20
 """Of what is copied at once: a piece with what lies between its parts, or some of a larger one."""
 GAP_BYTES = 1 << 16
 """What lies between two parts is read along, if it is no more."""
-_ALIGN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +66,14 @@ class Piece:
 
     def arrange(self) -> None:
         """Lay out the parts of its members as they lie in their files."""
-        parts = sorted((part for _, one in self.members for part in one.parts.values()), key=place)
-        for part in parts:
+        parts = [part for _, one in self.members for part in one.parts.values()]
+        for part in sorted(parts, key=lambda part: (*place(part), part.nbytes)):  # an empty one before its neighbour
             run = self.runs[-1] if self.runs else None
             if run is not None and run.parts[-1].file == part.file and part.begin - run.end <= GAP_BYTES:
                 run.parts.append(part)
             else:
                 # as aligned as in the file
-                run = Run([part], self.size + -self.size % _ALIGN + part.begin % _ALIGN)
+                run = Run([part], self.size + -self.size % ALIGN + part.begin % ALIGN)
                 self.runs.append(run)
             at = run.at + part.begin - run.begin
             self.places[place(part)], self.size = at, at + part.nbytes

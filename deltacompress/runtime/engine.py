@@ -15,7 +15,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from deltacompress.errors import BackendError, DeltaCompressError, InputError
+from deltacompress.errors import BackendError, InputError
 from deltacompress.runtime import evaluation
 from deltacompress.runtime.evaluation import Item, LogLikelihood
 from deltacompress.runtime.intake import Ids, Intake, Wishes
@@ -138,7 +138,7 @@ class Runtime:
             self._tokenizers.add(name, path)
         try:
             self.residency.confirm(name)  # and this one
-        except DeltaCompressError:
+        except BaseException:
             with self._lock:
                 self.residency.drop(name)
                 self._tokenizers.remove(name)

@@ -20,7 +20,7 @@ import torch
 from blake3 import blake3
 
 from deltacompress.checkpoint import tensor_bytes
-from deltacompress.errors import TruncatedFileError
+from deltacompress.errors import CheckpointError, TruncatedFileError
 from deltacompress.kernels import Backend
 from deltacompress.kernels.ingest import Ingest
 from deltacompress.runtime import arrangement
@@ -43,7 +43,7 @@ class _Buffer:
 
 
 class Loader:
-    """Brings stored parts to one GPU; made once, its blocks at first use."""
+    """Brings stored parts to one GPU; made once, its buffers at first use."""
 
     def __init__(self, kernels: Backend, ingest: Ingest, stream: torch.cuda.Stream) -> None:
         """ingest: of these kernels; stream: on which copies and packing run."""
@@ -69,18 +69,18 @@ class Loader:
         def start() -> None:
             for transfer, buffer in islice(rest, 1):
                 buffer.copied.synchronize()
-                jobs = [self._pool.submit(files.read, read, buffer.view) for read in transfer.reads]
-                reading.append((transfer, buffer, jobs))
+                jobs: list[Future[None]] = []
+                reading.append((transfer, buffer, jobs))  # before any runs: they are waited for, whatever happens
+                jobs += (self._pool.submit(files.read, read, buffer.view) for read in transfer.reads)
 
         try:
             with torch.cuda.device(self._kernels.device), torch.cuda.stream(self._stream):
                 for _ in range(BUFFERS - 1):
                     start()
                 assembly = Assembly(self._kernels, self._ingest, pieces, verify=verify)
-                for number, piece in enumerate(pieces):
+                for piece in pieces:
                     raw = torch.empty(piece.size, dtype=torch.uint8, device=self._kernels.device)
-                    filled = 0
-                    while filled < piece.size:
+                    for _ in piece.transfers():
                         transfer, buffer, jobs = reading[0]
                         for job in jobs:
                             job.result()
@@ -89,8 +89,8 @@ class Loader:
                         into.copy_(buffer.tensor[: transfer.nbytes], non_blocking=True)
                         buffer.copied.record(self._stream)
                         start()
-                        filled += transfer.nbytes
-                    assembly.add(number, piece, raw)
+                    assembly.add(raw)
+                    raw = into = None  # type: ignore[assignment]  # the next piece takes its memory
                 return assembly.finish()
         finally:
             for _, _, jobs in reading:
@@ -104,30 +104,53 @@ class _Files:
     """Open files, read at any place by any thread."""
 
     def __init__(self, paths: set[str]) -> None:
-        self._open = {path: os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in paths}
+        self._open: dict[str, int] = {}
+        for path in sorted(paths):
+            try:
+                self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                self.close()
+                raise _unreadable(path, error) from error
 
     def read(self, wanted: Read, into: memoryview) -> None:
-        view = into[wanted.at : wanted.at + wanted.nbytes]
-        if os.preadv(self._open[wanted.file], [view], wanted.begin) != wanted.nbytes:
-            raise TruncatedFileError(f"{wanted.file}: cut short at byte {wanted.begin}; copy the artifact again")
+        at, view = wanted.begin, into[wanted.at : wanted.at + wanted.nbytes]
+        while view:
+            try:
+                count = os.preadv(self._open[wanted.file], [view], at)
+            except OSError as error:
+                raise _unreadable(wanted.file, error) from error
+            if not count:
+                raise TruncatedFileError(f"{wanted.file}: cut short at byte {at}; copy the artifact again")
+            at, view = at + count, view[count:]
 
     def close(self) -> None:
         for descriptor in self._open.values():
             os.close(descriptor)
 
 
+def _unreadable(path: str, error: OSError) -> CheckpointError | TruncatedFileError:
+    if isinstance(error, FileNotFoundError):
+        return TruncatedFileError(f"{path}: missing; copy the artifact again")
+    return CheckpointError(f"{path}: cannot be read ({error.strerror or error}); make it readable")
+
+
 def check_stored(stored: Mapping[str, Stored]) -> None:
     """Compare the parts with their hashes without loading them; raises as Loader.load."""
     files = _Files({part.file for one in stored.values() for part in one.parts.values()})
 
-    def check(part: StoredPart) -> None:
-        raw = memoryview(bytearray(part.nbytes))
-        files.read(Read(part.file, part.begin, 0, part.nbytes), raw)
-        if blake3(raw).hexdigest() != part.blake3:
-            raise damaged(part)
+    def check(named: tuple[str, StoredPart]) -> None:
+        name, part = named
+        digest, raw = blake3(), memoryview(bytearray(min(part.nbytes, arrangement.READ_BYTES)))
+        for at in range(0, part.nbytes, arrangement.READ_BYTES):
+            size = min(arrangement.READ_BYTES, part.nbytes - at)
+            files.read(Read(part.file, part.begin + at, 0, size), raw)
+            digest.update(raw[:size])
+        if digest.hexdigest() != part.blake3:
+            raise damaged(name, part)
 
     try:
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            list(pool.map(check, (part for one in stored.values() for part in one.parts.values())))
+            parts = ((f"{one.name}.{name}", part) for one in stored.values() for name, part in one.parts.items())
+            list(pool.map(check, parts))
     finally:
         files.close()

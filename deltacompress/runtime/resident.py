@@ -20,7 +20,7 @@ class Resident:
     """One loaded variant and where it is.
 
     nbytes: on the device; brought_s: seconds that its way there took the last time; users: running requests; verify:
-    its stored parts have to be compared with their hashes yet.
+    its stored parts are compared with their hashes each time they are read.
     """
 
     name: str

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
 
 from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
-from deltacompress.manifest import MANIFEST, FileRecord, Manifest, read_manifest
+from deltacompress.manifest import MANIFEST, FileRecord, Manifest, PartRecord, read_manifest
 from deltacompress.safetensors_header import Header, TensorSpan, read_header
 from deltacompress.zoo import osfs
 from deltacompress.zoo.blobs import Blob
@@ -72,7 +75,7 @@ def describe(artifact: Path, *, parents: tuple[str, ...] = (), relation: str | N
     config = Descriptor(media_type=ARTIFACT, digest=sha256(raw), size=len(raw))
     blobs = [Blob(config.digest, config.size, lambda: (raw,), str(artifact / MANIFEST))]
     layers: list[Descriptor] = []
-    parts = {f"{t.name}.{p.name}": (p.bytes, p.sha256) for t in manifest.tensors for p in t.parts}
+    parts = {f"{t.name}.{p.name}": p for t in manifest.tensors for p in t.parts}
     seen: set[str] = set()
     for record in manifest.shards:
         header = _header(artifact / record.file, record)
@@ -117,7 +120,7 @@ def _add_shard(
     path: Path,
     record: FileRecord,
     header: Header,
-    parts: dict[str, tuple[int, str]],
+    parts: dict[str, PartRecord],
     layers: list[Descriptor],
     blobs: list[Blob],
 ) -> None:
@@ -129,11 +132,13 @@ def _add_shard(
     blobs.append(_blob(digest, head))
     bundle = []
     for span, small in runs(header):
-        piece = Piece(str(path), span.begin, span.end)
+        piece, part = Piece(str(path), span.begin, span.end), parts[span.info.name]
+        alike = part.blake3 is None or _hash((piece,), blake3) == part.blake3
         if small:
             bundle.append(piece)
-            if _hash((piece,)) != parts[span.info.name][1]:
-                raise ChecksumError(f"{path}: {span.info.name}: its bytes differ from their recorded hash")
+            alike = alike and _hash((piece,)) == part.sha256
+        if not alike:
+            raise ChecksumError(f"{path}: {span.info.name}: its bytes differ from their recorded hash")
     if bundle:
         digest, size = _hash(tuple(bundle)), sum(piece.end - piece.begin for piece in bundle)
         layers.append(_layer(BUNDLE, record.file, digest, size))
@@ -141,15 +146,15 @@ def _add_shard(
     for span, small in runs(header):
         if not small:  # the bytes are those of the file's hash; those of the part's hash they must be to be stored
             name = span.info.name
-            layers.append(_layer(PART, record.file, parts[name][1], span.info.nbytes, part=name))
-            blobs.append(_blob(parts[name][1], (Piece(str(path), span.begin, span.end),)))
+            layers.append(_layer(PART, record.file, parts[name].sha256, span.info.nbytes, part=name))
+            blobs.append(_blob(parts[name].sha256, (Piece(str(path), span.begin, span.end),)))
 
 
-def _check_parts(path: Path, header: Header, parts: dict[str, tuple[int, str]], seen: set[str]) -> None:
+def _check_parts(path: Path, header: Header, parts: dict[str, PartRecord], seen: set[str]) -> None:
     for name, span in header.tensors.items():
         if name in seen:
             raise FormatError(f"{path}: part {name} stands in two shards")
-        if name not in parts or parts[name][0] != span.info.nbytes:
+        if name not in parts or parts[name].bytes != span.info.nbytes:
             raise FormatError(f"{path}: part {name} is not the one that the manifest lists")
         seen.add(name)
 
@@ -187,11 +192,11 @@ def _blob(digest: str, pieces: tuple[Piece, ...]) -> Blob:
     return Blob(digest, sum(piece.end - piece.begin for piece in pieces), lambda: _chunks(pieces), pieces[0].path)
 
 
-def _hash(pieces: tuple[Piece, ...]) -> str:
-    seen = hashlib.sha256()
+def _hash(pieces: tuple[Piece, ...], algorithm: Callable[[], Any] = hashlib.sha256) -> str:
+    seen = algorithm()
     for chunk in _chunks(pieces):
         seen.update(chunk)
-    return seen.hexdigest()
+    return str(seen.hexdigest())
 
 
 def _chunks(pieces: tuple[Piece, ...]) -> Iterator[bytes]:

@@ -24,7 +24,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> object:
 
 def run(library: object, skip: int, subtree: int, monkeypatch: pytest.MonkeyPatch, *fault: tuple[str, str]) -> bool:
     """Whether the kernels find what the package finds. subtree: chunks of one; few make high trees of short spans."""
-    monkeypatch.setattr(hashing, "SUBTREE_BYTES", subtree << 10)
+    monkeypatch.setattr(hashing, "SUBTREE", subtree)
     data, spans = laid_out(LENGTHS, skip)
     nodes = torch.empty(spans.subtrees, hashing.DIGEST_BYTES, dtype=torch.uint8)
     out = torch.empty(len(spans), hashing.DIGEST_BYTES, dtype=torch.uint8)

@@ -30,6 +30,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("hopper", "sm_90a", {"GROUP": 64, "SPARSE": 0, "FAST": 0}),
         ("pack", "sm_80", {}),
         ("pack", "sm_90", {"BITS": 3, "SPARSE": 0}),
+        ("blake3", "sm_80", {"SUBTREE": 256}),
+        ("blake3", "sm_90", {"SUBTREE": 256}),
     ],
 )
 def test_compiles(name: str, arch: str, macros: dict[str, int]) -> None:

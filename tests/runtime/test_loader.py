@@ -1,12 +1,14 @@
 """Plainly stored parts: where they are read from, what is checked, and the same operands as by decoding.
 
-The loader's threads, blocks and pieces run here over a CPU's memory; test_gpu.py runs them on a GPU.
+The loader's threads, buffers and pieces run here over a CPU's memory; test_gpu.py runs them on a GPU.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,12 @@ from torch import Tensor
 from deltacompress.bench.synthetic import SHAPE_TINY, write_base, write_delta
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.codecs.packed import part_shapes
-from deltacompress.errors import ChecksumError, FormatError, TruncatedFileError
+from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
 from deltacompress.kernels import hashing, tiling
 from deltacompress.kernels.ingest import Ingest, Item
 from deltacompress.runtime import Runtime, arrangement, loader
 from deltacompress.runtime.numerics import Numerics
-from deltacompress.runtime.operands import Packed, PackedRows, Stored
+from deltacompress.runtime.operands import Packed, PackedRows, Stored, StoredPart
 from deltacompress.runtime.variant import Variant
 
 
@@ -57,11 +59,15 @@ class Tiles:
 
 
 class Event:
-    """Nothing to wait for."""
+    """Of a copy that is done when it is waited for, and not before."""
 
-    def record(self, _: object) -> None: ...
+    pending = False
 
-    def synchronize(self) -> None: ...
+    def record(self, _: object) -> None:
+        self.pending = True
+
+    def synchronize(self) -> None:
+        self.pending = False
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +103,15 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(arrangement, "READ_BYTES", 3000)
     monkeypatch.setattr(arrangement, "BUFFER_BYTES", 7000)  # parts straddle buffers, and buffers hold several
     monkeypatch.setattr(arrangement, "PIECE_BYTES", 20_000)
-    return loader.Loader(Tiles(), Tiles.ingest, None).load  # type: ignore[arg-type]
+    made = loader.Loader(Tiles(), Tiles.ingest, None)  # type: ignore[arg-type]
+    read = loader._Files.read
+
+    def checked(self: Any, wanted: Any, into: Any) -> None:
+        assert not any(buffer.copied.pending for buffer in made._buffers if buffer.view is into), "still being copied"  # type: ignore[attr-defined]
+        read(self, wanted, into)
+
+    monkeypatch.setattr(loader._Files, "read", checked)
+    return made.load
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -144,6 +158,68 @@ def test_damage_is_found(stored: dict[str, Stored], load: Any) -> None:
     loader.check_stored(stored)
 
 
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="no list of open files here")
+def test_whatever_fails_leaves_no_file_open(
+    stored: dict[str, Stored], load: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = stored["model.layers.1.mlp.up_proj.weight"]
+    lost = {name: replace(part, file=f"{part.file}.gone") for name, part in one.parts.items()}
+    before = open_files()
+    with pytest.raises(TruncatedFileError, match=r"gone: missing"):
+        load(stored | {"model.layers.1.mlp.up_proj.weight": replace(one, parts=lost)}, verify=True)
+    bad = {name: replace(part, blake3="0" * 64) for name, part in one.parts.items()}
+    with pytest.raises(ChecksumError, match=r"layers\.1\.mlp\.up_proj\.weight\.\w+: its bytes differ"):
+        load(stored | {"model.layers.1.mlp.up_proj.weight": replace(one, parts=bad)}, verify=True)
+    monkeypatch.setattr("os.preadv", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load(stored, verify=True)
+    assert open_files() == before
+
+
+def test_reads_that_come_up_short(stored: dict[str, Stored], load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of 2 GiB and more, or over a network."""
+    whole = os.preadv
+    monkeypatch.setattr("os.preadv", lambda file, views, at: whole(file, [views[0][:777]], at))
+    load(stored, verify=True)
+    loader.check_stored(stored)
+
+
+def part(file: str, begin: int, nbytes: int) -> StoredPart:
+    return StoredPart(file, begin, nbytes, "", torch.uint8, (nbytes,))
+
+
+def test_pieces_of_several_files_and_empty_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every byte is read once, to where its part is."""
+    monkeypatch.setattr(arrangement, "READ_BYTES", 30)
+    monkeypatch.setattr(arrangement, "BUFFER_BYTES", 300)
+    spec: Any = None
+    tensors = {
+        "a": Stored("a", {"codes": part("x", 50, 100), "zeros": part("x", 50, 0), "scales": part("y", 7, 40)}, spec),
+        "b": Stored("b", {"codes": part("y", 60, 500), "scales": part("x", 150, 9)}, spec),
+        "tied": Stored("tied", {"codes": part("y", 60, 500), "scales": part("x", 150, 9)}, spec),
+    }
+    for piece in arrangement.pieces(tensors):
+        filled = {}
+        for transfer in piece.transfers():
+            for read in transfer.reads:
+                assert 0 < read.nbytes <= 30
+                assert read.at + read.nbytes <= transfer.nbytes <= 300
+                for i in range(read.nbytes):
+                    assert filled.setdefault(transfer.begin + read.at + i, (read.file, read.begin + i)) == (
+                        read.file,
+                        read.begin + i,
+                    )
+        for _, one in piece.members:
+            for wanted in one.parts.values():
+                at = piece.places[arrangement.place(wanted)]
+                found = [filled[at + i] for i in range(wanted.nbytes)]
+                assert found == [(wanted.file, wanted.begin + i) for i in range(wanted.nbytes)]
+
+
 @pytest.mark.parametrize(
     ("part", "value", "told"), [("pattern", b"\x00", "pattern"), ("scales", b"\x80\x7f", "finite")]
 )
@@ -155,6 +231,8 @@ def test_impossible_content_is_found_without_hashes(
     try:
         with pytest.raises(FormatError, match=rf"q_proj.weight: .*{told}"):
             load(stored, verify=False)
+        with pytest.raises(ChecksumError, match=rf"q_proj.weight.{part}: its bytes differ"):
+            load(stored, verify=True)
     finally:
         Path(place.file).write_bytes(before)
 

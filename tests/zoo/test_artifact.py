@@ -9,6 +9,8 @@ import pytest
 from zoo.samples import files_of, make_artifact
 
 from deltacompress.artifact import verify
+from deltacompress.errors import ChecksumError
+from deltacompress.manifest import MANIFEST, read_manifest
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.artifact import SMALL, describe
 from deltacompress.zoo.entry import BUNDLE, HEADER, PART
@@ -42,3 +44,16 @@ def test_small_parts_of_a_shard_share_one_blob(tmp_path: Path) -> None:
     kinds = [layer.media_type for layer in entry.layers]
     assert kinds == [HEADER, BUNDLE, PART, PART, PART]
     assert entry.layers[1].size == 50 * 64
+
+
+@pytest.mark.parametrize("hashed", ["sha256", "blake3"])
+def test_every_hash_of_a_part_is_compared(hashed: str, tmp_path: Path) -> None:
+    """A zoo does not take what no loader would."""
+    copy = shutil.copytree(Path(__file__).parent.parent / "golden" / "v1" / "sign-24", tmp_path / "copy")
+    manifest = read_manifest(copy)
+    first, *rest = manifest.tensors
+    parts = (first.parts[0].model_copy(update={hashed: "0" * 64}), *first.parts[1:])
+    changed = manifest.model_copy(update={"tensors": (first.model_copy(update={"parts": parts}), *rest)})
+    (copy / MANIFEST).write_bytes(changed.to_bytes())
+    with pytest.raises(ChecksumError, match=rf"{first.name}\.{parts[0].name}: its bytes differ"):
+        describe(copy)

@@ -2,13 +2,12 @@
 //
 // `leaves`: one thread a chunk, one block a subtree of up to SUBTREE chunks, whose value it leaves in `nodes`. `roots`:
 // one block a span, joins the values of its subtrees. Neighbours are joined level by level and the odd one out goes up
-// as it is, which makes the tree of the specification.
+// as it is, which makes the tree of the specification. Macro: SUBTREE, a power of two, also the threads of a block.
 typedef unsigned char u8;
-typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-constexpr int CHUNK = 1024, BLOCK = 64, SUBTREE = 256;
+constexpr int CHUNK = 1024, BLOCK = 64;
 enum { CHUNK_START = 1, CHUNK_END = 2, PARENT = 4, ROOT = 8 };
 
 struct Span { long long begin, bytes, first; };  // first: of its subtrees, among those of all spans
@@ -16,7 +15,7 @@ struct Value { u32 word[8]; };
 struct Message { u32 word[16]; };
 
 #define IV_LOW 0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a
-#define IV 0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19
+#define IV IV_LOW, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19
 
 __device__ __forceinline__ u32 turned(u32 x, int by) { return x >> by | x << (32 - by); }
 

@@ -1,7 +1,7 @@
 // Serving parts -> the layout of tiling.py, byte for byte what tiling.tile makes of them, at the speed of memory.
 //
-// Many tensors in a launch. One thread a word of codes or patterns, then one a pair of scale and zero point. Macros: BITS,
-// SPARSE.
+// Many tensors in a launch. One thread a word of codes or patterns, then one a pair of scale and zero point. Macros:
+// BITS, SPARSE.
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -11,7 +11,8 @@ constexpr int SET_BYTES = 384, CODES = 32;  // of one row in one block
 constexpr u8 EMPTY = 0x44;
 enum { BAD_PATTERN = 1, BAD_SCALE = 2, BAD_ZERO = 3 };
 
-// One tensor: first bytes in `data`, and of the result in `out` (blocks_at: of its blocks in there); its first CUDA block.
+// One tensor: where its parts begin in `data`, its result in the output, and the result's blocks in that; its first CUDA
+// block.
 struct Job {
   long long codes, pattern, scales, zeros, out, blocks_at, first;  // zeros -1: `zero` for all
   int zero;                                                        // doubled
