@@ -76,8 +76,8 @@ class CalibrationRecord(_Record):
 class PartRecord(_Record):
     """One part of a tensor before the lossless stage (dtype, shape), and its bytes and their hashes after it.
 
-    sha256 names the part in a zoo. blake3, which a core computes several times as fast and a GPU at the speed of its
-    memory, is what loading compares; there is none where a lossless stream carries digests of its own.
+    sha256 names the part in a zoo. blake3 is a tree of chunks, which a GPU takes side by side, so it is what a load on
+    a GPU compares; there is none where a lossless stream carries digests of its own.
     """
 
     name: Name

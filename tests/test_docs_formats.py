@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from blake3 import blake3
 from pydantic import BaseModel
 from safetensors.torch import save_file
 
@@ -99,6 +100,10 @@ def test_stream_example(reader: Any) -> None:
     stream = bytes.fromhex("".join(block.split()))
     assert lossless.encode(bytes.fromhex("0b10"), "none") == stream
     assert reader.decode_stream(stream) == bytes.fromhex("0b10")
+
+
+def test_blake3_example() -> None:
+    assert f"`{blake3(b'abc').hexdigest()}`" in TEXT
 
 
 def test_content_hash_example() -> None:

@@ -30,7 +30,7 @@ class Item:
 
 
 class Ingest(ABC):
-    """Hashes and kernel layouts of many tensors, as fast on the device as a copy."""
+    """Hashes and kernel layouts of many tensors, on the device."""
 
     @abstractmethod
     def digests(self, data: Tensor, spans: Spans) -> Tensor:

@@ -138,7 +138,7 @@ class Runtime:
             self._tokenizers.add(name, path)
         try:
             self.residency.confirm(name)  # and this one
-        except BaseException:
+        except BaseException:  # an interrupt too: the name is free again
             with self._lock:
                 self.residency.drop(name)
                 self._tokenizers.remove(name)

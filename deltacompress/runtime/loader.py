@@ -1,11 +1,10 @@
 """From the files of an artifact to the GPU as fast as the bus allows: parts that are stored plainly.
 
 Threads read into pinned buffers (from the page cache, mostly), each buffer is copied at once, and from the raw copy of
-a piece, which is dropped right after, the device compares the hashes and makes the kernel layout: it does both faster
-than bytes arrive, where a host's cores would take longer for the hashes than for all the rest. So what a load needs is
-some buffers on the host and some raw pieces on the device, however large the variant is, and the page cache serves as
-the second tier: variants that left come back the same way. Reads and copies are large, and the threads do nothing but
-read, because what Python does for each of them is done by one at a time.
+a piece, which is dropped right after, the device compares the hashes and makes the kernel layout. So what a load needs
+is some buffers on the host and a raw piece on the device (or the largest tensor), however large the variant is, and the
+page cache serves as the second tier: variants that left come back the same way. Reads and copies are large, and the
+threads do nothing but read, because what Python does for each of them is done by one at a time.
 """
 
 from __future__ import annotations

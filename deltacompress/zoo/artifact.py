@@ -64,7 +64,7 @@ class Described:
 
 
 def describe(artifact: Path, *, parents: tuple[str, ...] = (), relation: str | None = None) -> Described:
-    """Check the artifact directory and hash every byte of it once; stores nothing.
+    """Check the artifact directory and every hash of it; stores nothing.
 
     Raises:
         IntegrityError: it is not what its manifest says (as deltacompress.artifact.load_delta, plus every hash).

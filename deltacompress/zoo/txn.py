@@ -78,7 +78,7 @@ def publish(store: Store, what: str, needed: list[blobs.Blob], target: Target, p
         try:
             _ensure_all(store, needed, hashed, progress)
             placed = target(txn)
-        except Exception:
+        except Exception:  # no intent stays behind; those that an interrupt or a crash leaves are for gc
             _tidy(store, txn)
             raise
         if isinstance(placed, Placed):

@@ -1,4 +1,4 @@
-// BLAKE3 (github.com/BLAKE3-team/BLAKE3-specs) of many spans of one buffer, at the speed of memory.
+// BLAKE3 (github.com/BLAKE3-team/BLAKE3-specs) of many spans of one buffer.
 //
 // `leaves`: one thread a chunk, one block a subtree of up to SUBTREE chunks, whose value it leaves in `nodes`. `roots`:
 // one block a span, joins the values of its subtrees. Neighbours are joined level by level and the odd one out goes up

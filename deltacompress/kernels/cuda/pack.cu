@@ -1,4 +1,4 @@
-// Serving parts -> the layout of tiling.py, byte for byte what tiling.tile makes of them, at the speed of memory.
+// Serving parts -> the layout of tiling.py, byte for byte what tiling.tile makes of them.
 //
 // Many tensors in a launch. One thread a word of codes or patterns, then one a pair of scale and zero point. Macros:
 // BITS, SPARSE.
