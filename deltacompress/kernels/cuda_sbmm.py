@@ -171,10 +171,9 @@ class CudaBackend(Backend):
             layouts = _decode_layouts(spec, step, wide, dtype)
             slot, fixed, least = 4 * _decode_slot(spec, step, wide, dtype), _TILE_LIST + 4 * 2048, 0
         elif self._arch == "sm_90" and step in (0, 64):
-            name, arch, threads, layouts = "hopper", "sm_90a", 256, [(1, 6)]
-            tall = 1 if step else 2
+            name, arch, threads, layouts = "hopper", "sm_90a", 256, [(1, 8)]
             # results take the ring's place; 1024 to align it
-            slot, fixed, least = _hopper_slot(spec, step, tall), _TILE_LIST + 1024, tall * 128 * _RESULT_ROW
+            slot, fixed, least = _hopper_slot(spec, step), _TILE_LIST + 1024, 2 * 128 * _RESULT_ROW
         else:
             # sums of groups need registers of their own, so the tile is half as wide
             wide = macros["WIDE"] = 4 if step else 8
@@ -264,9 +263,9 @@ def _decode_slot(spec: PackedSpec, step: int, wide: int, dtype: torch.dtype) -> 
     return 2 * tiling.block_bytes(spec) + sets * tiling.SET_BYTES + planes * wide * 2 * columns
 
 
-def _hopper_slot(spec: PackedSpec, step: int, tall: int) -> int:
+def _hopper_slot(spec: PackedSpec, step: int) -> int:
     blocks = 1 if spec.is_24 else 2
-    size = 128 * 128 + tall * blocks * tiling.block_bytes(spec) + (tiling.SET_BYTES if step else 0)
+    size = 128 * 128 + 2 * (blocks * tiling.block_bytes(spec) + (tiling.SET_BYTES if step else 0))
     return -(-size // 1024) * 1024
 
 
