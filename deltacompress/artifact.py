@@ -46,6 +46,11 @@ class Delta:
         self.path = path
         self.manifest = manifest
         self.tensors = {record.name: record for record in manifest.tensors}
+        self._specs = {
+            record.name: packed.PackedSpec.from_json(dict(record.params), record.name)
+            for record in manifest.tensors
+            if record.format == "packed"
+        }
         self._spans = spans
         self._device = device
 
@@ -68,10 +73,7 @@ class Delta:
 
     def spec(self, name: str) -> packed.PackedSpec | None:
         """How the parts of tensor `name` decode; None where its format is not `packed`. Raises as `record`."""
-        record = self.record(name)
-        if record.format != "packed":
-            return None
-        return packed.PackedSpec.from_json(dict(record.params), record.name)
+        return self._specs.get(self.record(name).name)
 
     def parts(self, name: str) -> dict[str, Tensor]:
         """Parts of tensor `name` (of its twin, for an alias) in the serving layout (codecs.packed), as CPU tensors.
@@ -188,9 +190,6 @@ def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
             raise FormatError(
                 f"{root}: {file.file} is no config or tokenizer file, and an artifact holds no other; {_AGAIN}"
             )
-    for tensor in manifest.tensors:
-        if tensor.format == "packed":
-            packed.PackedSpec.from_json(dict(tensor.params), tensor.name)
     return Delta(root, manifest, _spans(root, manifest), device=device)
 
 
@@ -230,9 +229,9 @@ def _check_streams(delta: Delta, record: TensorRecord) -> None:
     codec = delta.manifest.lossless
     if codec in ("none", "zstd"):
         parts = delta.parts(record.name)
-        if record.format == "packed":
+        if (spec := delta.spec(record.name)) is not None:
             try:
-                packed.decode(packed.PackedSpec.from_json(dict(record.params), record.name), parts)
+                packed.decode(spec, parts)
             except (KeyError, ValueError, RuntimeError) as error:
                 raise FormatError(f"{record.name}: the parts do not decode ({error}); {_AGAIN}") from error
         return

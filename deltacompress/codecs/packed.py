@@ -12,6 +12,7 @@ Storage layout (an entropy coder follows): codes and pattern become the symbols 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,17 +200,23 @@ def check_parts(spec: PackedSpec, parts: Parts, *, storage: bool, where: str) ->
     Raises:
         FormatError: a part is missing, not of this format, or has another dtype or shape.
     """
+    found = {name: (part.dtype, tuple(part.shape)) for name, part in parts.items()}
+    check_shapes(spec, found, storage=storage, where=where)
+
+
+def check_shapes(
+    spec: PackedSpec, parts: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], *, storage: bool, where: str
+) -> None:
+    """As check_parts, of the dtypes and shapes of parts."""
     shapes = part_shapes(spec, storage=storage)
     extra = {"row_mask", "added_rows"}  # of any packed tensor; they must fit the whole tensor, which is not known here
     if odd := (shapes.keys() - parts.keys()) | (parts.keys() - shapes.keys() - extra):
         raise FormatError(f"{where}: part {min(odd)} is missing or does not belong to {spec.to_json()}")
     for name, (dtype, shape) in shapes.items():
-        part = parts[name]
-        sizes = tuple(found if wanted == FREE else wanted for found, wanted in zip(part.shape, shape, strict=False))
-        if part.dtype != dtype or part.dim() != len(shape) or part.shape != sizes:
-            raise FormatError(
-                f"{where}: part {name} is {part.dtype} {list(part.shape)}, expected {dtype} {list(shape)}"
-            )
+        found, sizes = parts[name]
+        fits = len(sizes) == len(shape) and all(want in (FREE, size) for size, want in zip(sizes, shape, strict=True))
+        if found != dtype or not fits:
+            raise FormatError(f"{where}: part {name} is {found} {list(sizes)}, expected {dtype} {list(shape)}")
 
 
 def part_shapes(spec: PackedSpec, *, storage: bool) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:

@@ -129,14 +129,13 @@ class Variant:
         fits = spec.sparsity.kind == "dense" and spec.bits < 16 if role == "embedding" else kernels.supports(spec)
         if not whole or not fits or found.keys() & {"row_mask", "added_rows"}:
             return None
-        shapes = {name: torch.empty(p.shape, dtype=DTYPES[p.dtype], device="meta") for name, p in found.items()}
-        packed.check_parts(spec, shapes, storage=False, where=f"{self.delta.path}: {record.name}")
+        shapes = {name: (DTYPES[part.dtype], part.shape) for name, part in found.items()}
+        packed.check_shapes(spec, shapes, storage=False, where=f"{self.delta.path}: {record.name}")
         parts = {}
         for name, part in found.items():
             file, span = self.delta.where(record.name, part)
-            like = shapes[name]
             assert part.blake3 is not None  # nothing is coded
-            parts[name] = StoredPart(str(file), span.begin, part.bytes, part.blake3, like.dtype, tuple(like.shape))
+            parts[name] = StoredPart(str(file), span.begin, part.bytes, part.blake3, *shapes[name])
         return Stored(record.name, parts, spec, DTYPES[record.dtype] if role == "embedding" else None)
 
     # --- one tensor --------------------------------------------------------------------------------------------------
