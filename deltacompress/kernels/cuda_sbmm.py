@@ -1,8 +1,9 @@
 """SBMM on sparse tensor cores: the choice and the launch of the kernels in kernels/cuda.
 
-Two kernels: `decode` for runs of few rows, bound by reading the packed deltas once, and `prefill` for long runs, bound
-by the matrix instructions. Both read the layout of tiling.py and walk over the work of all variants in one launch;
-which rows are theirs they find on the device. A batch that has both short and long runs costs one launch of each.
+`decode` is for runs of few rows, bound by reading the packed deltas once; `prefill`, or on Hopper where groups permit
+`hopper`, for long runs, bound by the matrix instructions. All read the layout of tiling.py and walk over the work of
+all variants in one launch; which rows are theirs they find on the device. A batch that has both short and long runs
+costs one launch of each.
 """
 
 from __future__ import annotations
@@ -165,13 +166,13 @@ class CudaBackend(Backend):
         macros["GROUP"] = step = _scale_step(spec, 64 if name == "prefill" else tiling.stage_columns(spec))
         # (blocks on a multiprocessor, stages of their rings); two blocks cover each other's ends
         layouts = [(2, 6), (1, 6)]
-        threads, arch = 128, self._arch
+        threads, arch, fewest = 128, self._arch, 2
         if name == "decode":
             macros |= {"WARPS": 4, "ROWS": wide}
             layouts = _decode_layouts(spec, step, wide, dtype)
             slot, fixed, least = 4 * _decode_slot(spec, step, wide, dtype), _TILE_LIST + 4 * 2048, 0
         elif self._arch == "sm_90" and step in (0, 64):
-            name, arch, threads, layouts = "hopper", "sm_90a", 256, [(1, 8)]
+            name, arch, threads, layouts, fewest = "hopper", "sm_90a", 256, [(1, 8)], 3
             # results take the ring's place; 1024 to align it
             slot, fixed, least = _hopper_slot(spec, step), _TILE_LIST + 1024, 2 * 128 * _RESULT_ROW
         else:
@@ -181,7 +182,7 @@ class CudaBackend(Backend):
         for per_processor, most in layouts:
             room = min(self._shared_of_processor // per_processor - 1024, self._shared_of_block) - 256
             stages = min((room - fixed) // slot, most)
-            if stages >= 2 and room >= fixed + least:
+            if stages >= fewest and room >= fixed + least:
                 break
         else:
             raise BackendError(

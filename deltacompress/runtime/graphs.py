@@ -33,7 +33,8 @@ class GraphedStep:
         with torch.cuda.stream(side):  # once outside the capture, on a stream of its own, as CUDA graphs want it
             step(ids, positions)
         torch.cuda.current_stream(inputs.device).wait_stream(side)
-        with torch.cuda.graph(self._graph, pool=pool):
+        # thread_local: a variant that arrives meanwhile, on the mover's thread, allocates
+        with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self._logits = step(ids, positions)
 
     def replay(self, inputs: Tensor | None = None) -> Tensor:

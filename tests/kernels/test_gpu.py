@@ -29,7 +29,7 @@ BATCHES = {
     "more": ([20, 1, 9], [0, 1, 2]),
     "one variant": ([5], [0]),
     "base": ([4, 3], [-1, -1]),
-    "prefill": ([300, 1, 40, 2, 129], [0, 1, -1, 2, 1]),
+    "prefill": ([300, 1, 40, 2, 129, 100], [0, 1, -1, 2, 1, 0]),
 }
 
 
@@ -62,7 +62,38 @@ def test_formats_and_shapes(backend: Backend, bits: int, pattern: str) -> None:
                 seed += 1
                 if seed % (6 if backend.name == "cuda" else 9):
                     continue  # some for each format, never the same of the five; the others compile slowly
-                check(backend, Case(out, columns, bits, pattern, group, GRIDS[seed % 3]), batch, dtype, seed)
+                check(backend, Case(out, columns, bits, pattern, group, GRIDS[seed // 6 % 3]), batch, dtype, seed)
+
+
+@pytest.mark.parametrize("pattern", ["2:4", "dense"])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_prefill_in_groups(bits: int, pattern: str) -> None:
+    """Odd numbers of tiles, more stages than a ring has and fewer, groups that are no power of two or end early."""
+    backend, sizes = get_backend("cuda", "cuda"), [(384, 1152, 192), (130, 1000, 320), (640, 128, 64), (8, 1096, 128)]
+    for i, (out, columns, group) in enumerate([*sizes, (200, 502, 64)]):  # the last: rows on no 16 bytes
+        check(backend, Case(out, columns, bits, pattern, group, GRIDS[(i + bits) % 3]), "prefill", (BF16, F16)[i % 2])
+
+
+@pytest.mark.parametrize("pattern", ["2:4", "dense"])
+@pytest.mark.parametrize(("columns", "group"), [(192, 64), (1152, 192), (192, 192), (1152, 1152)])
+def test_prefill_of_more_tiles_than_blocks(columns: int, group: int, pattern: str) -> None:
+    """161 units of work for 132 multiprocessors, again and again: what a block leaves behind must not show."""
+    backend = get_backend("cuda", "cuda")
+    case = Case(1664, columns, 4, pattern, group, "midrise")
+    problem = make_problem(backend, case, [2600, 100, 33], [0, 1, 2], BF16)
+    found = []
+    for _ in range(10):
+        found.append(problem.y.clone())
+        backend.sbmm(problem.x, found[-1], problem.segments, problem.table)
+    assert relative(found[0], problem.exact) <= tolerances.SBMM[str(BF16)].value
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_prefill_of_many_variants() -> None:
+    backend, case = get_backend("cuda", "cuda"), Case(144, 640, 4, "dense", 64, "symmetric")
+    problem = make_problem(backend, case, [33] * 200, list(range(200)), BF16)
+    backend.sbmm(problem.x, problem.y, problem.segments, problem.table)
+    assert relative(problem.y, problem.exact) <= tolerances.SBMM[str(BF16)].value
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -166,6 +197,26 @@ def test_a_graph_is_replayed_with_other_contents() -> None:
     assert torch.equal(y[2], problem.y[2])
 
 
+def test_a_graph_of_long_runs() -> None:
+    """One capture serves short and long runs: each kernel finds its own on the device."""
+    backend, case = get_backend("cuda", "cuda"), Case(256, 512, 4, "2:4", 64, "minmax")
+    problem = make_problem(backend, case, [300, 200, 134], [0, 1, 2], BF16, row_limit=300)
+    y = problem.y.clone()
+    backend.sbmm(problem.x, y, problem.segments, problem.table)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        backend.sbmm(problem.x, y, problem.segments, problem.table)
+    for offsets, slots in (([0, 300, 301, 334], [2, 0, 1]), ([0, 33, 233], [1, -1]), ([0, 1, 2, 302], [0, 1, 2])):
+        problem.segments.update(offsets, slots)
+        y.copy_(problem.y)
+        graph.replay()
+        exact = problem.y.double()
+        for start, stop, slot in problem.segments.runs():
+            exact[start:stop] += problem.x[start:stop].double() @ problem.deltas[slot].T
+        assert relative(y, exact) <= tolerances.SBMM[str(BF16)].value
+
+
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     backend = get_backend("cuda", "cuda")
     case = Case(256, 1024, 4, "2:4", 1024, "minmax")
@@ -178,10 +229,11 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
         assert torch.equal(together[5:6], alone)
 
 
-def test_strided_rows(backend: Backend) -> None:
-    problem = make_problem(backend, Case(256, 512, 4, "2:4", 128, "minmax"), [3, 5], [0, 1], BF16)
-    x = torch.randn(8, 1027, device="cuda").to(BF16)[:, 3:515]
-    y = torch.zeros(8, 777, device="cuda", dtype=BF16)[:, 5:261]
+@pytest.mark.parametrize("rows", [[3, 5], [300, 129]])
+def test_strided_rows(backend: Backend, rows: list[int]) -> None:
+    problem = make_problem(backend, Case(256, 512, 4, "2:4", 128, "minmax"), rows, [0, 1], BF16)
+    x = torch.randn(sum(rows), 1027, device="cuda").to(BF16)[:, 3:515]
+    y = torch.zeros(sum(rows), 777, device="cuda", dtype=BF16)[:, 5:261]
     x.copy_(problem.x)
     y.copy_(problem.y)
     backend.sbmm(x, y, problem.segments, problem.table)

@@ -10,7 +10,7 @@ from deltacompress.errors import BackendError
 from deltacompress.kernels import nvrtc
 
 pytestmark = pytest.mark.skipif(nvrtc.missing() is not None, reason=f"no NVRTC: {nvrtc.missing()}")
-COMMON = {"BITS": 3, "SPARSE": 1, "DTYPE": 0, "FAST": 1, "STAGES": 2, "PER_SM": 1}
+COMMON = {"BITS": 3, "SPARSE": 1, "DTYPE": 0, "FAST": 1, "STAGES": 3, "PER_SM": 1}
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from deltacompress.errors import BackendError, ChecksumError
 from deltacompress.kernels import available
 from deltacompress.runtime import DeltaConfig, Runtime
 from deltacompress.runtime.batch import Batch, to_device
+from deltacompress.runtime.graphs import GraphedStep
 from deltacompress.runtime.kvcache import RowCache
 from deltacompress.runtime.operands import Stored
 from deltacompress.runtime.requests import Request, Sampling, TextStream
@@ -227,6 +229,29 @@ def test_out_of_memory_tells_what_is_resident(plain: Path) -> None:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert runtime.logits([("v", [5, 6])])[0].shape[0] == 2
+
+
+def test_other_threads_may_allocate_while_a_step_is_captured() -> None:
+    inputs, kept = torch.tensor([5, 6, 1, 2], device="cuda"), []
+
+    def allocate() -> None:
+        kept.append((torch.ones(1 << 28, dtype=torch.uint8, device="cuda"), torch.empty(1 << 22, pin_memory=True)))
+        torch.cuda.current_stream().synchronize()
+
+    def step(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            mover.submit(with_stream, allocate).result()
+        return ids * 10.0 + positions.unsqueeze(1)
+
+    def with_stream(work: Callable[[], None]) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            work()
+
+    torch.cuda.empty_cache()  # so that the allocation above asks the driver
+    with ThreadPoolExecutor(1) as mover:
+        graphed = GraphedStep(step, inputs, torch.cuda.graph_pool_handle())
+    assert kept
+    assert graphed.replay(inputs + 1).tolist() == [[62.0], [73.0]]
 
 
 @pytest.mark.usefixtures("exact_products")

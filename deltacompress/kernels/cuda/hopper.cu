@@ -7,13 +7,14 @@
 // instructions: while one operand is multiplied, the warpgroup decodes the other. Activations lie in shared memory as
 // the instruction's 128-byte swizzle wants them, which is the one that keeps copies free of bank conflicts.
 //
-// More macros: STAGES, FAST.
+// More macros: STAGES (at least 3), FAST.
 #include "prefill.cuh"
+static_assert(GROUP == 0 || GROUP == STAGE_K, "groups are whole stages");
 
 constexpr int BLOCKS = SPARSE ? 1 : 2;
 constexpr int ROWS = 128, X_ROW = 128, X_BYTES = ROWS * X_ROW;
 constexpr int DELTA = BLOCKS * BLOCK_BYTES;  // of a stage, 128 out_features
-constexpr int LOADERS = 128;                 // threads that copy these
+constexpr int LOADERS = 128;                 // threads that copy these: a warpgroup for itself
 constexpr int SETS = X_BYTES + 2 * DELTA;    // where scales of groups lie
 constexpr int SLOT = (SETS + (GROUP ? 2 * SCALE_BYTES : 0) + 1023) / 1024 * 1024;
 
@@ -102,9 +103,9 @@ constexpr int COUNT = GROUP ? 64 : ROWS;
 #endif
 #define INPUTS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x), "r"(add)
 
-// d[4 n + j] = add * d + A x^T: 32 columns (dense: 16)
+// d[4 n + j] = add * d + A x^T: 32 columns (dense: 16). STEP: which half of `meta` is of these.
 template <int STEP>
-__device__ __forceinline__ void multiply_group(float (&d)[COUNT / 2], const u32 (&a)[4], u64 x, u32 meta, int add) {
+__device__ __forceinline__ void multiply_async(float (&d)[COUNT / 2], const u32 (&a)[4], u64 x, u32 meta, int add) {
 #if SPARSE
   asm volatile("{.reg .pred add; setp.ne.b32 add, " ADD ", 0; "
                "wgmma.mma_async.sp.sync.aligned." SHAPE "k32.f32." OPERANDS
@@ -121,7 +122,7 @@ __device__ __forceinline__ void multiply_group(float (&d)[COUNT / 2], const u32 
 }
 
 // Starts sum += A x^T of a stage (GROUP: sum = A x^T), for this part of the rows. Until it is finished, nothing may
-// touch sum and operand.
+// touch sum or operand.
 __device__ __forceinline__ void start(float (&sum)[COUNT / 2], const Operand& operand, const u8* slot, int part = 0) {
   // descriptor: address, rows of 8 1024 bytes apart, 128-byte swizzle
   u64 at = (shared_address(slot) + part * COUNT * X_ROW) & 0x3ffff;
@@ -129,34 +130,34 @@ __device__ __forceinline__ void start(float (&sum)[COUNT / 2], const Operand& op
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
   for (int b = 0; b < BLOCKS; b++) {
-    multiply_group<0>(sum, operand.a[b][0], x + b * 4, operand.meta[b], GROUP == 0 || b);
-    multiply_group<1>(sum, operand.a[b][1], x + b * 4 + (SPARSE ? 4 : 2), operand.meta[b], 1);
+    multiply_async<0>(sum, operand.a[b][0], x + b * 4, operand.meta[b], GROUP == 0 || b);
+    multiply_async<1>(sum, operand.a[b][1], x + b * 4 + (SPARSE ? 4 : 2), operand.meta[b], 1);
   }
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Waits until at most PENDING products are under way.
+// Waits until at most PENDING calls of `start` are under way; `done` is the sum of one that is not.
 template <int PENDING>
-__device__ __forceinline__ void finish() {
+__device__ __forceinline__ void finish(float (&done)[COUNT / 2]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+#pragma unroll
+  for (int i = 0; i < COUNT / 2; i++) asm volatile("" : "+f"(done[i])::"memory");  // nothing reads it before
 }
 
 // Where a thread's part of the next stages comes from.
 struct Source {
   const u8 *blocks, *scales;
   const Value* x;
-  u32 rows;   // bit i: row thread / 8 + 32 i is there
-  int bytes;  // of a copy of codes: 0 beyond the last out_features
-  float groups;  // of a column: exact enough for the middle of a stage, and much faster than a division for each
+  u32 rows;        // bit i: row thread / 8 + 32 i is there
+  float of_group;  // one column: exact for the middle of a stage, since groups are whole stages; divisions are slow
 
   __device__ __forceinline__ void enter(const Problem& p, const Tile& tile, int m) {
     int thread = threadIdx.x, row = thread / 8;
-    m = 2 * m + thread / LOADERS;
-    bytes = m < p.m_tiles ? 16 : 0;
+    m = min(m, p.m_tiles - 1);  // beyond the last: that once more, which nobody adds to y
     blocks = tile.delta + p.blocks_at + (long long)m * p.blocks * BLOCK_BYTES + thread % LOADERS * 16;
     scales = tile.delta + (long long)m * p.scale_sets * SCALE_BYTES + thread % LOADERS * 16;
     x = p.x + (tile.row + (FAST ? row : 0)) * p.x_stride + (FAST ? thread % 8 * 8 : 0);
-    groups = 1.f / p.group, rows = 0;
+    of_group = 1.f / p.group, rows = 0;
     for (int i = 0; i < 4; i++) rows |= (row + 32 * i < tile.rows) << i;
   }
 
@@ -166,10 +167,10 @@ struct Source {
     const u8* from = blocks + (long long)stage * DELTA;
 #pragma unroll
     for (int i = 0; i < DELTA; i += 16 * LOADERS)
-      if (i + 16 * LOADERS <= DELTA || thread * 16 < DELTA - i) copy16(to + i, from + i, bytes);
+      if (i + 16 * LOADERS <= DELTA || thread * 16 < DELTA - i) copy16(to + i, from + i, 16);
     if (GROUP && thread < SCALE_BYTES / 16)
       copy16(shared_address(slot) + SETS + own * SCALE_BYTES + thread * 16,
-             scales + (int)((stage * STAGE_K + STAGE_K / 2) * groups) * SCALE_BYTES, bytes);
+             scales + (int)((stage * STAGE_K + STAGE_K / 2) * of_group) * SCALE_BYTES, 16);
 #if FAST
     int row = threadIdx.x / 8, chunk = threadIdx.x % 8;
     bool inside = stage * STAGE_K + chunk * 8 < p.in;
@@ -194,7 +195,7 @@ struct Source {
 extern "C" __global__ void __launch_bounds__(256, 1)
     sbmm(const Value* x, Value* y, long long x_stride, long long y_stride, int in, int out, int group,
          const int* offsets, const int* slots, const u8* const* table, int runs, int lo, int hi) {
-  extern __shared__ __align__(1024) u8 shared[];
+  extern __shared__ __align__(16) u8 shared[];
   __shared__ int listed;
   Tile* tiles = (Tile*)shared;
   // the swizzle counts from multiples of 1024 bytes
@@ -216,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
       Tile tile = tiles[unit / m_pairs];
       int m = 2 * (unit % m_pairs) + own;
       Source source;
-      source.enter(p, tile, unit % m_pairs);
+      source.enter(p, tile, m);
 #pragma unroll
       for (int i = 0; i < STAGES - 1; i++) {
         if (i < p.stages) source.load(ring + i * SLOT, p, tile, i);
@@ -227,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
       Operand operand[2];
 #if GROUP
       float parts[2][COUNT / 2] = {};
-      // what is finished: operand h, part n of the rows
+      // adds a finished product (operand h, part n of the rows) to acc, scaled
       auto scale = [&](int h, int n) {
 #pragma unroll
         for (int i = 0; i < COUNT / 2; i++) acc[h][n * COUNT / 2 + i] += parts[n][i] * set[h].s(i);
@@ -250,35 +251,36 @@ extern "C" __global__ void __launch_bounds__(256, 1)
         int after = at + 1 == STAGES ? 0 : at + 1;
 #if GROUP == 0
         start(acc[0], operand[0], slot);
-        finish<1>();  // of the stage before
+        finish<1>(acc[1]);  // of the stage before
         decode(1, slot);
         start(acc[1], operand[1], slot);
-        finish<1>();
+        finish<1>(acc[0]);
 #else
         start(parts[0], operand[0], slot, 0);
         start(parts[1], operand[0], slot, 1);
         decode(1, slot);
-        finish<1>(), scale(0, 0);
+        finish<1>(parts[0]), scale(0, 0);
         start(parts[0], operand[1], slot, 0);
-        finish<1>(), scale(0, 1);
+        finish<1>(parts[1]), scale(0, 1);
         start(parts[1], operand[1], slot, 1);
 #endif
         if (stage + 1 < p.stages) {
           wait<STAGES - 3>();
           asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-          __syncthreads();  // the next stage is there, and everybody is done with the one before this
+          __syncthreads();  // the next stage is there, and nobody reads the one before this, whose slot is next
           if (stage + STAGES - 1 < p.stages) source.load(ring + to * SLOT, p, tile, stage + STAGES - 1);
           commit();
           decode(0, ring + after * SLOT);
         }
 #if GROUP
-        finish<1>(), scale(1, 0);
-        finish<0>(), scale(1, 1);
+        finish<1>(parts[0]), scale(1, 0);
+        finish<0>(parts[1]), scale(1, 1);
 #endif
         at = after, to = to + 1 == STAGES ? 0 : to + 1;
       }
-      finish<0>();
-      wait<0>();
+#if GROUP == 0
+      finish<0>(acc[1]);
+#endif
       __syncthreads();
 #pragma unroll
       for (int h = 0; h < 2; h++)

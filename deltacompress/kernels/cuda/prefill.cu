@@ -1,7 +1,7 @@
 // SBMM for many rows per variant: bound by the matrix instructions.
 //
 // A block computes 128 out_features times 16 WIDE rows: four warps, two by two, each 64 x 8 WIDE. Codes become operands
-// in registers, once for all rows of the warp; activations come through shared memory, PSTAGES stages deep. The packed
+// in registers, once for all rows of the warp; activations come through shared memory, STAGES stages deep. The packed
 // layout is that of decode.cu. Results are collected in shared memory, so that y is read and written in whole rows.
 //
 // More macros: WIDE (8 for scales of whole rows, 4 where groups need sums of their own), STAGES,

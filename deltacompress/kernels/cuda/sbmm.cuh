@@ -48,6 +48,7 @@ __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"
 
 template <int N>
 __device__ __forceinline__ void wait() {
+  static_assert(N >= 0, "the compiler takes it, and waits for nothing");
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
