@@ -17,6 +17,7 @@ from torch import Tensor
 
 from deltacompress.errors import BackendError, InputError
 from deltacompress.runtime import evaluation
+from deltacompress.runtime.collector import collector_paused
 from deltacompress.runtime.evaluation import Item, LogLikelihood
 from deltacompress.runtime.intake import Ids, Intake, Wishes
 from deltacompress.runtime.memory import explained
@@ -130,8 +131,9 @@ class Runtime:
         if name is None:
             name = path.resolve().name if path == Path(artifact) else str(artifact)
         self._check_free(name)
-        variant = Variant.open(path, self.model.base, self._numerics)
-        operands = self.residency.read(variant)  # the long part: requests run meanwhile
+        with collector_paused():
+            variant = Variant.open(path, self.model.base, self._numerics)
+            operands = self.residency.read(variant)  # the long part: requests run meanwhile
         with self._lock:
             self._check_free(name)
             self.residency.add(name, variant, operands, verify=verify)

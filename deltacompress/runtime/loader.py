@@ -4,7 +4,7 @@ Threads read into pinned buffers (from the page cache, mostly), each buffer is c
 a piece, which is dropped right after, the device compares the hashes and makes the kernel layout. So what a load needs
 is some buffers on the host and a raw piece on the device (or the largest tensor), however large the variant is, and the
 page cache serves as the second tier: variants that left come back the same way. Reads and copies are large, and the
-threads do nothing but read, because what Python does for each of them is done by one at a time.
+threads do nothing but read (reading.py).
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
 
 import torch
 from blake3 import blake3
 
 from deltacompress.checkpoint import tensor_bytes
-from deltacompress.errors import CheckpointError, TruncatedFileError
 from deltacompress.kernels import Backend
 from deltacompress.kernels.ingest import Ingest
 from deltacompress.runtime import arrangement
 from deltacompress.runtime.arrangement import Read, Transfer
 from deltacompress.runtime.assembly import Assembly, damaged
 from deltacompress.runtime.operands import Packed, PackedRows, Stored, StoredPart
+from deltacompress.runtime.reading import Done, Files, Reading, finish
 
 THREADS = 16
 BUFFERS = 3
@@ -47,7 +47,8 @@ class Loader:
     def __init__(self, kernels: Backend, ingest: Ingest, stream: torch.cuda.Stream) -> None:
         """ingest: of these kernels; stream: on which copies and packing run."""
         self._kernels, self._ingest, self._stream = kernels, ingest, stream
-        self._pool = ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), "deltacompress-load")
+        self._threads = min(THREADS, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(self._threads, "deltacompress-load")
         self._buffers: list[_Buffer] = []
 
     def load(self, stored: Mapping[str, Stored], *, verify: bool) -> dict[str, Packed | PackedRows]:
@@ -61,16 +62,14 @@ class Loader:
         if not self._buffers:
             self._buffers = [_Buffer() for _ in range(BUFFERS)]
         pieces = list(arrangement.pieces(stored))
-        files = _Files({part.file for one in stored.values() for part in one.parts.values()})
         rest = zip((one for piece in pieces for one in piece.transfers()), cycle(self._buffers), strict=False)
-        reading: deque[tuple[Transfer, _Buffer, list[Future[None]]]] = deque()
+        under_way: deque[tuple[Transfer, _Buffer, Done]] = deque()
+        reading = Reading(_files(stored), self._pool, self._threads)
 
         def start() -> None:
             for transfer, buffer in islice(rest, 1):
                 buffer.copied.synchronize()
-                jobs: list[Future[None]] = []
-                reading.append((transfer, buffer, jobs))  # before any runs: they are waited for, whatever happens
-                jobs += (self._pool.submit(files.read, read, buffer.view) for read in transfer.reads)
+                under_way.append((transfer, buffer, reading.start(transfer.reads, buffer.view)))
 
         try:
             with torch.cuda.device(self._kernels.device), torch.cuda.stream(self._stream):
@@ -80,10 +79,8 @@ class Loader:
                 for piece in pieces:
                     raw = torch.empty(piece.size, dtype=torch.uint8, device=self._kernels.device)
                     for _ in piece.transfers():
-                        transfer, buffer, jobs = reading[0]
-                        for job in jobs:
-                            job.result()
-                        reading.popleft()
+                        transfer, buffer, done = under_way.popleft()
+                        finish(done, len(transfer.reads))
                         into = raw[transfer.begin : transfer.begin + transfer.nbytes]
                         into.copy_(buffer.tensor[: transfer.nbytes], non_blocking=True)
                         buffer.copied.record(self._stream)
@@ -92,50 +89,16 @@ class Loader:
                     raw = into = None  # type: ignore[assignment]  # the next piece takes its memory
                 return assembly.finish()
         finally:
-            for _, _, jobs in reading:
-                for job in jobs:
-                    job.cancel()
-                    job.cancelled() or job.exception()  # they use the files
-            files.close()
+            reading.close()
 
 
-class _Files:
-    """Open files, read at any place by any thread."""
-
-    def __init__(self, paths: set[str]) -> None:
-        self._open: dict[str, int] = {}
-        for path in sorted(paths):
-            try:
-                self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                self.close()
-                raise _unreadable(path, error) from error
-
-    def read(self, wanted: Read, into: memoryview) -> None:
-        at, view = wanted.begin, into[wanted.at : wanted.at + wanted.nbytes]
-        while view:
-            try:
-                count = os.preadv(self._open[wanted.file], [view], at)
-            except OSError as error:
-                raise _unreadable(wanted.file, error) from error
-            if not count:
-                raise TruncatedFileError(f"{wanted.file}: cut short at byte {at}; copy the artifact again")
-            at, view = at + count, view[count:]
-
-    def close(self) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
-
-
-def _unreadable(path: str, error: OSError) -> CheckpointError | TruncatedFileError:
-    if isinstance(error, FileNotFoundError):
-        return TruncatedFileError(f"{path}: missing; copy the artifact again")
-    return CheckpointError(f"{path}: cannot be read ({error.strerror or error}); make it readable")
+def _files(stored: Mapping[str, Stored]) -> Files:
+    return Files({part.file for one in stored.values() for part in one.parts.values()})
 
 
 def check_stored(stored: Mapping[str, Stored]) -> None:
     """Compare the parts with their hashes without loading them; raises as Loader.load."""
-    files = _Files({part.file for one in stored.values() for part in one.parts.values()})
+    files = _files(stored)
 
     def check(named: tuple[str, StoredPart]) -> None:
         name, part = named

@@ -25,6 +25,7 @@ from deltacompress.kernels.ingest import Ingest, Item
 from deltacompress.runtime import Runtime, arrangement, loader
 from deltacompress.runtime.numerics import Numerics
 from deltacompress.runtime.operands import Packed, PackedRows, Stored, StoredPart
+from deltacompress.runtime.reading import Files
 from deltacompress.runtime.variant import Variant
 
 
@@ -104,13 +105,13 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(arrangement, "BUFFER_BYTES", 7000)  # parts straddle buffers, and buffers hold several
     monkeypatch.setattr(arrangement, "PIECE_BYTES", 20_000)
     made = loader.Loader(Tiles(), Tiles.ingest, None)  # type: ignore[arg-type]
-    read = loader._Files.read
+    read = Files.read
 
     def checked(self: Any, wanted: Any, into: Any) -> None:
         assert not any(buffer.copied.pending for buffer in made._buffers if buffer.view is into), "still being copied"  # type: ignore[attr-defined]
         read(self, wanted, into)
 
-    monkeypatch.setattr(loader._Files, "read", checked)
+    monkeypatch.setattr(Files, "read", checked)
     return made.load
 
 
