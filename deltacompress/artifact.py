@@ -41,17 +41,18 @@ class Delta:
     """
 
     def __init__(
-        self, path: Path, manifest: Manifest, spans: dict[str, tuple[Path, TensorSpan]], *, device: str = "auto"
+        self,
+        path: Path,
+        manifest: Manifest,
+        specs: dict[str, packed.PackedSpec],
+        spans: dict[str, tuple[Path, TensorSpan]],
+        *,
+        device: str = "auto",
     ) -> None:
         self.path = path
         self.manifest = manifest
         self.tensors = {record.name: record for record in manifest.tensors}
-        self._specs = {
-            record.name: packed.PackedSpec.from_json(dict(record.params), record.name)
-            for record in manifest.tensors
-            if record.format == "packed"
-        }
-        self._spans = spans
+        self._specs, self._spans = specs, spans
         self._device = device
 
     @property
@@ -190,7 +191,12 @@ def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
             raise FormatError(
                 f"{root}: {file.file} is no config or tokenizer file, and an artifact holds no other; {_AGAIN}"
             )
-    return Delta(root, manifest, _spans(root, manifest), device=device)
+    specs = {
+        tensor.name: packed.PackedSpec.from_json(dict(tensor.params), tensor.name)
+        for tensor in manifest.tensors
+        if tensor.format == "packed"
+    }
+    return Delta(root, manifest, specs, _spans(root, manifest), device=device)
 
 
 def verify(path: str | Path, *, base: str | Path | None = None, reporter: Reporter | None = None) -> Delta:

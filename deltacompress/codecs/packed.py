@@ -207,7 +207,7 @@ def check_parts(spec: PackedSpec, parts: Parts, *, storage: bool, where: str) ->
 def check_shapes(
     spec: PackedSpec, parts: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], *, storage: bool, where: str
 ) -> None:
-    """As check_parts, of the dtypes and shapes of parts."""
+    """As check_parts, of the dtypes and shapes of parts; raises the same."""
     shapes = part_shapes(spec, storage=storage)
     extra = {"row_mask", "added_rows"}  # of any packed tensor; they must fit the whole tensor, which is not known here
     if odd := (shapes.keys() - parts.keys()) | (parts.keys() - shapes.keys() - extra):

@@ -5,6 +5,17 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
+
+
+class _Pause:
+    """inside: how many blocks hold collections back; enabled: what it was before the first of them."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.enabled = Lock(), 0, False
+
+
+_pause = _Pause()
 
 
 @contextmanager
@@ -14,10 +25,15 @@ def collector_paused() -> Iterator[None]:
     Opening a variant makes objects by the ten thousand, none of them garbage, and so many set off a collection of the
     whole heap: 0.3 s beside torch and transformers, longer than all else.
     """
-    enabled = gc.isenabled()
-    gc.disable()
+    with _pause.lock:
+        if not _pause.inside:
+            _pause.enabled = gc.isenabled()
+            gc.disable()
+        _pause.inside += 1
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        with _pause.lock:
+            _pause.inside -= 1
+            if not _pause.inside and _pause.enabled:
+                gc.enable()

@@ -133,7 +133,7 @@ class Runtime:
         self._check_free(name)
         with collector_paused():
             variant = Variant.open(path, self.model.base, self._numerics)
-            operands = self.residency.read(variant)  # the long part: requests run meanwhile
+        operands = self.residency.read(variant)  # the long part: requests run meanwhile
         with self._lock:
             self._check_free(name)
             self.residency.add(name, variant, operands, verify=verify)

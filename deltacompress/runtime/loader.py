@@ -25,7 +25,7 @@ from deltacompress.runtime import arrangement
 from deltacompress.runtime.arrangement import Read, Transfer
 from deltacompress.runtime.assembly import Assembly, damaged
 from deltacompress.runtime.operands import Packed, PackedRows, Stored, StoredPart
-from deltacompress.runtime.reading import Done, Files, Reading, finish
+from deltacompress.runtime.reading import Batch, Files, Reading
 
 THREADS = 16
 BUFFERS = 3
@@ -42,7 +42,7 @@ class _Buffer:
 
 
 class Loader:
-    """Brings stored parts to one GPU; made once, its buffers at first use."""
+    """Brings stored parts to one GPU, one load at a time; made once, its buffers at first use."""
 
     def __init__(self, kernels: Backend, ingest: Ingest, stream: torch.cuda.Stream) -> None:
         """ingest: of these kernels; stream: on which copies and packing run."""
@@ -58,38 +58,39 @@ class Loader:
 
         Raises:
             IntegrityError: a file is shorter than it was, a part differs from its hash, or its content is impossible.
+            CheckpointError: the system does not read a file.
         """
         if not self._buffers:
             self._buffers = [_Buffer() for _ in range(BUFFERS)]
         pieces = list(arrangement.pieces(stored))
         rest = zip((one for piece in pieces for one in piece.transfers()), cycle(self._buffers), strict=False)
-        under_way: deque[tuple[Transfer, _Buffer, Done]] = deque()
-        reading = Reading(_files(stored), self._pool, self._threads)
+        under_way: deque[tuple[Transfer, _Buffer, Batch]] = deque()
+        with (
+            Reading(_files(stored), self._pool, self._threads) as reading,
+            torch.cuda.device(self._kernels.device),
+            torch.cuda.stream(self._stream),
+        ):
 
-        def start() -> None:
-            for transfer, buffer in islice(rest, 1):
-                buffer.copied.synchronize()
-                under_way.append((transfer, buffer, reading.start(transfer.reads, buffer.view)))
+            def start() -> None:
+                for transfer, buffer in islice(rest, 1):
+                    buffer.copied.synchronize()
+                    under_way.append((transfer, buffer, reading.start(transfer.reads, buffer.view)))
 
-        try:
-            with torch.cuda.device(self._kernels.device), torch.cuda.stream(self._stream):
-                for _ in range(BUFFERS - 1):
+            for _ in range(BUFFERS - 1):
+                start()
+            assembly = Assembly(self._kernels, self._ingest, pieces, verify=verify)
+            for piece in pieces:
+                raw = torch.empty(piece.size, dtype=torch.uint8, device=self._kernels.device)
+                for _ in piece.transfers():
+                    transfer, buffer, batch = under_way.popleft()
+                    batch.wait()
+                    into = raw[transfer.begin : transfer.begin + transfer.nbytes]
+                    into.copy_(buffer.tensor[: transfer.nbytes], non_blocking=True)
+                    buffer.copied.record(self._stream)
                     start()
-                assembly = Assembly(self._kernels, self._ingest, pieces, verify=verify)
-                for piece in pieces:
-                    raw = torch.empty(piece.size, dtype=torch.uint8, device=self._kernels.device)
-                    for _ in piece.transfers():
-                        transfer, buffer, done = under_way.popleft()
-                        finish(done, len(transfer.reads))
-                        into = raw[transfer.begin : transfer.begin + transfer.nbytes]
-                        into.copy_(buffer.tensor[: transfer.nbytes], non_blocking=True)
-                        buffer.copied.record(self._stream)
-                        start()
-                    assembly.add(raw)
-                    raw = into = None  # type: ignore[assignment]  # the next piece takes its memory
-                return assembly.finish()
-        finally:
-            reading.close()
+                assembly.add(raw)
+                raw = into = None  # type: ignore[assignment]  # the next piece takes its memory
+            return assembly.finish()
 
 
 def _files(stored: Mapping[str, Stored]) -> Files:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from queue import Empty, SimpleQueue
-from typing import TypeAlias
+from typing import Self
 
 from deltacompress.errors import CheckpointError, TruncatedFileError
 from deltacompress.runtime.arrangement import Read
-
-Done: TypeAlias = "SimpleQueue[BaseException | None]"
-"""One entry for each read that was asked for: None, or what went wrong."""
-_Jobs: TypeAlias = "SimpleQueue[tuple[Read, memoryview, Done] | None]"
 
 
 class Files:
@@ -51,16 +47,36 @@ class Files:
             os.close(descriptor)
 
 
+class Batch:
+    """Reads that were asked for together."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.done: SimpleQueue[BaseException | None] = SimpleQueue()
+        """Of each read that is over: None, or what went wrong."""
+
+    def wait(self) -> None:
+        """Wait until they are done; raises what went wrong with the first that failed."""
+        for _ in range(self._count):
+            error = self.done.get()
+            if error is not None:
+                try:
+                    raise error
+                finally:
+                    del error  # it knows this frame, and the callers' with all that they have made
+
+
 class Reading:
-    """Threads of a pool that read some files until `close`, which closes these too.
+    """Threads of a pool that read some files until `close`, which closes these too; for `with`.
 
     What Python does around a read is done by one thread at a time, so it has to be little: a future for each read took
     as long as reading some megabytes, a queue takes next to nothing.
     """
 
     def __init__(self, files: Files, pool: ThreadPoolExecutor, threads: int) -> None:
+        """threads: of the pool, at most."""
         self._files = files
-        self._jobs: _Jobs = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Read, memoryview, Batch] | None] = SimpleQueue()
         self._workers: list[Future[None]] = []
         try:
             for _ in range(threads):
@@ -69,12 +85,18 @@ class Reading:
             self.close()
             raise
 
-    def start(self, reads: Iterable[Read], into: memoryview) -> Done:
-        """Ask for reads; `finish` waits for them."""
-        done: Done = SimpleQueue()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, reads: Sequence[Read], into: memoryview) -> Batch:
+        """Ask for reads into their places in a buffer."""
+        batch = Batch(len(reads))
         for read in reads:
-            self._jobs.put((read, into, done))
-        return done
+            self._jobs.put((read, into, batch))
+        return batch
 
     def close(self) -> None:
         """Forget what has not begun, wait for what has."""
@@ -83,26 +105,19 @@ class Reading:
                 self._jobs.get_nowait()
         except Empty:
             pass
-        for _ in self._workers:
-            self._jobs.put(None)
+        self._jobs.put(None)
         wait(self._workers)
         self._files.close()
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            read, into, done = job
+            read, into, batch = job
             try:
                 self._files.read(read, into)
-                done.put(None)
-            except Exception as error:  # noqa: BLE001  # whoever waits for it raises it
-                done.put(error)
-
-
-def finish(done: Done, count: int) -> None:
-    """Wait until `count` reads are done; raises what went wrong with the first that failed."""
-    for _ in range(count):
-        if (error := done.get()) is not None:
-            raise error
+                batch.done.put(None)
+            except BaseException as error:  # noqa: BLE001 - whoever waits for it raises it
+                batch.done.put(error)
+        self._jobs.put(None)  # for the next one
 
 
 def _unreadable(path: str, error: OSError) -> CheckpointError | TruncatedFileError:

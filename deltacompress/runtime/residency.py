@@ -85,7 +85,10 @@ class Residency:
         """
         resident = self.variants[name]
         if (arriving := resident.arriving) is not None:
-            arriving.result()
+            try:
+                arriving.result()
+            finally:
+                del arriving  # what it raises knows this frame, and so all that the load has made
         elif resident.verify and resident.host is not None and not resident.installed:
             check_stored({path: one for path, one in resident.host.items() if isinstance(one, Stored)})
 

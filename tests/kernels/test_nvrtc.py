@@ -10,7 +10,7 @@ from deltacompress.errors import BackendError
 from deltacompress.kernels import nvrtc
 
 pytestmark = pytest.mark.skipif(nvrtc.missing() is not None, reason=f"no NVRTC: {nvrtc.missing()}")
-COMMON = {"BITS": 3, "SPARSE": 1, "DTYPE": 0, "FAST": 1, "STAGES": 3, "PER_SM": 1}
+COMMON = {"BITS": 3, "SPARSE": 1, "DTYPE": 0, "FAST": 1, "STAGES": 2, "PER_SM": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +26,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("decode", "sm_90", {"GROUP": 16, "ROWS": 8, "WARPS": 4, "DTYPE": 2, "FAST": 0}),
         ("prefill", "sm_80", {"GROUP": 0, "WIDE": 8}),
         ("prefill", "sm_90", {"GROUP": 32, "WIDE": 4, "DTYPE": 1}),
-        ("hopper", "sm_90a", {"GROUP": 0}),
-        ("hopper", "sm_90a", {"GROUP": 64, "SPARSE": 0, "FAST": 0}),
+        ("hopper", "sm_90a", {"GROUP": 0, "STAGES": 3}),
+        ("hopper", "sm_90a", {"GROUP": 64, "SPARSE": 0, "FAST": 0, "STAGES": 8}),
         ("pack", "sm_80", {}),
         ("pack", "sm_90", {"BITS": 3, "SPARSE": 0}),
         ("blake3", "sm_80", {"SUBTREE": 256}),
@@ -49,6 +49,12 @@ def test_the_cache_is_used_and_a_damaged_file_is_not(cache: Path, monkeypatch: p
     assert nvrtc.compile_source("decode", macros, "sm_90") == first
     assert nvrtc.compile_source("decode", macros | {"BITS": 2}, "sm_90") != first
     assert len(list(cache.iterdir())) == 2
+
+
+def test_a_ring_that_is_too_short_is_refused() -> None:
+    """It would compile, and not wait for what it reads."""
+    with pytest.raises(BackendError, match="waits for nothing"):
+        nvrtc.compile_source("hopper", COMMON | {"GROUP": 0}, "sm_90a")
 
 
 def test_a_source_that_does_not_compile_is_named() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
+import threading
 
 import pytest
 from runtime_cases import Served
@@ -11,26 +11,51 @@ from runtime_cases import Served
 from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.collector import collector_paused
-from deltacompress.runtime.residency import Residency
+from deltacompress.runtime.variant import Variant
 
 
-def test_loads_pause_it(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    runtime, seen, read = Runtime.from_base(trio["a"].pair.base), [], Residency.read
-    monkeypatch.setattr(Residency, "read", lambda *given: (seen.append(gc.isenabled()), read(*given))[1])
+def test_loads_pause_it(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, seen, opened = Runtime.from_base(trio["a"].pair.base), [], Variant.open
+    monkeypatch.setattr(Variant, "open", lambda *given: (seen.append(gc.isenabled()), opened(*given))[1])
     runtime.load(trio["a"].artifact, "a")
-    assert seen[0] is False
+    assert seen == [False]
     assert gc.isenabled()
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(Exception, match="empty"):
-        runtime.load(tmp_path / "empty")
+
+    def fail(*_: object) -> None:
+        seen.append(gc.isenabled())
+        raise InputError("told")
+
+    monkeypatch.setattr(Variant, "open", fail)
+    with pytest.raises(InputError, match="told"):
+        runtime.load(trio["b"].artifact, "b")
+    assert seen == [False, False]
     assert gc.isenabled()
 
 
 def test_who_paused_it_before_keeps_it_so() -> None:
     gc.disable()
     try:
-        with pytest.raises(InputError), collector_paused():
-            raise InputError("x")
+        with collector_paused():
+            assert not gc.isenabled()
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_pauses_that_overlap() -> None:
+    """The first to leave is not the last."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with collector_paused():
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=other)
+    with collector_paused():
+        thread.start()
+        entered.wait()
+    assert not gc.isenabled()
+    leave.set()
+    thread.join()
+    assert gc.isenabled()

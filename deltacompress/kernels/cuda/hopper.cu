@@ -148,8 +148,8 @@ __device__ __forceinline__ void finish(float (&done)[COUNT / 2]) {
 struct Source {
   const u8 *blocks, *scales;
   const Value* x;
-  u32 rows;        // bit i: row thread / 8 + 32 i is there
-  float of_group;  // one column: exact for the middle of a stage, since groups are whole stages; divisions are slow
+  u32 rows;          // bit i: row thread / 8 + 32 i is there
+  float per_column;  // groups: exact for the middle of a stage, since groups are whole stages; divisions are slow
 
   __device__ __forceinline__ void enter(const Problem& p, const Tile& tile, int m) {
     int thread = threadIdx.x, row = thread / 8;
@@ -157,7 +157,7 @@ struct Source {
     blocks = tile.delta + p.blocks_at + (long long)m * p.blocks * BLOCK_BYTES + thread % LOADERS * 16;
     scales = tile.delta + (long long)m * p.scale_sets * SCALE_BYTES + thread % LOADERS * 16;
     x = p.x + (tile.row + (FAST ? row : 0)) * p.x_stride + (FAST ? thread % 8 * 8 : 0);
-    of_group = 1.f / p.group, rows = 0;
+    per_column = 1.f / p.group, rows = 0;
     for (int i = 0; i < 4; i++) rows |= (row + 32 * i < tile.rows) << i;
   }
 
@@ -170,7 +170,7 @@ struct Source {
       if (i + 16 * LOADERS <= DELTA || thread * 16 < DELTA - i) copy16(to + i, from + i, 16);
     if (GROUP && thread < SCALE_BYTES / 16)
       copy16(shared_address(slot) + SETS + own * SCALE_BYTES + thread * 16,
-             scales + (int)((stage * STAGE_K + STAGE_K / 2) * of_group) * SCALE_BYTES, 16);
+             scales + (int)((stage * STAGE_K + STAGE_K / 2) * per_column) * SCALE_BYTES, 16);
 #if FAST
     int row = threadIdx.x / 8, chunk = threadIdx.x % 8;
     bool inside = stage * STAGE_K + chunk * 8 < p.in;
