@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deltacompress.cli.main import program
+from deltacompress.cli.program import program
 
 if __name__ == "__main__":
     program()

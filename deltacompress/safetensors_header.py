@@ -188,6 +188,8 @@ def find_weights(root: Path) -> tuple[dict[str, tuple[Path, TensorSpan]], list[P
         if SINGLE in others:
             raise CheckpointError(f"{single}: no regular file, maybe a broken link; put the weights there")
         hint = "it is a PEFT adapter: merge it" if "adapter_model.safetensors" in others else f"found {others[0]}"
+        if (root / "manifest.json").is_file() and others[0].startswith("delta-"):
+            raise CheckpointError(f"{root}: an artifact of deltacompress, not a model; `restore` makes a model of it")
         if len(others) == 1 and not others[0].startswith("adapter"):
             hint += f"; if that is the whole model, rename it to {SINGLE}"
         raise CheckpointError(f"{root}: neither {SINGLE} nor {INDEX} ({hint}); give the directory of a whole model")

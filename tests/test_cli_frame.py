@@ -243,6 +243,50 @@ def test_a_signal_ends_a_verb_like_ctrl_c(number: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: interrupted; run it again\n")
 
 
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_signal_that_somebody_swallowed_is_told_again(quiet: bool) -> None:
+    """As a library may that is being imported."""
+    done = run_python(
+        "import signal, sys\nfrom deltacompress.cli.console import Console, Settings, run\n"
+        "from deltacompress.cli.interrupts import interrupts\n"
+        "def work():\n"
+        "    try:\n"
+        "        signal.raise_signal(signal.SIGTERM)\n"
+        "    except BaseException:\n"
+        "        pass\n"
+        f"    with Console(Settings(quiet={quiet})).progress() as reporter:\n"
+        "        reporter.phase('importing')\n"
+        "        print('went on')\n"
+        "with interrupts():\n"
+        "    sys.exit(run(work, debug=False))"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: interrupted; run it again\n")
+
+
+def test_an_interrupt_before_any_verb() -> None:
+    """While the command line itself is imported, and while Typer parses."""
+    importing = run_python(
+        "import builtins, sys\nfrom deltacompress.cli.program import program\nload = builtins.__import__\n"
+        "def interrupted(name, *given):\n"
+        "    if name == 'typer':\n"
+        "        raise KeyboardInterrupt\n"
+        "    return load(name, *given)\n"
+        "builtins.__import__ = interrupted\n"
+        "program()"
+    )
+    parsing = run_python(
+        "import sys\nfrom deltacompress.cli.program import program\n"
+        "from typer.core import TyperGroup\n"
+        "def interrupted(*_):\n"
+        "    raise KeyboardInterrupt\n"
+        "TyperGroup.parse_args = interrupted\n"
+        "sys.argv = ['deltacompress', 'inspect', 'x']\n"
+        "program()"
+    )
+    for done in (importing, parsing):
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: interrupted; run it again\n")
+
+
 def test_the_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "2 usage or input error, or stopped by Ctrl-C or SIGTERM" in " ".join(capsys.readouterr().out.split())

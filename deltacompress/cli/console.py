@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
+from deltacompress.cli.interrupts import check
 from deltacompress.errors import DeltaCompressError, InputError, OutputError
-from deltacompress.reporter import SILENT, Reporter
+from deltacompress.reporter import Reporter
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -72,6 +73,21 @@ class Settings:
         return Settings(self.json or other.json, self.quiet or other.quiet, self.debug or other.debug)
 
 
+class _Quiet:
+    """A reporter that says nothing, and lets no signal get lost."""
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """Nothing to say."""
+        check()
+
+    def step(self, label: str, *, loss: float | None = None, memory_bytes: int | None = None) -> None:
+        """Nothing to say."""
+        check()
+
+    def note(self, message: str) -> None:
+        """Drop it."""
+
+
 class Console:
     """What the body of a verb prints with."""
 
@@ -110,9 +126,9 @@ class Console:
         _stderr("warning: " + " ".join(message.split()), style="yellow")
 
     def progress(self) -> AbstractContextManager[Reporter]:
-        """A reporter that draws progress on stderr while the block runs; under --quiet it drops everything."""
+        """A reporter that draws progress on stderr while the block runs; under --quiet it says nothing."""
         if self.settings.quiet:
-            return nullcontext(SILENT)
+            return nullcontext(_Quiet())
         from deltacompress.cli.progress import RichReporter
 
         return RichReporter()

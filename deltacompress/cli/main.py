@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Annotated, NoReturn
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -30,12 +27,16 @@ from deltacompress.cli.demo import demo
 from deltacompress.cli.evaluate import compare, evaluate, gate
 from deltacompress.cli.generate import chat, generate
 from deltacompress.cli.interop import dequantize, export
+from deltacompress.cli.interrupts import interrupts
 
 PROGRAM = "deltacompress"
 EPILOG = (
     "Exit codes: 0 done; 1 a gate failed; 2 usage or input error, or stopped by Ctrl-C or SIGTERM; "
     "3 integrity failure; 70 internal error."
 )
+
+_TYPERS_INTERRUPT = 130
+"""What Typer returns for a KeyboardInterrupt while it parses."""
 
 app = typer.Typer(
     name=PROGRAM,
@@ -97,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error(f"{empty} is empty, perhaps a variable of the shell that is not set; give it a value")
         return EXIT_INPUT
     try:
-        with _terminated_like_interrupted():
+        with interrupts():
             code = app(args=argv, prog_name=PROGRAM, standalone_mode=False)
     except typer.TyperException as error:  # a usage error, found before any verb ran
         if message := error.format_message():  # empty where the help was the answer
@@ -108,18 +109,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):  # before or after the verb, which handles its own
         print_error("interrupted; run it again")
         return EXIT_INPUT
+    if code == _TYPERS_INTERRUPT:
+        print_error("interrupted; run it again")
+        return EXIT_INPUT
     return code if isinstance(code, int) else 0
-
-
-def program() -> NoReturn:
-    """The process: `main`, after which no signal changes the exit code any more."""
-    try:
-        code = main()
-    except KeyboardInterrupt:  # once more, while the first was being told
-        code = EXIT_INPUT
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    sys.exit(code)
 
 
 def _empty_argument(argv: Sequence[str]) -> str | None:
@@ -132,25 +125,6 @@ def _empty_argument(argv: Sequence[str]) -> str | None:
             before = argv[i - 1] if i else ""
             return before if before.startswith("-") else f"argument {i + 1}"
     return None
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP do what Ctrl-C does, so that a scheduler's stop cleans up, and can be resumed, as well.
-
-    Only where they would kill the process otherwise: `nohup` and a program that embeds this one keep their say.
-    """
-    replaced = []
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, signal.default_int_handler)
-                replaced.append(number)
-    try:
-        yield
-    finally:
-        for number in replaced:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _print_any_path() -> None:

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as TimeLeftColumn
 
+from deltacompress.cli.interrupts import check
+
 
 class RichReporter:
     """A `Reporter` that is also a context manager: the display lives as long as the block."""
@@ -43,6 +45,7 @@ class RichReporter:
 
     def phase(self, name: str, total: int | None = None) -> None:
         """Close the phase before and open this one."""
+        check()
         self._progress.remove_task(self._task)
         self._task = self._progress.add_task(name, total=total, detail="")
         if not self._console.is_terminal:
@@ -50,6 +53,7 @@ class RichReporter:
 
     def step(self, label: str, *, loss: float | None = None, memory_bytes: int | None = None) -> None:
         """Move the bar by one and show what the step told."""
+        check()
         detail = [label]
         if loss is not None:
             detail.append(f"loss {loss:.3g}")

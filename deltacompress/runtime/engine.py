@@ -19,7 +19,7 @@ from deltacompress.errors import BackendError, InputError
 from deltacompress.runtime import evaluation
 from deltacompress.runtime.collector import collector_paused
 from deltacompress.runtime.evaluation import Item, LogLikelihood
-from deltacompress.runtime.intake import Ids, Intake, Wishes
+from deltacompress.runtime.intake import Ids, Intake, Wishes, shaped
 from deltacompress.runtime.memory import explained
 from deltacompress.runtime.model import DecoupledModel, load_base
 from deltacompress.runtime.numerics import Numerics, settle
@@ -116,8 +116,8 @@ class Runtime:
         Args:
             artifact: its directory; or the name of an entry of a zoo, `team/bot@prod`, which is pulled once.
             zoo: path or URL; None: the one that DELTACOMPRESS_ZOO names.
-            verify: compare every part with its recorded hash. False believes the files. Shapes, scales and patterns are
-                checked either way, and so are parts that have to be decoded.
+            verify: compare every part with its recorded hash. False believes files that the `cuda` backend takes as
+                they are; other parts are compared, and shapes, scales and patterns checked, either way.
 
         Raises:
             InputError: the name is taken, or empty.
@@ -175,7 +175,7 @@ class Runtime:
             InputError: unknown variant, no tokens, tokens out of the vocabulary, or more than the context.
             BackendError: the variants do not fit the budget together.
         """
-        items = [self._intake.item(index, variant, ids) for index, (variant, ids) in enumerate(requests)]
+        items = [self._intake.item(index, variant, ids) for index, (variant, ids) in enumerate(shaped(requests, 2))]
         found: list[Tensor] = [torch.empty(0)] * len(items)
         for item, piece in self._run(items) if items else ():
             found[item.index] = piece
@@ -186,7 +186,7 @@ class Runtime:
 
         The order is that of the batches; raises as `logits`, and where a variant was unloaded before its batch came.
         """
-        items = [self._intake.item(index, variant, ids) for index, (variant, ids) in enumerate(requests)]
+        items = [self._intake.item(index, variant, ids) for index, (variant, ids) in enumerate(shaped(requests, 2))]
         for batch in evaluation.batches(items, self.residency.fits):
             for item, piece in self._run(batch):
                 yield item.index, piece
@@ -198,7 +198,7 @@ class Runtime:
             InputError: as `logits`; an empty context (give at least the bos token) or continuation.
         """
         items, continuations = [], []
-        for index, (variant, context, continuation) in enumerate(requests):
+        for index, (variant, context, continuation) in enumerate(shaped(requests, 3)):
             item, after = self._intake.scored(index, variant, context, continuation)
             items.append(item)
             continuations.append(after)
@@ -261,7 +261,7 @@ class Runtime:
         if max_batch < 1:
             raise InputError(f"max_batch {max_batch}: at least 1")
         wishes = Wishes.checked(max_new_tokens, stop, sampling or Sampling(), bos, streams=on_token is not None)
-        made = [self._intake.request(index, *one, wishes) for index, one in enumerate(requests)]
+        made = [self._intake.request(index, *one, wishes) for index, one in enumerate(shaped(requests, 2))]
         scheduler = Scheduler(
             self.model, self.residency, max_batch=max_batch, on_token=on_token, cuda_graphs=self._cuda_graphs
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from deltacompress.runtime.resident import Resident
 from deltacompress.runtime.tokenizers import Tokenizers
 from deltacompress.runtime.variant import token_ids
 
+T = TypeVar("T")
 Ids = Sequence[int] | Tensor
 """Token ids."""
 
@@ -50,6 +51,19 @@ class Wishes:
         if not (0 <= sampling.temperature < math.inf and 0 < sampling.top_p <= 1):
             raise InputError(f"temperature {sampling.temperature}, top_p {sampling.top_p}: at least 0, and in (0, 1]")
         return cls(max_new_tokens, stops, sampling, bos, streams)
+
+
+def shaped(requests: Sequence[T], fields: int) -> Sequence[T]:
+    """The requests, if each is a tuple of so many fields, the variant's name (or None) first.
+
+    Raises:
+        InputError: one is not; a lone string, say.
+    """
+    for index, one in enumerate(requests):
+        if not isinstance(one, tuple | list) or len(one) != fields:
+            wanted = "(variant, prompt or ids)" if fields == 2 else "(variant, context ids, continuation ids)"
+            raise InputError(f"request {index}: {one!r:.60} is not {wanted}; give a list of those")
+    return requests
 
 
 class Intake:

@@ -7,7 +7,6 @@ from the base's either gets an operand or is refused by name.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,10 @@ import torch
 from torch import Tensor
 
 from deltacompress import decoding
-from deltacompress.artifact import Delta, load_delta
+from deltacompress.artifact import Delta, check_file, load_delta
 from deltacompress.checkpoint import DTYPES, Checkpoint
 from deltacompress.codecs import packed
 from deltacompress.errors import (
-    ChecksumError,
     FormatError,
     IntegrityError,
     UnsupportedModelError,
@@ -75,8 +73,7 @@ class Variant:
         delta = load_delta(path)
         delta.check_base(base.checkpoint)
         for file in delta.manifest.files:
-            if hashlib.sha256((delta.path / file.file).read_bytes()).hexdigest() != file.sha256:
-                raise ChecksumError(f"{delta.path / file.file}: its bytes differ from their recorded hash")
+            check_file(delta.path / file.file, file)
         layout = read_layout(delta.path, delta.tensors)
         check_alike(base.layout, layout, str(delta.path))
         found_variant = cls(delta, layout, base, numerics)

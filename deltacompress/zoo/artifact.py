@@ -165,6 +165,8 @@ def _header(path: Path, record: FileRecord) -> Header:
         header = read_header(path)
         check_tensors(header.tensors, str(path))
     except CheckpointError as error:
+        if isinstance(error.__cause__, OSError):  # no permission: no word on the bytes
+            raise
         raise ChecksumError(str(error)) from error
     return header
 

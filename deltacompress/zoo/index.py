@@ -32,14 +32,16 @@ def index_path(zoo_id: str) -> Path:
 
 def load(path: Path) -> dict[Place, dict[str, Any]]:
     """Everything known; empty if there is no usable cache."""
-    if not path.is_file():
-        return {}
     try:
+        if not path.is_file():
+            return {}
         with closing(sqlite3.connect(path, timeout=1)) as base:
             base.execute(_SCHEMA)
             rows = base.execute("SELECT key, stamp, row FROM said_1").fetchall()
             said = json.loads("[" + ",".join(row for _, _, row in rows) + "]")  # one by one takes three times as long
             return {(key, stamp): one for (key, stamp, _), one in zip(rows, said, strict=True)}
+    except OSError:  # a folder that this user may not look into
+        return {}
     except (sqlite3.Error, ValueError):
         with suppress(OSError):
             path.unlink()

@@ -139,7 +139,19 @@ def test_a_base_that_lacks_tensors(pair: Pair, tmp_path: Path) -> None:
     assert name in weights_of(pair.base)
 
 
+@pytest.mark.parametrize(
+    ("requests", "told"), [("hi", "request 0: 'h' is not"), ([("a", [1]), [2]], r"request 1: \[2\]")]
+)
+def test_requests_of_another_shape(base: Runtime, requests: Any, told: str) -> None:
+    for call in (base.logits, base.generate, base.loglikelihood, lambda asked: list(base.forward(asked))):
+        with pytest.raises(InputError, match=told if call != base.loglikelihood else "is not .variant, context ids"):
+            call(requests)
+
+
 def test_what_is_not_there(pair: Pair, tmp_path: Path) -> None:
+    pair.compress(tmp_path / "delta")
+    with pytest.raises(CheckpointError, match="an artifact of deltacompress, not a model; `restore`"):
+        Runtime.from_base(tmp_path / "delta")
     with pytest.raises(CheckpointError):
         Runtime.from_base(tmp_path / "nothing")
     with pytest.raises(InputError, match=r"dtype torch\.float64"):

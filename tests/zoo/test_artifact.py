@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from zoo.samples import files_of, make_artifact
 
 from deltacompress.artifact import verify
-from deltacompress.errors import ChecksumError
+from deltacompress.errors import CheckpointError, ChecksumError
 from deltacompress.manifest import MANIFEST, read_manifest
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.artifact import SMALL, describe
@@ -57,3 +58,16 @@ def test_every_hash_of_a_part_is_compared(hashed: str, tmp_path: Path) -> None:
     (copy / MANIFEST).write_bytes(changed.to_bytes())
     with pytest.raises(ChecksumError, match=rf"{first.name}\.{parts[0].name}: its bytes differ"):
         describe(copy)
+
+
+def test_a_shard_that_may_not_be_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, opened = make_artifact(tmp_path / "in", {"l.codes": b"x" * 50}, files={}), Path.open
+
+    def refuse(self: Path, *given: Any, **named: Any) -> Any:
+        if self.suffix == ".safetensors":
+            raise PermissionError(13, "Permission denied", str(self))
+        return opened(self, *given, **named)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        describe(made)

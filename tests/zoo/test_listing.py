@@ -41,6 +41,21 @@ def without_index(zoo: Zoo) -> Sequence[Listed]:
     return zoo.list(all_versions=True, removed=True)
 
 
+def test_a_cache_folder_that_may_not_be_looked_into(
+    any_zoo: Zoo, artifacts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    any_zoo.add(artifacts[0], "t/m")
+    wanted, asked = any_zoo.list(), Path.is_file
+
+    def refuse(self: Path) -> bool:
+        if self.suffix == ".sqlite":
+            raise PermissionError(13, "Permission denied", str(self))
+        return asked(self)
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert any_zoo.list() == wanted
+
+
 def test_two_copies_that_went_different_ways_do_not_show_each_others_rows(any_zoo: Zoo, artifacts: list[Path]) -> None:
     any_zoo.add(artifacts[0], "t/m")
     other = copy_of(any_zoo, any_zoo.where + "-copy")
