@@ -174,17 +174,27 @@ def test_packing_on_the_gpu_finds_impossible_content(part: str, value: float, to
         backend.pack(case.spec(), parts)
 
 
-def test_a_graph_is_replayed_with_other_contents() -> None:
-    backend = get_backend("cuda", "cuda")
-    case = Case(256, 512, 4, "2:4", 512, "minmax")
-    problem = make_problem(backend, case, [1, 1, 1], [0, 1, 2], BF16, row_limit=1)
+@pytest.mark.parametrize(
+    ("group", "rows", "arrangements"),
+    [
+        (512, [1, 1, 1], [([0, 1, 2, 3], [0, 1, 2]), ([0, 1, 2], [2, -1]), ([0, 0, 1, 2, 3], [1, 1, 0, 0])]),
+        (64, [300, 200, 134], [([0, 300, 301, 334], [2, 0, 1]), ([0, 33, 233], [1, -1]), ([0, 1, 2, 302], [1, 2, 0])]),
+    ],
+    ids=["one row each", "short and long runs"],
+)
+def test_a_graph_is_replayed_with_other_contents(
+    group: int, rows: list[int], arrangements: list[tuple[list[int], list[int]]]
+) -> None:
+    """One capture serves all: each kernel finds its own on the device. Row 2 of the last is slot 0's."""
+    backend, case = get_backend("cuda", "cuda"), Case(256, 512, 4, "2:4", group, "minmax")
+    problem = make_problem(backend, case, rows, [0, 1, 2], BF16, row_limit=max(rows))
     y = problem.y.clone()
     backend.sbmm(problem.x, y, problem.segments, problem.table)  # compile first
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         backend.sbmm(problem.x, y, problem.segments, problem.table)
-    for offsets, slots in (([0, 1, 2, 3], [0, 1, 2]), ([0, 1, 2], [2, -1]), ([0, 0, 1, 2, 3], [1, 1, 0, 0])):
+    for offsets, slots in arrangements:
         problem.segments.update(offsets, slots)
         y.copy_(problem.y)
         graph.replay()
@@ -196,26 +206,6 @@ def test_a_graph_is_replayed_with_other_contents() -> None:
     y.copy_(problem.y)
     graph.replay()
     assert torch.equal(y[2], problem.y[2])
-
-
-def test_a_graph_of_long_runs() -> None:
-    """One capture serves short and long runs: each kernel finds its own on the device."""
-    backend, case = get_backend("cuda", "cuda"), Case(256, 512, 4, "2:4", 64, "minmax")
-    problem = make_problem(backend, case, [300, 200, 134], [0, 1, 2], BF16, row_limit=300)
-    y = problem.y.clone()
-    backend.sbmm(problem.x, y, problem.segments, problem.table)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        backend.sbmm(problem.x, y, problem.segments, problem.table)
-    for offsets, slots in (([0, 300, 301, 334], [2, 0, 1]), ([0, 33, 233], [1, -1]), ([0, 1, 2, 302], [0, 1, 2])):
-        problem.segments.update(offsets, slots)
-        y.copy_(problem.y)
-        graph.replay()
-        exact = problem.y.double()
-        for start, stop, slot in problem.segments.runs():
-            exact[start:stop] += problem.x[start:stop].double() @ problem.deltas[slot].T
-        assert relative(y, exact) <= tolerances.SBMM[str(BF16)].value
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
