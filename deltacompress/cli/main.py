@@ -100,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with interrupts():
             code = app(args=argv, prog_name=PROGRAM, standalone_mode=False)
+            if code == _TYPERS_INTERRUPT:
+                raise KeyboardInterrupt
     except typer.TyperException as error:  # a usage error, found before any verb ran
         if message := error.format_message():  # empty where the help was the answer
             context = getattr(error, "ctx", None)
@@ -107,9 +109,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_error(f"{message.rstrip('.')} (see {place} --help)")
         return error.exit_code
     except (typer.Abort, KeyboardInterrupt):  # before or after the verb, which handles its own
-        print_error("interrupted; run it again")
-        return EXIT_INPUT
-    if code == _TYPERS_INTERRUPT:
         print_error("interrupted; run it again")
         return EXIT_INPUT
     return code if isinstance(code, int) else 0

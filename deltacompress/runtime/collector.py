@@ -22,8 +22,8 @@ _pause = _Pause()
 def collector_paused() -> Iterator[None]:
     """Hold collections back in this block, in all threads.
 
-    Opening a variant makes objects by the ten thousand, none of them garbage, and so many set off a collection of the
-    whole heap: 0.3 s beside torch and transformers, longer than all else.
+    Opening a variant makes objects by the ten thousand, none of them garbage, and so many set off collections of the
+    whole heap, torch's and transformers' modules included.
     """
     with _pause.lock:
         if not _pause.inside:

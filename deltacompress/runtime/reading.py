@@ -69,8 +69,8 @@ class Batch:
 class Reading:
     """Threads of a pool that read some files until `close`, which closes these too; for `with`.
 
-    What Python does around a read is done by one thread at a time, so it has to be little: a future for each read took
-    as long as reading some megabytes, a queue takes next to nothing.
+    What Python does around a read is done by one thread at a time, so it has to be little: queues, which are C, and no
+    futures, which are Python with locks.
     """
 
     def __init__(self, files: Files, pool: ThreadPoolExecutor, threads: int) -> None:
