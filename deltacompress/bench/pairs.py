@@ -4,6 +4,9 @@ Expects MODELS/base, MODELS/<task> (checkpoints) and DATA/<task>/{train,validati
 scores from validation, never the other way round. Every row is measured against the fine-tuned model on the same
 samples: exact McNemar test on the answers, KL on the completions. Each compression is a `deltacompress compress` of its
 own process, so that its peak memory is its own, not that of the scorer or of the recipe before.
+
+Scores are taken in fp32 on the CPU, where machines agree, or under bf16 autocast on a GPU. To compare with figures
+taken elsewhere, use the arithmetic that gives the fine-tuned model, which no codec touched, the figures it has there.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import sys
 from dataclasses import dataclass
 from math import comb, sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -26,16 +29,21 @@ from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.restoration import restore
 
+Scoring = Literal["fp32", "bf16-autocast"]
+
 
 @dataclass(frozen=True, slots=True)
 class PairsBench:
-    """One row per task and method."""
+    """One row per task and method; `scored` names device and arithmetic of the scores."""
 
+    scored: str
+    seed: int | None
     rows: tuple[dict[str, Any], ...]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {"threads": torch.get_num_threads(), "rows": list(self.rows)}
+        threads = torch.get_num_threads()
+        return {"threads": threads, "scored": self.scored, "seed": self.seed, "rows": list(self.rows)}
 
 
 def run(
@@ -46,15 +54,26 @@ def run(
     out: Path,
     tasks: list[str] | None = None,
     limit: int = 1000,
+    seed: int | None = None,
     device: str = "auto",
+    scoring: Scoring = "fp32",
     reporter: Reporter | None = None,
 ) -> PairsBench:
     """Measure `recipes` on every task that has a checkpoint and data; artifacts stay in `out`.
 
+    `seed` picks the calibration samples (None: the recipe's, normally 0); models are compressed on `device` and scored
+    as `scoring` says.
+
     Raises:
-        InputError: no task has both a checkpoint and data, no such recipe, or a compression failed.
+        InputError: no task has both a checkpoint and data, no such recipe, a compression failed, or bf16 autocast is
+            asked for without a GPU.
     """
     reporter = reporter or SILENT
+    if scoring == "bf16-autocast" and not torch.cuda.is_available():
+        raise InputError(
+            "--scoring bf16-autocast: PyTorch sees no GPU; score with fp32, or run on a machine with a GPU"
+        )
+    where = "cuda" if scoring == "bf16-autocast" else "cpu"
     found = _tasks(models, data, tasks)
     if not recipes:
         raise InputError("--recipes: names none; give one or more, separated by commas")
@@ -64,24 +83,27 @@ def run(
     for task in found:
         records = read_task(data / task / "validation.jsonl", limit)
         tokenizer = load_tokenizer(models / task)
-        finetuned = load_model(models / task)
-        reference = score_model(finetuned, tokenizer, records)
+        finetuned = load_model(models / task, device=where)
+        with _arithmetic(scoring):
+            reference = score_model(finetuned, tokenizer, records)
         rows.append({"task": task, "method": "fine-tuned", **_figures(reference, reference)})
         for recipe in recipes:
             artifact = out / f"{task}.{Path(recipe).stem}"
             result = compress_alone(
-                models / "base", models / task, recipe, data / task / "train.jsonl", artifact, device
+                models / "base", models / task, recipe, data / task / "train.jsonl", artifact, device=device, seed=seed
             )
             restored = restore(artifact, base=models / "base", out=artifact.with_name(artifact.name + ".restored"))
-            model = load_model(restored)
+            model = load_model(restored, device=where)
             shutil.rmtree(restored)
-            answers = score_model(model, tokenizer, records)
+            with _arithmetic(scoring):
+                answers = score_model(model, tokenizer, records)
+                kl = divergence(finetuned, model, tokenizer, records)
             row = {"task": task, "method": Path(recipe).stem, **_figures(answers, reference)}
             rows.append(
                 row
                 | {
                     "excess_loss": answers.score.loss - reference.score.loss,
-                    "kl": divergence(finetuned, model, tokenizer, records),
+                    "kl": kl,
                     "ratio": result["ratio"],
                     "linear_bits_per_weight": result["linear_bits_per_weight"],
                     "seconds": result["seconds"],
@@ -91,11 +113,12 @@ def run(
             reporter.note(f"{task} {recipe}: {row['accuracy']:.1f} % ({row['difference']:+.1f})")
     # the fine-tuned rows come first in each task, so the table's columns are those of a measured row
     columns = {key: None for row in rows for key in row}
-    return PairsBench(tuple({key: row.get(key) for key in columns} for row in rows))
+    scored = f"{torch.cuda.get_device_name()}, bf16 autocast" if scoring == "bf16-autocast" else "CPU, fp32"
+    return PairsBench(scored, seed, tuple({key: row.get(key) for key in columns} for row in rows))
 
 
 def compress_alone(
-    base: Path, finetuned: Path, recipe: str, calibration: Path, out: Path, device: str
+    base: Path, finetuned: Path, recipe: str, calibration: Path, out: Path, *, device: str, seed: int | None = None
 ) -> dict[str, Any]:
     """What `deltacompress compress --json` prints, run as a process of its own.
 
@@ -104,7 +127,8 @@ def compress_alone(
     """
     command = [
         *(sys.executable, "-m", "deltacompress", "--json", "--quiet", "compress", str(base), str(finetuned)),
-        *("--recipe", recipe, "--calibration", str(calibration), "--out", str(out), "--device", device),
+        *("--recipe", recipe, "--calibration", str(calibration), "--out", str(out)),
+        *("--device", device, *(("--seed", str(seed)) if seed is not None else ())),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -112,6 +136,11 @@ def compress_alone(
         raise InputError(f"compressing {finetuned} with {recipe}: {told[-1].removeprefix('error: ')}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result
+
+
+def _arithmetic(scoring: Scoring) -> torch.autocast:
+    """What a model's forward is to be run in; log-likelihoods are summed on the CPU either way."""
+    return torch.autocast("cuda", dtype=torch.bfloat16, enabled=scoring == "bf16-autocast")
 
 
 def _tasks(models: Path, data: Path, wanted: list[str] | None) -> list[str]:

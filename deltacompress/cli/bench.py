@@ -94,7 +94,14 @@ def pairs(
     recipes: Annotated[str, typer.Option(help="Recipes, separated by commas.")] = "int4-24,int2-24",
     tasks: Annotated[str, typer.Option(help="Tasks, separated by commas; all that have data by default.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="Validation samples of each task.")] = 1000,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of the sampling.", show_default="the recipe's, normally 0")
+    ] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compress.")] = "auto",
+    scoring: Annotated[
+        Literal["fp32", "bf16-autocast"],
+        typer.Option(help="How to score: fp32 on the CPU, where machines agree, or bf16 autocast on a GPU."),
+    ] = "fp32",
 ) -> None:
     """Compress real pairs and score what is restored, against the fine-tuned models on the same samples."""
     from deltacompress.bench.pairs import run
@@ -108,11 +115,13 @@ def pairs(
             tasks=[name for name in tasks.split(",") if name] or None,
             out=out,
             limit=limit,
+            seed=seed,
             device=device,
+            scoring=scoring,
             reporter=reporter,
         )
     table = found.to_json()
-    console.result(table, lambda: render.rows("pairs", table["rows"]))
+    console.result(table, lambda: render.summary_and_rows("pairs", table, table="rows"))
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Scores a checkpoint on a task file: accuracy and loss, on the CPU in fp32, so that machines agree on the figures.
+"""Scores a checkpoint on a task file: accuracy and loss, by default on the CPU in fp32, where machines agree on them.
 
 A sample is `<s>` + prompt + completion + `</s>`. With choices, the answer is the choice with the highest summed
 log-likelihood of its tokens and `</s>`; without, the greedy continuation must be the completion, `</s>` included. One
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
@@ -87,7 +87,7 @@ def read_task(task_file: Path, limit: int | None = None) -> list[dict[str, Any]]
 
 
 def score_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, records: list[dict[str, Any]]) -> Answers:
-    """Score a loaded model on task records."""
+    """Score a loaded model, on its own device, on task records; log-likelihoods are taken in fp32, sums in fp64."""
     owners = [
         (index, choice)
         for index, record in enumerate(records)
@@ -119,10 +119,7 @@ def divergence(
     for picked in _batches(rows):
         ids, attention, labels = pad([rows[index] for index in picked])
         counted = labels[:, 1:] != IGNORED
-        p, q = (
-            model(input_ids=ids, attention_mask=attention).logits[:, :-1][counted].float().log_softmax(-1)
-            for model in (finetuned, compressed)
-        )
+        p, q = (_logits(model, ids, attention)[counted].log_softmax(-1) for model in (finetuned, compressed))
         total += float((p.exp() * (p - q)).sum(dtype=torch.float64))
         tokens += int(counted.sum())
     return total / tokens
@@ -134,13 +131,13 @@ def score_checkpoint(path: Path, task_file: Path, *, limit: int | None = None) -
     return score_model(load_model(path), load_tokenizer(path), records).score
 
 
-def load_model(path: Path) -> PreTrainedModel:
-    """The checkpoint in directory `path`, fp32 on the CPU; its own code is never run."""
+def load_model(path: Path, *, device: str = "cpu") -> PreTrainedModel:
+    """The checkpoint in directory `path`, fp32 on `device`; its own code is never run."""
     with _no_bars():
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path, trust_remote_code=False, dtype=torch.float32
         )
-    return model.eval()
+    return model.to(device).eval()
 
 
 @contextmanager
@@ -173,7 +170,7 @@ def _outcomes(model: PreTrainedModel, rows: list[tuple[list[int], list[int]]]) -
     outcomes: dict[int, _Outcome] = {}
     for picked in _batches(rows):
         ids, attention, labels = pad([rows[index] for index in picked])
-        logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1].float()
+        logits = _logits(model, ids, attention)
         targets = labels[:, 1:]
         counted = targets != IGNORED
         scores = logits.log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
@@ -183,6 +180,12 @@ def _outcomes(model: PreTrainedModel, rows: list[tuple[list[int], list[int]]]) -
         for row, index in enumerate(picked):
             outcomes[index] = _Outcome(float(sums[row]), bool(greedy[row]), int(counts[row]))
     return [outcomes[index] for index in range(len(rows))]
+
+
+def _logits(model: PreTrainedModel, ids: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
+    """Logits that predict the tokens after the first, fp32 [rows, longest - 1, vocabulary] on the CPU."""
+    logits = model(input_ids=ids.to(model.device), attention_mask=attention.to(model.device)).logits[:, :-1]
+    return cast(torch.Tensor, logits).cpu().float()
 
 
 def _batches(rows: list[tuple[list[int], list[int]]]) -> Iterator[list[int]]:
