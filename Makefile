@@ -1,6 +1,7 @@
 # Two commands on a fresh machine with Python 3.11 or newer and make:
 #
 #     make demo    install into .venv, run the main job on the shipped demo pair, say where the results are
+#                  (two to three minutes on two cores, and what the download takes)
 #     make test    install the development tools too, run the tests
 #
 # And one that takes a while, about a quarter of an hour on two cores:

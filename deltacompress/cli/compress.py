@@ -30,7 +30,7 @@ def compress(
     calibration: Annotated[
         str | None,
         typer.Option(
-            help="Calibration data: a .jsonl, .parquet or .txt file, or the id of a data set. "
+            help="Calibration data: a .jsonl, .json, .parquet or .txt file, or the id of a data set. "
             "A recipe that only rounds or copies needs none."
         ),
     ] = None,

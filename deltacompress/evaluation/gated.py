@@ -26,7 +26,7 @@ from deltacompress.evaluation.made_from import difference
 from deltacompress.evaluation.report import Report
 from deltacompress.evaluation.run import evaluate
 from deltacompress.evaluation.subjects import check_label
-from deltacompress.evaluation.tasks import load_tasks
+from deltacompress.evaluation.tasks import LocalTask, Task, load_tasks
 from deltacompress.manifest import MANIFEST
 from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
@@ -69,8 +69,8 @@ def compress_gated(
 
     Raises:
         GateFailedError: the candidate does not pass; it lies in OUT.candidate, its report in OUT.report.
-        InputError: no tasks, a name of `out` that no report can hold; otherwise as compress and evaluate. Tasks are
-            looked at before anything is compressed.
+        InputError: no tasks, fewer samples than the policy asks for, a name of `out` that no report can hold; otherwise
+            as compress and evaluate. Tasks are looked at before anything is compressed.
     """
     reporter = reporter or SILENT
     target = Path(out)
@@ -80,8 +80,9 @@ def compress_gated(
     names = list(tasks) or list(gate.policy.require_tasks)
     if not names:
         raise InputError(f"policy {gate.policy.name} requires no tasks by name, so say what to measure: --tasks A,B")
-    load_tasks(names, task_dir=None if task_dir is None else Path(task_dir), few_shot=None, limit=limit)
+    chosen = load_tasks(names, task_dir=None if task_dir is None else Path(task_dir), few_shot=None, limit=limit)
     gate.check_tasks(names)
+    _check_samples(gate, chosen, limit)
     candidate, report_dir = (target.with_name(f"{target.name}.{what}") for what in ("candidate", "report"))
     made_from = {"recipe": recipe, "calibration": calibration, "seed": seed} | options
     seconds = {}
@@ -116,6 +117,17 @@ def compress_gated(
     publish_directory(candidate, target)
     summary = compressed.summary | {"artifact": str(target)}
     return GatedResult(replace(compressed, out=target, summary=summary), report, result)
+
+
+def _check_samples(gate: Gate, chosen: Sequence[Task], limit: int | None) -> None:
+    """Refuse what could not pass whatever is compressed: a task with fewer samples than the policy asks for."""
+    for task in chosen:
+        samples = len(task.samples) if isinstance(task, LocalTask) else limit
+        if samples is not None and samples < gate.policy.min_samples:
+            raise InputError(
+                f"policy {gate.policy.name} asks for at least {gate.policy.min_samples} samples of each task, but "
+                f"{samples} of {task.name} would be measured: raise --limit, give more samples, or another policy"
+            )
 
 
 def _left(

@@ -81,6 +81,8 @@ def test_what_fails_stays_a_candidate(
         (["--gate", "defalt"], "no policy named"),
         (["--tasks", "wikisql"], "its data is missing"),
         (["--out", "base"], "label base: is taken"),
+        (["--gate", "default"], "at least 300 samples of each task, but 24 of colours would be measured"),
+        (["--gate", "default", "--tasks", "arc_easy", "--limit", "299"], "but 299 of arc_easy would be measured"),
     ],
 )
 def test_bad_input_is_refused_before_any_work(
