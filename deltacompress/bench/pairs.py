@@ -5,8 +5,8 @@ scores from validation, never the other way round. Every row is measured against
 samples: exact McNemar test on the answers, KL on the completions. Each compression is a `deltacompress compress` of its
 own process, so that its peak memory is its own, not that of the scorer or of the recipe before.
 
-Scores are taken in fp32 on the CPU, where machines agree, or under bf16 autocast on a GPU. To compare with figures
-taken elsewhere, use the arithmetic that gives the fine-tuned model, which no codec touched, the figures it has there.
+Scores are taken in fp32, on which machines agree, or under bf16 autocast. To compare with figures taken elsewhere, use
+the arithmetic that gives the fine-tuned model, which no codec touched, the figures it has there.
 """
 
 from __future__ import annotations
@@ -15,35 +15,38 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb, sqrt
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
-from deltacompress.demo.score import Answers, divergence, load_model, read_task, score_model
+from deltacompress.demo.score import Answers, divergence, read_task, score_model
 from deltacompress.demo.tokenizer import load_tokenizer
 from deltacompress.errors import InputError
+from deltacompress.evaluation.checkpoints import load_model
+from deltacompress.manifest import read_manifest
 from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.restoration import restore
 
-Scoring = Literal["fp32", "bf16-autocast"]
+Precision = Literal["fp32", "bf16-autocast"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+"""In what a forward runs; under autocast the weights stay fp32, and products are taken in bf16."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairsBench:
-    """One row per task and method; `scored` names device and arithmetic of the scores."""
+    """One row per task, method and precision; `scored_on` names the device of the scores."""
 
-    scored: str
-    seed: int | None
+    scored_on: str
     rows: tuple[dict[str, Any], ...]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        threads = torch.get_num_threads()
-        return {"threads": threads, "scored": self.scored, "seed": self.seed, "rows": list(self.rows)}
+        return {"threads": torch.get_num_threads(), "scored_on": self.scored_on, "rows": list(self.rows)}
 
 
 def run(
@@ -56,65 +59,68 @@ def run(
     limit: int = 1000,
     seed: int | None = None,
     device: str = "auto",
-    scoring: Scoring = "fp32",
+    score_device: str = "cpu",
+    precisions: Sequence[str] = ("fp32",),
     reporter: Reporter | None = None,
 ) -> PairsBench:
     """Measure `recipes` on every task that has a checkpoint and data; artifacts stay in `out`.
 
-    `seed` picks the calibration samples (None: the recipe's, normally 0); models are compressed on `device` and scored
-    as `scoring` says.
+    Args:
+        models, data, tasks: see the module; without tasks, all that have a checkpoint and data.
+        limit: the first validation samples.
+        seed: of the calibration samples; by default the recipe's, normally 0.
+        device: where models are compressed: "auto", "cpu" or "cuda". score_device: where they are scored, "cpu" or
+            "cuda". precisions: of PRECISIONS; each artifact is scored in each.
 
     Raises:
-        InputError: no task has both a checkpoint and data, no such recipe, a compression failed, or bf16 autocast is
-            asked for without a GPU.
+        InputError: no task has both a checkpoint and data, no such recipe or precision, no GPU to score on, or a
+            compression failed.
     """
     reporter = reporter or SILENT
-    if scoring == "bf16-autocast" and not torch.cuda.is_available():
-        raise InputError(
-            "--scoring bf16-autocast: PyTorch sees no GPU; score with fp32, or run on a machine with a GPU"
-        )
-    where = "cuda" if scoring == "bf16-autocast" else "cpu"
     found = _tasks(models, data, tasks)
-    if not recipes:
-        raise InputError("--recipes: names none; give one or more, separated by commas")
-    for recipe in recipes:  # all of them before the work: a typing error in the last one would cost the others
-        Recipe.load(recipe)
+    _check_options(recipes, precisions, score_device)
     rows: list[dict[str, Any]] = []
     for task in found:
         records = read_task(data / task / "validation.jsonl", limit)
         tokenizer = load_tokenizer(models / task)
-        finetuned = load_model(models / task, device=where)
-        with _arithmetic(scoring):
-            reference = score_model(finetuned, tokenizer, records)
-        rows.append({"task": task, "method": "fine-tuned", **_figures(reference, reference)})
+        finetuned = load_model(models / task, device=score_device)
+        references: dict[str, Answers] = {}
+        for precision in dict.fromkeys(precisions):
+            with arithmetic(precision, score_device):
+                references[precision] = score_model(finetuned, tokenizer, records)
+            figures = _figures(references[precision], references[precision])
+            rows.append({"task": task, "method": "fine-tuned", "precision": precision, **figures})
         for recipe in recipes:
             artifact = out / f"{task}.{Path(recipe).stem}"
             result = compress_alone(
                 models / "base", models / task, recipe, data / task / "train.jsonl", artifact, device=device, seed=seed
             )
             restored = restore(artifact, base=models / "base", out=artifact.with_name(artifact.name + ".restored"))
-            model = load_model(restored, device=where)
+            model = load_model(restored, device=score_device)
             shutil.rmtree(restored)
-            with _arithmetic(scoring):
-                answers = score_model(model, tokenizer, records)
-                kl = divergence(finetuned, model, tokenizer, records)
-            row = {"task": task, "method": Path(recipe).stem, **_figures(answers, reference)}
-            rows.append(
-                row
-                | {
-                    "excess_loss": answers.score.loss - reference.score.loss,
-                    "kl": kl,
-                    "ratio": result["ratio"],
-                    "linear_bits_per_weight": result["linear_bits_per_weight"],
-                    "seconds": result["seconds"],
-                    "peak_memory_gb": result["peak_memory_bytes"] / 1e9,
-                }
-            )
-            reporter.note(f"{task} {recipe}: {row['accuracy']:.1f} % ({row['difference']:+.1f})")
+            for precision, reference in references.items():
+                with arithmetic(precision, score_device):
+                    answers = score_model(model, tokenizer, records)
+                # bf16 logits would add their own rounding to it, which is as large as a good delta's divergence
+                kl = divergence(finetuned, model, tokenizer, records) if precision == "fp32" else None
+                rows.append(
+                    {"task": task, "method": Path(recipe).stem, "precision": precision}
+                    | _figures(answers, reference)
+                    | {"excess_loss": answers.score.loss - reference.score.loss, "kl": kl}
+                    | _costs(artifact, result)
+                )
+                reporter.note(
+                    f"{task} {recipe}, {precision}: {rows[-1]['accuracy']:.1f} % ({rows[-1]['difference']:+.1f})"
+                )
     # the fine-tuned rows come first in each task, so the table's columns are those of a measured row
     columns = {key: None for row in rows for key in row}
-    scored = f"{torch.cuda.get_device_name()}, bf16 autocast" if scoring == "bf16-autocast" else "CPU, fp32"
-    return PairsBench(scored, seed, tuple({key: row.get(key) for key in columns} for row in rows))
+    scored_on = torch.cuda.get_device_name() if score_device == "cuda" else "CPU"
+    return PairsBench(scored_on, tuple({key: row.get(key) for key in columns} for row in rows))
+
+
+def arithmetic(precision: str, device: str) -> torch.autocast:
+    """What forwards on `device` are to run in, one of PRECISIONS: nothing changes in fp32."""
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16-autocast")
 
 
 def compress_alone(
@@ -138,9 +144,17 @@ def compress_alone(
     return result
 
 
-def _arithmetic(scoring: Scoring) -> torch.autocast:
-    """What a model's forward is to be run in; log-likelihoods are summed on the CPU either way."""
-    return torch.autocast("cuda", dtype=torch.bfloat16, enabled=scoring == "bf16-autocast")
+def _check_options(recipes: list[str], precisions: Sequence[str], score_device: str) -> None:
+    """All of them before the work: a typing error in the last one would cost the others."""
+    if not recipes:
+        raise InputError("--recipes: names none; give one or more, separated by commas")
+    for recipe in recipes:
+        Recipe.load(recipe)
+    if not precisions or not set(precisions) <= set(PRECISIONS):
+        told = ",".join(precisions) or "names none"
+        raise InputError(f"--precisions: {told}; give one or more of {', '.join(PRECISIONS)}, separated by commas")
+    if score_device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--score-device cuda: PyTorch sees no GPU; score on the cpu")
 
 
 def _tasks(models: Path, data: Path, wanted: list[str] | None) -> list[str]:
@@ -167,6 +181,19 @@ def _tasks(models: Path, data: Path, wanted: list[str] | None) -> list[str]:
             "see deltacompress bench pairs --help"
         )
     return found
+
+
+def _costs(artifact: Path, result: dict[str, Any]) -> dict[str, Any]:
+    """What compressing took, and what it took it with: seed and machine move the figures of coarse recipes."""
+    calibration = read_manifest(artifact).calibration
+    return {
+        "ratio": result["ratio"],
+        "linear_bits_per_weight": result["linear_bits_per_weight"],
+        "seconds": result["seconds"],
+        "peak_memory_gb": result["peak_memory_bytes"] / 1e9,
+        "seed": None if calibration is None else calibration.seed,
+        "backend": result["backend"],
+    }
 
 
 def _figures(answers: Answers, reference: Answers) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def kernels(
 
     with console.progress() as reporter:
         data = run(device=device, backend=backend, reporter=reporter).to_json()
-    shown = data | {"rows": [_flat(row) for row in data["rows"]]}
+    shown = data | {"rows": [_without(row, "spread", "baselines") | row.get("baselines", {}) for row in data["rows"]]}
     console.result(data, lambda: render.summary_and_rows("kernels", shown, table="rows"))
 
 
@@ -95,12 +95,13 @@ def pairs(
     tasks: Annotated[str, typer.Option(help="Tasks, separated by commas; all that have data by default.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="Validation samples of each task.")] = 1000,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Seed of the sampling.", show_default="the recipe's, normally 0")
+        int | None,
+        typer.Option(min=0, help="Seed of the calibration.", show_default="the recipe's, normally 0"),
     ] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compress.")] = "auto",
-    scoring: Annotated[
-        Literal["fp32", "bf16-autocast"],
-        typer.Option(help="How to score: fp32 on the CPU, where machines agree, or bf16 autocast on a GPU."),
+    score_device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to score.")] = "cpu",
+    precisions: Annotated[
+        str, typer.Option(help="Score in each of these, separated by commas: fp32, bf16-autocast.")
     ] = "fp32",
 ) -> None:
     """Compress real pairs and score what is restored, against the fine-tuned models on the same samples."""
@@ -117,14 +118,14 @@ def pairs(
             limit=limit,
             seed=seed,
             device=device,
-            scoring=scoring,
+            score_device=score_device,
+            precisions=[name for name in precisions.split(",") if name],
             reporter=reporter,
         )
     table = found.to_json()
-    console.result(table, lambda: render.summary_and_rows("pairs", table, table="rows"))
+    console.result(table, lambda: render.rows("pairs", [_without(row, "seed", "backend") for row in table["rows"]]))
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """What a table has room for: the baselines as columns of their own, the spread left to --json."""
-    kept = {key: value for key, value in row.items() if key not in ("spread", "baselines")}
-    return {**kept, **row.get("baselines", {})}
+def _without(row: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """What a table has room for; the rest is left to --json."""
+    return {key: value for key, value in row.items() if key not in keys}

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from deltacompress.demo.tokenizer import load_tokenizer
 from deltacompress.errors import InputError
+from deltacompress.evaluation.checkpoints import load_model
 
 BATCH_TOKENS = 4096
 IGNORED = -100
@@ -87,7 +86,7 @@ def read_task(task_file: Path, limit: int | None = None) -> list[dict[str, Any]]
 
 
 def score_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, records: list[dict[str, Any]]) -> Answers:
-    """Score a loaded model, on its own device, on task records; log-likelihoods are taken in fp32, sums in fp64."""
+    """Score a loaded model on its own device; log-likelihoods are taken in fp32 of whatever it gives, sums in fp64."""
     owners = [
         (index, choice)
         for index, record in enumerate(records)
@@ -113,13 +112,16 @@ def divergence(
     tokenizer: PreTrainedTokenizerBase,
     records: list[dict[str, Any]],
 ) -> float:
-    """KL(fine-tuned || compressed), mean over the tokens of the right completions, in nats/token."""
+    """KL(fine-tuned || compressed) of two models on one device, mean over the right completions' tokens, nats/token."""
     rows = [encode(tokenizer, record["prompt"], record["completion"]) for record in records]
     total, tokens = 0.0, 0
     for picked in _batches(rows):
-        ids, attention, labels = pad([rows[index] for index in picked])
+        ids, attention, labels = (tensor.to(finetuned.device) for tensor in pad([rows[index] for index in picked]))
         counted = labels[:, 1:] != IGNORED
-        p, q = (_logits(model, ids, attention)[counted].log_softmax(-1) for model in (finetuned, compressed))
+        p, q = (
+            model(input_ids=ids, attention_mask=attention).logits[:, :-1][counted].float().log_softmax(-1)
+            for model in (finetuned, compressed)
+        )
         total += float((p.exp() * (p - q)).sum(dtype=torch.float64))
         tokens += int(counted.sum())
     return total / tokens
@@ -129,27 +131,6 @@ def score_checkpoint(path: Path, task_file: Path, *, limit: int | None = None) -
     """Score the checkpoint in directory `path`, with its own tokenizer, on the first `limit` samples of `task_file`."""
     records = read_task(task_file, limit)
     return score_model(load_model(path), load_tokenizer(path), records).score
-
-
-def load_model(path: Path, *, device: str = "cpu") -> PreTrainedModel:
-    """The checkpoint in directory `path`, fp32 on `device`; its own code is never run."""
-    with _no_bars():
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, trust_remote_code=False, dtype=torch.float32
-        )
-    return model.to(device).eval()
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Keep transformers' own progress bars from drawing over ours."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _record(line: str, where: str) -> dict[str, Any]:
@@ -169,8 +150,8 @@ def _outcomes(model: PreTrainedModel, rows: list[tuple[list[int], list[int]]]) -
     """Outcome of each row, computed in batches of rows of like length."""
     outcomes: dict[int, _Outcome] = {}
     for picked in _batches(rows):
-        ids, attention, labels = pad([rows[index] for index in picked])
-        logits = _logits(model, ids, attention)
+        ids, attention, labels = (tensor.to(model.device) for tensor in pad([rows[index] for index in picked]))
+        logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1].float()
         targets = labels[:, 1:]
         counted = targets != IGNORED
         scores = logits.log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
@@ -180,12 +161,6 @@ def _outcomes(model: PreTrainedModel, rows: list[tuple[list[int], list[int]]]) -
         for row, index in enumerate(picked):
             outcomes[index] = _Outcome(float(sums[row]), bool(greedy[row]), int(counts[row]))
     return [outcomes[index] for index in range(len(rows))]
-
-
-def _logits(model: PreTrainedModel, ids: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
-    """Logits that predict the tokens after the first, fp32 [rows, longest - 1, vocabulary] on the CPU."""
-    logits = model(input_ids=ids.to(model.device), attention_mask=attention.to(model.device)).logits[:, :-1]
-    return cast(torch.Tensor, logits).cpu().float()
 
 
 def _batches(rows: list[tuple[list[int], list[int]]]) -> Iterator[list[int]]:

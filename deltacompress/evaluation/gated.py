@@ -21,12 +21,13 @@ from deltacompress.checkpoint import Checkpoint
 from deltacompress.driver import CompressResult, compress
 from deltacompress.errors import InputError, OutputError
 from deltacompress.evaluation.gate import Gate, GateFailedError, GateResult
+from deltacompress.evaluation.gate_early import refuse_hopeless
 from deltacompress.evaluation.harness import require_lm_eval
 from deltacompress.evaluation.made_from import difference
 from deltacompress.evaluation.report import Report
 from deltacompress.evaluation.run import evaluate
 from deltacompress.evaluation.subjects import check_label
-from deltacompress.evaluation.tasks import LocalTask, Task, load_tasks
+from deltacompress.evaluation.tasks import load_tasks
 from deltacompress.manifest import MANIFEST
 from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
@@ -69,8 +70,8 @@ def compress_gated(
 
     Raises:
         GateFailedError: the candidate does not pass; it lies in OUT.candidate, its report in OUT.report.
-        InputError: no tasks, fewer samples than the policy asks for, a name of `out` that no report can hold; otherwise
-            as compress and evaluate. Tasks are looked at before anything is compressed.
+        InputError: no tasks, tasks on which the policy cannot pass (gate_early.refuse_hopeless), a name of `out` that
+            no report can hold; otherwise as compress and evaluate. Tasks are looked at before anything is compressed.
     """
     reporter = reporter or SILENT
     target = Path(out)
@@ -82,7 +83,7 @@ def compress_gated(
         raise InputError(f"policy {gate.policy.name} requires no tasks by name, so say what to measure: --tasks A,B")
     chosen = load_tasks(names, task_dir=None if task_dir is None else Path(task_dir), few_shot=None, limit=limit)
     gate.check_tasks(names)
-    _check_samples(gate, chosen, limit)
+    refuse_hopeless(gate.policy, chosen, limit)
     candidate, report_dir = (target.with_name(f"{target.name}.{what}") for what in ("candidate", "report"))
     made_from = {"recipe": recipe, "calibration": calibration, "seed": seed} | options
     seconds = {}
@@ -117,17 +118,6 @@ def compress_gated(
     publish_directory(candidate, target)
     summary = compressed.summary | {"artifact": str(target)}
     return GatedResult(replace(compressed, out=target, summary=summary), report, result)
-
-
-def _check_samples(gate: Gate, chosen: Sequence[Task], limit: int | None) -> None:
-    """Refuse what could not pass whatever is compressed: a task with fewer samples than the policy asks for."""
-    for task in chosen:
-        samples = len(task.samples) if isinstance(task, LocalTask) else limit
-        if samples is not None and samples < gate.policy.min_samples:
-            raise InputError(
-                f"policy {gate.policy.name} asks for at least {gate.policy.min_samples} samples of each task, but "
-                f"{samples} of {task.name} would be measured: raise --limit, give more samples, or another policy"
-            )
 
 
 def _left(

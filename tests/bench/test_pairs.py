@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from pairs import Pair, files_of
 
 from deltacompress.bench import pairs
+from deltacompress.cli.main import main
 from deltacompress.demo.data import write_task
 from deltacompress.errors import InputError, RecipeError
 
@@ -36,9 +38,15 @@ def folders(tmp_path: Path) -> dict[str, Any]:
         ({"tasks": ["good", "half"]}, "half/validation.jsonl: no such file"),
         ({"recipes": []}, "--recipes: names none"),
         ({"recipes": ["lossless", "int5"]}, "no recipe named 'int5'"),
+        ({"precisions": []}, "--precisions: names none; give one or more of fp32, bf16"),
+        ({"precisions": ["fp32", "bf16"]}, "--precisions: fp32,bf16; give one or more of fp32, bf16-autocast"),
+        ({"score_device": "cuda"}, "--score-device cuda: PyTorch sees no GPU"),
     ],
 )
-def test_refused_before_the_work(folders: dict[str, Any], tmp_path: Path, change: dict[str, Any], told: str) -> None:
+def test_refused_before_the_work(
+    folders: dict[str, Any], tmp_path: Path, change: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises((InputError, RecipeError), match=told):
         pairs.run(**(folders | change))
     assert not (tmp_path / "out").exists()
@@ -49,22 +57,8 @@ def test_tasks_are_those_with_checkpoint_and_data(folders: dict[str, Any]) -> No
     assert pairs._tasks(folders["models"], folders["data"], ["good"]) == ["good"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU answers")
-def test_autocast_needs_a_gpu(folders: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="--scoring bf16-autocast: PyTorch sees no GPU"):
-        pairs.run(**folders, scoring="bf16-autocast")
-
-
-@pytest.mark.parametrize(
-    ("scoring", "scored"),
-    [
-        ("fp32", "CPU, fp32"),
-        pytest.param("bf16-autocast", "bf16 autocast", marks=pytest.mark.gpu),
-    ],
-)
-def test_what_loses_nothing_scores_the_same(
-    repo_root: Path, tmp_path: Path, scoring: pairs.Scoring, scored: str
-) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_loses_nothing_scores_the_same(repo_root: Path, tmp_path: Path, device: str) -> None:
     write_task(tmp_path / "data" / "palindrome", "palindrome", seed=0)
     found = pairs.run(
         models=repo_root / "registry" / "demo",
@@ -72,12 +66,65 @@ def test_what_loses_nothing_scores_the_same(
         recipes=["lossless"],
         out=tmp_path / "out",
         limit=40,
-        scoring=scoring,
+        score_device=device,
+        precisions=["fp32", "bf16-autocast"],
     ).to_json()
-    finetuned, lossless = found["rows"]
-    assert scored in found["scored"]
-    assert 0 < finetuned["accuracy"] < 100
-    assert (lossless["difference"], lossless["excess_loss"], lossless["kl"]) == (0, 0, 0)
+    rows = {(row["method"], row["precision"]): row for row in found["rows"]}
+    precise, coarse = rows["fine-tuned", "fp32"], rows["fine-tuned", "bf16-autocast"]
+    assert 0 < precise["accuracy"] < 100
+    assert coarse["loss"] != precise["loss"]
+    assert coarse["loss"] == pytest.approx(precise["loss"], rel=0.02)
+    for precision, kl in (("fp32", 0), ("bf16-autocast", None)):
+        lossless = rows["lossless", precision]
+        assert (lossless["difference"], lossless["excess_loss"], lossless["kl"]) == (0, 0, kl)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_autocast_is_of_products_alone(device: str) -> None:
+    linear = torch.nn.Linear(4, 4, device=device)
+    for precision, dtype in (("fp32", torch.float32), ("bf16-autocast", torch.bfloat16)):
+        with pairs.arithmetic(precision, device):
+            assert linear(torch.ones(4, device=device)).dtype == dtype
+    assert linear.weight.dtype == torch.float32
+
+
+def test_the_command_passes_its_options_on(
+    folders: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def noted(**options: Any) -> pairs.PairsBench:
+        seen.append(options)
+        return pairs.PairsBench("CPU", ({"task": "good", "seed": 3, "backend": "CPU, 2 threads"},))
+
+    monkeypatch.setattr(pairs, "run", noted)
+    argv = ["bench", "pairs", str(folders["models"]), str(folders["data"]), "--out", str(folders["out"])]
+    assert main([*argv, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == [{"task": "good", "seed": 3, "backend": "CPU, 2 threads"}]
+    more = ["--seed", "3", "--device", "cpu", "--score-device", "cuda", "--precisions", "fp32,bf16-autocast"]
+    assert main([*argv, *more]) == 0
+    chosen = [{key: options[key] for key in ("seed", "device", "score_device", "precisions")} for options in seen]
+    assert chosen == [
+        {"seed": None, "device": "auto", "score_device": "cpu", "precisions": ["fp32"]},
+        {"seed": 3, "device": "cpu", "score_device": "cuda", "precisions": ["fp32", "bf16-autocast"]},
+    ]
+
+
+def test_seed_and_device_reach_the_compression(
+    repo_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_task(tmp_path / "data" / "majority", "majority", seed=0)
+    seen: list[dict[str, Any]] = []
+
+    def noted(*_: Any, **options: Any) -> dict[str, Any]:
+        seen.append(options)
+        raise InputError("stopped")
+
+    monkeypatch.setattr(pairs, "compress_alone", noted)
+    with pytest.raises(InputError, match="stopped"):
+        pairs.run(models=repo_root / "registry" / "demo", data=tmp_path / "data", recipes=["int4-24"],
+                  out=tmp_path / "out", limit=2, seed=5, device="cpu")  # fmt: skip
+    assert seen == [{"device": "cpu", "seed": 5}]
 
 
 @pytest.mark.parametrize(("seed", "passed"), [(None, []), (3, ["--seed", "3"])])

@@ -11,8 +11,9 @@ import pytest
 from deltacompress.cli.main import main
 from deltacompress.content import content_path
 from deltacompress.demo import run
-from deltacompress.demo.score import TaskScore, load_model
+from deltacompress.demo.score import TaskScore
 from deltacompress.errors import Interrupted, OutputError
+from deltacompress.evaluation.checkpoints import load_model
 
 
 @pytest.mark.parametrize("stranger", ["thesis.tex", "palindrome.int4-24-my-notes"])

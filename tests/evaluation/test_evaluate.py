@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pairs import changed, perturb
 
-from deltacompress.demo.score import divergence, load_model, read_task, score_model
+from deltacompress.demo.score import divergence, read_task, score_model
 from deltacompress.errors import InputError, IntegrityError, PairError
 from deltacompress.evaluation import Gate, GateFailedError, evaluate, read_report
-from deltacompress.evaluation.checkpoints import CheckpointScorer
+from deltacompress.evaluation.checkpoints import CheckpointScorer, load_model
 from deltacompress.evaluation.decoupled import DecoupledScorer
 from deltacompress.evaluation.report import Report
 from deltacompress.restoration import restore

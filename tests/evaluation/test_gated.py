@@ -81,8 +81,16 @@ def test_what_fails_stays_a_candidate(
         (["--gate", "defalt"], "no policy named"),
         (["--tasks", "wikisql"], "its data is missing"),
         (["--out", "base"], "label base: is taken"),
-        (["--gate", "default"], "at least 300 samples of each task, but 24 of colours would be measured"),
-        (["--gate", "default", "--tasks", "arc_easy", "--limit", "299"], "but 299 of arc_easy would be measured"),
+        (["--gate", "default"], "but 24 of colours would be measured; {task_dir}/colours/validation.jsonl: give more"),
+        (
+            ["--gate", "default", "--limit", "24"],
+            "at least 300 samples of each task, but 24 of colours would",
+        ),
+        (
+            ["--gate", "default", "--tasks", "arc_easy", "--limit", "299"],
+            "299 of arc_easy would be measured; raise --lim",
+        ),
+        (["--limit", "7"], "policy mine needs at least 8 samples of each task, but 7 of colours"),
     ],
 )
 def test_bad_input_is_refused_before_any_work(
@@ -95,8 +103,21 @@ def test_bad_input_is_refused_before_any_work(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main([*gated_argv(pair, tmp_path / "out", policy, task_dir), *change]) == 2
-    assert told in capsys.readouterr().err
+    assert told.format(task_dir=task_dir) in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["policy.yaml"]
+
+
+@pytest.mark.usefixtures("lm_eval", "no_compressing")
+@pytest.mark.parametrize(("key", "limit"), [("require_tasks", ["echo", "colours"]), ("min_score", {"echo": 0.1})])
+def test_a_wanted_task_that_is_not_measured_is_refused_before_any_work(
+    key: str, limit: object, pair: Pair, task_dir: Path, tmp_path: Path
+) -> None:
+    gate = Gate.parse({"name": "p", key: limit})
+    with pytest.raises(InputError, match=f"policy p: {key}: echo is not measured, only colours; add it to --tasks"):
+        compress_gated(
+            pair.base, pair.finetuned, gate=gate, recipe="lossless", tasks=["colours"], task_dir=task_dir,
+            out=tmp_path / "out",
+        )  # fmt: skip
 
 
 @pytest.mark.usefixtures("no_compressing")

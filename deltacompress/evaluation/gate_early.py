@@ -1,0 +1,39 @@
+"""What a gate would fail whatever is compressed, told from the tasks alone, before hours of compressing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deltacompress.errors import InputError
+from deltacompress.evaluation.gate import Policy
+from deltacompress.evaluation.statistics import FEWEST
+from deltacompress.evaluation.tasks import LocalTask, Task
+
+
+def refuse_hopeless(policy: Policy, tasks: Sequence[Task], limit: int | None) -> None:
+    """Make sure that the policy can pass on these tasks; `limit` is the most samples of each that are measured.
+
+    How many samples a task of lm-eval's library has is known only when lm-eval has fetched it, so of those only `limit`
+    is held against the policy.
+
+    Raises:
+        InputError: a task that the policy requires, or wants a score of, is not measured; or a task has fewer samples
+            than the policy asks for, or than a bound of the divergence needs.
+    """
+    names = [task.name for task in tasks]
+    for key, wanted in (("require_tasks", policy.require_tasks), ("min_score", policy.min_score)):
+        for name in wanted:
+            if name not in names:
+                raise InputError(
+                    f"policy {policy.name}: {key}: {name} is not measured, only {', '.join(names)}; add it to --tasks"
+                )
+    bounded = policy.kl is not None or policy.min_top1 is not None
+    fewest = max(policy.min_samples, FEWEST if bounded else 1)
+    for task in tasks:
+        samples = len(task.samples) if isinstance(task, LocalTask) else limit
+        if samples is not None and samples < fewest:
+            more = f"{task.path}: give more" if isinstance(task, LocalTask) and samples != limit else "raise --limit"
+            raise InputError(
+                f"policy {policy.name} needs at least {fewest} samples of each task, but {samples} of {task.name} "
+                f"would be measured; {more}, or choose another --gate"
+            )
