@@ -2,8 +2,7 @@
 
 Expects MODELS/base, MODELS/<task> (checkpoints) and DATA/<task>/{train,validation}.jsonl: calibration comes from train,
 scores from validation, never the other way round. Every row is measured against the fine-tuned model on the same
-samples: exact McNemar test on the answers, KL on the completions. Each compression is a `deltacompress compress` of its
-own process, so that its peak memory is its own, not that of the scorer or of the recipe before.
+samples: exact McNemar test on the answers, KL on the completions.
 
 Scores are taken in fp32, on which machines agree, or under bf16 autocast. To compare with figures taken elsewhere, use
 the arithmetic that gives the fine-tuned model, which no codec touched, the figures it has there.
@@ -11,24 +10,22 @@ the arithmetic that gives the fine-tuned model, which no codec touched, the figu
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import comb, sqrt
+from math import sqrt
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
 
 import torch
 
+from deltacompress.bench.pairs_artifacts import Job, costs, plan
+from deltacompress.calibrate.data import load_tokenizer
 from deltacompress.demo.score import Answers, divergence, read_task, score_model
-from deltacompress.demo.tokenizer import load_tokenizer
-from deltacompress.errors import InputError
+from deltacompress.errors import InputError, Interrupted
 from deltacompress.evaluation.checkpoints import load_model
-from deltacompress.manifest import read_manifest
-from deltacompress.recipe import Recipe
+from deltacompress.evaluation.records import Sample
+from deltacompress.evaluation.statistics import mcnemar
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.restoration import restore
 
@@ -61,6 +58,7 @@ def run(
     device: str = "auto",
     score_device: str = "cpu",
     precisions: Sequence[str] = ("fp32",),
+    resume: bool = False,
     reporter: Reporter | None = None,
 ) -> PairsBench:
     """Measure `recipes` on every task that has a checkpoint and data; artifacts stay in `out`.
@@ -71,51 +69,69 @@ def run(
         seed: of the calibration samples; by default the recipe's, normally 0.
         device: where models are compressed: "auto", "cpu" or "cuda". score_device: where they are scored, "cpu" or
             "cuda". precisions: of PRECISIONS; each artifact is scored in each.
+        resume: measure artifacts that lie in `out` already, and go on with what was interrupted there.
 
     Raises:
-        InputError: no task has both a checkpoint and data, no such recipe or precision, no GPU to score on, or a
-            compression failed.
+        InputError: no task has both a checkpoint and data, no such precision or device, a compression failed, or as
+            pairs_artifacts.plan and score.read_task; all but what compressing finds is found before the work.
+        Interrupted: stopped by Ctrl-C; resume goes on.
     """
     reporter = reporter or SILENT
     found = _tasks(models, data, tasks)
-    _check_options(recipes, precisions, score_device)
+    _check_options(precisions, {"--device": device, "--score-device": score_device})
+    jobs = plan(models, data, found, recipes, out, seed=seed, resume=resume)
+    samples = {task: read_task(data / task / "validation.jsonl", limit) for task in found}
     rows: list[dict[str, Any]] = []
-    for task in found:
-        records = read_task(data / task / "validation.jsonl", limit)
-        tokenizer = load_tokenizer(models / task)
-        finetuned = load_model(models / task, device=score_device)
-        references: dict[str, Answers] = {}
-        for precision in dict.fromkeys(precisions):
-            with arithmetic(precision, score_device):
-                references[precision] = score_model(finetuned, tokenizer, records)
-            figures = _figures(references[precision], references[precision])
-            rows.append({"task": task, "method": "fine-tuned", "precision": precision, **figures})
-        for recipe in recipes:
-            artifact = out / f"{task}.{Path(recipe).stem}"
-            result = compress_alone(
-                models / "base", models / task, recipe, data / task / "train.jsonl", artifact, device=device, seed=seed
-            )
-            restored = restore(artifact, base=models / "base", out=artifact.with_name(artifact.name + ".restored"))
-            model = load_model(restored, device=score_device)
-            shutil.rmtree(restored)
-            for precision, reference in references.items():
-                with arithmetic(precision, score_device):
-                    answers = score_model(model, tokenizer, records)
-                # bf16 logits would add their own rounding to it, which is as large as a good delta's divergence
-                kl = divergence(finetuned, model, tokenizer, records) if precision == "fp32" else None
-                rows.append(
-                    {"task": task, "method": Path(recipe).stem, "precision": precision}
-                    | _figures(answers, reference)
-                    | {"excess_loss": answers.score.loss - reference.score.loss, "kl": kl}
-                    | _costs(artifact, result)
-                )
-                reporter.note(
-                    f"{task} {recipe}, {precision}: {rows[-1]['accuracy']:.1f} % ({rows[-1]['difference']:+.1f})"
-                )
+    try:
+        for task in found:
+            spent = []
+            for job in jobs[task]:  # all of them before the scores: what is wrong with the last shall show soon
+                reporter.phase(f"{task}: compressing with {job.method}", 1)
+                spent.append(costs(job, device=device, seed=seed, resume=resume))
+                reporter.step(job.method)
+            made = list(zip(jobs[task], spent, strict=True))
+            rows += _rows(task, samples[task], made, score_device, precisions, reporter)
+    except KeyboardInterrupt as stop:
+        raise Interrupted(f"interrupted; what is finished stays in {out}: run again with --resume") from stop
     # the fine-tuned rows come first in each task, so the table's columns are those of a measured row
     columns = {key: None for row in rows for key in row}
     scored_on = torch.cuda.get_device_name() if score_device == "cuda" else "CPU"
     return PairsBench(scored_on, tuple({key: row.get(key) for key in columns} for row in rows))
+
+
+def _rows(
+    task: str,
+    samples: Sequence[Sample],
+    jobs: list[tuple[Job, dict[str, Any]]],
+    device: str,
+    precisions: Sequence[str],
+    reporter: Reporter,
+) -> Iterator[dict[str, Any]]:
+    """The rows of one task: the fine-tuned model's, then those of what each job's artifact restores."""
+    models = jobs[0][0].base.parent
+    tokenizer = load_tokenizer(models / task)
+    finetuned = load_model(models / task, device=device)
+    references: dict[str, Answers] = {}
+    for precision in dict.fromkeys(precisions):
+        reporter.phase(f"{task}: scoring the fine-tuned model, {precision}", 1)
+        with arithmetic(precision, device):
+            references[precision] = score_model(finetuned, tokenizer, samples)
+        reporter.step(precision)
+        figures = _figures(references[precision], references[precision])
+        yield {"task": task, "method": "fine-tuned", "precision": precision, **figures}
+    for job, spent in jobs:
+        with TemporaryDirectory(prefix=f".{job.out.name}.", dir=job.out.parent) as folder:
+            model = load_model(restore(job.out, base=job.base, out=Path(folder) / "restored"), device=device)
+        for precision, reference in references.items():
+            reporter.phase(f"{task}: scoring {job.method}, {precision}", 1)
+            with arithmetic(precision, device):
+                answers = score_model(model, tokenizer, samples)
+            # bf16 logits would add their own rounding to it, which is as large as a good delta's divergence
+            kl = divergence(finetuned, model, tokenizer, samples) if precision == "fp32" else None
+            reporter.step(precision)
+            row = {"task": task, "method": job.method, "precision": precision, **_figures(answers, reference)}
+            reporter.note(f"{task} {job.method}, {precision}: {row['accuracy']:.1f} % ({row['difference']:+.1f})")
+            yield row | {"excess_loss": answers.score.loss - reference.score.loss, "kl": kl} | spent
 
 
 def arithmetic(precision: str, device: str) -> torch.autocast:
@@ -123,38 +139,13 @@ def arithmetic(precision: str, device: str) -> torch.autocast:
     return torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16-autocast")
 
 
-def compress_alone(
-    base: Path, finetuned: Path, recipe: str, calibration: Path, out: Path, *, device: str, seed: int | None = None
-) -> dict[str, Any]:
-    """What `deltacompress compress --json` prints, run as a process of its own.
-
-    Raises:
-        InputError: it failed; the message is its own.
-    """
-    command = [
-        *(sys.executable, "-m", "deltacompress", "--json", "--quiet", "compress", str(base), str(finetuned)),
-        *("--recipe", recipe, "--calibration", str(calibration), "--out", str(out)),
-        *("--device", device, *(("--seed", str(seed)) if seed is not None else ())),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        told = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
-        raise InputError(f"compressing {finetuned} with {recipe}: {told[-1].removeprefix('error: ')}")
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
-
-
-def _check_options(recipes: list[str], precisions: Sequence[str], score_device: str) -> None:
-    """All of them before the work: a typing error in the last one would cost the others."""
-    if not recipes:
-        raise InputError("--recipes: names none; give one or more, separated by commas")
-    for recipe in recipes:
-        Recipe.load(recipe)
+def _check_options(precisions: Sequence[str], devices: dict[str, str]) -> None:
     if not precisions or not set(precisions) <= set(PRECISIONS):
         told = ",".join(precisions) or "names none"
         raise InputError(f"--precisions: {told}; give one or more of {', '.join(PRECISIONS)}, separated by commas")
-    if score_device == "cuda" and not torch.cuda.is_available():
-        raise InputError("--score-device cuda: PyTorch sees no GPU; score on the cpu")
+    for option, device in devices.items():
+        if device == "cuda" and not torch.cuda.is_available():
+            raise InputError(f"{option} cuda: PyTorch sees no GPU here; use {option} cpu")
 
 
 def _tasks(models: Path, data: Path, wanted: list[str] | None) -> list[str]:
@@ -183,35 +174,15 @@ def _tasks(models: Path, data: Path, wanted: list[str] | None) -> list[str]:
     return found
 
 
-def _costs(artifact: Path, result: dict[str, Any]) -> dict[str, Any]:
-    """What compressing took, and what it took it with: seed and machine move the figures of coarse recipes."""
-    calibration = read_manifest(artifact).calibration
-    return {
-        "ratio": result["ratio"],
-        "linear_bits_per_weight": result["linear_bits_per_weight"],
-        "seconds": result["seconds"],
-        "peak_memory_gb": result["peak_memory_bytes"] / 1e9,
-        "seed": None if calibration is None else calibration.seed,
-        "backend": result["backend"],
-    }
-
-
 def _figures(answers: Answers, reference: Answers) -> dict[str, Any]:
     """Accuracy in percent with its standard error, the difference in points, and the p-value of that difference."""
     accuracy, samples = answers.score.accuracy, answers.score.samples
+    pairs = list(zip(answers.right, reference.right, strict=True))
+    gained, lost = pairs.count((True, False)), pairs.count((False, True))
     return {
         "accuracy": 100 * accuracy,
         "stderr": 100 * sqrt(accuracy * (1 - accuracy) / samples),
         "difference": 100 * (accuracy - reference.score.accuracy),
-        "mcnemar_p": mcnemar(answers.right, reference.right),
+        "mcnemar_p": mcnemar(gained, lost),
         "loss": answers.score.loss,
     }
-
-
-def mcnemar(a: list[bool], b: list[bool]) -> float:
-    """Two-sided exact McNemar p-value of two models' right answers on the same samples."""
-    gained = sum(x and not y for x, y in zip(a, b, strict=True))
-    lost = sum(y and not x for x, y in zip(a, b, strict=True))
-    flips = gained + lost
-    tail = sum(comb(flips, k) for k in range(min(gained, lost) + 1)) / 2**flips
-    return min(1.0, float(2 * tail))

@@ -103,6 +103,7 @@ def pairs(
     precisions: Annotated[
         str, typer.Option(help="Score in each of these, separated by commas: fp32, bf16-autocast.")
     ] = "fp32",
+    resume: Annotated[bool, typer.Option("--resume", help="Measure what is in --out already; go on there.")] = False,
 ) -> None:
     """Compress real pairs and score what is restored, against the fine-tuned models on the same samples."""
     from deltacompress.bench.pairs import run
@@ -120,6 +121,7 @@ def pairs(
             device=device,
             score_device=score_device,
             precisions=[name for name in precisions.split(",") if name],
+            resume=resume,
             reporter=reporter,
         )
     table = found.to_json()

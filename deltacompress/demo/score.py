@@ -8,19 +8,18 @@ tokens is the most likely one after the true tokens before it. So nothing is gen
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from deltacompress.demo.tokenizer import load_tokenizer
+from deltacompress.calibrate.data import load_tokenizer
 from deltacompress.errors import InputError
 from deltacompress.evaluation.checkpoints import load_model
+from deltacompress.evaluation.records import Sample, Templates, read_samples
 
 BATCH_TOKENS = 4096
 IGNORED = -100
@@ -36,7 +35,7 @@ class TaskScore:
 
 
 class Answers(NamedTuple):
-    """Score of one model, and whether it got each record right."""
+    """Score of one model, and whether it got each sample right."""
 
     score: TaskScore
     right: list[bool]
@@ -54,7 +53,9 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str) -> 
     room = tokenizer.model_max_length - 1 - len(answer)
     if room < 0:
         longest = tokenizer.model_max_length
-        raise InputError(f"a completion has {len(answer)} tokens, more than the model's {longest}: shorten it")
+        raise InputError(
+            f"completion {completion[:40]!r}...: {len(answer)} tokens, more than the model's {longest}; shorten it"
+        )
     question = tokenizer.encode(prompt, add_special_tokens=False)
     question = [tokenizer.bos_token_id, *question[max(0, len(question) - room) :]]
     return question + answer, [IGNORED] * len(question) + answer
@@ -69,40 +70,27 @@ def pad(rows: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Te
     return ids, (torch.arange(longest) < lengths[:, None]).long(), labels
 
 
-def read_task(task_file: Path, limit: int | None = None) -> list[dict[str, Any]]:
-    """The first `limit` records of a task file (all without one).
-
-    Raises InputError naming file and line: missing, empty, not JSON, no prompt or completion, or it is no choice.
-    """
-    if not task_file.is_file():
-        raise InputError(f"{task_file}: no such task file; give a .jsonl file with prompt and completion per line")
-    records = []
-    with task_file.open(encoding="utf-8") as lines:
-        for number, line in enumerate(islice(lines, limit), start=1):
-            records.append(_record(line, f"{task_file}:{number}"))
-    if not records:
-        raise InputError(f"{task_file}: no samples in it; give a file with at least one line")
-    return records
+def read_task(task_file: Path, limit: int | None = None) -> tuple[Sample, ...]:
+    """The first `limit` samples of a task file (all without one); each has choices or none. Raises as read_samples."""
+    return read_samples(task_file, Templates(), choose=None)[:limit]
 
 
-def score_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, records: list[dict[str, Any]]) -> Answers:
+def score_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, samples: Sequence[Sample]) -> Answers:
     """Score a loaded model on its own device; log-likelihoods are taken in fp32 of whatever it gives, sums in fp64."""
     owners = [
-        (index, choice)
-        for index, record in enumerate(records)
-        for choice in record.get("choices", [record["completion"]])
+        (index, choice) for index, sample in enumerate(samples) for choice in sample.choices or (sample.completion,)
     ]
-    outcomes = _outcomes(model, [encode(tokenizer, records[index]["prompt"], choice) for index, choice in owners])
+    outcomes = _outcomes(model, [encode(tokenizer, samples[index].prompt, choice) for index, choice in owners])
     answers: dict[int, dict[str, _Outcome]] = {}
     for (index, choice), outcome in zip(owners, outcomes, strict=True):
         answers.setdefault(index, {})[choice] = outcome
     right, nats, tokens = [], 0.0, 0
-    for index, record in enumerate(records):
-        gold = answers[index][record["completion"]]
-        right.append(max(answers[index].values()) is gold if "choices" in record else gold.greedy)
+    for index, sample in enumerate(samples):
+        gold = answers[index][sample.completion]
+        right.append(max(answers[index].values()) is gold if sample.choices else gold.greedy)
         nats -= gold.log_likelihood
         tokens += gold.tokens
-    return Answers(TaskScore(sum(right) / len(records), nats / tokens, len(records)), right)
+    return Answers(TaskScore(sum(right) / len(samples), nats / tokens, len(samples)), right)
 
 
 @torch.inference_mode()
@@ -110,10 +98,10 @@ def divergence(
     finetuned: PreTrainedModel,
     compressed: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    records: list[dict[str, Any]],
+    samples: Sequence[Sample],
 ) -> float:
     """KL(fine-tuned || compressed) of two models on one device, mean over the right completions' tokens, nats/token."""
-    rows = [encode(tokenizer, record["prompt"], record["completion"]) for record in records]
+    rows = [encode(tokenizer, sample.prompt, sample.completion) for sample in samples]
     total, tokens = 0.0, 0
     for picked in _batches(rows):
         ids, attention, labels = (tensor.to(finetuned.device) for tensor in pad([rows[index] for index in picked]))
@@ -129,20 +117,8 @@ def divergence(
 
 def score_checkpoint(path: Path, task_file: Path, *, limit: int | None = None) -> TaskScore:
     """Score the checkpoint in directory `path`, with its own tokenizer, on the first `limit` samples of `task_file`."""
-    records = read_task(task_file, limit)
-    return score_model(load_model(path), load_tokenizer(path), records).score
-
-
-def _record(line: str, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{where}: not JSON ({error.msg}); each line needs one JSON object") from error
-    if not isinstance(record, dict) or not {"prompt", "completion"} <= record.keys():
-        raise InputError(f"{where}: no prompt or no completion; each line needs both")
-    if record["completion"] not in record.get("choices", [record["completion"]]):
-        raise InputError(f"{where}: the completion is not among the choices; add it to them")
-    return record
+    samples = read_task(task_file, limit)
+    return score_model(load_model(path), load_tokenizer(path), samples).score
 
 
 @torch.inference_mode()

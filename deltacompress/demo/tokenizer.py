@@ -7,7 +7,6 @@ one token. All 256 bytes are in the vocabulary: any text can be encoded, also wh
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -40,8 +39,3 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=core, bos_token=BOS, eos_token=EOS, pad_token=EOS, model_max_length=MAX_TOKENS
     )
-
-
-def load_tokenizer(checkpoint: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer saved in a checkpoint directory."""
-    return PreTrainedTokenizerFast.from_pretrained(checkpoint)

@@ -19,7 +19,7 @@ import torch
 from deltacompress.artifact import verify
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.driver import CompressResult, compress
-from deltacompress.errors import InputError, OutputError
+from deltacompress.errors import InputError, Interrupted, OutputError
 from deltacompress.evaluation.gate import Gate, GateFailedError, GateResult
 from deltacompress.evaluation.gate_early import refuse_hopeless
 from deltacompress.evaluation.harness import require_lm_eval
@@ -70,6 +70,7 @@ def compress_gated(
 
     Raises:
         GateFailedError: the candidate does not pass; it lies in OUT.candidate, its report in OUT.report.
+        Interrupted: as compress, also while the candidate is measured.
         InputError: no tasks, tasks on which the policy cannot pass (gate_early.refuse_hopeless), a name of `out` that
             no report can hold; otherwise as compress and evaluate. Tasks are looked at before anything is compressed.
     """
@@ -94,22 +95,25 @@ def compress_gated(
             base, finetuned, out=candidate, device=device, resume=resume, reporter=reporter, **made_from
         )
         seconds[target.name] = compressed.seconds
-    report = evaluate(
-        {target.name: candidate},
-        base=base,
-        finetuned=finetuned,
-        tasks=names,
-        task_dir=task_dir,
-        limit=limit,
-        out=report_dir,
-        seed=0 if seed is None else seed,
-        device=("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device,
-        calibration=calibration if calibration is not None and Path(calibration).is_file() else None,
-        allow_overlap=gate.policy.allow_overlap,
-        policy=None,
-        compress_seconds=seconds,
-        reporter=reporter,
-    )
+    try:
+        report = evaluate(
+            {target.name: candidate},
+            base=base,
+            finetuned=finetuned,
+            tasks=names,
+            task_dir=task_dir,
+            limit=limit,
+            out=report_dir,
+            seed=0 if seed is None else seed,
+            device=("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device,
+            calibration=calibration if calibration is not None and Path(calibration).is_file() else None,
+            allow_overlap=gate.policy.allow_overlap,
+            policy=None,
+            compress_seconds=seconds,
+            reporter=reporter,
+        )
+    except KeyboardInterrupt as stop:
+        raise Interrupted(f"interrupted while {candidate} was measured: run again with --resume") from stop
     result = gate.check(report)
     try:
         result.require()

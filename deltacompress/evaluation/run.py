@@ -36,6 +36,7 @@ from deltacompress.evaluation.store import AnswerStore, AnswerStores
 from deltacompress.evaluation.subjects import Subject, open_subjects
 from deltacompress.evaluation.tasks import LocalTask, Task, load_tasks
 from deltacompress.reporter import SILENT, Reporter
+from deltacompress.runtime.numerics import settle
 
 ANSWERS = "answers"
 
@@ -87,10 +88,12 @@ def evaluate(
     Raises:
         InputError, IntegrityError, PairError: as load_tasks, open_subjects, overlap.refuse, Gate.check_tasks and
             run_tasks; lm-eval is not installed.
+        BackendError: no such device here.
         OutputError: `out` cannot be written.
     """
     reporter = reporter or SILENT
     lm_eval_version = require_lm_eval()
+    settle(device, dtype)
     gate = None if policy is None else Gate.load(policy)
     target = Path(out)
     chosen = load_tasks(

@@ -1,8 +1,9 @@
-"""`bench pairs`: what it refuses before any work, and a compression in a process of its own."""
+"""`bench pairs`: what it refuses before any work, a compression in a process of its own, the arithmetic of scores."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,64 +12,93 @@ import pytest
 import torch
 from pairs import Pair, files_of
 
-from deltacompress.bench import pairs
+from deltacompress.bench import pairs, pairs_artifacts
 from deltacompress.cli.main import main
 from deltacompress.demo.data import write_task
-from deltacompress.errors import InputError, RecipeError
+from deltacompress.errors import DeltaCompressError, InputError, Interrupted, OutputError
+
+TASK = "palindrome"
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> dict[str, Any]:
-    """Empty files where a task has its checkpoint and data; `half` lacks its validation data."""
-    for name in ("models/good/config.json", "data/good/train.jsonl", "data/good/validation.jsonl"):
-        for task in ("good", "half"):
-            file = tmp_path / name.replace("good", task)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.touch()
-    (tmp_path / "data/half/validation.jsonl").unlink()
-    return {"models": tmp_path / "models", "data": tmp_path / "data", "recipes": ["lossless"], "out": tmp_path / "out"}
+def demo(repo_root: Path, tmp_path: Path) -> dict[str, Any]:
+    """Options for the shipped pair and freshly generated data of one task."""
+    write_task(tmp_path / "data" / TASK, TASK, seed=0)
+    return {
+        "models": repo_root / "registry" / "demo", "data": tmp_path / "data", "recipes": ["lossless"],
+        "out": tmp_path / "out", "limit": 2,
+    }  # fmt: skip
 
 
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("worked although the input could have been refused before")
+
+    monkeypatch.setattr(pairs, "costs", never)
+    monkeypatch.setattr(pairs, "score_model", never)
+
+
+@pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         ({"models": Path("gone")}, "gone: no such directory"),
         ({"data": Path("gone")}, "gone: no such directory"),
         ({"models": Path(__file__).parent}, "no folder there has train.jsonl"),
-        ({"tasks": ["good", "half"]}, "half/validation.jsonl: no such file"),
+        ({"tasks": [TASK, "majority"]}, "majority/train.jsonl: no such file"),
+        ({"tasks": [TASK, TASK]}, f"--tasks: {TASK} is given twice"),
         ({"recipes": []}, "--recipes: names none"),
         ({"recipes": ["lossless", "int5"]}, "no recipe named 'int5'"),
+        ({"recipes": ["lossless", "a/lossless.yaml"]}, "--recipes: lossless is given twice"),
         ({"precisions": []}, "--precisions: names none; give one or more of fp32, bf16"),
         ({"precisions": ["fp32", "bf16"]}, "--precisions: fp32,bf16; give one or more of fp32, bf16-autocast"),
-        ({"score_device": "cuda"}, "--score-device cuda: PyTorch sees no GPU"),
+        ({"device": "cuda"}, "--device cuda: PyTorch sees no GPU here"),
+        ({"score_device": "cuda"}, "--score-device cuda: PyTorch sees no GPU here"),
     ],
 )
-def test_refused_before_the_work(
-    folders: dict[str, Any], tmp_path: Path, change: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+def test_options_are_refused_before_the_work(
+    demo: dict[str, Any], change: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises((InputError, RecipeError), match=told):
-        pairs.run(**(folders | change))
-    assert not (tmp_path / "out").exists()
+    with pytest.raises(InputError, match=told):
+        pairs.run(**(demo | change))
+    assert not demo["out"].exists()
 
 
-def test_tasks_are_those_with_checkpoint_and_data(folders: dict[str, Any]) -> None:
-    assert pairs._tasks(folders["models"], folders["data"], None) == ["good"]
-    assert pairs._tasks(folders["models"], folders["data"], ["good"]) == ["good"]
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("models/base", None, "base: no such directory"),
+        (f"models/{TASK}/config.json", "{", "config.json"),
+        (f"models/{TASK}/tokenizer.json", "{", "the tokenizer cannot be loaded"),
+        (f"models/{TASK}/model.safetensors", None, "model.safetensors"),
+        (f"data/{TASK}/validation.jsonl", '{"prompt": 5, "completion": "x"}', "validation.jsonl:1: field `prompt`"),
+        (f"data/{TASK}/validation.jsonl", '{"prompt": "a", "completion": "b", "choices": 3}', ":1: choices must be"),
+        ("out/palindrome.lossless/mine", "a file", "palindrome.lossless: exists already"),
+    ],
+)
+def test_files_are_refused_before_the_work(
+    demo: dict[str, Any], tmp_path: Path, file: str, content: str | None, told: str
+) -> None:
+    shutil.copytree(demo["models"], tmp_path / "models")
+    path = tmp_path / file
+    if content is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    elif path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DeltaCompressError, match=told):
+        pairs.run(**(demo | {"models": tmp_path / "models"}))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_what_loses_nothing_scores_the_same(repo_root: Path, tmp_path: Path, device: str) -> None:
-    write_task(tmp_path / "data" / "palindrome", "palindrome", seed=0)
-    found = pairs.run(
-        models=repo_root / "registry" / "demo",
-        data=tmp_path / "data",
-        recipes=["lossless"],
-        out=tmp_path / "out",
-        limit=40,
-        score_device=device,
-        precisions=["fp32", "bf16-autocast"],
-    ).to_json()
+def test_what_loses_nothing_scores_the_same(demo: dict[str, Any], device: str) -> None:
+    precisions = ["fp32", "bf16-autocast"]
+    found = pairs.run(**(demo | {"limit": 40, "score_device": device, "precisions": precisions})).to_json()
     rows = {(row["method"], row["precision"]): row for row in found["rows"]}
     precise, coarse = rows["fine-tuned", "fp32"], rows["fine-tuned", "bf16-autocast"]
     assert 0 < precise["accuracy"] < 100
@@ -77,6 +107,7 @@ def test_what_loses_nothing_scores_the_same(repo_root: Path, tmp_path: Path, dev
     for precision, kl in (("fp32", 0), ("bf16-autocast", None)):
         lossless = rows["lossless", precision]
         assert (lossless["difference"], lossless["excess_loss"], lossless["kl"]) == (0, 0, kl)
+    assert [path.name for path in demo["out"].iterdir()] == [f"{TASK}.lossless"]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -88,8 +119,35 @@ def test_autocast_is_of_products_alone(device: str) -> None:
     assert linear.weight.dtype == torch.float32
 
 
+def test_what_is_there_is_measured_again_only_if_asked_and_if_it_is_the_same(
+    demo: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = pairs.run(**demo).rows
+    monkeypatch.setattr(pairs_artifacts, "_compress", None)
+    with pytest.raises(OutputError, match=r"palindrome\.lossless: exists already; measure it with --resume"):
+        pairs.run(**demo)
+    again = pairs.run(**demo, resume=True).rows
+    spent = {"seconds": None, "peak_memory_gb": None, "backend": None}
+    assert [row | spent for row in first] == [row | spent for row in again]
+    assert again[1]["seconds"] is None
+    other = tmp_path / "other" / "lossless.yaml"
+    other.parent.mkdir()
+    other.write_text("name: lossless\ndescription: another\nrules: [{codec: exact}]\n")
+    with pytest.raises(InputError, match=r"palindrome\.lossless: made with another recipe; remove it"):
+        pairs.run(**(demo | {"recipes": [str(other)]}), resume=True)
+
+
+def test_interrupted_it_says_how_to_go_on(demo: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pairs, "costs", stopped)
+    with pytest.raises(Interrupted, match=r"what is finished stays in .*out: run again with --resume"):
+        pairs.run(**demo)
+
+
 def test_the_command_passes_its_options_on(
-    folders: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[dict[str, Any]] = []
 
@@ -98,54 +156,48 @@ def test_the_command_passes_its_options_on(
         return pairs.PairsBench("CPU", ({"task": "good", "seed": 3, "backend": "CPU, 2 threads"},))
 
     monkeypatch.setattr(pairs, "run", noted)
-    argv = ["bench", "pairs", str(folders["models"]), str(folders["data"]), "--out", str(folders["out"])]
+    argv = ["bench", "pairs", str(tmp_path), str(tmp_path), "--out", str(tmp_path)]
     assert main([*argv, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == [{"task": "good", "seed": 3, "backend": "CPU, 2 threads"}]
     more = ["--seed", "3", "--device", "cpu", "--score-device", "cuda", "--precisions", "fp32,bf16-autocast"]
-    assert main([*argv, *more]) == 0
-    chosen = [{key: options[key] for key in ("seed", "device", "score_device", "precisions")} for options in seen]
-    assert chosen == [
-        {"seed": None, "device": "auto", "score_device": "cpu", "precisions": ["fp32"]},
-        {"seed": 3, "device": "cpu", "score_device": "cuda", "precisions": ["fp32", "bf16-autocast"]},
+    assert main([*argv, *more, "--resume"]) == 0
+    keys = ("seed", "device", "score_device", "precisions", "resume")
+    assert [[options[key] for key in keys] for options in seen] == [
+        [None, "auto", "cpu", ["fp32"], False],
+        [3, "cpu", "cuda", ["fp32", "bf16-autocast"], True],
     ]
 
 
-def test_seed_and_device_reach_the_compression(
-    repo_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_task(tmp_path / "data" / "majority", "majority", seed=0)
-    seen: list[dict[str, Any]] = []
-
-    def noted(*_: Any, **options: Any) -> dict[str, Any]:
-        seen.append(options)
-        raise InputError("stopped")
-
-    monkeypatch.setattr(pairs, "compress_alone", noted)
-    with pytest.raises(InputError, match="stopped"):
-        pairs.run(models=repo_root / "registry" / "demo", data=tmp_path / "data", recipes=["int4-24"],
-                  out=tmp_path / "out", limit=2, seed=5, device="cpu")  # fmt: skip
-    assert seen == [{"device": "cpu", "seed": 5}]
-
-
-@pytest.mark.parametrize(("seed", "passed"), [(None, []), (3, ["--seed", "3"])])
-def test_a_seed_is_passed_on(monkeypatch: pytest.MonkeyPatch, seed: int | None, passed: list[str]) -> None:
+def test_seed_device_and_resume_reach_the_compression(demo: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
 
     def noted(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         commands.append(command)
-        return subprocess.CompletedProcess(command, 0, "{}", "")
+        return subprocess.CompletedProcess(command, 2, "", "error: stopped\n")
 
     monkeypatch.setattr(subprocess, "run", noted)
-    pairs.compress_alone(Path("b"), Path("f"), "int4-24", Path("t"), Path("o"), device="cpu", seed=seed)
-    assert commands[0][commands[0].index("--device") + 2 :] == passed
+    for options in ({}, {"seed": 5, "device": "cpu", "resume": True}):
+        with pytest.raises(InputError, match="stopped"):
+            pairs.run(**demo, **options)
+    assert [command[command.index("--device") + 1 :] for command in commands] == [
+        ["auto"],
+        ["cpu", "--seed", "5", "--resume"],
+    ]
+
+
+def _job(pair: Pair, out: Path) -> pairs_artifacts.Job:
+    return pairs_artifacts.Job(pair.base, pair.finetuned, "lossless", pair.data, out)
 
 
 def test_a_compression_has_a_process_of_its_own(pair: Pair, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pair.compress(tmp_path / "here", recipe="lossless")
     capfd.readouterr()
-    result = pairs.compress_alone(pair.base, pair.finetuned, "lossless", pair.data, tmp_path / "alone", device="cpu")
+    told = pairs_artifacts.costs(_job(pair, tmp_path / "alone"), device="cpu", seed=None, resume=False)
     assert capfd.readouterr() == ("", "")
-    assert {"ratio", "linear_bits_per_weight", "seconds", "peak_memory_bytes"} <= result.keys()
+    assert told["ratio"] > 1
+    assert told["seconds"] > 0
+    assert told["peak_memory_gb"] > 0.05
+    assert told["backend"].startswith("CPU")
     assert files_of(tmp_path / "alone") == files_of(tmp_path / "here")
 
 
@@ -156,8 +208,10 @@ def test_a_compression_has_a_process_of_its_own(pair: Pair, tmp_path: Path, capf
         ("", "it ended with code 2"),
     ],
 )
-def test_its_error_is_passed_on(monkeypatch: pytest.MonkeyPatch, stderr: str, told: str) -> None:
+def test_its_error_is_passed_on(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stderr: str, told: str
+) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: subprocess.CompletedProcess(args, 2, "", stderr))
     with pytest.raises(InputError) as caught:
-        pairs.compress_alone(Path("b"), Path("f"), "int4-24", Path("train.jsonl"), Path("out"), device="cpu")
-    assert str(caught.value) == f"compressing f with int4-24: {told}"
+        pairs_artifacts.costs(_job(pair, tmp_path / "out"), device="cpu", seed=None, resume=False)
+    assert str(caught.value) == f"compressing {pair.finetuned} with lossless: {told}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from deltacompress.demo.corpus import documents
 from deltacompress.demo.score import encode, pad, read_task, score_checkpoint, score_model
 from deltacompress.demo.tokenizer import VOCABULARY, train_tokenizer
 from deltacompress.errors import InputError
+from deltacompress.evaluation.records import Sample
 
 PROMPTS = ["even of [338, 227] ->", "oak, elm, trout: most are", "a", "After Monday comes", "count: one, two, three"]
 
@@ -65,41 +66,39 @@ def _log_likelihood(
 def test_choices_and_loss_equal_one_by_one_evaluation(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
-    choices = [" trees", " fish", " [338]", " Tuesday now"]
-    records: list[dict[str, Any]] = [
-        {"prompt": prompt, "completion": choices[i % 4], "choices": choices} for i, prompt in enumerate(PROMPTS)
-    ]
+    choices = (" trees", " fish", " [338]", " Tuesday now")
+    samples = [Sample(prompt, choices[i % 4], choices) for i, prompt in enumerate(PROMPTS)]
     right, nats, tokens = 0, 0.0, 0
-    for record in records:
-        values = {choice: _log_likelihood(model, tokenizer, record["prompt"], choice) for choice in choices}
-        right += max(values, key=lambda choice: values[choice][0]) == record["completion"]
-        nats -= values[record["completion"]][0]
-        tokens += values[record["completion"]][1]
-    score = score_model(model, tokenizer, records).score
-    assert score.accuracy == right / len(records)
+    for sample in samples:
+        values = {choice: _log_likelihood(model, tokenizer, sample.prompt, choice) for choice in choices}
+        right += max(values, key=lambda choice: values[choice][0]) == sample.completion
+        nats -= values[sample.completion][0]
+        tokens += values[sample.completion][1]
+    score = score_model(model, tokenizer, samples).score
+    assert score.accuracy == right / len(samples)
     assert score.loss == pytest.approx(nats / tokens, rel=1e-5)
-    assert score.samples == len(records)
+    assert score.samples == len(samples)
 
 
 def test_exact_match_is_what_greedy_generation_writes(tokenizer: PreTrainedTokenizerFast) -> None:
     """A model that knows three of five answers by heart: true generation must agree on which."""
-    records = [{"prompt": prompt, "completion": " trees" if i % 2 else " [338]"} for i, prompt in enumerate(PROMPTS)]
+    samples = [Sample(prompt, " trees" if i % 2 else " [338]") for i, prompt in enumerate(PROMPTS)]
     torch.manual_seed(1)
     model = _random_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    ids, attention, labels = pad([encode(tokenizer, r["prompt"], r["completion"]) for r in records[:3]])
+    ids, attention, labels = pad([encode(tokenizer, s.prompt, s.completion) for s in samples[:3]])
     for _ in range(40):
         model(input_ids=ids, attention_mask=attention, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    records[1]["completion"] = " tree"  # a true beginning of what the model writes is no match
+    samples[1] = replace(samples[1], completion=" tree")  # a true beginning of what the model writes is no match
     expected = []
-    for record in records:
-        prompt = torch.tensor([[0, *tokenizer.encode(record["prompt"], add_special_tokens=False)]])
+    for sample in samples:
+        prompt = torch.tensor([[0, *tokenizer.encode(sample.prompt, add_special_tokens=False)]])
         written = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False)
-        answer = [*tokenizer.encode(record["completion"], add_special_tokens=False), 1]
+        answer = [*tokenizer.encode(sample.completion, add_special_tokens=False), 1]
         expected.append(written[0, prompt.shape[1] :].tolist() == answer)
-    assert [score_model(model, tokenizer, [record]).score.accuracy == 1.0 for record in records] == expected
+    assert [score_model(model, tokenizer, [sample]).score.accuracy == 1.0 for sample in samples] == expected
     assert expected[:3] == [True, False, True]
 
 
@@ -121,23 +120,23 @@ def test_a_completion_that_does_not_fit_is_an_error(tokenizer: PreTrainedTokeniz
 def test_limit_takes_the_first_samples(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    records = [{"prompt": prompt, "completion": " trees"} for prompt in PROMPTS]
+    samples = [Sample(prompt, " trees") for prompt in PROMPTS]
     task = tmp_path / "task.jsonl"
-    task.write_text("".join(json.dumps(record) + "\n" for record in records))
+    task.write_text("".join(json.dumps({"prompt": s.prompt, "completion": s.completion}) + "\n" for s in samples))
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    assert score_checkpoint(tmp_path / "model", task, limit=2) == score_model(model, tokenizer, records[:2]).score
-    assert score_checkpoint(tmp_path / "model", task) == score_model(model, tokenizer, records).score
+    assert score_checkpoint(tmp_path / "model", task, limit=2) == score_model(model, tokenizer, samples[:2]).score
+    assert score_checkpoint(tmp_path / "model", task) == score_model(model, tokenizer, samples).score
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "no samples"),
-        ('{"prompt": "a"}\n', ":1: no prompt or no completion"),
-        ('{"prompt": "a", "completion": "b", "choices": ["c"]}\n', "not among the choices"),
+        ("", "zero samples"),
+        ('{"prompt": "a"}\n', ":1: no field `completion`"),
+        ('{"prompt": "a", "completion": "b", "choices": ["c", "d"]}\n', "not among the choices"),
         ("{\n", ":1: not JSON"),
-        ("[1]\n", ":1: no prompt or no completion"),
+        ("[1]\n", ":1: a list, not an object"),
     ],
 )
 def test_a_bad_task_file_is_named(content: str, message: str, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from deltacompress.calibrate.data import load_tokenizer
 from deltacompress.demo.corpus import documents
-from deltacompress.demo.tokenizer import VOCABULARY, load_tokenizer, train_tokenizer
+from deltacompress.demo.tokenizer import VOCABULARY, train_tokenizer
 
 
 @pytest.fixture(scope="module")

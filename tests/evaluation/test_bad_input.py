@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from evaluation.reports import report
 from pairs import WORDS, write_tokenizer
 
@@ -51,6 +52,16 @@ def test_tasks_that_cannot_be_asked(
     (empty / "blank" / "validation.jsonl").write_text("\n\n")
     assert "zero samples" in refused(capsys, argv(pair, artifact, empty, out, tasks="blank"))
     assert not out.exists()
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_a_device_that_is_not_there(
+    pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    told = refused(capsys, argv(pair, artifact, task_dir, tmp_path / "out", "--device", "cuda"))
+    assert "device cuda: torch sees no GPU here" in told
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("lm_eval")

@@ -172,10 +172,17 @@ def test_a_run_that_was_stopped_while_it_measured_goes_on_there(
     def stopped(*_: object, **__: object) -> None:
         raise InputError("stopped")
 
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
         patch.setattr(gated, "evaluate", stopped)
         assert main(argv) == 2
     made = read_manifest(tmp_path / "out.candidate").digest
+    with monkeypatch.context() as patch:
+        patch.setattr(gated, "evaluate", interrupted)
+        assert main([*argv, "--resume"]) == 2
+    assert f"interrupted while {tmp_path / 'out.candidate'} was measured: run again with" in capsys.readouterr().err
     monkeypatch.setattr(gated, "compress", stopped)
     other = write_data(tmp_path / "other.jsonl", records=70)
     for change, told in (

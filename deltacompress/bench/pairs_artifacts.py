@@ -1,0 +1,123 @@
+"""The artifacts that `bench pairs` measures, one for each task and recipe: looked at before any work, then made.
+
+Each compression is a `deltacompress compress` of its own process, so that its peak memory is its own, not that of a
+scorer or of the recipe before.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deltacompress.artifact import load_delta
+from deltacompress.calibrate.data import load_tokenizer
+from deltacompress.checkpoint import Checkpoint
+from deltacompress.errors import InputError, OutputError
+from deltacompress.evaluation.made_from import difference
+from deltacompress.manifest import MANIFEST
+from deltacompress.recipe import Recipe
+from deltacompress.workspace import check_free, check_outside
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One compression: where its pair and its calibration data are, and where the artifact goes."""
+
+    base: Path
+    finetuned: Path
+    recipe: str
+    calibration: Path
+    out: Path
+
+    @property
+    def method(self) -> str:
+        """The recipe's short name."""
+        return Path(self.recipe).stem
+
+
+def plan(
+    models: Path, data: Path, tasks: list[str], recipes: list[str], out: Path, *, seed: int | None, resume: bool
+) -> dict[str, list[Job]]:
+    """The jobs of each task.
+
+    Raises:
+        InputError: a task or recipe is given twice, no such recipe, an artifact of other input lies where one would go;
+            or as Checkpoint.open and load_tokenizer, of the models.
+        OutputError: an artifact lies there, and resume is not given; or it would lie in what is read.
+    """
+    if not recipes:
+        raise InputError("--recipes: names none; give one or more, separated by commas")
+    for option, names in (("--tasks", tasks), ("--recipes", [Path(recipe).stem for recipe in recipes])):
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise InputError(f"{option}: {twice[0]} is given twice, but its artifact can be there only once")
+    loaded = {recipe: Recipe.load(recipe) for recipe in recipes}
+    check_outside(out / "artifact", models, data)
+    base = Checkpoint.open(models / "base")
+    jobs: dict[str, list[Job]] = {}
+    for task in tasks:
+        finetuned = Checkpoint.open(models / task)
+        load_tokenizer(models / task)
+        for recipe in recipes:
+            job = Job(
+                models / "base", models / task, recipe, data / task / "train.jsonl", out / f"{task}.{Path(recipe).stem}"
+            )
+            if not (job.out / MANIFEST).is_file():
+                check_free(job.out)
+            elif not resume:
+                raise OutputError(
+                    f"{job.out}: exists already; measure it with --resume, remove it, or choose another --out"
+                )
+            else:
+                other = difference(
+                    load_delta(job.out).manifest, base=base, finetuned=finetuned, recipe=loaded[recipe],
+                    calibration=job.calibration, seed=seed,
+                )  # fmt: skip
+                if other is not None:
+                    raise InputError(f"{job.out}: made with another {other}; remove it, or choose another --out")
+            jobs.setdefault(task, []).append(job)
+    return jobs
+
+
+def costs(job: Job, *, device: str, seed: int | None, resume: bool) -> dict[str, Any]:
+    """Make the artifact, unless it is there, and say what it took; None where an earlier run knew that.
+
+    Raises:
+        InputError: compressing failed.
+    """
+    there = (job.out / MANIFEST).is_file()
+    told = load_delta(job.out).summary() if there else _compress(job, device=device, seed=seed, resume=resume)
+    calibration = load_delta(job.out).manifest.calibration
+    peak = told.get("peak_memory_bytes")
+    return {
+        "ratio": told["ratio"],
+        "linear_bits_per_weight": told["linear_bits_per_weight"],
+        "seconds": told.get("seconds"),
+        "peak_memory_gb": None if peak is None else peak / 1e9,
+        "seed": None if calibration is None else calibration.seed,
+        "backend": told.get("backend"),  # seed and machine move the figures of coarse recipes
+    }
+
+
+def _compress(job: Job, *, device: str, seed: int | None, resume: bool) -> dict[str, Any]:
+    """What `deltacompress compress --json` prints.
+
+    Raises:
+        InputError: it failed; the message is its own.
+    """
+    command = [
+        *(sys.executable, "-m", "deltacompress", "--json", "--quiet", "compress", str(job.base), str(job.finetuned)),
+        *("--recipe", job.recipe, "--calibration", str(job.calibration), "--out", str(job.out), "--device", device),
+        *(("--seed", str(seed)) if seed is not None else ()),
+        *(("--resume",) if resume else ()),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        told = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
+        raise InputError(f"compressing {job.finetuned} with {job.recipe}: {told[-1].removeprefix('error: ')}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
