@@ -115,10 +115,11 @@ def compress(
     tokens = None
     if plan.calibrated and skeleton is not None:
         tokens = _tokens(plan, skeleton, calibration, samples, seq_len, seed)
-    earlier = 0 if resume else _finished_steps(target)
+    earlier = _finished_steps(target)
     work = Workspace.open(target, _identity(plan, tokens, lossless, device), resume=resume)
     if earlier:
-        reporter.note(f"{work.path}: {earlier} finished steps of an earlier run removed; --resume would have used them")
+        fate = "used again" if resume else "removed; --resume would have used them"
+        reporter.note(f"{work.path}: {earlier} finished step{'s' * (earlier > 1)} of an earlier run {fate}")
     kl = None
     try:
         steps = Steps(plan, work, lossless, device)
@@ -176,7 +177,7 @@ def _plan(
 
 
 def _finished_steps(out: Path) -> int:
-    """How many steps an unfinished run of `out` has left: what a run without resume throws away."""
+    """How many steps an unfinished run of `out` has left: resume uses them, a run without it throws them away."""
     with output_errors(out):
         return len(list(out.with_name(out.name + ".partial").glob("step-*.safetensors")))
 
