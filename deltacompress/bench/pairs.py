@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
 from deltacompress.bench.pairs_artifacts import Job, costs, plan
 from deltacompress.calibrate.data import load_tokenizer
-from deltacompress.demo.score import Answers, divergence, read_task, score_model
+from deltacompress.demo.score import Answers, divergence, encode, read_task, score_model
 from deltacompress.errors import InputError, Interrupted
 from deltacompress.evaluation.checkpoints import load_model
 from deltacompress.evaluation.records import Sample
@@ -29,9 +29,13 @@ from deltacompress.evaluation.statistics import mcnemar
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.restoration import restore
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 Precision = Literal["fp32", "bf16-autocast"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 """In what a forward runs; under autocast the weights stay fp32, and products are taken in bf16."""
+DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +82,19 @@ def run(
     """
     reporter = reporter or SILENT
     found = _tasks(models, data, tasks)
-    _check_options(precisions, {"--device": device, "--score-device": score_device})
-    jobs = plan(models, data, found, recipes, out, seed=seed, resume=resume)
-    samples = {task: read_task(data / task / "validation.jsonl", limit) for task in found}
+    _check_options(precisions, device, score_device)
+    jobs = plan(models, data, found, recipes, out, seed=seed, resume=resume, reporter=reporter)
+    tests = {task: _Test.read(models / task, data / task / "validation.jsonl", limit) for task in found}
     rows: list[dict[str, Any]] = []
     try:
-        for task in found:
-            spent = []
-            for job in jobs[task]:  # all of them before the scores: what is wrong with the last shall show soon
-                reporter.phase(f"{task}: compressing with {job.method}", 1)
-                spent.append(costs(job, device=device, seed=seed, resume=resume))
-                reporter.step(job.method)
-            made = list(zip(jobs[task], spent, strict=True))
-            rows += _rows(task, samples[task], made, score_device, precisions, reporter)
+        spent = []
+        for job in jobs:  # all of them before the scores: what is wrong with the last shall show soon
+            reporter.phase(f"{job.out.name}: making the artifact", 1)
+            spent.append(costs(job, device=device, seed=seed, resume=resume))
+            reporter.step(job.method)
+        for task, test in tests.items():
+            made = [(job, cost) for job, cost in zip(jobs, spent, strict=True) if job.finetuned == test.finetuned]
+            rows += _rows(task, test, made, score_device, precisions, reporter)
     except KeyboardInterrupt as stop:
         raise Interrupted(f"interrupted; what is finished stays in {out}: run again with --resume") from stop
     # the fine-tuned rows come first in each task, so the table's columns are those of a measured row
@@ -99,20 +103,42 @@ def run(
     return PairsBench(scored_on, tuple({key: row.get(key) for key in columns} for row in rows))
 
 
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """What one task asks, in the words of its fine-tuned model's tokenizer."""
+
+    finetuned: Path
+    tokenizer: PreTrainedTokenizerBase
+    samples: tuple[Sample, ...]
+
+    @classmethod
+    def read(cls, finetuned: Path, file: Path, limit: int) -> _Test:
+        """Raises InputError as read_task, or if a sample does not fit into the model."""
+        tokenizer, samples = load_tokenizer(finetuned), read_task(file, limit)
+        if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
+            raise InputError(f"{finetuned}: its tokenizer has no bos or no eos token, which every sample is given here")
+        for sample in samples:
+            for answer in sample.choices or (sample.completion,):
+                try:
+                    encode(tokenizer, sample.prompt, answer)
+                except InputError as error:
+                    raise InputError(f"{file}: {error}") from error
+        return cls(finetuned, tokenizer, samples)
+
+
 def _rows(
     task: str,
-    samples: Sequence[Sample],
+    test: _Test,
     jobs: list[tuple[Job, dict[str, Any]]],
     device: str,
     precisions: Sequence[str],
     reporter: Reporter,
 ) -> Iterator[dict[str, Any]]:
     """The rows of one task: the fine-tuned model's, then those of what each job's artifact restores."""
-    models = jobs[0][0].base.parent
-    tokenizer = load_tokenizer(models / task)
-    finetuned = load_model(models / task, device=device)
+    tokenizer, samples = test.tokenizer, test.samples
+    finetuned = load_model(test.finetuned, device=device)
     references: dict[str, Answers] = {}
-    for precision in dict.fromkeys(precisions):
+    for precision in precisions:
         reporter.phase(f"{task}: scoring the fine-tuned model, {precision}", 1)
         with arithmetic(precision, device):
             references[precision] = score_model(finetuned, tokenizer, samples)
@@ -139,12 +165,14 @@ def arithmetic(precision: str, device: str) -> torch.autocast:
     return torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16-autocast")
 
 
-def _check_options(precisions: Sequence[str], devices: dict[str, str]) -> None:
-    if not precisions or not set(precisions) <= set(PRECISIONS):
+def _check_options(precisions: Sequence[str], device: str, score_device: str) -> None:
+    if not precisions or len(set(precisions)) < len(precisions) or not set(precisions) <= set(PRECISIONS):
         told = ",".join(precisions) or "names none"
-        raise InputError(f"--precisions: {told}; give one or more of {', '.join(PRECISIONS)}, separated by commas")
-    for option, device in devices.items():
-        if device == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"--precisions: {told}; give one or more of {', '.join(PRECISIONS)}, each once")
+    for option, given, known in (("--device", device, DEVICES), ("--score-device", score_device, DEVICES[1:])):
+        if given not in known:
+            raise InputError(f"{option} {given}: give one of {', '.join(known)}")
+        if given == "cuda" and not torch.cuda.is_available():
             raise InputError(f"{option} cuda: PyTorch sees no GPU here; use {option} cpu")
 
 

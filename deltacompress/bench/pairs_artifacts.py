@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deltacompress.artifact import load_delta
+from deltacompress.artifact import load_delta, verify
 from deltacompress.calibrate.data import load_tokenizer
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.errors import InputError, OutputError
 from deltacompress.evaluation.made_from import difference
 from deltacompress.manifest import MANIFEST
 from deltacompress.recipe import Recipe
+from deltacompress.reporter import Reporter
 from deltacompress.workspace import check_free, check_outside
 
 
@@ -39,15 +40,29 @@ class Job:
         """The recipe's short name."""
         return Path(self.recipe).stem
 
+    @property
+    def partial(self) -> Path:
+        """Where an unfinished compression waits."""
+        return self.out.with_name(f"{self.out.name}.partial")
+
 
 def plan(
-    models: Path, data: Path, tasks: list[str], recipes: list[str], out: Path, *, seed: int | None, resume: bool
-) -> dict[str, list[Job]]:
-    """The jobs of each task.
+    models: Path,
+    data: Path,
+    tasks: list[str],
+    recipes: list[str],
+    out: Path,
+    *,
+    seed: int | None,
+    resume: bool,
+    reporter: Reporter,
+) -> list[Job]:
+    """The jobs of all tasks, in their order; an artifact that is to be measured again is checked to the last byte.
 
     Raises:
         InputError: a task or recipe is given twice, no such recipe, an artifact of other input lies where one would go;
             or as Checkpoint.open and load_tokenizer, of the models.
+        IntegrityError: an artifact that lies there is damaged.
         OutputError: an artifact lies there, and resume is not given; or it would lie in what is read.
     """
     if not recipes:
@@ -56,9 +71,10 @@ def plan(
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise InputError(f"{option}: {twice[0]} is given twice, but its artifact can be there only once")
     loaded = {recipe: Recipe.load(recipe) for recipe in recipes}
-    check_outside(out / "artifact", models, data)
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"{out}: is no directory; choose another --out")
     base = Checkpoint.open(models / "base")
-    jobs: dict[str, list[Job]] = {}
+    jobs = []
     for task in tasks:
         finetuned = Checkpoint.open(models / task)
         load_tokenizer(models / task)
@@ -66,31 +82,40 @@ def plan(
             job = Job(
                 models / "base", models / task, recipe, data / task / "train.jsonl", out / f"{task}.{Path(recipe).stem}"
             )
-            if not (job.out / MANIFEST).is_file():
+            check_outside(job.out, models, data)
+            if not _published(job):
                 check_free(job.out)
             elif not resume:
                 raise OutputError(
                     f"{job.out}: exists already; measure it with --resume, remove it, or choose another --out"
                 )
             else:
+                reporter.note(f"{job.out}: made by an earlier run, so it is checked and only measured")
+                delta = verify(job.out, reporter=reporter)
                 other = difference(
-                    load_delta(job.out).manifest, base=base, finetuned=finetuned, recipe=loaded[recipe],
+                    delta.manifest, base=base, finetuned=finetuned, recipe=loaded[recipe],
                     calibration=job.calibration, seed=seed,
                 )  # fmt: skip
                 if other is not None:
                     raise InputError(f"{job.out}: made with another {other}; remove it, or choose another --out")
-            jobs.setdefault(task, []).append(job)
+            jobs.append(job)
     return jobs
 
 
+def _published(job: Job) -> bool:
+    return (job.out / MANIFEST).is_file()
+
+
 def costs(job: Job, *, device: str, seed: int | None, resume: bool) -> dict[str, Any]:
-    """Make the artifact, unless it is there, and say what it took; None where an earlier run knew that.
+    """Make the artifact, unless it is there, and say what it took: None if an earlier run did any of it.
 
     Raises:
         InputError: compressing failed.
     """
-    there = (job.out / MANIFEST).is_file()
-    told = load_delta(job.out).summary() if there else _compress(job, device=device, seed=seed, resume=resume)
+    begun = resume and any(job.partial.glob("step-*"))
+    told = load_delta(job.out).summary() if _published(job) else _compress(job, device=device, seed=seed, resume=resume)
+    if begun:
+        told |= {"seconds": None, "peak_memory_bytes": None}
     calibration = load_delta(job.out).manifest.calibration
     peak = told.get("peak_memory_bytes")
     return {
@@ -118,6 +143,7 @@ def _compress(job: Job, *, device: str, seed: int | None, resume: bool) -> dict[
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         told = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
-        raise InputError(f"compressing {job.finetuned} with {job.recipe}: {told[-1].removeprefix('error: ')}")
+        why = told[-1].removeprefix("error: ").replace("leave out --resume to start over", f"remove {job.partial}")
+        raise InputError(f"compressing {job.finetuned} with {job.recipe}: {why}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result

@@ -113,19 +113,24 @@ def pairs(
         found = run(
             models=models,
             data=data,
-            recipes=[name for name in recipes.split(",") if name],
-            tasks=[name for name in tasks.split(",") if name] or None,
+            recipes=_names(recipes),
+            tasks=_names(tasks) or None,
             out=out,
             limit=limit,
             seed=seed,
             device=device,
             score_device=score_device,
-            precisions=[name for name in precisions.split(",") if name],
+            precisions=_names(precisions),
             resume=resume,
             reporter=reporter,
         )
     table = found.to_json()
-    console.result(table, lambda: render.rows("pairs", [_without(row, "seed", "backend") for row in table["rows"]]))
+    shown = [_without(row, "seed", "backend") for row in table["rows"]]
+    console.result(table, lambda: render.rows(f"pairs, scored on {table['scored_on']}", shown))
+
+
+def _names(listed: str) -> list[str]:
+    return [name.strip() for name in listed.split(",") if name.strip()]
 
 
 def _without(row: dict[str, Any], *keys: str) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def pad(rows: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Te
 
 
 def read_task(task_file: Path, limit: int | None = None) -> tuple[Sample, ...]:
-    """The first `limit` samples of a task file (all without one); each has choices or none. Raises as read_samples."""
+    """The first `limit` samples of a task file (all without one). Raises as read_samples, which looks at every line."""
     return read_samples(task_file, Templates(), choose=None)[:limit]
 
 

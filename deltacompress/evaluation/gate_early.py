@@ -32,8 +32,10 @@ def refuse_hopeless(policy: Policy, tasks: Sequence[Task], limit: int | None) ->
     for task in tasks:
         samples = len(task.samples) if isinstance(task, LocalTask) else limit
         if samples is not None and samples < fewest:
-            more = f"{task.path}: give more" if isinstance(task, LocalTask) and samples != limit else "raise --limit"
+            where = f" (of {task.path})" if isinstance(task, LocalTask) else ""
+            more = "raise --limit, give more samples" if samples == limit else "give more samples"
+            why = "" if fewest == policy.min_samples else "to bound its kl or min_top1, "
             raise InputError(
-                f"policy {policy.name} needs at least {fewest} samples of each task, but {samples} of {task.name} "
-                f"would be measured; {more}, or choose another --gate"
+                f"policy {policy.name}: {why}at least {fewest} samples of each task are needed, but {samples} of "
+                f"{task.name}{where} would be measured; {more}, or choose another --gate"
             )

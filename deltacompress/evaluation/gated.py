@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from deltacompress.artifact import verify
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.driver import CompressResult, compress
@@ -24,6 +22,7 @@ from deltacompress.evaluation.gate import Gate, GateFailedError, GateResult
 from deltacompress.evaluation.gate_early import refuse_hopeless
 from deltacompress.evaluation.harness import require_lm_eval
 from deltacompress.evaluation.made_from import difference
+from deltacompress.evaluation.overlap import refuse_file
 from deltacompress.evaluation.report import Report
 from deltacompress.evaluation.run import evaluate
 from deltacompress.evaluation.subjects import check_label
@@ -86,16 +85,22 @@ def compress_gated(
     gate.check_tasks(names)
     refuse_hopeless(gate.policy, chosen, limit)
     candidate, report_dir = (target.with_name(f"{target.name}.{what}") for what in ("candidate", "report"))
+    if report_dir.exists() and not report_dir.is_dir():
+        raise OutputError(f"{report_dir}: is no directory, but the report goes there; move it, or choose another --out")
+    recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
+    data = Path(calibration) if calibration is not None and Path(calibration).is_file() else None
+    if data is not None and recipe.needs_calibration and not gate.policy.allow_overlap:
+        refuse_file(chosen, data)
     made_from = {"recipe": recipe, "calibration": calibration, "seed": seed} | options
     seconds = {}
-    if (candidate / MANIFEST).is_file():
-        compressed = _left(candidate, base, finetuned, resume, made_from, reporter)
-    else:
-        compressed = compress(
-            base, finetuned, out=candidate, device=device, resume=resume, reporter=reporter, **made_from
-        )
-        seconds[target.name] = compressed.seconds
     try:
+        if (candidate / MANIFEST).is_file():
+            compressed = _left(candidate, base, finetuned, resume, made_from, reporter)
+        else:
+            compressed = compress(
+                base, finetuned, out=candidate, device=device, resume=resume, reporter=reporter, **made_from
+            )
+            seconds[target.name] = compressed.seconds
         report = evaluate(
             {target.name: candidate},
             base=base,
@@ -105,15 +110,17 @@ def compress_gated(
             limit=limit,
             out=report_dir,
             seed=0 if seed is None else seed,
-            device=("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device,
-            calibration=calibration if calibration is not None and Path(calibration).is_file() else None,
+            device=device,
+            calibration=data,
             allow_overlap=gate.policy.allow_overlap,
             policy=None,
             compress_seconds=seconds,
             reporter=reporter,
         )
-    except KeyboardInterrupt as stop:
-        raise Interrupted(f"interrupted while {candidate} was measured: run again with --resume") from stop
+    except KeyboardInterrupt as stop:  # compressing tells its own
+        if not (candidate / MANIFEST).is_file():
+            raise
+        raise Interrupted(f"interrupted; {candidate} is whole, run again with --resume to measure it") from stop
     result = gate.check(report)
     try:
         result.require()
@@ -140,10 +147,8 @@ def _left(
     began = time.monotonic()
     if not resume:
         raise OutputError(f"{candidate}: left by an earlier run; measure it with --resume, or remove it")
-    recipe = made_from["recipe"]
-    given = dict(made_from) | {"recipe": recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)}
     delta = verify(candidate, reporter=reporter)
-    other = difference(delta.manifest, base=Checkpoint.open(base), finetuned=Checkpoint.open(finetuned), **given)
+    other = difference(delta.manifest, base=Checkpoint.open(base), finetuned=Checkpoint.open(finetuned), **made_from)
     if other is not None:
         raise InputError(f"{candidate}: made with another {other}; remove it, or choose another --out")
     reporter.note(f"{candidate}: whole already, so it is only measured")

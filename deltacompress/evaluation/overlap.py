@@ -64,9 +64,7 @@ def check(task: Task, calibration: CalibrationRecord | None, given: Path | None,
 
 def _compare(task: LocalTask, calibration: CalibrationRecord, file: Path) -> Overlap:
     """Sample by sample against the file that was used."""
-    seen = _texts(file)
-    count = sum(sample.text_hash in seen for sample in task.samples)
-    if count:
+    if count := _seen(task, _texts(file)):
         told = f"{count} of {len(task.samples)} samples are in the calibration file {calibration.source}"
         return Overlap("overlaps", count, told)
     return Overlap("disjoint", 0, f"no sample is in the calibration file {calibration.source}, compared text by text")
@@ -83,6 +81,25 @@ def refuse(found: Sequence[tuple[str, Overlap]], *, force: bool) -> None:
             raise InputError(
                 f"task {task}: {overlap.told}; evaluate on held-out samples, or record it with --allow-overlap"
             )
+
+
+def refuse_file(tasks: Sequence[Task], calibration: Path) -> None:
+    """Stop, before anything is calibrated on the file, at samples that are in it.
+
+    Raises:
+        InputError: some are, or the file cannot be read.
+    """
+    texts = _texts(calibration)
+    for task in tasks:
+        if isinstance(task, LocalTask) and (count := _seen(task, texts)):
+            raise InputError(
+                f"task {task.name}: {count} of {len(task.samples)} samples are in the calibration file {calibration}; "
+                "calibrate on other data, or set allow_overlap in the policy"
+            )
+
+
+def _seen(task: LocalTask, texts: set[str]) -> int:
+    return sum(sample.text_hash in texts for sample in task.samples)
 
 
 def _ids_hash(path: Path, calibration: CalibrationRecord, encoder: Encoder) -> str | None:

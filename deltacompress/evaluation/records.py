@@ -63,7 +63,7 @@ def read_samples(path: Path, templates: Templates, *, choose: bool | None) -> tu
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text (byte {error.start}); convert it to UTF-8") from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); give another --task-dir") from error
+        raise InputError(f"{path}: cannot be read ({error.strerror}); make it readable") from error
     samples = [
         _sample(line, f"{path}:{number}", templates, choose)
         for number, line in enumerate(lines, start=1)

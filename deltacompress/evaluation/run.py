@@ -88,12 +88,13 @@ def evaluate(
     Raises:
         InputError, IntegrityError, PairError: as load_tasks, open_subjects, overlap.refuse, Gate.check_tasks and
             run_tasks; lm-eval is not installed.
-        BackendError: no such device here.
+        InputError: a dtype that the runtime does not serve in. BackendError: no such device here.
         OutputError: `out` cannot be written.
     """
     reporter = reporter or SILENT
     lm_eval_version = require_lm_eval()
-    settle(device, dtype)
+    where, kind = settle(device, dtype)
+    device, dtype = str(where), str(kind).removeprefix("torch.")
     gate = None if policy is None else Gate.load(policy)
     target = Path(out)
     chosen = load_tasks(

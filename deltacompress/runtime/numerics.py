@@ -63,7 +63,10 @@ def settle(device: str | torch.device, dtype: str | torch.dtype) -> tuple[torch.
         BackendError: no such device here.
     """
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    where = torch.device(name)
+    try:
+        where = torch.device(name)
+    except RuntimeError as error:
+        raise BackendError(f"device {name}: torch knows no such device; use cpu, cuda or auto") from error
     if where.type == "cuda" and not torch.cuda.is_available():
         raise BackendError("device cuda: torch sees no GPU here; use device cpu")
     if dtype == "auto":

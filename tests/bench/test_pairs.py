@@ -15,7 +15,7 @@ from pairs import Pair, files_of
 from deltacompress.bench import pairs, pairs_artifacts
 from deltacompress.cli.main import main
 from deltacompress.demo.data import write_task
-from deltacompress.errors import DeltaCompressError, InputError, Interrupted, OutputError
+from deltacompress.errors import ChecksumError, DeltaCompressError, InputError, Interrupted, OutputError
 
 TASK = "palindrome"
 
@@ -53,6 +53,13 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"recipes": ["lossless", "a/lossless.yaml"]}, "--recipes: lossless is given twice"),
         ({"precisions": []}, "--precisions: names none; give one or more of fp32, bf16"),
         ({"precisions": ["fp32", "bf16"]}, "--precisions: fp32,bf16; give one or more of fp32, bf16-autocast"),
+        (
+            {"precisions": ["fp32", "fp32"]},
+            "--precisions: fp32,fp32; give one or more of .*, each once",
+        ),
+        ({"device": "gpu"}, "--device gpu: give one of auto, cpu, cuda"),
+        ({"score_device": "auto"}, "--score-device auto: give one of cpu, cuda"),
+        ({"out": Path(__file__)}, "test_pairs.py: is no directory; choose another --out"),
         ({"device": "cuda"}, "--device cuda: PyTorch sees no GPU here"),
         ({"score_device": "cuda"}, "--score-device cuda: PyTorch sees no GPU here"),
     ],
@@ -67,6 +74,14 @@ def test_options_are_refused_before_the_work(
 
 
 @pytest.mark.usefixtures("no_work")
+def test_nothing_is_written_where_it_is_read(demo: dict[str, Any]) -> None:
+    out = demo["data"] / "out"
+    with pytest.raises(OutputError, match=r"palindrome\.lossless: lies inside .*data, which is read"):
+        pairs.run(**(demo | {"out": out}))
+    assert not out.exists()
+
+
+@pytest.mark.usefixtures("no_work")
 @pytest.mark.parametrize(
     ("file", "content", "told"),
     [
@@ -76,6 +91,11 @@ def test_options_are_refused_before_the_work(
         (f"models/{TASK}/model.safetensors", None, "model.safetensors"),
         (f"data/{TASK}/validation.jsonl", '{"prompt": 5, "completion": "x"}', "validation.jsonl:1: field `prompt`"),
         (f"data/{TASK}/validation.jsonl", '{"prompt": "a", "completion": "b", "choices": 3}', ":1: choices must be"),
+        (
+            f"data/{TASK}/validation.jsonl",
+            json.dumps({"prompt": "a", "completion": "7" * 600}),
+            "validation.jsonl: completion '7777.*more than the model's 512",
+        ),
         ("out/palindrome.lossless/mine", "a file", "palindrome.lossless: exists already"),
     ],
 )
@@ -130,6 +150,12 @@ def test_what_is_there_is_measured_again_only_if_asked_and_if_it_is_the_same(
     spent = {"seconds": None, "peak_memory_gb": None, "backend": None}
     assert [row | spent for row in first] == [row | spent for row in again]
     assert again[1]["seconds"] is None
+    shard = next((demo["out"] / f"{TASK}.lossless").glob("delta-*.safetensors"))
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ChecksumError):
+        pairs.run(**demo, resume=True)
+    shard.write_bytes(whole)
     other = tmp_path / "other" / "lossless.yaml"
     other.parent.mkdir()
     other.write_text("name: lossless\ndescription: another\nrules: [{codec: exact}]\n")
@@ -201,10 +227,22 @@ def test_a_compression_has_a_process_of_its_own(pair: Pair, tmp_path: Path, capf
     assert files_of(tmp_path / "alone") == files_of(tmp_path / "here")
 
 
+def test_what_an_earlier_run_began_has_no_time_of_its_own(pair: Pair, tmp_path: Path) -> None:
+    job = _job(pair, tmp_path / "out")
+    job.partial.mkdir()
+    (job.partial / "step-outer.safetensors").touch()  # of a run without identity.json, so compress starts over
+    told = pairs_artifacts.costs(job, device="cpu", seed=None, resume=True)
+    assert (told["seconds"], told["peak_memory_gb"]) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("stderr", "told"),
     [
         ("compressing (3 steps)\nerror: train.jsonl: no such file; pass one\n", "train.jsonl: no such file; pass one"),
+        (
+            "error: other input (threads); give the same again, or leave out --resume to start over\n",
+            "other input (threads); give the same again, or remove {partial}",
+        ),
         ("", "it ended with code 2"),
     ],
 )
@@ -214,4 +252,5 @@ def test_its_error_is_passed_on(
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: subprocess.CompletedProcess(args, 2, "", stderr))
     with pytest.raises(InputError) as caught:
         pairs_artifacts.costs(_job(pair, tmp_path / "out"), device="cpu", seed=None, resume=False)
+    told = told.format(partial=tmp_path / "out.partial")
     assert str(caught.value) == f"compressing {pair.finetuned} with lossless: {told}"

@@ -13,6 +13,8 @@ from evaluation.reports import report
 from pairs import WORDS, write_tokenizer
 
 from deltacompress.cli.main import main
+from deltacompress.errors import InputError
+from deltacompress.evaluation import evaluate
 
 if TYPE_CHECKING:
     from pairs import Pair
@@ -62,6 +64,20 @@ def test_a_device_that_is_not_there(
     told = refused(capsys, argv(pair, artifact, task_dir, tmp_path / "out", "--device", "cuda"))
     assert "device cuda: torch sees no GPU here" in told
     assert not (tmp_path / "out").exists()
+    for options, told in (({"device": "gpu"}, "torch knows no such device"), ({"dtype": "int8"}, "serve in float32")):
+        with pytest.raises(InputError, match=told):
+            evaluate(artifact, base=pair.base, tasks=["echo"], task_dir=task_dir, out=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_device_and_dtype_may_be_left_to_the_machine(
+    pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = evaluate(artifact, base=pair.base, finetuned=pair.finetuned, tasks=["echo"], task_dir=task_dir, limit=2,
+                     device="auto", dtype="auto", policy=None, out=tmp_path / "out")  # fmt: skip
+    assert (found.settings.dtype, found.settings.device) == ("float32", "cpu")
 
 
 @pytest.mark.usefixtures("lm_eval")

@@ -81,16 +81,19 @@ def test_what_fails_stays_a_candidate(
         (["--gate", "defalt"], "no policy named"),
         (["--tasks", "wikisql"], "its data is missing"),
         (["--out", "base"], "label base: is taken"),
-        (["--gate", "default"], "but 24 of colours would be measured; {task_dir}/colours/validation.jsonl: give more"),
+        (["--gate", "default"], "24 of colours (of {task_dir}/colours/validation.jsonl) would be measured; give more"),
         (
             ["--gate", "default", "--limit", "24"],
-            "at least 300 samples of each task, but 24 of colours would",
+            "at least 300 samples of each task are needed, but 24 of colours",
         ),
         (
             ["--gate", "default", "--tasks", "arc_easy", "--limit", "299"],
             "299 of arc_easy would be measured; raise --lim",
         ),
-        (["--limit", "7"], "policy mine needs at least 8 samples of each task, but 7 of colours"),
+        (
+            ["--limit", "7"],
+            "policy mine: to bound its kl or min_top1, at least 8 samples of each task are needed, but 7",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_any_work(
@@ -141,6 +144,15 @@ def test_without_lm_eval_nothing_is_begun(
     assert "0.4.13 or newer" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("lm_eval", "no_compressing")
+def test_a_report_that_cannot_be_written_is_refused_before_any_work(
+    pair: Pair, policy: Path, task_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out.report").write_text("mine")
+    assert main(gated_argv(pair, tmp_path / "out", policy, task_dir)) == 2
+    assert "out.report: is no directory, but the report goes there" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("no_compressing")
 def test_options_of_a_gate_need_one(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(pair.argv(tmp_path / "out", "--tasks", "colours")) == 2
@@ -182,7 +194,7 @@ def test_a_run_that_was_stopped_while_it_measured_goes_on_there(
     with monkeypatch.context() as patch:
         patch.setattr(gated, "evaluate", interrupted)
         assert main([*argv, "--resume"]) == 2
-    assert f"interrupted while {tmp_path / 'out.candidate'} was measured: run again with" in capsys.readouterr().err
+    assert f"interrupted; {tmp_path / 'out.candidate'} is whole, run again with --resume to" in capsys.readouterr().err
     monkeypatch.setattr(gated, "compress", stopped)
     other = write_data(tmp_path / "other.jsonl", records=70)
     for change, told in (
@@ -207,8 +219,12 @@ def test_the_evaluation_gets_device_seed_and_the_policys_word_on_overlap(
         "recipe": "int4-24", "calibration": task_dir / "echo" / "validation.jsonl", "samples": 4, "seq_len": 8,
         "tasks": ["echo"], "task_dir": task_dir, "limit": 4, "seed": 3,
     }  # fmt: skip
-    with pytest.raises(InputError, match="4 of 4 samples are in the calibration file"):
-        compress_gated(pair.base, pair.finetuned, gate=Gate.parse({"name": "p"}), out=tmp_path / "no", **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(gated, "compress", None)  # the overlap shows before
+        with pytest.raises(InputError, match=r"4 of 4 samples are in the calibration file .*set allow_overlap"):
+            compress_gated(pair.base, pair.finetuned, gate=Gate.parse({"name": "p"}), out=tmp_path / "no", **options)
+    exact = options | {"recipe": "lossless"}  # which calibrates on nothing
+    compress_gated(pair.base, pair.finetuned, gate=Gate.parse({"name": "p"}), out=tmp_path / "exact", **exact)
     gate = Gate.parse({"name": "p", "allow_overlap": True})
     done = compress_gated(pair.base, pair.finetuned, gate=gate, out=tmp_path / "out", **options)
     assert done.gate.passed
