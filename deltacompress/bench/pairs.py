@@ -89,7 +89,7 @@ def run(
     try:
         spent = []
         for job in jobs:  # all of them before the scores: what is wrong with the last shall show soon
-            reporter.phase(f"{job.out.name}: making the artifact", 1)
+            reporter.phase(f"{job.out.name}: {'reading what is there' if job.finished else 'compressing'}", 1)
             spent.append(costs(job, device=device, seed=seed, resume=resume))
             reporter.step(job.method)
         for task, test in tests.items():

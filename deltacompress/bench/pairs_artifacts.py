@@ -45,6 +45,11 @@ class Job:
         """Where an unfinished compression waits."""
         return self.out.with_name(f"{self.out.name}.partial")
 
+    @property
+    def finished(self) -> bool:
+        """Whether the artifact is there."""
+        return (self.out / MANIFEST).is_file()
+
 
 def plan(
     models: Path,
@@ -83,7 +88,7 @@ def plan(
                 models / "base", models / task, recipe, data / task / "train.jsonl", out / f"{task}.{Path(recipe).stem}"
             )
             check_outside(job.out, models, data)
-            if not _published(job):
+            if not job.finished:
                 check_free(job.out)
             elif not resume:
                 raise OutputError(
@@ -102,10 +107,6 @@ def plan(
     return jobs
 
 
-def _published(job: Job) -> bool:
-    return (job.out / MANIFEST).is_file()
-
-
 def costs(job: Job, *, device: str, seed: int | None, resume: bool) -> dict[str, Any]:
     """Make the artifact, unless it is there, and say what it took: None if an earlier run did any of it.
 
@@ -113,7 +114,7 @@ def costs(job: Job, *, device: str, seed: int | None, resume: bool) -> dict[str,
         InputError: compressing failed.
     """
     begun = resume and any(job.partial.glob("step-*"))
-    told = load_delta(job.out).summary() if _published(job) else _compress(job, device=device, seed=seed, resume=resume)
+    told = load_delta(job.out).summary() if job.finished else _compress(job, device=device, seed=seed, resume=resume)
     if begun:
         told |= {"seconds": None, "peak_memory_bytes": None}
     calibration = load_delta(job.out).manifest.calibration
