@@ -45,7 +45,7 @@ class Steps:
             return {record.name: self._restored(step, record) for record in records}
         except (IntegrityError, CheckpointError) as error:
             raise InputError(
-                f"{self._work.path}: step {step} is damaged ({error}); leave out --resume to start over"
+                f"{self._work.path}: step {step} is damaged ({error}); remove it, or leave out --resume to start over"
             ) from error
 
     def _restored(self, step: str, record: TensorRecord) -> Tensor:

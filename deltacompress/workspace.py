@@ -117,10 +117,10 @@ class Workspace:
             told = read_header(path).metadata
         except CheckpointError as error:
             why = str(error).removeprefix(f"{path}: ")
-            raise InputError(f"{path}: damaged ({why}); leave out --resume to start over") from error
+            raise InputError(f"{path}: damaged ({why}); remove it, or leave out --resume to start over") from error
         records = told.get("records", "")
         if told.get("sha256") != _digest(step, records):
-            raise InputError(f"{path}: damaged (its records differ); leave out --resume to start over")
+            raise InputError(f"{path}: damaged (its records differ); remove it, or leave out --resume to start over")
         return [TensorRecord.model_validate(record) for record in json.loads(records)]
 
     def save(self, step: str, outcomes: Iterable[Outcome]) -> None:
@@ -195,16 +195,16 @@ def _check_same(known: Path, identity: str) -> None:
         text = known.read_text(encoding="utf-8")
         old = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{known}: damaged ({error}); leave out --resume to start over") from error
+        raise InputError(f"{known}: damaged ({error}); remove it, or leave out --resume to start over") from error
     if not isinstance(old, dict):
-        raise InputError(f"{known}: damaged (not a JSON object); leave out --resume to start over")
+        raise InputError(f"{known}: damaged (not a JSON object); remove it, or leave out --resume to start over")
     if text == identity:
         return
     new = json.loads(identity)
     changed = [key for key in sorted(new.keys() | old.keys()) if json.dumps(old.get(key)) != json.dumps(new.get(key))]
     raise InputError(
         f"{known.parent}: the unfinished run was started with other input ({', '.join(changed) or 'other bytes'}); "
-        "give the same again, or leave out --resume to start over"
+        "give the same again, remove it, or leave out --resume to start over"
     )
 
 

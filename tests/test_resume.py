@@ -197,7 +197,10 @@ def test_other_options_are_named(pair: Pair, unfinished: Path, tmp_path: Path) -
         ({"calibration": other_data}, "calibration"),
     ]
     for options, told in sets:
-        with pytest.raises(InputError, match=rf"started with other input \({told}\).*leave out --resume"):
+        with pytest.raises(
+            InputError,
+            match=rf"started with other input \({told}\); give the same again, remove it, or leave out --resume",
+        ):
             pair.compress(unfinished, resume=True, **options)
         assert files_of(partial(unfinished)) == kept
     shutil.copytree(pair.base, tmp_path / "base")
@@ -239,7 +242,7 @@ def test_a_damaged_step_is_no_ones_delta(pair: Pair, out: Path, lossless: str, d
     raw = bytearray(step.read_bytes())
     raw[-3] ^= 32
     step.write_bytes(raw if damage == "flip" else raw[:50])
-    with pytest.raises(InputError, match=r"out\.partial.*damaged.*leave out --resume to start over"):
+    with pytest.raises(InputError, match=r"out\.partial.*damaged.*; remove it, or leave out --resume to start over"):
         pair.compress(out, resume=True, lossless=lossless)
     assert not out.exists()
     pair.compress(out, lossless=lossless)
@@ -257,7 +260,7 @@ def test_a_damaged_identity(
     assert main(pair.argv(unfinished, "--resume")) == 2
     told = capsys.readouterr().err
     assert f"{partial(unfinished) / 'identity.json'}: damaged (" in told
-    assert told.endswith("; leave out --resume to start over\n")
+    assert told.endswith("; remove it, or leave out --resume to start over\n")
     assert files_of(partial(unfinished)) == kept
     assert main(pair.argv(unfinished)) == 0
     assert files_of(unfinished) == files_of(artifact)
@@ -292,7 +295,7 @@ def test_a_step_with_other_records(
     with_records(step, change)
     assert main(pair.argv(unfinished, "--resume")) == 2
     told = capsys.readouterr().err
-    assert f"{step}: damaged (its records differ); leave out --resume to start over" in told
+    assert f"{step}: damaged (its records differ); remove it, or leave out --resume to start over" in told
     assert not unfinished.exists()
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from deltacompress.artifact import load_delta, verify
-from deltacompress.calibrate.data import load_tokenizer
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.errors import InputError, OutputError
 from deltacompress.evaluation.made_from import difference
@@ -66,7 +65,7 @@ def plan(
 
     Raises:
         InputError: a task or recipe is given twice, no such recipe, an artifact of other input lies where one would go;
-            or as Checkpoint.open and load_tokenizer, of the models.
+            or as Checkpoint.open, of the models.
         IntegrityError: an artifact that lies there is damaged.
         OutputError: an artifact lies there, and resume is not given; or it would lie in what is read.
     """
@@ -82,7 +81,6 @@ def plan(
     jobs = []
     for task in tasks:
         finetuned = Checkpoint.open(models / task)
-        load_tokenizer(models / task)
         for recipe in recipes:
             job = Job(
                 models / "base", models / task, recipe, data / task / "train.jsonl", out / f"{task}.{Path(recipe).stem}"
@@ -114,18 +112,17 @@ def costs(job: Job, *, device: str, seed: int | None, resume: bool) -> dict[str,
         InputError: compressing failed.
     """
     begun = resume and any(job.partial.glob("step-*"))
-    told = load_delta(job.out).summary() if job.finished else _compress(job, device=device, seed=seed, resume=resume)
-    if begun:
-        told |= {"seconds": None, "peak_memory_bytes": None}
-    calibration = load_delta(job.out).manifest.calibration
-    peak = told.get("peak_memory_bytes")
+    told = None if job.finished else _compress(job, device=device, seed=seed, resume=resume)
+    whole = None if begun else told
+    delta = load_delta(job.out)
+    size, calibration = delta.summary(), delta.manifest.calibration
     return {
-        "ratio": told["ratio"],
-        "linear_bits_per_weight": told["linear_bits_per_weight"],
-        "seconds": told.get("seconds"),
-        "peak_memory_gb": None if peak is None else peak / 1e9,
-        "seed": None if calibration is None else calibration.seed,
-        "backend": told.get("backend"),  # seed and machine move the figures of coarse recipes
+        "ratio": size["ratio"],
+        "linear_bits_per_weight": size["linear_bits_per_weight"],
+        "seconds": whole and whole["seconds"],
+        "peak_memory_gb": whole and whole["peak_memory_bytes"] / 1e9,
+        "seed": calibration and calibration.seed,
+        "backend": told and told["backend"],  # seed and machine move the figures of coarse recipes
     }
 
 
@@ -144,7 +141,6 @@ def _compress(job: Job, *, device: str, seed: int | None, resume: bool) -> dict[
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         told = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
-        why = told[-1].removeprefix("error: ").replace("leave out --resume to start over", f"remove {job.partial}")
-        raise InputError(f"compressing {job.finetuned} with {job.recipe}: {why}")
+        raise InputError(f"compressing {job.finetuned} with {job.recipe}: {told[-1].removeprefix('error: ')}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result

@@ -96,7 +96,7 @@ def pairs(
     limit: Annotated[int, typer.Option(min=1, help="Validation samples of each task.")] = 1000,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, help="Seed of the calibration.", show_default="the recipe's, normally 0"),
+        typer.Option(min=0, max=2**50, help="Seed of the calibration.", show_default="the recipe's, normally 0"),
     ] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compress.")] = "auto",
     score_device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to score.")] = "cpu",
