@@ -25,13 +25,16 @@ OBS_EXCESS_WHITE = Tolerance(
     "mean over the brute-force optimum, 4 x 8, white inputs: columns are fixed in order; observed 0.006 (100 seeds)",
 )
 OBS_EXCESS_CORRELATED = Tolerance(
-    0.10, "the same with inputs mixed by 0.3; observed 0.050, and 0.159 with the published column-by-column rule"
+    0.10, "the same with inputs mixed by 0.3; observed 0.048, and 0.091 with the published column-by-column rule"
 )
 OBS_SAME_ROWS = Tolerance(
     0.1,
     "share of rows that may differ from a float64 reference: one near-tie rounds the other way and moves what follows",
 )
 OBS_SAME_LOSS = Tolerance(5e-3, "relative; two solutions that differ by near-ties only have nearly the same loss")
+GPU_LOSS = Tolerance(
+    0.02, "relative, all tensors together; bf16 products and attention of a GPU against those of a CPU: other Hessians"
+)
 SWEEP = Tolerance(1e-5, "relative; a sweep compares float32 costs, so it may accept a step that is worse by rounding")
 MONOTONE = Tolerance(0.0, "aggregated over rows, one more bit halves the step: no margin is needed")
 SBMM = {

@@ -12,12 +12,15 @@ Two things differ from the published loop, both exact:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from deltacompress.numerics import fused
 from deltacompress.numerics.grid import Grid
 from deltacompress.numerics.pairs import PairSolver
 from deltacompress.numerics.sparsity import Sparsity
@@ -70,57 +73,93 @@ def solve(
     joint = selection == "joint" and (sparsity.n, sparsity.m) == (2, 4)
     if joint and grid is not None and grid.group % 4 and grid.group < columns:
         raise ValueError(f"joint selection needs scales shared by each group of four, not by {grid.group} columns")
-    order_list = list(range(columns)) if order is None else order.tolist()
+    numbers = torch.arange(columns, device=target.device) if order is None else order
     work = (target if order is None else target[:, order]).T.contiguous()
     step = sparsity.m if sparsity.kind == "n:m" else STEP
     block = max(block // step, 1) * step
     mask = torch.ones(columns, rows, dtype=torch.bool, device=target.device)
     codes = torch.zeros(columns, rows, dtype=torch.uint8, device=target.device)
     loss = torch.zeros(rows, device=target.device)
-    rounding = _Rounding(grid, value_dtype)
     pairs = PairSolver(upper) if joint else None
-    diagonal = upper.diagonal().tolist()
+    fix: Callable[[fused.Block, int], None]
+    if fused.usable(target.device):
+        width = min(block, fused.BLOCK // step * step)
+        fix = partial(fused.fix, sparsity=sparsity, pairs=pairs, scales=fused.Scales.of(grid, numbers, value_dtype))
+    else:
+        width = block
+        fix = _Loop(sparsity, pairs, _Rounding(grid, value_dtype), numbers.tolist(), upper.diagonal().tolist())
+    scratch = torch.empty(min(width, columns), rows, device=target.device)
     for start in range(0, columns, block):
         stop = min(start + block, columns)
-        local = work[start:stop]
-        inner = upper[start:stop, start:stop]
-        errors = torch.empty_like(local)
         if sparsity.kind == "unstructured":
-            mask[start:stop] = _largest_share(local, inner, sparsity.kept_share)
-        with small_operations(target.device):
-            for a in range(0, stop - start, step):
-                b = min(a + step, stop - start)
-                if pairs is not None and b - a == 4:
-                    fixed = pairs(local[a:b], (start + a) // 4, rounding, order_list[start + a])
-                    mask[start + a : start + b] = fixed.mask
-                    if fixed.codes is not None:
-                        codes[start + a : start + b] = fixed.codes
-                    local[a:b], errors[a:b] = fixed.value, fixed.errors
-                else:
-                    if sparsity.kind == "n:m":
-                        score = (local[a:b] / inner.diagonal()[a:b].unsqueeze(1)).square_()
-                        mask[start + a : start + b] = _largest(score, sparsity.n)
-                    for j in range(a, b):
-                        column = local[j]
-                        value, code = rounding(column, order_list[start + j])
-                        value = value.mul_(mask[start + j])
-                        if code is not None:
-                            codes[start + j] = code
-                        error = torch.sub(column, value, out=errors[j]).div_(diagonal[start + j])
-                        column.copy_(value)
-                        if j + 1 < b:
-                            local[j + 1 : b].addr_(inner[j, j + 1 : b], error, alpha=-1)
-                if b < stop - start:
-                    local[b:].addmm_(inner[a:b, b:].T, errors[a:b], alpha=-1)
-        loss += errors.square().sum(0)
-        if stop < columns:
-            work[stop:].addmm_(upper[start:stop, stop:].T, errors, alpha=-1)
+            mask[start:stop] = _largest_share(work[start:stop], upper.diagonal()[start:stop], sparsity.kept_share)
+        for a in range(start, stop, width):
+            b = min(a + width, stop)
+            errors = scratch[: b - a]
+            fix(fused.Block(work[a:b], errors, codes[a:b], mask[a:b], upper[a:b, a:b]), a)
+            loss += errors.square().sum(0)
+            if b < columns:
+                work[b:].addmm_(upper[a:b, b:].T, errors, alpha=-1)
     return Solution(
         codes=_back(codes, order) if grid is not None else None,
         values=_back(work, order) if grid is None else None,
         mask=_back(mask, order),
         loss=loss,
     )
+
+
+class _Loop:
+    """Fixes a block of columns by operations of PyTorch, a group at a time: the reference for numerics/fused.py.
+
+    numbers: the columns' own, in solving order; diagonal: of `upper`.
+    """
+
+    def __init__(
+        self,
+        sparsity: Sparsity,
+        pairs: PairSolver | None,
+        rounding: _Rounding,
+        numbers: list[int],
+        diagonal: list[float],
+    ) -> None:
+        self._sparsity, self._pairs, self._rounding = sparsity, pairs, rounding
+        self._numbers, self._diagonal = numbers, diagonal
+        self._step = sparsity.m if sparsity.kind == "n:m" else STEP
+
+    def __call__(self, block: fused.Block, start: int) -> None:
+        width = block.work.shape[0]
+        with small_operations(block.work.device):
+            for a in range(0, width, self._step):
+                b = min(a + self._step, width)
+                if self._pairs is not None and b - a == 4:
+                    self._fix_pair(self._pairs, block, start, a)
+                else:
+                    self._fix_columns(block, start, a, b)
+                if b < width:
+                    block.work[b:].addmm_(block.upper[a:b, b:].T, block.errors[a:b], alpha=-1)
+
+    def _fix_pair(self, pairs: PairSolver, block: fused.Block, start: int, a: int) -> None:
+        group = slice(a, a + 4)
+        fixed = pairs(block.work[group], (start + a) // 4, self._rounding, self._numbers[start + a])
+        block.mask[group] = fixed.mask
+        if fixed.codes is not None:
+            block.codes[group] = fixed.codes
+        block.work[group], block.errors[group] = fixed.value, fixed.errors
+
+    def _fix_columns(self, block: fused.Block, start: int, a: int, b: int) -> None:
+        if self._sparsity.kind == "n:m":
+            score = (block.work[a:b] / block.upper.diagonal()[a:b].unsqueeze(1)).square_()
+            block.mask[a:b] = _largest(score, self._sparsity.n)
+        for j in range(a, b):
+            column = block.work[j]
+            value, code = self._rounding(column, self._numbers[start + j])
+            value = value.mul(block.mask[j])  # not in place: without rounding it is the column itself
+            if code is not None:
+                block.codes[j] = code
+            error = torch.sub(column, value, out=block.errors[j]).div_(self._diagonal[start + j])
+            column.copy_(value)
+            if j + 1 < b:
+                block.work[j + 1 : b].addr_(block.upper[j, j + 1 : b], error, alpha=-1)
 
 
 def _largest(score: Tensor, kept: int) -> Tensor:
@@ -144,9 +183,9 @@ def activation_order(hessian: Tensor, span: int) -> Tensor:
     return torch.cat([(runs[:, None] * span + inside).flatten(), tail])
 
 
-def _largest_share(local: Tensor, inner: Tensor, share: float) -> Tensor:
+def _largest_share(local: Tensor, diagonal: Tensor, share: float) -> Tensor:
     """Keep the `share` of a whole block [columns, rows] with the largest single-weight removal cost (SparseGPT)."""
-    score = (local / inner.diagonal().unsqueeze(1)).square_()
+    score = (local / diagonal.unsqueeze(1)).square_()
     kept = max(round(share * score.numel()), 1)
     flat = torch.zeros(score.numel(), dtype=torch.bool, device=local.device)
     flat[score.flatten().topk(kept).indices] = True

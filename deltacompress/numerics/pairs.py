@@ -69,6 +69,12 @@ class PairSolver:
         self._first = torch.tensor([PAIRS[5 - k][0] for k in range(6)], device=device)
         self._second = torch.tensor([PAIRS[5 - k][1] for k in range(6)], device=device)
 
+    def constants(self, group: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """For the kernels, from `group` on: costs f32 [6, 4] and [6], moves [12, 4], follow [6], errors' map [4, 4]."""
+        tensors = (self._square, self._cross, self._moves, self._follow, self._errors.contiguous())
+        square, cross, moves, follow, errors = (tensor[group:] for tensor in tensors)
+        return square, cross, moves, follow, errors
+
     def __call__(self, weight: Tensor, group: int, rounding: Rounding, column: int) -> Fixed:
         """Fix one group. weight: f32 [4, rows]; column: the number of its first column, for the grid."""
         k = self._cheapest(weight, group)

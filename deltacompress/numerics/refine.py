@@ -8,11 +8,14 @@ never raise the loss.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import combinations
 
 import torch
 from torch import Tensor
 
+from deltacompress.numerics import fused
 from deltacompress.numerics.grid import Grid, dequantize
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.numerics.threads import small_operations
@@ -30,7 +33,6 @@ def refine(
     *,
     sparsity: Sparsity,
     sweeps: int,
-    block: int = 128,
 ) -> tuple[Tensor, Tensor]:
     """Improve codes u8 and mask bool [rows, columns] for target f32 [rows, columns] under H f32 [columns, columns].
 
@@ -42,34 +44,54 @@ def refine(
     error = value - target.T
     codes, mask = codes.T.contiguous(), mask.T.contiguous()
     columns = target.shape[1]
-    rounding = _Nearest(grid)
     joint = sparsity.kind == "n:m" and (sparsity.n, sparsity.m) == (2, 4) and grid.group % 4 == 0
+    improve: Callable[..., None]
+    if fused.usable(target.device):
+        scales = fused.Scales.of(grid, torch.arange(columns, device=target.device))
+        improve = partial(fused.improve, scales=scales)
+    else:
+        improve = partial(_improve, rounding=_Nearest(grid))
     for _ in range(sweeps):
-        for start in range(0, columns, block):
-            stop = min(start + block, columns)
-            gradient = hessian[start:stop] @ error
-            local = hessian[start:stop, start:stop]
-            with small_operations(target.device):
-                for a, b in _spans(start, stop, joint):
-                    square = local[a - start : b - start, a - start : b - start]
-                    linear = torch.addmm(gradient[a - start : b - start], square, value[a:b], beta=-1)
-                    if b - a == 4:
-                        new, code, keep = _best_pair(square, linear, value[a:b], codes[a:b], mask[a:b], rounding, a)
-                        mask[a:b] = keep
-                    else:
-                        new, code = _best_columns(square, linear, value[a:b], codes[a:b], mask[a:b], rounding, a)
-                    codes[a:b] = code
-                    change = new - value[a:b]
-                    gradient.addmm_(local[:, a - start : b - start], change)
-                    error[a:b] += change
-                    value[a:b] = new
+        for start in range(0, columns, fused.BLOCK):
+            part = slice(start, min(start + fused.BLOCK, columns))
+            gradient, local = hessian[part] @ error, hessian[part, part]
+            improve(gradient, value[part], error[part], codes[part], mask[part], local, start=start, joint=joint)
     return codes.T.contiguous(), mask.T.contiguous()
 
 
-def _spans(start: int, stop: int, joint: bool) -> list[tuple[int, int]]:
+def _improve(
+    gradient: Tensor,
+    value: Tensor,
+    error: Tensor,
+    codes: Tensor,
+    mask: Tensor,
+    hessian: Tensor,
+    *,
+    start: int,
+    joint: bool,
+    rounding: _Nearest,
+) -> None:
+    """One sweep over a block, as fused.improve, by operations of PyTorch."""
+    with small_operations(value.device):
+        for a, b in _spans(value.shape[0], joint):
+            square = hessian[a:b, a:b]
+            linear = torch.addmm(gradient[a:b], square, value[a:b], beta=-1)
+            if b - a == 4:
+                old = (value[a:b], codes[a:b], mask[a:b])
+                new, code, mask[a:b] = _best_pair(square, linear, *old, rounding, start + a)
+            else:
+                new, code = _best_columns(square, linear, value[a:b], codes[a:b], mask[a:b], rounding, start + a)
+            codes[a:b] = code
+            change = new - value[a:b]
+            gradient.addmm_(hessian[:, a:b], change)
+            error[a:b] += change
+            value[a:b] = new
+
+
+def _spans(width: int, joint: bool) -> list[tuple[int, int]]:
     """What is chosen at once: whole groups of four if `joint`, single columns otherwise and in a ragged last group."""
-    whole = start + (stop - start) // 4 * 4 if joint else start
-    return [(a, a + 4) for a in range(start, whole, 4)] + [(a, a + 1) for a in range(whole, stop)]
+    whole = width // 4 * 4 if joint else 0
+    return [(a, a + 4) for a in range(0, whole, 4)] + [(a, a + 1) for a in range(whole, width)]
 
 
 def _best_pair(

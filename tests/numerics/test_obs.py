@@ -69,12 +69,33 @@ def test_one_group_of_four_is_solved_to_the_optimum(correlation: float) -> None:
 
 
 def test_joint_selection_loses_less_than_the_published_rule() -> None:
+    """Over the optimum about half as much of small matrices; of all that pruning costs a larger one, a few percent."""
+    excess = {"joint": 0.0, "diagonal": 0.0}
+    for seed in range(25):
+        p = problem(4, 8, seed=seed, correlation=0.5)
+        best, _ = brute_force(p.target.double().numpy(), p.hessian.double().numpy())
+        for selection in excess:
+            excess[selection] += float((p.loss(solve_values(p, selection=selection).values) / best - 1).sum())  # type: ignore[arg-type]
+    assert excess["joint"] < 0.75 * excess["diagonal"]
     losses = {"joint": 0.0, "diagonal": 0.0}
     for seed in range(5):
         p = problem(32, 64, seed=seed)
         for selection in losses:
             losses[selection] += float(p.loss(solve_values(p, selection=selection).values).sum())  # type: ignore[arg-type]
-    assert losses["joint"] < 0.95 * losses["diagonal"]
+    assert losses["joint"] < 0.99 * losses["diagonal"]
+
+
+@pytest.mark.parametrize("pattern", ["2:4", "dense", "unstructured:0.5"])
+def test_values_that_nothing_rounds_pass_their_errors_on(pattern: str) -> None:
+    p = problem(8, 32, seed=4)
+    sparsity = Sparsity.parse(pattern)
+    solution = obs.solve(
+        p.target, p.upper, sparsity=sparsity, grid=None, value_dtype=torch.float32, selection="diagonal"
+    )
+    assert solution.values is not None
+    loss = p.loss(solution.values).sum()
+    assert loss == pytest.approx(float(solution.loss.sum()), rel=1e-3, abs=1e-3)
+    assert loss < p.loss(p.target * solution.mask).sum() or pattern == "dense"
 
 
 @pytest.mark.parametrize("selection", ["joint", "diagonal"])

@@ -1,0 +1,208 @@
+"""The column loops in one launch a block against the same loops in PyTorch, on a CPU.
+
+Without a GPU the kernels run under Triton's interpreter, in a process of their own and without bfloat16 (truncated
+there). A near-tie may round the other way, which moves what follows in its row: rows are compared, and their losses.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from problems import Problem, problem
+from tolerances import OBS_SAME_LOSS, OBS_SAME_ROWS
+
+from deltacompress.numerics import fused, obs
+from deltacompress.numerics.grid import Grid, GridKind, dequantize, fit_grid
+from deltacompress.numerics.refine import refine
+from deltacompress.numerics.sparsity import Sparsity
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+CPU = torch.device("cpu")
+DEVICES = [
+    pytest.param(
+        CPU,
+        marks=pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_in_its_own_process starts"),
+    ),
+    pytest.param(torch.device("cuda"), marks=pytest.mark.gpu),
+]
+GRIDS: list[tuple[int, GridKind, int | None]] = [(2, "minmax", None), (4, "minmax", 64), (4, "symmetric", 32)]
+ROWS = 40  # not a multiple of the rows of a program
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_in_its_own_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", "-k", "cpu", __file__],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("lacks", "told"), [("triton", "Triton is not installed"), ("gpu", "a GPU that old"), ("compiler", "install gcc")]
+)
+def test_where_they_do_not_run_the_reason_is_told(lacks: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec("sys") if name == "triton" else spec(name))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (8, 0))
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.delenv("CC", raising=False)
+    gpu = torch.device("cuda", 99)
+    fused.missing.cache_clear()
+    assert fused.usable(gpu)
+    if lacks == "triton":
+        monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    elif lacks == "gpu":
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (6, 1))
+    else:
+        monkeypatch.setattr("shutil.which", lambda _name: None)
+    fused.missing.cache_clear()
+    assert told in (fused.missing(gpu) or "")
+    assert not fused.usable(gpu)
+    assert not fused.usable(CPU)
+    fused.missing.cache_clear()
+
+
+def on(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the kernels on `device`, and on no other."""
+    monkeypatch.setattr(fused, "usable", lambda there: INTERPRETED or there.type == device.type != "cpu")
+
+
+def same_rows(p: Problem, found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    """Values, then whatever else must be the same: of nearly all rows exactly, of all rows nearly the same loss."""
+    found = [part.cpu() for part in found]
+    close = torch.isclose(found[0], wanted[0], rtol=1e-4, atol=1e-5).all(1)
+    for one, other in zip(found[1:], wanted[1:], strict=True):
+        close &= (one == other).all(1)
+    assert (~close).float().mean() <= OBS_SAME_ROWS.value
+    assert p.loss(found[0]).sum() == pytest.approx(p.loss(wanted[0]).sum(), rel=OBS_SAME_LOSS.value)
+
+
+def moved(grid: Grid, device: torch.device) -> Grid:
+    return Grid(grid.bits, grid.group, grid.scale.to(device), grid.zero.to(device))
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize(
+    ("pattern", "selection", "columns", "quantized"),
+    [
+        ("2:4", "joint", 128, 0),
+        ("2:4", "joint", 131, 1),
+        ("2:4", "joint", 138, 1),
+        ("2:4", "joint", 131, None),
+        ("2:4", "diagonal", 131, 0),
+        ("2:4", "diagonal", 138, 1),
+        ("2:4", "diagonal", 131, None),
+        ("1:4", "diagonal", 131, 2),
+        ("3:5", "diagonal", 138, 0),
+        ("8:16", "diagonal", 131, 2),
+        ("unstructured:0.5", "diagonal", 138, 1),
+        ("unstructured:0.5", "diagonal", 131, None),
+        ("dense", "diagonal", 138, 1),
+        ("dense", "diagonal", 131, 2),
+    ],
+)
+def test_a_block_in_one_launch_is_the_loop(
+    device: torch.device,
+    pattern: str,
+    selection: obs.Selection,
+    columns: int,
+    quantized: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    p = problem(ROWS, columns, seed=columns, correlation=1.0)
+    sparsity = Sparsity.parse(pattern)
+    grid = None
+    if quantized is not None:
+        bits, kind, group = GRIDS[quantized]
+        grid = fit_grid(p.target, bits=bits, group=group or columns, kind=kind)
+    order = obs.activation_order(p.hessian, sparsity.m if sparsity.kind == "n:m" else obs.STEP)
+    upper = problem_upper(p, order)
+    block = 200 if quantized == 1 else 128  # 200: more than one launch takes
+
+    def solved(there: torch.device) -> obs.Solution:
+        return obs.solve(
+            p.target.to(there),
+            upper.to(there),
+            sparsity=sparsity,
+            grid=None if grid is None else moved(grid, there),
+            value_dtype=torch.float32,
+            block=block,
+            selection=selection,
+            order=order.to(there),
+        )
+
+    monkeypatch.setattr(fused, "usable", lambda _device: False)
+    wanted = solved(CPU)
+    on(device, monkeypatch)
+    found = solved(device)
+    if grid is None:
+        assert found.values is not None
+        assert wanted.values is not None
+        same_rows(p, [found.values, found.mask], [wanted.values, wanted.mask])
+    else:
+        assert found.codes is not None
+        assert wanted.codes is not None
+        values = [dequantize(one.codes.cpu(), grid) * one.mask.cpu() for one in (found, wanted)]  # type: ignore[union-attr]
+        same_rows(p, [values[0], found.mask], [values[1], wanted.mask])
+    assert float(found.loss.sum()) == pytest.approx(float(wanted.loss.sum()), rel=OBS_SAME_LOSS.value)
+
+
+@pytest.mark.gpu
+def test_pruned_only_values_are_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = problem(ROWS, 132, seed=3, correlation=1.0)
+    found = obs.solve(p.target.cuda(), p.upper.cuda(), sparsity=Sparsity.parse("2:4"), grid=None)
+    monkeypatch.setattr(fused, "usable", lambda _device: False)
+    wanted = obs.solve(p.target, p.upper, sparsity=Sparsity.parse("2:4"), grid=None)
+    assert found.values is not None
+    assert wanted.values is not None
+    assert torch.equal(found.values, found.values.bfloat16().float())
+    same_rows(p, [found.values, found.mask], [wanted.values, wanted.mask])
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize(
+    ("pattern", "columns", "quantized"),
+    [
+        ("2:4", 131, 0),
+        ("2:4", 136, 1),
+        ("2:4", 128, 2),
+        ("4:8", 131, 2),
+        ("unstructured:0.5", 131, 1),
+        ("dense", 138, 0),
+    ],
+)
+def test_a_sweep_in_one_launch_is_the_loop(
+    device: torch.device, pattern: str, columns: int, quantized: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = problem(ROWS, columns, seed=columns, correlation=1.0)
+    sparsity = Sparsity.parse(pattern)
+    bits, kind, group = GRIDS[quantized]
+    grid = fit_grid(p.target, bits=bits, group=group or columns, kind=kind)
+    monkeypatch.setattr(fused, "usable", lambda _device: False)
+    first = obs.solve(p.target, p.upper, sparsity=sparsity, grid=grid, selection="diagonal")
+    assert first.codes is not None
+    codes, mask = refine(p.target, p.hessian, first.codes, first.mask, grid, sparsity=sparsity, sweeps=2)
+    on(device, monkeypatch)
+    args = [part.to(device) for part in (p.target, p.hessian, first.codes, first.mask)]
+    new_codes, new_mask = refine(*args, moved(grid, device), sparsity=sparsity, sweeps=2)
+    found, wanted = dequantize(new_codes.cpu(), grid) * new_mask.cpu(), dequantize(codes, grid) * mask
+    assert not torch.equal(wanted, dequantize(first.codes, grid) * first.mask)
+    same_rows(p, [found], [wanted])
+    if sparsity.kind == "n:m":
+        assert torch.equal(new_mask.sum(1).cpu(), mask.sum(1))
+
+
+def problem_upper(p: Problem, order: torch.Tensor) -> torch.Tensor:
+    """U of the columns in solving order."""
+    inverse = torch.linalg.inv(p.hessian.double()[order][:, order])
+    return torch.linalg.cholesky(inverse, upper=True).float()
