@@ -9,6 +9,7 @@ Each step has a module of its own: planning, calibrate/, layerwise, encoding, wo
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
@@ -27,6 +28,7 @@ from deltacompress.errors import BackendError, CalibrationError, InputError, Int
 from deltacompress.extract import pair
 from deltacompress.fidelity import calibration_kl
 from deltacompress.layerwise import compress_layers
+from deltacompress.numerics import fused
 from deltacompress.planning import Plan, make_plan
 from deltacompress.publication import publish, tool_versions
 from deltacompress.recipe import Recipe
@@ -105,8 +107,10 @@ def compress(
     target = Path(out)
     check_free(target)
     chosen = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
-    where = _device(device)
+    where = choose_device(device)
     _check_codec(lossless, device)
+    if where.type == "cuda" and (reason := fused.missing(where)):
+        reporter.note(f"the solver's loops run in PyTorch, tens of times slower than its kernels: {reason}")
     pair_of = Checkpoint.open(base), Checkpoint.open(finetuned)
     check_outside(target, *(checkpoint.path for checkpoint in pair_of))
     plan, skeleton = _plan(*pair_of, chosen, where)
@@ -122,14 +126,14 @@ def compress(
         reporter.note(f"{work.path}: {earlier} finished step{'s' * (earlier > 1)} of an earlier run {fate}")
     kl = None
     try:
-        steps = Steps(plan, work, lossless, device)
-        if tokens is not None and skeleton is not None:
-            streams = compress_layers(plan, skeleton, tokens.ids, steps, reporter)
-            publish(plan, work, steps, lossless, tokens)  # first: nothing that only informs may stand in its way
-            kl = calibration_kl(plan, skeleton, streams, steps)
-        else:
-            _compress_plain(plan, steps, reporter)
-            publish(plan, work, steps, lossless, tokens)
+        with closing(Steps(plan, work, lossless, device)) as steps:
+            if tokens is not None and skeleton is not None:
+                streams = compress_layers(plan, skeleton, tokens.ids, steps, reporter)
+                publish(plan, work, steps, lossless, tokens)  # first: nothing that only informs may stand in its way
+                kl = calibration_kl(plan, skeleton, streams, steps)
+            else:
+                _compress_plain(plan, steps, reporter)
+                publish(plan, work, steps, lossless, tokens)
     except KeyboardInterrupt as stop:
         if work.published:
             work.discard()
@@ -218,7 +222,7 @@ def _compress_plain(plan: Plan, steps: Steps, reporter: Reporter) -> None:
 
 def _identity(plan: Plan, tokens: CalibrationTokens | None, codec: str, device: str) -> dict[str, Any]:
     """Everything that can change a byte of the artifact: what a resumed run must share with the interrupted one."""
-    where = _device(device)
+    where = choose_device(device)
     return {
         "base": plan.base.fingerprint(),
         "fine-tuned": plan.finetuned.fingerprint(),
@@ -227,10 +231,16 @@ def _identity(plan: Plan, tokens: CalibrationTokens | None, codec: str, device: 
         "calibration": tokens.sha256 if tokens else None,
         "lossless": _coder(codec, device),
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
+        "solver": _solver(where),
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "versions": tool_versions(),
     }
+
+
+def _solver(device: torch.device) -> str:
+    """What runs the column loops: they give nearly the same, not the same bytes."""
+    return "solver in Triton" if fused.usable(device) else "solver in PyTorch"
 
 
 def _processor() -> list[str]:
@@ -247,7 +257,12 @@ def _coder(codec: str, device: str) -> list[str]:
     return found
 
 
-def _device(device: str) -> torch.device:
+def choose_device(device: str) -> torch.device:
+    """What "auto", "cpu" or "cuda" means here.
+
+    Raises:
+        BackendError: "cuda", and torch sees no GPU.
+    """
     if device == "cuda" and not torch.cuda.is_available():
         raise BackendError("--device cuda: torch sees no CUDA GPU here; use --device cpu")
     if device == "auto":
@@ -260,5 +275,7 @@ def _check_codec(codec: str, device: str) -> None:
 
 
 def _backend(where: torch.device, codec: str, device: str) -> str:
-    compute = torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    compute = f"CPU, {torch.get_num_threads()} threads"
+    if where.type == "cuda":
+        compute = f"{torch.cuda.get_device_name(where)}, {_solver(where)}"
     return f"{compute}; {lossless.backend_for(codec, encode=True, device=device)}"

@@ -7,6 +7,7 @@ from the packed parts: what is served later, bit for bit.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from deltacompress import lossless
 from deltacompress.checkpoint import DTYPES, tensor_bytes
 from deltacompress.codecs import exact, packed, rtn
 from deltacompress.codecs.encoded import Encoded, restore_tensor
+from deltacompress.codecs.packed import Parts
 from deltacompress.codecs.settings import RtnSettings, SkipSettings
 from deltacompress.manifest import PartRecord, Status, TensorRecord
 from deltacompress.planning import Plan, TensorPlan
@@ -61,18 +63,48 @@ def with_added_rows(encoded: Encoded, finetuned: Tensor, reference: Tensor | Non
     return encoded
 
 
-def finish(
-    plan: Plan, tensor: TensorPlan, encoded: Encoded, reference: Tensor | None, codec: str, device: str
-) -> tuple[Outcome, Tensor]:
-    """Restore, hash and code one encoded tensor; returns (outcome, restored tensor on the CPU)."""
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """An encoded tensor as it will be stored, and what it restores to, where the solver left it (a GPU, perhaps)."""
+
+    encoded: Encoded
+    parts: Parts
+    restored: Tensor
+
+    def to_host(self) -> tuple[LaidOut, Callable[[], None]]:
+        """The same in host memory, and a function that waits until the copies have arrived; from a GPU."""
+        host = {name: _pinned(part) for name, part in self.parts.items()}
+        twin = LaidOut(self.encoded, host, _pinned(self.restored))
+        copied = torch.cuda.Event()
+        copied.record()
+        return twin, copied.synchronize
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """A copy in pinned memory, under way when this returns: the GPU goes on meanwhile, at its own speed."""
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def lay_out(tensor: TensorPlan, encoded: Encoded, reference: Tensor | None, codec: str) -> LaidOut:
+    """Restore an encoded tensor as any reader will, and rearrange its parts for the lossless stage.
+
+    Both happen where the parts are: all of it is exact, so a GPU gives the bytes that a CPU gives.
+    """
     info = tensor.pair.info
-    parts = {name: part.cpu() for name, part in encoded.parts.items()}
+    place = next((part.device for part in encoded.parts.values()), torch.device("cpu"))
+    parts = {name: part.to(place) for name, part in encoded.parts.items()}
     like = torch.empty(info.shape, dtype=DTYPES[info.dtype], device="meta")
-    restored = restore_tensor(encoded.format, encoded.params, parts, reference, like, tensor.name).contiguous()
+    base = None if reference is None else reference.to(place)
+    restored = restore_tensor(encoded.format, encoded.params, parts, base, like, tensor.name).contiguous()
     if codec != "none" and encoded.format == "packed":
         parts = packed.to_storage(packed.PackedSpec.from_json(encoded.params, tensor.name), parts)
+    return LaidOut(encoded, parts, restored)
+
+
+def finish(plan: Plan, tensor: TensorPlan, laid_out: LaidOut, codec: str, device: str) -> Outcome:
+    """Hash a tensor that is in host memory and run the lossless stage: a CPU's work, but for codecs that need a GPU."""
     records, streams = [], {}
-    for name, part in sorted(parts.items()):
+    for name, part in sorted(laid_out.parts.items()):
         stored = part.contiguous()
         if codec != "none":
             coded = lossless.encode(tensor_bytes(stored), codec, device=device)
@@ -84,8 +116,8 @@ def finish(
             hashes["blake3"] = blake3(raw).hexdigest()
         size = tuple(part.shape)
         records.append(PartRecord(name=name, dtype=DTYPE_NAMES[part.dtype], shape=size, bytes=raw.nbytes, **hashes))
-    digest = hashlib.sha256(tensor_bytes(restored)).hexdigest()
-    return Outcome(_record(plan, tensor, encoded, digest, tuple(records)), streams), restored
+    digest = hashlib.sha256(tensor_bytes(laid_out.restored)).hexdigest()
+    return Outcome(_record(plan, tensor, laid_out.encoded, digest, tuple(records)), streams)
 
 
 def alias_record(plan: Plan, tensor: TensorPlan, twin: TensorRecord) -> TensorRecord:

@@ -15,23 +15,25 @@ once: the layer's own parameters are what the solver starts from.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from deltacompress.calibrate.precision import reduced_precision
 from deltacompress.calibrate.skeleton import LayerCall, Skeleton
 from deltacompress.calibrate.streams import HiddenStates, should_wait_on_host
 from deltacompress.calibrate.walk import InputGroup, capture_calls, record_inputs
 from deltacompress.codecs import obs
-from deltacompress.encoding import Outcome, delta_of, encode_uncalibrated, with_added_rows
+from deltacompress.encoding import delta_of, encode_uncalibrated, with_added_rows
 from deltacompress.numerics.hessian import HessianAccumulator
 from deltacompress.planning import Plan, TensorPlan
 from deltacompress.reporter import Reporter
-from deltacompress.steps import Steps
+from deltacompress.steps import Steps, Unfinished
 
-TOKENS_PER_BATCH = 4096
+TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
+"""A GPU waits for launches, and casts a layer's weights to bf16, for each batch: larger ones make up for it."""
 
 
 class _Enough(Exception):
@@ -59,7 +61,7 @@ def compress_layers(plan: Plan, skeleton: Skeleton, ids: Tensor, steps: Steps, r
     late = [tensor for tensor in outer if tensor.name == skeleton.head_name and tensor.obs]
     body = [tensor.name for tensor in outer if tensor.name != skeleton.head_name]
     reporter.phase("compressing", skeleton.num_layers + 2)
-    batch = max(TOKENS_PER_BATCH // ids.shape[1], 1)
+    batch = max(TOKENS_PER_BATCH[skeleton.device.type] // ids.shape[1], 1)
     stream_bytes = ids.numel() * skeleton.hidden_size * torch.float32.itemsize
     on_host = should_wait_on_host(skeleton.device, stream_bytes * (2 if plan.asymmetric else 1))
     teacher = None
@@ -103,23 +105,27 @@ class _Walk:
     def layer(self, i: int, streams: Streams) -> float | None:
         """Compress decoder layer i and move the streams past it; returns its mean relative loss."""
         step = f"layer-{i:05d}"
-        self.skeleton.load(self.skeleton.layer_names(i), self.plan.finetuned.read)
+        on_gpu = self.skeleton.device.type == "cuda"
+        self.skeleton.load(self.skeleton.layer_names(i), partial(self.plan.finetuned.read, pinned=on_gpu))
         restored = self.steps.recall(step)
+        outcomes = None
         if restored is None:
-            self._compress(i, step, streams)
+            outcomes = self._compress(i, streams)
         else:
             if streams.teacher is not None:
                 self._move(i, streams.teacher, streams)
             self.skeleton.load(restored, restored.__getitem__)
-        self._move(i, streams.student, streams)
+        self._move(i, streams.student, streams)  # a GPU has begun it when this returns, and goes on while we save
+        if outcomes is not None:
+            self.steps.save(step, outcomes)
         self.skeleton.free_layer(i)
         losses = [record.loss for record in self.steps.records(step) if record.loss is not None]
         return sum(losses) / len(losses) if losses else None
 
-    def _compress(self, i: int, step: str, streams: Streams) -> None:
+    def _compress(self, i: int, streams: Streams) -> list[Unfinished]:
         """Encode layer i, and leave what it is restored to in the model."""
         names = self.skeleton.layer_names(i)
-        outcomes: list[Outcome] = []
+        outcomes: list[Unfinished] = []
         student = self.skeleton.weights(names)
         teacher = dict(student) if streams.teacher is not None else {}
         groups = self._groups(i, streams)
@@ -138,12 +144,11 @@ class _Walk:
             if stage is stages[-1]:
                 teacher.clear()
             for group in stage:
-                for outcome, restored in self._encode(group, student, statistics.pop(group[0])):
+                for name, outcome, restored in self._encode(group, student, statistics.pop(group[0])):
                     outcomes.append(outcome)
-                    name = outcome.record.name
                     student[name] = self.skeleton.prepare(name, restored)
         self.skeleton.swap(student)
-        self.steps.save(step, outcomes)
+        return outcomes
 
     def _groups(self, i: int, streams: Streams) -> list[list[str]]:
         """Calibrated linears that share an input, in execution order, found by running one batch."""
@@ -198,7 +203,7 @@ class _Walk:
                     seen.clear()
                     self.skeleton.swap({name: student[name] for name in changed})
                 self._until_enough(i, streams.student[k], streams)
-                with matmul_precision(self.skeleton.device):
+                with reduced_precision(self.skeleton.device):
                     for name in leaders:
                         sums[name].add(seen[name], targets.get(name))
                 seen.clear()
@@ -206,7 +211,7 @@ class _Walk:
 
     def _encode(
         self, group: list[str], weights: dict[str, Tensor], statistics: HessianAccumulator
-    ) -> Iterator[tuple[Outcome, Tensor]]:
+    ) -> Iterator[tuple[str, Unfinished, Tensor]]:
         """Encode the linears of one group; those with the same settings are solved together."""
         by_settings: dict[str, list[TensorPlan]] = {}
         for name in group:
@@ -219,24 +224,19 @@ class _Walk:
 
     def _solve(
         self, tensors: list[TensorPlan], weights: dict[str, Tensor], statistics: HessianAccumulator
-    ) -> Iterator[tuple[Outcome, Tensor]]:
+    ) -> Iterator[tuple[str, Unfinished, Tensor]]:
         """Encode linears with the same settings and input; weights: the fine-tuned ones, f32, on the device."""
         settings = tensors[0].obs
         assert settings is not None
-        references = {tensor.name: self.plan.base_of(tensor) for tensor in tensors}
+        references = {tensor.name: self.plan.base_of(tensor, self.skeleton.device) for tensor in tensors}
         encoded = obs.encode(
-            [self._job(name, weights[name], reference) for name, reference in references.items()], statistics, settings
+            [_job(name, weights[name], reference) for name, reference in references.items()], statistics, settings
         )
         for tensor in tensors:
             reference, whole = references.pop(tensor.name), encoded.pop(tensor.name)
             if tensor.pair.base_rows is not None:
                 whole = with_added_rows(whole, self.plan.finetuned.read(tensor.name), reference)
-            yield self.steps.finish(tensor, whole, reference)
-
-    def _job(self, name: str, weight: Tensor, reference: Tensor | None) -> obs.Job:
-        device = self.skeleton.device
-        delta = delta_of(weight, None if reference is None else reference.to(device, non_blocking=True))
-        return obs.Job(name, delta, weight[: delta.shape[0]])
+            yield tensor.name, *self.steps.finish(tensor, whole, reference)
 
     def head(self, tensor: TensorPlan, streams: Streams) -> None:
         """Compress the output projection against the final norm's output."""
@@ -251,10 +251,10 @@ class _Walk:
             targets = None
             if asymmetric and streams.teacher is not None:
                 targets = self.skeleton.run_final_norm(streams.teacher[k]).reshape(-1, features)
-            with matmul_precision(self.skeleton.device):
+            with reduced_precision(self.skeleton.device):
                 sums.add(inputs, targets)
         weights = {tensor.name: self.skeleton.prepare(tensor.name, self.plan.finetuned.read(tensor.name))}
-        self.steps.save(step, [outcome for outcome, _ in self._solve([tensor], weights, sums)])
+        self.steps.save(step, [outcome for _, outcome, _ in self._solve([tensor], weights, sums)])
 
     def _alpha(self, name: str) -> float:
         settings = self.plan.tensors[name].obs
@@ -273,20 +273,10 @@ class _Walk:
             stream[k] = self._run(i, stream[k], streams)
 
     def _run(self, i: int, hidden: Tensor, streams: Streams) -> Tensor:
-        with matmul_precision(self.skeleton.device):
-            return self.skeleton.run_layer(i, hidden, streams.calls[len(hidden)][i])
+        with reduced_precision(self.skeleton.device):
+            return self.skeleton.run_layer(i, hidden, streams.calls[len(hidden)][i]).to(hidden.dtype)
 
 
-@contextmanager
-def matmul_precision(device: torch.device) -> Iterator[None]:
-    """Matrix products of forwards and Hessians with reduced-precision inputs and fp32 sums (TF32; bf16 on a CPU).
-
-    The noise, 2^-9 of each input and independent from token to token, averages out over the calibration tokens and is
-    that of serving in bf16; the solver itself stays in full fp32.
-    """
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if device.type == "cuda" else "medium")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+def _job(name: str, weight: Tensor, reference: Tensor | None) -> obs.Job:
+    delta = delta_of(weight, reference)
+    return obs.Job(name, delta, weight[: delta.shape[0]])

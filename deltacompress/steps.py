@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from torch import Tensor
 
 from deltacompress.checkpoint import tensor_bytes
 from deltacompress.codecs.encoded import Encoded
 from deltacompress.decoding import restored_tensor, serving_parts
-from deltacompress.encoding import Outcome, finish
+from deltacompress.encoding import Outcome, finish, lay_out
 from deltacompress.errors import CheckpointError, InputError, IntegrityError
 from deltacompress.manifest import PartRecord, TensorRecord
 from deltacompress.planning import Plan, TensorPlan
 from deltacompress.workspace import Workspace
+
+Unfinished = Callable[[], Outcome]
+"""Waits for an outcome and returns it, or raises what went wrong."""
 
 
 class Steps:
@@ -24,14 +28,33 @@ class Steps:
     def __init__(self, plan: Plan, work: Workspace, codec: str, device: str) -> None:
         self._plan, self._work, self._codec, self._device = plan, work, codec, device
         self._records: dict[str, list[TensorRecord]] = {}
+        self._finisher = ThreadPoolExecutor(1, "finish")  # starts no thread before the first submit
 
-    def finish(self, tensor: TensorPlan, encoded: Encoded, reference: Tensor | None) -> tuple[Outcome, Tensor]:
-        """encoding.finish with this run's lossless codec."""
-        return finish(self._plan, tensor, encoded, reference, self._codec, self._device)
+    def close(self) -> None:
+        """End the thread that finishes tensors; what it has not begun is dropped."""
+        self._finisher.shutdown(cancel_futures=True)
 
-    def save(self, step: str, outcomes: Iterable[Outcome]) -> None:
-        """Store a step durably."""
-        done = list(outcomes)
+    def finish(self, tensor: TensorPlan, encoded: Encoded, reference: Tensor | None) -> tuple[Unfinished, Tensor]:
+        """Lay out, hash and code a tensor with this run's lossless codec; returns (the outcome to come, restored).
+
+        Hashing and coding are a CPU's work: while a GPU solves the next tensor they go on beside it. On a CPU, where
+        they would only take its cores from it, they are done at once.
+        """
+        laid_out = lay_out(tensor, encoded, reference, self._codec)
+        if laid_out.restored.device.type == "cpu":
+            outcome = finish(self._plan, tensor, laid_out, self._codec, self._device)
+            return lambda: outcome, laid_out.restored
+        on_host, wait = laid_out.to_host()
+
+        def work() -> Outcome:
+            wait()
+            return finish(self._plan, tensor, on_host, self._codec, self._device)
+
+        return self._finisher.submit(work).result, laid_out.restored
+
+    def save(self, step: str, outcomes: Iterable[Unfinished]) -> None:
+        """Store a step durably, as soon as all of it is finished."""
+        done = [outcome() for outcome in outcomes]
         self._work.save(step, done)
         self._records[step] = [outcome.record for outcome in done]
 

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from pairs import Pair, Recorder, files_of
+from tolerances import GPU_LOSS
 
 from deltacompress.artifact import load_delta
 from deltacompress.calibrate.skeleton import Skeleton
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.recipe import Recipe
+from deltacompress.restoration import restore
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -25,9 +27,9 @@ def reads_of(run: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> dict[Pa
     reads: dict[Path, Counter[str]] = {}
     read = Checkpoint.read
 
-    def count(self: Checkpoint, name: str) -> torch.Tensor:
+    def count(self: Checkpoint, name: str, **options: Any) -> torch.Tensor:
         reads.setdefault(self.path, Counter())[name] += 1
-        return read(self, name)
+        return read(self, name, **options)
 
     monkeypatch.setattr(Checkpoint, "read", count)
     run()
@@ -76,7 +78,7 @@ def test_weights_are_placed_once_however_many_batches(
         return prepare(self, name, value)
 
     monkeypatch.setattr(Skeleton, "prepare", count)
-    monkeypatch.setattr("deltacompress.layerwise.TOKENS_PER_BATCH", 16)  # eight batches
+    monkeypatch.setattr("deltacompress.layerwise.TOKENS_PER_BATCH", {"cpu": 16})  # eight batches
     pair.compress(tmp_path / "out", recipe="int2-24")
     # The teacher's and the student's.
     assert {name: times for name, times in prepared.items() if "_proj" in name and times != 2} == {}
@@ -86,7 +88,7 @@ def test_weights_are_placed_once_however_many_batches(
 def test_streams_on_the_host_change_no_byte(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
 ) -> None:
-    monkeypatch.setattr("deltacompress.layerwise.TOKENS_PER_BATCH", 48)  # batches of 3, 3, 2
+    monkeypatch.setattr("deltacompress.layerwise.TOKENS_PER_BATCH", {"cpu": 48})  # batches of 3, 3, 2
     here = pair.compress(tmp_path / "here", recipe=recipe)
     asked: list[int] = []
     monkeypatch.setattr(
@@ -153,3 +155,20 @@ def test_device_memory_is_that_of_one_layer(make_pair: Callable[..., Pair], tmp_
     assert embedding <= captures < 1.75 * embedding  # with its bf16 original while it is moved
     assert max(walk) <= bound
     assert max(walk) - min(walk) < layer / 4  # nothing piles up
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", ["int4-24", "int2-24", "sign-24", "int2", "deltazip-4bit", "sparsegpt-direct-4bit"])
+def test_what_a_gpu_made_restores_on_a_cpu_to_the_recorded_hashes(
+    make_pair: Callable[..., Pair], tmp_path: Path, recipe: str
+) -> None:
+    pair = make_pair("llama", hidden_size=144, intermediate_size=264, num_hidden_layers=2)
+    made = pair.compress(tmp_path / "out", recipe=recipe, device="cuda")
+    restore(tmp_path / "out", base=pair.base, out=tmp_path / "restored")  # checks the hash of every tensor
+    on_cpu = pair.compress(tmp_path / "cpu", recipe=recipe)
+    losses = [
+        {tensor["name"]: tensor["loss"] for tensor in result.summary["tensors"] if tensor["loss"] is not None}
+        for result in (made, on_cpu)
+    ]
+    assert losses[0].keys() == losses[1].keys()
+    assert sum(losses[0].values()) == pytest.approx(sum(losses[1].values()), rel=GPU_LOSS.value)

@@ -34,13 +34,16 @@ class HessianAccumulator:
         self._finished = False
 
     def add(self, x: Tensor, target_x: Tensor | None = None) -> None:
-        """Add inputs [tokens, in] of the compressed model and, when asymmetric, of the fine-tuned model."""
+        """Add inputs [tokens, in] of the compressed model and, when asymmetric, of the fine-tuned model.
+
+        Under CUDA's autocast, inputs are rounded to bfloat16 (differences after they are taken); sums are fp32 always.
+        """
         x = x.float()
-        self._xx.addmm_(x.T, x)
+        _add_product(self._xx, x, x)
         if self._dx is not None:
             if target_x is None:
                 raise ValueError("an asymmetric accumulator needs the fine-tuned model's inputs too")
-            self._dx.addmm_((target_x.float() - x).T, x)
+            _add_product(self._dx, target_x.float() - x, x)
         self.tokens += x.shape[0]
 
     def copy(self) -> HessianAccumulator:
@@ -68,6 +71,14 @@ class HessianAccumulator:
         hessian, drift = self._xx.mul_(factor), None if self._dx is None else self._dx.mul_(factor)
         self._xx, self._dx = self._xx.new_empty(0), None
         return hessian, drift
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """total += left^T right, for left, right f32 [tokens, in]."""
+    if left.is_cuda and torch.is_autocast_enabled("cuda"):
+        total += torch.mm(left.bfloat16().T, right.bfloat16(), out_dtype=torch.float32)
+    else:
+        total.addmm_(left.T, right)
 
 
 @dataclass(frozen=True, slots=True)
