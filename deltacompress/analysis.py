@@ -134,7 +134,7 @@ def _measure(pairing: Pairing, entry: TensorPair) -> _Measured:
     check_finite(f"{info.name} of {pairing.finetuned.path}", finetuned)
     if base is None:
         return _Measured(finetuned=stats.moments(finetuned))
-    check_finite(f"{entry.base_name} of {pairing.base.path}", base)
+    check_finite(f"{entry.base_name} of {pairing.base.path}", base, of_base=True)
     finetuned = finetuned if entry.base_rows is None else finetuned[: entry.base_rows]
     delta = finetuned - base
     histograms: dict[Family, Histogram] = {}

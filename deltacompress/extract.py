@@ -98,17 +98,20 @@ class Pairing:
         """
         return self.read_base(pair), self.finetuned.read(pair.info.name)
 
-    def read_base(self, pair: TensorPair, *, bits: bool = False) -> torch.Tensor | None:
-        """The base tensor of `pair`, on the CPU: `base_rows` rows of it where that is set; None for added and alias.
+    def read_base(
+        self, pair: TensorPair, *, bits: bool = False, device: torch.device | None = None
+    ) -> torch.Tensor | None:
+        """The base tensor of `pair`: `base_rows` rows of it where that is set; None for added and alias.
 
-        fp32, unless `bits` asks for its own dtype. Dtypes that need an exact codec (integers, booleans, 8-bit floats,
-        complex) stay as they are, since fp32 cannot hold them all. Raises as `read`.
+        On `device` (the CPU by default); fp32, unless `bits` asks for its own dtype. Dtypes that need an exact codec
+        (integers, booleans, 8-bit floats, complex) stay as they are, since fp32 cannot hold them all. Raises as `read`.
         """
         if pair.base_name is None:
             return None
-        base = self.base.read(pair.base_name)
+        base = self.base.read(pair.base_name, pinned=device is not None and device.type == "cuda")
         if pair.base_rows is not None:
             base = base[: pair.base_rows]
+        base = base.to(device, non_blocking=True)  # before the cast, which widens it
         return base if bits or self.base.tensors[pair.base_name].dtype not in _MIXING else base.float()
 
 
@@ -230,13 +233,12 @@ def _pair_one(
             notes.append(f"{name} is a buffer that differs in shape or dtype: stored whole")
             return TensorPair(info, None, "added")
         if not compatible:
-            raise PairError(f"{name}: {info.dtype} fine-tuned but {other.dtype} in the base; convert one of them")
+            told = f"{name}: {info.dtype} fine-tuned but {other.dtype} in the base {base.path}"
+            raise PairError(f"{finetuned.path}: {told}; convert one of them")
         if (is_embedding(name) or is_head(name)) and _same_columns(other, info):
             return _paired_rows(info, other, notes)
-        raise PairError(
-            f"{name}: shape {list(info.shape)} fine-tuned but {list(other.shape)} in the base; "
-            "give the base it was tuned from"
-        )
+        told = f"{name}: shape {list(info.shape)} fine-tuned but {list(other.shape)} in the base {base.path}"
+        raise PairError(f"{finetuned.path}: {told}; give the base it was tuned from")
     if is_head(name) and _is_tied(base.config) and (embedding := _embedding_for(info, base)) is not None:
         notes.append(f"{name} is tied to {embedding.name} in the base: paired with that")
         return _paired_rows(info, embedding, notes)

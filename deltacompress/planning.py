@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +24,7 @@ from deltacompress.types import TensorKind
 
 _MAX_NAME = MAX_NAME - 24  # a part is called tensor.part, in a file under the same rules
 _FLOATS = ("F16", "BF16", "F32", "F64")
+_READERS = 4  # tensors in memory at once while weights are checked
 _LARGE = ("linear", "embedding", "head")
 Fate = Literal["code", "exact", "identical", "added", "alias"]
 
@@ -91,7 +94,7 @@ class Plan:
         """(what the tensor is coded against, the fine-tuned tensor); the former as `base_of` gives it."""
         return self.base_of(plan), self.finetuned.read(plan.name)
 
-    def base_of(self, plan: TensorPlan) -> torch.Tensor | None:
+    def base_of(self, plan: TensorPlan, device: torch.device | None = None) -> torch.Tensor | None:
         """What the tensor is coded against, the fine-tuned one left unread; None where there is nothing.
 
         f32 for coded tensors; the base's own bits for exact and identical ones, where a cast could change a NaN or
@@ -99,7 +102,7 @@ class Plan:
         """
         if self.recipe.scope == "full":
             return None
-        return self.pairing.read_base(plan.pair, bits=plan.fate in ("exact", "identical"))
+        return self.pairing.read_base(plan.pair, bits=plan.fate in ("exact", "identical"), device=device)
 
 
 def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind]) -> Plan:
@@ -125,12 +128,22 @@ def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorK
         if len(name) > _MAX_NAME:
             told = f"tensor {name[:40]}... has a name of {len(name)} characters, more than {_MAX_NAME}"
             raise CheckpointError(f"{finetuned.path}: {told}; rename it")
+    for found in pairing.pairs:
+        recipe.rule_for(found.info.name, kind_of(found.info.name))  # before any weight is read
+    for checkpoint in (base, finetuned):
+        checkpoint.fingerprint()  # hashes all its tensors side by side; they are asked for one by one below
     tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of)}
     if not recipe.lossless:
-        for name in finetuned.tensors:
-            check_finite(f"{name} of {finetuned.path}", finetuned.read(name))
-        for used in sorted({plan.pair.base_name for plan in tensors.values() if plan.pair.base_name}):
-            check_finite(f"{used} of {base.path}", base.read(used))
+        used = sorted({plan.pair.base_name for plan in tensors.values() if plan.pair.base_name})
+        todo = [(finetuned, name) for name in finetuned.tensors] + [(base, name) for name in used]
+
+        def check(which: tuple[Checkpoint, str]) -> None:
+            checkpoint, name = which
+            told = f"{name} of {checkpoint.path}"
+            check_finite(told, checkpoint.read(name), of_base=checkpoint is base)
+
+        with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as pool:
+            list(pool.map(check, todo))  # in order: the error told is always the first
     return Plan(pairing, recipe, tensors)
 
 

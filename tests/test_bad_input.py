@@ -158,6 +158,7 @@ def test_nan_and_inf(tmp_path: Path, refused: Refused, mine: Pair, value: float,
     assert name in told
     assert str(directory) in told
     assert ("1 NaN and 0 Inf" if value != value else "0 NaN and 1 Inf") in told
+    assert ("get the base again" if which == "base" else "take an earlier checkpoint") in told
 
 
 def test_nan_is_no_obstacle_to_lossless(tmp_path: Path, mine: Pair) -> None:

@@ -326,7 +326,9 @@ def test_recalling_reads_no_fine_tuned_tensor(
     pair.compress(tmp_path / "whole", recipe="lossless", reporter=steps)
     interrupted(pair, out, recipe="lossless", reporter=Recorder(len(steps.steps) - 1))
     read, seen = Checkpoint.read, []
-    monkeypatch.setattr(Checkpoint, "read", lambda self, name: (seen.append(self.path), read(self, name))[1])
+    monkeypatch.setattr(
+        Checkpoint, "read", lambda self, name, **options: (seen.append(self.path), read(self, name, **options))[1]
+    )
     pair.compress(out, recipe="lossless", resume=True)
     assert pair.base in seen
     assert pair.finetuned not in seen

@@ -5,16 +5,20 @@ Rows of the delta that are zero throughout (tokens the fine-tuning never saw) ar
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from deltacompress.codecs.encoded import Encoded
-from deltacompress.codecs.packed import pack, pack_values
+from deltacompress.codecs.packed import PackedSpec, Parts, pack, pack_values
 from deltacompress.codecs.settings import RtnSettings
 from deltacompress.codecs.shared import spec_for
 from deltacompress.numerics import packing
 from deltacompress.numerics.grid import dequantize, fit_grid, quantize
 from deltacompress.numerics.sparsity import Sparsity
+
+_AT_A_TIME = 1 << 22  # weights, so that what is made on the way to the codes of an embedding stays in the cache
 
 
 def encode(delta: Tensor, settings: RtnSettings, name: str) -> Encoded:
@@ -27,22 +31,27 @@ def encode(delta: Tensor, settings: RtnSettings, name: str) -> Encoded:
     changed = (matrix != 0).any(1)
     stored = matrix[changed] if not bool(changed.all()) else matrix
     spec = spec_for(settings, rows=stored.shape[0], columns=matrix.shape[1], name=name)
-    mask = magnitude_mask(stored, settings.pattern)
-    if settings.bits == 16:
-        parts = pack_values(spec, values=stored, mask=mask)
-        decoded = stored.to(torch.bfloat16).float() * mask
-    else:
-        grid = fit_grid(
-            stored, bits=spec.bits, group=spec.group, kind=spec.grid, factor=settings.range_factor, mask=mask
-        )
-        codes = quantize(stored, grid)
-        parts = pack(spec, codes=codes, mask=mask, grid=grid)
-        decoded = dequantize(codes, grid) * mask
+    pieces: list[Parts] = []
+    lost = energy = 0.0
+    for piece in stored.split(max(_AT_A_TIME // max(stored.shape[1], 1), 1)):
+        parts, decoded = _encode_rows(piece, replace(spec, rows=piece.shape[0]), settings)
+        pieces.append(parts)
+        lost += float((decoded - piece).double().square().sum())
+        energy += float(piece.double().square().sum())
+    parts = {part: torch.cat([one[part] for one in pieces]) for part in pieces[0]}
     if stored is not matrix:
         parts["row_mask"] = packing.pack_codes(changed.to(torch.uint8).unsqueeze(0), 1).squeeze(0)
-    energy = float(stored.double().square().sum())
-    loss = float((decoded - stored).double().square().sum()) / energy if energy else 0.0
-    return Encoded("packed", spec.to_json(), parts, loss=loss)
+    return Encoded("packed", spec.to_json(), parts, loss=lost / energy if energy else 0.0)
+
+
+def _encode_rows(weight: Tensor, spec: PackedSpec, settings: RtnSettings) -> tuple[Parts, Tensor]:
+    """(parts, decoded) of some rows: each row is coded by itself."""
+    mask = magnitude_mask(weight, settings.pattern)
+    if settings.bits == 16:
+        return pack_values(spec, values=weight, mask=mask), weight.to(torch.bfloat16).float() * mask
+    grid = fit_grid(weight, bits=spec.bits, group=spec.group, kind=spec.grid, factor=settings.range_factor, mask=mask)
+    codes = quantize(weight, grid)
+    return pack(spec, codes=codes, mask=mask, grid=grid), dequantize(codes, grid) * mask
 
 
 def magnitude_mask(weight: Tensor, sparsity: Sparsity) -> Tensor:

@@ -38,7 +38,9 @@ class Grid:
         return (1 << self.bits) - 1
 
     def columns(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """(scale, zero) of columns start..stop-1, each [rows, stop - start]."""
+        """(scale, zero) of columns start..stop-1, each [rows, stop - start] (to be read only: memory may be shared)."""
+        if self.scale.shape[1] == 1:
+            return self.scale.expand(-1, stop - start), self.zero.expand(-1, stop - start)
         index = torch.arange(start, stop, device=self.scale.device) // self.group
         return self.scale[:, index], self.zero[:, index]
 
