@@ -409,10 +409,10 @@ class TestOptionsReachTheWork:
         result = SimpleNamespace(to_json=lambda: {"seconds": 1.5})
         seen: list[Any] = []
         fake("demo.run", run_demo=lambda out, reporter: seen.append(out) or result)
-        fake("bench.obs", run=lambda size, reporter: seen.append(size) or result)
+        fake("bench.obs", run=lambda size, device, reporter: seen.append((size, device)) or result)
         assert main(["demo", "--out", "somewhere", "--json"]) == 0
         assert main(["bench", "obs", "--size", "128", "--json"]) == 0
-        assert seen == [Path("somewhere"), 128]
+        assert seen == [Path("somewhere"), (128, "auto")]
         assert capsys.readouterr().out.count('"seconds": 1.5') == 2
 
     def test_analyze(self, fake: Fake, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

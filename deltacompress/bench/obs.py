@@ -21,6 +21,7 @@ from torch import Tensor
 from deltacompress.codecs.encoded import Encoded
 from deltacompress.codecs.obs import Job, encode
 from deltacompress.codecs.settings import ObsSettings
+from deltacompress.driver import choose_device
 from deltacompress.errors import InputError
 from deltacompress.numerics.grid import fit_grid
 from deltacompress.numerics.hessian import HessianAccumulator, factorize
@@ -58,12 +59,14 @@ class ObsBench:
         }
 
 
-def run(*, size: int = 4096, repeats: int = 2, device: str = "cpu", reporter: Reporter | None = None) -> ObsBench:
+def run(*, size: int = 4096, repeats: int = 2, device: str = "auto", reporter: Reporter | None = None) -> ObsBench:
     """Time one size x size layer; the Hessian has correlated columns, as real activations do.
 
     Raises:
         InputError: the size is no multiple of 4.
+        BackendError: device "cuda", and there is none.
     """
+    device = choose_device(device).type
     if size < 4 or size % 4:
         raise InputError(f"--size {size}: must be a multiple of 4, for whole 2:4 groups")
     reporter = reporter or SILENT

@@ -20,14 +20,46 @@ def obs(
     size: Annotated[
         int, typer.Option(min=64, max=32768, help="Rows and columns of the layer, a multiple of 4.")
     ] = 4096,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")] = "auto",
 ) -> None:
-    """Time the OBS solver (2:4, 4 bits) on one layer against a plain column-by-column implementation."""
+    """Time the OBS solver (2:4, 4 bits) on one linear against a plain column-by-column implementation."""
     from deltacompress.bench.obs import run
     from deltacompress.cli import render
 
     with console.progress() as reporter:
-        data = run(size=size, reporter=reporter).to_json()
+        data = run(size=size, device=device, reporter=reporter).to_json()
     console.result(data, lambda: render.summary_and_rows(f"OBS, {size} x {size}", data, table="rows"))
+
+
+@app.command("layers")
+@verb
+def layers(
+    console: Console,
+    *,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")] = "auto",
+    recipe: Annotated[str, typer.Option(help="Name of a shipped recipe, or the path of a YAML file.")] = "int4-24",
+    samples: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 256,
+    seq_len: Annotated[int, typer.Option(min=2, max=4096, help="Tokens in each.")] = 2048,
+    layers: Annotated[int, typer.Option(min=1, max=32, help="Decoder layers to compress.")] = 3,
+    scratch: Annotated[
+        Path | None, typer.Option(help="Directory for 2 GB of files a layer; a temporary one by default.")
+    ] = None,
+) -> None:
+    """Time `compress` layer by layer on a random pair (7B-shaped on a GPU) against the arithmetic it cannot avoid."""
+    from deltacompress.bench.layers import run
+    from deltacompress.cli import render
+
+    with console.progress() as reporter:
+        data = run(
+            device=device,
+            recipe=recipe,
+            samples=samples,
+            seq_len=seq_len,
+            layers=layers,
+            scratch=scratch,
+            reporter=reporter,
+        ).to_json()
+    console.result(data, lambda: render.summary_and_rows("layers", data, table="rows"))
 
 
 @app.command("kernels")

@@ -1,0 +1,185 @@
+"""Speed of compression itself: what `compress` takes for each decoder layer of a random pair, and what it has to take.
+
+The pair is written to disk and goes the whole way, from checkpoint files to a published artifact. The floor of a layer
+is the arithmetic that nobody can leave out (each stream through the layer once, and the sums of the Hessians), at the
+speed of a large matrix product of the same precision, measured in the same run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deltacompress.bench.clock import cpu_time, gpu_clock, median
+from deltacompress.bench.synthetic import SHAPE_7B, SHAPE_TINY, ModelShape, write_base, write_finetuned
+from deltacompress.calibrate.precision import reduced_precision
+from deltacompress.checkpoint_writer import write_file
+from deltacompress.codecs.settings import ObsSettings
+from deltacompress.driver import choose_device, compress
+from deltacompress.errors import InputError
+from deltacompress.recipe import Recipe
+from deltacompress.reporter import SILENT, Reporter
+
+_LAYERS = 3
+_PRODUCT = {"cuda": 8192, "cpu": 1024}
+
+
+@dataclass(frozen=True, slots=True)
+class LayersBench:
+    """laps: seconds of each step, in order; floor_seconds: of one layer, at `product_tflop_s`."""
+
+    settings: dict[str, Any]
+    backend: str
+    laps: tuple[dict[str, Any], ...]
+    tflop_per_layer: float
+    product_tflop_s: float
+    peak_memory_bytes: int
+    peak_device_bytes: int | None
+
+    @property
+    def seconds_per_layer(self) -> float:
+        """The median over the layers: the first one of a process also waits for kernels to be compiled."""
+        return median([lap["seconds"] for lap in self.laps if lap["step"].startswith("layer ")])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        floor = self.tflop_per_layer / self.product_tflop_s
+        return self.settings | {
+            "backend": self.backend,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "torch": torch.__version__,
+            "seconds_per_layer": self.seconds_per_layer,
+            "floor_seconds": floor,
+            "over_floor": self.seconds_per_layer / floor,
+            "tflop_per_layer": self.tflop_per_layer,
+            "product_tflop_s": self.product_tflop_s,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "peak_device_bytes": self.peak_device_bytes,
+            "rows": list(self.laps),
+        }
+
+
+class _Laps:
+    """A reporter that times the steps."""
+
+    def __init__(self, outer: Reporter) -> None:
+        self._outer, self._last = outer, time.perf_counter()
+        self.laps: list[dict[str, Any]] = []
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """Pass it on."""
+        self._outer.phase(name, total)
+
+    def step(self, label: str, *, loss: float | None = None, memory_bytes: int | None = None) -> None:
+        """Note the time since the last step, and pass it on."""
+        now = time.perf_counter()
+        self.laps.append({"step": label, "seconds": now - self._last, "loss": loss})
+        self._last = now
+        self._outer.step(label, loss=loss, memory_bytes=memory_bytes)
+
+    def note(self, message: str) -> None:
+        """Pass it on."""
+        self._outer.note(message)
+
+
+def run(
+    *,
+    device: str = "auto",
+    recipe: str = "int4-24",
+    samples: int = 256,
+    seq_len: int = 2048,
+    layers: int = _LAYERS,
+    shape: ModelShape | None = None,
+    scratch: Path | None = None,
+    reporter: Reporter | None = None,
+) -> LayersBench:
+    """Compress a few layers of a random pair: 7B-shaped on a GPU, tiny on a CPU.
+
+    scratch: directory for the files (6 GB for three layers of the 7B shape), a temporary one by default.
+
+    Raises:
+        InputError: the recipe does not calibrate.
+        BackendError: no such device here.
+    """
+    where = choose_device(device)
+    chosen = Recipe.load(recipe)
+    if not any(isinstance(rule, ObsSettings) for rule in chosen.rules):
+        raise InputError(f"recipe {recipe} calibrates nothing, so it has no layers to walk through; give one with obs")
+    reporter = reporter or SILENT
+    shape = shape or (SHAPE_7B if where.type == "cuda" else SHAPE_TINY)
+    shape = shape.with_layers(layers)
+    rate = _product_rate(where)
+    with tempfile.TemporaryDirectory(dir=scratch) as made:
+        root = Path(made)
+        reporter.phase("writing a random pair", 3)
+        _write_pair(root, shape, samples * seq_len, where, reporter)
+        laps = _Laps(reporter)
+        done = compress(
+            root / "base",
+            root / "finetuned",
+            recipe=chosen,
+            out=root / "out",
+            calibration=root / "calibration.txt",
+            samples=samples,
+            seq_len=seq_len,
+            device=where.type,
+            reporter=laps,
+        )
+    settings = {"shape": str(shape), "recipe": recipe, "samples": samples, "seq_len": seq_len, "layers": layers}
+    return LayersBench(
+        settings,
+        done.backend,
+        tuple(laps.laps),
+        _flop_per_layer(shape, chosen, samples, seq_len) / 1e12,
+        rate / 1e12,
+        done.peak_memory_bytes,
+        done.peak_device_bytes,
+    )
+
+
+def _write_pair(root: Path, shape: ModelShape, tokens: int, device: torch.device, reporter: Reporter) -> None:
+    """root/base, root/finetuned and root/calibration.txt, enough of it for `tokens` tokens."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(shape.vocabulary)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    config = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"}).encode()
+    for name, write in (("base", write_base), ("finetuned", partial(write_finetuned, base=root / "base"))):
+        (root / name).mkdir()
+        write(root / name, shape, device)
+        write_file(root / name / "tokenizer.json", [words.to_str().encode()])
+        write_file(root / name / "tokenizer_config.json", [config])
+        reporter.step(name)
+    drawn = torch.randint(shape.vocabulary, (tokens // 128 + 1, 160), generator=torch.Generator().manual_seed(0))
+    lines = (" ".join(f"w{token}" for token in row) + "\n" for row in drawn.tolist())
+    write_file(root / "calibration.txt", (line.encode() for line in lines))
+    reporter.step("calibration data")
+
+
+def _flop_per_layer(shape: ModelShape, recipe: Recipe, samples: int, seq_len: int) -> float:
+    """Operations of each stream's one pass through a layer (attention causal) and of the Hessians' sums."""
+    asymmetric = any(isinstance(rule, ObsSettings) and rule.asymmetric > 0 for rule in recipe.rules)
+    streams = 2 if asymmetric else 1
+    weights = 4 * shape.hidden**2 + 3 * shape.hidden * shape.mlp
+    tokens = samples * seq_len
+    forward = 2 * weights + 2 * seq_len * shape.hidden
+    hessians = 2 * (3 * shape.hidden**2 + shape.mlp**2)
+    return float(tokens * streams * (forward + hessians))
+
+
+def _product_rate(device: torch.device) -> float:
+    """Operations a second of a large product as the walk's, of random numbers."""
+    size = _PRODUCT[device.type]
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    clock = gpu_clock(device) if device.type == "cuda" else cpu_time
+    with reduced_precision(device):
+        return 2 * size**3 / (median(clock(lambda: left @ right, 10)) / 1e6)
