@@ -53,6 +53,8 @@ _SIDE_FILES = (
 )
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _READABLE = "make it readable, or get the checkpoint again"
+PINNED_AT_MOST = 2**29
+"""Bytes of a tensor that is worth pinned memory, which torch never gives back: most linears, few embeddings."""
 _CHUNK = 4 * 2**20  # bytes hashed at a time
 
 
@@ -108,7 +110,7 @@ class Checkpoint:
             CheckpointError: no such tensor, or its file changed or got shorter since it was opened.
         """
         info = self._span(name)[1].info
-        tensor = torch.empty(info.shape, dtype=DTYPES[info.dtype], pin_memory=pinned)
+        tensor = torch.empty(info.shape, dtype=DTYPES[info.dtype], pin_memory=pinned and info.nbytes <= PINNED_AT_MOST)
         with self._at(name) as file:
             got = file.readinto(tensor_bytes(tensor))
         self._check_length(name, got)
@@ -212,7 +214,7 @@ def check_finite(name: str, t: torch.Tensor, *, of_base: bool = False) -> None:
     if not (t.is_floating_point() or t.is_complex()):
         return
     values = t.float() if t.element_size() == 1 else t  # torch tests no 8-bit float for NaN
-    if values.numel() == 0 or bool(torch.isfinite(values if t.is_complex() else _extremes(values)).all()):
+    if values.numel() == 0 or bool(torch.isfinite(values if t.is_complex() else extremes(values)).all()):
         return
     nan, inf = int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
     way_out = "get the base again" if of_base else "the training run broke: take an earlier checkpoint"
@@ -222,7 +224,7 @@ def check_finite(name: str, t: torch.Tensor, *, of_base: bool = False) -> None:
     )
 
 
-def _extremes(values: torch.Tensor) -> torch.Tensor:
+def extremes(values: torch.Tensor) -> torch.Tensor:
     """The smallest and the largest value; NaN where there is one. Much faster than a test of each."""
     return torch.stack(torch.aminmax(values))
 

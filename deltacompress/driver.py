@@ -9,9 +9,10 @@ Each step has a module of its own: planning, calibrate/, layerwise, encoding, wo
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import distributions
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +110,14 @@ def compress(
     chosen = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
     where = choose_device(device)
     _check_codec(lossless, device)
-    if where.type == "cuda" and (reason := fused.missing(where)):
-        reporter.note(f"the solver's loops run in PyTorch, tens of times slower than its kernels: {reason}")
-    pair_of = Checkpoint.open(base), Checkpoint.open(finetuned)
-    check_outside(target, *(checkpoint.path for checkpoint in pair_of))
-    plan, skeleton = _plan(*pair_of, chosen, where)
+    with _telling_what_waits(target, resume=resume):
+        pair_of = Checkpoint.open(base), Checkpoint.open(finetuned)
+        check_outside(target, *(checkpoint.path for checkpoint in pair_of))
+        plan, skeleton = _plan(*pair_of, chosen, where)
     for note in plan.notes:
         reporter.note(note)
+    if where.type == "cuda" and plan.calibrated and (reason := fused.missing(where)):
+        reporter.note(f"the solver's loops run in PyTorch, tens of times slower than its kernels: {reason}")
     tokens = None
     if plan.calibrated and skeleton is not None:
         tokens = _tokens(plan, skeleton, calibration, samples, seq_len, seed)
@@ -164,7 +166,7 @@ def compress(
         seconds=time.monotonic() - started,
         peak_memory_bytes=Steps.peak_memory(),
         peak_device_bytes=torch.cuda.max_memory_allocated() if where.type == "cuda" else None,
-        backend=_backend(where, lossless, device),
+        backend=_backend(where, lossless, device, calibrated=plan.calibrated),
     )
 
 
@@ -178,6 +180,19 @@ def _plan(
     skeleton = Skeleton.from_config(finetuned.path, finetuned.tensors, device=device)
     skeleton.check_shapes({name: info.shape for name, info in finetuned.tensors.items()})
     return make_plan(pairing, recipe, skeleton.kind), skeleton
+
+
+@contextmanager
+def _telling_what_waits(out: Path, *, resume: bool) -> Iterator[None]:
+    """An interrupt before the workspace is open: whoever resumes is told that the steps are still there."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if resume and _finished_steps(out):
+            raise Interrupted(
+                f"interrupted; what an earlier run finished waits in {out}.partial: run again with --resume"
+            ) from stop
+        raise
 
 
 def _finished_steps(out: Path) -> int:
@@ -231,7 +246,7 @@ def _identity(plan: Plan, tokens: CalibrationTokens | None, codec: str, device: 
         "calibration": tokens.sha256 if tokens else None,
         "lossless": _coder(codec, device),
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
-        "solver": _solver(where),
+        "solver": _solver(where) if plan.calibrated else None,
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "versions": tool_versions(),
@@ -240,7 +255,7 @@ def _identity(plan: Plan, tokens: CalibrationTokens | None, codec: str, device: 
 
 def _solver(device: torch.device) -> str:
     """What runs the column loops: they give nearly the same, not the same bytes."""
-    return "solver in Triton" if fused.usable(device) else "solver in PyTorch"
+    return f"solver in Triton {version('triton')}" if fused.usable(device) else "solver in PyTorch"
 
 
 def _processor() -> list[str]:
@@ -274,8 +289,8 @@ def _check_codec(codec: str, device: str) -> None:
     lossless.check_available(codec, encode=True, device=device)
 
 
-def _backend(where: torch.device, codec: str, device: str) -> str:
+def _backend(where: torch.device, codec: str, device: str, *, calibrated: bool) -> str:
     compute = f"CPU, {torch.get_num_threads()} threads"
     if where.type == "cuda":
-        compute = f"{torch.cuda.get_device_name(where)}, {_solver(where)}"
+        compute = torch.cuda.get_device_name(where) + (f", {_solver(where)}" if calibrated else "")
     return f"{compute}; {lossless.backend_for(codec, encode=True, device=device)}"

@@ -15,11 +15,12 @@ from blake3 import blake3
 from torch import Tensor
 
 from deltacompress import lossless
-from deltacompress.checkpoint import DTYPES, tensor_bytes
+from deltacompress.checkpoint import DTYPES, PINNED_AT_MOST, extremes, tensor_bytes
 from deltacompress.codecs import exact, packed, rtn
 from deltacompress.codecs.encoded import Encoded, restore_tensor
 from deltacompress.codecs.packed import Parts
 from deltacompress.codecs.settings import RtnSettings, SkipSettings
+from deltacompress.errors import CheckpointError
 from deltacompress.manifest import PartRecord, Status, TensorRecord
 from deltacompress.planning import Plan, TensorPlan
 
@@ -45,15 +46,25 @@ def encode_uncalibrated(plan: Plan, tensor: TensorPlan) -> tuple[Encoded, Tensor
     if isinstance(tensor.settings, SkipSettings):
         return Encoded("none", {}, {}), reference, finetuned
     assert isinstance(tensor.settings, RtnSettings)
-    encoded = rtn.encode(delta_of(finetuned, reference), tensor.settings, tensor.name)
+    encoded = rtn.encode(delta_of(finetuned, reference, tensor.name), tensor.settings, tensor.name)
     return with_added_rows(encoded, finetuned, reference), reference, finetuned
 
 
-def delta_of(finetuned: Tensor, reference: Tensor | None) -> Tensor:
-    """w_ft - w_base in f32, over the rows that both have."""
-    if reference is None:
-        return finetuned.float()
-    return finetuned[: reference.shape[0]].float() - reference if finetuned.dim() else finetuned.float() - reference
+def delta_of(finetuned: Tensor, reference: Tensor | None, name: str) -> Tensor:
+    """w_ft - w_base in f32, over the rows that both have; of finite weights.
+
+    Raises:
+        CheckpointError: it is beyond fp32.
+    """
+    delta = (finetuned if reference is None or not finetuned.dim() else finetuned[: reference.shape[0]]).float()
+    if reference is not None:
+        delta = delta - reference
+    if delta.numel() and not bool(torch.isfinite(extremes(delta)).all()):
+        raise CheckpointError(
+            f"tensor {name}: weights, or their differences from the base's, are beyond fp32, which no training leaves; "
+            "get the checkpoints again, or use --recipe lossless, which keeps any bits"
+        )
+    return delta
 
 
 def with_added_rows(encoded: Encoded, finetuned: Tensor, reference: Tensor | None) -> Encoded:
@@ -73,15 +84,17 @@ class LaidOut:
 
     def to_host(self) -> tuple[LaidOut, Callable[[], None]]:
         """The same in host memory, and a function that waits until the copies have arrived; from a GPU."""
-        host = {name: _pinned(part) for name, part in self.parts.items()}
-        twin = LaidOut(self.encoded, host, _pinned(self.restored))
+        host = {name: _on_host(part) for name, part in self.parts.items()}
+        twin = LaidOut(self.encoded, host, _on_host(self.restored))
         copied = torch.cuda.Event()
         copied.record()
         return twin, copied.synchronize
 
 
-def _pinned(tensor: Tensor) -> Tensor:
-    """A copy in pinned memory, under way when this returns: the GPU goes on meanwhile, at its own speed."""
+def _on_host(tensor: Tensor) -> Tensor:
+    """A copy in host memory; in pinned memory, under way when this returns: the GPU goes on meanwhile."""
+    if tensor.nbytes > PINNED_AT_MOST:
+        return tensor.cpu()
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 

@@ -15,6 +15,7 @@ once: the layer's own parameters are what the solver starts from.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -115,9 +116,11 @@ class _Walk:
             if streams.teacher is not None:
                 self._move(i, streams.teacher, streams)
             self.skeleton.load(restored, restored.__getitem__)
-        self._move(i, streams.student, streams)  # a GPU has begun it when this returns, and goes on while we save
-        if outcomes is not None:
-            self.steps.save(step, outcomes)
+        try:
+            self._move(i, streams.student, streams)  # a GPU has only begun it when this returns: it runs while we save
+        finally:
+            if outcomes is not None:
+                self.steps.save(step, outcomes)
         self.skeleton.free_layer(i)
         losses = [record.loss for record in self.steps.records(step) if record.loss is not None]
         return sum(losses) / len(losses) if losses else None
@@ -203,7 +206,7 @@ class _Walk:
                     seen.clear()
                     self.skeleton.swap({name: student[name] for name in changed})
                 self._until_enough(i, streams.student[k], streams)
-                with reduced_precision(self.skeleton.device):
+                with self._reduced_precision():
                     for name in leaders:
                         sums[name].add(seen[name], targets.get(name))
                 seen.clear()
@@ -251,10 +254,15 @@ class _Walk:
             targets = None
             if asymmetric and streams.teacher is not None:
                 targets = self.skeleton.run_final_norm(streams.teacher[k]).reshape(-1, features)
-            with reduced_precision(self.skeleton.device):
+            with self._reduced_precision():
                 sums.add(inputs, targets)
         weights = {tensor.name: self.skeleton.prepare(tensor.name, self.plan.finetuned.read(tensor.name))}
         self.steps.save(step, [outcome for _, outcome, _ in self._solve([tensor], weights, sums)])
+
+    def _reduced_precision(self) -> AbstractContextManager[None]:
+        return reduced_precision(
+            self.skeleton.device, bf16_weights=self.plan.bf16_linears, asymmetric=self.plan.asymmetric
+        )
 
     def _alpha(self, name: str) -> float:
         settings = self.plan.tensors[name].obs
@@ -273,10 +281,10 @@ class _Walk:
             stream[k] = self._run(i, stream[k], streams)
 
     def _run(self, i: int, hidden: Tensor, streams: Streams) -> Tensor:
-        with reduced_precision(self.skeleton.device):
+        with self._reduced_precision():
             return self.skeleton.run_layer(i, hidden, streams.calls[len(hidden)][i]).to(hidden.dtype)
 
 
 def _job(name: str, weight: Tensor, reference: Tensor | None) -> obs.Job:
-    delta = delta_of(weight, reference)
+    delta = delta_of(weight, reference, name)
     return obs.Job(name, delta, weight[: delta.shape[0]])

@@ -81,6 +81,11 @@ class Plan:
         return tuple(notes)
 
     @property
+    def bf16_linears(self) -> bool:
+        """Whether the fine-tuned model's linears, and so what they are restored to, are bfloat16 throughout."""
+        return {plan.pair.info.dtype for plan in self.tensors.values() if plan.kind == "linear"} <= {"BF16"}
+
+    @property
     def calibrated(self) -> bool:
         """Whether any tensor is coded from activations."""
         return any(plan.obs for plan in self.tensors.values())
@@ -135,7 +140,10 @@ def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorK
     tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of)}
     if not recipe.lossless:
         used = sorted({plan.pair.base_name for plan in tensors.values() if plan.pair.base_name})
-        todo = [(finetuned, name) for name in finetuned.tensors] + [(base, name) for name in used]
+        if recipe.scope == "full":  # never looks at the base's weights
+            used = []
+        # the base first: where both are damaged, it is where the damage comes from
+        todo = [(base, name) for name in used] + [(finetuned, name) for name in finetuned.tensors]
 
         def check(which: tuple[Checkpoint, str]) -> None:
             checkpoint, name = which

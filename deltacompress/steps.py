@@ -12,8 +12,8 @@ from torch import Tensor
 from deltacompress.checkpoint import tensor_bytes
 from deltacompress.codecs.encoded import Encoded
 from deltacompress.decoding import restored_tensor, serving_parts
-from deltacompress.encoding import Outcome, finish, lay_out
-from deltacompress.errors import CheckpointError, InputError, IntegrityError
+from deltacompress.encoding import LaidOut, Outcome, finish, lay_out
+from deltacompress.errors import CheckpointError, IntegrityError, OutputError
 from deltacompress.manifest import PartRecord, TensorRecord
 from deltacompress.planning import Plan, TensorPlan
 from deltacompress.workspace import Workspace
@@ -41,7 +41,7 @@ class Steps:
         they would only take its cores from it, they are done at once.
         """
         laid_out = lay_out(tensor, encoded, reference, self._codec)
-        if laid_out.restored.device.type == "cpu":
+        if _on_cpu(laid_out):
             outcome = finish(self._plan, tensor, laid_out, self._codec, self._device)
             return lambda: outcome, laid_out.restored
         on_host, wait = laid_out.to_host()
@@ -67,8 +67,9 @@ class Steps:
         try:
             return {record.name: self._restored(step, record) for record in records}
         except (IntegrityError, CheckpointError) as error:
-            raise InputError(
-                f"{self._work.path}: step {step} is damaged ({error}); remove it, or leave out --resume to start over"
+            told = "damaged (it does not restore to what its records say)"
+            raise OutputError(  # not the input's fault: the other steps stay
+                f"{self._work.file_of(step)}: {told}; remove it, or leave out --resume to start over"
             ) from error
 
     def _restored(self, step: str, record: TensorRecord) -> Tensor:
@@ -95,3 +96,7 @@ class Steps:
         """Peak resident memory of this process so far, in bytes."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _on_cpu(laid_out: LaidOut) -> bool:
+    return laid_out.restored.device.type == "cpu"

@@ -110,17 +110,17 @@ class Workspace:
         Raises:
             InputError: its file is not the one that `save` wrote.
         """
-        path = self._step(step)
+        path = self.file_of(step)
         if not path.is_file():
             return None
         try:
             told = read_header(path).metadata
         except CheckpointError as error:
             why = str(error).removeprefix(f"{path}: ")
-            raise InputError(f"{path}: damaged ({why}); remove it, or leave out --resume to start over") from error
+            raise OutputError(f"{path}: damaged ({why}); remove it, or leave out --resume to start over") from error
         records = told.get("records", "")
         if told.get("sha256") != _digest(step, records):
-            raise InputError(f"{path}: damaged (its records differ); remove it, or leave out --resume to start over")
+            raise OutputError(f"{path}: damaged (its records differ); remove it, or leave out --resume to start over")
         return [TensorRecord.model_validate(record) for record in json.loads(records)]
 
     def save(self, step: str, outcomes: Iterable[Outcome]) -> None:
@@ -129,7 +129,7 @@ class Workspace:
         records = json.dumps([outcome.record.model_dump(mode="json") for outcome in done])
         streams = {f"{one.record.name}.{name}": part for one in done for name, part in one.streams.items()}
         metadata = {"records": records, "sha256": _digest(step, records)}
-        self._put(self._step(step).name, save(streams, metadata=metadata))
+        self._put(self.file_of(step).name, save(streams, metadata=metadata))
 
     def read(self, step: str, key: str) -> Tensor:
         """One stored part of a finished step; its bytes are as good as the disk, its records hold their hash.
@@ -137,7 +137,7 @@ class Workspace:
         Raises:
             CheckpointError: the file has no such part, or cannot be read.
         """
-        path = self._step(step)
+        path = self.file_of(step)
         span = read_header(path).tensors.get(key)
         if span is None:
             raise CheckpointError(f"{path}: holds no {key}")
@@ -150,7 +150,8 @@ class Workspace:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
         return tensor
 
-    def _step(self, step: str) -> Path:
+    def file_of(self, step: str) -> Path:
+        """Where a step is, or would be."""
         return self.path / f"step-{step}.safetensors"
 
     def close(self) -> None:

@@ -115,6 +115,52 @@ def test_linears_of_one_group_may_have_settings_of_their_own(pair: Pair, tmp_pat
     assert (mixed[f"{first}k_proj.weight"] or 0) > 2 * (plain[f"{first}k_proj.weight"] or 0)
 
 
+@pytest.mark.parametrize(("dtype", "wanted"), [(torch.bfloat16, "medium"), (torch.float16, "highest")])
+def test_weights_are_never_rounded_to_multiply_them(
+    make_pair: Callable[..., Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, wanted: str
+) -> None:
+    run_layer, seen = Skeleton.run_layer, []
+
+    def watch(self: Skeleton, *args: Any) -> torch.Tensor:
+        seen.append(torch.get_float32_matmul_precision())
+        return run_layer(self, *args)
+
+    monkeypatch.setattr(Skeleton, "run_layer", watch)
+    before = torch.get_float32_matmul_precision()
+    make_pair("llama", dtype=dtype).compress(tmp_path / "out")
+    assert set(seen) == {wanted}
+    assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "recipe", "wanted"),
+    [
+        (torch.bfloat16, "deltazip-2bit", True),
+        (torch.bfloat16, "int4-24", False),
+        (torch.float16, "deltazip-2bit", False),
+    ],
+)
+def test_a_gpu_casts_automatically_only_bf16_models_with_plain_targets(
+    make_pair: Callable[..., Pair],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    recipe: str,
+    wanted: bool,
+) -> None:
+    run_layer, seen = Skeleton.run_layer, []
+
+    def watch(self: Skeleton, *args: Any) -> torch.Tensor:
+        seen.append((torch.is_autocast_enabled("cuda"), torch.get_float32_matmul_precision()))
+        return run_layer(self, *args)
+
+    monkeypatch.setattr(Skeleton, "run_layer", watch)
+    make_pair("llama", dtype=dtype).compress(tmp_path / "out", recipe=recipe, device="cuda")
+    assert {auto for auto, _ in seen} == {wanted}
+    assert wanted or {precision for _, precision in seen} == {"high"}
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("recipe", ["int2-24", "deltazip-2bit"])
 def test_device_memory_is_that_of_one_layer(make_pair: Callable[..., Pair], tmp_path: Path, recipe: str) -> None:

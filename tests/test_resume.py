@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,11 +20,13 @@ import torch
 from pairs import Pair, Recorder, edit, files_of, perturb, weights_of, write_data
 from safetensors.torch import load_file, save_file
 
-from deltacompress import driver, publication
+from deltacompress import driver, layerwise, publication
+from deltacompress import steps as steps_module
 from deltacompress.artifact import verify
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.cli.main import main
-from deltacompress.errors import InputError, Interrupted, OutputError
+from deltacompress.encoding import lay_out
+from deltacompress.errors import BackendError, InputError, Interrupted, OutputError
 from deltacompress.recipe import Recipe
 from deltacompress.restoration import restore
 from deltacompress.safetensors_header import read_header
@@ -229,6 +232,73 @@ def test_with_and_without_resume_it_says_what_becomes_of_an_earlier_run(pair: Pa
     assert note == f"{partial(unfinished)}: 1 finished step of an earlier run used again"
 
 
+def test_an_interrupt_before_the_workspace_is_open_tells_what_waits(
+    pair: Pair, unfinished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_args: Any, **_options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver, "_plan", stop)
+    with pytest.raises(Interrupted, match=r"waits in .*\.partial: run again with --resume"):
+        pair.compress(unfinished, resume=True)
+    with pytest.raises(KeyboardInterrupt):  # whoever does not resume has given the steps up
+        pair.compress(unfinished)
+    assert steps_in(unfinished)
+
+
+def test_a_layer_is_saved_though_the_forward_after_it_is_stopped(
+    pair: Pair, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    move = layerwise._Walk._move
+
+    def stop(self: Any, i: int, stream: Any, streams: Any) -> None:
+        if i == 1 and stream is streams.student:
+            raise KeyboardInterrupt
+        move(self, i, stream, streams)
+
+    monkeypatch.setattr(layerwise._Walk, "_move", stop)
+    interrupted(pair, out)
+    assert steps_in(out) == ["layer-00000", "layer-00001", "outer"]
+
+
+@pytest.mark.parametrize("failure", [None, BackendError("no codec"), RuntimeError("lost"), KeyboardInterrupt()])
+def test_tensors_that_a_thread_finishes(
+    pair: Pair, out: Path, artifact: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException | None
+) -> None:
+    """As on a GPU: the same bytes; what goes wrong there is told here, and the steps before stay."""
+    finish, threads, coded = steps_module.finish, set(), []
+
+    def watch(plan: Any, tensor: Any, *args: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        coded.append(tensor.name)
+        if failure is not None and "layers.1" in tensor.name:
+            raise failure
+        return finish(plan, tensor, *args)
+
+    class OnGpu:
+        """A LaidOut whose restored tensor says that it is on a GPU."""
+
+        def __init__(self, inner: Any) -> None:
+            self.inner, self.restored = inner, inner.restored
+
+        def to_host(self) -> Any:
+            return self.inner, lambda: None
+
+    monkeypatch.setattr(steps_module, "finish", watch)
+    monkeypatch.setattr(steps_module, "lay_out", lambda *args: OnGpu(lay_out(*args)))
+    monkeypatch.setattr(steps_module, "_on_cpu", lambda _laid_out: False)
+    if failure is None:
+        pair.compress(out)
+        assert files_of(out) == files_of(artifact)
+    else:
+        with pytest.raises((type(failure), Interrupted)):
+            pair.compress(out)
+        assert not out.exists()
+        assert steps_in(out) == ["layer-00000", "outer"]
+    assert {name.split("_")[0] for name in threads} == {"finish"}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("finish")]
+
+
 def test_resume_with_nothing_to_resume_is_a_plain_run(pair: Pair, out: Path, artifact: Path) -> None:
     pair.compress(out, resume=True)
     assert files_of(out) == files_of(artifact)
@@ -242,10 +312,15 @@ def test_a_damaged_step_is_no_ones_delta(pair: Pair, out: Path, lossless: str, d
     raw = bytearray(step.read_bytes())
     raw[-3] ^= 32
     step.write_bytes(raw if damage == "flip" else raw[:50])
-    with pytest.raises(InputError, match=r"out\.partial.*damaged.*; remove it, or leave out --resume to start over"):
+    told = r"step-layer-00000\.safetensors: damaged.*; remove it, or leave out --resume to start over"
+    with pytest.raises(OutputError, match=told):
         pair.compress(out, resume=True, lossless=lossless)
     assert not out.exists()
-    pair.compress(out, lossless=lossless)
+    assert steps_in(out) == ["layer-00000", "outer"]  # the message says what to remove; the rest is good
+    step.unlink()
+    pair.compress(out, resume=True, lossless=lossless)
+    pair.compress(out.with_name("whole"), lossless=lossless)
+    assert files_of(out) == files_of(out.with_name("whole"))
 
 
 IDENTITIES = [b"\xff\xfe\x00", b"", b"[1, 2]", b"5", b"null", b'{"base": ', b"[" * 100_000]

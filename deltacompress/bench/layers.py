@@ -1,8 +1,8 @@
 """Speed of compression itself: what `compress` takes for each decoder layer of a random pair, and what it has to take.
 
 The pair is written to disk and goes the whole way, from checkpoint files to a published artifact. The floor of a layer
-is the arithmetic that nobody can leave out (each stream through the layer once, and the sums of the Hessians), at the
-speed of a large matrix product of the same precision, measured in the same run.
+is the arithmetic that nobody can leave out (each stream through the layer once, and the sums of the Hessians, half of a
+symmetric one), at the speed of a large product of bf16 inputs, measured in the same run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from deltacompress.calibrate.precision import reduced_precision
 from deltacompress.checkpoint_writer import write_file
 from deltacompress.codecs.settings import ObsSettings
 from deltacompress.driver import choose_device, compress
-from deltacompress.errors import InputError
+from deltacompress.errors import InputError, Interrupted
 from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
 
@@ -34,10 +34,11 @@ _PRODUCT = {"cuda": 8192, "cpu": 1024}
 
 @dataclass(frozen=True, slots=True)
 class LayersBench:
-    """laps: seconds of each step, in order; floor_seconds: of one layer, at `product_tflop_s`."""
+    """laps: seconds of each step, in order; total_seconds: with publication and the look at fidelity after the last."""
 
     settings: dict[str, Any]
     backend: str
+    total_seconds: float
     laps: tuple[dict[str, Any], ...]
     tflop_per_layer: float
     product_tflop_s: float
@@ -56,6 +57,7 @@ class LayersBench:
             "backend": self.backend,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "torch": torch.__version__,
+            "total_seconds": self.total_seconds,
             "seconds_per_layer": self.seconds_per_layer,
             "floor_seconds": floor,
             "over_floor": self.seconds_per_layer / floor,
@@ -86,8 +88,7 @@ class _Laps:
         self._outer.step(label, loss=loss, memory_bytes=memory_bytes)
 
     def note(self, message: str) -> None:
-        """Pass it on."""
-        self._outer.note(message)
+        """Drop it: what it advises (--resume) is not for a directory that goes with the run."""
 
 
 def run(
@@ -95,7 +96,7 @@ def run(
     device: str = "auto",
     recipe: str = "int4-24",
     samples: int = 256,
-    seq_len: int = 2048,
+    seq_len: int | None = None,
     layers: int = _LAYERS,
     shape: ModelShape | None = None,
     scratch: Path | None = None,
@@ -103,42 +104,48 @@ def run(
 ) -> LayersBench:
     """Compress a few layers of a random pair: 7B-shaped on a GPU, tiny on a CPU.
 
-    scratch: directory for the files (6 GB for three layers of the 7B shape), a temporary one by default.
+    seq_len: 2048 by default, or what the shape has positions for. scratch: directory for the files (6 GB for three
+    layers of the 7B shape), a temporary one by default.
 
     Raises:
-        InputError: the recipe does not calibrate.
+        InputError: a recipe that does not calibrate every linear, or a longer sequence.
         BackendError: no such device here.
     """
     where = choose_device(device)
     chosen = Recipe.load(recipe)
-    if not any(isinstance(rule, ObsSettings) for rule in chosen.rules):
-        raise InputError(f"recipe {recipe} calibrates nothing, so it has no layers to walk through; give one with obs")
     reporter = reporter or SILENT
     shape = shape or (SHAPE_7B if where.type == "cuda" else SHAPE_TINY)
     shape = shape.with_layers(layers)
+    flop = _flop_per_token(shape, chosen, length := seq_len or min(2048, shape.context))
+    if length > shape.context:
+        raise InputError(f"--seq-len {length}: {shape} has {shape.context} positions; use that or less")
     rate = _product_rate(where)
     with tempfile.TemporaryDirectory(dir=scratch) as made:
         root = Path(made)
         reporter.phase("writing a random pair", 3)
-        _write_pair(root, shape, samples * seq_len, where, reporter)
+        _write_pair(root, shape, samples * length, where, reporter)
         laps = _Laps(reporter)
-        done = compress(
-            root / "base",
-            root / "finetuned",
-            recipe=chosen,
-            out=root / "out",
-            calibration=root / "calibration.txt",
-            samples=samples,
-            seq_len=seq_len,
-            device=where.type,
-            reporter=laps,
-        )
-    settings = {"shape": str(shape), "recipe": recipe, "samples": samples, "seq_len": seq_len, "layers": layers}
+        try:
+            done = compress(
+                root / "base",
+                root / "finetuned",
+                recipe=chosen,
+                out=root / "out",
+                calibration=root / "calibration.txt",
+                samples=samples,
+                seq_len=length,
+                device=where.type,
+                reporter=laps,
+            )
+        except Interrupted as stop:
+            raise KeyboardInterrupt from stop  # nothing waits for --resume: the files go
+    settings = {"shape": str(shape), "recipe": recipe, "samples": samples, "seq_len": length, "layers": layers}
     return LayersBench(
         settings,
         done.backend,
+        done.seconds,
         tuple(laps.laps),
-        _flop_per_layer(shape, chosen, samples, seq_len) / 1e12,
+        flop * samples * length / 1e12,
         rate / 1e12,
         done.peak_memory_bytes,
         done.peak_device_bytes,
@@ -164,15 +171,18 @@ def _write_pair(root: Path, shape: ModelShape, tokens: int, device: torch.device
     reporter.step("calibration data")
 
 
-def _flop_per_layer(shape: ModelShape, recipe: Recipe, samples: int, seq_len: int) -> float:
-    """Operations of each stream's one pass through a layer (attention causal) and of the Hessians' sums."""
-    asymmetric = any(isinstance(rule, ObsSettings) and rule.asymmetric > 0 for rule in recipe.rules)
-    streams = 2 if asymmetric else 1
+def _flop_per_token(shape: ModelShape, recipe: Recipe, seq_len: int) -> float:
+    """Operations for each token: each stream's one pass through a layer (attention causal), the Hessians' sums."""
+    tensors = shape.with_layers(1).tensors()
+    rules = [recipe.rule_for(name, kind) for name, (kind, _) in tensors.items() if kind == "linear"]
+    obs = [rule for rule in rules if isinstance(rule, ObsSettings)]
+    if len(obs) < len(rules):
+        raise InputError(f"recipe {recipe.name} does not calibrate every linear; give one that does (codec obs)")
+    asymmetric = any(rule.asymmetric > 0 for rule in obs)
     weights = 4 * shape.hidden**2 + 3 * shape.hidden * shape.mlp
-    tokens = samples * seq_len
     forward = 2 * weights + 2 * seq_len * shape.hidden
-    hessians = 2 * (3 * shape.hidden**2 + shape.mlp**2)
-    return float(tokens * streams * (forward + hessians))
+    inputs = 3 * shape.hidden**2 + shape.mlp**2  # q/k/v, o, gate/up and down
+    return float(3 * inputs + 2 * forward if asymmetric else inputs + forward)
 
 
 def _product_rate(device: torch.device) -> float:
@@ -181,5 +191,5 @@ def _product_rate(device: torch.device) -> float:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     clock = gpu_clock(device) if device.type == "cuda" else cpu_time
-    with reduced_precision(device):
+    with reduced_precision(device, bf16_weights=True, asymmetric=False):
         return 2 * size**3 / (median(clock(lambda: left @ right, 10)) / 1e6)

@@ -44,6 +44,11 @@ class ModelShape:
     vocabulary: int
     context: int = 4096
 
+    def __str__(self) -> str:
+        """Its sizes, for a reader."""
+        sizes = f"hidden {self.hidden}, {self.layers} layers, MLP {self.mlp}, {self.heads} heads"
+        return f"Llama, {sizes}, vocabulary {self.vocabulary}"
+
     def config(self) -> dict[str, Any]:
         """Its config.json. No end token: requests run as long as they are told to."""
         return {

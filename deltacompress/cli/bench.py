@@ -39,13 +39,22 @@ def layers(
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")] = "auto",
     recipe: Annotated[str, typer.Option(help="Name of a shipped recipe, or the path of a YAML file.")] = "int4-24",
     samples: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 256,
-    seq_len: Annotated[int, typer.Option(min=2, max=4096, help="Tokens in each.")] = 2048,
+    seq_len: Annotated[
+        int | None,
+        typer.Option(min=2, max=4096, help="Tokens in each.", show_default="2048; on a CPU, for a tiny shape, 512"),
+    ] = None,
     layers: Annotated[int, typer.Option(min=1, max=32, help="Decoder layers to compress.")] = 3,
     scratch: Annotated[
-        Path | None, typer.Option(help="Directory for 2 GB of files a layer; a temporary one by default.")
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            writable=True,
+            help="Directory for 2 GB of files a layer; a temporary one by default.",
+        ),
     ] = None,
 ) -> None:
-    """Time `compress` layer by layer on a random pair (7B-shaped on a GPU) against the arithmetic it cannot avoid."""
+    """Time `compress` layer by layer on a random pair, 7B-shaped on a GPU, tiny on a CPU."""
     from deltacompress.bench.layers import run
     from deltacompress.cli import render
 
@@ -94,7 +103,13 @@ def decode(
     variants: Annotated[int, typer.Option(min=2, max=256, help="Variants that decode at once.")] = 16,
     most: Annotated[int, typer.Option(min=2, max=256, help="Variants to load at the end, on a GPU.")] = 32,
     scratch: Annotated[
-        Path | None, typer.Option(help="Directory for 16 GB of files; a temporary one by default.")
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            writable=True,
+            help="Directory for 16 GB of files; a temporary one by default.",
+        ),
     ] = None,
 ) -> None:
     """Time decode steps of a random model (7B-shaped on a GPU) with many variants, and how fast variants load."""

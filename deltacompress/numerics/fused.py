@@ -1,14 +1,13 @@
 """The column loops of obs.py and refine.py, a block of columns in one launch each, for GPUs.
 
 In PyTorch such a loop is tens of thousands of operations of microseconds: on a GPU it waits for launches. Each function
-here does to its arguments what the loop of the same block does, with the same arithmetic (numerics/fused_kernel.py).
+here does to its arguments what the loop of the same block does, with the same arithmetic (numerics/fused_fix.py and
+fused_refine.py).
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -37,11 +36,19 @@ def missing(device: torch.device) -> str | None:
         return "they are for GPUs"
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed: pip install 'deltacompress[gpu]'"
-    if torch.version.hip is None and torch.cuda.get_device_capability(device) < (7, 0):
-        return "Triton does not know a GPU that old"
-    if not os.environ.get("CC") and not any(map(shutil.which, ("gcc", "clang"))):
-        return "Triton finds no C compiler: install gcc, or name one in CC"
+    try:
+        _try_kernel(device)
+    except Exception as error:  # noqa: BLE001 whatever it lacks (a compiler, Python's headers, a newer GPU) it says in its own way
+        told = next(iter(str(error).splitlines()), "") or type(error).__name__
+        return f"Triton cannot build a kernel here ({told}); it needs a C compiler and Python's headers"
     return None
+
+
+def _try_kernel(device: torch.device) -> None:
+    from deltacompress.numerics.fused_common import probe
+
+    probe[(1,)](torch.empty(1, dtype=torch.int32, device=device))
+    torch.cuda.synchronize(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +106,7 @@ def fix(block: Block, start: int, sparsity: Sparsity, pairs: PairSolver | None, 
     shared: dict[str, Any] = {"BLOCK": BLOCK, "ROWS": _ROWS, "num_warps": _WARPS}
     shared |= {"QUANTIZED": scales.dtype is None, "VALUE": _triton_dtype(scales.dtype)}
     if pairs is not None:
-        from deltacompress.numerics.fused_kernel import fix_pairs
+        from deltacompress.numerics.fused_fix import fix_pairs
 
         whole = width // 4 * 4
         left = _pairs(block.work.device).flip(0)  # of four, pruning pair k leaves pair 5 - k
@@ -108,7 +115,7 @@ def fix(block: Block, start: int, sparsity: Sparsity, pairs: PairSolver | None, 
             rows, width, whole, scales.top, **shared,
         )  # fmt: skip
     if whole < width:
-        from deltacompress.numerics.fused_kernel import fix_columns
+        from deltacompress.numerics.fused_fix import fix_columns
 
         choose = sparsity.kind == "n:m"
         fix_columns[_programs(rows)](
@@ -136,13 +143,13 @@ def improve(
     shared: dict[str, Any] = {"BLOCK": BLOCK, "ROWS": _ROWS, "num_warps": _WARPS}
     state = (gradient, value, error, codes, flags, hessian)
     if whole:
-        from deltacompress.numerics.fused_kernel import refine_pairs
+        from deltacompress.numerics.fused_refine import refine_pairs
 
         refine_pairs[_programs(rows)](
             *state, _pairs(value.device), *scales.at(start), rows, width, whole, scales.top, **shared
         )
     if whole < width:
-        from deltacompress.numerics.fused_kernel import refine_columns
+        from deltacompress.numerics.fused_refine import refine_columns
 
         refine_columns[_programs(rows)](*state, *scales.at(start), rows, whole, width, scales.top, **shared)
 

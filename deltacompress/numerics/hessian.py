@@ -36,7 +36,8 @@ class HessianAccumulator:
     def add(self, x: Tensor, target_x: Tensor | None = None) -> None:
         """Add inputs [tokens, in] of the compressed model and, when asymmetric, of the fine-tuned model.
 
-        Under CUDA's autocast, inputs are rounded to bfloat16 (differences after they are taken); sums are fp32 always.
+        CUDA rounds inputs to bfloat16, differences after they are taken: noise that averages out over tokens. Sums are
+        fp32 always.
         """
         x = x.float()
         _add_product(self._xx, x, x)
@@ -75,10 +76,11 @@ class HessianAccumulator:
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left^T right, for left, right f32 [tokens, in]."""
-    if left.is_cuda and torch.is_autocast_enabled("cuda"):
-        total += torch.mm(left.bfloat16().T, right.bfloat16(), out_dtype=torch.float32)
-    else:
+    if not left.is_cuda or torch.version.hip is not None:  # ROCm does not take the dtype of a result
         total.addmm_(left.T, right)
+        return
+    with torch.autocast("cuda", enabled=False):
+        torch.addmm(total, left.bfloat16().T, right.bfloat16(), out_dtype=torch.float32, out=total)
 
 
 @dataclass(frozen=True, slots=True)

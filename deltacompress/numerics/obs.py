@@ -67,14 +67,16 @@ def solve(
         order: i64 [columns], solving order; None = as they are.
 
     Raises:
-        ValueError: joint selection where columns of a group of four have scales of their own.
+        ValueError: joint selection where columns of a group of four have scales of their own; another value_dtype.
     """
     rows, columns = target.shape
     joint = selection == "joint" and (sparsity.n, sparsity.m) == (2, 4)
     if joint and grid is not None and grid.group % 4 and grid.group < columns:
         raise ValueError(f"joint selection needs scales shared by each group of four, not by {grid.group} columns")
     numbers = torch.arange(columns, device=target.device) if order is None else order
-    work = (target if order is None else target[:, order]).T.contiguous()
+    if value_dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"values are kept in float32 or bfloat16, not {value_dtype}")
+    work = (target if order is None else target[:, order]).T.clone(memory_format=torch.contiguous_format)
     step = sparsity.m if sparsity.kind == "n:m" else STEP
     block = max(block // step, 1) * step
     mask = torch.ones(columns, rows, dtype=torch.bool, device=target.device)

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from deltacompress.numerics import fused
 from deltacompress.numerics.grid import Grid, dequantize
+from deltacompress.numerics.pairs import PAIRS
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.numerics.threads import small_operations
 
-_PAIRS = list(combinations(range(4), 2))
-_LEFT, _RIGHT = [i for i, _ in _PAIRS], [j for _, j in _PAIRS]
+_LEFT, _RIGHT = [i for i, _ in PAIRS], [j for _, j in PAIRS]
 
 
 def refine(
@@ -42,7 +41,8 @@ def refine(
         return codes, mask
     value = (dequantize(codes, grid) * mask).T.contiguous()
     error = value - target.T
-    codes, mask = codes.T.contiguous(), mask.T.contiguous()
+    codes = codes.T.clone(memory_format=torch.contiguous_format)  # of a single row, contiguous() would be the argument
+    mask = mask.T.clone(memory_format=torch.contiguous_format)
     columns = target.shape[1]
     joint = sparsity.kind == "n:m" and (sparsity.n, sparsity.m) == (2, 4) and grid.group % 4 == 0
     improve: Callable[..., None]

@@ -176,3 +176,18 @@ def test_range_search_gives_every_row_its_best_factor(sparsity: str) -> None:
     assert all(any(row) for row in zip(*rows_of, strict=True))
     best = min(output_loss(it, one, alpha=0.0) for one in alone)
     assert output_loss(it, found, alpha=0.0) <= best * 1.01  # the solver judges with damping
+
+
+@pytest.mark.parametrize("sweeps", [0, 2])
+@pytest.mark.parametrize("search", [(), (0.8, 1.0)])
+def test_a_single_row_is_solved_as_one_of_two_that_are_equal(sweeps: int, search: tuple[float, ...]) -> None:
+    """A row turned into a column is the same memory, which the solver must not write to."""
+    one = layer(rows=1)
+    two = Layer(one.delta.repeat(2, 1), one.finetuned.repeat(2, 1), one.x, one.target_x)
+    options = {"bits": 4, "sparsity": "2:4", "activation_order": False, "asymmetric": 0.0}
+    options |= {"refine_sweeps": sweeps, "range_search": search}
+    delta = one.delta.clone()
+    found, wanted = encode(one, **options), encode(two, **options)
+    assert torch.equal(one.delta, delta)
+    assert torch.equal(decode(found), decode(wanted)[:1])
+    assert found.loss == pytest.approx(wanted.loss, rel=FLOAT32_CHAIN.value)

@@ -40,6 +40,26 @@ def test_rows_that_did_not_change_cost_one_bit_each() -> None:
         name: part for name, part in encoded.parts.items() if name != "row_mask"}) + base[changed])  # fmt: skip
 
 
+@pytest.mark.parametrize("at_a_time", [1, 16, 48, 100])
+@pytest.mark.parametrize(
+    ("bits", "sparsity", "group"),
+    [(4, "dense", "row"), (3, "dense", 16), (2, "2:4", "row"), (16, "2:4", "row"), (4, "unstructured:0.5", 16)],
+)
+def test_pieces_give_what_the_whole_gives(
+    bits: Any, sparsity: str, group: Any, at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delta = normal(13, 32)
+    delta[4] = 0
+    settings = RtnSettings(bits=bits, sparsity=sparsity, group_size=group)
+    whole = rtn.encode(delta, settings, "t")
+    monkeypatch.setattr(rtn, "_AT_A_TIME", at_a_time)
+    pieces = rtn.encode(delta, settings, "t")
+    assert pieces.params == whole.params
+    assert pieces.parts.keys() == whole.parts.keys()
+    assert all(torch.equal(pieces.parts[name], part) for name, part in whole.parts.items())
+    assert pieces.loss == pytest.approx(whole.loss, rel=1e-12)
+
+
 def test_there_is_no_row_mask_where_every_row_changed() -> None:
     assert "row_mask" not in rtn.encode(normal(9, 16), RtnSettings(bits=4), "t").parts
 

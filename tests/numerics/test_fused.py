@@ -30,7 +30,12 @@ DEVICES = [
     ),
     pytest.param(torch.device("cuda"), marks=pytest.mark.gpu),
 ]
-GRIDS: list[tuple[int, GridKind, int | None]] = [(2, "minmax", None), (4, "minmax", 64), (4, "symmetric", 32)]
+GRIDS: list[tuple[int, GridKind, int | None]] = [
+    (2, "minmax", None),
+    (4, "minmax", 64),
+    (4, "symmetric", 32),
+    (1, "midrise", 8),
+]
 ROWS = 40  # not a multiple of the rows of a program
 
 
@@ -48,23 +53,23 @@ def test_in_its_own_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lacks", "told"), [("triton", "Triton is not installed"), ("gpu", "a GPU that old"), ("compiler", "install gcc")]
+    ("lacks", "told"), [("triton", "Triton is not installed"), ("compiler", "(Failed to find C compiler.); it needs")]
 )
 def test_where_they_do_not_run_the_reason_is_told(lacks: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec("sys") if name == "triton" else spec(name))
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (8, 0))
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(fused, "_try_kernel", lambda _device: None)
     gpu = torch.device("cuda", 99)
     fused.missing.cache_clear()
     assert fused.usable(gpu)
     if lacks == "triton":
         monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    elif lacks == "gpu":
-        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device: (6, 1))
     else:
-        monkeypatch.setattr("shutil.which", lambda _name: None)
+
+        def fail(_device: torch.device) -> None:
+            raise RuntimeError("Failed to find C compiler.\nPlease specify it.")
+
+        monkeypatch.setattr(fused, "_try_kernel", fail)
     fused.missing.cache_clear()
     assert told in (fused.missing(gpu) or "")
     assert not fused.usable(gpu)
@@ -99,6 +104,7 @@ def moved(grid: Grid, device: torch.device) -> Grid:
         ("2:4", "joint", 131, 1),
         ("2:4", "joint", 138, 1),
         ("2:4", "joint", 131, None),
+        ("2:4", "joint", 34, 3),
         ("2:4", "diagonal", 131, 0),
         ("2:4", "diagonal", 138, 1),
         ("2:4", "diagonal", 131, None),
@@ -127,7 +133,7 @@ def test_a_block_in_one_launch_is_the_loop(
         grid = fit_grid(p.target, bits=bits, group=group or columns, kind=kind)
     order = obs.activation_order(p.hessian, sparsity.m if sparsity.kind == "n:m" else obs.STEP)
     upper = problem_upper(p, order)
-    block = 200 if quantized == 1 else 128  # 200: more than one launch takes
+    block = {1: 200, 3: 16}.get(quantized or 0, 128)  # 200: more than one launch takes
 
     def solved(there: torch.device) -> obs.Solution:
         return obs.solve(
@@ -155,6 +161,21 @@ def test_a_block_in_one_launch_is_the_loop(
         values = [dequantize(one.codes.cpu(), grid) * one.mask.cpu() for one in (found, wanted)]  # type: ignore[union-attr]
         same_rows(p, [values[0], found.mask], [values[1], wanted.mask])
     assert float(found.loss.sum()) == pytest.approx(float(wanted.loss.sum()), rel=OBS_SAME_LOSS.value)
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_a_single_row(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = problem(1, 20, seed=1, correlation=1.0)
+    grid = fit_grid(p.target, bits=8, group=20, kind="minmax")
+    target = p.target.clone()
+    monkeypatch.setattr(fused, "usable", lambda _device: False)
+    wanted = obs.solve(p.target, p.upper, sparsity=Sparsity.parse("2:4"), grid=grid)
+    on(device, monkeypatch)
+    found = obs.solve(p.target.to(device), p.upper.to(device), sparsity=Sparsity.parse("2:4"), grid=moved(grid, device))
+    assert torch.equal(p.target, target)
+    assert found.codes is not None
+    assert wanted.codes is not None
+    assert torch.equal(found.codes.cpu() * found.mask.cpu(), wanted.codes * wanted.mask)
 
 
 @pytest.mark.gpu

@@ -1,0 +1,37 @@
+"""What the Triton kernels of fused_fix.py and fused_refine.py share, and a kernel to try whether any runs."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def column_of(tile, index, at):  # type: ignore[no-untyped-def]
+    """Column `at` of a tile [columns, rows]."""
+    return tl.sum(tl.where(index == at, tile, 0.0), 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def rounded(weight, scale, step, zero, top, QUANTIZED: tl.constexpr, VALUE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(value, code): the nearest on the grid, or in the dtype VALUE."""
+    if QUANTIZED:
+        code = tl.minimum(tl.maximum(zero + weight * step, 0.0), top)
+        code = (code + 12582912.0) - 12582912.0  # to the nearest integer, ties to even: 1.5 * 2^23 has no fraction bits
+        value = (code - zero) * scale
+    else:
+        code = weight
+        value = weight.to(VALUE).to(tl.float32)
+    return value, code
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def placed(at, then, one, two, place: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What stands at `place` of a group when `one` stands at `at` and `two` at `then`."""
+    return tl.where(at == place, one, tl.where(then == place, two, 0.0))
+
+
+@triton.jit
+def probe(out):  # type: ignore[no-untyped-def]
+    """Store a one."""
+    tl.store(out, 1)
