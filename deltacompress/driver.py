@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -114,15 +114,15 @@ def compress(
         pair_of = Checkpoint.open(base), Checkpoint.open(finetuned)
         check_outside(target, *(checkpoint.path for checkpoint in pair_of))
         plan, skeleton = _plan(*pair_of, chosen, where)
-    for note in plan.notes:
-        reporter.note(note)
-    if where.type == "cuda" and plan.calibrated and (reason := fused.missing(where)):
-        reporter.note(f"the solver's loops run in PyTorch, tens of times slower than its kernels: {reason}")
-    tokens = None
-    if plan.calibrated and skeleton is not None:
-        tokens = _tokens(plan, skeleton, calibration, samples, seq_len, seed)
-    earlier = _finished_steps(target)
-    work = Workspace.open(target, _identity(plan, tokens, lossless, device), resume=resume)
+        for note in plan.notes:
+            reporter.note(note)
+        if where.type == "cuda" and plan.calibrated and (reason := fused.missing(where)):
+            reporter.note(f"the solver's loops run in PyTorch, tens of times slower than its kernels: {reason}")
+        tokens = None
+        if plan.calibrated and skeleton is not None:
+            tokens = _tokens(plan, skeleton, calibration, samples, seq_len, seed)
+        earlier = _finished_steps(target)
+        work = Workspace.open(target, _identity(plan, tokens, lossless, device), resume=resume)
     if earlier:
         fate = "used again" if resume else "removed; --resume would have used them"
         reporter.note(f"{work.path}: {earlier} finished step{'s' * (earlier > 1)} of an earlier run {fate}")
@@ -255,7 +255,7 @@ def _identity(plan: Plan, tokens: CalibrationTokens | None, codec: str, device: 
 
 def _solver(device: torch.device) -> str:
     """What runs the column loops: they give nearly the same, not the same bytes."""
-    return f"solver in Triton {version('triton')}" if fused.usable(device) else "solver in PyTorch"
+    return f"solver in Triton {fused.triton_version()}" if fused.usable(device) else "solver in PyTorch"
 
 
 def _processor() -> list[str]:

@@ -27,6 +27,9 @@ from deltacompress.planning import Plan, TensorPlan
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+_LARGEST = 1e30
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A finished tensor: its manifest record and the stored parts, u8 streams (or plain tensors when not coded)."""
@@ -54,15 +57,15 @@ def delta_of(finetuned: Tensor, reference: Tensor | None, name: str) -> Tensor:
     """w_ft - w_base in f32, over the rows that both have; of finite weights.
 
     Raises:
-        CheckpointError: it is beyond fp32.
+        CheckpointError: it is so large that sums of it are beyond fp32.
     """
     delta = (finetuned if reference is None or not finetuned.dim() else finetuned[: reference.shape[0]]).float()
     if reference is not None:
         delta = delta - reference
-    if delta.numel() and not bool(torch.isfinite(extremes(delta)).all()):
+    if delta.numel() and not bool(extremes(delta).abs().max() <= _LARGEST):  # NaN compares as false
         raise CheckpointError(
-            f"tensor {name}: weights, or their differences from the base's, are beyond fp32, which no training leaves; "
-            "get the checkpoints again, or use --recipe lossless, which keeps any bits"
+            f"tensor {name}: weights, or their differences from the base's, are beyond {_LARGEST:g}; get the "
+            "checkpoints again, or use --recipe lossless, which keeps any bits"
         )
     return delta
 

@@ -15,7 +15,7 @@ once: the layer's own parameters are what the solver starts from.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -118,9 +118,13 @@ class _Walk:
             self.skeleton.load(restored, restored.__getitem__)
         try:
             self._move(i, streams.student, streams)  # a GPU has only begun it when this returns: it runs while we save
-        finally:
+        except BaseException:
             if outcomes is not None:
-                self.steps.save(step, outcomes)
+                with suppress(Exception):  # what stopped the forward is what to tell
+                    self.steps.save(step, outcomes)
+            raise
+        if outcomes is not None:
+            self.steps.save(step, outcomes)
         self.skeleton.free_layer(i)
         losses = [record.loss for record in self.steps.records(step) if record.loss is not None]
         return sum(losses) / len(losses) if losses else None

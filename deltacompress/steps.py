@@ -64,20 +64,19 @@ class Steps:
         if records is None:
             return None
         self._records[step] = records
-        try:
-            return {record.name: self._restored(step, record) for record in records}
-        except (IntegrityError, CheckpointError) as error:
-            told = "damaged (it does not restore to what its records say)"
-            raise OutputError(  # not the input's fault: the other steps stay
-                f"{self._work.file_of(step)}: {told}; remove it, or leave out --resume to start over"
-            ) from error
+        return {record.name: self._restored(step, record) for record in records}
 
     def _restored(self, step: str, record: TensorRecord) -> Tensor:
         def stored(part: PartRecord) -> bytes:
             return bytes(tensor_bytes(self._work.read(step, f"{record.name}.{part.name}")))
 
-        parts = serving_parts(record, self._codec, stored, device=self._device)
-        return restored_tensor(record, parts, self._plan.base_of(self._plan.tensors[record.name]))
+        base = self._plan.base_of(self._plan.tensors[record.name])  # outside: damage of the base is not the step's
+        try:
+            return restored_tensor(record, serving_parts(record, self._codec, stored, device=self._device), base)
+        except (IntegrityError, CheckpointError) as error:
+            raise OutputError(  # not the input's fault: the other steps stay
+                f"{self._work.file_of(step)}: damaged ({error}); remove it, or leave out --resume to start over"
+            ) from error
 
     def records(self, step: str) -> list[TensorRecord]:
         """Records of a finished step."""

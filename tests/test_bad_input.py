@@ -161,6 +161,33 @@ def test_nan_and_inf(tmp_path: Path, refused: Refused, mine: Pair, value: float,
     assert ("get the base again" if which == "base" else "take an earlier checkpoint") in told
 
 
+@pytest.mark.parametrize("recipe", ["int4-24", "rtn"])
+@pytest.mark.parametrize("large", [(1e300, 0.0), (3e38, -3e38), (2e38, -2e38)])
+def test_weights_beyond_all_measure(
+    tmp_path: Path, refused: Refused, mine: Pair, recipe: str, large: tuple[float, float]
+) -> None:
+    def spoil(weights: Weights) -> Weights:
+        wide = weights[UP].to(torch.float64 if large[0] > 1e38 and large[1] == 0 else weights[UP].dtype)
+        wide.view(-1)[:2] = torch.tensor(large, dtype=wide.dtype)
+        return weights | {UP: wide}
+
+    edit(mine.finetuned, spoil)
+    rtn = tmp_path / "rtn.yaml"
+    rtn.write_text("name: rtn\nrules: [{codec: rtn, bits: 4}]\n")
+    told = refused(mine.argv(tmp_path / "out", recipe=str(rtn) if recipe == "rtn" else recipe))
+    assert f"tensor {UP}: weights, or their differences from the base's, are beyond 1e+30" in told
+    assert "lossless" in told
+
+
+def test_nan_in_the_base_is_no_obstacle_to_scope_full(tmp_path: Path, mine: Pair) -> None:
+    def spoil(weights: Weights) -> Weights:
+        weights[UP].view(-1)[3] = float("nan")
+        return weights
+
+    edit(mine.base, spoil)
+    assert main(mine.argv(tmp_path / "out", recipe="sparsegpt-direct-4bit")) == 0
+
+
 def test_nan_is_no_obstacle_to_lossless(tmp_path: Path, mine: Pair) -> None:
     def spoil(weights: Weights) -> Weights:
         weights[UP].view(-1)[3] = float("nan")

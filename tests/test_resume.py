@@ -232,13 +232,14 @@ def test_with_and_without_resume_it_says_what_becomes_of_an_earlier_run(pair: Pa
     assert note == f"{partial(unfinished)}: 1 finished step of an earlier run used again"
 
 
+@pytest.mark.parametrize("during", ["_plan", "_tokens", "_identity"])
 def test_an_interrupt_before_the_workspace_is_open_tells_what_waits(
-    pair: Pair, unfinished: Path, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, unfinished: Path, monkeypatch: pytest.MonkeyPatch, during: str
 ) -> None:
     def stop(*_args: Any, **_options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(driver, "_plan", stop)
+    monkeypatch.setattr(driver, during, stop)
     with pytest.raises(Interrupted, match=r"waits in .*\.partial: run again with --resume"):
         pair.compress(unfinished, resume=True)
     with pytest.raises(KeyboardInterrupt):  # whoever does not resume has given the steps up

@@ -88,7 +88,9 @@ class _Laps:
         self._outer.step(label, loss=loss, memory_bytes=memory_bytes)
 
     def note(self, message: str) -> None:
-        """Drop it: what it advises (--resume) is not for a directory that goes with the run."""
+        """Pass it on, unless it advises to --resume: the directory goes with the run."""
+        if "--resume" not in message:
+            self._outer.note(message)
 
 
 def run(

@@ -29,15 +29,29 @@ def usable(device: torch.device) -> bool:
     return missing(device) is None
 
 
-@lru_cache
 def missing(device: torch.device) -> str | None:
-    """Why these do not run on `device`, and what would help; None if they do."""
+    """Why these do not run on `device`, and what would help; None if they do. Found out once for each device."""
     if device.type != "cuda":
         return "they are for GPUs"
+    index: int | None = device.index
+    return _missing(torch.device("cuda", torch.cuda.current_device() if index is None else index))
+
+
+def triton_version() -> str:
+    """Of the Triton that is imported, whatever distribution brought it."""
+    import triton
+
+    return str(triton.__version__)
+
+
+@lru_cache
+def _missing(device: torch.device) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed: pip install 'deltacompress[gpu]'"
     try:
         _try_kernel(device)
+    except torch.OutOfMemoryError:
+        raise  # that may pass
     except Exception as error:  # noqa: BLE001 whatever it lacks (a compiler, Python's headers, a newer GPU) it says in its own way
         told = next(iter(str(error).splitlines()), "") or type(error).__name__
         return f"Triton cannot build a kernel here ({told}); it needs a C compiler and Python's headers"

@@ -36,8 +36,8 @@ class HessianAccumulator:
     def add(self, x: Tensor, target_x: Tensor | None = None) -> None:
         """Add inputs [tokens, in] of the compressed model and, when asymmetric, of the fine-tuned model.
 
-        CUDA rounds inputs to bfloat16, differences after they are taken: noise that averages out over tokens. Sums are
-        fp32 always.
+        An NVIDIA GPU rounds inputs to bfloat16, differences after they are taken: noise that averages out over tokens.
+        Sums are fp32 always.
         """
         x = x.float()
         _add_product(self._xx, x, x)

@@ -60,7 +60,7 @@ def test_where_they_do_not_run_the_reason_is_told(lacks: str, told: str, monkeyp
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec("sys") if name == "triton" else spec(name))
     monkeypatch.setattr(fused, "_try_kernel", lambda _device: None)
     gpu = torch.device("cuda", 99)
-    fused.missing.cache_clear()
+    fused._missing.cache_clear()
     assert fused.usable(gpu)
     if lacks == "triton":
         monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
@@ -70,11 +70,11 @@ def test_where_they_do_not_run_the_reason_is_told(lacks: str, told: str, monkeyp
             raise RuntimeError("Failed to find C compiler.\nPlease specify it.")
 
         monkeypatch.setattr(fused, "_try_kernel", fail)
-    fused.missing.cache_clear()
+    fused._missing.cache_clear()
     assert told in (fused.missing(gpu) or "")
     assert not fused.usable(gpu)
     assert not fused.usable(CPU)
-    fused.missing.cache_clear()
+    fused._missing.cache_clear()
 
 
 def on(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
