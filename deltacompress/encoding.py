@@ -15,13 +15,14 @@ from blake3 import blake3
 from torch import Tensor
 
 from deltacompress import lossless
-from deltacompress.checkpoint import DTYPES, PINNED_AT_MOST, extremes, tensor_bytes
+from deltacompress.checkpoint import DTYPES, PINNED_AT_MOST, tensor_bytes
 from deltacompress.codecs import exact, packed, rtn
 from deltacompress.codecs.encoded import Encoded, restore_tensor
 from deltacompress.codecs.packed import Parts
 from deltacompress.codecs.settings import RtnSettings, SkipSettings
 from deltacompress.errors import CheckpointError
 from deltacompress.manifest import PartRecord, Status, TensorRecord
+from deltacompress.numerics.finite import extremes
 from deltacompress.planning import Plan, TensorPlan
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.errors import NumericsError
+from deltacompress.numerics.finite import all_finite
 
 DAMPING_STEPS = (1.0, 3.0, 10.0, 30.0, 100.0)
 """Multiples of the recipe's damp_fraction that are tried in turn; the one that worked is recorded."""
@@ -108,7 +109,7 @@ def factorize(hessian: Tensor, *, damp_fraction: float, where: str) -> Factor:
         NumericsError: H is zero or not finite, or no step of the damping schedule makes it positive definite.
     """
     mean = float(hessian.diagonal().mean())
-    if not _finite(hessian):
+    if not all_finite(hessian):
         raise NumericsError(
             f"{where}: the Hessian is not finite, so the model's activations overflow or hold NaN on this calibration "
             "data; check that the fine-tuned model runs, or use codec rtn or exact here"
@@ -137,12 +138,7 @@ def _inverse_factor(hessian: Tensor, damping: float) -> Tensor | None:
     # Column-major like the factor: LAPACK then solves into it, and no copy is made. It is symmetric until it is solved.
     upper = torch.eye(hessian.shape[0], device=hessian.device).mT
     torch.linalg.solve_triangular(work, upper, upper=True, out=upper)
-    return upper if _finite(upper) else None
-
-
-def _finite(matrix: Tensor) -> bool:
-    """As torch.isfinite(matrix).all(), which makes three more matrices on the way."""
-    return bool(torch.isfinite(torch.stack(torch.aminmax(matrix))).all())
+    return upper if all_finite(upper) else None
 
 
 def asymmetric_shift(drift: Tensor, factor: Factor) -> Tensor:

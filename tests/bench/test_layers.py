@@ -23,7 +23,7 @@ def test_every_step_is_timed_and_held_against_the_arithmetic(tmp_path: Path, rec
     forward = 2 * (4 * 128 * 128 + 3 * 128 * 256) + 2 * 32 * 128
     sums = (3 if streams == 2 else 1) * (3 * 128 * 128 + 256 * 256)
     assert found["tflop_per_layer"] == pytest.approx(4 * 32 * (streams * forward + sums) / 1e12)
-    assert found["total_seconds"] > sum(row["seconds"] for row in found["rows"]) / 2
+    assert found["total_seconds"] > 0.9 * sum(row["seconds"] for row in found["rows"])
     assert found["over_floor"] == pytest.approx(
         found["seconds_per_layer"] * found["product_tflop_s"] / found["tflop_per_layer"]
     )

@@ -5,13 +5,9 @@ Without a GPU they run under Triton's interpreter, in a process of their own and
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from interpreted import inside, run_inside
 from torch import Tensor
 from torch.nn import functional
 
@@ -21,29 +17,16 @@ from deltacompress.kernels import fused
 from deltacompress.numerics.grid import GridKind
 from deltacompress.numerics.sparsity import Sparsity
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 PLACES = [
-    pytest.param(
-        ("cpu", torch.float32),
-        marks=pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_in_its_own_process starts"),
-    ),
+    pytest.param(("cpu", torch.float32), marks=inside),
     pytest.param(("cuda", torch.float32), marks=pytest.mark.gpu),
     pytest.param(("cuda", torch.bfloat16), marks=pytest.mark.gpu),
 ]
 Place = tuple[str, torch.dtype]
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is that process")
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_in_its_own_process() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", "-k", "cpu", __file__],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert " passed" in done.stdout
+    run_inside(__file__, "-k", "cpu")
 
 
 def drawn(place: Place, *shape: int, seed: int = 0) -> Tensor:

@@ -6,20 +6,13 @@ With a GPU, test_gpu.py runs the compiled kernel.
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-
 import pytest
 import tolerances
 import torch
+from interpreted import inside, run_inside
 from kernels.sbmm_cases import Case, make_problem, relative
 
 from deltacompress.kernels import Backend, get_backend
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-inside = pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_in_its_own_process starts")
 
 CASES = [
     Case(40, 72, 4, "2:4", 24, "minmax"),
@@ -30,16 +23,8 @@ CASES = [
 ]
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is that process")
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_in_its_own_process() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", __file__],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
+    run_inside(__file__)
 
 
 @pytest.fixture(scope="module")

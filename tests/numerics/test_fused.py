@@ -7,12 +7,10 @@ there). A near-tie may round the other way, which moves what follows in its row:
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from interpreted import INTERPRETED, inside, run_inside
 from problems import Problem, problem
 from tolerances import OBS_SAME_LOSS, OBS_SAME_ROWS
 
@@ -21,13 +19,9 @@ from deltacompress.numerics.grid import Grid, GridKind, dequantize, fit_grid
 from deltacompress.numerics.refine import refine
 from deltacompress.numerics.sparsity import Sparsity
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CPU = torch.device("cpu")
 DEVICES = [
-    pytest.param(
-        CPU,
-        marks=pytest.mark.skipif(not INTERPRETED, reason="runs in the process that test_in_its_own_process starts"),
-    ),
+    pytest.param(CPU, marks=inside),
     pytest.param(torch.device("cuda"), marks=pytest.mark.gpu),
 ]
 GRIDS: list[tuple[int, GridKind, int | None]] = [
@@ -39,17 +33,8 @@ GRIDS: list[tuple[int, GridKind, int | None]] = [
 ROWS = 40  # not a multiple of the rows of a program
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is that process")
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_in_its_own_process() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", "-k", "cpu", __file__],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert " passed" in done.stdout
+    run_inside(__file__, "-k", "cpu")
 
 
 @pytest.mark.parametrize(
