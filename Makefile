@@ -8,10 +8,15 @@
 #
 #     make reliability    kill, fail, power off, race, damage and fuzz the zoo; prints each figure, fails on any fault
 #
+# And one for whoever changes the code, seconds to hours:
+#
+#     make mutants ROOM=numerics    plant faults in one room, count those that its tests catch (docs/testing.md)
+#
 # Knobs, from the environment or the command line:
 #     PYTHON       the Python that makes the virtual environment         (python3)
 #     VENV         where it is made                                      (.venv)
 #     OUT          where the demo writes                                 (demo-out)
+#     ROOM, TESTS, SAMPLE   what to plant faults in, the tests to hold it against, how many      (all)
 #     PYTEST_ARGS  more arguments for pytest; the tests run in as many processes as there are cores, at most 8
 #     TORCH_SPEC, TORCH_INDEX   which torch to install, and one more index to look for it; see below
 
@@ -34,7 +39,7 @@ endif
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 
-.PHONY: demo test reliability lint types demo-pair clean help
+.PHONY: demo test reliability mutants lint types demo-pair clean help
 
 help:
 	@awk '!/^#/{exit} {sub(/^# ?/, ""); print}' Makefile
@@ -48,6 +53,9 @@ test: $(VENV)/.installed-dev
 
 reliability: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.zoo.reliability
+
+mutants: $(VENV)/.installed-mutants
+	$(BIN)/python tools/mutants.py $(ROOM) --tests "$(TESTS)" --sample $(or $(SAMPLE),0)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -79,3 +87,7 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml
 	$(PIP) install --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-mutants: $(VENV)/.installed-dev
+	$(PIP) install 'mutmut>=3.8,<4'
+	@touch $@
