@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     )
     from deltacompress.evaluation import Gate, GateFailedError, evaluate
     from deltacompress.recipe import Recipe
-    from deltacompress.reporter import Reporter
+    from deltacompress.reporter import LineReporter, Reporter
     from deltacompress.restoration import restore
     from deltacompress.runtime import Runtime
     from deltacompress.zoo import Zoo
@@ -57,6 +57,7 @@ __all__ = [
     "InputError",
     "IntegrityError",
     "Interrupted",
+    "LineReporter",
     "NumericsError",
     "OutputError",
     "PairError",
@@ -80,6 +81,7 @@ _HOME = {
     "CompressResult": "driver",
     "Gate": "evaluation",
     "GateFailedError": "evaluation",
+    "LineReporter": "reporter",
     "Recipe": "recipe",
     "Reporter": "reporter",
     "Runtime": "runtime",

@@ -20,7 +20,6 @@ import torch
 from deltacompress import analysis_stats as stats
 from deltacompress.analysis_result import (
     FAMILIES,
-    GROUPS,
     Aggregate,
     Analysis,
     DeltaStats,
@@ -29,15 +28,13 @@ from deltacompress.analysis_result import (
     Status,
     TensorStats,
     aggregate,
-    group_of,
-    is_linear,
-    layer_of,
-    module_of,
 )
 from deltacompress.analysis_stats import Histogram, Moments
+from deltacompress.arguments import checked
 from deltacompress.checkpoint import Checkpoint, check_finite
 from deltacompress.extract import Pairing, TensorPair, pair
 from deltacompress.reporter import SILENT, Reporter
+from deltacompress.tensor_kinds import GROUPS, group_of, is_linear, layer_of, module_of
 
 __all__ = ["Analysis", "analyze"]
 
@@ -45,6 +42,7 @@ _FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 """Other dtypes (integers, 8-bit floats) only have an exact codec: no difference is taken, so none is described."""
 
 
+@checked
 def analyze(base: str | Path, finetuned: str | Path, *, reporter: Reporter | None = None) -> Analysis:
     """Statistics of the delta between two checkpoint directories.
 

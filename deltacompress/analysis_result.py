@@ -1,59 +1,20 @@
-"""What an analysis says: the rows, the aggregates, and their plain (JSON and table) forms. No torch, no I/O.
-
-Also the reading of checkpoint names (layer, group, module), which works by the naming habits of decoder models and
-decides only how rows are grouped for a reader, never how a tensor is compressed.
-"""
+"""What an analysis says: the rows, the aggregates, and their plain (JSON and table) forms. No torch, no I/O."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
 from deltacompress.analysis_stats import Moments, RtnCost, Spectrum
+from deltacompress.tensor_kinds import Group, is_linear
 
-Group = Literal["attention", "mlp", "norm", "embedding", "head", "other"]
-GROUPS: tuple[Group, ...] = ("attention", "mlp", "norm", "embedding", "head", "other")
 Status = Literal["changed", "identical", "added", "alias"]
 Family = Literal["base", "finetuned", "delta"]
 FAMILIES: tuple[Family, ...] = ("base", "finetuned", "delta")
-
-# First match wins: "post_attention_layernorm" is a norm, "embed_out" a head, "attention.dense" attention.
-_GROUP_PATTERNS: tuple[tuple[Group, re.Pattern[str]], ...] = (
-    ("norm", re.compile(r"norm|(^|[._])ln(_|\d|\.)")),
-    ("head", re.compile(r"lm_head|embed_out|output_projection|^output\.|score\.|classifier")),
-    ("embedding", re.compile(r"embed|(^|\.)wte\.|(^|\.)wpe\.")),
-    ("attention", re.compile(r"attn|attention")),
-    ("mlp", re.compile(r"mlp|ffn|feed_forward|experts|moe|\.fc\d|router")),
-)
-_LAYER = re.compile(r"(?:^|\.)(\d+)\.")
-
-
-def group_of(name: str) -> Group:
-    """What a tensor belongs to, by the naming habits of decoder models (biases go with their module)."""
-    lowered = name.lower()
-    return next((group for group, pattern in _GROUP_PATTERNS if pattern.search(lowered)), "other")
-
-
-def layer_of(name: str) -> int | None:
-    """Index of the decoder layer in a checkpoint name: the first `.<int>.`; None outside the layers."""
-    match = _LAYER.search(name)
-    return None if match is None else int(match.group(1))
-
-
-def module_of(name: str) -> str:
-    """Short label of the module that owns a tensor: "q_proj" of "model.layers.0.self_attn.q_proj.weight"."""
-    parts = name.split(".")
-    return parts[-2] if len(parts) > 1 and parts[-1] in ("weight", "bias") else parts[-1]
-
-
-def is_linear(name: str, shape: Sequence[int]) -> bool:
-    """Whether a tensor is the weight of a linear layer (or stacked experts) inside a decoder layer."""
-    return len(shape) >= 2 and layer_of(name) is not None and group_of(name) in ("attention", "mlp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,20 +150,25 @@ class Analysis:
         Keys: layer (label), weights, share, relative_size, zero_weights, zero_rows, int2_bits, int4_bits (entropy
         after round-to-nearest, bits per weight), max_over_std (outliers of the delta).
         """
-        return [
-            {
-                "layer": part.key,
-                "weights": part.numel,
-                "share": part.share,
-                "relative_size": part.relative_size,
-                "zero_weights": part.zero_weights,
-                "zero_rows": part.zero_rows,
-                "int2_bits": part.rtn2_bits,
-                "int4_bits": part.rtn4_bits,
-                "max_over_std": part.max_over_std,
-            }
-            for part in (*self.layers, *self.outside, self.total)
-        ]
+        return summary_rows((*self.layers, *self.outside, self.total))
+
+
+def summary_rows(parts: Iterable[Aggregate]) -> list[dict[str, str | int | float | None]]:
+    """See Analysis.summary_rows."""
+    return [
+        {
+            "layer": part.key,
+            "weights": part.numel,
+            "share": part.share,
+            "relative_size": part.relative_size,
+            "zero_weights": part.zero_weights,
+            "zero_rows": part.zero_rows,
+            "int2_bits": part.rtn2_bits,
+            "int4_bits": part.rtn4_bits,
+            "max_over_std": part.max_over_std,
+        }
+        for part in parts
+    ]
 
 
 _HEADS = {

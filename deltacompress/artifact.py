@@ -1,37 +1,33 @@
 """Reading an artifact: a directory with manifest.json, delta-*.safetensors and the fine-tuned model's side files.
 
-`load_delta` checks the manifest and the shard headers, and reads tensors when asked; `verify` reads every byte. Writing
-is publication.py's; restoring a whole checkpoint is restoration.py's.
+`load_delta` checks the manifest and the shard headers, without torch, and reads tensors when asked; `verify` reads
+every byte. Writing is publication.py's; restoring a whole checkpoint is restoration.py's.
 """
 
 from __future__ import annotations
 
-import hashlib
+import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from deltacompress import decoding, lossless
-from deltacompress.checkpoint import Checkpoint, is_side_file
-from deltacompress.codecs import packed
-from deltacompress.errors import (
-    BaseMismatchError,
-    CheckpointError,
-    ChecksumError,
-    FormatError,
-    InputError,
-    TruncatedFileError,
-)
-from deltacompress.manifest import MANIFEST, FileRecord, Manifest, PartRecord, TensorRecord, read_manifest
+from deltacompress.arguments import checked
+from deltacompress.checkpoint import Checkpoint
+from deltacompress.codecs.spec import PackedSpec
+from deltacompress.errors import BaseMismatchError, CheckpointError, ChecksumError, FormatError, InputError, option
+from deltacompress.manifest import MANIFEST, Manifest, PartRecord, TensorRecord, read_manifest
+from deltacompress.manifest_checks import AGAIN
+from deltacompress.parts import check_file, check_hashes, check_size, open_file, open_parts, reader
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.safetensors_header import TensorSpan, read_header
 from deltacompress.summary import summarize
 
-_CHUNK = 1 << 22
-_AGAIN = "copy the artifact again"
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from deltacompress.checkpoint_rows import Rows
+    from deltacompress.codecs.pieces import Source
 
 
 class Delta:
@@ -44,7 +40,7 @@ class Delta:
         self,
         path: Path,
         manifest: Manifest,
-        specs: dict[str, packed.PackedSpec],
+        specs: dict[str, PackedSpec],
         spans: dict[str, tuple[Path, TensorSpan]],
         *,
         device: str = "auto",
@@ -72,7 +68,7 @@ class Delta:
         record = self.tensors[name]
         return self.tensors[record.alias_of] if record.alias_of else record
 
-    def spec(self, name: str) -> packed.PackedSpec | None:
+    def spec(self, name: str) -> PackedSpec | None:
         """How the parts of tensor `name` decode; None where its format is not `packed`. Raises as `record`."""
         return self._specs.get(self.record(name).name)
 
@@ -84,11 +80,13 @@ class Delta:
             IntegrityError: a part is damaged.
             BackendError: this machine cannot decode its lossless codec.
         """
+        from deltacompress import decoding
+
         record = self.record(name)
-        codec = self.manifest.lossless
+        decoding.check_growth(record, where=f"{self.path}: ")
         return decoding.serving_parts(
             record,
-            codec,
+            self.manifest.lossless,
             lambda part: self.stored_part(record.name, part),
             where=f"{self.path}: ",
             device=self._device,
@@ -101,12 +99,15 @@ class Delta:
             TruncatedFileError: the shard is shorter than it was.
         """
         path, span = self.where(name, part)
-        with path.open("rb") as file:
-            file.seek(span.begin)
-            raw = file.read(span.info.nbytes)
-        if len(raw) != span.info.nbytes:
-            raise TruncatedFileError(f"{path}: cut short at {name}.{part.name}; {_AGAIN}")
-        return raw
+        with open_file(path) as file:
+            return bytes(reader(file, span, f"{path}: {name}.{part.name}")(0, part.bytes))
+
+    def check_stored(self, name: str, part: PartRecord) -> None:
+        """Compare the stored bytes of one part with their recorded hashes; raises ChecksumError."""
+        path, span = self.where(name, part)
+        told = f"{self.path}: {name}.{part.name}"
+        with open_file(path) as file:
+            check_hashes(part, reader(file, span, told), where=told)
 
     def where(self, name: str, part: PartRecord) -> tuple[Path, TensorSpan]:
         """The shard that one part lies in, and its bytes there."""
@@ -120,34 +121,71 @@ class Delta:
         Raises:
             IntegrityError: damaged parts, or a result that differs from what was compressed.
         """
+        from deltacompress import decoding
+
         return decoding.restored_tensor(self.record(name), self.parts(name), base, where=f"{self.path}: ")
+
+    def restored_pieces(self, name: str, base: Checkpoint | None) -> Iterator[Tensor]:
+        """As `restored`, flat and piece by piece, from the opened base: memory does not grow with the tensor.
+
+        The hash is compared after the last piece, so whoever uses the pieces before must be able to take that back.
+        Raises as `restored`.
+        """
+        from deltacompress import decoding
+
+        record = self.record(name)
+        with self._open_parts(record) as sources:
+            yield from decoding.restored_pieces(
+                record,
+                sources,
+                self.base_rows(name, base),
+                storage=self.manifest.lossless != "none",
+                where=f"{self.path}: ",
+            )
+
+    def check_streams(self, name: str) -> None:
+        """Without a base: every part is as it was stored and, where any machine can decode its codec, decodes.
+
+        Raises:
+            IntegrityError: a part is damaged, or parts do not fit each other.
+        """
+        from deltacompress import decoding
+
+        record = self.record(name)
+        with self._open_parts(record) as sources:
+            decoding.check_streams(record, sources, storage=self.manifest.lossless != "none", where=f"{self.path}: ")
 
     def read_base(self, name: str, base: Checkpoint) -> Tensor | None:
         """What tensor `name` is a delta against, from an opened base: as planning.Plan.reference gives it."""
-        record = self.record(name)
-        if record.base_name is None:
-            return None
-        if record.base_name not in base.tensors:
-            raise FormatError(
-                f"{self.path}: {name} is a delta of {record.base_name}, which its own base does not have; {_AGAIN}"
-            )
-        tensor = base.read(record.base_name)
-        if record.base_rows is not None:
-            tensor = tensor[: record.base_rows]
-        if record.status in ("exact", "identical"):
-            return tensor
-        return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16, torch.float64) else tensor
+        rows = self.base_rows(name, base)
+        return None if rows is None else rows.read(0, math.prod(rows.shape)).reshape(rows.shape)
+
+    def base_rows(self, name: str, base: Checkpoint | None) -> Rows | None:
+        """As `read_base`, to be read piece by piece.
+
+        Raises:
+            FormatError: the base has no such tensor, or one of another shape.
+        """
+        from deltacompress import decoding
+
+        return None if base is None else decoding.base_rows(self.record(name), base, where=f"{self.path}: ")
+
+    def _open_parts(self, record: TensorRecord) -> AbstractContextManager[dict[str, Source]]:
+        return open_parts(record, self.where, self.manifest.lossless, where=f"{self.path}: ", device=self._device)
 
     def check_base(self, base: Checkpoint) -> None:
         """Make sure that `base` is the one this delta was made from.
 
         Raises:
             BaseMismatchError: shows both hashes and names the first tensor that differs.
+            FormatError: a tensor is a delta of one that the base does not have.
         """
         if self.manifest.scope == "full":  # it decodes on its own
             return
         wanted, found = self.manifest.base.content_hash, base.fingerprint()
         if found == wanted:
+            for name in self.tensors:
+                self.base_rows(name, base)
             return
         told = (
             f"{base.path}: not the base of this delta ({self.manifest.base.name} {wanted[:12]}, this is {found[:12]})"
@@ -166,6 +204,7 @@ class Delta:
         return summarize(self.manifest, artifact=self.path, artifact_bytes=self.artifact_bytes)
 
 
+@checked
 def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
     """Open the artifact at `path`; checks manifest, file sizes and headers, reads no tensor.
 
@@ -181,24 +220,20 @@ def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
     if not root.is_dir():
         raise InputError(
             f"{root}: no such artifact directory; give one that `compress` published, "
-            "or the name of a zoo's entry and the zoo (--zoo or DELTACOMPRESS_ZOO)"
+            f"or the name of a zoo's entry and the zoo ({option('zoo')} or DELTACOMPRESS_ZOO)"
         )
     manifest = read_manifest(root)
     for record in (*manifest.shards, *manifest.files):
-        _check_size(root / record.file, record)
-    for file in manifest.files:
-        if not is_side_file(file.file):
-            raise FormatError(
-                f"{root}: {file.file} is no config or tokenizer file, and an artifact holds no other; {_AGAIN}"
-            )
+        check_size(root / record.file, record)
     specs = {
-        tensor.name: packed.PackedSpec.from_json(dict(tensor.params), tensor.name)
+        tensor.name: PackedSpec.from_json(dict(tensor.params), tensor.name)
         for tensor in manifest.tensors
         if tensor.format == "packed"
     }
     return Delta(root, manifest, specs, _spans(root, manifest), device=device)
 
 
+@checked
 def verify(path: str | Path, *, base: str | Path | None = None, reporter: Reporter | None = None) -> Delta:
     """Check every byte of an artifact; with `base`, also restore every tensor and check it.
 
@@ -219,57 +254,17 @@ def verify(path: str | Path, *, base: str | Path | None = None, reporter: Report
         delta.check_base(checkpoint)
     reporter.phase("checking tensors", len(delta.tensors))
     for name, record in delta.tensors.items():
-        for part in record.parts:
-            decoding.check_part(part, delta.stored_part(name, part), where=f"{delta.path}: {name}.{part.name}")
+        if delta.manifest.lossless != "none":  # else it is compared as the parts are opened
+            for part in record.parts:
+                delta.check_stored(name, part)
         if record.status != "alias":
-            if checkpoint is not None:
-                delta.restored(name, delta.read_base(name, checkpoint))
+            if checkpoint is None:
+                delta.check_streams(name)
             else:
-                _check_streams(delta, record)
+                for _ in delta.restored_pieces(name, checkpoint):
+                    pass
         reporter.step(name)
     return delta
-
-
-def _check_streams(delta: Delta, record: TensorRecord) -> None:
-    """Without a base: every stream is intact and, where this machine can decode it, decodes."""
-    codec = delta.manifest.lossless
-    if codec in ("none", "zstd"):
-        parts = delta.parts(record.name)
-        if (spec := delta.spec(record.name)) is not None:
-            try:
-                packed.decode(spec, parts)
-            except (KeyError, ValueError, RuntimeError) as error:
-                raise FormatError(f"{record.name}: the parts do not decode ({error}); {_AGAIN}") from error
-        return
-    for part in record.parts:
-        where = f"{delta.path}: {record.name}.{part.name}"
-        stored = delta.stored_part(record.name, part)
-        found = lossless.stream_codec(stored, raw_bytes=decoding.raw_bytes(part), name=where)
-        if found != codec:
-            raise FormatError(f"{where}: coded with {found}, the manifest says {codec}; {_AGAIN}")
-
-
-def _check_size(path: Path, record: FileRecord) -> None:
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise TruncatedFileError(f"{path}: missing; {_AGAIN}") from error
-    if size != record.bytes:
-        raise TruncatedFileError(f"{path}: {size} bytes, {record.bytes} recorded; {_AGAIN}")
-
-
-def check_file(path: Path, record: FileRecord) -> None:
-    """Compare a whole file with its recorded hash.
-
-    Raises:
-        ChecksumError: they differ.
-    """
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    if digest.hexdigest() != record.sha256:
-        raise ChecksumError(f"{path}: its bytes differ from their recorded hash; {_AGAIN}")
 
 
 def _spans(root: Path, manifest: Manifest) -> dict[str, tuple[Path, TensorSpan]]:
@@ -285,16 +280,16 @@ def _spans(root: Path, manifest: Manifest) -> dict[str, tuple[Path, TensorSpan]]
             raise ChecksumError(str(error)) from error
         for name, span in header.tensors.items():
             if name in spans:
-                raise FormatError(f"{root}: part {name} stands in two shards; {_AGAIN}")
+                raise FormatError(f"{root}: part {name} stands in two shards; {AGAIN}")
             spans[name] = (path, span)
     wanted = dict(_stored_parts(manifest))
     if spans.keys() != wanted.keys():
         odd = min(spans.keys() ^ wanted.keys())
-        raise FormatError(f"{root}: part {odd} is not in both manifest and shards; {_AGAIN}")
+        raise FormatError(f"{root}: part {odd} is not in both manifest and shards; {AGAIN}")
     for key, size in wanted.items():
         if spans[key][1].info.nbytes != size:
             found = spans[key][1].info.nbytes
-            raise FormatError(f"{root}: part {key} has {found} bytes, the manifest says {size}; {_AGAIN}")
+            raise FormatError(f"{root}: part {key} has {found} bytes, the manifest says {size}; {AGAIN}")
     return spans
 
 

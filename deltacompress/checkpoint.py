@@ -1,8 +1,8 @@
 """Lazy reader of Hugging Face checkpoints: a directory of safetensors and its side files.
 
-Opening reads headers only (checked by `safetensors_header`); `read` and `sha256` then seek to one tensor's bytes in the
-same file, so a model is never held whole, and no second parser can see another model than the one that was checked.
-Plain reads rather than a memory map: a file cut short meanwhile is an error here, and would be a bus error there.
+Opening reads headers only (checked by `safetensors_header`), without torch; `read` and `sha256` then seek to one
+tensor's bytes in the same file, so a model is never held whole, and no second parser can see another one than was
+checked. Plain reads rather than a memory map: a file cut short meanwhile is an error here, and would be a bus error.
 
 What counts as one checkpoint:
 - `model.safetensors`, or `model.safetensors.index.json` plus the shards it names; both at once is refused, because one
@@ -19,40 +19,25 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from deltacompress.errors import CheckpointError
-from deltacompress.numerics.finite import all_finite
-from deltacompress.safetensors_header import INDEX, TensorSpan, find_weights, load_json_object
+from deltacompress.errors import CheckpointError, option
+from deltacompress.files.regular import ANYWHERE, open_regular, read_bytes, stat_regular, told
+from deltacompress.hub import fetched, model_directory
+from deltacompress.safetensors_header import TensorSpan, load_json_object
+from deltacompress.side_files import MAX_CONFIG_BYTES, MAX_SIDE_FILE_BYTES, is_side_file, link_homes
 from deltacompress.types import TensorInfo
+from deltacompress.weight_files import A_PEFT_ADAPTER, ADAPTER_CONFIG, find_weights
 
-# fmt: off
-DTYPES: Mapping[str, torch.dtype] = MappingProxyType({
-    "BOOL": torch.bool, "U8": torch.uint8, "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64,
-    "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
-    "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2": torch.float8_e5m2, "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-})
-# fmt: on
-"""safetensors dtype name -> torch dtype."""
+if TYPE_CHECKING:
+    import torch
 
-_SIDE_FILES = (
-    *("config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "chat_template.json", "chat_template.jinja"),
-    *("preprocessor_config.json", "processor_config.json", "image_processor_config.json"),
-)
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _READABLE = "make it readable, or get the checkpoint again"
 PINNED_AT_MOST = 2**29
 """Bytes of a tensor that is worth pinned memory, which torch never gives back: most linears, few embeddings."""
@@ -92,15 +77,22 @@ class Checkpoint:
             CheckpointError: not a checkpoint, damaged, unsafe, or a hub id that cannot be fetched.
         """
         try:
-            root = _resolve(path)
-            if not (root / "config.json").is_file():
+            root = model_directory(path) or fetched(str(path))
+            file = root / "config.json"
+            if not file.exists():
+                if (root / ADAPTER_CONFIG).exists():
+                    raise CheckpointError(f"{root}: {A_PEFT_ADAPTER}")
                 raise CheckpointError(f"{root}: no config.json; give a Hugging Face model directory")
-            config = load_json_object((root / "config.json").read_bytes(), str(root / "config.json"))
+            config = load_json_object(read_bytes(file, at_most=MAX_CONFIG_BYTES, links=ANYWHERE), str(file))
+            there = (*root.glob("*.safetensors"), *root.glob("*.index.json"))
+            before = {one: _stamp(one.stat()) for one in there if one.exists()}
             spans, files = find_weights(root)
-            return cls(root, config, spans, files)
+            made = cls(root, config, spans, files)
         except OSError as error:
-            told = f"{error.filename or path}: cannot be read ({error.strerror or error})"
-            raise CheckpointError(f"{told}; {_READABLE}") from error
+            raise CheckpointError(f"{error.filename or path}: {told(error, _READABLE)}") from error
+        if changed := [one for one, stamp in made._stamps.items() if before.get(one) != stamp]:
+            raise CheckpointError(f"{changed[0]}: changed while its header was read; run it again when it is whole")
+        return made
 
     def read(self, name: str, *, pinned: bool = False) -> torch.Tensor:
         """Tensor `name` in its own dtype and shape, on the CPU, owning its memory; nothing else is loaded.
@@ -110,11 +102,28 @@ class Checkpoint:
         Raises:
             CheckpointError: no such tensor, or its file changed or got shorter since it was opened.
         """
+        import torch
+
+        from deltacompress.dtypes import DTYPES
+
         info = self._span(name)[1].info
         tensor = torch.empty(info.shape, dtype=DTYPES[info.dtype], pin_memory=pinned and info.nbytes <= PINNED_AT_MOST)
         with self._at(name) as file:
             got = file.readinto(tensor_bytes(tensor))
-        self._check_length(name, got)
+        self._check_length(name, got, info.nbytes)
+        return tensor
+
+    def read_flat(self, name: str, begin: int, end: int) -> torch.Tensor:
+        """Elements [begin, end) of tensor `name` in row-major order, flat; else as `read`."""
+        import torch
+
+        from deltacompress.dtypes import DTYPES
+
+        info = self._span(name)[1].info
+        tensor = torch.empty(end - begin, dtype=DTYPES[info.dtype])
+        with self._at(name, begin * tensor.element_size()) as file:
+            got = file.readinto(tensor_bytes(tensor))
+        self._check_length(name, got, tensor.nbytes)
         return tensor
 
     def sha256(self, name: str) -> str:
@@ -129,7 +138,7 @@ class Checkpoint:
                 while left and (chunk := file.read(min(left, _CHUNK))):
                     digest.update(chunk)
                     left -= len(chunk)
-            self._check_length(name, self.tensors[name].nbytes - left)
+            self._check_length(name, self.tensors[name].nbytes - left, self.tensors[name].nbytes)
             self._hashes[name] = digest.hexdigest()
         return self._hashes[name]
 
@@ -145,9 +154,44 @@ class Checkpoint:
             for info, digest in zip(self.tensors.values(), hashes, strict=True)
         )
 
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        """The files that the tensors lie in, and the index over them where there is one."""
+        return tuple(self._stamps)
+
     def side_files(self) -> tuple[Path, ...]:
-        """Config, generation, tokenizer and chat-template files, sorted by name; never weights, never code."""
-        return tuple(sorted(file for file in self.path.iterdir() if is_side_file(file.name) and file.is_file()))
+        """Config, generation, tokenizer and chat-template files, sorted by name; never weights, never code.
+
+        Raises:
+            OSError: one of them is no regular file, nor a link to one.
+        """
+        found = sorted(file for file in self.path.iterdir() if is_side_file(file.name) and not file.is_dir())
+        for file in found:
+            stat_regular(file, links=ANYWHERE)
+        return tuple(found)
+
+    def side_file_hashes(self) -> dict[str, str]:
+        """Name -> SHA-256 of each side file; raises as side_files and open_side_file."""
+        found = {}
+        for file in self.side_files():
+            with self.open_side_file(file) as opened:
+                found[file.name] = hashlib.file_digest(opened, "sha256").hexdigest()
+        return found
+
+    def open_side_file(self, file: Path) -> BufferedReader:
+        """Open a side file that is to be copied.
+
+        Raises:
+            CheckpointError: it cannot be read, is too large, or is a link that leads elsewhere (side_files.link_homes).
+        """
+        try:
+            opened = open_regular(file, links=link_homes(self.path))
+        except OSError as error:
+            raise CheckpointError(f"{file}: {told(error, 'make it readable, or remove it')}") from error
+        if os.fstat(opened.fileno()).st_size > MAX_SIDE_FILE_BYTES:
+            opened.close()
+            raise CheckpointError(f"{file}: over {MAX_SIDE_FILE_BYTES} bytes, as no such file is; remove it")
+        return opened
 
     def _span(self, name: str) -> tuple[Path, TensorSpan]:
         if name not in self._spans:
@@ -155,28 +199,22 @@ class Checkpoint:
         return self._spans[name]
 
     @contextmanager
-    def _at(self, name: str) -> Iterator[BufferedReader]:
-        """The file of tensor `name`, positioned at its first byte, and still the file whose header was checked."""
+    def _at(self, name: str, offset: int = 0) -> Iterator[BufferedReader]:
+        """The file of tensor `name`, positioned at a byte of it, and still the file whose header was checked."""
         path, span = self._span(name)
         try:
-            with path.open("rb") as file:
+            with open_regular(path, links=ANYWHERE) as file:
                 if _stamp(os.fstat(file.fileno())) != self._stamps[path]:
                     raise CheckpointError(f"{path}: changed since it was opened; start again on a settled checkpoint")
-                file.seek(span.begin)
+                file.seek(span.begin + offset)
                 yield file
         except OSError as error:
-            told = f"{path}: tensor {name} cannot be read ({error.strerror or error})"
-            raise CheckpointError(f"{told}; {_READABLE}") from error
+            raise CheckpointError(f"{path}: tensor {name} {told(error, _READABLE)}") from error
 
-    def _check_length(self, name: str, got: int) -> None:
-        path, span = self._span(name)
-        if got != span.info.nbytes:
+    def _check_length(self, name: str, got: int, wanted: int) -> None:
+        if got != wanted:
+            path, _ = self._span(name)
             raise CheckpointError(f"{path}: truncated while tensor {name} was read; copy or download it again")
-
-
-def is_side_file(name: str) -> bool:
-    """Whether a file name is that of a config, tokenizer or chat-template file."""
-    return any(fnmatchcase(name, pattern) for pattern in _SIDE_FILES)
 
 
 def already_quantized(config: Mapping[str, Any]) -> str | None:
@@ -200,10 +238,24 @@ def tensor_bytes(t: torch.Tensor) -> memoryview:
     Raises:
         ValueError: the tensor is not contiguous or not on the CPU.
     """
+    import torch
+
     if not t.is_contiguous() or t.device.type != "cpu":
         raise ValueError(f"tensor_bytes needs a contiguous CPU tensor, got {t.device}, strides {t.stride()}")
     view: memoryview = t.detach().reshape(-1).view(torch.uint8).numpy().data
     return view
+
+
+def is_finite(t: torch.Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor Inf; integers and booleans never do."""
+    import torch
+
+    from deltacompress.numerics.finite import all_finite
+
+    if not (t.is_floating_point() or t.is_complex()) or not t.numel():
+        return True
+    values = t.float() if t.element_size() == 1 else t  # torch tests no 8-bit float for NaN
+    return all_finite(torch.view_as_real(values) if t.is_complex() else values)
 
 
 def check_finite(name: str, t: torch.Tensor, *, of_base: bool = False) -> None:
@@ -212,41 +264,18 @@ def check_finite(name: str, t: torch.Tensor, *, of_base: bool = False) -> None:
     Raises:
         CheckpointError: names the tensor and counts its NaN and Inf.
     """
-    if not (t.is_floating_point() or t.is_complex()):
+    import torch
+
+    if is_finite(t):
         return
-    values = t.float() if t.element_size() == 1 else t  # torch tests no 8-bit float for NaN
-    if values.numel() == 0 or all_finite(torch.view_as_real(values) if t.is_complex() else values):
-        return
+    values = t.float() if t.element_size() == 1 else t
     nan, inf = int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
     way_out = "get the base again" if of_base else "the training run broke: take an earlier checkpoint"
     raise CheckpointError(
-        f"tensor {name}: {nan} NaN and {inf} Inf among {t.numel()} values; {way_out}, or use --recipe lossless, which "
-        "keeps any bits"
+        f"tensor {name}: {nan} NaN and {inf} Inf among {t.numel()} values; {way_out}, or use "
+        f"{option('recipe')} lossless, which keeps any bits"
     )
 
 
 def _stamp(stat: os.stat_result) -> tuple[int, int, int]:
     return stat.st_size, stat.st_mtime_ns, stat.st_ino
-
-
-def _resolve(path: str | Path) -> Path:
-    """The local directory that `path` means, fetched from the hub if it is an id and no such path exists."""
-    root = Path(path)
-    if root.is_dir():
-        return root
-    if root.exists():
-        raise CheckpointError(f"{root}: not a directory; give the directory that holds config.json and the weights")
-    if not _HUB_ID.fullmatch(str(path)):
-        raise CheckpointError(
-            f"{root}: no such directory; give one with config.json and the weights, or a hub id: org/name"
-        )
-    from huggingface_hub import snapshot_download  # only here: local work needs no hub client
-
-    try:
-        # `model*`: repositories that also carry consolidated.safetensors would be fetched twice over.
-        patterns = [*_SIDE_FILES, "model*.safetensors", INDEX]
-        return Path(snapshot_download(str(path), allow_patterns=patterns))
-    except (OSError, ValueError) as error:  # the hub's own errors are all one of these
-        why = str(error).strip().partition("\n")[0]
-        told = f"{path}: no such directory, and not fetched from the hub either ({why})"
-        raise CheckpointError(f"{told}; mend the path, or download the model and give its directory") from error

@@ -1,4 +1,4 @@
-"""Deterministic writer of checkpoints and shards, and the one place that turns a failed write into a clear error.
+"""Deterministic writer of checkpoints and shards.
 
 The bytes depend on the tensors alone. Every file is synced before the call returns; giving a directory its final name
 is the caller's job, once all of it is there.
@@ -6,33 +6,37 @@ is the caller's job, once all of it is there.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
-from deltacompress.checkpoint import DTYPES, tensor_bytes
+from deltacompress.checkpoint import tensor_bytes
 from deltacompress.errors import OutputError
-from deltacompress.safetensors_header import INDEX, SINGLE
+from deltacompress.files.output import output_errors
+from deltacompress.safetensors_header import ITEMSIZE
 from deltacompress.types import TensorInfo
+from deltacompress.weight_files import INDEX, SINGLE
+
+if TYPE_CHECKING:
+    import torch
+
+Make: TypeAlias = "Callable[[], torch.Tensor | Iterator[torch.Tensor]]"
+"""Gives a tensor, or its elements in row-major order, flat and piece by piece."""
 
 
 def write_checkpoint(
     out: Path,
-    tensors: Iterable[tuple[TensorInfo, Callable[[], torch.Tensor]]],
+    tensors: Iterable[tuple[TensorInfo, Make]],
     *,
     max_shard_bytes: int = 2 * 2**30,
 ) -> None:
     """Write weights into the existing empty directory `out`: one file, or shards of at most `max_shard_bytes` + index.
 
     The bytes depend on the tensors alone, not on their order. Each callable is called once, when its turn comes, and
-    its tensor dropped after it is written: one tensor is in memory at a time. Files are synced to disk; renaming the
-    directory to its final name is the caller's job. A tensor larger than `max_shard_bytes` gets a shard of its own.
+    what it gives dropped after it is written: one tensor, or one piece, is in memory at a time. Files are synced;
+    renaming the directory is the caller's job. A tensor larger than `max_shard_bytes` gets a shard of its own.
 
     Raises:
         OutputError: `out` is not an empty directory, a tensor does not fit its info, disk full, no permission.
@@ -52,7 +56,7 @@ def write_checkpoint(
 
 def write_shards(
     out: Path,
-    tensors: Iterable[tuple[TensorInfo, Callable[[], torch.Tensor]]],
+    tensors: Iterable[tuple[TensorInfo, Make]],
     *,
     stem: str,
     max_shard_bytes: int = 2 * 2**30,
@@ -67,7 +71,7 @@ def write_shards(
     names = [info.name for info, _ in todo]
     if len(set(names)) != len(names) or max_shard_bytes < 1:
         raise OutputError(f"{out}: need names given once, and max_shard_bytes of at least 1")
-    shards: list[list[tuple[TensorInfo, Callable[[], torch.Tensor]]]] = [[]]
+    shards: list[list[tuple[TensorInfo, Make]]] = [[]]
     filled = 0
     for info, make in todo:
         if shards[-1] and filled + info.nbytes > max_shard_bytes:
@@ -79,15 +83,22 @@ def write_shards(
     for i, shard in enumerate(shards, 1):
         numbered = f"{stem}-{i:05d}-of-{len(shards):05d}.safetensors"
         file_name = single if single is not None and len(shards) == 1 else numbered
-        _write_shard(out / file_name, shard)
+        write_file(out / file_name, shard_chunks(out / file_name, shard, {"format": "pt"}))
         weight_map |= {info.name: file_name for info, _ in shard}
     return weight_map
 
 
-def _write_shard(path: Path, tensors: list[tuple[TensorInfo, Callable[[], torch.Tensor]]]) -> None:
+def shard_chunks(
+    path: Path, tensors: Iterable[tuple[TensorInfo, Make]], metadata: Mapping[str, str]
+) -> Iterator[bytes | memoryview]:
+    """The bytes of the safetensors file `path` with these tensors.
+
+    Raises:
+        OutputError: a tensor does not fit its info.
+    """
     # Wide types first, as the safetensors library does: every tensor then starts at a multiple of its item size.
-    tensors = sorted(tensors, key=lambda item: (-DTYPES[item[0].dtype].itemsize, item[0].name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    tensors = sorted(tensors, key=lambda item: (-ITEMSIZE[item[0].dtype], item[0].name))
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
     begin = 0
     for info, _ in tensors:
         end = begin + info.nbytes
@@ -95,17 +106,28 @@ def _write_shard(path: Path, tensors: list[tuple[TensorInfo, Callable[[], torch.
         begin = end
     raw = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     raw += b" " * (-len(raw) % 8)
+    yield len(raw).to_bytes(8, "little") + raw
+    for info, make in tensors:
+        left = info.nbytes
+        for piece in _pieces(make(), info, path):
+            left -= piece.nbytes
+            yield tensor_bytes(piece)
+        if left:
+            raise OutputError(f"{path}: tensor {info.name} lacks {left} of its {info.nbytes} bytes")
 
-    def chunks() -> Iterator[bytes | memoryview]:
-        yield len(raw).to_bytes(8, "little") + raw
-        for info, make in tensors:
-            tensor = make()
-            if tensor.dtype != DTYPES[info.dtype] or tuple(tensor.shape) != info.shape:
-                raise OutputError(f"{path}: tensor {info.name} should be {info.dtype} {info.shape}, got {tensor.dtype} "
-                                  f"{tuple(tensor.shape)}")  # fmt: skip
-            yield tensor_bytes(tensor.detach().cpu().contiguous())
 
-    write_file(path, chunks())
+def _pieces(made: torch.Tensor | Iterator[torch.Tensor], info: TensorInfo, path: Path) -> Iterator[torch.Tensor]:
+    """On the CPU and contiguous; a tensor that does not fit its info is refused."""
+    import torch
+
+    from deltacompress.dtypes import DTYPES
+
+    whole = isinstance(made, torch.Tensor)
+    for piece in [made] if isinstance(made, torch.Tensor) else made:
+        if piece.dtype != DTYPES[info.dtype] or (whole and tuple(piece.shape) != info.shape):
+            raise OutputError(f"{path}: tensor {info.name} should be {info.dtype} {info.shape}, got {piece.dtype} "
+                              f"{tuple(piece.shape)}")  # fmt: skip
+        yield piece.detach().cpu().contiguous()
 
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
@@ -120,15 +142,3 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
                     view = view[file.write(view) :]  # the system writes at most 2 GiB at once
         with output_errors(path):
             os.fsync(file.fileno())
-
-
-@contextmanager
-def output_errors(path: Path) -> Iterator[None]:
-    """Turn OSError while writing `path` into OutputError with a way out."""
-    try:
-        yield
-    except OSError as error:
-        way_out = (
-            "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "choose another output directory"
-        )
-        raise OutputError(f"{path}: cannot be written ({error.strerror or error}); {way_out}") from error

@@ -7,24 +7,27 @@ allocates anything. What a part claims comes from a manifest, so nothing here tr
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from blake3 import blake3
 from torch import Tensor
 
 from deltacompress import lossless
-from deltacompress.checkpoint import DTYPES, tensor_bytes
+from deltacompress.checkpoint import Checkpoint, tensor_bytes
+from deltacompress.checkpoint_rows import Rows
 from deltacompress.codecs import packed
+from deltacompress.codecs.elements import Elements
 from deltacompress.codecs.encoded import restore_tensor
+from deltacompress.codecs.pieces import PackedPieces, Source, restore_pieces
+from deltacompress.dtypes import DTYPES
 from deltacompress.errors import BackendError, ChecksumError, FormatError, TruncatedFileError
 from deltacompress.manifest import PartRecord, TensorRecord
+from deltacompress.manifest_checks import nbytes, own_values, shared_matrix
+from deltacompress.parts import CodedSource
 
-
-def raw_bytes(part: PartRecord) -> int:
-    """Bytes of a part before the lossless stage."""
-    return math.prod(part.shape) * DTYPES[part.dtype].itemsize
+_ANY, _GROWTH = 1 << 23, 1 << 10
+"""Values that may come of nothing, and of each stored byte: `check_growth`."""
 
 
 def decode_part(part: PartRecord, stored: bytes, codec: str, *, where: str, device: str = "auto") -> Tensor:
@@ -39,10 +42,10 @@ def decode_part(part: PartRecord, stored: bytes, codec: str, *, where: str, devi
     """
     if len(stored) != part.bytes:
         raise TruncatedFileError(f"{where}: {len(stored)} bytes, {part.bytes} recorded; copy the artifact again")
-    wanted = raw_bytes(part)
+    wanted = nbytes(part)
     try:
         if codec != "none":  # such a stream carries digests of its own
-            raw = lossless.decode(stored, raw_bytes=wanted, device=device, name=where)
+            raw = lossless.decode(stored, raw_bytes=wanted, codec=codec, device=device, name=where)
         else:
             check_part(part, stored, where=where)
             raw = bytearray(stored)
@@ -90,6 +93,22 @@ def serving_parts(
     return packed.to_serving(spec, parts, record.name) if coded else parts
 
 
+def check_growth(record: TensorRecord, *, where: str = "") -> None:
+    """Refuse to decode at once what a few stored bytes would make huge, and no base holds to its size.
+
+    Of all values that are not the base's, a few million may be anything; more need stored bytes.
+
+    Raises:
+        FormatError: they are too many.
+    """
+    own = own_values(record)
+    if own > _ANY + _GROWTH * record.bytes:
+        raise FormatError(
+            f"{where}{record.name}: {own} values in {record.bytes} bytes, which takes too much memory at once; "
+            "`deltacompress restore` writes them piece by piece"
+        )
+
+
 def restored_tensor(record: TensorRecord, parts: dict[str, Tensor], base: Tensor | None, *, where: str = "") -> Tensor:
     """The restored tensor, contiguous on the CPU, checked against its recorded hash.
 
@@ -105,7 +124,69 @@ def restored_tensor(record: TensorRecord, parts: dict[str, Tensor], base: Tensor
     except MemoryError as error:
         raise BackendError(f"{where}{record.name}: shape {list(record.shape)} does not fit into memory") from error
     if hashlib.sha256(tensor_bytes(tensor)).hexdigest() != record.sha256:
-        raise ChecksumError(
-            f"{where}{record.name}: the restored tensor is not what was compressed; copy the artifact again"
-        )
+        raise _another_tensor(record, where)
     return tensor
+
+
+def restored_pieces(
+    record: TensorRecord, sources: Mapping[str, Source], base: Elements | None, *, storage: bool, where: str = ""
+) -> Iterator[Tensor]:
+    """As restored_tensor, flat and piece by piece; the hash is compared after the last piece.
+
+    sources, storage: as codecs.pieces.restore_pieces takes them. Raises as restored_tensor.
+    """
+    like = torch.empty(record.shape, dtype=DTYPES[record.dtype], device="meta")
+    seen = hashlib.sha256()
+    for piece in restore_pieces(
+        record.format, dict(record.params), sources, base, like, f"{where}{record.name}", storage=storage
+    ):
+        seen.update(tensor_bytes(piece))
+        yield piece
+    if seen.hexdigest() != record.sha256:
+        raise _another_tensor(record, where)
+
+
+def check_streams(record: TensorRecord, sources: Mapping[str, Source], *, storage: bool, where: str = "") -> None:
+    """Make sure that the parts of a tensor decode, as far as that can be told without its base.
+
+    Streams of codecs that not every machine decodes stay as they are: their digests were compared.
+
+    Raises:
+        IntegrityError: they do not decode, or not to what was coded.
+    """
+    streams = [source.windows for source in sources.values() if isinstance(source, CodedSource)]
+    if any(stream.frame.codec != "zstd" for stream in streams):
+        return
+    if record.format == "packed":
+        spec = packed.PackedSpec.from_json(dict(record.params), record.name)
+        told = f"{where}{record.name}"
+        PackedPieces(spec, sources, storage=storage, where=told).check(shared_matrix(record)[0])
+    for stream in streams:
+        stream.check_raw()
+
+
+def _another_tensor(record: TensorRecord, where: str) -> ChecksumError:
+    return ChecksumError(
+        f"{where}{record.name}: the restored tensor is not what was compressed; copy the artifact again"
+    )
+
+
+def base_rows(record: TensorRecord, base: Checkpoint, *, where: str = "") -> Rows | None:
+    """What a tensor is a delta against in an opened base: f32 where something is added to it; None for nothing.
+
+    Raises:
+        FormatError: the base has no such tensor, or one of another shape.
+    """
+    if record.base_name is None:
+        return None
+    info = base.tensors.get(record.base_name)
+    rows = record.shape[:1] if record.base_rows is None else (record.base_rows,)
+    found = () if info is None else info.shape
+    enough = found[:1] == rows if record.base_rows is None else found[:1] >= rows
+    if info is None or len(found) != len(record.shape) or found[1:] != record.shape[1:] or not enough:
+        has = "has no such tensor" if info is None else f"has {list(info.shape)}"
+        raise FormatError(
+            f"{where}{record.name}: {list(record.shape)} is a delta of {record.base_name}, of which its own base "
+            f"{has}; copy the artifact again"
+        )
+    return Rows(base, record.base_name, rows=record.base_rows, wide=record.status not in ("exact", "identical"))

@@ -9,33 +9,38 @@ Each step has a module of its own: planning, calibrate/, layerwise, encoding, wo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from deltacompress import lossless
-from deltacompress.artifact import load_delta
+from deltacompress.arguments import checked
+from deltacompress.artifact import Delta, load_delta
 from deltacompress.calibrate.data import CalibrationTokens, calibration_tokens
 from deltacompress.calibrate.skeleton import Skeleton
+from deltacompress.calibrate.sources import Calibration, local_file, name_of
 from deltacompress.checkpoint import Checkpoint
-from deltacompress.checkpoint_writer import output_errors
 from deltacompress.encoding import encode_uncalibrated
-from deltacompress.errors import BackendError, CalibrationError, InputError, Interrupted, OutputError
+from deltacompress.errors import BackendError, CalibrationError, InputError, Interrupted, OutputError, option, switch
 from deltacompress.extract import pair
 from deltacompress.fidelity import calibration_kl
+from deltacompress.files.output import output_errors
 from deltacompress.layerwise import compress_layers
+from deltacompress.made_from import standing
+from deltacompress.models.config import notes
 from deltacompress.numerics import fused
+from deltacompress.outputs import check_free, check_outside, holds_artifact
 from deltacompress.planning import Plan, make_plan
-from deltacompress.publication import publish, tool_versions
+from deltacompress.publication import publish
 from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
+from deltacompress.run_identity import choose_device, identity_of, solver
 from deltacompress.steps import Steps
-from deltacompress.workspace import Workspace, check_free, check_outside
+from deltacompress.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -44,7 +49,8 @@ class CompressResult:
 
     summary: Delta.summary() of the artifact. kl_on_calibration: KL(fine-tuned || compressed) in nats/token over
     calibration tokens (in-sample: an indication, no evaluation), None where the recipe has no teacher. seconds: wall
-    time. peak_memory_bytes: resident memory of the process; peak_device_bytes: of the GPU, None on a CPU.
+    time. peak_memory_bytes: resident memory of the process; peak_device_bytes: of the GPU, None on a CPU. used_again:
+    the artifact of an earlier run was verified; the figures are of that.
     """
 
     out: Path
@@ -54,6 +60,7 @@ class CompressResult:
     peak_memory_bytes: int
     peak_device_bytes: int | None
     backend: str
+    used_again: bool = False
 
     def __repr__(self) -> str:
         """Short: a notebook shows it, and the summary has a row for each tensor."""
@@ -72,49 +79,70 @@ class CompressResult:
         }
 
 
+@checked
 def compress(
     base: str | Path,
     finetuned: str | Path,
     *,
     recipe: Recipe | str | Path,
     out: str | Path,
-    calibration: str | Path | None = None,
+    calibration: str | Path | Sequence[str | Mapping[str, Any]] | None = None,
     samples: int | None = None,
     seq_len: int | None = None,
     seed: int | None = None,
     lossless: str = "zstd",
     device: str = "auto",
     resume: bool = False,
+    force: bool = False,
     reporter: Reporter | None = None,
 ) -> CompressResult:
-    """Compress `finetuned` into the new artifact directory `out`.
+    """Compress `finetuned` into the artifact directory `out`.
 
     Args:
         base, finetuned: checkpoint directories (or hub ids).
         recipe: a Recipe, the name of a shipped one, or the path of a YAML file.
-        calibration: file or data set id; needed by recipes that calibrate.
+        calibration: file or data set id, or the records themselves: texts, or mappings with the fields of a file's
+            records; needed by recipes that calibrate.
         samples, seq_len, seed: override the recipe's calibration.
         lossless: "none", "zstd", "gdeflate" or "ans".
         device: "auto", "cpu" or "cuda".
         resume: continue the interrupted run of the same `out`, if there is one.
+        force: compress anew, and replace an artifact that `out` holds, once the new one is whole. Without it an
+            artifact of the same input is verified and used again.
 
     Raises:
-        InputError: one of its subclasses names what is wrong with the input.
+        InputError: one of its subclasses names what is wrong with the input. OutputError: `out` holds something else.
         Interrupted: stopped by Ctrl-C (or SIGTERM, under the command line); what was finished stays in `out`.partial
             for `resume`.
     """
     started = time.monotonic()
     reporter = reporter or SILENT
     target = Path(out)
-    check_free(target)
+    there = check_free(target, replaces=holds_artifact)
     chosen = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
     where = choose_device(device)
     _check_codec(lossless, device)
+    if calibration is not None:
+        if isinstance(calibration, str | Path):
+            local_file(str(calibration))  # a slip of the hand is told at once, and also where the recipe needs no data
+        if not chosen.needs_calibration:
+            reporter.note(f"{name_of(calibration)}: not read, since recipe {chosen.name} does not calibrate")
+    elif not chosen.needs_calibration:
+        given = {"samples": samples, "seq_len": seq_len, "seed": seed}
+        for name in (name for name, value in given.items() if value is not None):
+            reporter.note(f"{option(name)}: not used, since recipe {chosen.name} does not calibrate")
     with _telling_what_waits(target, resume=resume):
         pair_of = Checkpoint.open(base), Checkpoint.open(finetuned)
         check_outside(target, *(checkpoint.path for checkpoint in pair_of))
+        if there and not force:
+            delta = standing(
+                target, *pair_of, chosen, calibration, samples=samples, seq_len=seq_len, seed=seed, lossless=lossless,
+                reporter=reporter,
+            )  # fmt: skip
+            return _used_again(target, delta, time.monotonic() - started)
         plan, skeleton = _plan(*pair_of, chosen, where)
-        for note in plan.notes:
+        read = notes(plan.finetuned.config, plan.finetuned.path) if skeleton is not None else ()
+        for note in (*plan.notes, *read):
             reporter.note(note)
         if where.type == "cuda" and plan.calibrated and (reason := fused.missing(where)):
             reporter.note(f"the solver's loops run in PyTorch, tens of times slower than its kernels: {reason}")
@@ -122,9 +150,14 @@ def compress(
         if plan.calibrated and skeleton is not None:
             tokens = _tokens(plan, skeleton, calibration, samples, seq_len, seed)
         earlier = _finished_steps(target)
-        work = Workspace.open(target, _identity(plan, tokens, lossless, device), resume=resume)
+        work = Workspace.open(
+            target,
+            identity_of(plan, tokens, lossless, device),
+            resume=resume,
+            replaces=holds_artifact if force else None,
+        )
     if earlier:
-        fate = "used again" if resume else "removed; --resume would have used them"
+        fate = "used again" if resume else f"removed; {switch('resume')} would have used them"
         reporter.note(f"{work.path}: {earlier} finished step{'s' * (earlier > 1)} of an earlier run {fate}")
     kl = None
     try:
@@ -143,20 +176,22 @@ def compress(
         if not work.keep():
             raise Interrupted("interrupted before a step was finished: nothing is left of it, run it again") from stop
         raise Interrupted(
-            f"interrupted, nothing published; what is finished waits in {work.path}: run again with --resume"
+            f"interrupted, nothing published; what is finished waits in {work.path}: run again with {switch('resume')}"
         ) from stop
     except InputError as error:
         if not isinstance(error, OutputError | BackendError) or work.published:
             work.discard()  # other input means other bytes: nothing here could be resumed
         elif work.keep():  # a full disk or a busy device costs no finished layer: mend it, then --resume
-            reporter.note(f"what is finished waits in {work.path}: mend the cause and run again with --resume")
+            reporter.note(
+                f"what is finished waits in {work.path}: mend the cause and run again with {switch('resume')}"
+            )
         raise
     except BaseException:
         if work.published:
             work.discard()
             reporter.note(f"{target} is published; only the look at its fidelity failed")
         elif work.keep():  # out of memory, a lost device: what is finished is good
-            reporter.note(f"what is finished waits in {work.path}: run again with --resume")
+            reporter.note(f"what is finished waits in {work.path}: run again with {switch('resume')}")
         raise
     work.discard()
     return CompressResult(
@@ -167,6 +202,12 @@ def compress(
         peak_memory_bytes=Steps.peak_memory(),
         peak_device_bytes=torch.cuda.max_memory_allocated() if where.type == "cuda" else None,
         backend=_backend(where, lossless, device, calibrated=plan.calibrated),
+    )
+
+
+def _used_again(out: Path, delta: Delta, seconds: float) -> CompressResult:
+    return CompressResult(
+        out, delta.summary(), None, seconds, Steps.peak_memory(), None, "an earlier run's", used_again=True
     )
 
 
@@ -190,7 +231,7 @@ def _telling_what_waits(out: Path, *, resume: bool) -> Iterator[None]:
     except KeyboardInterrupt as stop:
         if resume and _finished_steps(out):
             raise Interrupted(
-                f"interrupted; what an earlier run finished waits in {out}.partial: run again with --resume"
+                f"interrupted; what an earlier run finished waits in {out}.partial: run again with {switch('resume')}"
             ) from stop
         raise
 
@@ -204,14 +245,14 @@ def _finished_steps(out: Path) -> int:
 def _tokens(
     plan: Plan,
     skeleton: Skeleton,
-    source: str | Path | None,
+    source: Calibration | None,
     samples: int | None,
     seq_len: int | None,
     seed: int | None,
 ) -> CalibrationTokens:
     spec = plan.recipe.calibration.overridden(samples=samples, seq_len=seq_len, seed=seed)
-    if source is None:
-        raise CalibrationError(f"recipe {plan.recipe.name} calibrates: give --calibration FILE (or a data set id)")
+    plan.recipe.check_calibration(source)
+    assert source is not None
     tokens = calibration_tokens(plan.finetuned, source, spec)
     rows = plan.finetuned.tensors[skeleton.embedding_name].shape[0]
     if int(tokens.ids.max()) >= rows:
@@ -228,61 +269,9 @@ def _compress_plain(plan: Plan, steps: Steps, reporter: Reporter) -> None:
     reporter.phase("compressing", len(todo))
     for i, tensor in enumerate(todo):
         step = f"tensor-{i:05d}"
-        if steps.recall(step) is None:
-            encoded, reference, _ = encode_uncalibrated(plan, tensor)
-            outcome, _ = steps.finish(tensor, encoded, reference)
-            steps.save(step, [outcome])
+        if not steps.check(step):
+            steps.save(step, [steps.finish_on_disk(tensor, encode_uncalibrated(plan, tensor))])
         reporter.step(tensor.name, loss=steps.records(step)[0].loss, memory_bytes=Steps.peak_memory())
-
-
-def _identity(plan: Plan, tokens: CalibrationTokens | None, codec: str, device: str) -> dict[str, Any]:
-    """Everything that can change a byte of the artifact: what a resumed run must share with the interrupted one."""
-    where = choose_device(device)
-    return {
-        "base": plan.base.fingerprint(),
-        "fine-tuned": plan.finetuned.fingerprint(),
-        "config": plan.finetuned.config,
-        "recipe": plan.recipe.model_dump(mode="json"),
-        "calibration": tokens.sha256 if tokens else None,
-        "lossless": _coder(codec, device),
-        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
-        "solver": _solver(where) if plan.calibrated else None,
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "versions": tool_versions(),
-    }
-
-
-def _solver(device: torch.device) -> str:
-    """What runs the column loops: they give nearly the same, not the same bytes."""
-    return f"solver in Triton {fused.triton_version()}" if fused.usable(device) else "solver in PyTorch"
-
-
-def _processor() -> list[str]:
-    """What the CPU can do, as far as torch tells: its kernels differ by it, and their sums in the last bit."""
-    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # new in torch 2.10
-    return [torch.backends.cpu.get_cpu_capability(), *sorted(name for name, has in known.items() if has is True)]
-
-
-def _coder(codec: str, device: str) -> list[str]:
-    """What runs the lossless stage, with the versions of the libraries that tool_versions does not know."""
-    found = [lossless.backend_for(codec, encode=True, device=device)]
-    if codec in ("gdeflate", "ans"):
-        found += sorted(f"{one.name} {one.version}" for one in distributions() if "nvcomp" in one.name.lower())
-    return found
-
-
-def choose_device(device: str) -> torch.device:
-    """What "auto", "cpu" or "cuda" means here.
-
-    Raises:
-        BackendError: "cuda", and torch sees no GPU.
-    """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise BackendError("--device cuda: torch sees no CUDA GPU here; use --device cpu")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)
 
 
 def _check_codec(codec: str, device: str) -> None:
@@ -292,5 +281,5 @@ def _check_codec(codec: str, device: str) -> None:
 def _backend(where: torch.device, codec: str, device: str, *, calibrated: bool) -> str:
     compute = f"CPU, {torch.get_num_threads()} threads"
     if where.type == "cuda":
-        compute = torch.cuda.get_device_name(where) + (f", {_solver(where)}" if calibrated else "")
+        compute = torch.cuda.get_device_name(where) + (f", {solver(where)}" if calibrated else "")
     return f"{compute}; {lossless.backend_for(codec, encode=True, device=device)}"

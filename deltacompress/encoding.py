@@ -7,6 +7,7 @@ from the packed parts: what is served later, bit for bit.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,12 +16,14 @@ from blake3 import blake3
 from torch import Tensor
 
 from deltacompress import lossless
-from deltacompress.checkpoint import DTYPES, PINNED_AT_MOST, tensor_bytes
+from deltacompress.checkpoint import PINNED_AT_MOST, tensor_bytes
 from deltacompress.codecs import exact, packed, rtn
 from deltacompress.codecs.encoded import Encoded, restore_tensor
 from deltacompress.codecs.packed import Parts
+from deltacompress.codecs.pieces import PartInMemory, restore_pieces
 from deltacompress.codecs.settings import RtnSettings, SkipSettings
-from deltacompress.errors import CheckpointError
+from deltacompress.dtypes import DTYPES
+from deltacompress.errors import CheckpointError, option
 from deltacompress.manifest import PartRecord, Status, TensorRecord
 from deltacompress.numerics.finite import extremes
 from deltacompress.planning import Plan, TensorPlan
@@ -39,19 +42,28 @@ class Outcome:
     streams: dict[str, Tensor]
 
 
-def encode_uncalibrated(plan: Plan, tensor: TensorPlan) -> tuple[Encoded, Tensor | None, Tensor]:
-    """Encode a tensor whose codec needs no activations; returns (encoded, reference, fine-tuned)."""
-    reference, finetuned = plan.reference(tensor)
-    if tensor.fate == "identical":
-        return Encoded("none", {}, {}), reference, finetuned
+def encode_uncalibrated(plan: Plan, tensor: TensorPlan) -> Encoded:
+    """Encode a tensor whose codec needs no activations, piece by piece: what memory holds are its parts."""
+    base, finetuned = plan.rows(tensor)
+    if tensor.fate == "identical" or isinstance(tensor.settings, SkipSettings):
+        return Encoded("none", {}, {})
     if tensor.fate in ("exact", "added"):
-        params, parts = exact.encode(finetuned, reference)
-        return Encoded("exact", params, parts), reference, finetuned
-    if isinstance(tensor.settings, SkipSettings):
-        return Encoded("none", {}, {}), reference, finetuned
+        params, parts = exact.encode(finetuned, base)
+        return Encoded("exact", params, parts)
     assert isinstance(tensor.settings, RtnSettings)
-    encoded = rtn.encode(delta_of(finetuned, reference, tensor.name), tensor.settings, tensor.name)
-    return with_added_rows(encoded, finetuned, reference), reference, finetuned
+    shared = finetuned.shape if base is None else base.shape
+    rows, columns = (1, math.prod(shared)) if len(shared) < 2 else (shared[0], math.prod(shared[1:]))
+
+    def block(begin: int, end: int) -> Tensor:
+        some = (begin * columns, end * columns)
+        reference = None if base is None else base.read(*some)
+        return delta_of(finetuned.read(*some), reference, tensor.name).view(end - begin, columns)
+
+    encoded = rtn.encode_rows(block, rows, columns, tensor.settings, tensor.name)
+    if shared != finetuned.shape:
+        added = finetuned.read(math.prod(shared), math.prod(finetuned.shape))
+        encoded.parts["added_rows"] = added.view(finetuned.shape[0] - shared[0], *shared[1:])
+    return encoded
 
 
 def delta_of(finetuned: Tensor, reference: Tensor | None, name: str) -> Tensor:
@@ -66,7 +78,7 @@ def delta_of(finetuned: Tensor, reference: Tensor | None, name: str) -> Tensor:
     if delta.numel() and not bool(extremes(delta).abs().max() <= _LARGEST):  # NaN compares as false
         raise CheckpointError(
             f"tensor {name}: weights, or their differences from the base's, are beyond {_LARGEST:g}; get the "
-            "checkpoints again, or use --recipe lossless, which keeps any bits"
+            f"checkpoints again, or use {option('recipe')} lossless, which keeps any bits"
         )
     return delta
 
@@ -120,12 +132,33 @@ def lay_out(tensor: TensorPlan, encoded: Encoded, reference: Tensor | None, code
 
 def finish(plan: Plan, tensor: TensorPlan, laid_out: LaidOut, codec: str, device: str) -> Outcome:
     """Hash a tensor that is in host memory and run the lossless stage: a CPU's work, but for codecs that need a GPU."""
+    digest = hashlib.sha256(tensor_bytes(laid_out.restored)).hexdigest()
+    return _coded(plan, tensor, laid_out.encoded, laid_out.parts, digest, codec, device)
+
+
+def finish_on_disk(plan: Plan, tensor: TensorPlan, encoded: Encoded, codec: str, device: str) -> Outcome:
+    """`lay_out` and `finish` of a tensor that no model in memory waits for: restored piece by piece, for its hash."""
+    base, finetuned = plan.rows(tensor)
+    sources = {name: PartInMemory(part) for name, part in encoded.parts.items()}
+    like = torch.empty(finetuned.shape, dtype=finetuned.dtype, device="meta")
+    digest = hashlib.sha256()
+    for piece in restore_pieces(encoded.format, encoded.params, sources, base, like, tensor.name, storage=False):
+        digest.update(tensor_bytes(piece))
+    parts = encoded.parts
+    if codec != "none" and encoded.format == "packed":
+        parts = packed.to_storage(packed.PackedSpec.from_json(encoded.params, tensor.name), parts)
+    return _coded(plan, tensor, encoded, parts, digest.hexdigest(), codec, device)
+
+
+def _coded(
+    plan: Plan, tensor: TensorPlan, encoded: Encoded, parts: Parts, digest: str, codec: str, device: str
+) -> Outcome:
+    """Run the lossless stage over the stored parts. digest: of the restored tensor."""
     records, streams = [], {}
-    for name, part in sorted(laid_out.parts.items()):
+    for name, part in sorted(parts.items()):
         stored = part.contiguous()
         if codec != "none":
-            coded = lossless.encode(tensor_bytes(stored), codec, device=device)
-            stored = torch.frombuffer(bytearray(coded), dtype=torch.uint8)
+            stored = torch.frombuffer(lossless.encode(tensor_bytes(stored), codec, device=device), dtype=torch.uint8)
         streams[name] = stored
         raw = tensor_bytes(stored)
         hashes = {"sha256": hashlib.sha256(raw).hexdigest()}
@@ -133,8 +166,7 @@ def finish(plan: Plan, tensor: TensorPlan, laid_out: LaidOut, codec: str, device
             hashes["blake3"] = blake3(raw).hexdigest()
         size = tuple(part.shape)
         records.append(PartRecord(name=name, dtype=DTYPE_NAMES[part.dtype], shape=size, bytes=raw.nbytes, **hashes))
-    digest = hashlib.sha256(tensor_bytes(laid_out.restored)).hexdigest()
-    return Outcome(_record(plan, tensor, laid_out.encoded, digest, tuple(records)), streams)
+    return Outcome(_record(plan, tensor, encoded, digest, tuple(records)), streams)
 
 
 def alias_record(plan: Plan, tensor: TensorPlan, twin: TensorRecord) -> TensorRecord:

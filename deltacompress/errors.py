@@ -20,10 +20,16 @@
     `-- Interrupted                    stopped by Ctrl-C or SIGTERM, can be run again: exit code 2
 
 The zoo's errors are input or integrity errors too (zoo/errors.py).
-A message is one line: it names the file, tensor or option, says what is wrong, and the way out.
+A message is one line: it names the file, tensor or option, says what is wrong, and the way out. `option` and `switch`
+spell an option as whoever reads it gives it: on the command line, or in Python.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_on_command_line = False
 
 
 class DeltaCompressError(Exception):
@@ -99,5 +105,48 @@ class Interrupted(DeltaCompressError):
 
 
 def install_hint(extra: str) -> str:
-    """How to install an optional extra, from the package index or from a checkout; to end a message with."""
-    return f"pip install 'deltacompress[{extra}]', in a checkout: pip install '.[{extra}]'"
+    """How to install what an optional extra asks for, wherever this was installed from; to end a message with."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        wanted = [one.partition(";") for one in requires("deltacompress") or ()]
+    except PackageNotFoundError:  # straight from a checkout
+        wanted = []
+    names = [name.strip() for name, _, marker in wanted if marker.replace('"', "'").endswith(f"extra == '{extra}'")]
+    return "pip install " + (" ".join(f"'{name}'" for name in names) or f"'.[{extra}]' in a checkout")
+
+
+def spelled(on_command_line: str, in_python: str) -> str:
+    """The one or the other, as whoever reads the message gives it."""
+    return on_command_line if _on_command_line else in_python
+
+
+def option(name: str) -> str:
+    """How an option is called: `--seq-len` on the command line, `seq_len` in Python."""
+    return spelled(f"--{name.replace('_', '-')}", name)
+
+
+def switch(name: str) -> str:
+    """How an option that takes no value is given: `--resume` on the command line, `resume=True` in Python."""
+    return spelled(option(name), f"{name}=True")
+
+
+@contextmanager
+def for_the_command_line() -> Iterator[None]:
+    """In this block, messages are read by somebody who gave options and not arguments; of the whole process."""
+    global _on_command_line  # noqa: PLW0603 - one reader a process, and its threads raise errors too
+    before, _on_command_line = _on_command_line, True
+    try:
+        yield
+    finally:
+        _on_command_line = before
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a foreign exception's message, with those that finish it, in at most 300 characters."""
+    told, *more = (line.strip() for line in (str(error).strip() or type(error).__name__).splitlines())
+    while told.endswith((":", ",", " or")) and more:
+        told = f"{told} {more.pop(0)}"
+    if isinstance(error, LookupError | AssertionError | AttributeError | TypeError):  # the text alone may be a mere key
+        told = f"{type(error).__name__}: {told}"
+    return told if len(told) <= 300 else told[:297] + "..."

@@ -28,13 +28,14 @@ import reprlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from deltacompress.checkpoint import Checkpoint, already_quantized
 from deltacompress.errors import CheckpointError, PairError
 from deltacompress.types import TensorInfo
+
+if TYPE_CHECKING:
+    import torch
 
 _EMBEDDING = re.compile(r"(.*\.)?(embed_tokens|embed_in|wte|word_embeddings)\.weight")
 _HEAD = re.compile(r"(.*\.)?(lm_head\.weight|embed_out\.weight|lm_head\.bias)|output\.weight")

@@ -97,8 +97,8 @@ class _Walk:
             return done
         outcomes, restored = [], {}
         for tensor in tensors:
-            encoded, reference, _ = encode_uncalibrated(self.plan, tensor)
-            outcome, restored[tensor.name] = self.steps.finish(tensor, encoded, reference)
+            encoded = encode_uncalibrated(self.plan, tensor)
+            outcome, restored[tensor.name] = self.steps.finish(tensor, encoded, self.plan.base_of(tensor))
             outcomes.append(outcome)
         self.steps.save(step, outcomes)
         return restored
@@ -138,8 +138,8 @@ class _Walk:
         groups = self._groups(i, streams)
         for tensor in (self.plan.tensors[name] for name in names):
             if tensor.obs is None:
-                encoded, reference, _ = encode_uncalibrated(self.plan, tensor)
-                outcome, restored = self.steps.finish(tensor, encoded, reference)
+                encoded = encode_uncalibrated(self.plan, tensor)
+                outcome, restored = self.steps.finish(tensor, encoded, self.plan.base_of(tensor))
                 outcomes.append(outcome)
                 if tensor.fate == "code":  # all others are restored to the teacher's own values
                     student[tensor.name] = self.skeleton.prepare(tensor.name, restored)

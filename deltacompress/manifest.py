@@ -13,12 +13,13 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, field_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from deltacompress.errors import ChecksumError, FormatError, SchemaVersionError, TruncatedFileError
-from deltacompress.json_memory import parsed_bytes
-from deltacompress.safetensors_header import ITEMSIZE
+from deltacompress.errors import CheckpointError, ChecksumError, FormatError, SchemaVersionError, TruncatedFileError
+from deltacompress.files.regular import UnfitFileError, read_bytes, told
+from deltacompress.json_memory import MAX_DEPTH, is_deep, parsed_bytes
+from deltacompress.manifest_checks import AGAIN, check_relations
 from deltacompress.types import TensorKind
 
 SCHEMA_VERSION = 1
@@ -26,20 +27,30 @@ MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 << 20  # of 45,000 packed tensors of four parts each, or more of fewer
 _MAX_MEMORY = 256 << 20  # of the parsed manifest, by the estimate
 _MAX_ELEMENTS = 1 << 50
-_AGAIN = "copy the artifact again"
+_MAX_KEYS = 64
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=_MAX_ELEMENTS)]
-Shape = Annotated[tuple[Count, ...], Field(max_length=16)]
+Shape = Annotated[tuple[Count, ...], Field(max_length=16), FailFast()]
 Name = Annotated[str, Field(min_length=1, max_length=1100)]
 FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}$"
 FileName = Annotated[str, Field(pattern=FILE_NAME)]
 DTYPE_NAMES = tuple(
     "BOOL U8 U16 U32 U64 I8 I16 I32 I64 F16 BF16 F32 F64 C64 F8_E4M3 F8_E4M3FNUZ F8_E5M2 F8_E5M2FNUZ".split()
 )
-"""The keys of checkpoint.DTYPES, without the torch that they stand for."""
+"""The keys of dtypes.DTYPES, without the torch that they stand for."""
 Dtype = Annotated[str, Field(pattern=rf"^({'|'.join(DTYPE_NAMES)})$")]
 Status = Literal["coded", "exact", "identical", "added", "alias"]
+
+
+def _few(value: object) -> object:
+    """Refuse a mapping of thousands of keys before each of them is told to be wrong."""
+    if isinstance(value, dict) and len(value) > _MAX_KEYS:
+        raise ValueError(f"{len(value)} keys, more than {_MAX_KEYS}")
+    return value
+
+
+Few = BeforeValidator(_few)
 
 
 class _Record(BaseModel):
@@ -110,13 +121,13 @@ class TensorRecord(_Record):
     status: Status
     codec: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")]
     format: Literal["packed", "exact", "none"]
-    params: dict[str, str | int | float]
+    params: Annotated[dict[str, str | int | float], Few]
     base_name: Name | None = None
     base_rows: Count | None = None
     base_sha256: Sha256 | None = None
     alias_of: Name | None = None
     sha256: Sha256
-    parts: tuple[PartRecord, ...] = ()
+    parts: Annotated[tuple[PartRecord, ...], FailFast()] = ()
     loss: float | None = None
     damp_fraction: float | None = None
 
@@ -144,10 +155,10 @@ class Manifest(_Record):
     scope: Literal["delta", "full"]
     calibration: CalibrationRecord | None
     lossless: Literal["none", "zstd", "gdeflate", "ans"]
-    tensors: tuple[TensorRecord, ...]
-    shards: tuple[FileRecord, ...]
-    files: tuple[FileRecord, ...]
-    tools: dict[str, str]
+    tensors: Annotated[tuple[TensorRecord, ...], FailFast()]
+    shards: Annotated[tuple[FileRecord, ...], FailFast()]
+    files: Annotated[tuple[FileRecord, ...], FailFast()]
+    tools: Annotated[dict[str, str], Few]
 
     def to_bytes(self) -> bytes:
         """The file's bytes, digest included."""
@@ -165,18 +176,27 @@ def read_manifest(directory: Path) -> Manifest:
 
     Raises:
         TruncatedFileError: no manifest, or cut short.
+        CheckpointError: the system does not read it.
         SchemaVersionError: written by a newer version.
         ChecksumError: its bytes differ from its digest.
         FormatError: it breaks the schema.
     """
+    return parse_manifest(read_manifest_bytes(directory), str(directory / MANIFEST))
+
+
+def read_manifest_bytes(directory: Path) -> bytes:
+    """The bytes of `directory`/manifest.json, unchecked but for their number; raises as read_manifest."""
     path = directory / MANIFEST
-    if not path.is_file():
+    try:
+        return read_bytes(path, at_most=MAX_MANIFEST_BYTES)
+    except FileNotFoundError as error:
         raise TruncatedFileError(
             f"{directory}: no {MANIFEST}; not an artifact, or half of one; give one that `compress` published"
-        )
-    if path.stat().st_size > MAX_MANIFEST_BYTES:
-        raise FormatError(_too_large(str(path)))
-    return parse_manifest(path.read_bytes(), str(path))
+        ) from error
+    except UnfitFileError as error:
+        raise FormatError(f"{path}: {told(error)}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: {told(error)}") from error
 
 
 def parse_manifest(raw: bytes, where: str) -> Manifest:
@@ -184,17 +204,19 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
     if len(raw) > MAX_MANIFEST_BYTES:
         raise FormatError(_too_large(where))
     if parsed_bytes(raw) > _MAX_MEMORY:
-        raise FormatError(f"{where}: holds more values than any manifest does; {_AGAIN}")
+        raise FormatError(f"{where}: holds more values than any manifest does; {AGAIN}")
     try:
         data = json.loads(raw, parse_constant=_refuse_constant, parse_float=_read_float)
     except (ValueError, RecursionError) as error:
         if not raw.rstrip(b"\0").endswith(b"}") or (
             isinstance(error, json.JSONDecodeError) and error.pos >= len(error.doc)
         ):
-            raise TruncatedFileError(f"{where}: cut short after {len(raw)} bytes; {_AGAIN}") from error
-        raise ChecksumError(f"{where}: not JSON any more ({error}); {_AGAIN}") from error
+            raise TruncatedFileError(f"{where}: cut short after {len(raw)} bytes; {AGAIN}") from error
+        raise ChecksumError(f"{where}: not JSON any more ({error}); {AGAIN}") from error
     if not isinstance(data, dict):
-        raise FormatError(f"{where}: not an artifact's manifest (no JSON object); {_AGAIN}")
+        raise FormatError(f"{where}: not an artifact's manifest (no JSON object); {AGAIN}")
+    if is_deep(raw):
+        raise FormatError(f"{where}: nested deeper than {MAX_DEPTH} levels, as no recipe is; {AGAIN}")
     version = data.get("schema_version")
     claimed = data.pop("digest", None)
     fields = _canonical_fields(data)  # once: of a large manifest this takes longer than all the rest
@@ -204,55 +226,24 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
             f"{where}: schema version {version}, this program reads up to {SCHEMA_VERSION}; upgrade deltacompress"
         )
     if claimed != digest or raw != _joined(fields | {"digest": _canonical(claimed)}):
-        raise ChecksumError(f"{where}: its bytes differ from its digest; {_AGAIN}")
+        raise ChecksumError(f"{where}: its bytes differ from its digest; {AGAIN}")
     if type(version) is not int or version != SCHEMA_VERSION:
-        raise SchemaVersionError(f"{where}: unknown schema version {str(version)[:40]!a}; {_AGAIN}")
+        raise SchemaVersionError(f"{where}: unknown schema version {str(version)[:40]!a}; {AGAIN}")
     try:
         manifest = Manifest.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         at = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
-        raise FormatError(f"{where}: {at}: {first['msg']}; {_AGAIN}") from error
+        raise FormatError(f"{where}: {at}: {first['msg']}; {AGAIN}") from error
     # an absent optional field, or a value that was coerced: one spelling only
     if _canonical_fields(manifest.model_dump(mode="json")) != fields:
-        raise FormatError(f"{where}: not spelled as this format spells it; {_AGAIN}")
-    _check_relations(manifest, where)
+        raise FormatError(f"{where}: not spelled as this format spells it; {AGAIN}")
+    check_relations(manifest, where)
     return manifest
 
 
 def _too_large(where: str) -> str:
-    return f"{where}: larger than {MAX_MANIFEST_BYTES} bytes; {_AGAIN}"
-
-
-def _check_relations(manifest: Manifest, where: str) -> None:
-    tensors = {tensor.name: tensor for tensor in manifest.tensors}
-    if [tensor.name for tensor in manifest.tensors] != sorted(tensors):
-        raise FormatError(f"{where}: tensors are not listed once each, by name; {_AGAIN}")
-    files = [MANIFEST, *(record.file for record in (*manifest.shards, *manifest.files))]
-    if len(set(files)) != len(files):
-        raise FormatError(f"{where}: a file is listed twice; {_AGAIN}")
-    for tensor in manifest.tensors:
-        for shape in (tensor.shape, *(part.shape for part in tensor.parts)):
-            if math.prod(max(size, 1) for size in shape) > _MAX_ELEMENTS:
-                raise FormatError(f"{where}: {tensor.name}: shape {list(shape)} is larger than any tensor; {_AGAIN}")
-        limit = 8 * math.prod(tensor.shape) + 64  # no part of any format takes more bytes than that
-        for part in tensor.parts:
-            at = f"{where}: {tensor.name}: part {part.name}"
-            if manifest.lossless == "none":
-                if part.blake3 is None:
-                    raise FormatError(f"{at}: no blake3 hash, which lossless none needs; compress again")
-                if part.bytes != math.prod(part.shape) * ITEMSIZE[part.dtype]:
-                    raise FormatError(f"{at}: {part.bytes} bytes are not its {part.dtype} {list(part.shape)}; {_AGAIN}")
-            elif part.blake3 is not None:
-                raise FormatError(f"{at}: a blake3 hash, which only lossless none has; {_AGAIN}")
-            if math.prod(part.shape) > limit:
-                raise FormatError(f"{at} is larger than its tensor; {_AGAIN}")
-        if tensor.status != "alias" and tensor.alias_of is None:
-            continue
-        twin = tensors.get(tensor.alias_of or "")
-        fits = twin is not None and (twin.dtype, twin.shape, twin.sha256) == (tensor.dtype, tensor.shape, tensor.sha256)
-        if tensor.status != "alias" or twin is None or twin.status == "alias" or tensor.parts or not fits:
-            raise FormatError(f"{where}: {tensor.name} is no fitting alias of {tensor.alias_of}; {_AGAIN}")
+    return f"{where}: larger than {MAX_MANIFEST_BYTES} bytes; {AGAIN}"
 
 
 def _canonical(value: Any) -> bytes:

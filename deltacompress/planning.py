@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter
@@ -12,19 +13,21 @@ from typing import Literal
 
 import torch
 
-from deltacompress.checkpoint import Checkpoint, check_finite
+from deltacompress.checkpoint import Checkpoint, check_finite, is_finite
+from deltacompress.checkpoint_rows import Rows
+from deltacompress.codecs.elements import ranges
 from deltacompress.codecs.settings import ExactSettings, ObsSettings, RtnSettings, Settings
 from deltacompress.codecs.shared import spec_for
 from deltacompress.errors import CheckpointError, PairError
 from deltacompress.extract import Pairing, TensorPair
 from deltacompress.manifest import FILE_NAME
 from deltacompress.recipe import Recipe
-from deltacompress.safetensors_header import MAX_NAME
+from deltacompress.tensor_names import MAX_NAME
 from deltacompress.types import TensorKind
 
 _MAX_NAME = MAX_NAME - 24  # a part is called tensor.part, in a file under the same rules
 _FLOATS = ("F16", "BF16", "F32", "F64")
-_READERS = 4  # tensors in memory at once while weights are checked
+_READERS = 4  # tensors that are checked at once
 _LARGE = ("linear", "embedding", "head")
 Fate = Literal["code", "exact", "identical", "added", "alias"]
 
@@ -74,8 +77,6 @@ class Plan:
     def notes(self) -> tuple[str, ...]:
         """What a user should know of the pair, a line each."""
         notes = list(self.pairing.notes)
-        if all(plan.fate == "identical" for plan in self.tensors.values()):
-            notes.append(f"{self.finetuned.path} equals {self.base.path}: the delta is empty")
         whole = Counter(plan.pair.info.dtype for plan in self.tensors.values() if plan.kind in _LARGE)
         notes += [f"{n} weights are {dtype}: stored exactly" for dtype, n in whole.items() if dtype not in _FLOATS]
         return tuple(notes)
@@ -95,9 +96,13 @@ class Plan:
         """Whether any tensor needs the fine-tuned model's activations too."""
         return any(plan.obs.asymmetric > 0 for plan in self.tensors.values() if plan.obs)
 
-    def reference(self, plan: TensorPlan) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """(what the tensor is coded against, the fine-tuned tensor); the former as `base_of` gives it."""
-        return self.base_of(plan), self.finetuned.read(plan.name)
+    def rows(self, plan: TensorPlan) -> tuple[Rows | None, Rows]:
+        """(what the tensor is coded against, the fine-tuned tensor), to be read piece by piece; as `base_of`."""
+        finetuned, pair = Rows(self.finetuned, plan.name), plan.pair
+        if self.recipe.scope == "full" or pair.base_name is None:
+            return None, finetuned
+        wide = plan.fate not in ("exact", "identical")
+        return Rows(self.base, pair.base_name, rows=pair.base_rows, wide=wide), finetuned
 
     def base_of(self, plan: TensorPlan, device: torch.device | None = None) -> torch.Tensor | None:
         """What the tensor is coded against, the fine-tuned one left unread; None where there is nothing.
@@ -114,7 +119,7 @@ def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorK
     """Choose a rule for every tensor of a pairing, and refuse what cannot work.
 
     Raises:
-        PairError: codec skip on a tensor with more rows than the base's.
+        PairError: codec skip on a tensor with more rows than the base's; both models are the same.
         CheckpointError: NaN or Inf in weights that a lossy recipe touches; a side file with an odd name, or that cannot
             be read; a tensor whose name is too long.
         RecipeError: a tensor that no rule fits, or a group size that does not divide.
@@ -123,12 +128,7 @@ def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorK
     for file in finetuned.side_files():
         if not re.fullmatch(FILE_NAME, file.name):
             raise CheckpointError(f"{file}: not a file name that an artifact may hold; rename or remove it")
-        try:
-            file.open("rb").close()  # it is copied at the end, and must not fail then
-        except OSError as error:
-            raise CheckpointError(
-                f"{file}: cannot be read ({error.strerror}); make it readable, or remove it"
-            ) from error
+        finetuned.open_side_file(file).close()  # it is copied at the end, and must not fail then
     for name in finetuned.tensors:
         if len(name) > _MAX_NAME:
             told = f"tensor {name[:40]}... has a name of {len(name)} characters, more than {_MAX_NAME}"
@@ -138,6 +138,11 @@ def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorK
     for checkpoint in (base, finetuned):
         checkpoint.fingerprint()  # hashes all its tensors side by side; they are asked for one by one below
     tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of)}
+    if all(plan.fate in ("identical", "alias") for plan in tensors.values()):
+        raise PairError(
+            f"{finetuned.path}: has the weights of the base {base.path} (content hash "
+            f"{finetuned.fingerprint()[:12]}), so there is nothing to compress; give the fine-tuned model"
+        )
     if not recipe.lossless:
         used = sorted({plan.pair.base_name for plan in tensors.values() if plan.pair.base_name})
         if recipe.scope == "full":  # never looks at the base's weights
@@ -147,8 +152,9 @@ def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorK
 
         def check(which: tuple[Checkpoint, str]) -> None:
             checkpoint, name = which
-            told = f"{name} of {checkpoint.path}"
-            check_finite(told, checkpoint.read(name), of_base=checkpoint is base)
+            rows = Rows(checkpoint, name)
+            if not all(is_finite(rows.read(*piece)) for piece in ranges(math.prod(rows.shape))):
+                check_finite(f"{name} of {checkpoint.path}", checkpoint.read(name), of_base=checkpoint is base)
 
         with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as pool:
             list(pool.map(check, todo))  # in order: the error told is always the first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import re
 from functools import partial
@@ -11,9 +12,11 @@ from pathlib import Path
 
 from deltacompress import __version__
 from deltacompress.calibrate.data import CalibrationTokens
-from deltacompress.checkpoint import DTYPES, Checkpoint
-from deltacompress.checkpoint_writer import output_errors, write_file, write_shards
+from deltacompress.checkpoint import Checkpoint
+from deltacompress.checkpoint_writer import write_file, write_shards
+from deltacompress.dtypes import DTYPES
 from deltacompress.encoding import alias_record
+from deltacompress.files.output import output_errors
 from deltacompress.manifest import (
     MANIFEST,
     CalibrationRecord,
@@ -23,12 +26,14 @@ from deltacompress.manifest import (
     TensorRecord,
     parse_manifest,
 )
+from deltacompress.outputs import publish_directory
 from deltacompress.planning import Plan
 from deltacompress.steps import Steps
 from deltacompress.types import TensorInfo
-from deltacompress.workspace import Workspace, publish_directory
+from deltacompress.workspace import Workspace
 
 _TOOLS = ("torch", "transformers", "safetensors", "zstandard", "numpy")
+_CHUNK = 1 << 22
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -48,14 +53,15 @@ def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: Calib
         raise RuntimeError(f"tensor {min(dropped)} was dropped on the way: this is a bug, and nothing was published")
     home = steps.stored()
     parts = [
-        (_stored_info(record, i, codec), partial(work.read, home[record.name], f"{record.name}.{part.name}"))
+        (_stored_info(record, i, codec), partial(work.pieces, home[record.name], f"{record.name}.{part.name}"))
         for record in records
         for i, part in enumerate(record.parts)
     ]
     shards = sorted(set(write_shards(ready, parts, stem="delta").values()))
-    files = [file.name for file in plan.finetuned.side_files()]
-    for file in plan.finetuned.side_files():
-        write_file(ready / file.name, [file.read_bytes()])
+    side_files = plan.finetuned.side_files()
+    for file in side_files:
+        with plan.finetuned.open_side_file(file) as opened:
+            write_file(ready / file.name, iter(partial(opened.read, _CHUNK), b""))
     manifest = Manifest(
         base=_model(plan.base),
         finetuned=_model(plan.finetuned),
@@ -65,16 +71,17 @@ def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: Calib
         lossless=codec,  # type: ignore[arg-type]
         tensors=tuple(records),
         shards=tuple(_file(ready / name) for name in shards),
-        files=tuple(_file(ready / name) for name in files),
+        files=tuple(_file(ready / file.name) for file in side_files),
         tools=tool_versions(),
     )
     raw = manifest.to_bytes()
     parse_manifest(raw, str(work.out / MANIFEST))  # what no reader would take is not published
     write_file(ready / MANIFEST, [raw])
+    made = ready.stat()
     try:
-        publish_directory(ready, work.out)
+        publish_directory(ready, work.out, replaces=work.replaces)
     finally:
-        work.published = not ready.exists()  # renamed, whatever came after it
+        work.published = work.out.exists() and os.path.samestat(work.out.stat(), made)  # whatever came after it
     return manifest
 
 
@@ -140,6 +147,6 @@ def _calibration(tokens: CalibrationTokens | None) -> CalibrationRecord | None:
 def _file(path: Path) -> FileRecord:
     raw = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
+        while chunk := file.read(_CHUNK):
             raw.update(chunk)
     return FileRecord(file=path.name, bytes=path.stat().st_size, sha256=raw.hexdigest())

@@ -15,10 +15,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from deltacompress.arguments import checked
 from deltacompress.codecs.settings import ExactSettings, ObsSettings, RtnSettings, Settings, SkipSettings
 from deltacompress.content import content_path, list_content
-from deltacompress.errors import RecipeError
-from deltacompress.recipe_yaml import load_yaml
+from deltacompress.errors import CalibrationError, RecipeError, option
+from deltacompress.files.regular import ANYWHERE, read_text
+from deltacompress.recipe_yaml import MAX_YAML_BYTES, load_yaml
 from deltacompress.types import TensorKind
 
 _FOLDER = ("calibration", "recipes")
@@ -93,6 +95,7 @@ class Recipe(BaseModel):
         return self
 
     @classmethod
+    @checked
     def load(cls, name_or_path: str | Path) -> Recipe:
         """Read a shipped recipe by name, or any by path (it is a path if it has a suffix or a directory part).
 
@@ -110,7 +113,7 @@ class Recipe(BaseModel):
                 )
             path = content_path(*_FOLDER, f"{name_or_path}.yaml")
         try:
-            text = path.read_text(encoding="utf-8-sig")
+            text = read_text(path, at_most=MAX_YAML_BYTES, links=ANYWHERE)
         except UnicodeDecodeError as error:
             raise RecipeError(f"{path}: not YAML (byte {error.start} is not UTF-8); save it as UTF-8 text") from error
         except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
@@ -157,6 +160,17 @@ class Recipe(BaseModel):
                     )
                 return rule
         raise RecipeError(f"recipe {self.name}: no rule matches {name} (kind {kind}); end the rules with codec: exact")
+
+    def check_calibration(self, source: object) -> None:
+        """Make sure that there is something to calibrate on, where a rule wants it.
+
+        Raises:
+            CalibrationError: `source` is None.
+        """
+        if source is None and self.needs_calibration:
+            raise CalibrationError(
+                f"recipe {self.name} calibrates: give {option('calibration')} FILE (or a data set id)"
+            )
 
     @property
     def needs_calibration(self) -> bool:

@@ -12,9 +12,20 @@ import yaml
 
 from deltacompress.errors import RecipeError
 
+MAX_YAML_BYTES = 1 << 20
+"""Of a file; what is written by hand has a thousandth of it."""
+_MAX_MERGED = 10_000
+
 
 class _Strict(yaml.SafeLoader):
-    """SafeLoader that refuses duplicate keys and numbers in base 60."""
+    """SafeLoader that refuses duplicate keys, numbers in base 60, and merges (`<<`) that multiply without end."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put what a mapping merges into it; merges of merges grow tenfold with each line of ten."""
+        super().flatten_mapping(node)
+        if len(node.value) > _MAX_MERGED:
+            problem = f"merges more than {_MAX_MERGED} entries"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 def load_yaml(text: str, where: str) -> Any:

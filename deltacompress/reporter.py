@@ -1,12 +1,23 @@
 """How long work tells its progress, without knowing who listens.
 
 The rooms that do the work (driver, restoration, analysis, demo) take a `Reporter`; the command line hands them one that
-draws with rich, a test one that records, and a caller who wants silence leaves `SILENT`. Nothing here prints.
+draws with rich, a test one that records, and a caller who wants silence leaves `SILENT`. Who calls from Python and
+wants to be told gives `LineReporter()`.
 """
 
 from __future__ import annotations
 
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
 from typing import Protocol
+
+from deltacompress.escape import escape
+
+QUIET_SECONDS = 30.0
+"""How long a log may stay silent while steps are done."""
+_RECENT = 8
 
 
 class Reporter(Protocol):
@@ -40,3 +51,85 @@ class _Silent:
 
 
 SILENT: Reporter = _Silent()
+
+
+class Pace:
+    """How fast a phase goes: seconds a step, over the last few, so that an estimate stands however long steps take.
+
+    done: steps so far; total: of the phase, None: not known.
+    """
+
+    def __init__(self, total: int | None, clock: Callable[[], float] | None = None) -> None:
+        self.done, self.total = 0, total
+        self._clock = clock or time.monotonic
+        self._ends = deque([self._clock()], maxlen=_RECENT + 1)
+        self._begun = self._ends[0]
+
+    def step(self) -> None:
+        """One more step is done."""
+        self.done += 1
+        self._ends.append(self._clock())
+
+    @property
+    def gone(self) -> float:
+        """Seconds since the phase began."""
+        return self._clock() - self._begun
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the last step is done, by the pace of the last few; None: nobody knows."""
+        if self.total is None or not self.done:
+            return None
+        each = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+        return max(0.0, each * (self.total - self.done) - (self._clock() - self._ends[-1]))
+
+
+class LineReporter:
+    """Progress for logs: a line when a phase begins and every half minute after that, and the notes.
+
+    write: takes a line without its end; by default the standard error gets it.
+    """
+
+    def __init__(self, write: Callable[[str], object] | None = None) -> None:
+        self._write = write or _to_stderr
+        self._name, self._pace = "", Pace(None)
+        self._told = 0.0
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """Say that it begins."""
+        self._name, self._pace, self._told = name, Pace(total), 0.0
+        self._write(name if total is None or total == 1 else f"{name} ({total} steps)")
+
+    def step(self, label: str, *, loss: float | None = None, memory_bytes: int | None = None) -> None:
+        """Say it, unless something was said a moment ago."""
+        self._pace.step()
+        gone, left = self._pace.gone, self._pace.left
+        if gone - self._told < QUIET_SECONDS:
+            return
+        self._told = gone
+        of = f" of {self._pace.total}" if self._pace.total is not None else ""
+        more = [f"{duration(gone)} gone"]
+        if left is not None:
+            more.append(f"about {duration(left)} left")
+        self._write(", ".join([f"{self._name}: {self._pace.done}{of} ({label})", *more, *measured(loss, memory_bytes)]))
+
+    def note(self, message: str) -> None:
+        """Pass it on."""
+        self._write(message)
+
+
+def measured(loss: float | None, memory_bytes: int | None) -> list[str]:
+    """What a step told of itself, in words."""
+    words = [] if loss is None else [f"loss {loss:.3g}"]
+    return words if memory_bytes is None else [*words, f"peak {memory_bytes / 2**30:.2f} GiB"]
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds: 0:01:05."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def _to_stderr(line: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(escape(line) + "\n")

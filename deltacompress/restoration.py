@@ -1,12 +1,11 @@
 """Base + artifact -> the fine-tuned checkpoint, as plain transformers loads it. Bit-reproducible.
 
-Tensors are restored one at a time, checked against the hash recorded when they were compressed, and written into a
+Tensors are restored piece by piece, checked against the hash recorded when they were compressed, and written into a
 directory beside the target that is renamed when it is complete; on any error nothing stays behind.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -17,31 +16,56 @@ from pathlib import Path
 
 from torch import Tensor
 
+from deltacompress.arguments import checked
 from deltacompress.artifact import Delta, load_delta
-from deltacompress.checkpoint import DTYPES, Checkpoint
-from deltacompress.checkpoint_writer import output_errors, write_checkpoint, write_file
-from deltacompress.errors import ChecksumError
+from deltacompress.checkpoint import Checkpoint, content_hash
+from deltacompress.checkpoint_writer import write_checkpoint, write_file
+from deltacompress.dtypes import DTYPES
+from deltacompress.errors import CheckpointError, OutputError, option, switch
+from deltacompress.files.output import make_directory, output_errors, remove_empty
 from deltacompress.manifest import TensorRecord
+from deltacompress.outputs import (
+    check_free,
+    check_outside,
+    holds_checkpoint,
+    publish_directory,
+)
+from deltacompress.parts import checked_chunks
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.types import TensorInfo
-from deltacompress.workspace import check_free, check_outside, make_directory, publish_directory, remove_empty
 
 
-def restore(artifact: str | Path, *, base: str | Path, out: str | Path, reporter: Reporter | None = None) -> Path:
-    """Restore the fine-tuned checkpoint into the new directory `out`; returns it.
+@checked
+def restore(
+    artifact: str | Path, *, base: str | Path, out: str | Path, force: bool = False, reporter: Reporter | None = None
+) -> Path:
+    """Restore the fine-tuned checkpoint into the directory `out`; returns it.
+
+    A checkpoint that is there already and is the very one, by the hashes of all its tensors and files, is left there.
+
+    Args:
+        force: restore anew, and replace another checkpoint that `out` holds, once the new one is whole.
 
     Raises:
         BaseMismatchError: `base` is not the base of this artifact.
         IntegrityError: the artifact is damaged.
-        OutputError: `out` exists or cannot be written.
+        OutputError: `out` holds something else, or cannot be written.
     """
     reporter = reporter or SILENT
     target = Path(out)
-    check_free(target)
+    there = check_free(target, replaces=holds_checkpoint)
     delta = load_delta(artifact)
     checkpoint = Checkpoint.open(base)
     check_outside(target, delta.path, checkpoint.path)
     delta.check_base(checkpoint)
+    if there and not force:
+        if not _holds(target, delta):
+            raise OutputError(
+                f"{target}: holds another checkpoint; choose another {option('out')}, or replace it with "
+                f"{switch('force')}"
+            )
+        reporter.note(f"{target}: holds the restored checkpoint already; compared tensor by tensor, and left there")
+        return target
     reporter.phase("restoring", len(delta.tensors))
     with fresh_directory(target) as ready:
         write_checkpoint(
@@ -52,34 +76,34 @@ def restore(artifact: str | Path, *, base: str | Path, out: str | Path, reporter
             ),
         )
         copy_side_files(delta, ready)
-        publish_directory(ready, target)
+        publish_directory(ready, target, replaces=holds_checkpoint if force else None)
     return target
 
 
+def _holds(path: Path, delta: Delta) -> bool:
+    """Whether the checkpoint at `path` is what `delta` restores to."""
+    tensors = content_hash((one.name, one.dtype, one.shape, one.sha256) for one in delta.manifest.tensors)
+    try:
+        there = Checkpoint.open(path)
+        files = {one.file: one.sha256 for one in delta.manifest.files}
+        return there.fingerprint() == tensors and there.side_file_hashes() == files
+    except (CheckpointError, OSError):
+        return False
+
+
 def copy_side_files(delta: Delta, out: Path) -> None:
-    """Copy config and tokenizer files; raises as side_files."""
-    for name, raw in side_files(delta):
-        write_file(out / name, [raw])
-
-
-def side_files(delta: Delta) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of config and tokenizer files, checked against their hashes.
+    """Copy config and tokenizer files.
 
     Raises:
-        ChecksumError: a file differs from its recorded hash.
+        ChecksumError: a file differs from its recorded hash; some are copied then.
     """
     for record in delta.manifest.files:
-        path = delta.path / record.file
-        raw = path.read_bytes()
-        if hashlib.sha256(raw).hexdigest() != record.sha256:
-            raise ChecksumError(f"{path}: its bytes differ from their recorded hash; copy the artifact again")
-        yield record.file, raw
+        write_file(out / record.file, checked_chunks(delta.path / record.file, record))
 
 
-def _restored(delta: Delta, record: TensorRecord, base: Checkpoint, reporter: Reporter) -> Tensor:
-    tensor = delta.restored(record.name, delta.read_base(record.name, base))
+def _restored(delta: Delta, record: TensorRecord, base: Checkpoint, reporter: Reporter) -> Iterator[Tensor]:
+    yield from delta.restored_pieces(record.name, base)
     reporter.step(record.name)
-    return tensor
 
 
 def tensor_info(record: TensorRecord) -> TensorInfo:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from torch import Tensor
 
 from deltacompress.checkpoint import tensor_bytes
 from deltacompress.codecs.encoded import Encoded
-from deltacompress.decoding import restored_tensor, serving_parts
-from deltacompress.encoding import LaidOut, Outcome, finish, lay_out
-from deltacompress.errors import CheckpointError, IntegrityError, OutputError
+from deltacompress.decoding import restored_pieces, restored_tensor, serving_parts
+from deltacompress.encoding import LaidOut, Outcome, finish, finish_on_disk, lay_out
+from deltacompress.errors import CheckpointError, IntegrityError, OutputError, switch
 from deltacompress.manifest import PartRecord, TensorRecord
 from deltacompress.planning import Plan, TensorPlan
 from deltacompress.workspace import Workspace
@@ -52,6 +53,11 @@ class Steps:
 
         return self._finisher.submit(work).result, laid_out.restored
 
+    def finish_on_disk(self, tensor: TensorPlan, encoded: Encoded) -> Unfinished:
+        """As `finish`, where nobody waits for the restored tensor: memory holds its parts, and never all of it."""
+        outcome = finish_on_disk(self._plan, tensor, encoded, self._codec, self._device)
+        return lambda: outcome
+
     def save(self, step: str, outcomes: Iterable[Unfinished]) -> None:
         """Store a step durably, as soon as all of it is finished."""
         done = [outcome() for outcome in outcomes]
@@ -66,16 +72,35 @@ class Steps:
         self._records[step] = records
         return {record.name: self._restored(step, record) for record in records}
 
+    def check(self, step: str) -> bool:
+        """Whether an interrupted run finished a step; its tensors are restored piece by piece, and compared."""
+        records = self._work.finished(step)
+        if records is None:
+            return False
+        self._records[step] = records
+        for record in records:
+            base, _ = self._plan.rows(self._plan.tensors[record.name])
+            with self._damage_told(step), self._work.open_parts(step, record, self._codec, self._device) as sources:
+                for _ in restored_pieces(record, sources, base, storage=self._codec != "none"):
+                    pass
+        return True
+
     def _restored(self, step: str, record: TensorRecord) -> Tensor:
         def stored(part: PartRecord) -> bytes:
             return bytes(tensor_bytes(self._work.read(step, f"{record.name}.{part.name}")))
 
         base = self._plan.base_of(self._plan.tensors[record.name])  # outside: damage of the base is not the step's
-        try:
+        with self._damage_told(step):
             return restored_tensor(record, serving_parts(record, self._codec, stored, device=self._device), base)
+
+    @contextmanager
+    def _damage_told(self, step: str) -> Iterator[None]:
+        try:
+            yield
         except (IntegrityError, CheckpointError) as error:
             raise OutputError(  # not the input's fault: the other steps stay
-                f"{self._work.file_of(step)}: damaged ({error}); remove it, or leave out --resume to start over"
+                f"{self._work.file_of(step)}: damaged ({error}); remove it, or leave out "
+                f"{switch('resume')} to start over"
             ) from error
 
     def records(self, step: str) -> list[TensorRecord]:

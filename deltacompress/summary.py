@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deltacompress.checkpoint import DTYPES
 from deltacompress.manifest import Manifest, TensorRecord
+from deltacompress.safetensors_header import ITEMSIZE
+from deltacompress.tensor_kinds import kind_of
+from deltacompress.types import TensorKind
 
 _KINDS = ("linear", "embedding", "head", "norm", "bias", "other")
 
@@ -17,10 +20,11 @@ def summarize(manifest: Manifest, *, artifact: Path, artifact_bytes: int) -> dic
     """What `inspect --json` prints.
 
     ratio: bytes of the fine-tuned checkpoint / bytes of the whole artifact, everything included; finetuned_bytes covers
-    the same files. linear_bits_per_weight: 8 x stored bytes / weights, over the linears of the decoder layers.
-    tensors: a row each, in the natural order of their names.
+    the same files. linear_bits_per_weight: 8 x stored bytes / weights, over the linears of the decoder layers, None if
+    there are none. tensors: a row each, in the natural order of their names; kind as `kinds`.
     """
-    linear = [record for record in manifest.tensors if record.kind == "linear"]
+    kind = kinds(manifest)
+    linear = [record for record in manifest.tensors if kind[record.name] == "linear"]
     weights = sum(math.prod(record.shape) for record in linear)
     return {
         "artifact": str(artifact),
@@ -34,10 +38,21 @@ def summarize(manifest: Manifest, *, artifact: Path, artifact_bytes: int) -> dic
         "finetuned_bytes": manifest.finetuned.bytes,
         "artifact_bytes": artifact_bytes,
         "ratio": manifest.finetuned.bytes / artifact_bytes,
-        "linear_bits_per_weight": 8 * sum(record.bytes for record in linear) / weights if weights else 0.0,
-        "parts": _parts(manifest, artifact_bytes),
-        "tensors": [_row(record) for record in sorted(manifest.tensors, key=lambda record: natural(record.name))],
+        "linear_bits_per_weight": 8 * sum(record.bytes for record in linear) / weights if weights else None,
+        "parts": _parts(manifest, kind, artifact_bytes),
+        "tensors": [
+            _row(record, kind[record.name])
+            for record in sorted(manifest.tensors, key=lambda record: natural(record.name))
+        ],
     }
+
+
+def kinds(manifest: Manifest) -> dict[str, TensorKind]:
+    """What each tensor is in its model; by its name where the recipe did not ask, and so nobody looked."""
+    recorded = {record.name: record.kind for record in manifest.tensors}
+    if set(recorded.values()) != {"other"}:
+        return recorded
+    return {record.name: kind_of(record.name, record.shape) for record in manifest.tensors}
 
 
 def natural(name: str) -> list[str | int]:
@@ -45,13 +60,13 @@ def natural(name: str) -> list[str | int]:
     return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]+)", name))]
 
 
-def _parts(manifest: Manifest, artifact_bytes: int) -> list[dict[str, Any]]:
+def _parts(manifest: Manifest, kinds: Mapping[str, TensorKind], artifact_bytes: int) -> list[dict[str, Any]]:
     """Where the bytes are: tensors by kind, side files, and what describes them; sums to the whole artifact."""
     rows: list[dict[str, Any]] = []
     for kind in _KINDS:
-        chosen = [record for record in manifest.tensors if record.kind == kind]
+        chosen = [record for record in manifest.tensors if kinds[record.name] == kind]
         if chosen:
-            full = sum(math.prod(record.shape) * DTYPES[record.dtype].itemsize for record in chosen)
+            full = sum(math.prod(record.shape) * ITEMSIZE[record.dtype] for record in chosen)
             rows.append(_share(kind, len(chosen), full, sum(record.bytes for record in chosen)))
     files = sum(record.bytes for record in manifest.files)
     rows.append(_share("config and tokenizer", len(manifest.files), files, files))
@@ -70,12 +85,12 @@ def _share(what: str, count: int, full: int, stored: int) -> dict[str, Any]:
     }
 
 
-def _row(record: TensorRecord) -> dict[str, Any]:
+def _row(record: TensorRecord, kind: TensorKind) -> dict[str, Any]:
     count = math.prod(record.shape)
     return {
         "name": record.name,
         "shape": list(record.shape),
-        "kind": record.kind,
+        "kind": kind,
         "status": record.status,
         "codec": _codec_label(record),
         "bits_per_weight": 8 * record.bytes / count if count else 0.0,

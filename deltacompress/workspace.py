@@ -8,31 +8,38 @@ change a byte (checkpoints, recipe, data, device, versions) is the same, and giv
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
-from deltacompress.checkpoint import DTYPES, tensor_bytes
-from deltacompress.checkpoint_writer import output_errors, write_file
-from deltacompress.encoding import Outcome
-from deltacompress.errors import CheckpointError, InputError, OutputError
-from deltacompress.manifest import TensorRecord
-from deltacompress.safetensors_header import read_header
+from deltacompress.checkpoint import tensor_bytes
+from deltacompress.checkpoint_writer import shard_chunks, write_file
+from deltacompress.codecs.pieces import Source
+from deltacompress.dtypes import DTYPES
+from deltacompress.encoding import DTYPE_NAMES, Outcome
+from deltacompress.errors import CheckpointError, InputError, OutputError, option, switch
+from deltacompress.files.output import make_directory, output_errors, remove_empty, sync, take_lock
+from deltacompress.files.regular import open_regular, read_text, told
+from deltacompress.manifest import PartRecord, TensorRecord
+from deltacompress.outputs import Replaceable, check_free
+from deltacompress.parts import open_parts, reader
+from deltacompress.safetensors_header import TensorSpan, read_header
+from deltacompress.types import TensorInfo
 
 _IDENTITY = "identity.json"
-_OURS = re.compile(r"identity\.json(\.tmp)?|step-.*\.(safetensors|tmp)|artifact")
+_MAX_IDENTITY = 64 << 20
+_CHUNK = 1 << 24
+_OURS = re.compile(r"identity\.json(\.tmp)?|step-.*\.(safetensors|tmp)|artifact(\.old-.*)?")
 
 
 class Workspace:
@@ -41,19 +48,24 @@ class Workspace:
     def __init__(self, out: Path, path: Path, lock: int, made: list[Path]) -> None:
         self.out = out
         self.path = path
+        self.replaces: Replaceable | None = None
         self._lock: int | None = lock
         self._made = made
         self.published = False
 
     @classmethod
-    def open(cls, out: Path, identity: dict[str, Any], *, resume: bool) -> Workspace:
+    def open(
+        cls, out: Path, identity: dict[str, Any], *, resume: bool, replaces: Replaceable | None = None
+    ) -> Workspace:
         """Create (or, to resume, reopen) OUT.partial for the run that `identity` describes.
+
+        replaces: what may stand at OUT, and is replaced when the artifact is published; as check_free.
 
         Raises:
             OutputError: OUT exists, or the directory cannot be written, holds other files, or another run holds it.
             InputError: resume, but the unfinished run was started from other input, or is damaged.
         """
-        check_free(out)
+        check_free(out, replaces=replaces)
         path = out.with_name(out.name + ".partial")
         made = make_directory(path)
         try:
@@ -61,6 +73,7 @@ class Workspace:
         except BaseException:
             remove_empty(made)
             raise
+        work.replaces = replaces
         work._settle(json.dumps(identity, sort_keys=True, indent=1), resume)
         return work
 
@@ -75,7 +88,7 @@ class Workspace:
             self.close()  # what is there belongs to another run
             raise
         try:
-            self._put(_IDENTITY, identity.encode())
+            self._put(_IDENTITY, [identity.encode()])
         except BaseException:
             self.discard()
             raise
@@ -85,20 +98,22 @@ class Workspace:
             found_there = list(self.path.iterdir())
             strange = [found.name for found in found_there if not _OURS.fullmatch(found.name)]
             if strange:
-                raise OutputError(f"{self.path}: holds {strange[0]}, no work of a run; move it or choose another --out")
+                raise OutputError(
+                    f"{self.path}: holds {strange[0]}, no work of a run; move it or choose another {option('out')}"
+                )
             for found in found_there:
                 shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
 
-    def _put(self, name: str, raw: bytes) -> None:
+    def _put(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Write one file durably, whole or not at all."""
         temporary = self.path / f"{name}.tmp"
         try:
             with output_errors(temporary):
                 temporary.unlink(missing_ok=True)
-            write_file(temporary, [raw])
+            write_file(temporary, chunks)
             with output_errors(temporary):
                 temporary.rename(self.path / name)
-                sync_directory(self.path)
+                sync(self.path)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -111,25 +126,31 @@ class Workspace:
             InputError: its file is not the one that `save` wrote.
         """
         path = self.file_of(step)
-        if not path.is_file():
+        if not path.exists():
             return None
         try:
             told = read_header(path).metadata
         except CheckpointError as error:
             why = str(error).removeprefix(f"{path}: ")
-            raise OutputError(f"{path}: damaged ({why}); remove it, or leave out --resume to start over") from error
+            raise OutputError(
+                f"{path}: damaged ({why}); remove it, or leave out {switch('resume')} to start over"
+            ) from error
         records = told.get("records", "")
         if told.get("sha256") != _digest(step, records):
-            raise OutputError(f"{path}: damaged (its records differ); remove it, or leave out --resume to start over")
+            raise OutputError(
+                f"{path}: damaged (its records differ); remove it, or leave out {switch('resume')} to start over"
+            )
         return [TensorRecord.model_validate(record) for record in json.loads(records)]
 
     def save(self, step: str, outcomes: Iterable[Outcome]) -> None:
         """Store a finished step durably."""
         done = list(outcomes)
         records = json.dumps([outcome.record.model_dump(mode="json") for outcome in done])
-        streams = {f"{one.record.name}.{name}": part for one in done for name, part in one.streams.items()}
+        streams = [(f"{one.record.name}.{name}", part) for one in done for name, part in one.streams.items()]
+        tensors = [(_info(name, part), partial(_given, part)) for name, part in streams]
         metadata = {"records": records, "sha256": _digest(step, records)}
-        self._put(self.file_of(step).name, save(streams, metadata=metadata))
+        path = self.file_of(step)
+        self._put(path.name, shard_chunks(path, tensors, metadata))
 
     def read(self, step: str, key: str) -> Tensor:
         """One stored part of a finished step; its bytes are as good as the disk, its records hold their hash.
@@ -137,18 +158,48 @@ class Workspace:
         Raises:
             CheckpointError: the file has no such part, or cannot be read.
         """
+        path, span = self._place(step, key)
+        tensor = torch.empty(span.info.shape, dtype=DTYPES[span.info.dtype])
+        try:
+            with open_regular(path) as file:
+                file.seek(span.begin)
+                got = file.readinto(tensor_bytes(tensor))
+        except OSError as error:
+            raise CheckpointError(f"{path}: {told(error)}") from error
+        if got != span.info.nbytes:
+            raise CheckpointError(f"{path}: cut short at {key}")
+        return tensor
+
+    def pieces(self, step: str, key: str) -> Iterator[Tensor]:
+        """As `read`, flat and some MiB at a time."""
+        path, span = self._place(step, key)
+        dtype = DTYPES[span.info.dtype]
+        with open_regular(path) as file:
+            read = reader(file, span, f"{path}: {key}")
+            for begin in range(0, span.info.nbytes, _CHUNK):
+                raw = bytearray(read(begin, min(_CHUNK, span.info.nbytes - begin)))
+                yield torch.frombuffer(raw, dtype=dtype)
+
+    def open_parts(
+        self, step: str, record: TensorRecord, codec: str, device: str
+    ) -> AbstractContextManager[dict[str, Source]]:
+        """The stored parts of a tensor, as parts.open_parts gives them; raises as it, and as `read`."""
+        spans = read_header(self.file_of(step)).tensors
+
+        def place(name: str, part: PartRecord) -> tuple[Path, TensorSpan]:
+            span = spans.get(f"{name}.{part.name}")
+            if span is None:
+                raise CheckpointError(f"{self.file_of(step)}: holds no {name}.{part.name}")
+            return self.file_of(step), span
+
+        return open_parts(record, place, codec, where="", device=device)
+
+    def _place(self, step: str, key: str) -> tuple[Path, TensorSpan]:
         path = self.file_of(step)
         span = read_header(path).tensors.get(key)
         if span is None:
             raise CheckpointError(f"{path}: holds no {key}")
-        tensor = torch.empty(span.info.shape, dtype=DTYPES[span.info.dtype])
-        try:
-            with path.open("rb") as file:
-                file.seek(span.begin)
-                file.readinto(tensor_bytes(tensor))
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
-        return tensor
+        return path, span
 
     def file_of(self, step: str) -> Path:
         """Where a step is, or would be."""
@@ -177,116 +228,42 @@ class Workspace:
         self.close()
 
 
+def _info(name: str, part: Tensor) -> TensorInfo:
+    return TensorInfo(name, DTYPE_NAMES[part.dtype], tuple(part.shape), part.nbytes)
+
+
+def _given(part: Tensor) -> Tensor:
+    return part
+
+
 def _locked(path: Path) -> int:
     if path.is_symlink():
         raise OutputError(f"{path}: is a symbolic link, and a run needs a directory there; remove it")
-    with output_errors(path):
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        raise OutputError(f"{path}: another run is writing there; wait for it or choose another --out") from error
-    return lock
+    return take_lock(path)
 
 
 def _check_same(known: Path, identity: str) -> None:
     """Compare the identity of an unfinished run with this one's."""
     try:
-        text = known.read_text(encoding="utf-8")
+        text = read_text(known, at_most=_MAX_IDENTITY)
         old = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{known}: damaged ({error}); remove it, or leave out --resume to start over") from error
+        raise InputError(
+            f"{known}: damaged ({error}); remove it, or leave out {switch('resume')} to start over"
+        ) from error
     if not isinstance(old, dict):
-        raise InputError(f"{known}: damaged (not a JSON object); remove it, or leave out --resume to start over")
+        raise InputError(
+            f"{known}: damaged (not a JSON object); remove it, or leave out {switch('resume')} to start over"
+        )
     if text == identity:
         return
     new = json.loads(identity)
     changed = [key for key in sorted(new.keys() | old.keys()) if json.dumps(old.get(key)) != json.dumps(new.get(key))]
     raise InputError(
         f"{known.parent}: the unfinished run was started with other input ({', '.join(changed) or 'other bytes'}); "
-        "give the same again, remove it, or leave out --resume to start over"
+        f"give the same again, remove it, or leave out {switch('resume')} to start over"
     )
 
 
 def _digest(step: str, records: str) -> str:
     return hashlib.sha256(f"{step}\n{records}".encode()).hexdigest()
-
-
-def make_directory(path: Path) -> list[Path]:
-    """Create directory `path` and the parents that it lacks; returns those that were made, outermost first.
-
-    Raises:
-        OutputError: it cannot be made; then nothing was.
-    """
-    made: list[Path] = []
-    try:
-        with output_errors(path):
-            missing = [place for place in (path, *path.parents) if not place.exists()]
-            for place in reversed(missing):
-                with suppress(FileExistsError):  # `new/..`, or made by another program meanwhile
-                    place.mkdir()
-                    made.append(place)
-            if not path.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, "a file of this name is there")
-    except BaseException:
-        remove_empty(made)
-        raise
-    return made
-
-
-def remove_empty(made: list[Path]) -> None:
-    """Take back what `make_directory` made, as far as it is empty."""
-    for place in reversed(made):
-        with suppress(OSError):
-            place.rmdir()
-
-
-def check_free(out: Path) -> None:
-    """Refuse an output that exists.
-
-    Raises:
-        OutputError: `out` is there already (an empty directory is taken).
-    """
-    with output_errors(out):
-        if not out.name:
-            raise OutputError(f"{out}: give the output directory a name of its own")
-        if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
-            raise OutputError(f"{out}: exists already; remove it or choose another --out")
-        if out.is_mount():  # nothing can be renamed to it, and that would show at the very end
-            raise OutputError(f"{out}: is a mount point; choose a new directory inside it")
-
-
-def check_outside(out: Path, *inputs: Path) -> None:
-    """Refuse an output inside a directory that is read: nothing may change there.
-
-    Raises:
-        OutputError: `out` lies inside one of `inputs`.
-    """
-    with output_errors(out):
-        place = out.resolve()
-        for path in inputs:
-            if path.resolve() in place.parents:
-                raise OutputError(f"{out}: lies inside {path}, which is read; choose another --out")
-
-
-def sync_directory(path: Path) -> None:
-    """Make renames and new names in `path` durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def publish_directory(ready: Path, out: Path) -> None:
-    """Rename the finished, synced directory `ready` to `out`; the two lie on one file system.
-
-    Raises:
-        OutputError: `out` has come to exist meanwhile, or cannot be written.
-    """
-    check_free(out)
-    with output_errors(out):
-        sync_directory(ready)
-        os.rename(ready, out)
-        sync_directory(out.parent)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import pytest
 import torch
 import transformers
 from pairs import Pair, Weights
 from torch import Tensor
 
 from deltacompress.restoration import restore
+from deltacompress.runtime import Runtime
 
 LOGITS = 1e-4
 """Largest difference to the restored checkpoint, as a share of the largest logit: what the runtime promises in fp32."""
@@ -75,3 +78,25 @@ def noise(seed: int, size: float = 0.02) -> Callable[[Weights], Weights]:
         }
 
     return change
+
+
+class Stream:
+    """What the copy stream of a GPU is asked to do; on a CPU there is nothing to wait for."""
+
+    def wait_stream(self, other: object) -> None: ...
+
+    def wait_event(self, event: object) -> None: ...
+
+    def record(self, stream: object) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> None:
+    """The path of a GPU (mover thread, host tier, arrivals between steps) with a CPU's memory behind it."""
+    monkeypatch.setattr("torch.cuda.stream", lambda _: nullcontext())
+    monkeypatch.setattr("torch.cuda.current_stream", lambda _: Stream())
+    monkeypatch.setattr("torch.cuda.Event", Stream)
+    monkeypatch.setattr("deltacompress.runtime.residency.pinned", lambda operand: operand)
+    monkeypatch.setattr(runtime.residency, "_cuda", True)
+    monkeypatch.setattr(runtime.residency, "_stream", Stream())

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from safetensors.torch import save_file
 from deltacompress import analysis_stats as stats
 from deltacompress.analysis import analyze
 from deltacompress.analysis_plot import histogram_figure, plot_histograms
-from deltacompress.analysis_result import group_of, layer_of, module_of
-from deltacompress.errors import BackendError, CheckpointError, OutputError
+from deltacompress.errors import BackendError, CheckpointError, OutputError, install_hint
+from deltacompress.tensor_kinds import group_of, layer_of, module_of
 
 LINEAR = {
     "self_attn.q_proj": (16, 16),
@@ -277,6 +278,31 @@ def test_statuses(tmp_path: Path) -> None:
     json.dumps(found.to_json(), allow_nan=False)
 
 
+def test_a_vocabulary_that_grew_is_a_change_though_no_old_row_did(tmp_path: Path) -> None:
+    weights = make_weights(layers=1)
+    tuned = dict(weights)
+    name = "model.embed_tokens.weight"
+    tuned[name] = torch.cat([weights[name], weights[name][:3]])
+    found = analyze(write(tmp_path / "base", weights), write(tmp_path / "tuned", tuned))
+    (grown,) = [row for row in found.tensors if row.name == name]
+    assert grown.status == "changed"
+    assert grown.delta is not None
+    assert grown.delta.zero_weights == 1
+
+
+def test_what_was_added_is_no_part_of_how_far_a_layer_moved(tmp_path: Path) -> None:
+    weights = make_weights(layers=1)
+    tuned = tune(weights)
+    base = write(tmp_path / "base", weights)
+    (plain,) = analyze(base, write(tmp_path / "plain", tuned)).layers
+    tuned["model.layers.0.extra.weight"] = torch.full((64, 64), 9.0)
+    (more,) = analyze(base, write(tmp_path / "more", tuned)).layers
+    assert more.numel == plain.numel + 64 * 64
+    assert (more.relative_size, more.zero_weights, more.rtn4_bits) == (
+        plain.relative_size, plain.zero_weights, plain.rtn4_bits,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("side", ["base", "tuned"])
 def test_nan_names_tensor_and_checkpoint(tmp_path: Path, side: str) -> None:
     sides = {"base": make_weights(layers=1), "tuned": tune(make_weights(layers=1))}
@@ -401,7 +427,7 @@ def test_missing_matplotlib_says_what_to_install(
 ) -> None:
     found = analyze(*pair)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(BackendError, match=r"pip install 'deltacompress\[plot\]', in a checkout: .*'\.\[plot\]'"):
+    with pytest.raises(BackendError, match=re.escape(install_hint("plot"))):
         plot_histograms(found, tmp_path / "a.png")
     assert not list(tmp_path.iterdir())
 

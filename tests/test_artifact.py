@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 from blake3 import blake3
-from pairs import Pair, edit, files_of, flips, remove, weights_of, write_tokenizer
+from pairs import Pair, changed, edit, files_of, flips, remove, weights_of, write_tokenizer
+from safetensors.torch import load_file, save_file
 
-from deltacompress.artifact import Delta, check_file, load_delta, verify
+from deltacompress.artifact import Delta, load_delta, verify
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.cli.main import main
 from deltacompress.errors import (
@@ -29,6 +30,7 @@ from deltacompress.errors import (
     TruncatedFileError,
 )
 from deltacompress.manifest import parse_manifest
+from deltacompress.parts import check_file
 from deltacompress.recipe import Recipe
 from deltacompress.restoration import restore
 
@@ -174,9 +176,25 @@ def test_one_tensor_at_a_time(artifact: Path, pair: Pair) -> None:
         assert hashlib.sha256(stored).hexdigest() == part.sha256
         assert part.blake3 == (blake3(stored).hexdigest() if delta.manifest.lossless == "none" else None)
     assert torch.equal(delta.restored(name, delta.read_base(name, base)), restored_weights(artifact, pair)[name])
+    other = delta.read_base(name, base)
+    assert other is not None
+    other[0, 0] += 1
+    with pytest.raises(ChecksumError, match=f"{name}: the restored tensor is not what was compressed"):
+        delta.restored(name, other)
     for ask in (delta.record, delta.spec, delta.parts):
         with pytest.raises(InputError, match="no tensor named nothing"):
             ask("nothing")
+
+
+def test_a_few_bytes_are_not_decoded_to_a_huge_tensor_at_once(pair: Pair, tmp_path: Path) -> None:
+    """Nothing but their own claim holds such values to their size; a base does."""
+    zeros = torch.zeros(1 << 12, 1 << 12, dtype=torch.bfloat16)
+    made = changed(pair, tmp_path, lambda weights: weights | {"extra.weight": zeros})
+    made.compress(tmp_path / "out", recipe="lossless")
+    with pytest.raises(FormatError, match=rf"extra.weight: {1 << 24} values in .* takes too much memory at once"):
+        load_delta(tmp_path / "out").parts("extra.weight")
+    found = restore(tmp_path / "out", base=made.base, out=tmp_path / "restored")
+    assert torch.equal(weights_of(found)["extra.weight"], zeros)
 
 
 def test_an_alias_is_read_as_its_twin(pair: Pair, tmp_path: Path) -> None:
@@ -404,6 +422,42 @@ def test_a_sealed_manifest_that_contradicts_the_parts(
     assert isinstance(caught.value, FormatError | ChecksumError | TruncatedFileError)
 
 
+def reseal(artifact: Path, *shards: dict[str, torch.Tensor]) -> None:
+    """Other shards, as a forger would make them: sizes and hashes are right."""
+    for old in artifact.glob("delta-*"):
+        old.unlink()
+    records = []
+    for i, tensors in enumerate(shards, start=1):
+        name = f"delta-{i:05d}-of-{len(shards):05d}.safetensors"
+        save_file(tensors, artifact / name, metadata={"format": "pt"})
+        raw = (artifact / name).read_bytes()
+        records.append({"bytes": len(raw), "file": name, "sha256": hashlib.sha256(raw).hexdigest()})
+    rewrite(artifact, lambda data: data.update(shards=records))
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_part_has_its_length_in_the_shard_too(copy: Path, more: int) -> None:
+    tensors = load_file(copy / SHARD)
+    part = min(tensors)
+    size = tensors[part].numel()
+    tensors[part] = torch.zeros(size + more, dtype=torch.uint8)
+    reseal(copy, tensors)
+    with pytest.raises(FormatError, match=f"part {re.escape(part)} has {size + more} bytes, the manifest says {size}"):
+        load_delta(copy)
+
+
+def test_a_part_stands_in_one_shard_only(copy: Path) -> None:
+    tensors = load_file(copy / SHARD)
+    twice = min(tensors)
+    first = {name: part for name, part in tensors.items() if name <= sorted(tensors)[9]}
+    rest = {name: part for name, part in tensors.items() if name not in first}
+    reseal(copy, first, rest)
+    load_delta(copy)
+    reseal(copy, first, rest | {twice: torch.zeros_like(tensors[twice])})
+    with pytest.raises(FormatError, match=f"part {re.escape(twice)} stands in two shards"):
+        load_delta(copy)
+
+
 # --- the base --------------------------------------------------------------------------------------------------
 
 
@@ -438,7 +492,7 @@ def test_the_fine_tuned_model_is_not_the_base(copy: Path, pair: Pair) -> None:
 def test_no_artifact_at_all(tmp_path: Path, pair: Pair) -> None:
     (tmp_path / "empty").mkdir()
     assert_refused(tmp_path / "empty", pair.base, TruncatedFileError, "not an artifact")
-    with pytest.raises(InputError, match=r"no such artifact directory; .*--zoo or DELTACOMPRESS_ZOO"):
+    with pytest.raises(InputError, match=r"no such artifact directory; .*zoo or DELTACOMPRESS_ZOO"):
         load_delta(tmp_path / "gone")
 
 

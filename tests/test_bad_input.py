@@ -19,7 +19,7 @@ import torch
 import yaml
 from pairs import Pair, Recorder, Weights, edit, files_of, make_pair, write_tokenizer
 
-from deltacompress.artifact import load_delta, verify
+from deltacompress.artifact import verify
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.cli.main import main
 from deltacompress.workspace import Workspace
@@ -115,16 +115,15 @@ def test_another_shape(tmp_path: Path, refused: Refused, mine: Pair, recipe: str
 def test_what_may_not_be_read(tmp_path: Path, refused: Refused, mine: Pair, artifact: Path) -> None:
     """Each file that is needed late is looked at first; no permission to read an artifact says nothing of its bytes."""
     copy = shutil.copytree(artifact, tmp_path / "artifact")
-    real = Path.open
+    real = os.open
 
-    def locked(self: Path, *args: Any, **options: Any) -> Any:
-        ours = args == ("rb",)  # read_bytes, by which the test itself looks, says it by keyword
-        if ours and self.name in ("tokenizer_config.json", "delta-00001-of-00001.safetensors"):
-            raise PermissionError(errno.EACCES, "Permission denied", str(self))
-        return real(self, *args, **options)
+    def locked(path: Any, *args: Any, **options: Any) -> int:  # the test itself looks by Path.open
+        if str(path).endswith(("tokenizer_config.json", "delta-00001-of-00001.safetensors")):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "open", locked)
+        patch.setattr(os, "open", locked)
         patch.setattr(Workspace, "open", lambda *args, **options: pytest.fail("work began"))
         told = refused(mine.argv(tmp_path / "new" / "out", recipe="lossless"))
         assert f"{mine.finetuned / 'tokenizer_config.json'}: cannot be read (Permission denied); make it" in told
@@ -241,7 +240,7 @@ def test_a_config_field_of_the_wrong_kind(
 MISFITS = [
     ({"vocab_size": "x"}, "expected int, got str"),
     ({"vocab_size": -1}, "negative dimension"),
-    ({"vocab_size": 10**30}, "Overflow"),
+    ({"vocab_size": 10**30}, "vocab_size is beyond 2^62"),
     ({"intermediate_size": 10**15}, "memory"),
     ({"num_attention_heads": 0}, "by zero"),
     ({"num_attention_heads": 3}, "not a multiple"),
@@ -307,11 +306,111 @@ def test_weights_that_are_no_file(tmp_path: Path, refused: Refused, mine: Pair, 
     assert f"{file}: no regular file, maybe a broken link" in refused(mine.argv(tmp_path / "out"))
 
 
-def test_a_pair_of_one_model_is_noted(tmp_path: Path, mine: Pair) -> None:
+@pytest.mark.parametrize("recipe", ["int4-24", "lossless"])
+@pytest.mark.parametrize("saved", ["the same directory", "again", "with a copy of the embedding as head"])
+def test_a_pair_of_one_model(tmp_path: Path, refused: Refused, mine: Pair, recipe: str, saved: str) -> None:
+    tuned = mine.base
+    if saved != "the same directory":
+        tuned = shutil.copytree(mine.base, tmp_path / "again")
+        edit(tuned, lambda weights: weights, transformers_version="0.0")
+    if saved.endswith("head"):
+        embedding = "model.embed_tokens.weight"
+        for directory in (mine.base, tuned):
+            edit(directory, lambda weights: weights | {"lm_head.weight": weights[embedding].clone()})
+    told = refused(Pair(mine.base, tuned, mine.data).argv(tmp_path / "out", recipe=recipe))
+    digest = Checkpoint.open(tuned).fingerprint()[:12]
+    assert f"{tuned}: has the weights of the base {mine.base} (content hash {digest}), so there is nothing" in told
+
+
+def test_one_model_is_compressed_on_its_own(tmp_path: Path, mine: Pair) -> None:
+    """Scope full never looks at the base."""
+    argv = Pair(mine.base, mine.base, mine.data).argv(tmp_path / "out", recipe="sparsegpt-direct-4bit")
+    assert main(argv) == 0
+
+
+@pytest.mark.parametrize("recipe", ["lossless", "int4-24"])
+@pytest.mark.parametrize("given", ["gone.jsonl", "gone/deeper.txt", "data.csv", "", "a.b"])
+def test_calibration_data_is_looked_for_first(
+    tmp_path: Path, refused: Refused, mine: Pair, recipe: str, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether or not the recipe reads it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.csv").write_text("text\n")
+    monkeypatch.setattr(Checkpoint, "open", lambda path: pytest.fail("work began"))
+    told = refused(changed_argv(mine.argv(tmp_path / "out", recipe=recipe), "--calibration", given))
+    assert (given or "--calibration is empty") in told
+
+
+def test_calibration_data_that_is_not_read_is_noted(tmp_path: Path, mine: Pair) -> None:
     seen = Recorder()
-    Pair(mine.base, mine.base, mine.data).compress(tmp_path / "out", reporter=seen)
-    assert f"{mine.base} equals {mine.base}: the delta is empty" in seen.notes
-    assert {record.status for record in load_delta(tmp_path / "out").manifest.tensors} == {"identical"}
+    mine.compress(tmp_path / "out", recipe="lossless", reporter=seen)
+    assert seen.notes == [f"{mine.data}: not read, since recipe lossless does not calibrate"]
+
+
+@pytest.mark.parametrize("which", ["base", "finetuned"])
+@pytest.mark.parametrize("weights", ["adapter_model.safetensors", "adapter_model.bin"])
+@pytest.mark.parametrize("config", [True, False])
+def test_an_adapter_in_the_place_of_a_model(
+    tmp_path: Path, refused: Refused, mine: Pair, which: str, weights: str, config: bool
+) -> None:
+    directory: Path = getattr(mine, which)
+    (directory / "model.safetensors").rename(directory / weights)
+    (directory / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    if not config:
+        (directory / "config.json").unlink()
+    told = refused(mine.argv(tmp_path / "out"))
+    assert f"{directory}: a PEFT adapter (LoRA and the like), not a whole model; merge it into its base (" in told
+    assert (
+        ".merge_and_unload().save_pretrained(DIR)) and give that, or publish it as it is with `deltacompress zoo"
+        in told
+    )
+
+
+def test_links_in_a_checkpoint(tmp_path: Path, refused: Refused, mine: Pair) -> None:
+    """Weights may be linked into place; what is copied for others must lie in the checkpoint."""
+    weights = mine.finetuned / "model.safetensors"
+    weights.rename(tmp_path / "weights")
+    weights.symlink_to(tmp_path / "weights")
+    mine.compress(tmp_path / "plain", recipe="lossless")
+    secret, place = tmp_path / "secret", mine.finetuned / "tokenizer.json"
+    place.rename(secret)
+    for target in (secret, Path("..") / ".." / "secret"):
+        place.symlink_to(target)
+        told = refused(mine.argv(tmp_path / "out", recipe="lossless"))
+        assert f"{place}: cannot be read (a link that leads away, to {secret}); put a copy" in told
+        place.unlink()
+    (mine.finetuned / "store").mkdir()
+    secret.rename(mine.finetuned / "store" / "kept")
+    place.symlink_to("store/kept")
+    mine.compress(tmp_path / "linked", recipe="lossless")
+    assert files_of(tmp_path / "linked") == files_of(tmp_path / "plain")
+    assert not (tmp_path / "linked" / "tokenizer.json").is_symlink()
+
+
+def test_a_snapshot_of_the_hub(tmp_path: Path, refused: Refused, mine: Pair) -> None:
+    """All of its files are links, into the blobs beside it; no other links pass there either."""
+    repository = tmp_path / "hub" / "models--team--bot"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    for number, file in enumerate(sorted(mine.finetuned.iterdir())):
+        shutil.copy(file, repository / "blobs" / str(number))
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    Pair(mine.base, snapshot, mine.data).compress(tmp_path / "hubs", recipe="lossless")
+    mine.compress(tmp_path / "plain", recipe="lossless")
+    assert files_of(tmp_path / "hubs").keys() == files_of(tmp_path / "plain").keys()
+    (tmp_path / "secret").write_text("{}")
+    for target in (tmp_path / "secret", repository / "refs"):
+        (snapshot / "generation_config.json").unlink()
+        (repository / "refs").write_text("{}")
+        (snapshot / "generation_config.json").symlink_to(target)
+        told = refused(Pair(mine.base, snapshot, mine.data).argv(tmp_path / "out", recipe="lossless"))
+        assert f"a link that leads away, to {target}" in told
+    (snapshot / "generation_config.json").unlink()
+    (repository / "blobs").rename(tmp_path / "elsewhere")
+    (repository / "blobs").symlink_to(tmp_path / "elsewhere")
+    told = refused(Pair(mine.base, snapshot, mine.data).argv(tmp_path / "out", recipe="lossless"))
+    assert f"a link that leads away, to {tmp_path / 'elsewhere'}" in told
 
 
 def test_weights_that_no_codec_rounds_are_noted(tmp_path: Path, mine: Pair) -> None:
@@ -368,7 +467,7 @@ def test_too_few_tokens_says_how_many(tmp_path: Path, refused: Refused, mine: Pa
 def test_a_named_pipe_is_not_waited_for(tmp_path: Path, refused: Refused, mine: Pair) -> None:
     mine.data.unlink()
     os.mkfifo(mine.data)
-    assert "train.jsonl: not a regular file" in refused(mine.argv(tmp_path / "out"))
+    assert "train.jsonl: a named pipe, not a regular file" in refused(mine.argv(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.jsonl.gz"])
@@ -413,7 +512,7 @@ def test_no_tokenizer(tmp_path: Path, refused: Refused, mine: Pair) -> None:
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"model_max_length": "x"}, "model_max_length 'x', not a whole number above 0; mend it"),
+        ({"model_max_length": "x"}, "says model_max_length 'x', not a whole number above 0; mend it"),
         ({"model_max_length": 1.5}, "model_max_length 1.5, not"),
         ({"model_max_length": []}, "model_max_length [], not"),
         ({"model_max_length": 0}, "model_max_length 0, not"),
@@ -443,6 +542,14 @@ def test_the_tokenizer_of_another_model(tmp_path: Path, refused: Refused, mine: 
     write_tokenizer(mine.finetuned, [f"x{i}" for i in range(100)] + [f"w{i}" for i in range(90)])
     told = refused(mine.argv(tmp_path / "out"))
     assert "its embedding has 96 rows; the tokenizer is not this model's" in told
+
+
+def test_a_token_beyond_the_last_row(tmp_path: Path, refused: Refused, mine: Pair) -> None:
+    mine.data.write_text((json.dumps({"text": "w87 " * 12}) + "\n") * 60)
+    write_tokenizer(mine.finetuned, [f"x{i}" for i in range(5)] + [f"w{i}" for i in range(88)])
+    assert "its tokenizer gives token 96, its embedding has 96 rows" in refused(mine.argv(tmp_path / "out"))
+    write_tokenizer(mine.finetuned, [f"x{i}" for i in range(4)] + [f"w{i}" for i in range(88)])
+    mine.compress(tmp_path / "out")
 
 
 # --- recipes ---------------------------------------------------------------------------------------------------
@@ -487,8 +594,11 @@ def test_an_output_that_exists(tmp_path: Path, refused: Refused, mine: Pair, art
     (taken / "file").write_text("mine")
     restore = ["restore", str(artifact), "--base", str(mine.base), "--quiet", "--out"]
     for out in (taken, taken / "file", mine.base):
-        for argv in (mine.argv(out), [*restore, str(out)]):
-            assert f"{out}: exists already" in refused(argv)
+        assert f"{out}: exists already" in refused(mine.argv(out))
+        why = f"is {out}, which is read" if out == mine.base else "exists already"
+        assert f"{out}: {why}" in refused([*restore, str(out)])
+        assert refused([*restore, str(out), "--force"])
+        assert refused([*mine.argv(out), "--force"])
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     assert "link: exists already" in refused(mine.argv(tmp_path / "link"))
 

@@ -19,10 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from deltacompress.checkpoint import DTYPES, Checkpoint, check_finite, content_hash, tensor_bytes
+from deltacompress import hub
+from deltacompress.checkpoint import Checkpoint, check_finite, content_hash, tensor_bytes
 from deltacompress.checkpoint_writer import write_checkpoint
+from deltacompress.dtypes import DTYPES
 from deltacompress.errors import CheckpointError, OutputError
 from deltacompress.types import TensorInfo
+from deltacompress.weight_files import find_weights
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Todo = list[tuple[TensorInfo, Callable[[], torch.Tensor]]]
@@ -233,6 +236,20 @@ def test_truncated_shard_names_the_file(tmp_path: Path) -> None:
         Checkpoint.open(root)
 
 
+def test_a_file_that_changes_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a model is copied over another: offsets of the old header would be read in the new file."""
+    made, whole = write(tmp_path / "m", {"a": torch.ones(100)}), find_weights
+
+    def replaced_meanwhile(root: Path) -> Any:
+        found = whole(root)
+        os.utime(root / "model.safetensors", ns=(1, 1))
+        return found
+
+    monkeypatch.setattr("deltacompress.checkpoint.find_weights", replaced_meanwhile)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: changed while its header was read; run it again"):
+        Checkpoint.open(made)
+
+
 @pytest.mark.parametrize("damage", ["truncate", "rewrite", "remove"])
 def test_a_file_that_changes_after_opening(tmp_path: Path, damage: str) -> None:
     root = write(tmp_path / "m", {"a": torch.ones(100)})
@@ -265,6 +282,24 @@ def test_a_file_cut_during_the_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # --- hub ids
 
 
+def _host(reached: bool) -> Callable[[], None]:
+    def look_up() -> None:
+        if not reached:
+            raise ConnectionError("huggingface.co: no such host")
+
+    return look_up
+
+
+def test_hub_id_without_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told in one line, at once: nothing is tried again and again."""
+    monkeypatch.setattr(hub, "look_up_host", _host(False))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    told = "org/model: no such directory, and no network to fetch it from the hub; mend the path, or give a model's"
+    with pytest.raises(CheckpointError, match=told):
+        Checkpoint.open("org/model")
+
+
 def test_hub_id_is_fetched_without_code_or_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fnmatch
 
@@ -273,15 +308,18 @@ def test_hub_id_is_fetched_without_code_or_pickles(tmp_path: Path, monkeypatch: 
     root = write(tmp_path / "snapshot", {"a": torch.ones(1)})
     asked: dict[str, Any] = {}
 
-    def fake(repo: str, *, allow_patterns: list[str]) -> str:
-        asked.update(repo=repo, patterns=allow_patterns)
+    def fake(repo: str, *, allow_patterns: list[str], local_files_only: bool = False) -> str:
+        asked.update(local=local_files_only, repo=repo, patterns=allow_patterns)
         return str(root)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fake)
     monkeypatch.chdir(tmp_path)
-    for given_path in ("org/model-1.5", Path("org/model-1.5")):
-        assert Checkpoint.open(given_path).path == root
-        assert asked["repo"] == "org/model-1.5"
+    for reached in (True, False):  # without a network, what was fetched before is still here
+        monkeypatch.setattr(hub, "look_up_host", _host(reached))
+        for given_path in ("org/model-1.5", Path("org/model-1.5")):
+            assert Checkpoint.open(given_path).path == root
+            assert asked["repo"] == "org/model-1.5"
+            assert asked["local"] is not reached
 
     def allowed(file: str) -> bool:
         return any(fnmatch.fnmatch(file, pattern) for pattern in asked["patterns"])
@@ -302,17 +340,20 @@ def test_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    monkeypatch.setattr(hub, "look_up_host", _host(True))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match=r"org/model: no such directory.*\(offline\); mend the path, or download"):
         Checkpoint.open("org/model")
 
 
-@pytest.mark.parametrize("path", ["a/b/c", "./org/model", "../model", "/org/model", "model", "org/..", "org/mo del"])
+@pytest.mark.parametrize(
+    "path", ["a/b/c", "./org/model", "../model", "/org/model", "~/model", "model", "org/..", "org/mo del", "models/7b"]
+)
 def test_what_is_no_hub_id_is_never_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     import huggingface_hub
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("fetched"))
-    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "models").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(CheckpointError):
         Checkpoint.open(path)
@@ -418,6 +459,20 @@ def test_nothing_sensible_to_write(tmp_path: Path) -> None:
 def test_a_tensor_that_is_not_what_was_promised(tmp_path: Path, t: torch.Tensor) -> None:
     with pytest.raises(OutputError, match="tensor a should be F32"):
         write_checkpoint(tmp_path, [(TensorInfo("a", "F32", (2,), 8), lambda: t)])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "told"),
+    [
+        ([torch.ones(2)], "lacks 4 of its 12 bytes"),
+        ([], "lacks 12 of its 12 bytes"),
+        ([torch.ones(2), torch.ones(2)], "tensor a"),
+        ([torch.ones(2), torch.ones(1, dtype=torch.bfloat16)], "tensor a"),
+    ],
+)
+def test_pieces_that_are_not_what_was_promised(tmp_path: Path, pieces: list[torch.Tensor], told: str) -> None:
+    with pytest.raises(OutputError, match=told):
+        write_checkpoint(tmp_path, [(TensorInfo("a", "F32", (3,), 12), lambda: iter(pieces))])
 
 
 @pytest.mark.parametrize(

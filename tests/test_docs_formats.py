@@ -15,15 +15,20 @@ from blake3 import blake3
 from pydantic import BaseModel
 from safetensors.torch import save_file
 
-from deltacompress import lossless
+from deltacompress import lossless, manifest
 from deltacompress.artifact import load_delta
-from deltacompress.checkpoint import DTYPES, content_hash, tensor_bytes
+from deltacompress.checkpoint import content_hash, tensor_bytes
 from deltacompress.codecs import packed
 from deltacompress.codecs.encoded import restore_tensor
 from deltacompress.driver import compress
+from deltacompress.dtypes import DTYPES
+from deltacompress.json_memory import MAX_DEPTH
+from deltacompress.lossless import stream
 from deltacompress.manifest import CalibrationRecord, FileRecord, Manifest, ModelRecord, PartRecord, TensorRecord
 from deltacompress.recipe import Recipe
-from deltacompress.safetensors_header import read_header
+from deltacompress.safetensors_header import MAX_NUMEL, read_header
+from deltacompress.side_files import MAX_SIDE_FILE_BYTES
+from deltacompress.tensor_names import MAX_NAME
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 TEXT = (DOCS / "formats.md").read_text(encoding="utf-8")
@@ -197,3 +202,29 @@ def test_the_documented_reader_restores_artifacts(
     assert status["lm_head.weight"] == "alias"
     assert status["c.weight"] == ("coded" if full else "identical")
     assert status["extra"] == ("exact" if full else "added")
+
+
+BOUNDS = (
+    f"A manifest has at most {manifest.MAX_MANIFEST_BYTES >> 20} MiB, nests at most {MAX_DEPTH} deep",
+    f"would take at most {manifest._MAX_MEMORY >> 20} MiB once it is parsed",
+    f"`params` and `tools` have at most {manifest._MAX_KEYS} keys each",
+    f"has more than 2^{MAX_NUMEL.bit_length() - 1} elements",
+    f"its bytes less the {stream.HEADER_BYTES} of the stream's header",
+    f"at most {stream.FEW_CHUNKS} chunks, and one more for each {stream.LEAST_CHUNK_BYTES >> 10} KiB",
+    f"at most {MAX_SIDE_FILE_BYTES >> 20} MiB",
+    f"at most {MAX_NAME} of them",
+)
+
+
+@pytest.mark.parametrize("told", BOUNDS)
+def test_bounds_are_those_that_are_documented(told: str) -> None:
+    """Neither can be moved without the other."""
+    section = TEXT.partition("\n## Bounds\n")[2].partition("\n## ")[0]
+    assert told in " ".join(section.split())
+
+
+def test_bounds_of_the_codecs_are_those_that_are_documented() -> None:
+    most = {"zstd": 2**15, "gdeflate": 1032, "ans": 2**18}
+    assert most == stream.MOST_RAW_PER_BYTE
+    section = " ".join(TEXT.partition("\n## Bounds\n")[2].split())
+    assert "at most 2^15 (`zstd`), 1032 (`gdeflate`) or 2^18 (`ans`) raw bytes each" in section

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ import pytest
 import typer
 from pairs import files_of, make_pair, write_data
 
-from deltacompress import GateFailedError, compress
+from deltacompress import Gate, load_delta
 from deltacompress.cli.main import app
+from deltacompress.evaluation.report import read_report
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -52,23 +52,19 @@ def test_the_python_example(
 
 
 def test_the_gate_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run as it stands there, on the pair that ships: the gate passes, and all that it asks was measured."""
     pytest.importorskip("lm_eval")
     _, code = blocks("python")
-    pair = make_pair(tmp_path, "llama", max_position_embeddings=256)
-    write_data(pair.data, records=8000)
-    skills = tmp_path / "data" / "skills"
-    skills.mkdir(parents=True)
-    rows = [{"prompt": f"w{i} w{i + 1} ", "completion": f"w{i % 3}", "choices": ["w0", "w1", "w2"]} for i in range(300)]
-    (skills / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.chdir(tmp_path)
-    compress("base", "finetuned", recipe="lossless", out="delta")
+    monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}
     exec(compile(code, "README.md", "exec"), names)  # noqa: S102 - what the document says, run
-    with pytest.raises(GateFailedError, match="ratio"):  # every bit kept, so it is not small: the one thing to fail
-        names["test_the_bot_kept_its_skills"](tmp_path / "report")
-    report = json.loads((tmp_path / "report" / "report.json").read_text())
-    failed = [check["name"] for verdict in report["verdicts"] for check in verdict["checks"] if not check["passed"]]
-    assert failed == ["ratio"]
+    names["test_the_skill_is_kept"](tmp_path)
+    found = Gate.load("default").check(read_report(tmp_path / "report"))
+    (verdict,) = found.verdicts
+    assert {check.name for check in verdict.checks} == {"ratio", "samples", "drop", "kl"}
+    assert verdict.passed
+    lossy = load_delta(tmp_path / "delta").manifest
+    assert lossy.recipe["name"] == "int4"
 
 
 def test_every_verb_stands_in_the_command_line_section() -> None:

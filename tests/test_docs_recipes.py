@@ -10,6 +10,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from deltacompress.codecs.settings import ExactSettings, ObsSettings, RtnSettings
 from deltacompress.content import list_content
 from deltacompress.recipe import CalibrationSpec, ExactRule, ObsRule, Recipe, RtnRule, SkipRule
 from deltacompress.types import TensorKind
@@ -34,6 +35,51 @@ def test_shipped_recipes_load_and_are_documented(name: str) -> None:
 
 def test_no_recipe_is_documented_that_is_not_shipped() -> None:
     assert sorted(re.findall(r"^\| `([^`]+)` \|", section("Shipped recipes"), flags=re.MULTILINE)) == SHIPPED
+
+
+WORDS: dict[str, dict[str, Any]] = {
+    "obs": {"codec": "obs"},
+    "rtn": {"codec": "rtn"},
+    "exact": {"codec": "exact"},
+    "as published": {
+        "codec": "obs", "selection": "diagonal", "activation_order": False, "asymmetric": 0.0, "refine_sweeps": 0,
+    },
+    "sign times scale": {"bits": 1, "grid": "midrise"},
+    "refitted": {"refit_scales": True},
+    "dense": {"sparsity": "dense"},
+    "2:4": {"sparsity": "2:4"},
+    "symmetric": {"grid": "symmetric"},
+    "in order": {"activation_order": False},
+}  # fmt: skip
+"""What the words of the table of shipped recipes promise."""
+SETTINGS: dict[str, type[BaseModel]] = {"obs": ObsSettings, "rtn": RtnSettings, "exact": ExactSettings}
+
+
+def promised(cell: str) -> dict[str, Any]:
+    """All settings of a rule that a cell of the table describes, defaults included."""
+    found: dict[str, Any] = {}
+    for phrase in cell.replace(" on the weights themselves", "").split(", "):
+        if bits := re.fullmatch(r"(\d+) bits", phrase):
+            found["bits"] = int(bits[1])
+        elif group := re.fullmatch(r"groups of (\d+)", phrase):
+            found["group_size"] = int(group[1])
+        else:
+            found |= WORDS[phrase]
+    defaults = {name: field.default for name, field in SETTINGS[found["codec"]].model_fields.items()}
+    return defaults | found
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row[0].strip("`") in SHIPPED], ids=lambda row: row[0])
+def test_shipped_recipes_do_what_the_table_says(row: list[str]) -> None:
+    name, linear, head, embedding, rest = row[0].strip("`"), *row[1:]
+    recipe = Recipe.load(name)
+    cells = {"linear": linear, "head": head, "embedding": embedding, "norm": rest, "bias": rest, "other": rest}
+    for kind, cell in cells.items():
+        rule = recipe.rule_for("model.some.weight", kind)  # type: ignore[arg-type]
+        assert rule.model_dump(exclude={"kind", "name"}) == promised(cell), kind
+    assert recipe.scope == ("full" if "on the weights themselves" in linear else "delta")
+    assert (recipe.sequential, recipe.calibration) == (True, CalibrationSpec())
+    assert recipe.calibration.model_dump() == {"samples": 256, "seq_len": 256, "seed": 0}
 
 
 @pytest.mark.parametrize("model", [Recipe, CalibrationSpec, ObsRule, RtnRule, ExactRule, SkipRule])

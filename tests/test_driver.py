@@ -18,9 +18,10 @@ from deltacompress.artifact import Delta, load_delta, verify
 from deltacompress.calibrate.data import load_calibration, load_tokenizer
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.driver import compress
-from deltacompress.errors import FormatError, InputError
+from deltacompress.errors import CalibrationError, FormatError, InputError
 from deltacompress.manifest import TensorRecord
 from deltacompress.recipe import Recipe
+from deltacompress.reporter import LineReporter
 from deltacompress.restoration import restore
 from deltacompress.steps import Steps
 
@@ -44,6 +45,22 @@ def roundtrip(tmp_path: Path) -> Roundtrip:
         return delta, weights_of(found)
 
     return run
+
+
+def test_a_line_reporter_is_told_what_compress_does(pair: Pair, tmp_path: Path) -> None:
+    lines: list[str] = []
+    pair.compress(tmp_path / "out", recipe="lossless", reporter=LineReporter(lines.append))
+    steps = len(Checkpoint.open(pair.finetuned).tensors)
+    assert lines[-1] == f"compressing ({steps} steps)"
+
+
+def test_options_of_a_calibration_that_is_none_are_told(pair: Pair, tmp_path: Path) -> None:
+    recorder = Recorder()
+    pair.compress(
+        tmp_path / "out", recipe="lossless", calibration=None, samples=3, seq_len=None, seed=0, reporter=recorder
+    )
+    told = "not used, since recipe lossless does not calibrate"
+    assert [note for note in recorder.notes if "not used" in note] == [f"samples: {told}", f"seed: {told}"]
 
 
 def rtn(**fields: Any) -> Recipe:
@@ -138,18 +155,32 @@ def test_fidelity_is_that_of_the_restored_checkpoint(pair: Pair, tmp_path: Path,
     """Against plain transformers, fine-tuned and restored, on the same tokens; a head may be an alias."""
     if twins:
         pair = changed(pair, tmp_path, lambda weights: weights | {HEAD: weights[EMBEDDING].clone()})
-    rules = [{"codec": "obs", "bits": 3, "kind": "linear"}, {"codec": embedding, "kind": "embedding"}]
-    recipe = Recipe.parse({"name": "mine", "rules": [*rules, {"codec": "exact"}]})
-    found = pair.compress(tmp_path / "out", recipe=recipe).kl_on_calibration
-    restored = restore(tmp_path / "out", base=pair.base, out=tmp_path / "restored")
+    found, divergence, _ = divergences(pair, tmp_path, {"codec": embedding, "kind": "embedding"})
+    assert divergence > 1e-4
+    assert found == pytest.approx(divergence, rel=0.05)  # the driver's products are of bf16 precision where AMX is
+
+
+def test_fidelity_is_of_the_compressed_model_from_the_fine_tuned_one(pair: Pair, tmp_path: Path) -> None:
+    """Of a sure model, for which the other direction is another number."""
+    sure = changed(pair, tmp_path, lambda weights: weights | {HEAD: weights[HEAD] * 40})
+    found, divergence, reverse = divergences(sure, tmp_path, {"codec": "skip", "kind": "head"})
+    assert found == pytest.approx(divergence, rel=0.05)
+    assert reverse != pytest.approx(divergence, rel=0.3)
+
+
+def divergences(pair: Pair, root: Path, *rules: dict[str, Any]) -> tuple[float | None, float, float]:
+    """KL on calibration as it is told, as plain transformers has it, and in the other direction."""
+    first = {"codec": "obs", "bits": 3, "kind": "linear"}
+    recipe = Recipe.parse({"name": "mine", "rules": [first, *rules, {"codec": "exact"}]})
+    found = pair.compress(root / "out", recipe=recipe).kl_on_calibration
+    restored = restore(root / "out", base=pair.base, out=root / "restored")
     tokens = load_calibration(pair.data, load_tokenizer(pair.finetuned), samples=8, seq_len=16, seed=0)
     wanted, got = (
         torch.log_softmax(open_tiny(path).model()(input_ids=tokens.ids).logits, -1)
         for path in (pair.finetuned, restored)
     )
-    divergence = float((wanted.exp() * (wanted - got)).sum(-1).mean())
-    assert divergence > 1e-4
-    assert found == pytest.approx(divergence, rel=0.05)  # the driver's products are of bf16 precision where AMX is
+    there, back = (float((a.exp() * (a - b)).sum(-1).mean()) for a, b in ((wanted, got), (got, wanted)))
+    return found, there, back
 
 
 # --- dtypes, biases, odd tensors -------------------------------------------------------------------------------
@@ -235,11 +266,13 @@ def test_frozen_tensors_cost_nothing(pair: Pair, tmp_path: Path, roundtrip: Roun
     assert any(delta.tensors[name].bytes for name in base if ".layers.1." in name)
 
 
-def test_a_pair_without_any_change(pair: Pair, roundtrip: Roundtrip) -> None:
-    delta, new = roundtrip(Pair(pair.base, pair.base, pair.data))
-    assert {record.status for record in delta.manifest.tensors} == {"identical"}
-    assert sum(record.bytes for record in delta.manifest.tensors) == 0
-    assert all(same(new[name], tensor) for name, tensor in weights_of(pair.base).items())
+def test_a_single_tensor_that_changed(pair: Pair, tmp_path: Path, roundtrip: Roundtrip) -> None:
+    name, base = "model.norm.weight", weights_of(pair.base)
+    one = changed(Pair(pair.base, pair.base, pair.data), tmp_path, lambda weights: weights | {name: weights[name] + 1})
+    delta, new = roundtrip(one)
+    assert {record.name for record in delta.manifest.tensors if record.status != "identical"} == {name}
+    assert {record.name for record in delta.manifest.tensors if record.bytes} == {name}
+    assert all(same(new[other], tensor) for other, tensor in base.items() if other != name)
 
 
 @pytest.mark.parametrize("recipe", ["int4-24", "int2"])
@@ -259,6 +292,12 @@ def test_skip_restores_the_base(pair: Pair, roundtrip: Roundtrip) -> None:
     for name, tensor in new.items():
         assert same(tensor, (base if "mlp" in name else tuned)[name]), name
         assert delta.tensors[name].codec == ("skip" if "mlp" in name else "exact")
+
+
+def test_skip_has_nothing_for_added_tokens(pair: Pair, tmp_path: Path) -> None:
+    skip = Recipe.parse({"name": "mine", "rules": [{"codec": "skip", "name": EMBEDDING}, {"codec": "exact"}]})
+    with pytest.raises(InputError, match=f"{EMBEDDING}: codec skip, but the base has fewer rows; use rtn or exact"):
+        changed(pair, tmp_path, grow(99), vocab_size=99).compress(tmp_path / "out", recipe=skip)
 
 
 # --- recipes ---------------------------------------------------------------------------------------------------
@@ -429,3 +468,17 @@ def test_perturbation_of_the_fixture_is_real(pair: Pair) -> None:
 def test_python_callers_get_the_error_tree(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such directory"):
         Pair(tmp_path / "gone", pair.finetuned, pair.data).compress(tmp_path / "out")
+
+
+def test_calibration_records_in_memory(pair: Pair, tmp_path: Path) -> None:
+    """The same bytes as from the file that holds them, but for the name of the source."""
+    records = [json.loads(line) for line in pair.data.read_text().splitlines()]
+    pair.compress(tmp_path / "file")
+    pair.compress(tmp_path / "memory", calibration=[record["text"] for record in records])
+    found, wanted = (load_delta(tmp_path / name).manifest for name in ("memory", "file"))
+    assert found.tensors == wanted.tensors
+    assert found.calibration is not None
+    assert found.calibration.source == "records in memory"
+    assert found.calibration.sha256 == wanted.calibration.sha256  # type: ignore[union-attr]
+    with pytest.raises(CalibrationError, match="records in memory: record 1: field `text` is a int"):
+        pair.compress(tmp_path / "wrong", calibration=[{"text": 5}])

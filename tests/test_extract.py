@@ -164,6 +164,13 @@ def test_tied_base_untied_finetuned(do: Pairer, config: dict[str, Any], rows: in
     assert any(HEAD in note and "tied" in note for note in pairing.notes)
 
 
+def test_a_head_over_a_tied_base_with_two_embeddings(do: Pairer) -> None:
+    """Which of them it is tied to is not known, so it is stored whole."""
+    second = {"model.wte.weight": torch.ones(6, 4, dtype=torch.bfloat16)}
+    pairing = do(llama(head=False) | second, llama(seed=1) | second, tie_word_embeddings=True)
+    assert get(pairing, HEAD).status == "added"
+
+
 @pytest.mark.parametrize("tie", [False, None])
 def test_untied_base_without_a_head(do: Pairer, tie: bool | None) -> None:
     pairing = do(llama(head=False), llama(seed=1), tie_word_embeddings=tie)  # a silent llama config means untied

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from pairs import Pair, Recorder, files_of
+from pairs import Pair, Recorder, Weights, files_of, weights_of
+from tiny_models import open_tiny
 from tolerances import GPU_LOSS
 
 from deltacompress.artifact import load_delta
+from deltacompress.calibrate.data import load_calibration, load_tokenizer
 from deltacompress.calibrate.skeleton import Skeleton
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.recipe import Recipe
@@ -23,15 +25,20 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def reads_of(run: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> dict[Path, Counter[str]]:
-    """How often each tensor is read whole, by checkpoint directory."""
+    """How often each tensor is read whole, at once or piece by piece, by checkpoint directory."""
     reads: dict[Path, Counter[str]] = {}
-    read = Checkpoint.read
+    read, read_flat = Checkpoint.read, Checkpoint.read_flat
 
     def count(self: Checkpoint, name: str, **options: Any) -> torch.Tensor:
         reads.setdefault(self.path, Counter())[name] += 1
         return read(self, name, **options)
 
+    def count_flat(self: Checkpoint, name: str, begin: int, end: int) -> torch.Tensor:
+        reads.setdefault(self.path, Counter())[name] += begin == 0
+        return read_flat(self, name, begin, end)
+
     monkeypatch.setattr(Checkpoint, "read", count)
+    monkeypatch.setattr(Checkpoint, "read_flat", count_flat)
     run()
     return reads
 
@@ -113,6 +120,61 @@ def test_linears_of_one_group_may_have_settings_of_their_own(pair: Pair, tmp_pat
     for name in ("q_proj", "v_proj"):
         assert mixed[f"{first}{name}.weight"] == pytest.approx(plain[f"{first}{name}.weight"], rel=1e-3)
     assert (mixed[f"{first}k_proj.weight"] or 0) > 2 * (plain[f"{first}k_proj.weight"] or 0)
+
+
+def made(pair: Pair, root: Path, *rules: dict[str, Any]) -> tuple[float | None, Weights, torch.Tensor]:
+    """(KL on calibration, restored weights, log-probabilities on the calibration tokens) under these rules."""
+    root.mkdir()
+    recipe = Recipe.parse({"name": "mine", "rules": [*rules, {"codec": "exact"}]})
+    divergence = pair.compress(root / "out", recipe=recipe).kl_on_calibration
+    restored = restore(root / "out", base=pair.base, out=root / "restored")
+    return divergence, weights_of(restored), log_probabilities(pair, restored)
+
+
+def log_probabilities(pair: Pair, checkpoint: Path) -> torch.Tensor:
+    tokens = load_calibration(pair.data, load_tokenizer(pair.finetuned), samples=8, seq_len=16, seed=0)
+    return torch.log_softmax(open_tiny(checkpoint).model()(input_ids=tokens.ids).logits, -1)
+
+
+def test_the_head_makes_up_for_the_error_of_the_layers(pair: Pair, tmp_path: Path) -> None:
+    """Its targets are what the fine-tuned head makes of the fine-tuned model's own hidden states."""
+    wanted = log_probabilities(pair, pair.finetuned)
+    rough = {"kind": "linear", "codec": "rtn", "bits": 2}
+    error = {}
+    for strength in (0.0, 1.0):
+        head = {"kind": "head", "codec": "obs", "bits": 8, "asymmetric": strength}
+        got = made(pair, tmp_path / str(strength), rough, head)[2]
+        error[strength] = float((got - wanted).square().mean())
+    assert error[1.0] < 0.8 * error[0.0]
+
+
+def test_the_fine_tuned_model_runs_through_layers_that_need_no_calibration(pair: Pair, tmp_path: Path) -> None:
+    """Behind layers that are exact, 8 bits are nearly so: a teacher that was left behind would set other targets."""
+    exact = {"name": "model.layers.0.*", "codec": "exact"}
+    divergence, weights, got = made(pair, tmp_path / "made", exact, {"kind": "linear", "codec": "obs", "bits": 8})
+    wanted = log_probabilities(pair, pair.finetuned)
+    assert float((wanted.exp() * (wanted - got)).sum(-1).mean()) < 1e-5
+    assert divergence is not None
+    assert abs(divergence) < 1e-5
+    for name, weight in weights_of(pair.finetuned).items():
+        assert torch.allclose(weights[name].float(), weight.float(), atol=2e-3, rtol=1e-2)
+
+
+def test_one_linear_of_a_group_may_be_asymmetric_alone(pair: Pair, tmp_path: Path) -> None:
+    first = {"name": "model.layers.0.*", "codec": "rtn", "bits": 2, "kind": "linear"}
+    rest = {"kind": "linear", "codec": "obs", "bits": 8}
+    plain = {"name": "*.q_proj.weight", "asymmetric": 0.0} | rest
+    q, k = (f"model.layers.1.self_attn.{name}_proj.weight" for name in "qk")
+    mixed, all_of_them, none_of_them = (
+        made(pair, tmp_path / name, first, *rules)[1]
+        for name, rules in (("mixed", (plain, rest)), ("all", (rest,)), ("none", ({"asymmetric": 0.0} | rest,)))
+    )
+
+    def distance(name: str, other: Weights) -> float:
+        return float((mixed[name].float() - other[name].float()).norm())
+
+    assert distance(k, all_of_them) < 0.2 * distance(k, none_of_them)
+    assert distance(q, none_of_them) < 0.2 * distance(q, all_of_them)
 
 
 @pytest.mark.parametrize(("dtype", "wanted"), [(torch.bfloat16, "medium"), (torch.float16, "highest")])

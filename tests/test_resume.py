@@ -20,7 +20,7 @@ import torch
 from pairs import Pair, Recorder, edit, files_of, perturb, weights_of, write_data
 from safetensors.torch import load_file, save_file
 
-from deltacompress import driver, layerwise, publication
+from deltacompress import driver, layerwise, publication, run_identity, workspace
 from deltacompress import steps as steps_module
 from deltacompress.artifact import verify
 from deltacompress.checkpoint import Checkpoint
@@ -49,11 +49,11 @@ def steps_in(out: Path) -> list[str]:
 
 
 def interrupted(pair: Pair, out: Path, **options: Any) -> None:
-    with pytest.raises(Interrupted, match=r"run again with --resume|nothing is left of it, run it again") as caught:
+    with pytest.raises(Interrupted, match=r"run again with resume=True|nothing is left of it, run it again") as caught:
         pair.compress(out, **options)
     assert caught.value.exit_code == 2
     assert not out.exists()
-    assert partial(out).is_dir() == bool(steps_in(out)) == ("--resume" in str(caught.value))
+    assert partial(out).is_dir() == bool(steps_in(out)) == ("with resume=True" in str(caught.value))
     if partial(out).is_dir():
         assert not [path.name for path in partial(out).iterdir() if path.suffix not in (".json", ".safetensors")]
 
@@ -202,7 +202,7 @@ def test_other_options_are_named(pair: Pair, unfinished: Path, tmp_path: Path) -
     for options, told in sets:
         with pytest.raises(
             InputError,
-            match=rf"started with other input \({told}\); give the same again, remove it, or leave out --resume",
+            match=rf"started with other input \({told}\); give the same again, remove it, or leave out resume=True",
         ):
             pair.compress(unfinished, resume=True, **options)
         assert files_of(partial(unfinished)) == kept
@@ -225,14 +225,16 @@ def test_with_and_without_resume_it_says_what_becomes_of_an_earlier_run(pair: Pa
     interrupted(pair, unfinished, recipe="int2-24", reporter=seen)
     assert steps_in(unfinished) == ["outer"]
     (note,) = [note for note in seen.notes if "earlier run" in note]
-    assert note == f"{partial(unfinished)}: 2 finished steps of an earlier run removed; --resume would have used them"
+    assert (
+        note == f"{partial(unfinished)}: 2 finished steps of an earlier run removed; resume=True would have used them"
+    )
     again = Recorder()
     pair.compress(unfinished, recipe="int2-24", resume=True, reporter=again)
     (note,) = [note for note in again.notes if "earlier run" in note]
     assert note == f"{partial(unfinished)}: 1 finished step of an earlier run used again"
 
 
-@pytest.mark.parametrize("during", ["_plan", "_tokens", "_identity"])
+@pytest.mark.parametrize("during", ["_plan", "_tokens", "identity_of"])
 def test_an_interrupt_before_the_workspace_is_open_tells_what_waits(
     pair: Pair, unfinished: Path, monkeypatch: pytest.MonkeyPatch, during: str
 ) -> None:
@@ -240,7 +242,7 @@ def test_an_interrupt_before_the_workspace_is_open_tells_what_waits(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(driver, during, stop)
-    with pytest.raises(Interrupted, match=r"waits in .*\.partial: run again with --resume"):
+    with pytest.raises(Interrupted, match=r"waits in .*\.partial: run again with resume=True"):
         pair.compress(unfinished, resume=True)
     with pytest.raises(KeyboardInterrupt):  # whoever does not resume has given the steps up
         pair.compress(unfinished)
@@ -313,7 +315,7 @@ def test_a_damaged_step_is_no_ones_delta(pair: Pair, out: Path, lossless: str, d
     raw = bytearray(step.read_bytes())
     raw[-3] ^= 32
     step.write_bytes(raw if damage == "flip" else raw[:50])
-    told = r"step-layer-00000\.safetensors: damaged.*; remove it, or leave out --resume to start over"
+    told = r"step-layer-00000\.safetensors: damaged.*; remove it, or leave out resume=True to start over"
     with pytest.raises(OutputError, match=told):
         pair.compress(out, resume=True, lossless=lossless)
     assert not out.exists()
@@ -322,6 +324,25 @@ def test_a_damaged_step_is_no_ones_delta(pair: Pair, out: Path, lossless: str, d
     pair.compress(out, resume=True, lossless=lossless)
     pair.compress(out.with_name("whole"), lossless=lossless)
     assert files_of(out) == files_of(out.with_name("whole"))
+
+
+@pytest.mark.parametrize(("recipe", "step"), [("int4-24", "layer-00000"), ("lossless", "tensor-00000")])
+@pytest.mark.parametrize("damage", ["a stored byte", "the restored hash"])
+def test_what_a_step_restores_to_is_compared(pair: Pair, out: Path, recipe: str, step: str, damage: str) -> None:
+    interrupted(pair, out, recipe=recipe, reporter=Recorder(1), lossless="none")
+    file = partial(out) / f"step-{step}.safetensors"
+    if damage == "a stored byte":
+        raw = bytearray(file.read_bytes())
+        raw[-3] ^= 32
+        file.write_bytes(raw)
+    else:
+        records = json.loads(read_header(file).metadata["records"])
+        records[0]["sha256"] = records[0]["sha256"][::-1]
+        told = json.dumps(records)
+        with_records(file, lambda _: {"records": told, "sha256": workspace._digest(step, told)})
+    with pytest.raises(OutputError, match=rf"step-{step}\.safetensors: damaged.*; remove it"):
+        pair.compress(out, recipe=recipe, resume=True, lossless="none")
+    assert not out.exists()
 
 
 IDENTITIES = [b"\xff\xfe\x00", b"", b"[1, 2]", b"5", b"null", b'{"base": ', b"[" * 100_000]
@@ -401,10 +422,15 @@ def test_recalling_reads_no_fine_tuned_tensor(
     steps = Recorder()
     pair.compress(tmp_path / "whole", recipe="lossless", reporter=steps)
     interrupted(pair, out, recipe="lossless", reporter=Recorder(len(steps.steps) - 1))
-    read, seen = Checkpoint.read, []
-    monkeypatch.setattr(
-        Checkpoint, "read", lambda self, name, **options: (seen.append(self.path), read(self, name, **options))[1]
-    )
+    seen: list[Path] = []
+    for name in ("read", "read_flat"):
+        real = getattr(Checkpoint, name)
+
+        def watch(self: Checkpoint, *args: Any, real: Any = real, **options: Any) -> Any:
+            seen.append(self.path)
+            return real(self, *args, **options)
+
+        monkeypatch.setattr(Checkpoint, name, watch)
     pair.compress(out, recipe="lossless", resume=True)
     assert pair.base in seen
     assert pair.finetuned not in seen
@@ -417,6 +443,10 @@ def test_what_can_change_a_byte_is_in_the_identity(
     identity = json.loads((partial(unfinished) / "identity.json").read_text())
     assert identity["processor"][0] == torch.backends.cpu.get_cpu_capability()
     assert identity["lossless"] == ["zstd (CPU)"]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: 97)
+        with pytest.raises(InputError, match=r"other input \(threads\)"):
+            pair.compress(unfinished, resume=True)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
     with pytest.raises(InputError, match=r"other input \(processor\)"):
         pair.compress(unfinished, resume=True)
@@ -427,10 +457,10 @@ def test_the_version_of_nvcomp_is_in_the_identity(monkeypatch: pytest.MonkeyPatc
         SimpleNamespace(name="nvidia-libnvcomp-cu12", version="6.0.0.12"),
         SimpleNamespace(name="x", version="1"),
     ]
-    monkeypatch.setattr(driver, "distributions", lambda: installed)
-    monkeypatch.setattr(driver.lossless, "backend_for", lambda codec, **_: f"{codec} somewhere")
-    assert driver._coder("ans", "cuda") == ["ans somewhere", "nvidia-libnvcomp-cu12 6.0.0.12"]
-    assert driver._coder("zstd", "cpu") == ["zstd somewhere"]
+    monkeypatch.setattr(run_identity, "distributions", lambda: installed)
+    monkeypatch.setattr(run_identity.lossless, "backend_for", lambda codec, **_: f"{codec} somewhere")
+    assert run_identity._coder("ans", "cuda") == ["ans somewhere", "nvidia-libnvcomp-cu12 6.0.0.12"]
+    assert run_identity._coder("zstd", "cpu") == ["zstd somewhere"]
 
 
 def test_another_run_holds_the_output(pair: Pair, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -476,7 +506,7 @@ def test_an_error_that_can_be_mended_says_how_to_go_on(
     with pytest.raises(OutputError):
         pair.compress(out, reporter=seen)
     monkeypatch.undo()
-    assert seen.notes == [f"what is finished waits in {partial(out)}: mend the cause and run again with --resume"]
+    assert seen.notes == [f"what is finished waits in {partial(out)}: mend the cause and run again with resume=True"]
     pair.compress(out, resume=True)
     assert files_of(out) == files_of(artifact)
 

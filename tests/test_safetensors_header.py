@@ -14,15 +14,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 
 from deltacompress.errors import CheckpointError
+from deltacompress.json_memory import MAX_DEPTH
 from deltacompress.safetensors_header import (
     ITEMSIZE,
-    MAX_NAME,
     MAX_RANK,
-    find_weights,
     load_json_object,
     parse_header,
     read_header,
 )
+from deltacompress.tensor_names import MAX_NAME, is_tensor_name
+from deltacompress.weight_files import find_weights
 
 GOOD: dict[str, Any] = {
     "__metadata__": {"format": "pt"},
@@ -63,7 +64,7 @@ def test_accepts_a_legal_header() -> None:
 
 
 def test_agrees_with_the_library_on_every_dtype(tmp_path: Path) -> None:
-    from deltacompress.checkpoint import DTYPES
+    from deltacompress.dtypes import DTYPES
 
     assert set(DTYPES) == set(ITEMSIZE)
     tensors = {name: torch.zeros(3, 5, dtype=dtype) for name, dtype in DTYPES.items()}
@@ -96,6 +97,7 @@ BAD = {
     "rank": with_("c", shape=[1] * (MAX_RANK + 1)),
     "wrong product": with_("a", shape=[2, 4]),
     "overflowing empty": with_("d", shape=[0, 2**62]),
+    "over the cap of elements": with_("d", shape=[0, 2**48 + 1]),
     "overflowing": with_("a", shape=[2**40, 2**40]),
     "huge number": with_("d", shape=[0, 10**4000]),
     "three offsets": with_("a", data_offsets=[0, 12, 24]),
@@ -257,7 +259,7 @@ def test_any_bytes_raise_only_the_documented_error(tmp_path_factory: pytest.Temp
 @settings(max_examples=50, deadline=None)
 @given(
     st.dictionaries(
-        st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8),
+        st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8).filter(is_tensor_name),
         st.tuples(st.sampled_from(["F32", "BF16", "U8", "I64"]), st.lists(st.integers(0, 4), max_size=3)),
         max_size=6,
     )
@@ -373,3 +375,13 @@ def test_single_file_without_tensors(tmp_path: Path) -> None:
 def test_little_bytes_cannot_ask_for_much_memory() -> None:
     with pytest.raises(CheckpointError, match="more values than any such file"):
         load_json_object(b'{"a":[' + b"[]," * 1_000_000 + b"[]]}", "f.json")
+
+
+def test_json_has_a_most_of_depth() -> None:
+    for depth, told in ((MAX_DEPTH, None), (MAX_DEPTH + 1, f"nested deeper than {MAX_DEPTH} levels")):
+        raw = b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
+        if told is None:
+            assert load_json_object(raw, "here").keys() == {"a"}
+        else:
+            with pytest.raises(CheckpointError, match=f"here: {told}"):
+                load_json_object(raw, "here")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pairs import make_pair
 
 from deltacompress.artifact import load_delta
-from deltacompress.summary import natural
+from deltacompress.summary import kinds, natural, summarize
+from deltacompress.tensor_kinds import kind_of
 
 
 def test_layers_are_sorted_as_numbers() -> None:
@@ -32,3 +35,59 @@ def test_the_rows_of_an_artifact(tmp_path: Path) -> None:
     layers = [int(name.split(".")[2]) for name in rows if ".layers." in name]
     assert layers == sorted(layers)
     assert 10 in layers
+
+
+def test_a_recipe_that_asks_for_no_kinds_is_told_in_kinds_all_the_same(tmp_path: Path) -> None:
+    """Nobody looked at the model: the names of its tensors say what they are, and what a linear weight costs."""
+    pair = make_pair(tmp_path, "llama")
+    pair.compress(tmp_path / "lossless", recipe="lossless")
+    pair.compress(tmp_path / "coded", recipe="int4-24")
+    lossless, coded = (load_delta(tmp_path / name).summary() for name in ("lossless", "coded"))
+    assert {row["name"]: row["kind"] for row in lossless["tensors"]} == {
+        row["name"]: row["kind"] for row in coded["tensors"]
+    }
+    assert [row["part"] for row in lossless["parts"]] == [row["part"] for row in coded["parts"]]
+    linear = [row for row in lossless["tensors"] if row["kind"] == "linear"]
+    weights = sum(math.prod(row["shape"]) for row in linear)
+    assert lossless["linear_bits_per_weight"] == pytest.approx(8 * sum(row["bytes"] for row in linear) / weights)
+    assert lossless["linear_bits_per_weight"] > coded["linear_bits_per_weight"] > 0
+    assert sum(row["count"] for row in lossless["parts"][:-2]) == len(lossless["tensors"])
+
+
+def test_kinds_that_the_model_told_are_left_alone(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, "llama")
+    pair.compress(tmp_path / "out", recipe="int4-24")
+    manifest = load_delta(tmp_path / "out").manifest
+    odd = manifest.tensors[0].model_copy(update={"kind": "other"})
+    assert kinds(manifest.model_copy(update={"tensors": (odd, *manifest.tensors[1:])}))[odd.name] == "other"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "kind"),
+    [
+        ("model.layers.0.self_attn.q_proj.weight", (8, 8), "linear"),
+        ("model.layers.0.self_attn.q_proj.bias", (8,), "bias"),
+        ("model.layers.0.mlp.experts.gate_up_proj", (4, 8, 8), "linear"),
+        ("transformer.h.1.attn.c_attn.weight", (8, 24), "linear"),
+        ("model.layers.0.input_layernorm.weight", (8,), "norm"),
+        ("transformer.h.1.ln_2.bias", (8,), "bias"),
+        ("model.embed_tokens.weight", (64, 8), "embedding"),
+        ("lm_head.weight", (64, 8), "head"),
+        ("score.weight", (2, 8), "head"),
+        ("model.norm.weight", (8,), "norm"),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", (4,), "other"),
+        ("vision.patch.weight", (8, 3, 4, 4), "other"),
+        ("anything", (), "other"),
+    ],
+)
+def test_what_a_name_tells(name: str, shape: tuple[int, ...], kind: str) -> None:
+    assert kind_of(name, shape) == kind
+
+
+def test_without_any_linear_weight_there_are_no_bits_of_one(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, "llama")
+    pair.compress(tmp_path / "out", recipe="lossless")
+    manifest = load_delta(tmp_path / "out").manifest
+    rest = tuple(record for record in manifest.tensors if "proj" not in record.name)
+    told = summarize(manifest.model_copy(update={"tensors": rest}), artifact=tmp_path, artifact_bytes=10**6)
+    assert told["linear_bits_per_weight"] is None

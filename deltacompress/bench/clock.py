@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from deltacompress.bench.figures import bandwidth
 
 _FLUSH_BYTES = 256 << 20
 _COPY_BYTES = 1 << 30
@@ -19,7 +22,7 @@ def copy_bandwidth(device: torch.device, clock: Callable[[Callable[[], Any], int
     size = _COPY_BYTES if device.type == "cuda" else _COPY_BYTES // 16
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * size / (median(clock(lambda: target.copy_(source), 10)) / 1e6)
+    return bandwidth(2 * size, clock(lambda: target.copy_(source), 10))
 
 
 def gpu_clock(device: torch.device) -> Callable[[Callable[[], Any], int], Times]:
@@ -54,12 +57,21 @@ def cpu_time(work: Callable[[], Any], repeats: int) -> Times:
     return times
 
 
-def median(times: Times) -> float:
-    """The one in the middle."""
-    return sorted(times)[len(times) // 2]
+@contextmanager
+def clocked(times: list[float]) -> Iterator[None]:
+    """Append the milliseconds that a block takes."""
+    started = time.perf_counter()
+    yield
+    times.append((time.perf_counter() - started) * 1e3)
 
 
-def spread(times: Times) -> list[float]:
-    """The smallest, and the largest but for the top tenth."""
-    ordered = sorted(times)
-    return [ordered[0], ordered[-1 - len(ordered) // 10]]
+def best_seconds(work: Callable[[], Any], repeats: int, *, device: str) -> tuple[float, Any]:
+    """The shortest of `repeats` runs, by the host's clock, and what the last one returned."""
+    best, result = float("inf"), None
+    for _ in range(repeats):
+        started = time.perf_counter()
+        result = work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - started)
+    return best, result

@@ -9,23 +9,24 @@ from __future__ import annotations
 import datetime
 import os
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from deltacompress.bench.clock import copy_bandwidth, cpu_time, gpu_clock, median, spread
+from deltacompress.bench import figures
+from deltacompress.bench.clock import clocked, copy_bandwidth, cpu_time, gpu_clock
 from deltacompress.bench.synthetic import SHAPE_7B, SHAPE_TINY, ModelShape, write_base, write_delta
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.errors import BackendError
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.requests import Request, Sampling, TextStream
+from deltacompress.runtime.graphs import GraphedStep
+from deltacompress.runtime.requests import Request, TextStream
 from deltacompress.runtime.scheduler import Scheduler
+from deltacompress.runtime.wishes import Sampling
 
 PROMPT = 64
 """Tokens in the cache before the first timed step."""
@@ -141,33 +142,14 @@ class _Bench:
                 scheduler.step()
             wall = [_milliseconds(scheduler.step) for _ in range(self._steps)]
             graph = scheduler.graph
-            if graph is None:
-                times = wall
-            else:
-                times = []
-                for _ in range(self._steps):
-                    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                    start.record()
-                    graph.replay()
-                    end.record()
-                    end.synchronize()
-                    times.append(start.elapsed_time(end))
+            times = wall if graph is None else [_graph_milliseconds(graph) for _ in range(self._steps)]
         finally:
             scheduler.close()
-        size = self._bytes(names)
-        floor, ms = size / self.bandwidth * 1e3, median(times)
         return {
             "what": what,
             "variants": len({name for name in names if name is not None}),
             "rows": len(names),
-            "ms": ms,
-            "spread": spread(times),
-            "served_ms": median(wall),
-            "tokens_s": len(names) / median(wall) * 1e3,
-            "bytes": size,
-            "floor_ms": floor,
-            "times_floor": ms / floor,
-            "share_of_copy_bandwidth": floor / ms,
+            **figures.step_times(len(names), self._bytes(names), times, wall, self.bandwidth),
         }
 
     def load(self, delta: Path, packed: int, variants: int) -> list[dict[str, Any]]:
@@ -177,18 +159,10 @@ class _Bench:
         for i in range(variants):
             # in turn: hosts have better moments; on a CPU everything is verified
             way = "first" if i == 0 else "verified" if i % 2 or not self.on_gpu else "not verified"
-            with _clocked(ways[way]):
+            with clocked(ways[way]):
                 self._add(delta, i, verify=way != "not verified")
             moves[way].append(self.runtime.variants[f"v{i}"].brought_s * 1e3)
-        rows = []
-        for way, times in ways.items():
-            if times:
-                row = {"load": way, "times": len(times), "bytes": packed, "ms": median(times), "spread": spread(times)}
-                moved = median(moves[way])
-                if moved:  # reading, copying, hashing, packing; the rest is opening and checking
-                    row |= {"moved_ms": moved, "moved_gb_s": packed / moved / 1e6}
-                rows.append(row | {"gb_s": packed / median(times) / 1e6})
-        return rows
+        return [{"load": way, **figures.load_times(packed, ms, moves[way])} for way, ms in ways.items() if ms]
 
     def fill(self, delta: Path, most: int) -> dict[str, Any]:
         """Load up to `most` variants, and decode with all of them over KV_BYTES of keys and values."""
@@ -205,11 +179,10 @@ class _Bench:
             "free_bytes": free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device),
             "device_bytes": total,
         }
-        token = 2 * 2 * self._shape.layers * self._shape.hidden  # keys and values, bf16
-        columns = -(-KV_BYTES // (token * most))
+        columns, cache = figures.cache_columns(self._shape.layers, self._shape.hidden, most, KV_BYTES)
         try:
             found["step"] = self.row("all that fit", [f"v{i}" for i in range(most)], columns)
-            found["kv_bytes"] = token * most * columns
+            found["kv_bytes"] = cache
         except BackendError as error:
             found["kv_bytes"], found["error"] = 0, str(error)
         found["peak_bytes"] = torch.cuda.max_memory_allocated(device)
@@ -233,62 +206,52 @@ class _Bench:
 
     def _bytes(self, names: Sequence[str | None]) -> int:
         """What a step has to read: the base's products once, and each variant's packed deltas of them."""
-        runtime = self.runtime
-        size = self._shape.product_weights * runtime.dtype.itemsize
-        for name in {name for name in names if name is not None}:
-            embedding = self._shape.vocabulary * (self._shape.hidden // 4 + 4 + 3)
-            size += runtime.variants[name].nbytes - (embedding if self.on_gpu else 0)
-        return size
+        runtime, shape = self.runtime, self._shape
+        embedding = figures.embedding_bytes(shape.vocabulary, shape.hidden, packed=self.on_gpu)
+        variants = [runtime.variants[name].nbytes - embedding for name in {name for name in names if name is not None}]
+        return figures.step_bytes(shape.product_weights, runtime.dtype.itemsize, variants)
 
 
 def _one_after_another(base: dict[str, Any], variants: int, path: Path, device: torch.device) -> list[dict[str, Any]]:
     """Merged models that take turns, each for its one row: a merged model costs what the base costs."""
-    each, size = base["ms"], Checkpoint.open(path).nbytes
-    turn = {key: base[key] for key in ("bytes", "floor_ms")}
-    resident = {
-        "what": f"{variants} merged models in turn, all resident",
-        "variants": variants,
-        "rows": variants,
-        "ms": variants * each,
-        "served_ms": variants * base["served_ms"],
-        "tokens_s": 1e3 / base["served_ms"],
-        "bytes": variants * turn["bytes"],
-        "floor_ms": variants * turn["floor_ms"],
-        "computed": f"{variants} x the base's step; would take {variants * size} bytes of memory",
-    }
-    if device.type != "cuda":
-        return [resident]
-    swap = size / _pinned_bandwidth(device) * 1e3
-    return [
-        resident,
-        resident
-        | {
-            "what": f"{variants} merged models in turn, swapped from pinned host memory",
-            "ms": variants * (each + swap),
-            "served_ms": variants * (base["served_ms"] + swap),
-            "tokens_s": 1e3 / (base["served_ms"] + swap),
-            "computed": f"{variants} x (the base's step + a copy of {size} bytes at the speed measured)",
-        },
+    size = Checkpoint.open(path).nbytes
+    rows = [
+        {
+            "what": f"{variants} merged models in turn, all resident",
+            **figures.merged_in_turn(base, variants),
+            "computed": f"{variants} x the base's step; would take {variants * size} bytes of memory",
+        }
     ]
+    if device.type == "cuda":
+        swap = size / _pinned_bandwidth(device) * 1e3
+        rows.append(
+            {
+                "what": f"{variants} merged models in turn, swapped from pinned host memory",
+                **figures.merged_in_turn(base, variants, swap),
+                "computed": f"{variants} x (the base's step + a copy of {size} bytes at the speed measured)",
+            }
+        )
+    return rows
 
 
 def _pinned_bandwidth(device: torch.device) -> float:
     """Bytes a second from pinned host memory to the device."""
     source = torch.ones(256 << 20, dtype=torch.uint8).pin_memory()
     target = torch.empty_like(source, device=device)
-    return source.nbytes / (median(gpu_clock(device)(lambda: target.copy_(source, non_blocking=True), 5)) / 1e6)
+    return figures.bandwidth(source.nbytes, gpu_clock(device)(lambda: target.copy_(source, non_blocking=True), 5))
 
 
-def _milliseconds(work: Any) -> float:
+def _milliseconds(work: Callable[[], Any]) -> float:
     times: list[float] = []
-    with _clocked(times):
+    with clocked(times):
         work()
     return times[0]
 
 
-@contextmanager
-def _clocked(times: list[float]) -> Iterator[None]:
-    """Append the milliseconds that a block takes."""
-    started = time.perf_counter()
-    yield
-    times.append((time.perf_counter() - started) * 1e3)
+def _graph_milliseconds(graph: GraphedStep) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))

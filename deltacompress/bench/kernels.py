@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltacompress.bench.clock import Times, copy_bandwidth, cpu_time, gpu_clock, median, spread
+from deltacompress.bench.clock import Times, copy_bandwidth, cpu_time, gpu_clock
+from deltacompress.bench.figures import kernel_times, median
 from deltacompress.codecs import packed
 from deltacompress.codecs.packed import PackedSpec, Parts, part_shapes
 from deltacompress.kernels import Backend, Segments, get_backend
@@ -152,9 +153,6 @@ def _measure(
     x = torch.randn(shape.rows, shape.columns, device=device).to(dtype)
     y = torch.randn(shape.rows, shape.out, device=device).to(dtype)
     times = clock(lambda: backend.sbmm(x, y, segments, table))
-    size = shape.variants * backend.nbytes(spec)
-    floor = size / bandwidth * 1e6
-    us = median(times)
     row: dict[str, Any] = {
         "op": "decode" if per <= 32 else "prefill",
         "format": f"{shape.pattern} {shape.bits} bits, " + (f"group {shape.group}" if shape.group else "row"),
@@ -162,11 +160,7 @@ def _measure(
         "out": shape.out,
         "variants": shape.variants,
         "rows": shape.rows,
-        "us": us,
-        "spread": spread(times),
-        "bytes": size,
-        "floor_us": floor,
-        "share_of_copy_bandwidth": floor / us,
+        **kernel_times(backend.nbytes(spec), shape.variants, times, bandwidth),
     }
     if baselines:
         row["baselines"] = _baselines(spec, parts, x, y, shape.variants, clock)

@@ -18,15 +18,17 @@ from typing import Any
 
 import torch
 
-from deltacompress.bench.clock import cpu_time, gpu_clock, median
+from deltacompress.bench.clock import cpu_time, gpu_clock
+from deltacompress.bench.figures import layer_times, product_rate
 from deltacompress.bench.synthetic import SHAPE_7B, SHAPE_TINY, ModelShape, write_base, write_finetuned
 from deltacompress.calibrate.precision import reduced_precision
 from deltacompress.checkpoint_writer import write_file
 from deltacompress.codecs.settings import ObsSettings
-from deltacompress.driver import choose_device, compress
-from deltacompress.errors import InputError, Interrupted
+from deltacompress.driver import compress
+from deltacompress.errors import InputError, Interrupted, option, switch
 from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
+from deltacompress.run_identity import choose_device
 
 _LAYERS = 3
 _PRODUCT = {"cuda": 8192, "cpu": 1024}
@@ -45,22 +47,15 @@ class LayersBench:
     peak_memory_bytes: int
     peak_device_bytes: int | None
 
-    @property
-    def seconds_per_layer(self) -> float:
-        """The median over the layers: the first one of a process also waits for kernels to be compiled."""
-        return median([lap["seconds"] for lap in self.laps if lap["step"].startswith("layer ")])
-
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        floor = self.tflop_per_layer / self.product_tflop_s
+        layers = [lap["seconds"] for lap in self.laps if lap["step"].startswith("layer ")]
         return self.settings | {
             "backend": self.backend,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "torch": torch.__version__,
             "total_seconds": self.total_seconds,
-            "seconds_per_layer": self.seconds_per_layer,
-            "floor_seconds": floor,
-            "over_floor": self.seconds_per_layer / floor,
+            **layer_times(layers, self.tflop_per_layer, self.product_tflop_s),
             "tflop_per_layer": self.tflop_per_layer,
             "product_tflop_s": self.product_tflop_s,
             "peak_memory_bytes": self.peak_memory_bytes,
@@ -89,7 +84,7 @@ class _Laps:
 
     def note(self, message: str) -> None:
         """Pass it on, unless it advises to --resume: the directory goes with the run."""
-        if "--resume" not in message:
+        if switch("resume") not in message:
             self._outer.note(message)
 
 
@@ -120,7 +115,7 @@ def run(
     shape = shape.with_layers(layers)
     flop = _flop_per_token(shape, chosen, length := seq_len or min(2048, shape.context))
     if length > shape.context:
-        raise InputError(f"--seq-len {length}: {shape} has {shape.context} positions; use that or less")
+        raise InputError(f"{option('seq_len')} {length}: {shape} has {shape.context} positions; use that or less")
     rate = _product_rate(where)
     with tempfile.TemporaryDirectory(dir=scratch) as made:
         root = Path(made)
@@ -194,4 +189,4 @@ def _product_rate(device: torch.device) -> float:
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     clock = gpu_clock(device) if device.type == "cuda" else cpu_time
     with reduced_precision(device, bf16_weights=True, asymmetric=False):
-        return 2 * size**3 / (median(clock(lambda: left @ right, 10)) / 1e6)
+        return product_rate(size, clock(lambda: left @ right, 10))

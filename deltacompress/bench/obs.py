@@ -10,7 +10,6 @@ packing included: the speed that users get, which buys a lower loss than the oth
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,17 +17,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deltacompress.bench.clock import best_seconds
+from deltacompress.bench.figures import obs_speedups
 from deltacompress.codecs.encoded import Encoded
 from deltacompress.codecs.obs import Job, encode
 from deltacompress.codecs.settings import ObsSettings
-from deltacompress.driver import choose_device
-from deltacompress.errors import InputError
+from deltacompress.errors import InputError, option
 from deltacompress.numerics.grid import fit_grid
 from deltacompress.numerics.hessian import HessianAccumulator, factorize
 from deltacompress.numerics.obs import solve
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
+from deltacompress.run_identity import choose_device
 
 RECIPE = "int4-24"
 BITS, BLOCK, DAMP = 4, 128, 0.01
@@ -49,12 +50,8 @@ class ObsBench:
             "size": self.size,
             "device": self.device,
             "threads": torch.get_num_threads(),
-            "baseline_seconds": plain,
-            "seconds": ours,
-            "speedup": plain / ours,
             "as_shipped_recipe": RECIPE,
-            "as_shipped_seconds": shipped,
-            "as_shipped_speedup": plain / shipped,
+            **obs_speedups(plain, ours, shipped),
             "rows": list(self.rows),
         }
 
@@ -68,13 +65,12 @@ def run(*, size: int = 4096, repeats: int = 2, device: str = "auto", reporter: R
     """
     device = choose_device(device).type
     if size < 4 or size % 4:
-        raise InputError(f"--size {size}: must be a multiple of 4, for whole 2:4 groups")
+        raise InputError(f"{option('size')} {size}: must be a multiple of 4, for whole 2:4 groups")
     reporter = reporter or SILENT
     weight, statistics = _problem(size, device)
     hessian, _ = statistics.copy().finish()
     damped = hessian.clone()
     damped.diagonal().add_(DAMP * hessian.diagonal().mean())
-    energy = _loss(torch.zeros_like(weight), weight, damped)
     rule = _shipped_rule()
     # The codec spends its statistics, so it gets a copy, and says itself what it lost (by the same damped Hessian).
     jobs = [Job("bench", weight, weight)]
@@ -88,14 +84,8 @@ def run(*, size: int = 4096, repeats: int = 2, device: str = "auto", reporter: R
     reporter.phase("timing", len(cases))
     rows: list[dict[str, Any]] = []
     for name, work in cases.items():
-        best, loss = float("inf"), 0.0
-        for _ in range(repeats):
-            started = time.perf_counter()
-            result = work()
-            if device == "cuda":
-                torch.cuda.synchronize()
-            best = min(best, time.perf_counter() - started)
-            loss = (result.loss or 0.0) if isinstance(result, Encoded) else _loss(result, weight, damped) / energy
+        best, result = best_seconds(work, repeats, device=device)
+        loss = (result.loss or 0.0) if isinstance(result, Encoded) else _relative_loss(result, weight, damped)
         rows.append({"implementation": name, "seconds": best, "relative_loss": loss})
         reporter.step(name, loss=loss)
     shown = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {os.cpu_count()} cores"
@@ -162,6 +152,8 @@ def _problem(size: int, device: str) -> tuple[Tensor, HessianAccumulator]:
     return weight.to(device), statistics
 
 
-def _loss(result: Tensor, weight: Tensor, hessian: Tensor) -> float:
+def _relative_loss(result: Tensor, weight: Tensor, hessian: Tensor) -> float:
+    """tr((R - W) H (R - W)^T) / tr(W H W^T): 0 for the weight itself, 1 for all zeros."""
     error = result - weight
-    return float(((error @ hessian) * error).sum(dtype=torch.float64))
+    lost, energy = (float(((one @ hessian) * one).sum(dtype=torch.float64)) for one in (error, weight))
+    return lost / energy

@@ -12,20 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
+from deltacompress.bench.figures import accuracy, flips
 from deltacompress.bench.pairs_artifacts import Job, costs, plan
-from deltacompress.calibrate.data import load_tokenizer
+from deltacompress.bench.pairs_tasks import tasks_of
 from deltacompress.demo.score import Answers, divergence, encode, read_task, score_model
-from deltacompress.errors import InputError, Interrupted
+from deltacompress.errors import InputError, Interrupted, option, switch
 from deltacompress.evaluation.checkpoints import load_model
 from deltacompress.evaluation.records import Sample
 from deltacompress.evaluation.statistics import mcnemar
+from deltacompress.models.tokenizers import load_tokenizer
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.restoration import restore
 
@@ -63,6 +64,7 @@ def run(
     score_device: str = "cpu",
     precisions: Sequence[str] = ("fp32",),
     resume: bool = False,
+    force: bool = False,
     reporter: Reporter | None = None,
 ) -> PairsBench:
     """Measure `recipes` on every task that has a checkpoint and data; artifacts stay in `out`.
@@ -73,7 +75,8 @@ def run(
         seed: of the calibration samples; by default the recipe's, normally 0.
         device: where models are compressed: "auto", "cpu" or "cuda". score_device: where they are scored, "cpu" or
             "cuda". precisions: of PRECISIONS; each artifact is scored in each.
-        resume: measure artifacts that lie in `out` already, and go on with what was interrupted there.
+        resume: go on with compressions that were interrupted in `out`. force: replace artifacts of other input there;
+            those of the same are measured again, and the time they took is not known.
 
     Raises:
         InputError: no task has both a checkpoint and data, no such precision or device, a compression failed, or as
@@ -81,9 +84,9 @@ def run(
         Interrupted: stopped by Ctrl-C; resume goes on.
     """
     reporter = reporter or SILENT
-    found = _tasks(models, data, tasks)
+    found = tasks_of(models, data, tasks or [])
     _check_options(precisions, device, score_device)
-    jobs = plan(models, data, found, recipes, out, seed=seed, resume=resume, reporter=reporter)
+    jobs = plan(models, data, found, recipes, out, seed=seed, force=force, reporter=reporter)
     tests = {task: _Test.read(models / task, data / task / "validation.jsonl", limit) for task in found}
     rows: list[dict[str, Any]] = []
     try:
@@ -96,7 +99,7 @@ def run(
             made = [(job, cost) for job, cost in zip(jobs, spent, strict=True) if job.finetuned == test.finetuned]
             rows += _rows(task, test, made, score_device, precisions, reporter)
     except KeyboardInterrupt as stop:
-        raise Interrupted(f"interrupted; what is finished stays in {out}: run again with --resume") from stop
+        raise Interrupted(f"interrupted; what is finished stays in {out}: run again with {switch('resume')}") from stop
     # the fine-tuned rows come first in each task, so the table's columns are those of a measured row
     columns = {key: None for row in rows for key in row}
     scored_on = torch.cuda.get_device_name() if score_device == "cuda" else "CPU"
@@ -168,49 +171,23 @@ def arithmetic(precision: str, device: str) -> torch.autocast:
 def _check_options(precisions: Sequence[str], device: str, score_device: str) -> None:
     if not precisions or len(set(precisions)) < len(precisions) or not set(precisions) <= set(PRECISIONS):
         told = ",".join(precisions) or "names none"
-        raise InputError(f"--precisions: {told}; give one or more of {', '.join(PRECISIONS)}, each once")
-    for option, given, known in (("--device", device, DEVICES), ("--score-device", score_device, DEVICES[1:])):
+        raise InputError(f"{option('precisions')}: {told}; give one or more of {', '.join(PRECISIONS)}, each once")
+    for name, given, known in (("device", device, DEVICES), ("score_device", score_device, DEVICES[1:])):
         if given not in known:
-            raise InputError(f"{option} {given}: give one of {', '.join(known)}")
+            raise InputError(f"{option(name)} {given}: give one of {', '.join(known)}")
         if given == "cuda" and not torch.cuda.is_available():
-            raise InputError(f"{option} cuda: PyTorch sees no GPU here; use {option} cpu")
-
-
-def _tasks(models: Path, data: Path, wanted: list[str] | None) -> list[str]:
-    """The tasks to measure: those wanted, or all that have a checkpoint and data; refuses one that lacks either."""
-    for folder in (models, data):
-        if not folder.is_dir():
-            raise InputError(f"{folder}: no such directory; see deltacompress bench pairs --help")
-
-    def missing(task: str) -> list[Path]:
-        files = (models / task / "config.json", *(data / task / f"{name}.jsonl" for name in ("train", "validation")))
-        return [file for file in files if not file.is_file()]
-
-    if wanted:
-        for task in wanted:
-            if lacking := missing(task):
-                raise InputError(
-                    f"{lacking[0]}: no such file; task {task} needs a checkpoint, train and validation data"
-                )
-        return wanted
-    found = sorted(path.name for path in data.iterdir() if not missing(path.name))
-    if not found:
-        raise InputError(
-            f"{data}: no folder there has train.jsonl and validation.jsonl and the name of a checkpoint in {models}; "
-            "see deltacompress bench pairs --help"
-        )
-    return found
+            raise InputError(f"{option(name)} cuda: PyTorch sees no GPU here; use {option(name)} cpu")
 
 
 def _figures(answers: Answers, reference: Answers) -> dict[str, Any]:
-    """Accuracy in percent with its standard error, the difference in points, and the p-value of that difference."""
-    accuracy, samples = answers.score.accuracy, answers.score.samples
-    pairs = list(zip(answers.right, reference.right, strict=True))
-    gained, lost = pairs.count((True, False)), pairs.count((False, True))
-    return {
-        "accuracy": 100 * accuracy,
-        "stderr": 100 * sqrt(accuracy * (1 - accuracy) / samples),
-        "difference": 100 * (accuracy - reference.score.accuracy),
-        "mcnemar_p": mcnemar(gained, lost),
+    """What the table says of a model's answers, against the fine-tuned model's to the same samples.
+
+    Accuracy in percent with its standard error, the difference in points, the p-value of that difference, and the loss.
+    """
+    own = accuracy(sum(answers.right), len(answers.right))
+    before = accuracy(sum(reference.right), len(reference.right))
+    return own | {
+        "difference": own["accuracy"] - before["accuracy"],
+        "mcnemar_p": mcnemar(*flips(answers.right, reference.right)),
         "loss": answers.score.loss,
     }

@@ -10,18 +10,18 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deltacompress.artifact import load_delta, verify
+from deltacompress.artifact import load_delta
 from deltacompress.checkpoint import Checkpoint
-from deltacompress.errors import InputError, OutputError
-from deltacompress.evaluation.made_from import difference
+from deltacompress.errors import InputError, OutputError, option
+from deltacompress.made_from import standing
 from deltacompress.manifest import MANIFEST
+from deltacompress.outputs import check_free, check_outside, holds_artifact
 from deltacompress.recipe import Recipe
 from deltacompress.reporter import Reporter
-from deltacompress.workspace import check_free, check_outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class Job:
     recipe: str
     calibration: Path
     out: Path
+    anew: bool = False
+    """Whether an artifact of other input is to be replaced."""
 
     @property
     def method(self) -> str:
@@ -47,7 +49,7 @@ class Job:
     @property
     def finished(self) -> bool:
         """Whether the artifact is there."""
-        return (self.out / MANIFEST).is_file()
+        return not self.anew and (self.out / MANIFEST).is_file()
 
 
 def plan(
@@ -58,25 +60,26 @@ def plan(
     out: Path,
     *,
     seed: int | None,
-    resume: bool,
+    force: bool,
     reporter: Reporter,
 ) -> list[Job]:
-    """The jobs of all tasks, in their order; an artifact that is to be measured again is checked to the last byte.
+    """The jobs of all tasks, in their order; an artifact that is there already is checked to the last byte.
+
+    force: an artifact of other input is to be replaced.
 
     Raises:
-        InputError: a task or recipe is given twice, no such recipe, an artifact of other input lies where one would go;
-            or as Checkpoint.open, of the models.
-        IntegrityError: an artifact that lies there is damaged.
-        OutputError: an artifact lies there, and resume is not given; or it would lie in what is read.
+        InputError: a task or recipe is given twice, no such recipe; or as Checkpoint.open, of the models.
+        OutputError: an artifact of other input, a damaged one, or something else lies where one would go, or that would
+            be in what is read.
     """
     if not recipes:
-        raise InputError("--recipes: names none; give one or more, separated by commas")
-    for option, names in (("--tasks", tasks), ("--recipes", [Path(recipe).stem for recipe in recipes])):
+        raise InputError(f"{option('recipes')}: names none; give one or more")
+    for given, names in (("tasks", tasks), ("recipes", [Path(recipe).stem for recipe in recipes])):
         if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise InputError(f"{option}: {twice[0]} is given twice, but its artifact can be there only once")
+            raise InputError(f"{option(given)}: {twice[0]} is given twice, but its artifact can be there only once")
     loaded = {recipe: Recipe.load(recipe) for recipe in recipes}
     if out.exists() and not out.is_dir():
-        raise OutputError(f"{out}: is no directory; choose another --out")
+        raise OutputError(f"{out}: is no directory; choose another {option('out')}")
     base = Checkpoint.open(models / "base")
     jobs = []
     for task in tasks:
@@ -86,21 +89,16 @@ def plan(
                 models / "base", models / task, recipe, data / task / "train.jsonl", out / f"{task}.{Path(recipe).stem}"
             )
             check_outside(job.out, models, data)
-            if not job.finished:
-                check_free(job.out)
-            elif not resume:
-                raise OutputError(
-                    f"{job.out}: exists already; measure it with --resume, remove it, or choose another --out"
-                )
-            else:
-                reporter.note(f"{job.out}: made by an earlier run, so it is checked and only measured")
-                delta = verify(job.out, reporter=reporter)
-                other = difference(
-                    delta.manifest, base=base, finetuned=finetuned, recipe=loaded[recipe],
-                    calibration=job.calibration, seed=seed,
-                )  # fmt: skip
-                if other is not None:
-                    raise InputError(f"{job.out}: made with another {other}; remove it, or choose another --out")
+            if check_free(job.out, replaces=holds_artifact):
+                try:
+                    standing(
+                        job.out, base, finetuned, loaded[recipe], job.calibration, samples=None, seq_len=None,
+                        seed=seed, lossless="zstd", reporter=reporter,
+                    )  # fmt: skip
+                except OutputError:
+                    if not force:
+                        raise
+                    job = replace(job, anew=True)
             jobs.append(job)
     return jobs
 
@@ -137,6 +135,7 @@ def _compress(job: Job, *, device: str, seed: int | None, resume: bool) -> dict[
         *("--recipe", job.recipe, "--calibration", str(job.calibration), "--out", str(job.out), "--device", device),
         *(("--seed", str(seed)) if seed is not None else ()),
         *(("--resume",) if resume else ()),
+        *(("--force",) if job.anew else ()),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -20,11 +20,13 @@ from blake3 import blake3
 from torch import Tensor
 
 from deltacompress.bench.kernels import random_parts
-from deltacompress.checkpoint import DTYPES, Checkpoint, tensor_bytes
+from deltacompress.checkpoint import Checkpoint, tensor_bytes
 from deltacompress.checkpoint_writer import write_checkpoint, write_file, write_shards
 from deltacompress.codecs import exact
+from deltacompress.codecs.elements import InMemory
 from deltacompress.codecs.encoded import restore_tensor
 from deltacompress.codecs.packed import PackedSpec, Parts
+from deltacompress.dtypes import DTYPES
 from deltacompress.manifest import MANIFEST, FileRecord, Manifest, ModelRecord, PartRecord, TensorRecord
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.types import TensorInfo, TensorKind
@@ -168,7 +170,7 @@ def _tensor(
     if kind == "norm":
         before = base.read(name)
         after = before + torch.randn(size, dtype=before.dtype) * _STD
-        params, parts = exact.encode(after, before)
+        params, parts = exact.encode(InMemory(after), InMemory(before))
         restored = hashlib.sha256(tensor_bytes(after)).hexdigest()
     else:
         rows, columns = size

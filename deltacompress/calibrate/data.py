@@ -8,18 +8,17 @@ the records, `packing` turns them into rows. The same source, tokenizer, counts 
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from deltacompress.calibrate.packing import encode_records, pack
-from deltacompress.calibrate.records import RecordFormat, first_line
-from deltacompress.calibrate.sources import open_source
-from deltacompress.errors import CalibrationError
+from deltacompress.calibrate.records import RecordFormat
+from deltacompress.calibrate.sources import Calibration, name_of, open_source
+from deltacompress.errors import CalibrationError, option
+from deltacompress.models.tokenizers import load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -56,7 +55,7 @@ class CalibrationTokens:
     format: RecordFormat
 
 
-def calibration_tokens(finetuned: Checkpoint, source: str | Path, spec: CalibrationSpec) -> CalibrationTokens:
+def calibration_tokens(finetuned: Checkpoint, source: Calibration, spec: CalibrationSpec) -> CalibrationTokens:
     """The tokens that a checkpoint is calibrated on, with its own tokenizer; raises as load_calibration."""
     limit = finetuned.config.get("max_position_embeddings")
     return load_calibration(
@@ -70,7 +69,7 @@ def calibration_tokens(finetuned: Checkpoint, source: str | Path, spec: Calibrat
 
 
 def load_calibration(
-    source: str | Path,
+    source: Calibration,
     tokenizer: PreTrainedTokenizerBase,
     *,
     samples: int,
@@ -82,7 +81,8 @@ def load_calibration(
     """Read records, shuffle them by `seed`, join them (see `packing`) and cut `samples` rows of `seq_len` tokens.
 
     Args:
-        source: a .jsonl, .json, .parquet or .txt file, or a `datasets` id (`id`, `id:config`, `id:config@revision`).
+        source: a .jsonl, .json, .parquet or .txt file, or a `datasets` id (`id`, `id:config`, `id:config@revision`);
+            or the records: texts, or mappings with the fields of such a file.
         tokenizer: of the fine-tuned model.
         samples: rows, at least 1.
         seq_len: tokens per row, at least 1.
@@ -97,20 +97,21 @@ def load_calibration(
             tokens than asked.
 
     """
-    for option, value, least in (("--samples", samples, 1), ("--seq-len", seq_len, 1), ("--seed", seed, 0)):
+    for name, value, least in (("samples", samples, 1), ("seq_len", seq_len, 1), ("seed", seed, 0)):
         if value < least:
-            raise CalibrationError(f"{option} {value}: must be at least {least}")
+            raise CalibrationError(f"{option(name)} {value}: must be at least {least}")
     if seed > _MAX_SEED:
-        raise CalibrationError(f"--seed {seed}: must be at most {_MAX_SEED}")
+        raise CalibrationError(f"{option('seed')} {seed}: must be at most {_MAX_SEED}")
     if max_positions is not None and max_positions < 1:
         raise CalibrationError(
             f"config.json says max_position_embeddings {max_positions}: the model can read nothing; mend the config"
         )
     if max_positions is not None and seq_len > max_positions:
         raise CalibrationError(
-            f"--seq-len {seq_len}: the model has {max_positions} positions; use --seq-len {max_positions} or less"
+            f"{option('seq_len')} {seq_len}: the model has {max_positions} positions; use {option('seq_len')} "
+            f"{max_positions} or less"
         )
-    opened = open_source(str(source), split=split)
+    opened = open_source(source, split=split)
     longest = tokenizer.model_max_length
     if not _is_length(longest):
         raise CalibrationError(
@@ -124,12 +125,14 @@ def load_calibration(
     needed = samples * seq_len
     stream, records = pack(encoded, needed)
     if len(stream) < needed:
+        called = name_of(source)
         raise CalibrationError(
-            f"{source}: holds {len(stream)} tokens, --samples {samples} x --seq-len {seq_len} needs {needed}; "
-            f"use --samples {len(stream) // seq_len} or fewer, a shorter --seq-len, or more data"
+            f"{called}: holds {len(stream)} tokens, {option('samples')} {samples} x {option('seq_len')} {seq_len} "
+            f"needs {needed}; use {option('samples')} {len(stream) // seq_len} or fewer, a shorter "
+            f"{option('seq_len')}, or more data"
             if len(stream) >= seq_len
-            else f"{source}: holds {len(stream)} tokens, less than one row of --seq-len {seq_len} "
-            f"({needed} are needed for --samples {samples}); use a shorter --seq-len or more data"
+            else f"{called}: holds {len(stream)} tokens, less than one row of {option('seq_len')} {seq_len} "
+            f"({needed} are needed for {option('samples')} {samples}); use a shorter {option('seq_len')} or more data"
         )
     ids = torch.tensor(stream, dtype=torch.int64).reshape(samples, seq_len)
     return CalibrationTokens(ids, opened.name, ids_sha256(ids), records, needed, seed, opened.format)
@@ -143,57 +146,3 @@ def ids_sha256(ids: torch.Tensor) -> str:
     """Hex SHA-256 of the shape, then the ids of an int64 [samples, seq_len] tensor, all as little-endian int64."""
     shape = np.asarray(ids.shape, dtype="<i8")
     return hashlib.sha256(shape.tobytes() + ids.cpu().numpy().astype("<i8").tobytes()).hexdigest()
-
-
-def load_tokenizer(checkpoint_dir: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a checkpoint directory, from local files only; code in the directory is never run.
-
-    A lone tokenizer.json does not say which tokens are bos and eos; then config.json of the model does.
-
-    Raises:
-        CalibrationError: no directory, no tokenizer files in it, or files that transformers cannot load.
-
-    """
-    directory = Path(checkpoint_dir)
-    if not directory.is_dir():
-        raise CalibrationError(f"{directory}: is not a directory; pass a checkpoint that holds its tokenizer")
-    known = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
-    if not any((directory / name).is_file() for name in known):
-        raise CalibrationError(f"{directory}: holds no tokenizer (no tokenizer.json or tokenizer_config.json); add it")
-
-    from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-
-    try:
-        if (directory / "tokenizer_config.json").is_file() or not (directory / "tokenizer.json").is_file():
-            tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-        else:
-            tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
-            _take_special_tokens(tokenizer, directory / "config.json")
-    except CalibrationError:
-        raise
-    except Exception as error:  # the Rust tokenizers raise bare Exception
-        raise CalibrationError(
-            f"{directory}: the tokenizer cannot be loaded: {first_line(error)}; save it there again"
-        ) from error
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise CalibrationError(
-            f"{directory}: holds a {type(tokenizer).__name__}, not a text tokenizer; save the model's there"
-        )
-    return tokenizer
-
-
-def _take_special_tokens(tokenizer: PreTrainedTokenizerBase, config_file: Path) -> None:
-    if not config_file.is_file():
-        return
-    config = json.loads(config_file.read_text(encoding="utf-8"))
-    for role in ("bos", "eos"):
-        token_id = config.get(f"{role}_token_id")
-        if isinstance(token_id, list):  # several ends of text: the first is the model's own
-            token_id = token_id[0]
-        if token_id is not None:
-            token = tokenizer.convert_ids_to_tokens(token_id)
-            if token is None:
-                raise CalibrationError(
-                    f"{config_file}: {role}_token_id {token_id} is not in tokenizer.json; add tokenizer_config.json"
-                )
-            setattr(tokenizer, f"{role}_token", token)

@@ -9,26 +9,21 @@ records): seeded, but only as stable as the dataset's revision and the `datasets
 from __future__ import annotations
 
 import logging
-import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from deltacompress.calibrate.records import (
     FIELDS,
     Record,
     RecordChecker,
     RecordSource,
-    first_line,
     format_of,
     without_padding,
 )
-from deltacompress.errors import CalibrationError
+from deltacompress.errors import CalibrationError, first_line
+from deltacompress.hub import look_up_host
 
 _BUFFER = 10_000
-_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 _LOGGERS = ("datasets", "fsspec", "httpx", "huggingface_hub", "urllib3")
 
 
@@ -42,7 +37,7 @@ def open_hub(source: str, dataset_id: str, config: str | None, revision: str | N
     import datasets  # type: ignore[import-untyped,unused-ignore]
 
     with _hub_errors(source):
-        _look_up_host()
+        look_up_host()
         dataset = datasets.load_dataset(dataset_id, name=config, revision=revision, split=split, streaming=True)
         first = next(iter(dataset), None)
     if first is None:
@@ -85,20 +80,3 @@ def _hub_errors(source: str) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def _look_up_host() -> None:
-    """Fail at once where the hub's host has no address: the client would try again and again for half a minute.
-
-    Raises:
-        ConnectionError: no such host. (A proxy looks names up itself; and a client told to stay offline asks nobody.)
-    """
-    from huggingface_hub import constants
-
-    if getproxies() or any(os.environ.get(name) for name in _OFFLINE):
-        return
-    host = urlsplit(constants.ENDPOINT).hostname
-    try:
-        socket.getaddrinfo(host, None)
-    except socket.gaierror as error:
-        raise ConnectionError(f"{host}: {error}") from error

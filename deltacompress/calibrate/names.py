@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from deltacompress.calibrate.support import is_norm, unsupported
+from deltacompress.models.config import unsupported
+from deltacompress.models.support import is_norm
 from deltacompress.types import TensorKind
 
 if TYPE_CHECKING:

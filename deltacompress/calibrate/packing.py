@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from deltacompress.calibrate.records import Record, RecordFormat, check_text, first_line
-from deltacompress.errors import CalibrationError
+from deltacompress.calibrate.records import Record, RecordFormat, check_text
+from deltacompress.errors import CalibrationError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -122,13 +122,3 @@ def without_padding(record: dict[str, Any]) -> dict[str, Any]:
         return record
     messages = [{key: value for key, value in m.items() if value is not None} for m in record["messages"]]
     return {**record, "messages": messages}
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of a foreign exception's message, with those that finish it, in at most 300 characters."""
-    told, *more = (line.strip() for line in (str(error).strip() or type(error).__name__).splitlines())
-    while told.endswith((":", ",", " or")) and more:
-        told = f"{told} {more.pop(0)}"
-    if isinstance(error, LookupError | AssertionError | AttributeError | TypeError):  # the text alone may be a mere key
-        told = f"{type(error).__name__}: {told}"
-    return told if len(told) <= 300 else told[:297] + "..."

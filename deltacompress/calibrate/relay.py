@@ -29,10 +29,13 @@ class LayerCall:
     by_keyword: bool
     """Whether the model passes the hidden states as `hidden_states=`."""
 
-    def run(self, layer: nn.Module, hidden: torch.Tensor) -> Any:
-        """Call the layer as the model would. Raises ValueError if hidden is of another [B, T]."""
+    def check(self, hidden: torch.Tensor) -> None:
+        """Raises ValueError if hidden states are of another [B, T]."""
         if tuple(hidden.shape[:2]) != self.shape:
             raise ValueError(f"hidden states of shape {tuple(hidden.shape)} with a layer call captured at {self.shape}")
+
+    def run(self, layer: nn.Module, hidden: torch.Tensor) -> Any:
+        """Call the layer as the model would, on hidden states that fit (`check`)."""
         if self.by_keyword:
             return layer(*self.args, hidden_states=hidden, **self.kwargs)
         return layer(hidden, *self.args, **self.kwargs)

@@ -19,15 +19,18 @@ from torch import nn
 
 from deltacompress.calibrate.names import Slot, match_names
 from deltacompress.calibrate.relay import BrokenChain, Chain, HeadTap, LayerCall, Relay
-from deltacompress.calibrate.support import (
-    build_model,
-    check_layer,
-    failing_forward,
-    find_layers,
-    read_config,
-    unsupported,
-)
 from deltacompress.errors import CheckpointError
+from deltacompress.models.config import CONFIG, unsupported
+from deltacompress.models.folder import read_json
+from deltacompress.models.load import misfit
+from deltacompress.models.support import (
+    build_model,
+    decoder_layers,
+    failing_forward,
+    outline,
+    read_decoder,
+    try_forward,
+)
 from deltacompress.types import TensorKind
 
 if TYPE_CHECKING:
@@ -70,20 +73,22 @@ class Skeleton:
         """
         _settle_vector_math()
         path, device, names = Path(path), torch.device(device), tuple(sorted(tensor_names))
-        config = read_config(path)
-        model = build_model(config, path / "config.json")
+        file = path / CONFIG
+        raw = read_json(path, CONFIG)
+        if raw is None:
+            raise CheckpointError(f"{file}: missing; give the directory of a Hugging Face checkpoint")
+        config = read_decoder(raw, file, tensors=len(names))
+        outlined = outline(config, file, tensors=len(names))
+        layers_path = decoder_layers(outlined, path)
+        try_forward(outlined, file)
+        model = build_model(config, file)
         model.tie_weights()  # again: becoming meta parted what had been tied
         model.eval().requires_grad_(False)
-        if not isinstance(model.get_output_embeddings(), nn.Linear):
-            raise unsupported(path, f"{type(model).__name__} has no linear output projection")
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(device))
-        layers_path = find_layers(model, config.num_hidden_layers, path)
         layers = model.get_submodule(layers_path)
         assert isinstance(layers, nn.ModuleList)
-        for layer in layers:
-            check_layer(layer, path)
         slots = match_names(model, layers_path, names, path)
         return cls(path, model, device, len(layers), layers, slots, names)
 
@@ -141,8 +146,7 @@ class Skeleton:
                 raise self._misfit(name, shape)
 
     def _misfit(self, name: str, got: tuple[int, ...]) -> CheckpointError:
-        told = f"tensor {name!r} has shape {got}, config.json implies {tuple(self._slots[name].tensor.shape)}"
-        return CheckpointError(f"{self.path}: {told}; get the config.json that came with the weights")
+        return misfit(self.path, name, got, self._slots[name].tensor.shape)
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
@@ -224,6 +228,7 @@ class Skeleton:
         Raises:
             CheckpointError: a config.json that the layer cannot run with.
         """
+        call.check(hidden)
         with failing_forward(self.path):
             output = call.run(self._layers[i], hidden)
         self._returns_tuple = isinstance(output, tuple)

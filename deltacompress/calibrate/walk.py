@@ -17,7 +17,7 @@ from torch import nn
 from deltacompress.calibrate.relay import LayerCall
 from deltacompress.calibrate.skeleton import Skeleton
 from deltacompress.calibrate.streams import HiddenStates
-from deltacompress.calibrate.support import unsupported
+from deltacompress.models.config import unsupported
 
 
 @dataclass(eq=False)

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
+from deltacompress.cli.models import model
 from deltacompress.cli.zoo_options import ZooOption
 
 Artifact = Annotated[
@@ -15,16 +17,19 @@ Artifact = Annotated[
 ]
 
 
+_SPARE = ("damp_fraction", "status", "shape", "kind")
+"""Columns that a narrow screen is spared."""
+
+
 @verb
 def inspect(console: Console, artifact: Artifact, *, zoo: ZooOption = None) -> None:
     """Show what an artifact holds: per tensor its codec, bits per weight, bytes and loss."""
     from deltacompress.artifact import load_delta
     from deltacompress.cli import render
-    from deltacompress.zoo.resolve import artifact_path
 
     with console.progress() as reporter:
-        data = load_delta(artifact_path(artifact, zoo, reporter=reporter)).summary()
-    console.result(data, lambda: render.summary_and_rows(artifact, data, table="tensors", more="parts"))
+        data = load_delta(early.place(artifact, zoo, reporter=reporter)).summary()
+    console.result(data, lambda: render.summary_and_rows(artifact, data, table="tensors", more="parts", spare=_SPARE))
 
 
 @verb
@@ -33,17 +38,19 @@ def verify(
     artifact: Artifact,
     *,
     base: Annotated[
-        Path | None, typer.Option(help="Also check that this base is the one the delta was made from.")
+        Path | None,
+        typer.Option(
+            metavar="<path>", parser=model, help="Also check that this base is the one the delta was made from."
+        ),
     ] = None,
     zoo: ZooOption = None,
 ) -> None:
     """Check every byte of an artifact against its recorded hashes; exit code 3 if one is wrong."""
     from deltacompress.artifact import verify as verify_artifact
     from deltacompress.cli import render
-    from deltacompress.zoo.resolve import artifact_path
 
     with console.progress() as reporter:
-        verify_artifact(artifact_path(artifact, zoo, base=base, reporter=reporter), base=base, reporter=reporter)
+        verify_artifact(early.artifact(artifact, zoo, base=base, reporter=reporter), base=base, reporter=reporter)
     data = {"artifact": artifact, "base": None if base is None else str(base), "verified": True}
     console.result(data, lambda: render.summary("verified", data))
 
@@ -53,18 +60,24 @@ def restore(
     console: Console,
     artifact: Artifact,
     *,
-    base: Annotated[Path, typer.Option(help="Directory of the base model the delta was made from.")],
+    base: Annotated[
+        Path,
+        typer.Option(metavar="<path>", parser=model, help="Directory of the base model the delta was made from."),
+    ],
     out: Annotated[Path, typer.Option(help="Directory to write the restored checkpoint to.")],
     zoo: ZooOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace another checkpoint in --out, once the new one is whole.")
+    ] = False,
 ) -> None:
     """Write the fine-tuned model back as a Hugging Face checkpoint: base + delta."""
     from deltacompress.cli import render
-    from deltacompress.restoration import restore as restore_checkpoint
-    from deltacompress.zoo.resolve import artifact_path
 
+    early.output(out, replaces="checkpoint")
     with console.progress() as reporter:
-        restore_checkpoint(
-            artifact_path(artifact, zoo, base=base, reporter=reporter), base=base, out=out, reporter=reporter
-        )
+        place = early.artifact(artifact, zoo, base=base, reporter=reporter)
+        from deltacompress.restoration import restore as restore_checkpoint
+
+        restore_checkpoint(place, base=base, out=out, force=force, reporter=reporter)
     data = {"artifact": artifact, "base": str(base), "out": str(out)}
     console.result(data, lambda: render.summary("restored", data))

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
+from deltacompress.errors import InputError
 
 app = typer.Typer(help="Measure the speed of the parts on this machine.", no_args_is_help=True)
 
@@ -23,6 +25,9 @@ def obs(
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")] = "auto",
 ) -> None:
     """Time the OBS solver (2:4, 4 bits) on one linear against a plain column-by-column implementation."""
+    if size % 4:  # said here too, before torch is imported
+        raise InputError(f"--size {size}: must be a multiple of 4, for whole 2:4 groups")
+    early.device(device)
     from deltacompress.bench.obs import run
     from deltacompress.cli import render
 
@@ -55,8 +60,11 @@ def layers(
     ] = None,
 ) -> None:
     """Time `compress` layer by layer on a random pair, 7B-shaped on a GPU, tiny on a CPU."""
-    from deltacompress.bench.layers import run
     from deltacompress.cli import render
+
+    early.recipes(recipe)
+    early.device(device)
+    from deltacompress.bench.layers import run
 
     with console.progress() as reporter:
         data = run(
@@ -82,6 +90,7 @@ def kernels(
     ] = "auto",
 ) -> None:
     """Time the products of packed deltas (SBMM) against dense deltas and against decoding first."""
+    early.device(device)
     from deltacompress.bench.kernels import run
     from deltacompress.cli import render
 
@@ -113,6 +122,7 @@ def decode(
     ] = None,
 ) -> None:
     """Time decode steps of a random model (7B-shaped on a GPU) with many variants, and how fast variants load."""
+    early.device(device)
     from deltacompress.bench.decode import run
     from deltacompress.cli import render
 
@@ -150,11 +160,20 @@ def pairs(
     precisions: Annotated[
         str, typer.Option(help="Score in each of these, separated by commas: fp32, bf16-autocast.")
     ] = "fp32",
-    resume: Annotated[bool, typer.Option("--resume", help="Measure what is in --out already; go on there.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted in --out.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace artifacts of other input in --out.")] = False,
 ) -> None:
     """Compress real pairs and score what is restored, against the fine-tuned models on the same samples."""
-    from deltacompress.bench.pairs import run
     from deltacompress.cli import render
+
+    early.recipes(*_names(recipes))
+    early.device(device, score_device)
+    early.folder(out)
+    from deltacompress.bench.pairs_tasks import tasks_of
+
+    for task in ("base", *tasks_of(models, data, _names(tasks))):
+        early.checkpoints(models / task)
+    from deltacompress.bench.pairs import run
 
     with console.progress() as reporter:
         found = run(
@@ -169,6 +188,7 @@ def pairs(
             score_device=score_device,
             precisions=_names(precisions),
             resume=resume,
+            force=force,
             reporter=reporter,
         )
     table = found.to_json()

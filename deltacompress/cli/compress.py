@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
+from deltacompress.cli.models import model
 from deltacompress.errors import InputError
 
 Lossless = Literal["none", "zstd", "gdeflate", "ans"]
@@ -19,9 +21,12 @@ _PANEL = "Gate and zoo"
 def compress(
     console: Console,
     base: Annotated[
-        Path, typer.Argument(metavar="BASE", help="Directory of the base model (safetensors and config.json).")
+        Path,
+        typer.Argument(metavar="BASE", parser=model, help="Directory of the base model (safetensors and config.json)."),
     ],
-    finetuned: Annotated[Path, typer.Argument(metavar="FINETUNED", help="Directory of the fine-tuned model.")],
+    finetuned: Annotated[
+        Path, typer.Argument(metavar="FINETUNED", parser=model, help="Directory of the fine-tuned model.")
+    ],
     *,
     recipe: Annotated[
         str, typer.Option(help="Name of a shipped recipe (int2-24, int4-24, lossless, ...) or path of a YAML file.")
@@ -46,6 +51,9 @@ def compress(
     lossless: Annotated[Lossless, typer.Option(help="Last, exact stage; gdeflate and ans need a GPU.")] = "zstd",
     device: Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run of --out stopped.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace another artifact in --out, once the new one is whole.")
+    ] = False,
     gate: Annotated[
         str | None,
         typer.Option(
@@ -80,15 +88,23 @@ def compress(
 ) -> None:
     """Compress FINETUNED into a small, verified delta of BASE; with --gate only if it keeps enough."""
     from deltacompress.cli import render
-    from deltacompress.driver import compress as compress_pair
-    from deltacompress.recipe import Recipe
 
+    if gate is None and (tasks or task_dir or limit):
+        raise InputError("--tasks, --task-dir and --limit say what a gate measures: give --gate POLICY")
     if name is not None:
         from deltacompress.zoo.resolve import check_destination
 
         check_destination(name, zoo)
     elif zoo is not None:
         raise InputError(f"--zoo {zoo}: give the entry a name too, --name NAMESPACE/NAME")
+    if gate is not None:
+        early.gate(gate)
+        if any(tasks.split(",")):  # else those that the policy requires
+            early.tasks(tasks, task_dir, limit=limit)
+    early.compression(base, finetuned, out, recipe, calibration, lossless, device)
+    from deltacompress.driver import compress as compress_pair
+    from deltacompress.recipe import Recipe
+
     options: dict[str, Any] = {
         "recipe": Recipe.load(recipe),
         "calibration": calibration,
@@ -99,12 +115,11 @@ def compress(
         "lossless": lossless,
         "device": device,
         "resume": resume,
+        "force": force,
     }
     report = None
     with console.progress() as reporter:
         if gate is None:
-            if tasks or task_dir or limit:
-                raise InputError("--tasks, --task-dir and --limit say what a gate measures: give --gate POLICY")
             result = compress_pair(base, finetuned, reporter=reporter, **options)
         else:
             from deltacompress.evaluation import Gate, compress_gated

@@ -15,15 +15,17 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
-from deltacompress.cli.interrupts import check
-from deltacompress.errors import DeltaCompressError, InputError, OutputError
+from deltacompress.cli.interrupts import check, finish, held
+from deltacompress.cli.screen import ReaderGoneError, discard, screen
+from deltacompress.errors import DeltaCompressError, InputError, OutputError, for_the_command_line
+from deltacompress.escape import escape
 from deltacompress.reporter import Reporter
 
 if TYPE_CHECKING:
@@ -99,22 +101,39 @@ class Console:
 
         Raises:
             ValueError: `data` holds a NaN or an infinity, which JSON cannot.
-            OutputError: there is no standard output.
+            OutputError: it cannot be written, for want of room say.
         """
         if self.settings.quiet and not self.settings.json:
             return
-        if getattr(sys, "stdout", None) is None:  # `>&-`
-            raise OutputError("standard output is closed, so the result cannot be printed; leave it open")
         if self.settings.json:
-            sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
-            sys.stdout.flush()  # here, where a closed pipe is still handled
+            self.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
             return
-        from rich.console import Console as RichConsole
-
-        drawn, screen = table(), RichConsole()
+        if not self._has_output():
+            return
+        drawn, here = table(), screen()
         # Never crop: a screen too narrow for the table wraps it, and a file or a pipe is as wide as the table likes.
-        needed = RichConsole(width=_UNBOUNDED).measure(drawn)
-        RichConsole(width=max(screen.width, needed.minimum) if screen.is_terminal else needed.maximum).print(drawn)
+        needed = screen(width=_UNBOUNDED).measure(drawn)
+        width = max(here.width, needed.minimum) if here.is_terminal else needed.maximum
+        with _printing():
+            screen(width=width).print(drawn)
+
+    def write(self, text: str) -> None:
+        """Print text as it is; on a terminal, without what a terminal would obey.
+
+        Raises:
+            ReaderGoneError: nobody reads any more; `run` ends the verb, and that is no failure.
+            OutputError: it cannot be written, for want of room say.
+        """
+        if self._has_output():
+            with _printing():
+                sys.stdout.write(escape(text, keep="\n\t") if sys.stdout.isatty() else text)
+                sys.stdout.flush()
+
+    def _has_output(self) -> bool:
+        if getattr(sys, "stdout", None) is not None:
+            return True
+        self.warn("standard output is closed, so the result is not printed")  # `>&-`
+        return False
 
     def note(self, message: str) -> None:
         """One line for the user on stderr, unless --quiet."""
@@ -132,6 +151,21 @@ class Console:
         from deltacompress.cli.progress import RichReporter
 
         return RichReporter()
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    try:
+        with held():
+            yield
+            sys.stdout.flush()  # here, where what goes wrong is still handled
+    except BrokenPipeError as error:
+        discard(sys.stdout)
+        raise ReaderGoneError from error
+    except OSError as error:
+        discard(sys.stdout)
+        told = f"standard output: {error.strerror or error}; the work is done, print its result to another place"
+        raise OutputError(told) from error
 
 
 def verb(body: Callable[Concatenate[Console, P], None]) -> Callable[..., None]:
@@ -163,12 +197,16 @@ def verb(body: Callable[Concatenate[Console, P], None]) -> Callable[..., None]:
 def run(work: Callable[[], object], *, debug: bool) -> int:
     """Run `work`; print a failure as one line on stderr (after its traceback under debug); return the exit code.
 
-    Typer's own exceptions (usage errors, a deliberate exit) and a closed pipe pass through: Typer ends those.
+    Typer's own exceptions (usage errors, a deliberate exit) pass through: Typer ends those.
     """
     try:
-        work()
-    except (typer.Exit, typer.Abort, typer.TyperException, BrokenPipeError):
+        with for_the_command_line():
+            work()
+        finish()
+    except (typer.Exit, typer.Abort, typer.TyperException):
         raise
+    except ReaderGoneError:  # and the work is done
+        return 0
     except KeyboardInterrupt:
         return _fail("interrupted; run it again", EXIT_INPUT, debug=debug)
     except DeltaCompressError as error:
@@ -176,7 +214,7 @@ def run(work: Callable[[], object], *, debug: bool) -> int:
     except OSError as error:
         told = str(error) if error.filename is None or error.strerror is None else f"{error.filename}: {error.strerror}"
         return _fail(f"{told}; mend that or give another path", EXIT_INPUT, debug=debug)
-    except Exception as error:  # noqa: BLE001 - the last stop: whatever is left is a bug, and is reported as one
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the last stop: whatever is left is a bug, and is reported as one
         if _is_out_of_memory(error):
             return _fail(f"out of memory ({error}); free some, or ask for less at once", EXIT_INPUT, debug=debug)
         hint = "" if debug else " (run again with --debug for the traceback)"
@@ -189,7 +227,7 @@ def print_error(message: str) -> None:
     _stderr("error: " + " ".join(message.split()), style="red")
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     """Whether Python, or torch on a GPU or a CPU, ran out of memory (told by name: torch is not imported here)."""
     return (
         isinstance(error, MemoryError)
@@ -206,7 +244,8 @@ def _fail(message: str, code: int, *, debug: bool) -> int:
 
 
 def _stderr(message: str, *, style: str | None = None) -> None:
-    from rich.console import Console as RichConsole
-
-    # No wrapping, markup or highlighting: paths and tensor names must come out as they are, and be copied whole.
-    RichConsole(stderr=True).print(message, style=style, soft_wrap=True, markup=False, highlight=False)
+    if getattr(sys, "stderr", None) is None:
+        return
+    with suppress(OSError):  # nobody can be told
+        # No wrapping, markup or highlighting: paths and tensor names must come out as they are, and be copied whole.
+        screen(stderr=True).print(escape(message), style=style, soft_wrap=True, markup=False, highlight=False)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
 
 
@@ -15,11 +16,18 @@ def demo(
     console: Console,
     *,
     out: Annotated[Path, typer.Option(help="Directory for the artifacts and restored models.")] = Path("demo-out"),
+    force: Annotated[bool, typer.Option("--force", help="Run it anew; replace an earlier demo in --out.")] = False,
 ) -> None:
     """Compress, restore and score the shipped demo pair; needs no GPU and no network."""
     from deltacompress.cli import render
+
+    early.folder(out)
     from deltacompress.demo.run import run_demo
 
     with console.progress() as reporter:
-        data = run_demo(out, reporter=reporter).to_json()
+        data = run_demo(out, force=force, reporter=reporter).to_json()
     console.result(data, lambda: render.summary_and_rows(f"results in {out}", data, table="variants"))
+    console.note(
+        "next, a pair of your own: deltacompress compress BASE FINETUNED --recipe int2-24 --calibration DATA.jsonl "
+        "--out DELTA (`deltacompress recipes` says which recipe for whom)"
+    )

@@ -1,4 +1,4 @@
-"""`deltacompress eval`, `gate`, `compare`: what a delta keeps, whether that is enough, and what other methods keep."""
+"""`deltacompress eval`, `gate`: what a delta keeps, and whether that is enough."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
+from deltacompress.cli.models import model
 from deltacompress.cli.zoo_options import ZooOption
 from deltacompress.errors import InputError
 
 if TYPE_CHECKING:
     from deltacompress.evaluation.report import Report
 
-Base = Annotated[Path, typer.Option(help="Directory of the base model.")]
+Base = Annotated[Path, typer.Option(metavar="<path>", parser=model, help="Directory of the base model.")]
 Tasks = Annotated[str, typer.Option(help="Tasks, separated by commas: names of evals/tasks, or folders of --task-dir.")]
 TaskDir = Annotated[
     Path | None, typer.Option(help="Folder with <task>/validation.jsonl (and train.jsonl), or <task>.yaml.")
@@ -24,7 +26,10 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of few-shot examples and of
 BatchSize = Annotated[int, typer.Option(min=1, help="Rows of a batch, at most.")]
 Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")]
 
-Backend = Annotated[str, typer.Option(help="Kernels of the runtime: auto, reference, triton or cuda.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Make anew, and replace what --out holds of another input, once that is done.")
+]
+Backend = Annotated[Literal["auto", "reference", "triton", "cuda"], typer.Option(help="Kernels of the runtime.")]
 
 
 @verb
@@ -66,22 +71,34 @@ def evaluate(
         str, typer.Option(help="Gate whose verdict the report begins with; 'none' for none.")
     ] = "default",
     margin: Annotated[float, typer.Option(min=0, help="Margin of non-inferiority, 0.02 = two points.")] = 0.02,
+    force: Force = False,
 ) -> None:
     """Measure what compressed deltas keep of their fine-tuned model; run again to go on after an interruption."""
     from deltacompress.cli import render
-    from deltacompress.evaluation import evaluate as run
-    from deltacompress.evaluation.zoo import attach_report, pinned
-    from deltacompress.zoo.resolve import artifact_path
 
     finetuned, others, with_base = _against(against or [])
     given = _labelled(artifacts)
+    early.tasks(tasks, task_dir, few_shot=few_shot, limit=limit)
+    if policy != "none":
+        early.gate(policy)
+    early.device(device)
+    if calibration is not None:
+        early.calibration(calibration)
+    early.folder(out)
+    early.checkpoints(base, *((finetuned,) if finetuned else ()), *others.values())
     if attach:
+        from deltacompress.evaluation.zoo import attach_report, pinned
+
         given = {label: pinned(zoo, one) for label, one in given.items()}
     with console.progress() as reporter:
-        found = {label: artifact_path(one, zoo, base=base, reporter=reporter) for label, one in given.items()}
+        found = {label: early.place(one, zoo, base=base, reporter=reporter) for label, one in given.items()}
         for label, place in found.items():
             if not place.is_dir():
                 raise InputError(f"{label}: no such artifact {place}; give a directory; for a name, give --zoo ZOO")
+        early.labels([*given, *others])
+        early.measured(found)
+        from deltacompress.evaluation import evaluate as run
+
         report = run(
             found,
             base=base,
@@ -102,6 +119,7 @@ def evaluate(
             allow_overlap=allow_overlap,
             policy=None if policy == "none" else policy,
             margin=margin,
+            force=force,
             reporter=reporter,
         )
         if attach:
@@ -128,85 +146,41 @@ def gate(
     summary: Annotated[
         Path | None, typer.Option(help="Also append a Markdown table to this file, e.g. $GITHUB_STEP_SUMMARY.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a --junit file with other content.")] = False,
 ) -> None:
     """Hold a report against a policy; exit code 0 passed, 1 failed, 2 wrong input, 3 not what it claims to be."""
     from deltacompress.cli import render
     from deltacompress.evaluation.gate import Gate
-    from deltacompress.evaluation.gate_output import append_summary, write_junit
+    from deltacompress.evaluation.gate_output import append_summary
+    from deltacompress.evaluation.gate_output import junit as junit_of
     from deltacompress.evaluation.report import read_report
+    from deltacompress.files.output import write_once
     from deltacompress.manifest import read_manifest
 
     chosen, found = Gate.load(policy), read_report(report)
     digest = None if artifact is None else read_manifest(artifact).digest
     result = chosen.check(found, manifest_digest=digest)
     if junit is not None:
-        write_junit(result, junit)
+        write_once(junit, junit_of(result), replace=force)
     if summary is not None:
         append_summary(result, summary)
     data = result.to_json()
     shown = [
-        {key: row[key] for key in ("subject", "task", "name", "measured", "wanted", "passed")} for row in data["checks"]
+        {
+            "subject": check.subject,
+            "task": check.task,
+            "name": check.name,
+            "measured": result.measured(check),
+            "wanted": check.wanted,
+            "passed": check.passed,
+        }
+        for verdict in result.verdicts
+        for check in verdict.checks
     ]
     console.result(
         data, lambda: render.rows(f"gate {data['policy']}: {'passed' if result.passed else 'failed'}", shown)
     )
     result.require()
-
-
-@verb
-def compare(
-    console: Console,
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="Directory of the base model.")],
-    finetuned: Annotated[Path, typer.Argument(metavar="FINETUNED", help="Directory of the fine-tuned model.")],
-    *,
-    tasks: Tasks,
-    calibration: Annotated[Path, typer.Option(help="Calibration data of the methods that want some.")],
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="Calibration sequences.", show_default="the recipes', normally 256")
-    ] = None,
-    seq_len: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of each sequence.", show_default="the recipes', normally 256")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Directory for artifacts, report and comparison.png.")],
-    methods: Annotated[
-        str,
-        typer.Option(
-            help="Recipes by name (calibration/recipes, evals/baselines) or path, bitdelta, low-rank; separated by "
-            "commas.",
-            show_default="all baselines, and ours at 4, 2 and 1 bit",
-        ),
-    ] = "",
-    task_dir: TaskDir = None,
-    limit: Limit = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the calibration sampling, and of bootstraps.")] = 0,
-    batch_size: BatchSize = 64,
-    device: Device = "cpu",
-    backend: Backend = "auto",
-) -> None:
-    """Compress FINETUNED with several methods, and show size, quality, fidelity and time of each."""
-    from deltacompress.cli import render
-    from deltacompress.evaluation import compare as run
-
-    with console.progress() as reporter:
-        found = run(
-            base,
-            finetuned,
-            tasks=[name for name in tasks.split(",") if name],
-            out=out,
-            calibration=calibration,
-            samples=samples,
-            seq_len=seq_len,
-            methods=[name for name in methods.split(",") if name] or None,
-            task_dir=task_dir,
-            limit=limit,
-            seed=seed,
-            batch_size=batch_size,
-            device=device,
-            backend=backend,
-            reporter=reporter,
-        )
-    data = found.to_json()
-    console.result(data, lambda: render.rows(f"comparison in {out}", data["rows"]))
 
 
 def _labelled(given: list[str]) -> dict[str, str]:
@@ -231,9 +205,9 @@ def _against(given: list[str]) -> tuple[Path | None, dict[str, Path], bool]:
         elif not label or not path:
             raise InputError(f"--against {one}: write finetuned=PATH, base, or LABEL=PATH of another checkpoint")
         elif label == "finetuned":
-            finetuned = Path(path)
+            finetuned = model(path)
         else:
-            others[label] = Path(path)
+            others[label] = model(path)
     return finetuned, others, with_base
 
 

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from deltacompress.cli import early, interrupts
 from deltacompress.cli.console import Console, verb
+from deltacompress.cli.models import model
 from deltacompress.cli.zoo_options import ZooOption
+from deltacompress.errors import InputError
 
 if TYPE_CHECKING:
     from deltacompress.runtime import Completion, Runtime
@@ -22,7 +25,9 @@ Backend = Literal["auto", "reference", "triton", "cuda"]
 Artifact = Annotated[
     str, typer.Argument(metavar="ARTIFACT", help="Directory of the artifact, or the name of an entry of --zoo.")
 ]
-BaseOption = Annotated[Path, typer.Option(help="Directory of the base model the delta was made from.")]
+BaseOption = Annotated[
+    Path, typer.Option(metavar="<path>", parser=model, help="Directory of the base model the delta was made from.")
+]
 NewTokens = Annotated[int, typer.Option(min=1, help="Tokens to write at most.")]
 DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
 DtypeOption = Annotated[Dtype, typer.Option(help="Of weights and activations; auto: float32 on a CPU, else bfloat16.")]
@@ -40,7 +45,7 @@ Bos = Annotated[
 def generate(
     console: Console,
     artifact: Artifact,
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue; - reads it from the input.")],
     *,
     base: BaseOption,
     max_new_tokens: NewTokens = 32,
@@ -55,14 +60,19 @@ def generate(
     zoo: ZooOption = None,
 ) -> None:
     """Continue PROMPT with the variant in ARTIFACT, served as base + packed delta."""
-    from deltacompress.runtime.requests import Sampling
+    from deltacompress.runtime.wishes import Sampling
 
+    early.sampling(max_new_tokens, stop or (), temperature, top_p, seed)
+    early.device(device)
+    if prompt == "-":
+        prompt = _read(whole=True).removesuffix("\n")
+        if not prompt and not bos:
+            raise InputError("standard input is empty, and so is the prompt; write some text to it, or add --bos")
     runtime, name = _open(console, artifact, base, zoo, device, dtype, backend)
     shows = not console.settings.json
 
     def show(_: int, __: int, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        console.write(text)
 
     begun = time.perf_counter()
     done = runtime.complete(
@@ -73,8 +83,10 @@ def generate(
         sampling=Sampling(temperature, top_p, seed),
         bos=bos,
     )[0]
+    if done.error is not None:
+        raise done.error
     if shows:
-        sys.stdout.write("\n")
+        console.write("\n")
         console.note(_told(runtime, done, time.perf_counter() - begun))
         return
     console.result(_data(runtime, artifact, prompt, done, time.perf_counter() - begun), str)
@@ -98,33 +110,51 @@ def chat(
 ) -> None:
     """Talk to the variant in ARTIFACT, a line at a time; an empty line or the end of the input ends it.
 
+    Ctrl-C ends an answer, and at the prompt the chat.
+
     The conversation goes through the model's chat template where it has one; else each line is a prompt of its own.
     """
-    from deltacompress.runtime.requests import Sampling
+    from deltacompress.runtime.wishes import Sampling
 
+    early.sampling(max_new_tokens, (), temperature, top_p, seed)
     runtime, name = _open(console, artifact, base, zoo, device, dtype, backend)
     shows = not console.settings.json
 
+    heard: list[str] = []
+
     def show(_: int, __: int, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        heard.append(text)
+        if shows:
+            console.write(text)
 
     said: list[dict[str, str]] = []
     while line := _ask(shows):
         said.append({"role": "user", "content": line})
         prompt = runtime.chat_ids(name, said)
         begun = time.perf_counter()
-        done = runtime.complete(
-            [(name, line if prompt is None else prompt)],
-            max_new_tokens,
-            on_token=show if shows else None,
-            sampling=Sampling(temperature, top_p, seed),
-            bos=bos,
-        )[0]
+        try:
+            done = runtime.complete(
+                [(name, line if prompt is None else prompt)],
+                max_new_tokens,
+                on_token=show,
+                sampling=Sampling(temperature, top_p, seed),
+                bos=bos,
+            )[0]
+        except KeyboardInterrupt:
+            if not interrupts.is_ctrl_c():
+                raise
+            interrupts.forget()
+            said.append({"role": "assistant", "content": "".join(heard)})
+            heard.clear()
+            console.note("\nstopped; Ctrl-C at the prompt ends the chat")
+            continue
+        if done.error is not None:
+            raise done.error
+        heard.clear()
         seconds = time.perf_counter() - begun
         said.append({"role": "assistant", "content": done.text})
         if shows:
-            sys.stdout.write("\n")
+            console.write("\n")
             console.note(_told(runtime, done, seconds))
         else:
             console.result(_data(runtime, artifact, line, done, seconds), str)
@@ -134,11 +164,10 @@ def _open(
     console: Console, artifact: str, base: Path, zoo: str | None, device: Device, dtype: Dtype, backend: Backend
 ) -> tuple[Runtime, str]:
     """The base with the variant loaded, and the variant's name."""
-    from deltacompress.runtime import Runtime
-    from deltacompress.zoo.resolve import artifact_path
-
     with console.progress() as reporter:
-        place = artifact_path(artifact, zoo, base=base, reporter=reporter)
+        place = early.artifact(artifact, zoo, base=base, reporter=reporter)
+    from deltacompress.runtime import Runtime
+
     runtime = Runtime.from_base(base, device=device, dtype=dtype, backend=backend)
     name = runtime.load(place)
     for note in (runtime.describe(), *runtime.notes):
@@ -147,10 +176,26 @@ def _open(
 
 
 def _ask(shows: bool) -> str:
-    if shows and sys.stdin.isatty():
+    if shows and sys.stdin is not None and sys.stdin.isatty():
         sys.stderr.write("> ")
         sys.stderr.flush()
-    return sys.stdin.readline().strip()
+    return _read(whole=False).strip()
+
+
+def _read(*, whole: bool) -> str:
+    """All of the standard input, or the next line of it; nothing at its end.
+
+    Raises:
+        InputError: it is closed, or no UTF-8 text.
+    """
+    if sys.stdin is None:
+        raise InputError("standard input is closed, so no prompt can be read from it; leave it open")
+    source = sys.stdin.buffer
+    raw = source.read() if whole else source.readline()
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input: byte {error.start} is not UTF-8; give the prompt as UTF-8 text") from error
 
 
 def _told(runtime: Runtime, done: Completion, seconds: float) -> str:

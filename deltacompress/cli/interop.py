@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from deltacompress.cli import early
 from deltacompress.cli.artifact import Artifact
 from deltacompress.cli.console import Console, verb
+from deltacompress.cli.models import model
 from deltacompress.cli.zoo_options import ZooOption
 
 
@@ -19,14 +21,19 @@ def export(
     *,
     out: Annotated[Path, typer.Option(help="Directory to write the GPTQ checkpoint to.")],
     zoo: ZooOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace another checkpoint in --out, once the new one is whole.")
+    ] = False,
 ) -> None:
     """Write an artifact of recipe gptq-4bit as a GPTQ checkpoint, for engines that serve one model alone."""
     from deltacompress.cli import render
-    from deltacompress.interop import export_gptq
-    from deltacompress.zoo.resolve import artifact_path
 
+    early.output(out, replaces="checkpoint" if force else "nothing")
     with console.progress() as reporter:
-        export_gptq(artifact_path(artifact, zoo, reporter=reporter), out=out, reporter=reporter)
+        place = early.artifact(artifact, zoo, reporter=reporter)
+        from deltacompress.interop import export_gptq
+
+        export_gptq(place, out=out, force=force, reporter=reporter)
     data = {"artifact": artifact, "out": str(out), "format": "gptq"}
     console.result(data, lambda: render.summary("exported", data))
 
@@ -34,15 +41,21 @@ def export(
 @verb
 def dequantize(
     console: Console,
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Directory of a GPTQ checkpoint.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", parser=model, help="Directory of a GPTQ checkpoint.")],
     *,
     out: Annotated[Path, typer.Option(help="Directory to write the dense checkpoint to.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace another checkpoint in --out, once the new one is whole.")
+    ] = False,
 ) -> None:
     """Write the dense checkpoint that a GPTQ checkpoint stands for, so that every other verb can take it."""
     from deltacompress.cli import render
+
+    early.output(out, replaces="checkpoint" if force else "nothing")
+    early.checkpoints(model)
     from deltacompress.interop import dequantize as dequantize_model
 
     with console.progress() as reporter:
-        dequantize_model(model, out=out, reporter=reporter)
+        dequantize_model(model, out=out, force=force, reporter=reporter)
     data = {"model": str(model), "out": str(out)}
     console.result(data, lambda: render.summary("dequantized", data))

@@ -14,6 +14,7 @@ from deltacompress import __version__
 from deltacompress.cli import bench, zoo
 from deltacompress.cli.analyze import analyze
 from deltacompress.cli.artifact import inspect, restore, verify
+from deltacompress.cli.compare import compare
 from deltacompress.cli.compress import compress
 from deltacompress.cli.console import (
     EXIT_INPUT,
@@ -24,10 +25,12 @@ from deltacompress.cli.console import (
     print_error,
 )
 from deltacompress.cli.demo import demo
-from deltacompress.cli.evaluate import compare, evaluate, gate
+from deltacompress.cli.doctor import doctor
+from deltacompress.cli.evaluate import evaluate, gate
 from deltacompress.cli.generate import chat, generate
 from deltacompress.cli.interop import dequantize, export
 from deltacompress.cli.interrupts import interrupts
+from deltacompress.cli.shipped import gates, recipes, tasks
 
 PROGRAM = "deltacompress"
 EPILOG = (
@@ -40,7 +43,6 @@ _TYPERS_INTERRUPT = 130
 
 app = typer.Typer(
     name=PROGRAM,
-    add_completion=False,
     no_args_is_help=True,
     epilog=EPILOG,
     pretty_exceptions_enable=False,
@@ -51,6 +53,7 @@ app = typer.Typer(
 def _version(wanted: bool) -> None:
     if wanted:
         sys.stdout.write(f"{PROGRAM} {__version__}\n")
+        sys.stdout.flush()
         raise typer.Exit
 
 
@@ -59,7 +62,7 @@ def frame(
     ctx: typer.Context,
     *,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", "-V", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
     json: JsonFlag = False,
     quiet: QuietFlag = False,
@@ -82,7 +85,11 @@ app.command()(compare)
 app.command()(generate)
 app.command()(chat)
 app.add_typer(zoo.app, name="zoo")
+app.command()(recipes)
+app.command()(gates)
+app.command()(tasks)
 app.command()(demo)
+app.command()(doctor)
 app.add_typer(bench.app, name="bench")
 
 
@@ -93,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # What transformers and the hub libraries log is about their insides; our own notes and errors say what matters.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # Looking for plug-ins of pydantic means reading what every installed package says of itself; none has a say here.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     _print_any_path()
     if empty := _empty_argument(sys.argv[1:] if argv is None else argv):
         print_error(f"{empty} is empty, perhaps a variable of the shell that is not set; give it a value")
@@ -108,6 +117,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             place = PROGRAM if context is None else context.command_path
             print_error(f"{message.rstrip('.')} (see {place} --help)")
         return error.exit_code
+    except SystemExit:  # what Typer makes of a help that nobody reads
+        return 0
+    except OSError as error:  # a help or a version that cannot be written: a verb tells its own
+        print_error(f"standard output: {error.strerror or error}; print to another place")
+        return EXIT_INPUT
     except (typer.Abort, KeyboardInterrupt):  # before or after the verb, which handles its own
         print_error("interrupted; run it again")
         return EXIT_INPUT
@@ -129,5 +143,8 @@ def _empty_argument(argv: Sequence[str]) -> str | None:
 def _print_any_path() -> None:
     """A path may hold bytes that are no text, or characters that the locale lacks: escape those, never fail on them."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in (
+            "strict",
+            "surrogateescape",
+        ):  # the latter: LC_ALL=C
             stream.reconfigure(errors="backslashreplace")

@@ -1,23 +1,36 @@
-"""The process `deltacompress`: what it ends with, whenever a signal comes."""
+"""The process `deltacompress`: what it ends with, whenever a signal comes, and whoever reads what it prints."""
 
 from __future__ import annotations
 
-import signal
 import sys
-from contextlib import suppress
 from typing import NoReturn
+
+from deltacompress.cli import interrupts
 
 
 def program() -> NoReturn:
     """Run the command line; after it, no signal changes the exit code any more."""
-    code = 2
-    try:
-        from deltacompress.cli.main import main
-    except KeyboardInterrupt:
-        sys.stderr.write("error: interrupted; run it again\n")
-    else:
-        with suppress(KeyboardInterrupt):  # once more, while the first was being told
+    code = interrupts.STOPPED
+    with interrupts.interrupts():
+        try:
+            from deltacompress.cli.main import main
+
             code = main()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    sys.exit(code)
+        except KeyboardInterrupt:
+            if sys.stderr is not None:
+                sys.stderr.write("error: interrupted; run it again\n")
+        interrupts.ignore()
+        _flush()
+        sys.exit(code)
+
+
+def _flush() -> None:
+    """What could not be printed was told already; Python would tell it again, with an exit code of its own."""
+    from deltacompress.cli.screen import discard
+
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            discard(stream)

@@ -1,4 +1,7 @@
-"""Turns results into rich tables. Pure: mappings in (what --json prints), renderables out."""
+"""Turns results into rich tables. Pure: mappings in (what --json prints), renderables out.
+
+Whatever stands in a table is escaped here, whoever chose it.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,81 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+
+from deltacompress.escape import escape
+
+_UNBOUNDED = 10_000
 
 
 def summary(title: str, data: Mapping[str, Any]) -> RenderableType:
     """A two-column table of the plain values of `data`; nested ones are left to tables of their own."""
-    table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, show_header=False)
+    table = Table(title=Text(escape(title)), title_justify="left", box=SIMPLE_HEAD, show_header=False)
     table.add_column("what")
-    table.add_column("value", justify="right")
+    table.add_column("value", justify="right", overflow="fold")
     for key, value in data.items():
         if isinstance(value, str | int | float) or value is None:
-            table.add_row(Text(key.replace("_", " ")), Text(_format(key, value)))
+            table.add_row(Text(escape(key.replace("_", " "))), Text(_format(key, value)))
     return table
 
 
-def rows(title: str, data: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """One table row per mapping; the columns are the keys of the first, numbers right-aligned."""
+def rows(title: str, data: Sequence[Mapping[str, Any]], *, spare: Sequence[str] = ()) -> RenderableType:
+    """One table row per mapping; the columns are the keys of the first, numbers right-aligned.
+
+    spare: columns that a narrow screen is spared, the first one first.
+    """
     if not data:
-        return Text(f"{title}: none")
-    table = Table(title=Text(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        return Text(escape(f"{title}: none"))
+    return _Fitted(title, data, tuple(key for key in spare if key in data[0]))
+
+
+def size(count: int) -> str:
+    """Bytes in the largest unit that leaves a digit before the point: 1.23 GB."""
+    if count < 1000:
+        return f"{count} B"
+    value, units = count / 1000, ["kB", "MB", "GB", "TB", "PB"]
+    while value >= 999.5 and len(units) > 1:
+        value /= 1000
+        del units[0]
+    return f"{value:.3g} {units[0]}"
+
+
+class _Fitted:
+    """A table that leaves out spare columns until all the others fit without folding, and says which."""
+
+    def __init__(self, title: str, data: Sequence[Mapping[str, Any]], spare: tuple[str, ...]) -> None:
+        self._title, self._data, self._spare = title, data, spare
+
+    def _drawn(self, left_out: int) -> Table:
+        keys = [key for key in self._data[0] if key not in self._spare[:left_out]]
+        return _table(self._title, [{key: row.get(key) for key in keys} for row in self._data])
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """As narrow as without the spare columns, as wide as with them."""
+        least = Measurement.get(console, options, self._drawn(len(self._spare))).minimum
+        return Measurement(least, Measurement.get(console, options, self._drawn(0)).maximum)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table, and a line on what is left out."""
+        wide = options.update(width=_UNBOUNDED)
+        left_out = 0
+        while left_out < len(self._spare) and (
+            Measurement.get(console, wide, self._drawn(left_out)).maximum > options.max_width
+        ):
+            left_out += 1
+        yield self._drawn(left_out)
+        if left_out:
+            names = ", ".join(self._spare[:left_out]).replace("_", " ")
+            yield Text(f"(no room for {names}; --json has everything)")
+
+
+def _table(title: str, data: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(
+        title=Text(escape(title)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
     for key, value in data[0].items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         heading = key.replace("_", "\n" if number else " ")
@@ -44,9 +101,14 @@ def rows(title: str, data: Sequence[Mapping[str, Any]]) -> RenderableType:
     return table
 
 
-def summary_and_rows(title: str, data: Mapping[str, Any], *, table: str, more: str = "") -> RenderableType:
-    """The summary of `data`, under the table of its list `data[table]` (and of a second list, `data[more]`)."""
-    tables = [rows(name, data.get(name, ())) for name in (table, more) if name]
+def summary_and_rows(
+    title: str, data: Mapping[str, Any], *, table: str, more: str = "", spare: Sequence[str] = ()
+) -> RenderableType:
+    """The summary of `data`, under the table of its list `data[table]` (and of a second list, `data[more]`).
+
+    spare: as `rows` takes it, of both.
+    """
+    tables = [rows(name, data.get(name, ()), spare=spare) for name in (table, more) if name]
     return Group(*tables, summary(title, data))
 
 
@@ -60,5 +122,5 @@ def _format(key: str, value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.2f} x" if key == "ratio" else f"{value:.3g}"
     if isinstance(value, list | tuple):
-        return " x ".join(str(item) for item in value)
-    return str(value)
+        return escape(" x ".join(str(item) for item in value))
+    return escape(str(value))

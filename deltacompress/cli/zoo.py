@@ -9,7 +9,7 @@ import typer
 
 from deltacompress.cli import zoo_care, zoo_list, zoo_tools
 from deltacompress.cli.console import Console, verb
-from deltacompress.cli.zoo_options import Name, ZooOption, clean, date
+from deltacompress.cli.zoo_options import Name, ZooOption, date
 
 app = typer.Typer(help="Keep deltas, adapters and base identities in a zoo.", no_args_is_help=True)
 Relation = Literal["quantized", "recompressed", "merge", "distilled", "finetune"]
@@ -52,12 +52,17 @@ def add(
     """Publish a directory as the next version of NAME; prints name@version once that is durable."""
     from rich.text import Text
 
+    from deltacompress.errors import InputError
     from deltacompress.zoo import linking
     from deltacompress.zoo.resolve import open_zoo
 
     opened = open_zoo(zoo)
     path = Path(source)
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{source}: not a directory; give that of an artifact, a PEFT adapter or a base model")
     if not path.is_dir():
+        if source.count("/") != 1 or source.startswith((".", "/", "~")):  # told before torch is imported, for seconds
+            raise InputError(f"{source}: no such directory; give one, or the hub id of a base model: org/name")
         from deltacompress.checkpoint import Checkpoint
         from deltacompress.publication import hub_origin
 
@@ -82,6 +87,7 @@ def add(
         "version": published.version,
         "kind": added.kind,
         "base": added.base,
+        "same_as": added.same_as,
         "digest": published.manifest,
         "bytes": published.bytes,
     }
@@ -98,6 +104,7 @@ def show(
     card: Annotated[bool, typer.Option("--card", help="The model card (README.md) for the Hugging Face hub.")] = False,
 ) -> None:
     """Show what an entry is, what it descends from and what is attached to it."""
+    from rich.console import Group
     from rich.text import Text
 
     from deltacompress.cli import render
@@ -130,8 +137,14 @@ def show(
     data["scores"] = scores(opened, str(found))
     data["attached"] = [{"kind": one.kind, "digest": one.digest} for one in opened.referrers(str(found))]
     data["manifest"] = entry.model_dump(mode="json")
-    plain = clean({key: value for key, value in data.items() if key != "manifest"})
-    console.result(data, lambda: render.summary_and_rows(str(found), plain, table="files", more="attached"))
+    measured = [{"score": key, "value": value} for key, value in data["scores"].items()]
+
+    def tables() -> Group:
+        lists = {"files": data["files"], "attached": data["attached"], "scores": measured}
+        found_tables = [render.rows(title, rows) for title, rows in lists.items() if rows]
+        return Group(*found_tables, render.summary(str(found), data))
+
+    console.result(data, tables)
 
 
 @app.command("pull")

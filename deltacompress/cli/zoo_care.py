@@ -89,7 +89,7 @@ def verify(
     ] = None,
 ) -> None:
     """Check every byte against its hash; exit code 3 if anything is damaged, missing or does not belong there."""
-    from deltacompress.errors import ChecksumError, InputError
+    from deltacompress.errors import ChecksumError, InputError, IntegrityError
     from deltacompress.zoo.resolve import open_zoo
 
     if sample is not None and sample <= 0:
@@ -97,13 +97,20 @@ def verify(
     if signed_by and name is None:
         raise InputError("--signed-by needs the NAME of an entry")
     opened = open_zoo(zoo)
-    with console.progress() as reporter:
-        report = opened.verify(name, share=1.0 if sample is None else sample, seed=seed, reporter=reporter)
-    data: dict[str, Any] = asdict(report) | {"ok": report.ok, "signed_by": None}
-    if signed_by and name is not None and report.ok:
+    signer, wrong = None, None
+    if signed_by and name is not None:
         from deltacompress.zoo.signing import require
 
-        data["signed_by"] = require(opened, name, signed_by).public_key
+        name = str(opened.resolve(name))  # once: an alias may move meanwhile
+        try:
+            signer = require(opened, name, signed_by).public_key
+        except IntegrityError as error:  # told unless the bytes are at fault
+            wrong = error
+    with console.progress() as reporter:
+        report = opened.verify(name, share=1.0 if sample is None else sample, seed=seed, reporter=reporter)
+    if report.ok and wrong is not None:
+        raise wrong
+    data: dict[str, Any] = asdict(report) | {"ok": report.ok, "signed_by": signer if report.ok else None}
     _report(console, opened.where, data)
     if not report.ok:
         raise ChecksumError(_told(data["problems"]))
@@ -158,6 +165,8 @@ def gc(
 
     seconds = GRACE if grace is None else 3600 * grace
     data = asdict(open_zoo(zoo).gc(grace=seconds, empty_trash=empty_trash))
+    if data["left"]:
+        console.warn(f"the disk is full: {data['left']} blobs wait; free the trash with `zoo gc --empty-trash`")
     console.result(data, lambda: render.summary("collected", data))
 
 

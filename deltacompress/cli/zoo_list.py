@@ -1,21 +1,19 @@
-"""`deltacompress zoo list`: which entries are shown, by what they are and by what was measured of them."""
+"""`deltacompress zoo list`: which entries are shown, and what a table has room for."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from deltacompress.cli.console import Console, verb
-from deltacompress.cli.zoo_options import ZooOption, clean, date
+from deltacompress.cli.zoo_options import ZooOption, date
 
 if TYPE_CHECKING:
     from deltacompress.zoo.listing import Listed
 
 Kind = Literal["delta", "base-ref", "adapter", "block"]
-_NAMED = 10
-"""Scores that a note names at most."""
 
 
 @verb
@@ -31,69 +29,32 @@ def list_(
     min_ratio: Annotated[float | None, typer.Option(help="Only what is at least so many times smaller.")] = None,
     score: Annotated[
         list[str] | None,
-        typer.Option(help="Only what a report says this of, e.g. sst2.accuracy>=0.9; may be repeated."),
+        typer.Option(help="Only what a report says this of, e.g. sst2.acc>=0.9; may be repeated."),
     ] = None,
 ) -> None:
     """List the entries, or every version."""
     from deltacompress.cli import render
-    from deltacompress.zoo.linking import base_refs
-    from deltacompress.zoo.reports import Condition, scores
     from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.scores import Condition
+    from deltacompress.zoo.selection import Wanted, select
 
-    conditions = [Condition.parse(one) for one in score or ()]
+    conditions = tuple(Condition.parse(one) for one in score or ())
     opened = open_zoo(zoo)
     entries = opened.list(all_versions=all_versions, removed=removed)
-    refs = base_refs(opened) if base is not None else []
-    called = {
-        (one.name, f"{one.name}@{one.version}", one.summary.get("hub_id")): one.lineage.get("base") for one in refs
-    }
-    hashes = {content for names, content in called.items() if base in names}
-
-    def belongs(one: Listed) -> bool:
-        told = (one.lineage.get("base_name"), one.lineage.get("base"))
-        return base in told or (len(str(base)) >= 8 and str(told[1]).startswith(str(base))) or told[1] in hashes
-
-    rows = []
-    measured: set[str] = set()
-    for one in entries:
-        ratio = one.summary.get("ratio")
-        if (
-            (kind is not None and one.kind != kind)
-            or (base is not None and not belongs(one))
-            or (recipe is not None and one.summary.get("recipe") != recipe)
-            or (min_ratio is not None and (not isinstance(ratio, int | float) or ratio < min_ratio))
-        ):
-            continue
-        row = _row(one)
-        if conditions:
-            if one.problem is not None or one.removed:
-                continue
-            row["scores"] = scores(opened, f"{one.name}@{one.version}")
-            measured |= row["scores"].keys()
-            if not all(condition.holds(row["scores"]) for condition in conditions):
-                continue
-        rows.append(row)
+    selected = select(opened, entries, Wanted(kind, base, recipe, min_ratio, conditions), console.note)
+    rows = [_row(one.entry) | ({"scores": one.scores} if conditions else {}) for one in selected]
     for row in rows:
         for problem in (row["problem"], *row["alias_problems"]):
             if problem:
                 console.warn(problem)
-    if unknown := {one.score for one in conditions} - measured:
-        console.note(_known(min(unknown), sorted(measured)))
     asked = {one.score for one in conditions}
-    console.result(rows, lambda: render.rows(opened.where, [clean(_short(row, asked)) for row in rows]))
+    shown = _without_empty([_short(row, asked) for row in rows])
+    console.result(rows, lambda: render.rows(opened.where, shown, spare=("created", "base", "kind", "recipe")))
 
 
 def register(app: typer.Typer) -> None:
     """Add this verb to the group."""
     app.command("list")(list_)
-
-
-def _known(score: str, measured: Sequence[str]) -> str:
-    """Why a condition on `score` finds nothing."""
-    if not measured:
-        return f"--score {score}: none of these entries has a score; `zoo attest` attaches a report"
-    more = f" and {len(measured) - _NAMED} more" if len(measured) > _NAMED else ""
-    return f"--score {score}: none of these entries has it; their scores: {', '.join(measured[:_NAMED])}{more}"
 
 
 def _row(one: Listed) -> dict[str, Any]:
@@ -117,21 +78,29 @@ def _row(one: Listed) -> dict[str, Any]:
     }
 
 
-def _short(row: dict[str, Any], asked: Collection[str]) -> dict[str, Any]:
+def _short(row: Mapping[str, Any], asked: Collection[str]) -> dict[str, Any]:
     """What a table has room for. asked: the scores that were asked for."""
+    from deltacompress.cli import render
+
     state = "damaged" if row["problem"] else "removed" if row["removed"] else ""
     if row["alias_problems"]:
         state = f"{state}, alias damaged".lstrip(", ")
     told = {key: value for key, value in row.get("scores", {}).items() if key in asked}
     return {
         "entry": f"{row['name']}@{row['version']}",
+        "aliases": ", ".join(row["aliases"]),
         "kind": row["kind"],
-        "base": row["base"],
         "recipe": row["recipe"],
         "ratio": row["ratio"] if row["ratio"] is None else f"{row['ratio']:.2f} x",
-        "bytes": row["bytes"],
-        "aliases": ", ".join(row["aliases"]),
-        "created": row["created"][:10],
-        **({"scores": ", ".join(f"{key} {value:.4g}" for key, value in told.items())} if told else {}),
+        "size": None if row["problem"] else render.size(row["bytes"]),
+        "scores": ", ".join(f"{key} {value:.4g}" for key, value in told.items()),
         "state": state,
+        "base": row["base"],
+        "created": None if row["problem"] else row["created"][:10],
     }
+
+
+def _without_empty(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without the columns in which none of them has anything."""
+    full = {key for row in rows for key, value in row.items() if value}
+    return [{key: value for key, value in row.items() if key in full} for row in rows]

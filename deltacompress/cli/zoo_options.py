@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -11,17 +11,6 @@ ZooOption = Annotated[
     str | None, typer.Option("--zoo", envvar="DELTACOMPRESS_ZOO", help="Directory or s3:// URL of the zoo.")
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="namespace/name, with @version or @alias, or the newest.")]
-
-
-def clean(value: Any) -> Any:
-    """`value` for a table: without the control characters that somebody may have put into a name to move the cursor."""
-    if isinstance(value, str):
-        return "".join(character if character.isprintable() else "?" for character in value)
-    if isinstance(value, dict):
-        return {clean(key): clean(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [clean(one) for one in value]
-    return value
 
 
 def date(seconds: float) -> str:

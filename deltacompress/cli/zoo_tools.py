@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from deltacompress.cli.console import Console, verb
-from deltacompress.cli.zoo_options import Name, ZooOption, clean
+from deltacompress.cli.zoo_options import Name, ZooOption
 
-if TYPE_CHECKING:
-    from deltacompress.zoo import Zoo
-    from deltacompress.zoo.versions import Resolved
+_LARGEST = 10
+"""Tensors that `diff` names."""
 
 
 @verb
@@ -27,11 +26,15 @@ def lineage(
     zoo: ZooOption = None,
     mermaid: Annotated[bool, typer.Option("--mermaid", help="As a Mermaid flowchart.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Also write a picture to this file.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a picture with other content.")] = False,
 ) -> None:
     """What came from what: base, fine-tuned, delta, and what was made from that."""
     from rich.text import Text
 
+    from deltacompress.errors import InputError
+    from deltacompress.files.output import write_once
     from deltacompress.zoo import lineage_picture
+    from deltacompress.zoo.layout import zoo_around
     from deltacompress.zoo.resolve import open_zoo
 
     opened = open_zoo(zoo)
@@ -41,8 +44,11 @@ def lineage(
                 console.warn(problem)
     graph = opened.lineage(name)
     if svg is not None:
-        svg.write_text(lineage_picture.svg(graph, f"lineage of {name or opened.where}"), encoding="utf-8")
-        console.note(f"picture in {svg}")
+        if around := zoo_around(svg):
+            raise InputError(f"{svg}: lies inside the zoo {around}; choose a place outside of it")
+        drawn = lineage_picture.svg(graph, f"lineage of {name or opened.where}").encode()
+        written = write_once(svg, drawn, replace=force)
+        console.note(f"picture in {svg}" + ("" if written else ", as it was"))
     text = lineage_picture.mermaid(graph) if mermaid else lineage_picture.tree(graph)
     data = graph.to_json() | ({"mermaid": text} if mermaid else {})
     console.result(data, lambda: Text(text or "nothing yet; add something with `zoo add`"))
@@ -55,9 +61,12 @@ def diff(
     b: Annotated[str, typer.Argument(metavar="B", help="Another, e.g. team/bot@2.")],
     *,
     zoo: ZooOption = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every change of every tensor, not the largest few.")
+    ] = False,
 ) -> None:
     """Compare two entries: facts, recipe, scores, tensors, and the bytes they share."""
-    from rich.console import Group
+    from rich.console import Group, RenderableType
 
     from deltacompress.cli import render
     from deltacompress.zoo.diff import diff as diff_of
@@ -66,10 +75,20 @@ def diff(
     data = diff_of(open_zoo(zoo), a, b)
 
     def tables() -> Group:
-        kinds = [kind for kind in ("facts", "recipe", "scores", "tensors") if data[kind]]
-        found = [
-            render.rows(kind, [{k: clean(_cell(v)) for k, v in row.items()} for row in data[kind]]) for kind in kinds
+        found: list[RenderableType] = [
+            render.rows(kind, [{key: _cell(row["what"], value) for key, value in row.items()} for row in data[kind]])
+            for kind in ("facts", "recipe", "scores")
+            if data[kind]
         ]
+        if data["changes"]:
+            found.append(render.rows("tensors that differ", [_sized(row) for row in data["changes"]]))
+        if everything and data["tensors"]:
+            told = [{key: _cell(row["what"], value) for key, value in row.items()} for row in data["tensors"]]
+            found.append(render.rows("every change", told))
+        elif data["changed"]:
+            largest = [_sized(row) for row in data["changed"][:_LARGEST]]
+            title = f"the largest {len(largest)} of {len(data['changed'])} (--all: every change of each)"
+            found.append(render.rows(title, largest, spare=("kind", "change")))
         return Group(*found, render.summary(f"{data['a']} and {data['b']}", data))
 
     console.result(data, tables)
@@ -165,18 +184,12 @@ def attest(
 ) -> None:
     """Attach an evaluation report to the version that it measured; its numbers are scores that `list` filters by."""
     from deltacompress.cli import render
-    from deltacompress.zoo.reports import scores
     from deltacompress.zoo.resolve import open_zoo
-    from deltacompress.zoo.signing import attach_signed
-    from deltacompress.zoo.signing import attest as attest_entry
 
     opened = open_zoo(zoo)
     found = opened.resolve(name)
-    if _is_evaluation(report):
-        digest = attach_signed(opened, str(found), lambda one: _attach_evaluation(opened, one, report), key=key)
-    else:
-        digest = attest_entry(opened, str(found), report, key=key)
-    measured = scores(opened, str(found))
+    digest = opened.attest(str(found), report, key=key)
+    measured = dict(opened.scores(str(found)))
     data = {"entry": str(found), "report": digest, "signed": key is not None, "scores": measured}
     rows = [{"score": one, "value": value} for one, value in measured.items()]
     console.result(data, lambda: render.summary_and_rows("attached", data | {"scores": rows}, table="scores"))
@@ -189,37 +202,23 @@ def register(app: typer.Typer) -> None:
     app.command("import")(import_)
 
 
-def _is_evaluation(path: Path) -> bool:
-    """Whether a file looks like report.json of an evaluation. What cannot be read is told by whoever attaches it."""
-    from deltacompress.zoo import canonical
-    from deltacompress.zoo.reports import MAX_REPORT_BYTES
-
-    try:
-        raw = path.read_bytes()
-        data = json.loads(raw) if canonical.fits(raw, MAX_REPORT_BYTES) else None
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(data, dict) and data.keys() >= {"schema_version", "subjects", "scores"}
-
-
-def _attach_evaluation(zoo: Zoo, found: Resolved, path: Path) -> str:
-    """Attach what an evaluation measured of this very artifact; the digest of the attachment.
-
-    Raises:
-        IntegrityError: the report was edited, is damaged, or newer.
-        InputError: it measured another artifact.
-    """
-    from deltacompress.evaluation.report import read_report
-    from deltacompress.evaluation.zoo import attach_report
-
-    report = read_report(path)
-    artifact = zoo.show(str(found))[1].summary.get("artifact")
-    labels = [one.label for one in report.deltas if one.manifest_digest == artifact]
-    labels += [one.label for one in report.deltas]  # none fits: attach_report says so
-    return attach_report(zoo.where, str(found), labels[0] if labels else "delta", report)
-
-
-def _cell(value: object) -> str:
+def _cell(what: str, value: object) -> str:
+    """A value for a table; of a digest what tells it from others."""
     if value is None:
         return "-"
+    if isinstance(value, int) and what.endswith("bytes"):
+        return f"{value:,} B"
+    if isinstance(value, str) and len(value) == 64 and not value.strip("0123456789abcdef"):
+        return f"{value[:12]}..."
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _sized(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with sizes in the place of bytes."""
+    from deltacompress.cli import render
+
+    sides = {"a_bytes": "A", "b_bytes": "B"}
+    return {
+        sides.get(key, key): render.size(value) if key in sides and value is not None else value
+        for key, value in row.items()
+    }

@@ -8,11 +8,13 @@ floats are XORed with the base.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from deltacompress.codecs.elements import Elements, ranges
 from deltacompress.codecs.packed import Parts
 from deltacompress.errors import FormatError
 
@@ -23,14 +25,19 @@ _ORDERED: dict[torch.dtype, torch.dtype] = {
 }
 
 
-def encode(finetuned: Tensor, base: Tensor | None) -> tuple[dict[str, Any], Parts]:
+def encode(finetuned: Elements, base: Elements | None) -> tuple[dict[str, Any], Parts]:
     """(params, parts) of a tensor against its base (any float dtype; cast first), or on its own where base is None.
 
-    A base with fewer rows than the tensor covers its leading rows.
+    A base with fewer rows than the tensor covers its leading rows. Both are read piece by piece.
     """
-    transform, reference = _reference(base, finetuned)
-    raw = _difference(finetuned, reference, transform)
-    planes = raw.view(-1, finetuned.element_size()).T.contiguous()
+    numel, shared = math.prod(finetuned.shape), 0 if base is None else math.prod(base.shape)
+    planes = torch.empty(finetuned.dtype.itemsize, numel, dtype=torch.uint8)
+    transform = "ordered" if finetuned.dtype in _ORDERED else "xor"
+    for begin, end in ranges(numel):
+        piece = finetuned.read(begin, end)
+        before = None if base is None else base.read(min(begin, shared), min(end, shared))
+        raw = _difference(piece, _reference(before, piece)[1], transform)
+        planes[:, begin:end] = raw.view(-1, piece.element_size()).T
     return {"transform": transform}, {"planes": planes}
 
 

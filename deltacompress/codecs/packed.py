@@ -12,85 +12,55 @@ Storage layout (an entropy coder follows): codes and pattern become the symbols 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from deltacompress.codecs.spec import FREE, PackedSpec, check_shapes
+from deltacompress.codecs.spec import part_shapes as stored_shapes
 from deltacompress.errors import FormatError
 from deltacompress.numerics import packing, ragged, symbols
-from deltacompress.numerics.grid import Grid, GridKind, constant_zero
-from deltacompress.numerics.sparsity import Sparsity
+from deltacompress.numerics.grid import Grid, constant_zero
+
+__all__ = ["FREE", "PackedSpec", "Parts", "Stack", "check_parts", "decode", "pack", "pack_values", "part_shapes",
+           "to_serving", "to_storage", "unpack_levels"]  # fmt: skip
 
 Parts = dict[str, Tensor]
-FREE = -1
+_AT_A_TIME = 1 << 24  # weights whose codes are rearranged at once
+_DTYPES = {"U8": torch.uint8, "BF16": torch.bfloat16}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class PackedSpec:
-    """How to read the parts of one tensor. rows: the stored rows, all of them unless row_mask says otherwise."""
+class Stack:
+    """Parts made some rows at a time, each put into its place: never there twice."""
 
-    rows: int
-    columns: int
-    bits: int
-    sparsity: Sparsity
-    group: int
-    grid: GridKind
+    def __init__(self, rows: int) -> None:
+        """rows: of the parts that are matrices, at most."""
+        self._most, self._rows = rows, 0
+        self._matrices: Parts = {}
+        self._flat: dict[str, list[Tensor]] = {}
 
-    def to_json(self) -> dict[str, Any]:
-        """The `params` of the manifest."""
-        return {"bits": self.bits, "sparsity": str(self.sparsity), "group_size": self.group, "grid": self.grid,
-                "rows": self.rows, "columns": self.columns}  # fmt: skip
+    def add(self, parts: Parts) -> None:
+        """Put these below those that were added before; flat parts, whose length depends on the data, are chained."""
+        end = self._rows
+        for name, part in parts.items():
+            if part.dim() == 2:
+                if name not in self._matrices:
+                    self._matrices[name] = part.new_empty(self._most, part.shape[1])
+                end = self._rows + len(part)
+                self._matrices[name][self._rows : end] = part
+            else:
+                self._flat.setdefault(name, []).append(part)
+        self._rows = end
 
-    @classmethod
-    def from_json(cls, params: dict[str, Any], where: str) -> PackedSpec:
-        """Inverse of to_json, checked.
-
-        Raises:
-            FormatError: a field is missing, unknown or out of range.
-        """
-        try:
-            spec = cls(
-                rows=int(params["rows"]),
-                columns=int(params["columns"]),
-                bits=int(params["bits"]),
-                sparsity=Sparsity.parse(params["sparsity"]),
-                group=int(params["group_size"]),
-                grid=params["grid"],
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"{where}: bad parameters of the packed format ({error})") from error
-        sane = spec.rows >= 0 and spec.columns > 0 and spec.group > 0 and spec.bits in (1, 2, 3, 4, 8, 16)
-        if not sane or spec.grid not in ("minmax", "symmetric", "midrise"):
-            raise FormatError(f"{where}: parameters of the packed format out of range: {params}")
-        return spec
-
-    @property
-    def groups(self) -> int:
-        """Column groups that have a scale of their own."""
-        return -(-self.columns // self.group)
-
-    @property
-    def padded(self) -> int:
-        """Columns up to a whole number of n:m groups; the extra ones are never kept weights with a value."""
-        return -(-self.columns // self.sparsity.m) * self.sparsity.m if self.sparsity.kind == "n:m" else self.columns
-
-    @property
-    def kept(self) -> int:
-        """Weights kept in each row: of a dense or n:m pattern."""
-        return self.padded * self.sparsity.n // self.sparsity.m if self.sparsity.kind == "n:m" else self.columns
-
-    @property
-    def is_24(self) -> bool:
-        """Whether the pattern is stored as 2-bit positions."""
-        return (self.sparsity.n, self.sparsity.m) == (2, 4)
-
-    @property
-    def has_zero_code(self) -> bool:
-        """Whether some code means exactly zero (so that a kept zero can be told from others)."""
-        return self.bits != 16 and self.grid != "midrise"
+    def whole(self) -> Parts:
+        """All of them."""
+        matrices = {name: part[: self._rows] for name, part in self._matrices.items()}
+        flat = {name: torch.cat(pieces) for name, pieces in self._flat.items()}
+        return {name: part.clone() if self._rows < self._most else part for name, part in matrices.items()} | flat
 
 
 def pack(spec: PackedSpec, *, codes: Tensor, mask: Tensor, grid: Grid) -> Parts:
@@ -161,17 +131,34 @@ def decode(spec: PackedSpec, parts: Parts) -> Tensor:
 
 def to_storage(spec: PackedSpec, parts: Parts) -> Parts:
     """Serving layout -> storage layout (where there is one; else the parts as they are)."""
-    if not _has_storage_layout(spec):
+    if not spec.has_storage_layout:
         return parts
-    codes, mask, _ = unpack_levels(spec, parts)
     rest = {name: part for name, part in parts.items() if name not in ("codes", "pattern")}
-    if spec.sparsity.kind == "dense":
-        return rest | {"symbols": symbols.dense_to_symbols(codes, _zero_codes(spec, parts), spec.bits)}
-    pad = (0, spec.padded - spec.columns)
-    zero = torch.nn.functional.pad(_zero_codes(spec, parts), pad)
-    codes, mask = torch.nn.functional.pad(codes, pad), torch.nn.functional.pad(mask, pad)
-    codes[:, spec.columns :] = zero[:, spec.columns :]
-    return rest | symbols.pairs_to_symbols(codes, zero, mask, spec.bits)
+    stack = Stack(spec.rows)
+    for block in _symbols_of_blocks(spec, {name: part for name, part in parts.items() if part.dim() == 2}):
+        stack.add(block)
+    found = stack.whole()
+    if "nonzero" in found:
+        found["nonzero"] = symbols.pack_nonzero(found["nonzero"], spec.bits)
+    return rest | found
+
+
+def _symbols_of_blocks(spec: PackedSpec, parts: Parts) -> Iterator[Parts]:
+    """What becomes of codes and pattern, some rows at a time, so that little is unpacked at once."""
+    step = max(_AT_A_TIME // spec.padded, 1)
+    for begin in range(0, max(spec.rows, 1), step):
+        some = {name: part[begin : begin + step] for name, part in parts.items()}
+        block = replace(spec, rows=min(step, spec.rows - begin))
+        codes, mask, _ = unpack_levels(block, some)
+        zero = _zero_codes(block, some)
+        if spec.sparsity.kind == "dense":
+            yield {"symbols": symbols.dense_to_symbols(codes, zero, spec.bits)}
+            continue
+        pad = (0, spec.padded - spec.columns)
+        zero = torch.nn.functional.pad(zero, pad)
+        codes, mask = torch.nn.functional.pad(codes, pad), torch.nn.functional.pad(mask, pad)
+        codes[:, spec.columns :] = zero[:, spec.columns :]
+        yield symbols.pairs_to_symbols(codes, zero, mask, spec.bits)
 
 
 def to_serving(spec: PackedSpec, parts: Parts, where: str) -> Parts:
@@ -180,7 +167,7 @@ def to_serving(spec: PackedSpec, parts: Parts, where: str) -> Parts:
     Raises:
         FormatError: the parts do not fit each other.
     """
-    if not _has_storage_layout(spec):
+    if not spec.has_storage_layout:
         return parts
     rest = {name: part for name, part in parts.items() if name not in ("symbols", "groups", "nonzero")}
     if spec.sparsity.kind == "dense":
@@ -195,63 +182,15 @@ def to_serving(spec: PackedSpec, parts: Parts, where: str) -> Parts:
 
 
 def check_parts(spec: PackedSpec, parts: Parts, *, storage: bool, where: str) -> None:
-    """Make sure that `parts` (of the storage or the serving layout) are those that `spec` means, before they decode.
-
-    Raises:
-        FormatError: a part is missing, not of this format, or has another dtype or shape.
-    """
-    found = {name: (part.dtype, tuple(part.shape)) for name, part in parts.items()}
+    """Make sure that `parts` are those that `spec` means, before they decode; raises as spec.check_shapes."""
+    found = {name: (_NAMES.get(part.dtype, str(part.dtype)), tuple(part.shape)) for name, part in parts.items()}
     check_shapes(spec, found, storage=storage, where=where)
 
 
-def check_shapes(
-    spec: PackedSpec, parts: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], *, storage: bool, where: str
-) -> None:
-    """As check_parts, of the dtypes and shapes of parts; raises the same."""
-    shapes = part_shapes(spec, storage=storage)
-    extra = {"row_mask", "added_rows"}  # of any packed tensor; they must fit the whole tensor, which is not known here
-    if odd := (shapes.keys() - parts.keys()) | (parts.keys() - shapes.keys() - extra):
-        raise FormatError(f"{where}: part {min(odd)} is missing or does not belong to {spec.to_json()}")
-    for name, (dtype, shape) in shapes.items():
-        found, sizes = parts[name]
-        fits = len(sizes) == len(shape) and all(want in (FREE, size) for size, want in zip(sizes, shape, strict=True))
-        if found != dtype or not fits:
-            raise FormatError(f"{where}: part {name} is {found} {list(sizes)}, expected {dtype} {list(shape)}")
-
-
 def part_shapes(spec: PackedSpec, *, storage: bool) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """dtype and shape that each part must have; FREE stands for a length that depends on the data."""
-    rows, byte = spec.rows, torch.uint8
-    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-    if spec.bits != 16:
-        shapes["scales"] = (torch.bfloat16, (rows, spec.groups))
-        if spec.grid == "minmax":
-            shapes["zeros"] = (byte, (rows, spec.groups))
-    if storage and _has_storage_layout(spec):
-        if spec.sparsity.kind == "dense":
-            shapes["symbols"] = (byte, (rows, packing.packed_width(spec.columns, symbols.STORED_BITS[spec.bits])))
-        elif spec.bits == 2:
-            shapes["symbols"] = (byte, (rows, spec.padded // 4))
-        else:
-            shapes["groups"] = (byte, (rows, packing.packed_width(spec.padded, 1)))
-            shapes["nonzero"] = (byte, (FREE,))
-        return shapes
-    values, dtype = ("values", torch.bfloat16) if spec.bits == 16 else ("codes", byte)
-    if spec.sparsity.kind == "unstructured":
-        shapes[values] = (dtype, (FREE,))
-    else:
-        count = spec.kept
-        shapes[values] = (dtype, (rows, count if spec.bits == 16 else packing.packed_width(count, spec.bits)))
-    if spec.sparsity.kind != "dense":
-        width = packing.packed_width(spec.padded // 4, 4) if spec.is_24 else packing.packed_width(spec.padded, 1)
-        shapes["pattern"] = (byte, (rows, width))
-    return shapes
-
-
-def _has_storage_layout(spec: PackedSpec) -> bool:
-    if spec.sparsity.kind == "dense":
-        return spec.has_zero_code or spec.bits == 3
-    return spec.is_24 and spec.has_zero_code
+    """As spec.part_shapes, with torch's dtypes."""
+    shapes = stored_shapes(spec, storage=storage)
+    return {name: (_DTYPES[dtype], shape) for name, (dtype, shape) in shapes.items()}
 
 
 def _zero_codes(spec: PackedSpec, parts: Parts) -> Tensor:

@@ -5,13 +5,14 @@ Rows of the delta that are zero throughout (tokens the fine-tuning never saw) ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from deltacompress.codecs.encoded import Encoded
-from deltacompress.codecs.packed import PackedSpec, Parts, pack, pack_values
+from deltacompress.codecs.packed import PackedSpec, Parts, Stack, pack, pack_values
 from deltacompress.codecs.settings import RtnSettings
 from deltacompress.codecs.shared import spec_for
 from deltacompress.numerics import packing
@@ -22,26 +23,38 @@ _AT_A_TIME = 1 << 22  # weights, so that what is made on the way to the codes of
 
 
 def encode(delta: Tensor, settings: RtnSettings, name: str) -> Encoded:
-    """Encode a delta f32, 2-D [rows, columns], or 1-D (one row).
+    """Encode a delta f32, 2-D [rows, columns], or 1-D (one row); raises as encode_rows."""
+    matrix = delta.reshape(1, -1) if delta.dim() < 2 else delta.reshape(delta.shape[0], -1)
+    rows, columns = matrix.shape
+    return encode_rows(lambda begin, end: matrix[begin:end], rows, columns, settings, name)
+
+
+def encode_rows(
+    read: Callable[[int, int], Tensor], rows: int, columns: int, settings: RtnSettings, name: str
+) -> Encoded:
+    """Encode a delta of `rows` x `columns`, of which `read` gives some rows, f32 [n, columns]: each is coded by itself.
 
     Raises:
         RecipeError: group_size does not divide the columns.
     """
-    matrix = delta.reshape(1, -1) if delta.dim() < 2 else delta.reshape(delta.shape[0], -1)
-    changed = (matrix != 0).any(1)
-    stored = matrix[changed] if not bool(changed.all()) else matrix
-    spec = spec_for(settings, rows=stored.shape[0], columns=matrix.shape[1], name=name)
-    pieces: list[Parts] = []
+    spec = spec_for(settings, rows=rows, columns=columns, name=name)
+    parts, mask = Stack(rows), torch.empty(rows, dtype=torch.bool)
     lost = energy = 0.0
-    for piece in stored.split(max(_AT_A_TIME // max(stored.shape[1], 1), 1)):
-        parts, decoded = _encode_rows(piece, replace(spec, rows=piece.shape[0]), settings)
-        pieces.append(parts)
+    step = max(_AT_A_TIME // max(columns, 1), 1)
+    for begin in range(0, max(rows, 1), step):  # a tensor without rows has parts without rows
+        block = read(begin, min(begin + step, rows))
+        changed = (block != 0).any(1)
+        piece = block if bool(changed.all()) else block[changed]
+        some, decoded = _encode_rows(piece, replace(spec, rows=len(piece)), settings)
+        parts.add(some)
+        mask[begin : begin + step] = changed
         lost += float((decoded - piece).double().square().sum())
         energy += float(piece.double().square().sum())
-    parts = {part: torch.cat([one[part] for one in pieces]) for part in pieces[0]}
-    if stored is not matrix:
-        parts["row_mask"] = packing.pack_codes(changed.to(torch.uint8).unsqueeze(0), 1).squeeze(0)
-    return Encoded("packed", spec.to_json(), parts, loss=lost / energy if energy else 0.0)
+    whole = parts.whole()
+    if not bool(mask.all()):
+        whole["row_mask"] = packing.pack_codes(mask.to(torch.uint8).unsqueeze(0), 1).squeeze(0)
+    spec = replace(spec, rows=int(mask.sum()))
+    return Encoded("packed", spec.to_json(), whole, loss=lost / energy if energy else 0.0)
 
 
 def _encode_rows(weight: Tensor, spec: PackedSpec, settings: RtnSettings) -> tuple[Parts, Tensor]:

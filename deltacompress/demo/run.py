@@ -6,20 +6,22 @@ and every restored model is scored on held-out samples beside the base and the f
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deltacompress import __version__
 from deltacompress.artifact import verify
-from deltacompress.checkpoint_writer import output_errors
 from deltacompress.content import content_path
 from deltacompress.demo.score import score_checkpoint
 from deltacompress.driver import compress
-from deltacompress.errors import Interrupted, OutputError
+from deltacompress.errors import Interrupted, OutputError, option, switch
+from deltacompress.files.finished import NEW, RECORD, new_output
+from deltacompress.files.output import output_errors, write_once
+from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.restoration import restore
 
@@ -41,33 +43,49 @@ class DemoResult:
         return {"out": str(self.out), "seconds": self.seconds, "variants": list(self.rows)}
 
 
-def run_demo(out: str | Path, *, reporter: Reporter | None = None) -> DemoResult:
-    """Run the demo into the directory `out`; an earlier demo there is replaced.
+def run_demo(out: str | Path, *, force: bool = False, reporter: Reporter | None = None) -> DemoResult:
+    """Run the demo into the directory `out`; a finished one is read and returned, an unfinished one goes on.
+
+    force: run it anew, and replace what an earlier one left, file by file.
 
     Raises:
-        OutputError: `out` holds something else, or cannot be written.
-        Interrupted: stopped by Ctrl-C; the next demo starts over.
+        OutputError: `out` holds something else, the demo of another version, or cannot be written.
+        Interrupted: stopped by Ctrl-C; the next demo goes on.
     """
     started = time.monotonic()
-    target = Path(out)
-    _clear(target)
-    with output_errors(target):
-        target.mkdir(parents=True, exist_ok=True)
-    if not os.access(target, os.W_OK):
-        raise OutputError(f"{target}: cannot be written (no permission); choose another --out")
-    try:
-        rows = _rows(target, reporter or SILENT)
-    except (Interrupted, KeyboardInterrupt) as stop:  # what compress would say, --resume, is no option of the demo
-        raise Interrupted(
-            f"interrupted; run the demo again: it starts over and replaces what this one left in {target}"
-        ) from stop
-    found = DemoResult(target, tuple(rows), time.monotonic() - started)
-    with output_errors(target):
-        (target / RESULTS).write_text(json.dumps(found.to_json(), indent=2) + "\n", encoding="utf-8")
+    target, reporter = Path(out), reporter or SILENT
+    _check_ours(target)
+    with new_output(target, (RESULTS,), _inputs(), force=force) as output:
+        if output is None:
+            reporter.note(f"{target}: a finished demo, used again ({switch('force')}: run it anew)")
+            known = json.loads((target / RESULTS).read_text(encoding="utf-8"))
+            return DemoResult(target, tuple(known["variants"]), known["seconds"])
+        with output_errors(target):
+            (target / RESULTS).unlink(missing_ok=True)  # from here on, what lies there is no finished demo
+        try:
+            rows = _rows(target, force, reporter)
+        except (Interrupted, KeyboardInterrupt) as stop:  # what compress would say, --resume, is no option of the demo
+            raise Interrupted(
+                f"interrupted; run the demo again: it goes on with what this one left in {target}"
+            ) from stop
+        found = DemoResult(target, tuple(rows), time.monotonic() - started)
+        write_once(output.ready / RESULTS, (json.dumps(found.to_json(), indent=2) + "\n").encode())
+        output.finish()
     return found
 
 
-def _rows(target: Path, reporter: Reporter) -> list[dict[str, Any]]:
+def _inputs() -> dict[str, Any]:
+    """All that decides on the demo's results."""
+    pair = content_path("registry", "demo")
+    files = sorted(path for path in pair.rglob("*") if path.is_file())
+    return {
+        "shipped pair": {str(path.relative_to(pair)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
+        "recipes": [Recipe.load(name).model_dump(mode="json") for name in RECIPES],
+        "version": __version__,
+    }
+
+
+def _rows(target: Path, force: bool, reporter: Reporter) -> list[dict[str, Any]]:
     pair = content_path("registry", "demo")
     rows: list[dict[str, Any]] = []
     for variant in VARIANTS:
@@ -83,10 +101,12 @@ def _rows(target: Path, reporter: Reporter) -> list[dict[str, Any]]:
                 recipe=recipe,
                 calibration=task / "train.jsonl",
                 out=artifact,
+                resume=True,
+                force=force,
                 reporter=reporter,
             )
             verify(artifact, base=pair / "base")
-            restored = restore(artifact, base=pair / "base", out=target / f"{variant}.{recipe}.restored")
+            restored = restore(artifact, base=pair / "base", out=target / f"{variant}.{recipe}.restored", force=force)
             size, ratio = result.summary["artifact_bytes"], result.summary["ratio"]
             rows.append(_row(variant, recipe, restored, task, size, ratio, reporter))
     return rows
@@ -108,19 +128,13 @@ def _row(
     }
 
 
-def _clear(target: Path) -> None:
-    """Remove what an earlier demo wrote, by name; refuse a directory that holds anything else."""
+def _check_ours(target: Path) -> None:
+    """Refuse a directory that holds anything but what a demo writes, by name: nothing else may be replaced."""
     with output_errors(target):
-        if not target.exists():
-            return
+        found = sorted(path.name for path in target.iterdir()) if target.exists() else []
     names = [f"{variant}.{recipe}" for variant in VARIANTS for recipe in RECIPES]
-    ours = {RESULTS, *(name + end for name in names for end in ("", ".restored", ".partial"))}
-    with output_errors(target):
-        found = sorted(target.iterdir())
-    if strange := [path.name for path in found if path.name not in ours]:
-        raise OutputError(f"{target}: holds {strange[0]}, which no demo wrote; choose another --out")
-    if any(path.name == RESULTS for path in found) and not all((target / name).is_dir() for name in names):
-        raise OutputError(f"{target}: holds a {RESULTS} but not the rest of a demo; choose another --out")
-    with output_errors(target):
-        for path in found:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    ours = {RESULTS, RECORD, *(name + end for name in names for end in ("", ".restored", ".partial"))}
+    if strange := [name for name in found if name not in ours and not NEW.fullmatch(name)]:
+        raise OutputError(f"{target}: holds {strange[0]}, which no demo wrote; choose another {option('out')}")
+    if RESULTS in found and not all((target / name).is_dir() for name in names):
+        raise OutputError(f"{target}: holds a {RESULTS} but not the rest of a demo; choose another {option('out')}")

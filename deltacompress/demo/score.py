@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from deltacompress.calibrate.data import load_tokenizer
 from deltacompress.errors import InputError
 from deltacompress.evaluation.checkpoints import load_model
 from deltacompress.evaluation.records import Sample, Templates, read_samples
+from deltacompress.models.tokenizers import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BATCH_TOKENS = 4096
 IGNORED = -100

@@ -21,11 +21,11 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from deltacompress.calibrate.data import load_tokenizer
 from deltacompress.demo.corpus import documents
 from deltacompress.demo.data import TASKS, stream, write_task
 from deltacompress.demo.score import encode, pad, score_checkpoint
 from deltacompress.demo.tokenizer import BOS_ID, EOS_ID, MAX_TOKENS, VOCABULARY, train_tokenizer
+from deltacompress.models.tokenizers import load_tokenizer
 
 ROW_TOKENS = 256
 LOG_EVERY = 100

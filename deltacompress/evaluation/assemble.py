@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from deltacompress.checkpoint_writer import output_errors
 from deltacompress.errors import InputError
 from deltacompress.evaluation.fidelity import FidelityResult
 from deltacompress.evaluation.harness import SampleRow, TaskRun
@@ -27,6 +26,7 @@ from deltacompress.evaluation.report import (
 from deltacompress.evaluation.statistics import compare_paired
 from deltacompress.evaluation.subjects import Subject
 from deltacompress.evaluation.tasks import LocalTask, Task
+from deltacompress.files.output import output_errors
 
 SHOWN = 12
 """Disagreements that a report shows of each subject and task; all answers are in samples/."""

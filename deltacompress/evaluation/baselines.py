@@ -20,21 +20,21 @@ from torch import Tensor
 
 from deltacompress.artifact import Delta, load_delta
 from deltacompress.calibrate.data import CalibrationTokens, calibration_tokens
-from deltacompress.checkpoint import DTYPES, Checkpoint
-from deltacompress.checkpoint_writer import output_errors, write_checkpoint, write_file
+from deltacompress.checkpoint import Checkpoint
+from deltacompress.checkpoint_writer import write_checkpoint, write_file
+from deltacompress.dtypes import DTYPES
 from deltacompress.errors import InputError
 from deltacompress.evaluation import bitdelta, low_rank
 from deltacompress.evaluation.checkpoints import load_model
+from deltacompress.files.output import output_errors
+from deltacompress.files.regular import read_bytes
+from deltacompress.outputs import check_free, holds_checkpoint, publish_directory
 from deltacompress.recipe import CalibrationSpec
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.restoration import copy_side_files
-from deltacompress.workspace import check_free, publish_directory
 
 ACCOUNT = "account.json"
-DONORS = {"bitdelta": "sign-rtn", "low-rank": "int2-24"}
-"""Recipe of the artifact that a baseline takes everything but the linear weights from. Low rank gets, matrix by matrix,
-the bytes that its donor spends there."""
-
+_MAX_ACCOUNT_BYTES = 16 << 20
 Read = Callable[[str], Tensor]
 
 
@@ -99,16 +99,19 @@ def build(
     calibration: str | Path,
     spec: CalibrationSpec,
     device: str = "cpu",
+    force: bool = False,
     reporter: Reporter = SILENT,
 ) -> Account:
-    """Compress `finetuned` with a baseline into the new directory `out`: a checkpoint and its account.
+    """Compress `finetuned` with a baseline into the directory `out`: a checkpoint and its account.
 
-    donor: artifact of the same pair by the recipe DONORS[method]. calibration, spec: as compress.
+    donor: artifact of the same pair by the recipe DONORS[method]. calibration, spec: as compress. force: replace
+    another baseline that `out` holds.
 
     Raises:
         InputError: the donor codes no linear weight; CalibrationError, UnsupportedModelError, OutputError: as compress.
     """
-    check_free(out)
+    replaces = holds_checkpoint if force else None
+    check_free(out, replaces=replaces)
     opened = load_delta(donor)
     checkpoints = Checkpoint.open(base), Checkpoint.open(finetuned)
     opened.check_base(checkpoints[0])
@@ -129,7 +132,7 @@ def build(
         _write(pair, encoded.weight, scratch)
         account = _account(method, pair, encoded, spec.seed, time.monotonic() - began)
         write_file(scratch / ACCOUNT, [account.model_dump_json(indent=1).encode() + b"\n"])
-        publish_directory(scratch, out)
+        publish_directory(scratch, out, replaces=replaces)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return account
@@ -142,7 +145,7 @@ def read_account(path: Path) -> Account:
         InputError: there is none that can be read.
     """
     try:
-        return Account.model_validate_json((path / ACCOUNT).read_bytes())
+        return Account.model_validate_json(read_bytes(path / ACCOUNT, at_most=_MAX_ACCOUNT_BYTES))
     except (OSError, ValidationError) as error:
         raise InputError(f"{path}: no account of a baseline in it; remove it, and compare makes it again") from error
 

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from deltacompress.errors import CheckpointError
+from deltacompress.checkpoint import Checkpoint
 from deltacompress.evaluation.scorer import Likelihood, Prompt, Row
-from deltacompress.runtime.variant import token_ids
+from deltacompress.models import load
+from deltacompress.models.generation import token_ids
+from deltacompress.models.support import failing_forward
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,35 +28,13 @@ BATCH_TOKENS = 8192
 Variants = Sequence[str | None]
 
 
-def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> PreTrainedModel:
-    """Load the causal language model in directory `path`; its own code is never run.
+def load_model(path: Path | Checkpoint, *, device: str = "cpu", dtype: str = "float32") -> PreTrainedModel:
+    """Load the causal language model in directory `path`; raises as models.load.load_model and Checkpoint.open.
 
-    Raises:
-        CheckpointError: transformers cannot load it, or a weight is missing there.
+    path: or the opened checkpoint, whose files then are still the ones that were hashed.
     """
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            path,
-            trust_remote_code=False,
-            dtype=getattr(torch, dtype),
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        told = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path}: transformers cannot load it ({told}); give a whole checkpoint") from error
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-    if info["missing_keys"]:  # transformers would go on with random numbers there
-        raise CheckpointError(f"{path}: no weight {min(info['missing_keys'])} in it; give a whole checkpoint")
-    loaded: PreTrainedModel = model.to(device)
-    return loaded
+    checkpoint = path if isinstance(path, Checkpoint) else Checkpoint.open(path)
+    return load.load_model(checkpoint, device=torch.device(device), dtype=getattr(torch, dtype))
 
 
 class CheckpointScorer:
@@ -70,10 +50,14 @@ class CheckpointScorer:
         self._shares_prompts = _keeps_everything(model)
 
     @classmethod
-    def open(cls, path: Path, *, device: str = "cpu", dtype: str = "float32", batch_size: int = 64) -> CheckpointScorer:
-        """Load the checkpoint in directory `path`; raises as `load_model`."""
-        model = load_model(path, device=device, dtype=dtype)
-        return cls(model, batch_size=batch_size, ends=frozenset(token_ids(path, model.config, "eos_token_id")))
+    def open(
+        cls, path: Path | Checkpoint, *, device: str = "cpu", dtype: str = "float32", batch_size: int = 64
+    ) -> CheckpointScorer:
+        """Load the checkpoint in directory `path`; as `load_model`."""
+        checkpoint = path if isinstance(path, Checkpoint) else Checkpoint.open(path)
+        model = load_model(checkpoint, device=device, dtype=dtype)
+        ends = token_ids(checkpoint.path, model.config, "eos_token_id")
+        return cls(model, batch_size=batch_size, ends=frozenset(ends))
 
     @property
     def device(self) -> str:
@@ -157,7 +141,7 @@ class CheckpointScorer:
     def _forward(self, ids: Tensor, mask: Tensor, variants: Variants, **more: Any) -> tuple[Tensor, Any]:
         """(f32 logits, cache) of left-padded rows; the positions of what is real count from 0."""
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        with self._serving(variants):
+        with self._serving(variants), failing_forward(Path(self._model.config.name_or_path)):
             out = self._model(input_ids=ids, attention_mask=mask, position_ids=positions, **more)
         return self._own_tokens(out.logits.float(), variants), out.past_key_values
 

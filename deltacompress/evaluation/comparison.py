@@ -1,6 +1,6 @@
 """One table of methods: each compresses the same fine-tuned model on the same data, and all are measured together.
 
-A method is a recipe (a shipped one, one of evals/baselines, or a path) or one of baselines.DONORS, what the field does
+A method is a recipe (a shipped one, one of evals/baselines, or a path) or one of methods.DONORS, what the field does
 that no recipe says. Deltas are run decoupled; recipes of scope "full", which have no base to be decoupled from, are
 restored and run as checkpoints.
 """
@@ -8,34 +8,32 @@ restored and run as checkpoints.
 from __future__ import annotations
 
 import json
-import shutil
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from deltacompress.arguments import Count, Whole, checked
 from deltacompress.artifact import load_delta
 from deltacompress.calibrate.data import calibration_tokens
-from deltacompress.checkpoint import Checkpoint, content_hash
-from deltacompress.checkpoint_writer import output_errors
-from deltacompress.content import list_content
+from deltacompress.checkpoint import Checkpoint
 from deltacompress.driver import compress
-from deltacompress.errors import InputError
-from deltacompress.evaluation.baselines import DONORS, build, read_account
+from deltacompress.errors import InputError, OutputError, option, switch
+from deltacompress.evaluation.baselines import Account, build, read_account
 from deltacompress.evaluation.comparison_plot import plot, require_matplotlib
-from deltacompress.evaluation.made_from import difference
-from deltacompress.evaluation.report import Report
+from deltacompress.evaluation.methods import DONORS, load_method, load_methods
+from deltacompress.evaluation.report import REPORT, Report
 from deltacompress.evaluation.run import evaluate
 from deltacompress.evaluation.tasks import load_tasks
-from deltacompress.recipe import Recipe
+from deltacompress.files.output import write_once
+from deltacompress.files.regular import read_bytes
+from deltacompress.recipe import CalibrationSpec, Recipe
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.restoration import restore
 
-METHODS = (
-    "sparsegpt-direct-4bit,gptq-direct-4bit,rtn-direct-4bit,rtn-4bit,sign-rtn,bitdelta,low-rank,int4-24,int2-24,sign-24"
-)
 _TIMES = "compress-seconds.json"
+_LARGEST_TIMES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ class Comparison:
                     "method": score.subject,
                     "score": 100 * score.value,
                     "stderr": 100 * score.stderr,
-                    "change": None if paired is None else -100 * paired.drop,
+                    "change": None if paired is None else 100 * paired.change,
                     "p": None if paired is None else paired.p_value,
                     "kl": None if near is None else near.kl,
                     "top1": None if near is None else 100 * near.top1,
@@ -68,6 +66,7 @@ class Comparison:
         return {"out": str(self.out), "rows": rows}
 
 
+@checked
 def compare(
     base: str | Path,
     finetuned: str | Path,
@@ -79,31 +78,36 @@ def compare(
     seq_len: int | None = None,
     methods: Sequence[str] | None = None,
     task_dir: str | Path | None = None,
-    limit: int | None = None,
-    seed: int = 0,
+    limit: Count | None = None,
+    seed: Whole = 0,
     device: str = "cpu",
-    batch_size: int = 64,
+    batch_size: Count = 64,
     backend: str = "auto",
+    force: bool = False,
     reporter: Reporter | None = None,
 ) -> Comparison:
     """Compress with every method and measure all of them, the fine-tuned model and the base on the same samples.
 
     What was made stays in out/artifacts and is used again by the next run; out gets the report and comparison.png.
-    samples, seq_len, seed: of the calibration, as `compress`; seed: of the evaluation, too.
+    samples, seq_len, seed: of the calibration, as `compress`; seed: of the evaluation, too. force: make anew, and
+    replace what `out` holds of other input.
 
     Raises:
         InputError: an unknown method (the nearest is told); no matplotlib; else as compress and evaluate.
     """
     reporter = reporter or SILENT
     require_matplotlib()
-    chosen = list(methods) if methods else METHODS.split(",")
-    recipes = {Path(name).stem: None if name in DONORS else load_method(name) for name in chosen}
-    if len(recipes) != len(chosen):
-        raise InputError(f"--methods {','.join(chosen)}: a method is named twice")
+    recipes = load_methods(methods or ())
     load_tasks(list(tasks), task_dir=None if task_dir is None else Path(task_dir), few_shot=None, limit=limit)
     target = Path(out)
+    picture = target / "comparison.png"
+    if os.path.lexists(picture) and not (force or (target / REPORT).exists()):
+        raise OutputError(
+            f"{picture}: would be replaced, and no earlier run left it there; move it away, choose another "
+            f"{option('out')}, or replace it with {switch('force')}"
+        )
     pair = Checkpoint.open(base), Checkpoint.open(finetuned)
-    work = _Work(*pair, target / "artifacts", calibration, samples, seq_len, seed, device, reporter)
+    work = _Work(*pair, target / "artifacts", calibration, samples, seq_len, seed, device, force, reporter)
     artifacts: dict[str, Path] = {}
     others: dict[str, Path] = {}
     seconds: dict[str, float] = {}
@@ -135,28 +139,11 @@ def compare(
         compress_seconds=seconds,
         stored_as={label: work.folder / label for label in others},
         policy=None,
+        force=force,
         reporter=reporter,
     )
-    plot(report, target / "comparison.png")
+    plot(report, picture)
     return Comparison(report, target)
-
-
-def load_method(name: str) -> Recipe:
-    """The recipe of a method, by name or path.
-
-    Raises:
-        InputError: no such method.
-    """
-    baselines = {path.stem: path for path in list_content("evals/baselines", ".yaml")}
-    shipped = {path.stem for path in list_content("calibration/recipes", ".yaml")}
-    if name in baselines:
-        return Recipe.load(baselines[name])
-    if name in shipped or Path(name).suffix in (".yaml", ".yml"):
-        return Recipe.load(name)
-    known = sorted({*baselines, *shipped, *DONORS})
-    close = get_close_matches(name, known, n=2)
-    told = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
-    raise InputError(f"--methods: unknown method {name!r}; {told} (or give the path of a recipe)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,31 +161,16 @@ class _Work:
     seq_len: int | None
     seed: int
     device: str
+    force: bool
     reporter: Reporter
 
     def compressed(self, label: str, recipe: Recipe) -> tuple[Path, float | None]:
         """The artifact of a recipe, and the seconds that compressing took, None where nobody wrote them down.
 
         Raises:
-            InputError: an artifact of that name is there, made otherwise.
+            OutputError: an artifact of that name is there, made otherwise; else as compress.
         """
         path, times = self.folder / label, self.folder / _TIMES
-        known: dict[str, float] = json.loads(times.read_text()) if times.is_file() else {}
-        if path.is_dir():
-            manifest = load_delta(path).manifest
-            other = difference(
-                manifest,
-                base=self.base,
-                finetuned=self.finetuned,
-                recipe=recipe,
-                calibration=self.calibration,
-                samples=self.samples,
-                seq_len=self.seq_len,
-                seed=self.seed,
-            )
-            if other is not None:
-                raise _made_otherwise(path, other)
-            return path, known.get(manifest.digest)
         result = compress(
             self.base.path,
             self.finetuned.path,
@@ -210,25 +182,19 @@ class _Work:
             seed=self.seed,
             device=self.device,
             resume=True,
+            force=self.force,
             reporter=self.reporter,
         )
-        with output_errors(times):
-            known[load_delta(path).manifest.digest] = result.seconds
-            times.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        known, digest = _read_times(times), load_delta(path).manifest.digest
+        if result.used_again:
+            return path, known.get(digest)
+        write_once(times, (json.dumps(known | {digest: result.seconds}, indent=1) + "\n").encode(), replace=True)
         return path, result.seconds
 
     def restored(self, artifact: Path) -> Path:
-        """The checkpoint that an artifact restores to; what another one left in its place is removed."""
+        """The checkpoint that an artifact restores to; the very one, made earlier, is left there. Raises as restore."""
         path = artifact.with_name(f"{artifact.name}.restored")
-        if path.is_dir():
-            tensors = load_delta(artifact).manifest.tensors
-            wanted = content_hash((one.name, one.dtype, one.shape, one.sha256) for one in tensors)
-            if Checkpoint.open(path).fingerprint() == wanted:
-                return path
-            self.reporter.note(f"{path}: not what {artifact} restores to; made again")
-            with output_errors(path):
-                shutil.rmtree(path)
-        return restore(artifact, base=self.base.path, out=path, reporter=self.reporter)
+        return restore(artifact, base=self.base.path, out=path, force=self.force, reporter=self.reporter)
 
     def baseline(self, method: str) -> tuple[Path, float]:
         """The checkpoint of a baseline with its account, and the seconds that the method took.
@@ -240,13 +206,12 @@ class _Work:
         donor, _ = self.compressed(recipe.name, recipe)
         spec = recipe.calibration.overridden(samples=self.samples, seq_len=self.seq_len, seed=self.seed)
         if path.is_dir():
-            account, digest = read_account(path), load_delta(donor).manifest.digest
-            if (account.method, account.donor_digest, account.seed) != (method, digest, self.seed):
-                raise _made_otherwise(path, "method, donor or seed")
-            known = account.calibration_sha256
-            if known is not None and known != calibration_tokens(self.finetuned, self.calibration, spec).sha256:
-                raise _made_otherwise(path, "calibration data")
-            return path, account.seconds
+            account = read_account(path)
+            other = self._other_account(account, method, donor, spec)
+            if other is None:
+                return path, account.seconds
+            if not self.force:
+                raise _made_otherwise(path, other)
         account = build(
             method,
             base=self.base.path,
@@ -256,14 +221,35 @@ class _Work:
             calibration=self.calibration,
             spec=spec,
             device=self.device,
+            force=self.force,
             reporter=self.reporter,
         )
         self.reporter.note(f"{method}: {account.note}")
         return path, account.seconds
 
+    def _other_account(self, account: Account, method: str, donor: Path, spec: CalibrationSpec) -> str | None:
+        """What would be another one if the baseline were made again, None if nothing."""
+        digest = load_delta(donor).manifest.digest
+        if (account.method, account.donor_digest, account.seed) != (method, digest, self.seed):
+            return "method, donor or seed"
+        known = account.calibration_sha256
+        if known is not None and known != calibration_tokens(self.finetuned, self.calibration, spec).sha256:
+            return "calibration data"
+        return None
+
+
+def _read_times(path: Path) -> dict[str, float]:
+    """Seconds by the digest of an artifact's manifest; nothing where the file is not what `compressed` wrote."""
+    try:
+        known = json.loads(read_bytes(path, at_most=_LARGEST_TIMES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    items = known.items() if isinstance(known, dict) else ()
+    return {digest: float(seconds) for digest, seconds in items if isinstance(seconds, int | float)}
+
 
 def _made_otherwise(path: Path, other: str) -> InputError:
     return InputError(
-        f"{path}: made by another recipe, model or seed, or on other data (another {other}); remove it, or give "
-        "another --out"
+        f"{path}: made by another recipe, model or seed, or on other data (another {other}); remove it, choose another "
+        f"{option('out')}, or replace it with {switch('force')}"
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
-from deltacompress.checkpoint_writer import output_errors
 from deltacompress.errors import InputError, install_hint
 from deltacompress.evaluation.report import Report
+from deltacompress.files.output import write_once
 
 _COLOURS = {"delta": "#0b66b8", "finetuned": "#1d7a46", "checkpoint": "#a8510b"}
 _MARKERS = {"delta": "o", "finetuned": "D", "checkpoint": "s"}
@@ -60,5 +61,6 @@ def plot(report: Report, path: Path) -> None:
         axis.set_xlabel("size on disk, MB")
         axis.set_ylabel(f"{task.metric}, percent ± standard error")
         axis.grid(alpha=0.3)
-    with output_errors(path):
-        figure.savefig(path, dpi=150)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=150)
+    write_once(path, drawn.getvalue(), replace=True)

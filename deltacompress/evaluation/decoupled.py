@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deltacompress.checkpoint import Checkpoint
 from deltacompress.evaluation.checkpoints import CheckpointScorer, Variants
 from deltacompress.evaluation.scorer import Prompt, Row
+from deltacompress.models.generation import token_ids
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import BASE, Batch
-from deltacompress.runtime.variant import token_ids
 
 
 class DecoupledScorer(CheckpointScorer):
@@ -32,10 +33,17 @@ class DecoupledScorer(CheckpointScorer):
 
     @classmethod
     def open(
-        cls, path: Path, *, device: str = "cpu", dtype: str = "float32", batch_size: int = 64, backend: str = "auto"
+        cls,
+        path: Path | Checkpoint,
+        *,
+        device: str = "cpu",
+        dtype: str = "float32",
+        batch_size: int = 64,
+        backend: str = "auto",
     ) -> DecoupledScorer:
         """Load the base in directory `path`; raises as Runtime.from_base."""
-        runtime = Runtime.from_base(path, device=device, dtype=getattr(torch, dtype), backend=backend)
+        where = path.path if isinstance(path, Checkpoint) else path
+        runtime = Runtime.from_base(where, device=device, dtype=getattr(torch, dtype), backend=backend)
         return cls(runtime, batch_size=batch_size)
 
     def load(self, artifact: Path, name: str) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deltacompress.calibrate.data import load_tokenizer
-from deltacompress.errors import CalibrationError, InputError, PairError
+from deltacompress.errors import CheckpointError, InputError, PairError
+from deltacompress.models.tokenizers import failing_tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,7 +49,8 @@ class Encoder:
 
     def ids(self, text: str) -> list[int]:
         """Token ids of a text, no special tokens added."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+        with failing_tokenizer(self.tokenizer):
+            return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
     def pair(self, prompt: str, completion: str) -> tuple[list[int], list[int]]:
         """(bos + prompt, completion + eos), the prompt cut from the left to fit.
@@ -90,7 +91,8 @@ class Encoder:
 
     def text(self, ids: list[int]) -> str:
         """The text of generated ids, without special tokens."""
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        with failing_tokenizer(self.tokenizer):
+            return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def check_same_tokenizer(own: Path, own_encoder: Encoder, other: Path) -> None:
@@ -101,7 +103,7 @@ def check_same_tokenizer(own: Path, own_encoder: Encoder, other: Path) -> None:
     """
     try:
         tokenizer = load_tokenizer(other)
-    except CalibrationError as error:
+    except CheckpointError as error:
         raise PairError(f"{error}; evaluating needs the tokenizer of every model, to compare them") from error
     mine, theirs = own_encoder.tokenizer.get_vocab(), tokenizer.get_vocab()
     shared = mine.keys() & theirs.keys()

@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from math import ceil, log10
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
+from deltacompress.arguments import checked
 from deltacompress.content import content_path, list_content
-from deltacompress.errors import DeltaCompressError, InputError, IntegrityError, RecipeError
-from deltacompress.evaluation.report import Check, Report, ScoreRecord, SubjectRecord, Verdict
+from deltacompress.errors import DeltaCompressError, InputError, IntegrityError, RecipeError, spelled
+from deltacompress.evaluation.policy import Policy
+from deltacompress.evaluation.report import Check, PairedRecord, Report, ScoreRecord, SubjectRecord, Verdict
 from deltacompress.evaluation.statistics import FEWEST
-from deltacompress.recipe_yaml import load_yaml
-
-Positive = Annotated[float, Field(ge=0)]
+from deltacompress.files.regular import ANYWHERE, read_text
+from deltacompress.recipe_yaml import MAX_YAML_BYTES, load_yaml
 
 
 class GateFailedError(DeltaCompressError):
@@ -30,60 +32,13 @@ class GateFailedError(DeltaCompressError):
     exit_code = 1
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DropLimit(_Strict):
-    """max: largest drop against the fine-tuned model, in units of the metric (0.01 = one point of accuracy).
-
-    bound: "upper" holds the upper confidence bound of the drop against it, "point" the drop itself. tasks: other limits
-    for some tasks, which must be in the report.
-    """
-
-    max: float
-    bound: Literal["upper", "point"] = "upper"
-    tasks: dict[str, float] = Field(default_factory=dict)
-
-
-class KlLimit(_Strict):
-    """max: largest KL(fine-tuned || compressed) in nats per answer token, its upper confidence bound held against it.
-
-    choose: the limit of multiple-choice tasks, whose answers are short and end in a token that no model misses. tasks:
-    other limits for some tasks, which must be in the report.
-    """
-
-    max: Positive
-    choose: Positive | None = None
-    tasks: dict[str, Positive] = Field(default_factory=dict)
-
-
-class Policy(_Strict):
-    """What a gate asks; what is left out is not asked.
-
-    require_tasks: must be in the report. min_samples: of every task. min_ratio: bytes of the fine-tuned checkpoint /
-    bytes of the artifact. min_top1: share of tokens on which both models agree. min_recovery: score / fine-tuned score.
-    min_score: by task, which must be in the report. allow_overlap: whether samples may have been seen in calibration.
-    """
-
-    name: Annotated[str, Field(min_length=1)]
-    description: str = ""
-    require_tasks: tuple[str, ...] = ()
-    min_samples: Annotated[int, Field(ge=1)] = 1
-    drop: DropLimit | None = None
-    kl: KlLimit | None = None
-    min_top1: Annotated[float, Field(ge=0, le=1)] | None = None
-    min_recovery: Positive | None = None
-    min_score: dict[str, float] = Field(default_factory=dict)
-    min_ratio: Positive | None = None
-    allow_overlap: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class GateResult:
     """What a gate says about every delta of a report."""
 
     verdicts: tuple[Verdict, ...]
+    bounds: frozenset[str] = frozenset()
+    """Names of the checks whose `measured` is an upper confidence bound, not a measured value."""
 
     @property
     def passed(self) -> bool:
@@ -114,9 +69,16 @@ class GateResult:
         return summary(self)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: a row per check."""
-        rows = [check.model_dump(mode="json") for verdict in self.verdicts for check in verdict.checks]
+        """Plain data: a row per check; bound: whether `measured` is an upper confidence bound."""
+        checks = [check for verdict in self.verdicts for check in verdict.checks]
+        rows = [check.model_dump(mode="json") | {"bound": check.name in self.bounds} for check in checks]
         return {"policy": self.verdicts[0].policy, "passed": self.passed, "failed": len(self.failures), "checks": rows}
+
+    def measured(self, check: Check) -> str:
+        """What a table shows of a check: a number, "<= " and an upper confidence bound, or nothing."""
+        if not isinstance(check.measured, float | int):
+            return ""
+        return f"{'<= ' if check.name in self.bounds else ''}{check.measured:.5g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +88,7 @@ class Gate:
     policy: Policy
 
     @classmethod
+    @checked
     def load(cls, name_or_path: str | Path) -> Gate:
         """Read a shipped policy by name, or any by path.
 
@@ -139,14 +102,12 @@ class Gate:
                 raise InputError(f"no policy named {str(name_or_path)!r}; shipped: {', '.join(names)} (or give a path)")
             path = content_path("evals", "gates", f"{name_or_path}.yaml")
         try:
-            data = load_yaml(path.read_text(encoding="utf-8-sig"), str(path))
+            data = load_yaml(read_text(path, at_most=MAX_YAML_BYTES, links=ANYWHERE), str(path))
         except RecipeError as error:
             raise InputError(str(error)) from error
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise InputError(
-                f"{path}: the policy cannot be read ({why}); give a YAML file or a shipped name"
-            ) from error
+            told = f"the policy cannot be read ({getattr(error, 'strerror', None) or error})"
+            raise InputError(f"{path}: {told}; give a YAML file or a shipped name") from error
         return cls.parse(data, where=str(path))
 
     @classmethod
@@ -192,6 +153,7 @@ class Gate:
                         "correct its name, or measure it"
                     )
 
+    @checked
     def check(self, report: Report, *, manifest_digest: str | None = None) -> GateResult:
         """Hold every delta of a report against the policy.
 
@@ -217,14 +179,15 @@ class Gate:
         if self.compares and report.reference is None:
             raise InputError(
                 f"policy {self.policy.name} compares with the fine-tuned model, which the report does not have; "
-                "evaluate with --against finetuned=PATH"
+                f"evaluate with {spelled('--against finetuned=PATH', 'finetuned=PATH')}"
             )
         verdicts = []
         for delta in deltas:
             checks = tuple(self._checks(report, delta))
             passed = all(check.passed for check in checks)
             verdicts.append(Verdict(policy=self.policy.name, subject=delta.label, passed=passed, checks=checks))
-        return GateResult(tuple(verdicts))
+        upper = self.policy.drop is not None and self.policy.drop.bound == "upper"
+        return GateResult(tuple(verdicts), frozenset({"kl", "drop"} if upper else {"kl"}))
 
     def _checks(self, report: Report, delta: SubjectRecord) -> Iterator[Check]:
         policy, label = self.policy, delta.label
@@ -280,9 +243,12 @@ class Gate:
             )
             told += f", allowed {limit:g}"
             if upper and measured > limit >= paired.drop:
-                told += f" ({score.samples} samples are too few to tell)"
+                told += f" ({_too_few(score.samples, paired, limit)})"
             yield _check("drop", label, task, measured, f"<= {limit:g}", measured <= limit, told)
-        if policy.min_recovery is not None and paired is not None and paired.recovery is not None:
+        if policy.min_recovery is not None and paired is not None and paired.recovery is None:
+            told = f"{task}: there is no recovery, since the fine-tuned model scores 0"
+            yield _check("recovery", label, task, None, "measured", False, told)
+        elif policy.min_recovery is not None and paired is not None and paired.recovery is not None:
             told = f"{task}: recovery {paired.recovery:.4f}, wanted at least {policy.min_recovery:g}"
             passed = paired.recovery >= policy.min_recovery
             yield _check("recovery", label, task, paired.recovery, f">= {policy.min_recovery:g}", passed, told)
@@ -295,6 +261,16 @@ class Gate:
             told = f"{task}: top-1 agreement {fidelity.top1:.4f}, wanted at least {policy.min_top1:g}"
             passed = fidelity.top1 >= policy.min_top1
             yield _check("top-1", label, task, fidelity.top1, f">= {policy.min_top1:g}", passed, told)
+
+
+def _too_few(samples: int, paired: PairedRecord, limit: float) -> str:
+    """Bounds come nearer with the root of the samples: so many more would bring this one down to the limit."""
+    told = f"{samples} samples are too few to tell"
+    if paired.drop >= limit:
+        return told
+    needed = samples * ((paired.upper - paired.drop) / (limit - paired.drop)) ** 2
+    unit = 10 ** (int(log10(needed)) - 1)
+    return f"{told}; about {ceil(needed / unit) * unit} might do"
 
 
 def _check(

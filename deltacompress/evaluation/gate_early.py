@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deltacompress.errors import InputError
-from deltacompress.evaluation.gate import Policy
+from deltacompress.errors import InputError, option
+from deltacompress.evaluation.policy import Policy
 from deltacompress.evaluation.statistics import FEWEST
 from deltacompress.evaluation.tasks import LocalTask, Task
 
@@ -25,7 +25,8 @@ def refuse_hopeless(policy: Policy, tasks: Sequence[Task], limit: int | None) ->
         for name in wanted:
             if name not in names:
                 raise InputError(
-                    f"policy {policy.name}: {key}: {name} is not measured, only {', '.join(names)}; add it to --tasks"
+                    f"policy {policy.name}: {key}: {name} is not measured, only {', '.join(names)}; add it to "
+                    f"{option('tasks')}"
                 )
     bounded = policy.kl is not None or policy.min_top1 is not None
     fewest = max(policy.min_samples, FEWEST if bounded else 1)
@@ -33,9 +34,9 @@ def refuse_hopeless(policy: Policy, tasks: Sequence[Task], limit: int | None) ->
         samples = len(task.samples) if isinstance(task, LocalTask) else limit
         if samples is not None and samples < fewest:
             where = f" (of {task.path})" if isinstance(task, LocalTask) else ""
-            more = "raise --limit, give more samples" if samples == limit else "give more samples"
+            more = f"raise {option('limit')}, give more samples" if samples == limit else "give more samples"
             why = "" if fewest == policy.min_samples else "to bound its kl or min_top1, "
             raise InputError(
                 f"policy {policy.name}: {why}at least {fewest} samples of each task are needed, but {samples} of "
-                f"{task.name}{where} would be measured; {more}, or choose another --gate"
+                f"{task.name}{where} would be measured; {more}, or choose another {option('gate')}"
             )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
-from deltacompress.checkpoint_writer import output_errors
 from deltacompress.evaluation.gate import GateResult
 from deltacompress.evaluation.markdown import escape
+from deltacompress.files.output import output_errors
 
 
 def junit(result: GateResult) -> bytes:
@@ -36,12 +36,6 @@ def junit(result: GateResult) -> bytes:
     return made + b"\n"
 
 
-def write_junit(result: GateResult, path: Path) -> None:
-    """Write JUnit XML; raises OutputError."""
-    with output_errors(path):
-        path.write_bytes(junit(result))
-
-
 def summary(result: GateResult) -> str:
     """A Markdown table, what failed first."""
     policy = result.verdicts[0].policy
@@ -49,8 +43,8 @@ def summary(result: GateResult) -> str:
     lines += ["| | delta | task | check | measured | wanted |", "|---|---|---|---|---|---|"]
     checks = [check for verdict in result.verdicts for check in verdict.checks]
     for check in sorted(checks, key=lambda one: one.passed):
-        measured = f"{check.measured:.5g}" if isinstance(check.measured, float | int) else ""
-        cells = ["✅" if check.passed else "❌", check.subject, check.task or "", check.name, measured, check.wanted]
+        told = [check.subject, check.task or "", check.name, result.measured(check), check.wanted]
+        cells = ["✅" if check.passed else "❌", *told]
         lines.append("| " + " | ".join(escape(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -2,36 +2,31 @@
 
     compress as OUT.candidate -> evaluate into OUT.report -> gate -> rename to OUT, in one step
 
-A candidate that fails stays where it is, with its report, for somebody to look at; OUT never comes to exist. A whole
-candidate of a run that was stopped while it measured is not compressed again: --resume goes on with measuring.
+A candidate that fails stays where it is, with its report, for somebody to look at; OUT never comes to exist. What is
+there of the same input is used again, as everywhere: a run that was stopped while it measured goes on there.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deltacompress.artifact import verify
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.calibrate.sources import Calibration
 from deltacompress.driver import CompressResult, compress
-from deltacompress.errors import InputError, Interrupted, OutputError
+from deltacompress.errors import InputError, Interrupted, OutputError, option, switch
 from deltacompress.evaluation.gate import Gate, GateFailedError, GateResult
 from deltacompress.evaluation.gate_early import refuse_hopeless
-from deltacompress.evaluation.harness import require_lm_eval
-from deltacompress.evaluation.made_from import difference
-from deltacompress.evaluation.overlap import refuse_file
-from deltacompress.evaluation.report import Report
+from deltacompress.evaluation.labels import check_label
+from deltacompress.evaluation.lm_eval_version import require_lm_eval
+from deltacompress.evaluation.overlap import refuse_data
+from deltacompress.evaluation.report import REPORT, Report
 from deltacompress.evaluation.run import evaluate
-from deltacompress.evaluation.subjects import check_label
 from deltacompress.evaluation.tasks import load_tasks
-from deltacompress.manifest import MANIFEST
+from deltacompress.outputs import check_free, holds_artifact, publish_directory
 from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
-from deltacompress.steps import Steps
-from deltacompress.workspace import check_free, publish_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +48,11 @@ def compress_gated(
     tasks: Sequence[str] = (),
     task_dir: str | Path | None = None,
     limit: int | None = None,
-    calibration: str | Path | None = None,
+    calibration: Calibration | None = None,
     seed: int | None = None,
     device: str = "auto",
     resume: bool = False,
+    force: bool = False,
     reporter: Reporter | None = None,
     **options: Any,
 ) -> GatedResult:
@@ -65,7 +61,9 @@ def compress_gated(
     Args:
         gate: what is asked. tasks: what is measured, by default the tasks that the policy requires.
         task_dir, limit: as evaluate. seed, device: also of the evaluation.
-        resume: continue the interrupted run of the same `out`, if there is one; a whole candidate is only measured.
+        resume: continue the interrupted run of the same `out`, if there is one.
+        force: compress and measure anew, and replace what `out` holds once the new one has passed. Without it an
+            artifact at `out` of the same input is only measured.
 
     Raises:
         GateFailedError: the candidate does not pass; it lies in OUT.candidate, its report in OUT.report.
@@ -75,34 +73,32 @@ def compress_gated(
     """
     reporter = reporter or SILENT
     target = Path(out)
-    check_free(target)
+    there = check_free(target, replaces=holds_artifact) and not force
     check_label(target.name)
     require_lm_eval()
     names = list(tasks) or list(gate.policy.require_tasks)
     if not names:
-        raise InputError(f"policy {gate.policy.name} requires no tasks by name, so say what to measure: --tasks A,B")
+        raise InputError(
+            f"policy {gate.policy.name} requires no tasks by name, so say what to measure: {option('tasks')}"
+        )
     chosen = load_tasks(names, task_dir=None if task_dir is None else Path(task_dir), few_shot=None, limit=limit)
     gate.check_tasks(names)
     refuse_hopeless(gate.policy, chosen, limit)
     candidate, report_dir = (target.with_name(f"{target.name}.{what}") for what in ("candidate", "report"))
-    if report_dir.exists() and not report_dir.is_dir():
-        raise OutputError(f"{report_dir}: is no directory, but the report goes there; move it, or choose another --out")
+    waits = target if there else candidate
+    _check_report(report_dir, anew=not (force or (waits.is_dir() and holds_artifact(waits))))
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
-    data = Path(calibration) if calibration is not None and Path(calibration).is_file() else None
-    if data is not None and recipe.needs_calibration and not gate.policy.allow_overlap:
-        refuse_file(chosen, data)
+    data = Path(calibration) if isinstance(calibration, str | Path) and Path(calibration).is_file() else None
+    compared = data if isinstance(calibration, str | Path) else calibration
+    if compared is not None and recipe.needs_calibration and not gate.policy.allow_overlap:
+        refuse_data(chosen, compared)
     made_from = {"recipe": recipe, "calibration": calibration, "seed": seed} | options
-    seconds = {}
+    compressed = compress(
+        base, finetuned, out=waits, device=device, resume=resume, force=force, reporter=reporter, **made_from
+    )
     try:
-        if (candidate / MANIFEST).is_file():
-            compressed = _left(candidate, base, finetuned, resume, made_from, reporter)
-        else:
-            compressed = compress(
-                base, finetuned, out=candidate, device=device, resume=resume, reporter=reporter, **made_from
-            )
-            seconds[target.name] = compressed.seconds
         report = evaluate(
-            {target.name: candidate},
+            {target.name: waits},
             base=base,
             finetuned=finetuned,
             tasks=names,
@@ -114,50 +110,38 @@ def compress_gated(
             calibration=data,
             allow_overlap=gate.policy.allow_overlap,
             policy=None,
-            compress_seconds=seconds,
+            compress_seconds={} if compressed.used_again else {target.name: compressed.seconds},
+            force=force,
             reporter=reporter,
         )
-    except KeyboardInterrupt as stop:  # compressing tells its own
-        if not (candidate / MANIFEST).is_file():
-            raise
-        raise Interrupted(f"interrupted; {candidate} is whole, run again with --resume to measure it") from stop
+    except KeyboardInterrupt as stop:
+        raise Interrupted(f"interrupted; {waits} is whole, run again to go on measuring it") from stop
     result = gate.check(report)
     try:
         result.require()
     except GateFailedError as error:
-        raise GateFailedError(f"{error}; not published: {candidate}, report in {report_dir}") from error
-    publish_directory(candidate, target)
+        told = f"{target} was published before" if there else f"not published: {candidate}"
+        raise GateFailedError(f"{error}; {told}, report in {report_dir}") from error
+    if not there:
+        publish_directory(candidate, target, replaces=holds_artifact if force else None)
     summary = compressed.summary | {"artifact": str(target)}
     return GatedResult(replace(compressed, out=target, summary=summary), report, result)
 
 
-def _left(
-    candidate: Path,
-    base: str | Path,
-    finetuned: str | Path,
-    resume: bool,
-    made_from: Mapping[str, Any],
-    reporter: Reporter,
-) -> CompressResult:
-    """The whole candidate of an earlier run, every byte checked; `seconds` are those that the check took.
+def _check_report(folder: Path, *, anew: bool) -> None:
+    """Refuse, before hours of work, a place for the report that cannot take it.
+
+    anew: the artifact that it is to be about is yet to be made, so a report there is about another one.
 
     Raises:
-        OutputError: not to be resumed. InputError: it is not what would be made now. IntegrityError: it is damaged.
+        OutputError: no directory, or a finished report of another artifact.
     """
-    began = time.monotonic()
-    if not resume:
-        raise OutputError(f"{candidate}: left by an earlier run; measure it with --resume, or remove it")
-    delta = verify(candidate, reporter=reporter)
-    other = difference(delta.manifest, base=Checkpoint.open(base), finetuned=Checkpoint.open(finetuned), **made_from)
-    if other is not None:
-        raise InputError(f"{candidate}: made with another {other}; remove it, or choose another --out")
-    reporter.note(f"{candidate}: whole already, so it is only measured")
-    return CompressResult(
-        out=candidate,
-        summary=delta.summary(),
-        kl_on_calibration=None,
-        seconds=time.monotonic() - began,
-        peak_memory_bytes=Steps.peak_memory(),
-        peak_device_bytes=None,
-        backend="an earlier run's",
-    )
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(
+            f"{folder}: is no directory, but the report goes there; move it, or choose another {option('out')}"
+        )
+    if anew and (folder / REPORT).exists():
+        raise OutputError(
+            f"{folder}: holds the report of an earlier run; move it, choose another {option('out')}, or replace it "
+            f"with {switch('force')}"
+        )

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from deltacompress.errors import InputError, install_hint
+from deltacompress.errors import InputError
 from deltacompress.evaluation.encoding import Encoder
+from deltacompress.evaluation.lm_eval_version import require_lm_eval
 from deltacompress.evaluation.panel import Panel
 from deltacompress.evaluation.records import Sample
 from deltacompress.evaluation.statistics import mean_stderr
 from deltacompress.evaluation.tasks import LocalTask, SuiteTask, Task
-
-MINIMUM = (0, 4, 13)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +48,6 @@ class TaskRun:
     value: float
     stderr: float
     rows: tuple[SampleRow, ...]
-
-
-def require_lm_eval() -> str:
-    """The version of lm-eval.
-
-    Raises:
-        InputError: it is not installed, or too old.
-    """
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        found = version("lm-eval")
-    except PackageNotFoundError as error:
-        raise InputError(f"evaluating needs lm-eval 0.4.13 or newer: {install_hint('eval')}") from error
-    if tuple(int(part) for part in found.split(".")[:3] if part.isdigit()) < MINIMUM:
-        raise InputError(f"lm-eval {found} is too old, 0.4.13 or newer is needed: {install_hint('eval')}")
-    return found
 
 
 def run_tasks(
@@ -105,6 +87,8 @@ def _suite(manager: Any, task: SuiteTask, seed: int) -> Any:
     Raises:
         InputError: lm-eval does not know it, its data cannot be had, or less of its metric is better.
     """
+    if task.spec.suite not in manager.all_tasks:  # lm-eval would take it for a file, and run the code that it names
+        raise InputError(f"task {task.name}: lm-eval has no task named {task.spec.suite}; see `lm-eval ls tasks`")
     try:
         loaded = manager.load([task.spec.suite])["tasks"]
     except (OSError, ValueError, KeyError) as error:

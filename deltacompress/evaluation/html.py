@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-from deltacompress.checkpoint_writer import output_errors
 from deltacompress.evaluation import html_charts, text
 from deltacompress.evaluation.html_style import STYLE
 from deltacompress.evaluation.report import Disagreement, Report, ScoreRecord, SubjectRecord, TaskInfo
+from deltacompress.files.output import output_errors
 
 _OPEN_TABLE = '<div class="scroll" tabindex="0" role="region" aria-label="{}"><table>'
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -100,12 +100,7 @@ def _scores(report: Report) -> Iterator[str]:
     confidence = f"{report.settings.confidence:.0%}"
     yield '<h2 id="scores">Scores</h2>'
     yield _OPEN_TABLE.format("Table of scores")
-    yield (
-        "<caption>Score: percent ± its standard error. Change: in points against the fine-tuned model on the same "
-        f"samples, with its {confidence} interval. p: of no difference (exact McNemar test for right or wrong answers, "
-        "else a paired bootstrap). KL, top-1 agreement, perplexity: next-token distributions against the fine-tuned "
-        "model's, per token of the right answers.</caption>"
-    )
+    yield "<caption>Scores of every model on every task</caption>"
     heads = [
         "score",
         f"change [{confidence}]",
@@ -122,11 +117,17 @@ def _scores(report: Report) -> Iterator[str]:
     for task in report.tasks:
         about = f"{task.metric}, {task.samples} samples. {task.description}"
         yield '<tbody><tr class="task"><th scope="rowgroup" colspan="9">'
-        yield f'{escape(task.name)} <span class="soft">{escape(about)}</span></th></tr>'
+        yield f'<span class="stay">{escape(task.name)} <span class="soft">{escape(about)}</span></span></th></tr>'
         for score in (one for one in report.scores if one.task == task.name):
             yield _score_row(score, roles[score.subject])
         yield "</tbody>"
     yield "</table></div>"
+    yield (
+        '<p class="soft">Score: percent ± its standard error. Change: in points against the fine-tuned model on the '
+        f"same samples, with its {confidence} interval. p: of no difference (exact McNemar test for right or wrong "
+        "answers, else a paired bootstrap). KL, top-1 agreement, perplexity: next-token distributions against the "
+        "fine-tuned model's, per token of the right answers.</p>"
+    )
 
 
 def _score_row(score: ScoreRecord, role: str) -> str:
@@ -187,10 +188,7 @@ def _answer(who: str, answer: str, *, right: bool | None = None) -> str:
 def _provenance(report: Report) -> Iterator[str]:
     yield "<h2>What was measured on what</h2>"
     yield _OPEN_TABLE.format("Table of models")
-    yield (
-        "<caption>Identity: manifest digest of a delta, content hash of the weights of a checkpoint. Time: computing "
-        "answers and fidelity; models of one batch share it.</caption><thead><tr>"
-    )
+    yield "<caption>The models that were measured</caption><thead><tr>"
     for head, kind in (("model", "text"), ("what it is", "text"), ("size", ""), ("ratio", ""), ("time", "")):
         yield f'<th scope="col" class="{kind}">{head}</th>'
     yield '<th scope="col" class="text">identity</th></tr></thead><tbody>'
@@ -204,7 +202,11 @@ def _provenance(report: Report) -> Iterator[str]:
             f"<td>{text.size(one.bytes)}</td><td>{ratio}</td><td>{one.seconds:.0f} s</td>"
             f'<td class="text"><code title="{one.identity}">{one.identity[:16]}</code></td></tr>'
         )
-    yield "</tbody></table></div><ul>"
+    yield "</tbody></table></div>"
+    yield (
+        '<p class="soft">Identity: manifest digest of a delta, content hash of the weights of a checkpoint. Time: '
+        "computing answers and fidelity; models of one batch share it.</p><ul>"
+    )
     yield from (f"<li>{escape(_task_line(task))}</li>" for task in report.tasks)
     for overlap in report.overlap:
         forced = " <strong>Evaluated all the same, as asked.</strong>" if overlap.forced else ""

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from html import escape
 
 from deltacompress.evaluation import svg, text
-from deltacompress.evaluation.report import Report, TaskInfo
+from deltacompress.evaluation.report import Report, ScoreRecord, SubjectRecord, TaskInfo
+from deltacompress.evaluation.svg_axis import signed
 
 
 def sections(report: Report) -> Iterator[str]:
@@ -18,36 +19,33 @@ def sections(report: Report) -> Iterator[str]:
 
 def _changes(report: Report) -> Iterator[str]:
     roles = {one.label: one.role for one in report.subjects}
-    rows = []
-    for task in report.tasks:
-        heading = task.name
-        for score in report.scores:
-            if score.task != task.name or score.paired is None or roles[score.subject] == "base":
-                continue
-            paired = score.paired
-            rows.append(
-                svg.Row(
-                    score.subject,
-                    -100 * paired.drop,
-                    -100 * paired.high,
-                    -100 * paired.low,
-                    roles[score.subject],
-                    heading,
-                )
-            )
-            heading = ""
+    rows: dict[str, list[svg.Row]] = {}
+    for score in report.scores:
+        if score.paired is None or roles[score.subject] == "base":
+            continue
+        change, low, high = (100 * (0.0 - value) for value in (score.paired.drop, score.paired.high, score.paired.low))
+        rows.setdefault(score.task, []).append(svg.Row(score.subject, change, low, high, roles[score.subject]))
     if not rows:
         return
-    told = "; ".join(f"{row.label} {row.value:+.1f} [{row.low:+.1f}, {row.high:+.1f}]" for row in rows)
-    chart = svg.forest(
-        rows, margin=100 * report.settings.margin, title="Change of each score", description=f"In points: {told}"
-    )
     yield "<h2>Change against the fine-tuned model</h2>"
     yield (
         f"<p>Dots: change of the score on the same samples; bars: its {report.settings.confidence:.0%} interval. "
         "A bar that stays right of the dashed line is not inferior by that margin.</p>"
     )
-    yield f'<div class="charts"><figure>{chart}</figure></div>'
+    yield '<div class="charts">'
+    shown = [row for found in rows.values() for row in found]
+    span = min(row.low for row in shown), max(row.high for row in shown)
+    for task, found in rows.items():
+        told = "; ".join(f"{row.label} {signed(row.value)} [{signed(row.low)}, {signed(row.high)}]" for row in found)
+        chart = svg.forest(
+            found,
+            margin=100 * report.settings.margin,
+            span=span,
+            title=f"Change of each score, {task}",
+            description=f"In points: {told}",
+        )
+        yield f"<figure><figcaption>{escape(task)}</figcaption>{chart}</figure>"
+    yield "</div>"
 
 
 def _quality(report: Report) -> Iterator[str]:
@@ -57,20 +55,29 @@ def _quality(report: Report) -> Iterator[str]:
     yield "<p>Up is better, left is smaller. Bars: one standard error of the score.</p>"
     yield '<div class="charts">'
     for task in report.tasks:
-        yield f"<figure><figcaption>{escape(task.name)}</figcaption>{quality_chart(report, task)}</figure>"
+        yield f"<figure><figcaption>{escape(task.name)}</figcaption>{quality_chart(report, task)}"
+        yield f"{''.join(_key(report, task))}</figure>"
     yield "</div>"
 
 
+def _shown(report: Report, task: TaskInfo) -> Iterator[tuple[int, SubjectRecord, ScoreRecord]]:
+    """Number, model and score of each mark; the base costs a variant nothing and is left out."""
+    subjects = [one for one in report.subjects if one.role != "base"]
+    for number, subject in enumerate(subjects, start=1):
+        if (score := report.score(task.name, subject.label)) is not None:
+            yield number, subject, score
+
+
 def quality_chart(report: Report, task: TaskInfo) -> str:
-    """Score against bytes, one mark per model; the base costs a variant nothing and is left out."""
+    """Score against bytes, one mark per model."""
     marks = []
-    for subject in report.subjects:
-        score = report.score(task.name, subject.label)
-        if score is None or subject.role == "base":
-            continue
+    for number, subject, score in _shown(report, task):
         value, error = 100 * score.value, 100 * score.stderr
-        marks.append(svg.Mark(float(subject.bytes), value, subject.label, subject.role, value - error, value + error))
-    told = "; ".join(f"{mark.label}: {mark.y:.1f} percent at {text.size(int(mark.x))}" for mark in marks)
+        marks.append(svg.Mark(float(subject.bytes), value, number, subject.role, value - error, value + error))
+    told = "; ".join(
+        f"{subject.label}: {text.percent(score.value)} percent at {text.size(subject.bytes)}"
+        for _, subject, score in _shown(report, task)
+    )
     return svg.scatter(
         marks,
         title=f"Quality against size, {task.name}",
@@ -78,6 +85,16 @@ def quality_chart(report: Report, task: TaskInfo) -> str:
         x_label="bytes on disk",
         y_label=f"{task.metric}, percent",
     )
+
+
+def _key(report: Report, task: TaskInfo) -> Iterator[str]:
+    """Which number is which model; text of the page, so that a long name wraps and is never cut."""
+    yield '<ol class="key">'
+    for number, subject, score in _shown(report, task):
+        swatch = f'<span class="swatch {subject.role}" aria-hidden="true"></span>'
+        told = f"{text.percent(score.value)} ± {text.percent(score.stderr)}, {text.size(subject.bytes)}"
+        yield f'<li value="{number}">{swatch}{escape(subject.label)} <span class="soft">{told}</span></li>'
+    yield "</ol>"
 
 
 def _layers(report: Report) -> Iterator[str]:

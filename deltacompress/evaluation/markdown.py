@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from deltacompress.checkpoint_writer import output_errors
 from deltacompress.evaluation import text
 from deltacompress.evaluation.report import Report
+from deltacompress.files.output import output_errors
 
 
 def write_markdown(report: Report, path: Path) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from deltacompress.calibrate.data import load_calibration
-from deltacompress.calibrate.sources import open_source
-from deltacompress.errors import CalibrationError, InputError
+from deltacompress.calibrate.sources import IN_MEMORY, Calibration, open_source
+from deltacompress.errors import CalibrationError, InputError, option, switch
 from deltacompress.evaluation.encoding import Encoder
 from deltacompress.evaluation.records import text_hash
 from deltacompress.evaluation.tasks import TRAIN, LocalTask, Task
@@ -47,7 +47,7 @@ def check(task: Task, calibration: CalibrationRecord | None, given: Path | None,
     if given is not None:
         if _ids_hash(given, calibration, encoder) != calibration.sha256:
             raise InputError(
-                f"--calibration {given}: not what this delta was calibrated on ({calibration.source}, "
+                f"{option('calibration')} {given}: not what this delta was calibrated on ({calibration.source}, "
                 f"{calibration.samples} x {calibration.seq_len} tokens, seed {calibration.seed}); give that file"
             )
         return _compare(task, calibration, given)
@@ -58,7 +58,7 @@ def check(task: Task, calibration: CalibrationRecord | None, given: Path | None,
         "not checked",
         0,
         f"calibrated on {calibration.source}, which is not beside the samples; its texts were not compared "
-        "(give --calibration FILE)",
+        "(give --calibration FILE)",  # a report holds it, whoever made that
     )
 
 
@@ -79,21 +79,23 @@ def refuse(found: Sequence[tuple[str, Overlap]], *, force: bool) -> None:
     for task, overlap in found:
         if overlap.verdict == "overlaps" and not force:
             raise InputError(
-                f"task {task}: {overlap.told}; evaluate on held-out samples, or record it with --allow-overlap"
+                f"task {task}: {overlap.told}; evaluate on held-out samples, or record it with "
+                f"{switch('allow_overlap')}"
             )
 
 
-def refuse_file(tasks: Sequence[Task], calibration: Path) -> None:
-    """Stop, before anything is calibrated on the file, at samples that are in it.
+def refuse_data(tasks: Sequence[Task], calibration: Calibration) -> None:
+    """Stop, before anything is calibrated on a file or on records, at samples that are in it.
 
     Raises:
-        InputError: some are, or the file cannot be read.
+        InputError: some are, or it cannot be read.
     """
     texts = _texts(calibration)
+    data = f"calibration file {calibration}" if isinstance(calibration, str | Path) else f"calibration {IN_MEMORY}"
     for task in tasks:
         if isinstance(task, LocalTask) and (count := _seen(task, texts)):
             raise InputError(
-                f"task {task.name}: {count} of {len(task.samples)} samples are in the calibration file {calibration}; "
+                f"task {task.name}: {count} of {len(task.samples)} samples are in the {data}; "
                 "calibrate on other data, or set allow_overlap in the policy"
             )
 
@@ -118,8 +120,8 @@ def _ids_hash(path: Path, calibration: CalibrationRecord, encoder: Encoder) -> s
     return tokens.sha256
 
 
-def _texts(path: Path) -> set[str]:
-    opened = open_source(str(path))
+def _texts(data: Calibration) -> set[str]:
+    opened = open_source(data)
     seen = set()
     for record in opened.shuffled(0):
         fields = record.fields

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from deltacompress.errors import InputError
+from deltacompress.files.regular import ANYWHERE, read_text, told
 
+_MAX_BYTES = 1 << 30
 _FIELD = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 
 
@@ -52,10 +54,11 @@ def read_samples(path: Path, templates: Templates, *, choose: bool | None) -> tu
     """All samples of a file. choose: whether each must have choices (True), has none (False), or either (None).
 
     Raises:
-        InputError: missing, unreadable or empty; a line that is not JSON or lacks a field; an answer that is no choice.
+        InputError: missing, told or empty; a line that is not JSON or lacks a field; an answer that is no choice.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines would also cut at U+2028 in a text
+        text = read_text(path, at_most=_MAX_BYTES, links=ANYWHERE)
+        lines = text.split("\n")  # splitlines would also cut at U+2028 in a text
     except FileNotFoundError as error:
         raise InputError(
             f"{path}: no such task file; a task needs validation.jsonl (and train.jsonl for few-shot)"
@@ -63,7 +66,7 @@ def read_samples(path: Path, templates: Templates, *, choose: bool | None) -> tu
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text (byte {error.start}); convert it to UTF-8") from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); make it readable") from error
+        raise InputError(f"{path}: {told(error)}") from error
     samples = [
         _sample(line, f"{path}:{number}", templates, choose)
         for number, line in enumerate(lines, start=1)

@@ -13,11 +13,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from deltacompress.checkpoint_writer import output_errors, write_file
 from deltacompress.errors import ChecksumError, FormatError, InputError, SchemaVersionError
+from deltacompress.files.output import write_once
+from deltacompress.files.regular import ANYWHERE, read_bytes, told
+from deltacompress.json_memory import MAX_DEPTH, is_deep, parsed_bytes
 
 SCHEMA_VERSION = 1
 REPORT = "report.json"
+_MAX_BYTES = 64 << 20
+_MAX_MEMORY = 128 << 20  # of the parsed report, by the estimate
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
 Role = Literal["finetuned", "base", "delta", "checkpoint"]
@@ -98,6 +102,11 @@ class PairedRecord(_Record):
     recovery: float | None
     same_answers: int
     noninferior: bool
+
+    @property
+    def change(self) -> float:
+        """What became of the score, a loss being negative; never a negative zero."""
+        return 0.0 - self.drop
 
 
 class FidelityRecord(_Record):
@@ -229,9 +238,7 @@ class Report(_Record):
 
     def write(self, path: Path) -> None:
         """Write report.json; raises OutputError."""
-        with output_errors(path):
-            path.unlink(missing_ok=True)
-            write_file(path, [self.to_bytes()])
+        write_once(path, self.to_bytes(), replace=True)
 
 
 def read_report(path: str | Path) -> Report:
@@ -244,18 +251,25 @@ def read_report(path: str | Path) -> Report:
     file = Path(path)
     file = file / REPORT if file.is_dir() else file
     try:
-        data = json.loads(file.read_bytes())
+        raw = read_bytes(file, at_most=_MAX_BYTES, links=ANYWHERE)
     except FileNotFoundError as error:
         raise InputError(f"{file}: no such report; `deltacompress eval ... --out DIR` writes DIR/{REPORT}") from error
     except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror}); give another report") from error
-    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file}: {told(error, 'give another report')}") from error
+    if parsed_bytes(raw) > _MAX_MEMORY:
+        raise FormatError(f"{file}: holds more values than any report does; evaluate again")
+    try:
+        data = json.loads(raw)
+        spelled = _digest({key: value for key, value in data.items() if key != "digest"}) if type(data) is dict else ""
+    except (ValueError, RecursionError) as error:  # NaN and what is beyond all floats is no JSON either
         raise ChecksumError(f"{file}: not JSON ({error}); evaluate again") from error
+    if is_deep(raw):
+        raise FormatError(f"{file}: nested deeper than {MAX_DEPTH} levels, as no report is; evaluate again")
     if not isinstance(data, dict) or "schema_version" not in data:
         raise FormatError(f"{file}: not an evaluation report; `deltacompress eval` writes one")
     claimed = data.pop("digest", None)
     version = data["schema_version"]
-    if claimed != _digest(data):
+    if claimed != spelled:
         raise ChecksumError(f"{file}: its content differs from its digest (edited, or damaged); evaluate again")
     if version != SCHEMA_VERSION:
         raise SchemaVersionError(

@@ -3,7 +3,8 @@
     tasks and subjects -> overlap check -> lm-eval over panels (the fine-tuned model; base and deltas, decoupled, in
     shared batches; other checkpoints one by one) -> fidelity -> paired statistics -> verdicts -> report
 
-Answers are kept in OUT/answers while it runs: run it again after an interruption and it goes on there.
+Answers are kept in OUT/answers while it runs: run it again after an interruption and it goes on there. A finished
+report of the same input is used again, one of other input stays unless it is to be replaced (files/finished.py).
 """
 
 from __future__ import annotations
@@ -18,29 +19,36 @@ from typing import Any
 import torch
 
 from deltacompress import __version__
-from deltacompress.checkpoint_writer import output_errors
-from deltacompress.errors import InputError
+from deltacompress.arguments import Amount, Count, Share, Whole, checked
+from deltacompress.errors import InputError, option, spelled, switch
 from deltacompress.evaluation import assemble, fidelity, overlap
 from deltacompress.evaluation.checkpoints import CheckpointScorer
 from deltacompress.evaluation.decoupled import DecoupledScorer
 from deltacompress.evaluation.encoding import Encoder
 from deltacompress.evaluation.fidelity import FidelityResult
 from deltacompress.evaluation.gate import Gate
-from deltacompress.evaluation.harness import TaskRun, require_lm_eval, run_tasks
+from deltacompress.evaluation.harness import TaskRun, run_tasks
 from deltacompress.evaluation.html import write_html
+from deltacompress.evaluation.inputs import inputs_of
+from deltacompress.evaluation.lm_eval_version import require_lm_eval
 from deltacompress.evaluation.markdown import write_markdown
 from deltacompress.evaluation.panel import Panel
-from deltacompress.evaluation.report import REPORT, OverlapRecord, Report, Settings
+from deltacompress.evaluation.report import REPORT, OverlapRecord, Report, Settings, read_report
 from deltacompress.evaluation.scorer import Scorer
 from deltacompress.evaluation.store import AnswerStore, AnswerStores
 from deltacompress.evaluation.subjects import Subject, open_subjects
 from deltacompress.evaluation.tasks import LocalTask, Task, load_tasks
+from deltacompress.files.finished import new_output
+from deltacompress.models.config import notes, other_way_out
+from deltacompress.models.load import WAY_OUT
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.runtime.numerics import settle
 
 ANSWERS = "answers"
+_FILES = (REPORT, "report.md", "report.html", "samples/*.jsonl")
 
 
+@checked
 def evaluate(
     artifacts: str | Path | Mapping[str, str | Path],
     *,
@@ -52,19 +60,20 @@ def evaluate(
     stored_as: Mapping[str, str | Path] | None = None,
     with_base: bool = False,
     task_dir: str | Path | None = None,
-    few_shot: int | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    batch_size: int = 64,
+    few_shot: Whole | None = None,
+    limit: Count | None = None,
+    seed: Whole = 0,
+    batch_size: Count = 64,
     device: str = "cpu",
     dtype: str = "float32",
     backend: str = "auto",
     calibration: str | Path | None = None,
     allow_overlap: bool = False,
     policy: str | Path | None = "default",
-    margin: float = 0.02,
-    confidence: float = 0.95,
+    margin: Amount = 0.02,
+    confidence: Share = 0.95,
     compress_seconds: Mapping[str, float] | None = None,
+    force: bool = False,
     reporter: Reporter | None = None,
 ) -> Report:
     """Measure artifacts (and whatever they are compared with) on tasks; writes out/report.json, .md and .html.
@@ -84,12 +93,14 @@ def evaluate(
         allow_overlap: evaluate even if samples were seen in calibration; it is recorded.
         policy: the gate whose verdict the report begins with; None for none.
         margin: of non-inferiority, in units of the metric. confidence: of every interval.
+        force: measure anew what `out` holds already, and replace it once that is done; without it a finished report of
+            the same input is read and returned.
 
     Raises:
         InputError, IntegrityError, PairError: as load_tasks, open_subjects, overlap.refuse, Gate.check_tasks and
             run_tasks; lm-eval is not installed.
         InputError: a dtype that the runtime does not serve in. BackendError: no such device here.
-        OutputError: `out` cannot be written.
+        OutputError: `out` cannot be written, or holds a finished report of other input.
     """
     reporter = reporter or SILENT
     lm_eval_version = require_lm_eval()
@@ -100,7 +111,7 @@ def evaluate(
     chosen = load_tasks(
         list(tasks), task_dir=None if task_dir is None else Path(task_dir), few_shot=few_shot, limit=limit
     )
-    subjects, encoder = open_subjects(
+    opened, subjects, encoder = open_subjects(
         _labelled(artifacts),
         base=Path(base),
         finetuned=None if finetuned is None else Path(finetuned),
@@ -108,6 +119,10 @@ def evaluate(
         stored_as={label: Path(path) for label, path in (stored_as or {}).items()},
         with_base=with_base,
     )
+    with other_way_out(WAY_OUT):
+        for subject in subjects:
+            for note in () if subject.checkpoint is None else notes(subject.checkpoint.config, subject.checkpoint.path):
+                reporter.note(note)
     overlaps = _overlaps(chosen, subjects, None if calibration is None else Path(calibration), encoder, allow_overlap)
     if gate is not None and (why := _no_verdict(gate, subjects)):
         reporter.note(f"gate {gate.policy.name} gives no verdict: {why}")
@@ -116,12 +131,16 @@ def evaluate(
         gate.check_tasks([task.name for task in chosen])
     options = {"device": device, "dtype": dtype, "batch_size": batch_size}
     tools = _tools(lm_eval_version)
+    asked = options | {"limit": limit, "seed": seed, "confidence": confidence, "margin": margin, "backend": backend}
+    inputs = inputs_of(opened, subjects, chosen, overlaps, gate, asked, tools)
     runs: dict[str, dict[str, TaskRun]] = {}
     found: dict[str, dict[str, FidelityResult]] = {}
     seconds: dict[str, float] = {}
-    with output_errors(target):
-        target.mkdir(parents=True, exist_ok=True)
-    with AnswerStores(target / ANSWERS) as stores:
+    with new_output(target, _FILES, inputs, force=force) as output, AnswerStores(target / ANSWERS) as stores:
+        if output is None:
+            again = f"used again ({switch('force')}: measure anew)"
+            reporter.note(f"{target}: a finished report of the same input, {again}")
+            return read_report(target)
         reference: Scorer | None = None
         drafts: AnswerStore | None = None
         described = "plain checkpoints"
@@ -159,7 +178,7 @@ def evaluate(
         report = Report(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             base=Path(base).name,
-            base_sha256=_base_hash(subjects, Path(base)),
+            base_sha256=opened.fingerprint(),
             reference=subjects[0].label if subjects[0].role == "finetuned" else None,
             settings=settings,
             subjects=tuple(one.record(seconds[one.label], (compress_seconds or {}).get(one.label)) for one in subjects),
@@ -172,10 +191,11 @@ def evaluate(
         )
         if gate is not None:
             report = report.model_copy(update={"verdicts": gate.check(report).verdicts})
-        assemble.write_samples(target / "samples", runs)
-        report.write(target / REPORT)
-        write_markdown(report, target / "report.md")
-        write_html(report, target / "report.html")
+        assemble.write_samples(output.ready / "samples", runs)
+        report.write(output.ready / REPORT)
+        write_markdown(report, output.ready / "report.md")
+        write_html(report, output.ready / "report.html")
+        output.finish()
         stores.remove()
     return report
 
@@ -185,7 +205,8 @@ def _no_verdict(gate: Gate, subjects: Sequence[Subject]) -> str | None:
     if all(one.role != "delta" for one in subjects):
         return "no artifact is evaluated"
     if gate.compares and subjects[0].role != "finetuned":
-        return "it compares with the fine-tuned model; evaluate with --against finetuned=PATH"
+        how = spelled("--against finetuned=PATH", "finetuned=PATH")
+        return f"it compares with the fine-tuned model; evaluate with {how}"
     return None
 
 
@@ -207,7 +228,9 @@ def _scorer(
 ) -> tuple[Scorer, str | None]:
     """A scorer for a group, and how it runs if it is the decoupled runtime."""
     if group[0].role in ("finetuned", "checkpoint"):
-        return CheckpointScorer.open(group[0].path, **options), None
+        checkpoint = group[0].checkpoint
+        assert checkpoint is not None
+        return CheckpointScorer.open(checkpoint, **options), None  # the very files that were hashed
     scorer = DecoupledScorer.open(base, backend=backend, **options)
     for subject in group:
         if subject.delta is not None:
@@ -267,15 +290,10 @@ def _overlaps(
                 )
             )
     if given is not None and not records:
-        raise InputError(f"--calibration {given}: no artifact is evaluated that could have been calibrated on it")
+        raise InputError(
+            f"{option('calibration')} {given}: no artifact is evaluated that could have been calibrated on it"
+        )
     return tuple(records)
-
-
-def _base_hash(subjects: Sequence[Subject], base: Path) -> str:
-    from deltacompress.checkpoint import Checkpoint
-
-    known = [one.delta.manifest.base.content_hash for one in subjects if one.delta is not None]
-    return known[0] if known else Checkpoint.open(base).fingerprint()
 
 
 def _tools(lm_eval_version: str) -> dict[str, str]:

@@ -12,11 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import comb, sqrt
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Values = NDArray[np.float64]
+    Values = NDArray[np.float64]
 
 FEWEST = 8
 """Samples that a bootstrap needs. Fewer are too alike when drawn again (one: always itself), so nothing is bounded."""
@@ -74,8 +76,8 @@ def _tango_statistic(gained: int, lost: int, samples: int, drop: float) -> float
     gained_share = (sqrt(max(b * b - 4 * a * c, 0.0)) - b) / (2 * a)
     variance = samples * (2 * gained_share + drop * (1 - drop))
     excess = lost - gained - samples * drop
-    if variance <= 0:
-        return 0.0 if excess == 0 else (float("inf") if excess > 0 else float("-inf"))
+    if variance <= 0:  # no answer flipped and none is said to, or all did: nothing speaks against it
+        return 0.0
     return excess / sqrt(variance)
 
 
@@ -84,6 +86,8 @@ def bootstrap_means(values: Values, *, iterations: int, seed: int) -> Values:
 
     Values that repeat (drops of right answers are -1, 0 or 1) are drawn as counts, which costs nothing.
     """
+    import numpy as np
+
     rng = np.random.Generator(np.random.PCG64(seed))
     n = len(values)
     distinct, counts = np.unique(values, return_counts=True)
@@ -129,6 +133,8 @@ def compare_paired(
     Raises:
         ValueError: lengths differ, or there is no sample (a mistake of the calling code).
     """
+    import numpy as np
+
     if reference.shape != candidate.shape or reference.ndim != 1 or not len(reference):
         raise ValueError(f"paired values of shapes {reference.shape} and {candidate.shape}")
     difference = reference - candidate
@@ -158,6 +164,8 @@ def ratio_interval(
 
     With fewer than FEWEST samples its ends are infinite.
     """
+    import numpy as np
+
     rng = np.random.Generator(np.random.PCG64(seed))
     n = len(numerators)
     if n < FEWEST:

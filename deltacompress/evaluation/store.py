@@ -1,7 +1,8 @@
 """Answers kept while an evaluation runs, so that an interrupted one goes on where it stopped.
 
 One JSON Lines file per model; its name is a hash of all that can change an answer (weights, dtype, backend, versions),
-so that answers of another model can never be taken for this one's. A line cut short by a kill is dropped.
+so that answers of another model can never be taken for this one's. A line that is not whole (a kill, damage) is
+dropped, with all after it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from deltacompress.checkpoint_writer import output_errors
+from deltacompress.files.output import output_errors
 
 
 class AnswerStore:
@@ -27,10 +28,11 @@ class AnswerStore:
             folder.mkdir(parents=True, exist_ok=True)
             if self.path.exists():
                 raw = self.path.read_bytes()
-                whole = raw.rfind(b"\n") + 1
-                for line in raw[:whole].splitlines():
-                    key, answer = json.loads(line)
-                    self._answers[key] = answer
+                for line in raw.splitlines(keepends=True):
+                    if (item := _item(line)) is None:
+                        break
+                    self._answers[item[0]] = item[1]
+                    whole += len(line)
             self._file = self.path.open("ab")
             self._file.truncate(whole)
         self.resumed = len(self._answers)
@@ -88,6 +90,15 @@ class AnswerStores:
     ) -> None:
         for store in self._stores.values():
             store.close()
+
+
+def _item(line: bytes) -> tuple[str, Any] | None:
+    """The key and the answer of a line, None if it is not whole."""
+    try:
+        key, answer = json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return (key, answer) if isinstance(key, str) and line.endswith(b"\n") else None
 
 
 def _file_name(identity: Mapping[str, Any]) -> str:

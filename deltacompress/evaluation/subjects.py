@@ -13,15 +13,14 @@ from pathlib import Path
 
 from deltacompress.artifact import Delta, load_delta
 from deltacompress.checkpoint import Checkpoint
-from deltacompress.errors import InputError, IntegrityError
+from deltacompress.errors import InputError, IntegrityError, spelled
 from deltacompress.evaluation.baselines import ACCOUNT, Account, read_account
 from deltacompress.evaluation.encoding import Encoder, check_same_tokenizer
+from deltacompress.evaluation.labels import BASE, FINETUNED, check_label
 from deltacompress.evaluation.report import LayerRecord, Role, SubjectRecord
-from deltacompress.summary import natural
+from deltacompress.summary import kinds, natural
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
-_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@/-]{0,99}")
-FINETUNED, BASE = "finetuned", "base"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +91,6 @@ class Subject:
         )
 
 
-def check_label(label: str) -> None:
-    """Make sure that a model can be named so.
-
-    Raises:
-        InputError: it cannot.
-    """
-    if not _LABEL.fullmatch(label):
-        raise InputError(f"label {label!r}: use letters, digits and . _ - @ /")
-    if label in (FINETUNED, BASE):
-        raise InputError(f"label {label}: is taken by the {label} model; give another one (LABEL=PATH)")
-
-
 def open_subjects(
     artifacts: Mapping[str, Path],
     *,
@@ -112,8 +99,8 @@ def open_subjects(
     others: Mapping[str, Path],
     stored_as: Mapping[str, Path],
     with_base: bool,
-) -> tuple[list[Subject], Encoder]:
-    """Open everything that takes part (the fine-tuned model first), and the tokenizer they share.
+) -> tuple[Checkpoint, list[Subject], Encoder]:
+    """Open the base, everything that takes part (the fine-tuned model first), and the tokenizer they share.
 
     Raises:
         InputError: nothing to measure, a label twice or reserved.
@@ -139,10 +126,11 @@ def open_subjects(
         stored = _stored(stored_as[label]) if label in stored_as else None
         subjects.append(Subject(label, "checkpoint", path, Checkpoint.open(path), None, stored))
     if not subjects:
-        raise InputError("nothing to evaluate: give an artifact, or a checkpoint with --against LABEL=PATH")
+        how = spelled("--against LABEL=PATH", "others={LABEL: PATH}")
+        raise InputError(f"nothing to evaluate: give an artifact, or a checkpoint with {how}")
     if finetuned is not None:
         _check_made_from(subjects)
-    return subjects, _shared_encoder(subjects, base_checkpoint)
+    return base_checkpoint, subjects, _shared_encoder(subjects, base_checkpoint)
 
 
 def _stored(path: Path) -> Delta | Account:
@@ -158,8 +146,8 @@ def _check_made_from(subjects: Sequence[Subject]) -> None:
         made_from = subject.delta.manifest.finetuned
         if made_from.content_hash != reference.identity:
             raise IntegrityError(
-                f"--against finetuned={reference.path}: {subject.path} was made from another model "
-                f"({made_from.name}, {made_from.content_hash[:12]}); give that one"
+                f"{spelled('--against finetuned=', 'finetuned ')}{reference.path}: {subject.path} was made from "
+                f"another model ({made_from.name}, {made_from.content_hash[:12]}); give that one"
             )
 
 
@@ -177,14 +165,16 @@ def _shared_encoder(subjects: Sequence[Subject], base: Checkpoint) -> Encoder:
 def _layers(delta: Delta) -> tuple[LayerRecord, ...]:
     """Loss and bits of each decoder layer, then of what stands outside of them."""
     groups: dict[str, list[tuple[float | None, int, int]]] = {}
+    known = kinds(delta.manifest)
     for record in delta.manifest.tensors:
-        if record.status == "alias" or record.kind not in ("linear", "embedding", "head"):
+        kind = known[record.name]
+        if record.status == "alias" or kind not in ("linear", "embedding", "head"):
             continue
         match = _LAYER.search(record.name)
         numel = 1
         for size in record.shape:
             numel *= size
-        where = f"layer {match[1]}" if match and record.kind == "linear" else record.kind
+        where = f"layer {match[1]}" if match and kind == "linear" else kind
         groups.setdefault(where, []).append((record.loss, record.bytes, numel))
     made = []
     for name in sorted(groups, key=natural):

@@ -15,11 +15,14 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from deltacompress.content import content_path, list_content
-from deltacompress.errors import InputError, RecipeError
+from deltacompress.errors import InputError, RecipeError, option
 from deltacompress.evaluation.records import Sample, Templates, read_samples
-from deltacompress.recipe_yaml import load_yaml
+from deltacompress.files.regular import ANYWHERE, read_text
+from deltacompress.recipe_yaml import MAX_YAML_BYTES, load_yaml
 
 VALIDATION, TRAIN = "validation.jsonl", "train.jsonl"
+_BELOW = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$"
+"""A folder below another: plain names, none of which leads out."""
 
 
 class _Spec(BaseModel):
@@ -42,7 +45,7 @@ class LocalSpec(_Spec):
     """
 
     kind: Literal["choose", "generate"]
-    data: str | None = None
+    data: Annotated[str, Field(pattern=_BELOW)] | None = None
     prompt: str = "{{prompt}}"
     completion: str = "{{completion}}"
     choices: str | tuple[str, ...] = "choices"
@@ -52,10 +55,13 @@ class LocalSpec(_Spec):
 
 
 class SuiteSpec(_Spec):
-    """A task of lm-eval's own library, whose data comes from the hub. metric: which of its metrics counts here."""
+    """A task of lm-eval's own library, whose data comes from the hub. metric: which of its metrics counts here.
+
+    suite: its name there, never a file: lm-eval would run the functions that a YAML file names.
+    """
 
     kind: Literal["suite"]
-    suite: str
+    suite: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}$")]
     metric: str = "acc"
     filter: str = "none"
 
@@ -108,12 +114,23 @@ def load_tasks(names: list[str], *, task_dir: Path | None, few_shot: int | None,
         InputError: no names, a name twice, an unknown task (the nearest is told), or data that is missing or wrong.
     """
     if not names:
-        raise InputError(f"--tasks: no task named; there are {', '.join(task_names(task_dir))}")
+        raise InputError(f"{option('tasks')}: no task named; there are {', '.join(task_names(task_dir))}")
     if len(set(names)) != len(names):
-        raise InputError(f"--tasks {','.join(names)}: a task is named twice")
-    if task_dir is not None and not task_dir.is_dir():
-        raise InputError(f"--task-dir {task_dir}: no such folder; give one with <task>/validation.jsonl in it")
+        raise InputError(f"{option('tasks')} {','.join(names)}: a task is named twice")
+    check_task_dir(task_dir)
     return [_load(name, task_dir, few_shot, limit) for name in names]
+
+
+def check_task_dir(task_dir: Path | None) -> None:
+    """Make sure that the folder of the user's own tasks is there.
+
+    Raises:
+        InputError: it is not.
+    """
+    if task_dir is not None and not task_dir.is_dir():
+        raise InputError(
+            f"{option('task_dir')} {task_dir}: no such folder; give one with <task>/validation.jsonl in it"
+        )
 
 
 def task_names(task_dir: Path | None) -> list[str]:
@@ -126,7 +143,7 @@ def task_names(task_dir: Path | None) -> list[str]:
 
 
 def _load(name: str, task_dir: Path | None, few_shot: int | None, limit: int | None) -> Task:
-    spec = _spec(name, task_dir)
+    spec = find_spec(name, task_dir)
     shots = spec.few_shot if few_shot is None else few_shot
     spec = spec.model_copy(update={"few_shot": shots})
     if isinstance(spec, SuiteSpec):
@@ -136,13 +153,17 @@ def _load(name: str, task_dir: Path | None, few_shot: int | None, limit: int | N
     choose = spec.kind == "choose"
     samples = read_samples(folder / VALIDATION, templates, choose=choose)[:limit]
     if not samples:
-        raise InputError(f"task {name}: zero samples left after --limit {limit}; give a larger one")
+        raise InputError(f"task {name}: zero samples left after {option('limit')} {limit}; give a larger one")
     examples = read_samples(folder / TRAIN, templates, choose=choose) if shots else ()
     return LocalTask(spec, samples, examples, folder / VALIDATION)
 
 
-def _spec(name: str, task_dir: Path | None) -> LocalSpec | SuiteSpec:
-    """The description of a task; where there is none, its folder speaks for itself."""
+def find_spec(name: str, task_dir: Path | None) -> LocalSpec | SuiteSpec:
+    """The description of a task; where there is none, its folder speaks for itself.
+
+    Raises:
+        InputError: no such task (the nearest is told), or as read_spec.
+    """
     if task_dir is not None:
         own = task_dir / f"{name}.yaml"
         if own.is_file():
@@ -156,7 +177,7 @@ def _spec(name: str, task_dir: Path | None) -> LocalSpec | SuiteSpec:
     if name not in shipped:
         close = get_close_matches(name.lower(), known, n=3, cutoff=0.5)
         told = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
-        raise InputError(f"unknown task {name!r}: {told} (own ones: --task-dir DIR with {name}/{VALIDATION})")
+        raise InputError(f"unknown task {name!r}: {told} (own ones: {option('task_dir')} DIR with {name}/{VALIDATION})")
     return read_spec(shipped[name])
 
 
@@ -167,7 +188,7 @@ def read_spec(path: Path) -> LocalSpec | SuiteSpec:
         InputError: not YAML, or a key that is unknown, missing or wrong; names it.
     """
     try:
-        data = load_yaml(path.read_text(encoding="utf-8-sig"), str(path))
+        data = load_yaml(read_text(path, at_most=MAX_YAML_BYTES, links=ANYWHERE), str(path))
     except RecipeError as error:
         raise InputError(str(error)) from error
     except (OSError, UnicodeDecodeError) as error:
@@ -193,7 +214,8 @@ def _folder(spec: LocalSpec, task_dir: Path | None) -> Path:
         return content_path(*spec.data.split("/"))
     if task_dir is None:
         raise InputError(
-            f"task {spec.task}: its data is not shipped; give --task-dir DIR with {spec.data or spec.task}/{VALIDATION}"
+            f"task {spec.task}: its data is not shipped; give {option('task_dir')} DIR with "
+            f"{spec.data or spec.task}/{VALIDATION}"
         )
     folder = task_dir / (spec.data or spec.task)
     if not (folder / VALIDATION).is_file():

@@ -15,19 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltacompress.checkpoint import DTYPES, Checkpoint
+from deltacompress.arguments import checked
+from deltacompress.checkpoint import Checkpoint
 from deltacompress.checkpoint_writer import write_checkpoint, write_file
+from deltacompress.dtypes import DTYPES
 from deltacompress.errors import CheckpointError, InputError
+from deltacompress.files import regular
 from deltacompress.interop import gptq
 from deltacompress.interop.export import CONFIG, QUANTIZE_CONFIG
+from deltacompress.outputs import check_free, check_outside, holds_checkpoint, publish_directory
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.restoration import fresh_directory
-from deltacompress.safetensors_header import MAX_HEADER_BYTES, load_json_object
+from deltacompress.safetensors_header import load_json_object
+from deltacompress.side_files import MAX_CONFIG_BYTES
 from deltacompress.types import TensorInfo
-from deltacompress.workspace import check_free, check_outside, publish_directory
 
 _DTYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32"}
 _WORDS = {"qweight": ("I32",), "qzeros": ("I32",), "scales": tuple(_DTYPES.values()), "g_idx": ("I32", "I64")}
+_CHUNK = 1 << 22
 _OTHERWISE = "save it dense with the tool that made it"
 
 
@@ -44,11 +49,13 @@ class _Settings:
         return 1 if self.group < 0 else -(-columns // self.group)
 
 
-def dequantize(model: str | Path, *, out: str | Path, reporter: Reporter | None = None) -> Path:
-    """Write the dense weights of the GPTQ checkpoint `model` into the new directory `out`; returns it.
+@checked
+def dequantize(model: str | Path, *, out: str | Path, force: bool = False, reporter: Reporter | None = None) -> Path:
+    """Write the dense weights of the GPTQ checkpoint `model` into the directory `out`; returns it.
 
     Codes of 2, 3, 4 or 8 bits, any groups, reordered columns (desc_act), formats `gptq` and `gptq_v2`. The dtype is
     that of config.json, else that of the tensors that are not quantized.
+    force: replace another checkpoint that `out` holds.
 
     Raises:
         CheckpointError: `model` cannot be read, or its tensors do not belong together; says which.
@@ -57,7 +64,8 @@ def dequantize(model: str | Path, *, out: str | Path, reporter: Reporter | None 
     """
     reporter = reporter or SILENT
     target = Path(out)
-    check_free(target)
+    replaces = holds_checkpoint if force else None
+    check_free(target, replaces=replaces)
     source = Checkpoint.open(model)
     check_outside(target, source.path)
     settings = _settings(source)
@@ -67,12 +75,13 @@ def dequantize(model: str | Path, *, out: str | Path, reporter: Reporter | None 
     with fresh_directory(target) as ready:
         write_checkpoint(ready, _tensors(source, layers, settings, dtype, reporter))
         for file in source.side_files():
-            raw = file.read_bytes()
             if file.name == CONFIG:
                 config = {key: value for key, value in source.config.items() if key != "quantization_config"}
-                raw = json.dumps(config, indent=2).encode() + b"\n"
-            write_file(ready / file.name, [raw])
-        publish_directory(ready, target)
+                write_file(ready / file.name, [json.dumps(config, indent=2).encode() + b"\n"])
+                continue
+            with source.open_side_file(file) as opened:
+                write_file(ready / file.name, iter(partial(opened.read, _CHUNK), b""))
+        publish_directory(ready, target, replaces=replaces)
     return target
 
 
@@ -85,10 +94,12 @@ def _settings(source: Checkpoint) -> _Settings:
     """
     where, found = source.path / CONFIG, source.config.get("quantization_config")
     old = source.path / QUANTIZE_CONFIG  # from before transformers knew the format
-    if found is None and old.is_file():
-        if old.stat().st_size > MAX_HEADER_BYTES:
-            raise CheckpointError(f"{old}: over the cap of {MAX_HEADER_BYTES} bytes; get the file again")
-        where, found = old, load_json_object(old.read_bytes(), str(old))
+    if found is None and old.exists():
+        try:
+            raw = regular.read_bytes(old, at_most=MAX_CONFIG_BYTES, links=regular.ANYWHERE)
+        except OSError as error:
+            raise CheckpointError(f"{old}: {regular.told(error)}") from error
+        where, found = old, load_json_object(raw, str(old))
     if found is None:
         raise InputError(f"{source.path}: config.json has no quantization_config; the checkpoint is dense already")
     if not isinstance(found, dict):

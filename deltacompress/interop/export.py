@@ -7,7 +7,7 @@ around one zero point; `gptq-4bit` is the recipe that makes them. 2:4 patterns a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,27 +15,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deltacompress.arguments import checked
 from deltacompress.artifact import Delta, load_delta
-from deltacompress.checkpoint_writer import write_checkpoint, write_file
+from deltacompress.checkpoint_writer import Make, write_checkpoint, write_file
 from deltacompress.codecs.packed import PackedSpec, unpack_levels
 from deltacompress.errors import InputError
+from deltacompress.files.regular import read_bytes
 from deltacompress.interop import gptq
 from deltacompress.manifest import TensorRecord
 from deltacompress.numerics.grid import constant_zero
+from deltacompress.outputs import check_free, check_outside, holds_checkpoint, publish_directory
 from deltacompress.reporter import SILENT, Reporter
-from deltacompress.restoration import fresh_directory, side_files, tensor_info
+from deltacompress.restoration import copy_side_files, fresh_directory, tensor_info
+from deltacompress.safetensors_header import load_json_object
+from deltacompress.side_files import MAX_CONFIG_BYTES
 from deltacompress.types import TensorInfo
-from deltacompress.workspace import check_free, check_outside, publish_directory
 
 CONFIG, QUANTIZE_CONFIG = "config.json", "quantize_config.json"
 _RECIPE = "gptq-4bit"
 
 
-def export_gptq(artifact: str | Path, *, out: str | Path, reporter: Reporter | None = None) -> Path:
-    """Write the new directory `out`, a checkpoint that transformers (with GPTQModel), vLLM and others load; returns it.
+@checked
+def export_gptq(
+    artifact: str | Path, *, out: str | Path, force: bool = False, reporter: Reporter | None = None
+) -> Path:
+    """Write the directory `out`, a checkpoint that transformers (with GPTQModel), vLLM and others load; returns it.
 
     Linear weights become int32 words of their codes, scales fp16; everything else is restored as it was. No base is
-    needed, since whole weights decode on their own.
+    needed, since whole weights decode on their own. force: replace another checkpoint that `out` holds.
 
     Raises:
         InputError: the artifact holds deltas, or codes that GPTQ checkpoints cannot hold; says which tensor.
@@ -44,7 +51,8 @@ def export_gptq(artifact: str | Path, *, out: str | Path, reporter: Reporter | N
     """
     reporter = reporter or SILENT
     target = Path(out)
-    check_free(target)
+    replaces = holds_checkpoint if force else None
+    check_free(target, replaces=replaces)
     delta = load_delta(artifact)
     settings = _settings(delta)
     check_outside(target, delta.path)
@@ -52,7 +60,7 @@ def export_gptq(artifact: str | Path, *, out: str | Path, reporter: Reporter | N
     with fresh_directory(target) as ready:
         write_checkpoint(ready, _Writer(delta, reporter).tensors())
         _write_side_files(delta, settings, ready)
-        publish_directory(ready, target)
+        publish_directory(ready, target, replaces=replaces)
     return target
 
 
@@ -67,11 +75,11 @@ def _settings(delta: Delta) -> dict[str, Any]:
     if delta.manifest.scope != "full":
         raise InputError(
             f"{delta.path}: holds deltas, and a GPTQ checkpoint whole weights; restore it, compress the result with "
-            f"`--recipe {_RECIPE}`, and export that"
+            f"recipe {_RECIPE}, and export that"
         )
     specs = {record.name: _spec(delta, record) for record in _linears(delta)}
     if not specs:
-        raise InputError(f"{delta.path}: its recipe codes no linear weight; compress with `--recipe {_RECIPE}`")
+        raise InputError(f"{delta.path}: its recipe codes no linear weight; compress with recipe {_RECIPE}")
     group = next((spec.group for spec in specs.values() if spec.groups > 1), -1)
     bits = next(iter(specs.values())).bits
     for name, spec in specs.items():
@@ -79,7 +87,7 @@ def _settings(delta: Delta) -> dict[str, Any]:
             told = f"{spec.bits} bits in {spec.groups} groups of {min(spec.group, spec.columns)}"
             raise InputError(
                 f"{delta.path}: {name}: {told}, others have {bits} bits in groups of {group}; a GPTQ checkpoint has "
-                f"one setting for all: compress with `--recipe {_RECIPE}`"
+                f"one setting for all: compress with recipe {_RECIPE}"
             )
     return {
         "bits": bits,
@@ -98,7 +106,7 @@ def _linears(delta: Delta) -> Iterator[TensorRecord]:
 
 def _spec(delta: Delta, record: TensorRecord) -> PackedSpec:
     spec, where = delta.spec(record.name), f"{delta.path}: {record.name}"
-    hint = f"compress with `--recipe {_RECIPE}`"
+    hint = f"compress with recipe {_RECIPE}"
     if spec is None or not record.name.endswith(".weight"):
         raise InputError(f"{where}: is not quantized, and GPTQ quantizes every linear layer; {hint}")
     if spec.sparsity.kind != "dense" or spec.grid != "symmetric" or spec.bits not in gptq.BITS:
@@ -119,7 +127,7 @@ class _Writer:
         self._delta, self._reporter = delta, reporter
         self._layer: tuple[str, dict[str, Tensor]] | None = None
 
-    def tensors(self) -> Iterator[tuple[TensorInfo, Callable[[], Tensor]]]:
+    def tensors(self) -> Iterator[tuple[TensorInfo, Make]]:
         for record in self._delta.manifest.tensors:
             if record.kind != "linear":
                 yield tensor_info(record), partial(self._restored, record.name)
@@ -130,9 +138,9 @@ class _Writer:
             for part, info in zip(gptq.PARTS, infos, strict=True):
                 yield info, partial(self._part, record.name, spec, part)
 
-    def _restored(self, name: str) -> Tensor:
+    def _restored(self, name: str) -> Iterator[Tensor]:
         self._reporter.step(name)
-        return self._delta.restored(name, None)
+        return self._delta.restored_pieces(name, None)
 
     def _part(self, name: str, spec: PackedSpec, part: str) -> Tensor:
         if self._layer is None or self._layer[0] != name:
@@ -156,9 +164,10 @@ class _Writer:
 
 
 def _write_side_files(delta: Delta, settings: dict[str, Any], out: Path) -> None:
-    for name, raw in side_files(delta):
-        if name == CONFIG:
-            config = json.loads(raw) | {"quantization_config": settings}
-            raw = json.dumps(config, indent=2).encode() + b"\n"
-        write_file(out / name, [raw])
+    copy_side_files(delta, out)
+    config = out / CONFIG
+    if config.exists():  # the checked copy
+        found = load_json_object(read_bytes(config, at_most=MAX_CONFIG_BYTES), str(delta.path / CONFIG))
+        config.unlink()
+        write_file(config, [json.dumps(found | {"quantization_config": settings}, indent=2).encode() + b"\n"])
     write_file(out / QUANTIZE_CONFIG, [json.dumps(settings, indent=2).encode() + b"\n"])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deltacompress.codecs.packed import PackedSpec
 from deltacompress.numerics.grid import constant_zero
-from deltacompress.numerics.packing import packed_width
+from deltacompress.numerics.widths import packed_width
 
 NormKind = Literal["plain", "unit offset"]
 """How a root-mean-square norm applies its weight; see norm_formula."""

@@ -17,10 +17,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from deltacompress.errors import BackendError
+from deltacompress.errors import BackendError, install_hint
 
 HEADERS = ("sbmm.cuh", "prefill.cuh", "units.cuh")
-_HINT = "pip install 'deltacompress[gpu]' brings cuda-bindings and NVIDIA's compiler"
+_HINT = f"{install_hint('gpu')} brings cuda-bindings and NVIDIA's compiler"
 
 
 def missing() -> str | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.codecs.packed import PackedSpec, Parts
-from deltacompress.errors import BackendError, InputError
+from deltacompress.errors import BackendError, InputError, install_hint
 from deltacompress.kernels import parts as flat
 from deltacompress.kernels.backend import Backend
 from deltacompress.kernels.segments import Segments
@@ -25,7 +25,7 @@ from deltacompress.numerics.grid import constant_zero
 def missing(device: torch.device) -> str | None:
     """None if Triton kernels run on `device`, else why not."""
     if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed: pip install 'deltacompress[gpu]'"
+        return f"Triton is not installed: {install_hint('gpu')}"
     if device.type == "cpu" and interpreted():
         return None
     if device.type != "cuda":

@@ -9,17 +9,22 @@ imported until a codec is used. Layout and measurements: docs/lossless.md; desig
 
 from __future__ import annotations
 
-from deltacompress.errors import BackendError, FormatError
+from collections.abc import Iterator
+
 from deltacompress.lossless import stream as _stream
 from deltacompress.lossless.backends import CODECS, DEVICES, resolve
+from deltacompress.lossless.windows import Windows
 
-__all__ = ["CODECS", "DEVICES", "BytesLike", "backend_for", "check_available", "decode", "encode", "stream_codec"]
+__all__ = ["CODECS", "DEVICES", "BytesLike", "backend_for", "check_available", "decode", "encode"]
+
+_AT_A_TIME = 1 << 28
+"""Raw bytes whose coded chunks are in memory twice: as they come, and in the stream."""
 
 BytesLike = bytes | bytearray | memoryview
 """Contiguous bytes; a memoryview may have any shape and item size, its raw bytes count."""
 
 
-def encode(raw: BytesLike, codec: str, *, device: str = "auto") -> bytes:
+def encode(raw: BytesLike, codec: str, *, device: str = "auto") -> bytearray:
     """Code bytes as one framed stream.
 
     codec: one of CODECS. device: "auto" (a GPU where the codec can use one), "cpu" or "cuda"; `none` and `zstd` run on
@@ -32,16 +37,30 @@ def encode(raw: BytesLike, codec: str, *, device: str = "auto") -> bytes:
     """
     view = _flat(raw)
     backend = resolve(codec, encode=True, device=device)
-    sizes = _stream.chunk_sizes(view.nbytes, backend.chunk_bytes)
-    return _stream.pack(codec, view, backend.chunk_bytes, backend.encode(view, sizes))
+    step = max(_AT_A_TIME // backend.chunk_bytes, 1) * backend.chunk_bytes
+
+    def chunks() -> Iterator[bytes]:
+        for begin in range(0, view.nbytes, step):
+            part = view[begin : begin + step]
+            yield from backend.encode(part, _stream.chunk_sizes(part.nbytes, backend.chunk_bytes))
+
+    return _stream.pack(codec, view, backend.chunk_bytes, chunks())
 
 
-def decode(data: BytesLike, *, raw_bytes: int, device: str = "auto", name: str = "lossless stream") -> bytearray:
+def decode(
+    data: BytesLike,
+    *,
+    raw_bytes: int,
+    codec: str | None = None,
+    device: str = "auto",
+    name: str = "lossless stream",
+) -> bytearray:
     """Decode one framed stream, bit-exactly.
 
     raw_bytes: the length that the manifest promised. Nothing is allocated before the whole stream matched its digest
     and its declared length this one; then one buffer of that length is, plus at most one chunk for each thread.
-    device: as in `encode`; the codec is the stream's own. name: how error messages call the stream.
+    codec: the one that was promised; None: whichever it is. device: as in `encode`. name: how error messages call the
+    stream. `windows.Windows` decodes what lies in a file without such a buffer.
 
     Raises:
         TruncatedFileError: too short or too long.
@@ -50,28 +69,13 @@ def decode(data: BytesLike, *, raw_bytes: int, device: str = "auto", name: str =
         ChecksumError: bytes differ, before or after decoding.
         BackendError: this machine cannot run the codec; raised only for a stream that is intact.
     """
-    stream = _stream.parse(_flat(data), raw_bytes=raw_bytes, name=name)
-    raw = bytearray(raw_bytes)
-    views = []
-    at = 0
-    whole = memoryview(raw)
-    for size in stream.sizes():
-        views.append(whole[at : at + size])
-        at += size
-    try:
-        resolve(stream.codec, encode=False, device=device).decode(stream.chunks, views)
-    except (FormatError, BackendError) as error:
-        raise type(error)(f"{name}: {error}") from error
-    _stream.check_raw(stream, raw, name=name)
-    return raw
+    view = _flat(data)
 
+    def read(offset: int, length: int) -> memoryview:
+        return view[offset : offset + length]
 
-def stream_codec(data: BytesLike, *, raw_bytes: int, name: str = "lossless stream") -> str:
-    """Check a stream without decoding it (framing, length, digest of the coded bytes) and return its codec.
-
-    Needs no backend, so any machine can verify any artifact. Raises as `decode` does, never BackendError.
-    """
-    return _stream.parse(_flat(data), raw_bytes=raw_bytes, name=name).codec
+    windows = Windows(read, view.nbytes, raw_bytes=raw_bytes, codec=codec, device=device, name=name, scale=16)
+    return windows.read_all()
 
 
 def check_available(codec: str, *, encode: bool, device: str = "auto") -> None:

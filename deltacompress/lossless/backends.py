@@ -11,17 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from deltacompress.errors import BackendError, InputError, install_hint
+from deltacompress.errors import BackendError, InputError, install_hint, option
 
 CODECS = ("none", "zstd", "gdeflate", "ans")
 DEVICES = ("auto", "cpu", "cuda")
 
 _GPU_CHUNK_BYTES = {"gdeflate": 1 << 16, "ans": 1 << 18}
-_WAY_OUT = {
-    True: "use --lossless zstd, which runs everywhere, or run this on a machine with an NVIDIA GPU "
-    f"({install_hint('gpu')})",
-    False: f"compress again with --lossless zstd, or run this on a machine with an NVIDIA GPU ({install_hint('gpu')})",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,5 +79,12 @@ def _nvcomp_backend(codec: str, *, encode: bool, device: str) -> Backend:
             )
         reasons.append(cpu_problem)
     raise BackendError(
-        f"cannot {'code' if encode else 'decode'} {codec} here: {'; '.join(reasons)}; {_WAY_OUT[encode]}"
+        f"cannot {'code' if encode else 'decode'} {codec} here: {'; '.join(reasons)}; {_way_out(encode=encode)}"
     )
+
+
+def _way_out(*, encode: bool) -> str:
+    gpu = f"run this on a machine with an NVIDIA GPU ({install_hint('gpu')})"
+    if encode:
+        return f"use {option('lossless')} zstd, which runs everywhere, or {gpu}"
+    return f"compress again with {option('lossless')} zstd, or {gpu}"

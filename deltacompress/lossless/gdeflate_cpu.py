@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from deltacompress.errors import BackendError, FormatError, install_hint
+from deltacompress.errors import BackendError, FormatError, install_hint, option
 from deltacompress.lossless import _gdeflate_child as child
 
 LEVEL = 12  # the smallest output of the routine's levels (docs/lossless.md); 12 to 30 MB/s
@@ -73,7 +73,8 @@ def encode_chunks(raw: memoryview, sizes: Sequence[int]) -> list[bytes]:
             coded += [bytes(page) for page in _call(_require(), _CODE, batch, [_MAX_CODED_PAGE] * len(batch), lengths)]
         except _ChildError as failed:
             raise BackendError(
-                f"GDeflate's CPU routine failed while compressing ({failed}); compress again with --lossless zstd"
+                f"GDeflate's CPU routine failed while compressing ({failed}); compress again with "
+                f"{option('lossless')} zstd"
             ) from None
     return coded
 
@@ -98,7 +99,7 @@ def decode_chunks(chunks: Sequence[memoryview], out: Sequence[memoryview]) -> No
                 raise BackendError(f"GDeflate's CPU routine did not run to its end ({failed}); try again") from None
             raise FormatError(
                 f"GDeflate pages {first} to {first + len(batch) - 1} do not decode ({failed}) though their checksum "
-                "matches: they were written wrong; compress again with --lossless zstd"
+                f"matches: they were written wrong; compress again with {option('lossless')} zstd"
             ) from None
         for page, view in zip(pages, views, strict=True):
             if page.nbytes != view.nbytes:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from deltacompress.errors import BackendError, FormatError, install_hint
+from deltacompress.errors import BackendError, FormatError, install_hint, option
 
 ALGORITHMS = {"gdeflate": "GDeflate", "ans": "ANS"}
 _BATCH_BYTES = 1 << 28  # raw bytes on the GPU at once, so that a large tensor does not need its size there twice
@@ -57,7 +57,7 @@ def encode_chunks(codec: str, raw: memoryview, sizes: Sequence[int]) -> list[byt
             coded += [np.asarray(result[index]).tobytes() for index in range(len(lengths))]
         except RuntimeError as error:
             raise BackendError(
-                f"nvCOMP failed while compressing with {codec} ({error}); compress again with --lossless zstd"
+                f"nvCOMP failed while compressing with {codec} ({error}); compress again with {option('lossless')} zstd"
             ) from error
     return coded
 
@@ -93,7 +93,7 @@ def decode_chunks(codec: str, chunks: Sequence[memoryview], out: Sequence[memory
         except RuntimeError as error:
             raise BackendError(
                 f"nvCOMP failed while decoding {codec} though the checksum matches ({error}); "
-                "try another GPU, or compress again with --lossless zstd"
+                f"try another GPU, or compress again with {option('lossless')} zstd"
             ) from error
 
 

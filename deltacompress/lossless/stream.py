@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+import sys
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from deltacompress.errors import ChecksumError, FormatError, SchemaVersionError, TruncatedFileError
@@ -30,26 +32,37 @@ MAX_CHUNK_BYTES = {"none": 1 << 24, "zstd": 1 << 20, "gdeflate": 1 << 16, "ans":
 """Largest chunk a stream may declare, per codec (GDeflate pages end at 64 KiB). It bounds what a decoder holds at once,
 and how far a forged stream can expand: one chunk for each entry of its chunk table."""
 
+MOST_RAW_PER_BYTE = {"zstd": 1 << 15, "gdeflate": 1 << 10 | 8, "ans": 1 << 18}
+"""Raw bytes that a coded byte can stand for, by each codec's own format: a block of zstd, at most 128 KiB, takes 4
+bytes; a match of DEFLATE, at most 258 bytes, 2 bits; a chunk of ANS its entry in the chunk table."""
+
+LEAST_CHUNK_BYTES = 1 << 12
+FEW_CHUNKS = 64
+"""A stream has at most so many chunks, and one more for each LEAST_CHUNK_BYTES: a chunk costs more than its bytes."""
+
 _NAMES = {number: name for name, number in CODEC_IDS.items()}
-_DIGEST_BYTES = 16
-_HEADER = struct.Struct(f"<4sBBHQII{_DIGEST_BYTES}s{_DIGEST_BYTES}s")
-_DIGEST_AT = _HEADER.size - _DIGEST_BYTES
+DIGEST_BYTES = 16
+_SLACK = 1024  # bytes that an incompressible chunk may grow by; a GDeflate page ends in 32 words
+_HEADER = struct.Struct(f"<4sBBHQII{DIGEST_BYTES}s{DIGEST_BYTES}s")
+DIGEST_AT = _HEADER.size - DIGEST_BYTES
 HEADER_BYTES = _HEADER.size
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """A stream whose framing and coded digest were checked; the views point into the caller's buffer."""
+class Frame:
+    """The fixed header of a stream, checked against what was promised."""
 
     codec: str
     raw_bytes: int
     chunk_bytes: int
+    count: int
     raw_digest: bytes
-    chunks: tuple[memoryview, ...]
+    coded_digest: bytes
 
-    def sizes(self) -> list[int]:
-        """Raw bytes of each chunk: `chunk_bytes`, the last one whatever is left."""
-        return chunk_sizes(self.raw_bytes, self.chunk_bytes)
+    @property
+    def payload_at(self) -> int:
+        """Where the coded chunks begin."""
+        return HEADER_BYTES + 4 * self.count
 
 
 def chunk_sizes(raw_bytes: int, chunk_bytes: int) -> list[int]:
@@ -58,34 +71,41 @@ def chunk_sizes(raw_bytes: int, chunk_bytes: int) -> list[int]:
     return [chunk_bytes] * full + ([rest] if rest else [])
 
 
-def pack(codec: str, raw: memoryview, chunk_bytes: int, chunks: Sequence[bytes]) -> bytes:
+def pack(codec: str, raw: memoryview, chunk_bytes: int, chunks: Iterable[bytes]) -> bytearray:
     """Frame coded chunks: header, chunk table, payload.
 
     raw: flat memoryview of bytes that the chunks code; only its length and digest go into the frame.
     """
-    head = _HEADER.pack(
-        MAGIC, VERSION, CODEC_IDS[codec], 0, raw.nbytes, chunk_bytes, len(chunks),
-        _digest(raw), bytes(_DIGEST_BYTES),
-    )[:_DIGEST_AT]  # fmt: skip
-    table = struct.pack(f"<{len(chunks)}I", *map(len, chunks))
-    return b"".join((head, _digest(head, table, *chunks), table, *chunks))
+    count = -(-raw.nbytes // chunk_bytes)
+    whole = bytearray(HEADER_BYTES + 4 * count)
+    lengths = array("I")
+    for chunk in chunks:
+        lengths.append(len(chunk))
+        whole += chunk
+    if len(lengths) != count:
+        raise RuntimeError(f"{len(lengths)} chunks of {chunk_bytes} bytes for {raw.nbytes}: this is a bug")
+    head = (MAGIC, VERSION, CODEC_IDS[codec], 0, raw.nbytes, chunk_bytes, count, digest(raw), bytes(DIGEST_BYTES))
+    _HEADER.pack_into(whole, 0, *head)
+    struct.pack_into(f"<{count}I", whole, HEADER_BYTES, *lengths)
+    view = memoryview(whole)
+    whole[DIGEST_AT:HEADER_BYTES] = digest(view[:DIGEST_AT], view[HEADER_BYTES:])
+    return whole
 
 
-def parse(data: memoryview, *, raw_bytes: int, name: str) -> Stream:
-    """Check the framing, then the coded digest, and return views of the chunks. Allocates only the list of views.
+def parse_frame(head: memoryview | bytes, coded_bytes: int, *, raw_bytes: int, name: str) -> Frame:
+    """Check the header of a stream of `coded_bytes` bytes in all.
 
     raw_bytes: length that the manifest promised; a stream that declares another one is refused.
     name: how error messages call the stream.
 
     Raises:
-        TruncatedFileError: shorter or longer than its own header and chunk table say.
+        TruncatedFileError: shorter than its own header and chunk table.
         SchemaVersionError: written by a newer version of the format.
         FormatError: framing that no encoder writes, or another raw length than promised.
-        ChecksumError: any byte differs from what was written.
     """
-    if data.nbytes < HEADER_BYTES:
-        raise TruncatedFileError(f"{name}: {data.nbytes} bytes, shorter than a stream header of {HEADER_BYTES}")
-    magic, version, number, flags, declared, chunk_bytes, count, raw_digest, digest = _HEADER.unpack_from(data)
+    if coded_bytes < HEADER_BYTES:
+        raise TruncatedFileError(f"{name}: {coded_bytes} bytes, shorter than a stream header of {HEADER_BYTES}")
+    magic, version, number, flags, declared, chunk_bytes, count, raw_digest, digest = _HEADER.unpack_from(head)
     if magic != MAGIC:
         raise FormatError(f"{name}: not a lossless stream (starts with {magic.hex()} instead of {MAGIC.hex()})")
     if version != VERSION:
@@ -101,34 +121,46 @@ def parse(data: memoryview, *, raw_bytes: int, name: str) -> Stream:
         raise FormatError(f"{name}: chunks of {chunk_bytes} bytes, {codec} allows 1 to {MAX_CHUNK_BYTES[codec]}")
     if count != -(-declared // chunk_bytes):
         raise FormatError(f"{name}: {count} chunks of {chunk_bytes} bytes cannot hold {declared} raw bytes")
-    payload_at = HEADER_BYTES + 4 * count
-    if data.nbytes < payload_at:
-        raise TruncatedFileError(f"{name}: {data.nbytes} bytes, shorter than its header and chunk table ({payload_at})")
-    lengths = struct.unpack_from(f"<{count}I", data, HEADER_BYTES)
-    if data.nbytes != payload_at + sum(lengths):
-        raise TruncatedFileError(f"{name}: {data.nbytes} bytes where its chunk table says {payload_at + sum(lengths)}")
-    if _digest(data[:_DIGEST_AT], data[HEADER_BYTES:]) != digest:
-        raise ChecksumError(f"{name}: coded bytes differ from their checksum; the file is damaged, fetch it again")
-    chunks = []
-    at = payload_at
-    for length in lengths:
-        chunks.append(data[at : at + length])
-        at += length
-    return Stream(codec, declared, chunk_bytes, raw_digest, tuple(chunks))
+    if count > FEW_CHUNKS + declared // LEAST_CHUNK_BYTES:
+        raise FormatError(f"{name}: {count} chunks of {chunk_bytes} bytes; no encoder writes so many so small")
+    frame = Frame(codec, declared, chunk_bytes, count, raw_digest, digest)
+    if coded_bytes < frame.payload_at:
+        told = f"{coded_bytes} bytes, shorter than its header and chunk table ({frame.payload_at})"
+        raise TruncatedFileError(f"{name}: {told}")
+    return frame
 
 
-def check_raw(stream: Stream, raw: bytearray, *, name: str) -> None:
-    """Compare decoded bytes with the digest that the encoder recorded.
+def parse_table(frame: Frame, table: memoryview | bytes, coded_bytes: int, *, name: str) -> array[int]:
+    """The coded length of each chunk of a stream of `coded_bytes` bytes in all.
 
     Raises:
-        ChecksumError: the decoder gave other bytes than the encoder was given.
+        TruncatedFileError: shorter or longer than its chunk table says.
+        FormatError: lengths that no encoder writes.
     """
-    if _digest(raw) != stream.raw_digest:
-        raise ChecksumError(f"{name}: decoded bytes differ from their checksum; the {stream.codec} stream is unusable")
+    lengths = array("I", bytes(table))
+    if sys.byteorder == "big":
+        lengths.byteswap()
+    wanted = frame.payload_at + sum(lengths)
+    if coded_bytes != wanted:
+        raise TruncatedFileError(f"{name}: {coded_bytes} bytes where its chunk table says {wanted}")
+    if (longest := max(lengths, default=0)) > 2 * frame.chunk_bytes + _SLACK:
+        raise FormatError(f"{name}: a coded chunk of {longest} bytes for {frame.chunk_bytes}; no encoder writes that")
+    return lengths
 
 
-def _digest(*parts: bytes | bytearray | memoryview) -> bytes:
+def damaged(name: str) -> ChecksumError:
+    """Of a stream whose coded bytes are not those that were written."""
+    return ChecksumError(f"{name}: coded bytes differ from their checksum; the file is damaged, fetch it again")
+
+
+def wrong(codec: str, name: str) -> ChecksumError:
+    """Of a stream that decodes to other bytes than the encoder was given."""
+    return ChecksumError(f"{name}: decoded bytes differ from their checksum; the {codec} stream is unusable")
+
+
+def digest(*parts: bytes | bytearray | memoryview) -> bytes:
+    """The digest that a stream carries, over some bytes one after another."""
     whole = hashlib.sha256()
     for part in parts:
         whole.update(part)
-    return whole.digest()[:_DIGEST_BYTES]
+    return whole.digest()[:DIGEST_BYTES]

@@ -21,7 +21,6 @@ from deltacompress.errors import FormatError
 
 CHUNK_BYTES = 1 << 18
 LEVELS = (1, 9)
-_MAX_WINDOW = 1 << 23  # what the format asks every decoder to accept; frames of CHUNK_BYTES need less
 _MAX_THREADS = 16
 
 
@@ -44,14 +43,15 @@ def decode_chunks(chunks: Sequence[memoryview], out: Sequence[memoryview]) -> No
     """Decode each frame into its writable view.
 
     A frame that declares its size is decoded into a buffer of that size, which `max_output_size` does not limit:
-    the declared size is compared with the view first, and then it is the limit.
+    the declared size is compared with the view first, and then it is the limit. Of such a frame the buffer is the
+    window too, so a window that it declares costs nothing.
 
     Raises:
         FormatError: a frame that declares another size than its chunk, does not decode, or is followed by more bytes.
     """
 
     def work(indices: range) -> None:
-        decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+        decompressor = zstandard.ZstdDecompressor()
         for index in indices:
             frame, view = chunks[index], out[index]
             try:

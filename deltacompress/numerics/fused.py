@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltacompress.numerics.grid import Grid
+from deltacompress.errors import install_hint
+from deltacompress.numerics.grid import Grid, GroupTables
 from deltacompress.numerics.pairs import PAIRS, PairSolver
 from deltacompress.numerics.sparsity import Sparsity
 
@@ -47,7 +48,7 @@ def triton_version() -> str:
 @lru_cache
 def _missing(device: torch.device) -> str | None:
     if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed: pip install 'deltacompress[gpu]'"
+        return f"Triton is not installed: {install_hint('gpu')}"
     try:
         _try_kernel(device)
     except torch.OutOfMemoryError:
@@ -86,9 +87,8 @@ class Scales:
         if grid is None:
             nothing = torch.empty(0, device=numbers.device)
             return cls(torch.zeros_like(numbers, dtype=torch.int32), nothing, nothing, nothing, 0.0, value_dtype)
-        scale, zero = grid.scale.T.contiguous(), grid.zero.T.contiguous()
-        step = torch.where(scale > 0, 1.0 / scale, 0.0)
-        return cls((numbers // grid.group).to(torch.int32), scale, step, zero, float(grid.top), None)
+        by = GroupTables(grid)
+        return cls((numbers // grid.group).to(torch.int32), by.scale, by.step, by.zero, float(grid.top), None)
 
     def at(self, start: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(group_of, scale, step, zero) for a block that begins at column `start`."""

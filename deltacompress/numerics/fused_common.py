@@ -26,6 +26,18 @@ def rounded(weight, scale, step, zero, top, QUANTIZED: tl.constexpr, VALUE: tl.c
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def grid_of(scale, step, zero, group_of, column, rows, r, inside, QUANTIZED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(scale, step, zero) of a column for the rows r; those of no grid where nothing is quantized."""
+    s, t, z = 1.0, 1.0, 0.0
+    if QUANTIZED:
+        at = tl.load(group_of + column).to(tl.int64) * rows + r
+        s = tl.load(scale + at, mask=inside, other=0.0)
+        t = tl.load(step + at, mask=inside, other=0.0)
+        z = tl.load(zero + at, mask=inside, other=0.0)
+    return s, t, z
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def placed(at, then, one, two, place: tl.constexpr):  # type: ignore[no-untyped-def]
     """What stands at `place` of a group when `one` stands at `at` and `two` at `then`."""
     return tl.where(at == place, one, tl.where(then == place, two, 0.0))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deltacompress.numerics.fused_common import column_of, placed, rounded
+from deltacompress.numerics.fused_common import column_of, grid_of, placed, rounded
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -73,12 +73,7 @@ def fix_pairs(  # type: ignore[no-untyped-def]
         best, pick = _cheaper(costs, mixed, 3, 1, 2, w1, w2, best, pick)
         best, pick = _cheaper(costs, mixed, 4, 1, 3, w1, w3, best, pick)
         best, pick = _cheaper(costs, mixed, 5, 2, 3, w2, w3, best, pick)
-        grid = tl.load(group_of + a).to(tl.int64) * rows + r
-        s, t, z = 1.0, 1.0, 0.0
-        if QUANTIZED:
-            s = tl.load(scale + grid, mask=inside, other=0.0)
-            t = tl.load(step + grid, mask=inside, other=0.0)
-            z = tl.load(zero + grid, mask=inside, other=0.0)
+        s, t, z = grid_of(scale, step, zero, group_of, a, rows, r, inside, QUANTIZED)
         first = _dot(moves + g * 48 + pick * 4, w0, w1, w2, w3)
         second = _dot(moves + g * 48 + 24 + pick * 4, w0, w1, w2, w3)
         first_value, first_code = rounded(first, s, t, z, top, QUANTIZED, VALUE)
@@ -154,12 +149,7 @@ def fix_columns(  # type: ignore[no-untyped-def]
             there = inside & (tl.full([ROWS], j, tl.int32) < width)
             weight, kept = column_of(tile, index[:, None], j), column_of(keep, index[:, None], j)
             last = tl.minimum(j, width - 1)
-            grid = tl.load(group_of + last).to(tl.int64) * rows + r
-            s, t, z = 1.0, 1.0, 0.0
-            if QUANTIZED:
-                s = tl.load(scale + grid, mask=inside, other=0.0)
-                t = tl.load(step + grid, mask=inside, other=0.0)
-                z = tl.load(zero + grid, mask=inside, other=0.0)
+            s, t, z = grid_of(scale, step, zero, group_of, last, rows, r, inside, QUANTIZED)
             value, code = rounded(weight, s, t, z, top, QUANTIZED, VALUE)
             value *= kept
             error = (weight - value) / tl.load(upper + last * width + last)

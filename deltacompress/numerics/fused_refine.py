@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deltacompress.numerics.fused_common import column_of, placed, rounded
+from deltacompress.numerics.fused_common import column_of, grid_of, placed, rounded
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -77,10 +77,7 @@ def refine_pairs(  # type: ignore[no-untyped-def]
         u3 = h03 * v0 + h13 * v1 + h23 * v2 + h33 * v3
         c0, c1 = u0 - column_of(tile, index[:, None], a), u1 - column_of(tile, index[:, None], a + 1)
         c2, c3 = u2 - column_of(tile, index[:, None], a + 2), u3 - column_of(tile, index[:, None], a + 3)
-        grid = tl.load(group_of + a).to(tl.int64) * rows + r
-        s = tl.load(scale + grid, mask=inside, other=0.0)
-        t = tl.load(step + grid, mask=inside, other=0.0)
-        z = tl.load(zero + grid, mask=inside, other=0.0)
+        s, t, z = grid_of(scale, step, zero, group_of, a, rows, r, inside, True)
         best = v0 * (0.5 * u0 - c0) + v1 * (0.5 * u1 - c1) + v2 * (0.5 * u2 - c2) + v3 * (0.5 * u3 - c3)
         pick = tl.full([ROWS], -1, tl.int32)
         bi, bj, qi, qj = v0 * 0.0, v0 * 0.0, v0 * 0.0, v0 * 0.0
@@ -157,10 +154,7 @@ def refine_columns(  # type: ignore[no-untyped-def]
         kept = inside & (tl.load(mask + to, mask=inside, other=0) != 0)
         old = tl.load(value + to, mask=inside, other=0.0)
         curve = tl.load(hessian + j * width + j)
-        grid = tl.load(group_of + j).to(tl.int64) * rows + r
-        s = tl.load(scale + grid, mask=inside, other=0.0)
-        t = tl.load(step + grid, mask=inside, other=0.0)
-        z = tl.load(zero + grid, mask=inside, other=0.0)
+        s, t, z = grid_of(scale, step, zero, group_of, j, rows, r, inside, True)
         new, code = rounded((curve * old - column_of(tile, index[:, None], j)) / curve, s, t, z, top, True, tl.float32)
         change = tl.where(kept, new - old, 0.0)
         tl.store(value + to, new, mask=kept)

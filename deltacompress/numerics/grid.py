@@ -12,12 +12,11 @@ plain rounding error is half as large.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-GridKind = Literal["minmax", "symmetric", "midrise"]
+from deltacompress.numerics.widths import GridKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,22 @@ class Grid:
             return self.scale.expand(-1, stop - start), self.zero.expand(-1, stop - start)
         index = torch.arange(start, stop, device=self.scale.device) // self.group
         return self.scale[:, index], self.zero[:, index]
+
+
+class GroupTables:
+    """A grid as solvers go through it: scale, step (1 / scale, 0 where that is 0) and zero, f32 [groups, rows]."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.group, self.top = grid.group, grid.top
+        self.scale, self.zero = grid.scale.T.contiguous(), grid.zero.T.contiguous()
+        self.step = torch.where(self.scale > 0, 1.0 / self.scale, 0.0)
+
+    def nearest(self, weight: Tensor, column: int) -> tuple[Tensor, Tensor]:
+        """(values, codes), both f32, of weights f32 [..., rows] of `column`, or of columns that share its group."""
+        g = column // self.group
+        zero = self.zero[g]
+        code = torch.addcmul(zero, weight, self.step[g]).round_().clamp_(0, self.top)
+        return (code - zero).mul_(self.scale[g]), code
 
 
 def constant_zero(kind: GridKind, bits: int) -> float:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.numerics import fused
-from deltacompress.numerics.grid import Grid
+from deltacompress.numerics.grid import Grid, GroupTables
 from deltacompress.numerics.pairs import PairSolver
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.numerics.threads import small_operations
@@ -207,16 +207,9 @@ class _Rounding:
     """Rounds one column (f32 [rows]) to its grid, with everything that does not change per column prepared once."""
 
     def __init__(self, grid: Grid | None, value_dtype: torch.dtype) -> None:
-        self._grid, self._dtype = grid, value_dtype
-        if grid is not None:
-            self._scale = grid.scale.T.contiguous()
-            self._zero = grid.zero.T.contiguous()
-            self._step = torch.where(self._scale > 0, 1.0 / self._scale, 0.0)
+        self._tables, self._dtype = GroupTables(grid) if grid is not None else None, value_dtype
 
     def __call__(self, column: Tensor, index: int) -> tuple[Tensor, Tensor | None]:
-        if self._grid is None:
+        if self._tables is None:
             return column.to(self._dtype).float(), None
-        g = index // self._grid.group
-        zero = self._zero[g]
-        code = torch.addcmul(zero, column, self._step[g]).round_().clamp_(0, self._grid.top)
-        return (code - zero).mul_(self._scale[g]), code
+        return self._tables.nearest(column, index)

@@ -14,13 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deltacompress.numerics.widths import packed_width
+
 _PAIRS = torch.tensor([[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]])
 """The six ways to keep two of four, in the order that `pair index` means throughout the package."""
-
-
-def packed_width(count: int, bits: int) -> int:
-    """Bytes of one row of `count` codes of `bits` bits."""
-    return (count * bits + 7) // 8
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:

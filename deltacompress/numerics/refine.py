@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.numerics import fused
-from deltacompress.numerics.grid import Grid, dequantize
+from deltacompress.numerics.grid import Grid, GroupTables, dequantize
 from deltacompress.numerics.pairs import PAIRS
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.numerics.threads import small_operations
@@ -50,7 +50,7 @@ def refine(
         scales = fused.Scales.of(grid, torch.arange(columns, device=target.device))
         improve = partial(fused.improve, scales=scales)
     else:
-        improve = partial(_improve, rounding=_Nearest(grid))
+        improve = partial(_improve, tables=GroupTables(grid))
     for _ in range(sweeps):
         for start in range(0, columns, fused.BLOCK):
             part = slice(start, min(start + fused.BLOCK, columns))
@@ -69,7 +69,7 @@ def _improve(
     *,
     start: int,
     joint: bool,
-    rounding: _Nearest,
+    tables: GroupTables,
 ) -> None:
     """One sweep over a block, as fused.improve, by operations of PyTorch."""
     with small_operations(value.device):
@@ -78,9 +78,9 @@ def _improve(
             linear = torch.addmm(gradient[a:b], square, value[a:b], beta=-1)
             if b - a == 4:
                 old = (value[a:b], codes[a:b], mask[a:b])
-                new, code, mask[a:b] = _best_pair(square, linear, *old, rounding, start + a)
+                new, code, mask[a:b] = _best_pair(square, linear, *old, tables, start + a)
             else:
-                new, code = _best_columns(square, linear, value[a:b], codes[a:b], mask[a:b], rounding, start + a)
+                new, code = _best_columns(square, linear, value[a:b], codes[a:b], mask[a:b], tables, start + a)
             codes[a:b] = code
             change = new - value[a:b]
             gradient.addmm_(hessian[:, a:b], change)
@@ -95,7 +95,7 @@ def _spans(width: int, joint: bool) -> list[tuple[int, int]]:
 
 
 def _best_pair(
-    h: Tensor, c: Tensor, value: Tensor, codes: Tensor, mask: Tensor, rounding: _Nearest, column: int
+    h: Tensor, c: Tensor, value: Tensor, codes: Tensor, mask: Tensor, tables: GroupTables, column: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Best pair and codes of one group: minimizes v'hv/2 - c'v over twelve candidates and the present choice."""
     diagonal = h.diagonal()
@@ -104,10 +104,10 @@ def _best_pair(
     ci, cj = c[_LEFT], c[_RIGHT]
     determinant = hii * hjj - hij * hij
     # each pair is rounded in both orders: left first, then right given left, and the other way round
-    left_value, left_code = rounding((hjj * ci - hij * cj) / determinant, column)
-    right_after, right_after_code = rounding((cj - hij * left_value) / hjj, column)
-    right_value, right_code = rounding((hii * cj - hij * ci) / determinant, column)
-    left_after, left_after_code = rounding((ci - hij * right_value) / hii, column)
+    left_value, left_code = tables.nearest((hjj * ci - hij * cj) / determinant, column)
+    right_after, right_after_code = tables.nearest((cj - hij * left_value) / hjj, column)
+    right_value, right_code = tables.nearest((hii * cj - hij * ci) / determinant, column)
+    left_after, left_after_code = tables.nearest((ci - hij * right_value) / hii, column)
     vi, vj = torch.cat([left_value, left_after]), torch.cat([right_after, right_value])
     qi, qj = torch.cat([left_code, left_after_code]), torch.cat([right_after_code, right_code])
     hii, hjj, hij, ci, cj = (torch.cat([part, part]) for part in (hii, hjj, hij, ci, cj))
@@ -136,22 +136,8 @@ def _best_pair(
 
 
 def _best_columns(
-    h: Tensor, c: Tensor, value: Tensor, codes: Tensor, mask: Tensor, rounding: _Nearest, column: int
+    h: Tensor, c: Tensor, value: Tensor, codes: Tensor, mask: Tensor, tables: GroupTables, column: int
 ) -> tuple[Tensor, Tensor]:
     """Re-round one kept column to the minimum of its parabola."""
-    new, code = rounding(c / h.diagonal().unsqueeze(1), column)
+    new, code = tables.nearest(c / h.diagonal().unsqueeze(1), column)
     return torch.where(mask, new, value), torch.where(mask, code.to(torch.uint8), codes)
-
-
-class _Nearest:
-    """Nearest grid value of any number of rows of weights that share a column group."""
-
-    def __init__(self, grid: Grid) -> None:
-        self._group, self._top = grid.group, grid.top
-        self._scale, self._zero = grid.scale.T.contiguous(), grid.zero.T.contiguous()
-        self._step = torch.where(self._scale > 0, 1.0 / self._scale, 0.0)
-
-    def __call__(self, weight: Tensor, column: int) -> tuple[Tensor, Tensor]:
-        g = column // self._group
-        code = torch.addcmul(self._zero[g], weight, self._step[g]).round_().clamp_(0, self._top)
-        return (code - self._zero[g]) * self._scale[g], code

@@ -19,9 +19,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.numerics import packing
-
-STORED_BITS = {1: 1, 2: 2, 3: 4, 4: 4, 8: 8}
-"""Bits that a code of b bits takes in a stored byte."""
+from deltacompress.numerics.widths import STORED_BITS, packed_width
 
 
 def canonical_pairs(nonzero: Tensor) -> Tensor:
@@ -65,20 +63,24 @@ def symbols_to_dense(symbols: Tensor, zero: Tensor, bits: int, columns: int) -> 
 
 
 def pairs_to_symbols(codes: Tensor, zero: Tensor, mask: Tensor, bits: int) -> dict[str, Tensor]:
-    """2:4 codes u8, zero points u8 (broadcastable) and kept mask bool, all [rows, 4 * groups] -> the streams' bytes."""
+    """2:4 codes u8, zero points u8 (broadcastable) and kept mask bool, all [rows, 4 * groups] -> the streams' bytes.
+
+    Of `nonzero`, which rows share bytes of, the codes before `pack_nonzero`.
+    """
     relative = ((codes - zero) & ((1 << bits) - 1)) * mask
     if bits == 2:
         return {"symbols": packing.pack_codes(relative, 2)}
     present = relative != 0
-    values = relative[present].unsqueeze(0)
-    return {
-        "groups": packing.pack_codes(present.to(torch.uint8), 1),
-        "nonzero": packing.pack_codes(values, STORED_BITS[bits]).squeeze(0),
-    }
+    return {"groups": packing.pack_codes(present.to(torch.uint8), 1), "nonzero": relative[present]}
+
+
+def pack_nonzero(codes: Tensor, bits: int) -> Tensor:
+    """The stream `nonzero` of the codes u8 that pairs_to_symbols gives for all rows, one after another."""
+    return packing.pack_codes(codes.unsqueeze(0), STORED_BITS[bits]).squeeze(0)
 
 
 def symbols_to_pairs(streams: dict[str, Tensor], zero: Tensor, bits: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Inverse of pairs_to_symbols: (codes u8, mask bool), both [rows, columns]; codes of pruned weights are 0.
+    """Inverse of pairs_to_symbols and pack_nonzero: (codes u8, mask bool), both [rows, columns]; pruned codes are 0.
 
     Raises:
         ValueError: the streams do not fit each other, or hold more than two non-zero weights in a group.
@@ -90,7 +92,7 @@ def symbols_to_pairs(streams: dict[str, Tensor], zero: Tensor, bits: int, column
         present = packing.unpack_codes(streams["groups"], 1, columns).bool()
         count = int(present.sum())
         stored = streams["nonzero"].unsqueeze(0)
-        if stored.shape[1] != packing.packed_width(count, STORED_BITS[bits]):
+        if stored.shape[1] != packed_width(count, STORED_BITS[bits]):
             raise ValueError("the non-zero codes are not as many as the group masks say")
         relative = torch.zeros_like(present, dtype=torch.uint8)
         relative[present] = packing.unpack_codes(stored, STORED_BITS[bits], count).squeeze(0)

@@ -16,19 +16,21 @@ import torch
 from torch import Tensor
 
 from deltacompress.errors import BackendError, InputError
+from deltacompress.models.config import notes
 from deltacompress.runtime import evaluation
 from deltacompress.runtime.collector import collector_paused
 from deltacompress.runtime.evaluation import Item, LogLikelihood
-from deltacompress.runtime.intake import Ids, Intake, Wishes, shaped
+from deltacompress.runtime.intake import Ids, Intake
 from deltacompress.runtime.memory import explained
 from deltacompress.runtime.model import DecoupledModel, load_base
 from deltacompress.runtime.numerics import Numerics, settle
-from deltacompress.runtime.requests import Completion, OnToken, Sampling
+from deltacompress.runtime.requests import Completion, OnToken
 from deltacompress.runtime.residency import Residency
 from deltacompress.runtime.resident import Resident
 from deltacompress.runtime.scheduler import Scheduler
 from deltacompress.runtime.tokenizers import Tokenizers
 from deltacompress.runtime.variant import Variant
+from deltacompress.runtime.wishes import Sampling, Wishes
 
 
 class Runtime:
@@ -44,7 +46,7 @@ class Runtime:
         self.model, self.residency = model, residency
         self.backend, self.merge_rounding = numerics.backend.name, numerics.merge_rounding
         self.device, self.dtype = model.device, numerics.dtype
-        self.notes: list[str] = []  # what a user should know about how variants are served
+        self.notes: list[str] = []  # what a user should know about how base and variants are served
         self.last_steps = self.last_decoded = 0  # of the last `generate`: decode steps, and the tokens that they made
         self._numerics, self._cuda_graphs = numerics, cuda_graphs
         self._tokenizers = Tokenizers(model.base.checkpoint.path)
@@ -90,7 +92,9 @@ class Runtime:
         numerics = Numerics.choose(backend, where, kind, merge_rounding)
         model = load_base(str(path_or_id), device=where, dtype=kind, kernels=numerics.kernels)
         residency = Residency(model, numerics.kernels, budget_bytes=budget_bytes, host_bytes=host_bytes)
-        return cls(model, numerics, residency, cuda_graphs=cuda_graphs)
+        made = cls(model, numerics, residency, cuda_graphs=cuda_graphs)
+        made.notes += notes(model.base.checkpoint.config, model.base.checkpoint.path)
+        return made
 
     def describe(self) -> str:
         """One line: device, dtype, backend and why, and how deltas are applied."""
@@ -175,7 +179,7 @@ class Runtime:
             InputError: unknown variant, no tokens, tokens out of the vocabulary, or more than the context.
             BackendError: the variants do not fit the budget together.
         """
-        items = [self._intake.item(index, variant, ids) for index, (variant, ids) in enumerate(shaped(requests, 2))]
+        items = self._intake.items(requests)
         found: list[Tensor] = [torch.empty(0)] * len(items)
         for item, piece in self._run(items) if items else ():
             found[item.index] = piece
@@ -186,7 +190,7 @@ class Runtime:
 
         The order is that of the batches; raises as `logits`, and where a variant was unloaded before its batch came.
         """
-        items = [self._intake.item(index, variant, ids) for index, (variant, ids) in enumerate(shaped(requests, 2))]
+        items = self._intake.items(requests)
         for batch in evaluation.batches(items, self.residency.fits):
             for item, piece in self._run(batch):
                 yield item.index, piece
@@ -198,8 +202,7 @@ class Runtime:
             InputError: as `logits`; an empty context (give at least the bos token) or continuation.
         """
         items, continuations = [], []
-        for index, (variant, context, continuation) in enumerate(shaped(requests, 3)):
-            item, after = self._intake.scored(index, variant, context, continuation)
+        for item, after in self._intake.scored(requests):
             items.append(item)
             continuations.append(after)
         found: list[LogLikelihood] = [LogLikelihood(0.0, False)] * len(items)
@@ -238,12 +241,16 @@ class Runtime:
 
         Raises:
             InputError: unknown variant, empty or too long prompt, tokens out of the vocabulary.
+            IntegrityError: a variant that had left the device came back damaged; told when all other requests are done.
             BackendError: out of memory or budget.
         """
         sampling = Sampling(temperature, top_p, seed)
         done = self.complete(
             requests, max_new_tokens, stop=stop, on_token=on_token, sampling=sampling, bos=bos, max_batch=max_batch
         )
+        for completion in done:
+            if completion.error is not None:
+                raise completion.error
         return [completion.text for completion in done]
 
     def complete(
@@ -257,11 +264,11 @@ class Runtime:
         bos: bool | None = None,
         max_batch: int = 64,
     ) -> list[Completion]:
-        """As `generate`, with the tokens and the reason for the end of each."""
+        """As `generate`, with the tokens and the reason for the end of each; one that fails says so itself."""
         if max_batch < 1:
             raise InputError(f"max_batch {max_batch}: at least 1")
         wishes = Wishes.checked(max_new_tokens, stop, sampling or Sampling(), bos, streams=on_token is not None)
-        made = [self._intake.request(index, *one, wishes) for index, one in enumerate(shaped(requests, 2))]
+        made = self._intake.requests(requests, wishes)
         scheduler = Scheduler(
             self.model, self.residency, max_batch=max_batch, on_token=on_token, cuda_graphs=self._cuda_graphs
         )

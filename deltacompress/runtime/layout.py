@@ -14,11 +14,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from deltacompress.calibrate.names import match_names
-from deltacompress.calibrate.support import WAY_OUT, build_model, check_layer, find_layers, read_config
-from deltacompress.errors import InputError, PairError, UnsupportedModelError
+from deltacompress.errors import CheckpointError, InputError, PairError
+from deltacompress.models.config import CONFIG, other_way_out
+from deltacompress.models.folder import MAX_JSON_BYTES, parsed, read_file
+from deltacompress.models.support import decoder_layers, outline, read_decoder
 from deltacompress.types import TensorKind
 
 if TYPE_CHECKING:
@@ -83,24 +83,20 @@ def read_layout(path: Path, names: Iterable[str]) -> Layout:
         CheckpointError: no usable config.json.
         UnsupportedModelError: an architecture that the runtime cannot serve.
     """
-    return _layout(path, (path / "config.json").read_bytes() if path.is_dir() else b"", tuple(sorted(names)))
+    raw = read_file(path, CONFIG, at_most=MAX_JSON_BYTES)
+    if raw is None:
+        raise CheckpointError(f"{path / CONFIG}: missing; give the directory of a checkpoint or an artifact")
+    return _layout(path, raw, tuple(sorted(names)))
 
 
 @lru_cache(maxsize=64)
 def _layout(path: Path, config_bytes: bytes, names: tuple[str, ...]) -> Layout:
     """Cached, since the fine-tunes of one base mostly have one config; its bytes are part of the key."""
-    try:
-        config = read_config(path)
-        model = build_model(config, path / "config.json")
+    with other_way_out(SERVE_WAY_OUT):
+        config = read_decoder(parsed(config_bytes, path / CONFIG), path / CONFIG, tensors=len(names))
+        model = outline(config, path / CONFIG, tensors=len(names))
         model.tie_weights()
-        if not isinstance(model.get_output_embeddings(), nn.Linear):
-            raise UnsupportedModelError(f"{path}: {type(model).__name__} has no linear output projection; {WAY_OUT}")
-        layers_path = find_layers(model, config.num_hidden_layers, path)
-        for layer in model.get_submodule(layers_path).children():
-            check_layer(layer, path)
-        slots = match_names(model, layers_path, names, path)
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(str(error).replace(WAY_OUT, SERVE_WAY_OUT)) from error
+        slots = match_names(model, decoder_layers(model, path), names, path)
     paths = {id(module): name for name, module in model.named_modules()}
     places = {
         f"{paths[id(module)]}.{attribute}": Place(slot.name, slot.kind)
@@ -120,10 +116,8 @@ def check_alike(base: Layout, variant: Layout, where: str) -> None:
     ours, theirs = _essence(base.config), _essence(variant.config)
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key):
-            raise PairError(
-                f"{where}: config.json has {key} {theirs.get(key)!r}, the base {ours.get(key)!r}, and one forward "
-                f"serves both; {SERVE_WAY_OUT}"
-            )
+            told = f"config.json has {key} {theirs.get(key)!r:.200}, the base {ours.get(key)!r:.200}"
+            raise PairError(f"{where}: {told}, and one forward serves both; {SERVE_WAY_OUT}")
     if odd := base.places.keys() ^ variant.places.keys():
         raise InputError(f"{where}: parameter {min(odd)} is not in both base and variant; {SERVE_WAY_OUT}")
 

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging as hf_logging
 
-from deltacompress.calibrate.support import is_norm
 from deltacompress.checkpoint import Checkpoint
-from deltacompress.errors import BackendError, CheckpointError
 from deltacompress.kernels import Backend, fused
+from deltacompress.models.load import load_model
+from deltacompress.models.support import is_norm
 from deltacompress.runtime.attention import fuse_attention
 from deltacompress.runtime.batch import Batch, Current
 from deltacompress.runtime.embedding import Embeddings, decouple_embedding
@@ -32,6 +30,10 @@ from deltacompress.runtime.vectors import VectorBank, decouple_norm
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+ATTENTION = ("sdpa", "eager")
+"""Implementations of transformers that the masks of the scheduler are for."""
 
 
 @dataclass(eq=False)
@@ -116,18 +118,7 @@ def load_base(path: str, *, device: torch.device, dtype: torch.dtype, kernels: B
     """
     checkpoint = Checkpoint.open(path)
     layout = read_layout(checkpoint.path, checkpoint.tensors)
-    try:
-        with _no_progress_bar():
-            model, info = AutoModelForCausalLM.from_pretrained(
-                checkpoint.path, dtype=dtype, trust_remote_code=False, local_files_only=True, output_loading_info=True
-            )
-        model = model.to(device)
-    except torch.OutOfMemoryError as error:
-        raise BackendError(
-            f"{path}: {checkpoint.nbytes} bytes of weights do not fit into the memory of {device}; use a smaller dtype"
-        ) from error
-    if lost := sorted(info["missing_keys"]):
-        raise CheckpointError(f"{path}: transformers finds no tensor for {lost[0]}; give a whole checkpoint")
+    model = load_model(checkpoint, device=device, dtype=dtype)
     made = decouple(model, checkpoint, layout, kernels)
     if kernels is not None:
         group_linears(model, made.linears, kernels)
@@ -143,8 +134,8 @@ def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, ker
         UnsupportedModelError: a norm of a kind that no rule covers.
     """
     model.eval().requires_grad_(False)
-    if model.config._attn_implementation not in ("sdpa", "eager"):
-        model.set_attn_implementation("eager")  # the masks of the scheduler are for these two
+    if model.config._attn_implementation not in ATTENTION:
+        model.set_attn_implementation("eager")
     current = Current()
     fuse = kernels is not None and fused.usable(model.device)
     paths = {id(module): name for name, module in model.named_modules()}
@@ -173,18 +164,6 @@ def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, ker
     rows = decouple_embedding(embedding, current, fuse=fuse)
     device = embedding.weight.device
     return DecoupledModel(model, current, side, device, embedding_path, head_path, linears, banks, rows, fuse)
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """Whoever calls shows progress in its own way."""
-    shown = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            hf_logging.enable_progress_bar()
 
 
 def mask_value(dtype: torch.dtype) -> float:

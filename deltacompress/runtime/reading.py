@@ -9,6 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import Self
 
 from deltacompress.errors import CheckpointError, TruncatedFileError
+from deltacompress.files import regular
 from deltacompress.runtime.arrangement import Read
 
 
@@ -19,7 +20,8 @@ class Files:
         self._open: dict[str, int] = {}
         for path in sorted(paths):
             try:
-                self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._open[path] = os.open(path, regular.FLAGS)
+                regular.check(self._open[path], path)
             except OSError as error:
                 self.close()
                 raise _unreadable(path, error) from error
@@ -123,4 +125,4 @@ class Reading:
 def _unreadable(path: str, error: OSError) -> CheckpointError | TruncatedFileError:
     if isinstance(error, FileNotFoundError):
         return TruncatedFileError(f"{path}: missing; copy the artifact again")
-    return CheckpointError(f"{path}: cannot be read ({error.strerror or error}); make it readable")
+    return CheckpointError(f"{path}: {regular.told(error)}")

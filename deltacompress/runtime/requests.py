@@ -9,28 +9,27 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from deltacompress.errors import DeltaCompressError
 from deltacompress.runtime.resident import Resident
+from deltacompress.runtime.wishes import Sampling
 
+Finish = Literal["eos", "stop", "length", "context", "failed"]
 OnToken = Callable[[int, int, str], None]
 """on_token(request index, token id, new text): called for each token as it comes; texts add up to the result."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is chosen. temperature 0 is greedy; top_p in (0, 1]; seed: of each request's own generator."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Completion:
-    """What a request became. finished: "eos", "stop" (a stop string), "length" (max_new_tokens) or "context"."""
+    """What a request became.
+
+    finished: "eos", "stop" (a stop string), "length" (max_new_tokens), "context", or "failed": its variant could not be
+    brought back to the device, which `error` tells; nothing was written then.
+    """
 
     text: str
     tokens: tuple[int, ...]
-    finished: Literal["eos", "stop", "length", "context"]
+    finished: Finish
+    error: DeltaCompressError | None = None
 
 
 @dataclass(eq=False)
@@ -53,9 +52,10 @@ class Request:
     text: TextStream
     sampling: Sampling
     tokens: list[int] = field(default_factory=list)
-    finished: Literal["eos", "stop", "length", "context"] | None = None
+    finished: Finish | None = None
     generator: torch.Generator | None = None
     asked: Resident | None = None
+    error: DeltaCompressError | None = None
 
     @property
     def length(self) -> int:
@@ -75,10 +75,15 @@ class Request:
         if on_token is not None:
             on_token(self.index, token, piece)
 
+    def fail(self, error: DeltaCompressError) -> None:
+        """It ends without a token, because its variant is not to be had."""
+        self.finished = "failed"
+        self.error = error.with_traceback(None)  # which would keep alive whatever the load had made
+
     def completion(self) -> Completion:
         """The result."""
         assert self.finished is not None
-        return Completion(self.text.text, tuple(self.tokens), self.finished)
+        return Completion(self.text.text, tuple(self.tokens), self.finished, self.error)
 
 
 class TextStream:

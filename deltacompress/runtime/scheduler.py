@@ -3,7 +3,7 @@
 A step admits waiting requests (as many as rows and budget allow), runs their prompts, and decodes one token for every
 running one. Rows are sorted by slot, so each variant's rows are contiguous; the cache holds one row per request, with
 its own positions (kvcache.py), so a request computes what it computes alone. A request whose variant is still on its
-way to the device waits, while the others go on.
+way to the device waits, while the others go on; one whose variant comes back damaged, or was unloaded, fails by itself.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from deltacompress.errors import InputError, IntegrityError
 from deltacompress.runtime.batch import Batch, to_device
 from deltacompress.runtime.graphs import GRAPH_AFTER, GraphedStep
 from deltacompress.runtime.kvcache import RowCache
@@ -82,8 +83,9 @@ class Scheduler:
     @torch.inference_mode()
     def step(self) -> list[Request]:
         """Admit what can be admitted, decode one token for each running request; returns those that ended."""
-        self._arrange(self._admitted())
-        ended = self._leave()
+        new, failed = self._admitted()
+        self._arrange(new)
+        ended = failed + self._leave()
         if self._live:
             self._decode()
             ended += self._leave()
@@ -91,15 +93,21 @@ class Scheduler:
 
     # --- entering and leaving ----------------------------------------------------------------------------------------
 
-    def _admitted(self) -> list[Request]:
-        """The waiting requests whose turn it is, their variants ready and held."""
+    def _admitted(self) -> tuple[list[Request], list[Request]]:
+        """The waiting requests whose turn it is, variants ready and held; and those whose variant is not to be had."""
         chosen: list[Request] = []
+        failed: list[Request] = []
         passed: deque[Request] = deque()
         blocked: set[str | None] = set()
         try:
             while self._waiting and len(self._live) + len(chosen) < self._max_batch:
                 request = self._waiting.popleft()
-                if request.variant not in blocked and self._hold(request, alone=not (self._live or chosen)):
+                try:
+                    held = request.variant not in blocked and self._hold(request, alone=not (self._live or chosen))
+                except (IntegrityError, InputError) as error:
+                    failed += self._fail(request, error)
+                    continue
+                if held:
                     chosen.append(request)
                 else:
                     blocked.add(request.variant)
@@ -109,7 +117,15 @@ class Scheduler:
                 self._release(request)
             raise
         self._waiting.extendleft(reversed(passed))
-        return chosen
+        return chosen, failed
+
+    def _fail(self, request: Request, error: IntegrityError | InputError) -> list[Request]:
+        """End a request, and all that wait for the same variant: to read it once more for each would tell no more."""
+        ended = [request, *(one for one in self._waiting if one.variant == request.variant)]
+        self._waiting = deque(one for one in self._waiting if one.variant != request.variant)
+        for one in ended:
+            one.fail(error)
+        return ended
 
     def _hold(self, request: Request, *, alone: bool) -> bool:
         """Reserve the variant of a request if it is ready; where nothing else runs, wait for it."""

@@ -6,14 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoTokenizer
-
-from deltacompress.errors import InputError
+from deltacompress.errors import CheckpointError, InputError
+from deltacompress.models.tokenizers import failing_tokenizer, has_tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 class Tokenizers:
@@ -25,8 +22,7 @@ class Tokenizers:
 
     def add(self, name: str, artifact: Path) -> None:
         """Know a variant."""
-        has_own = any((artifact / file).is_file() for file in _FILES)
-        self._folders[name] = artifact if has_own else self._folders[None]
+        self._folders[name] = artifact if has_tokenizer(artifact) else self._folders[None]
 
     def remove(self, name: str) -> None:
         """Forget a variant."""
@@ -43,7 +39,8 @@ class Tokenizers:
             InputError: there is no tokenizer, or no bos token to put.
         """
         tokenizer = self._get(variant)
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=bos is not False)
+        with failing_tokenizer(tokenizer):
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=bos is not False)
         if bos:
             if tokenizer.bos_token_id is None:
                 raise InputError(f"{self._folders[variant]}: the tokenizer has no bos token to put before the prompt")
@@ -56,15 +53,18 @@ class Tokenizers:
         tokenizer = self._get(variant)
         if tokenizer.chat_template is None:
             return None
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        with failing_tokenizer(tokenizer):
+            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def decoder(self, variant: str | None) -> Callable[[list[int]], str]:
         """Tokens -> text without special tokens; looked up when the first text is wanted."""
 
         def decode(tokens: list[int]) -> str:
-            text: Any = self._get(variant).decode(tokens, skip_special_tokens=True)
+            tokenizer = self._get(variant)
+            with failing_tokenizer(tokenizer):
+                text: Any = tokenizer.decode(tokens, skip_special_tokens=True)
             return str(text)
 
         return decode
@@ -73,11 +73,7 @@ class Tokenizers:
         folder = self._folders[variant]
         if folder not in self._opened:
             try:
-                opened: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                    folder, trust_remote_code=False, local_files_only=True
-                )
-            except (OSError, ValueError, KeyError) as error:
-                first = next(iter(str(error).splitlines()), type(error).__name__)
-                raise InputError(f"{folder}: no usable tokenizer ({first}); give token ids instead of text") from error
-            self._opened[folder] = opened
+                self._opened[folder] = load_tokenizer(folder)
+            except CheckpointError as error:
+                raise InputError(f"{error}, or give token ids instead of text") from error
         return self._opened[folder]

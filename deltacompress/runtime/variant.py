@@ -7,26 +7,23 @@ from the base's either gets an operand or is refused by name.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from deltacompress import decoding
-from deltacompress.artifact import Delta, check_file, load_delta
-from deltacompress.checkpoint import DTYPES, Checkpoint
+from deltacompress.artifact import Delta, load_delta
+from deltacompress.checkpoint import Checkpoint
 from deltacompress.codecs import packed
-from deltacompress.errors import (
-    FormatError,
-    IntegrityError,
-    UnsupportedModelError,
-)
+from deltacompress.dtypes import DTYPES
+from deltacompress.errors import FormatError, UnsupportedModelError
 from deltacompress.kernels import expand_rows
 from deltacompress.manifest import TensorRecord
 from deltacompress.numerics import packing
+from deltacompress.parts import check_file
 from deltacompress.runtime.layout import SERVE_WAY_OUT, Layout, check_alike, read_layout
 from deltacompress.runtime.numerics import Numerics
 from deltacompress.runtime.operands import (
@@ -109,11 +106,7 @@ class Variant:
         return self._weight(module_path, record, parts)
 
     def stored(self, module_path: str) -> Stored | None:
-        """What `operand` would give, where it is packed and its bytes lie in the artifact as they are; else None.
-
-        Raises:
-            FormatError: parts of other shapes than their format's.
-        """
+        """What `operand` would give, where it is packed and its bytes lie in the artifact as they are; else None."""
         kernels, record = self._numerics.kernels, self._record(module_path)
         if kernels is None or kernels.ingest is None or self.delta.manifest.lossless != "none":
             return None
@@ -127,7 +120,6 @@ class Variant:
         if not whole or not fits or found.keys() & {"row_mask", "added_rows"}:
             return None
         shapes = {name: (DTYPES[part.dtype], part.shape) for name, part in found.items()}
-        packed.check_shapes(spec, shapes, storage=False, where=f"{self.delta.path}: {record.name}")
         parts = {}
         for name, part in found.items():
             file, span = self.delta.where(record.name, part)
@@ -236,17 +228,3 @@ def _every_row(
     mask = row_bits(parts.pop("row_mask"), rows) if "row_mask" in parts else torch.ones(rows, dtype=torch.bool)
     mask = torch.nn.functional.pad(mask, (0, ours - rows))
     return expand_rows(spec, parts, packing.pack_codes(mask.to(torch.uint8).unsqueeze(0), 1)[0], ours)
-
-
-def token_ids(directory: Path, config: Any, field: str) -> tuple[int, ...]:
-    """A token id field of a model directory, as generation uses it: generation_config.json first, then the config."""
-    found: Any = None
-    file = directory / "generation_config.json"
-    if file.is_file():
-        try:
-            found = json.loads(file.read_text(encoding="utf-8")).get(field)
-        except (ValueError, AttributeError) as error:
-            raise IntegrityError(f"{file}: not readable as JSON ({error}); restore the file") from error
-    if found is None:
-        found = getattr(config, field, None)
-    return () if found is None else tuple(found) if isinstance(found, list) else (int(found),)

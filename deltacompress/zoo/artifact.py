@@ -22,7 +22,8 @@ from typing import Any
 from blake3 import blake3
 
 from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
-from deltacompress.manifest import MANIFEST, FileRecord, Manifest, PartRecord, read_manifest
+from deltacompress.files.regular import UnfitFileError, stat_regular, told
+from deltacompress.manifest import MANIFEST, FileRecord, Manifest, PartRecord, parse_manifest, read_manifest_bytes
 from deltacompress.safetensors_header import Header, TensorSpan, read_header
 from deltacompress.zoo import osfs
 from deltacompress.zoo.blobs import Blob
@@ -33,17 +34,17 @@ from deltacompress.zoo.entry import (
     FILE,
     HEADER,
     PART,
+    RELATIONS,
     Descriptor,
     EntryManifest,
     Lineage,
 )
-from deltacompress.zoo.errors import StoreError
+from deltacompress.zoo.errors import InvalidNameError, StoreError
 from deltacompress.zoo.local import again, close, reason
-from deltacompress.zoo.names import check_tensors
+from deltacompress.zoo.names import check_texts
 
 SMALL = 4096
 _CHUNK = 4 << 20
-_SIDE_SUFFIXES = (".json", ".txt", ".model", ".tiktoken", ".jinja")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,15 @@ def describe(artifact: Path, *, parents: tuple[str, ...] = (), relation: str | N
 
     Raises:
         IntegrityError: it is not what its manifest says (as deltacompress.artifact.load_delta, plus every hash).
+        InvalidNameError: no such relation, or a name in it that cannot be printed.
         StoreError: it cannot be read.
     """
-    manifest = read_manifest(artifact)
-    raw = _read(artifact / MANIFEST)
+    if relation is not None and relation not in RELATIONS:
+        raise InvalidNameError(f"relation {str(relation)[:40]!a}: one of {', '.join(RELATIONS)}")
+    raw = read_manifest_bytes(artifact)
+    manifest = parse_manifest(raw, str(artifact / MANIFEST))
+    named = {"name of the base": manifest.base.name, "name of the fine-tuned model": manifest.finetuned.name}
+    check_texts(named | {"recipe": manifest.recipe.get("name")}, str(artifact / MANIFEST))
     config = Descriptor(media_type=ARTIFACT, digest=sha256(raw), size=len(raw))
     blobs = [Blob(config.digest, config.size, lambda: (raw,), str(artifact / MANIFEST))]
     layers: list[Descriptor] = []
@@ -85,8 +91,6 @@ def describe(artifact: Path, *, parents: tuple[str, ...] = (), relation: str | N
         raise FormatError(f"{artifact}: part {missing[0]} is not in any shard")
     for record in manifest.files:
         path = artifact / record.file
-        if not record.file.endswith(_SIDE_SUFFIXES):
-            raise FormatError(f"{path}: no config or tokenizer file; an artifact holds no other")
         _check_size(path, record)
         pieces = (Piece(str(path), 0, record.bytes),)
         _check_hash(path, record, _hash(pieces))
@@ -163,7 +167,6 @@ def _header(path: Path, record: FileRecord) -> Header:
     _check_size(path, record)
     try:
         header = read_header(path)
-        check_tensors(header.tensors, str(path))
     except CheckpointError as error:
         if isinstance(error.__cause__, OSError):  # no permission: no word on the bytes
             raise
@@ -207,7 +210,7 @@ def _chunks(pieces: tuple[Piece, ...]) -> Iterator[bytes]:
         return
     path = pieces[0].path
     try:
-        fd = again(osfs.open_, path, os.O_RDONLY)
+        fd = again(osfs.open_plain, path)
         try:
             for piece in pieces:
                 os.lseek(fd, piece.begin, os.SEEK_SET)
@@ -224,16 +227,11 @@ def _chunks(pieces: tuple[Piece, ...]) -> Iterator[bytes]:
         raise StoreError(f"{path}: {reason(error)}") from error
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"{path}: {reason(error)}") from error
-
-
 def _check_size(path: Path, record: FileRecord) -> None:
     try:
-        size = path.stat().st_size
+        size = stat_regular(path).st_size
+    except UnfitFileError as error:
+        raise FormatError(f"{path}: {told(error)}") from error
     except OSError as error:
         raise TruncatedFileError(f"{path}: missing; copy the artifact again") from error
     if size != record.bytes:

@@ -19,19 +19,22 @@ from typing import Annotated
 from pydantic import FailFast, Field
 
 from deltacompress.errors import BaseMismatchError, CheckpointError
-from deltacompress.safetensors_header import TensorSpan, find_weights, load_json_object
+from deltacompress.files import regular
+from deltacompress.files.regular import ANYWHERE, open_regular, read_bytes, stat_regular
+from deltacompress.safetensors_header import TensorSpan, load_json_object
+from deltacompress.side_files import MAX_SIDE_FILE_BYTES
+from deltacompress.weight_files import find_weights
 from deltacompress.zoo import canonical
 from deltacompress.zoo.artifact import Described
 from deltacompress.zoo.blobs import Blob
 from deltacompress.zoo.canonical import Strict
 from deltacompress.zoo.entry import BASE, Descriptor, EntryManifest, Lineage
 from deltacompress.zoo.errors import DamagedRecordError
-from deltacompress.zoo.names import check_tensors
+from deltacompress.zoo.names import check_texts
 from deltacompress.zoo.records import Sha256, Size, Text
 
 MAX_IDENTITY_BYTES = 16 << 20
 """And canonical.MAX_MEMORY: about 60,000 tensors."""
-MAX_TOKENIZER_BYTES = 512 << 20
 _CHUNK = 4 << 20
 _TOKENIZER = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json", "*.model", "*.tiktoken")
 _OTHER = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -79,7 +82,6 @@ def describe_base(directory: Path, *, hub_id: str | None, revision: str | None) 
     """
     try:
         spans, weights = find_weights(directory)
-        check_tensors(spans, str(directory))
         tensors = tuple(
             BaseTensor(name=name, dtype=span.info.dtype, shape=span.info.shape, sha256=_hash(path, span))
             for name, (path, span) in sorted(spans.items())
@@ -87,7 +89,9 @@ def describe_base(directory: Path, *, hub_id: str | None, revision: str | None) 
         files = tuple(_file(path) for path in sorted({*weights, *_side_files(directory)}))
         tokenizer = _tokenizer(directory)
     except OSError as error:
-        raise CheckpointError(f"{error.filename or directory}: cannot be read ({error.strerror or error})") from error
+        raise CheckpointError(f"{error.filename or directory}: {regular.told(error)}") from error
+    name = hub_id or directory.resolve().name
+    check_texts({"hub id": hub_id, "revision": revision, "its name": name}, str(directory))
     identity = BaseIdentity(
         content_hash=_content_hash(tensors),
         hub_id=hub_id,
@@ -104,7 +108,7 @@ def describe_base(directory: Path, *, hub_id: str | None, revision: str | None) 
     entry = EntryManifest(
         kind="base-ref",
         config=Descriptor(media_type=BASE, digest=blob.digest, size=blob.size),
-        lineage=Lineage(base=identity.content_hash, base_name=hub_id or directory.resolve().name, relation="base"),
+        lineage=Lineage(base=identity.content_hash, base_name=name, relation="base"),
         summary={
             "hub_id": hub_id,
             "revision": revision,
@@ -138,7 +142,7 @@ def check_base(identity: BaseIdentity, directory: Path, name: str) -> None:
     try:
         _check_tensors(identity, find_weights(directory)[0], f"{directory}: not the base {name}")
     except OSError as error:
-        raise CheckpointError(f"{error.filename or directory}: cannot be read ({error.strerror or error})") from error
+        raise CheckpointError(f"{error.filename or directory}: {regular.told(error)}") from error
     check_tokenizer(identity, directory, name)
 
 
@@ -148,7 +152,7 @@ def check_tokenizer(identity: BaseIdentity, directory: Path, name: str) -> None:
     try:
         tokenizer = _tokenizer(directory)
     except OSError as error:
-        raise CheckpointError(f"{error.filename or directory}: cannot be read ({error.strerror or error})") from error
+        raise CheckpointError(f"{error.filename or directory}: {regular.told(error)}") from error
     common = sorted(identity.tokenizer.keys() & tokenizer.keys())
     for file in common:
         if tokenizer[file] != identity.tokenizer[file]:
@@ -190,7 +194,7 @@ def _side_files(directory: Path) -> list[Path]:
     return [
         file
         for file in directory.iterdir()
-        if any(fnmatchcase(file.name, pattern) for pattern in wanted) and file.is_file()
+        if any(fnmatchcase(file.name, pattern) for pattern in wanted) and not file.is_dir()
     ]
 
 
@@ -200,9 +204,7 @@ def _tokenizer(directory: Path) -> dict[str, str]:
     for file in sorted(_side_files(directory)):
         if not any(fnmatchcase(file.name, pattern) for pattern in _TOKENIZER):
             continue
-        if file.stat().st_size > MAX_TOKENIZER_BYTES:
-            raise CheckpointError(f"{file}: over {MAX_TOKENIZER_BYTES} bytes; no tokenizer is that large")
-        raw = file.read_bytes()
+        raw = read_bytes(file, at_most=MAX_SIDE_FILE_BYTES, links=ANYWHERE)
         if file.suffix == ".json":
             data = load_json_object(raw, str(file))
             try:
@@ -218,7 +220,7 @@ def _hash(path: Path, span: TensorSpan) -> str:
 
 
 def _file(path: Path) -> BaseFile:
-    size = path.stat().st_size
+    size = stat_regular(path, links=ANYWHERE).st_size
     return BaseFile(file=path.name, bytes=size, sha256=_digest(path, 0, size))
 
 
@@ -230,7 +232,7 @@ def _digest(path: Path, begin: int, end: int) -> str:
 
 
 def _chunks(path: Path, begin: int, end: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
+    with open_regular(path, links=ANYWHERE) as file:
         file.seek(begin, os.SEEK_SET)
         while begin < end:
             chunk = file.read(min(_CHUNK, end - begin))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -69,15 +70,20 @@ def validate(model: type[_Model], data: dict[str, Any], where: str) -> _Model:
     Raises:
         DamagedRecordError: a field is missing, unknown or out of range.
     """
+    found = checked(model, data, where)
+    if spell(found.model_dump(mode="json")) != spell(data):
+        raise DamagedRecordError(f"{where}: not spelled as this format spells it")
+    return found
+
+
+def checked(model: type[_Model], data: Mapping[str, Any], where: str) -> _Model:
+    """As validate, however `data` is spelled."""
     try:
-        found = model.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         at = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
         raise DamagedRecordError(f"{where}: {at}: {first['msg']}") from error
-    if spell(found.model_dump(mode="json")) != spell(data):
-        raise DamagedRecordError(f"{where}: not spelled as this format spells it")
-    return found
 
 
 def fits(raw: bytes, limit: int = MAX_BYTES) -> bool:

@@ -97,13 +97,13 @@ def kind_of(key: str) -> type[Record] | None:
 
 
 def _gaps(store: Store) -> Iterator[Problem]:
-    """Numbers that are missing from a log, moves of aliases that do not follow from each other."""
+    """Numbers that are missing from a log before its last, moves of aliases that do not follow from each other."""
     for subject, found in heads(store).items():
         for one, last in found.items():
-            yield from _missing(store, [layout.referrer_key(subject, one, n) for n in range(1, last + 1)])
+            yield from _missing(store, [layout.referrer_key(subject, one, n) for n in range(1, last)])
     for name, state in states(list(store.list(layout.NAMES))).items():
-        logs = [layout.version_key(name, n) for n in range(1, max(state.versions, default=0) + 1)]
-        logs += [layout.removal_key(name, v, n) for v, last in state.removals.items() for n in range(1, last + 1)]
+        logs = [layout.version_key(name, n) for n in range(1, max(state.versions, default=0))]
+        logs += [layout.removal_key(name, v, n) for v, last in state.removals.items() for n in range(1, last)]
         yield from _missing(store, logs)
         for alias in state.aliases:
             try:

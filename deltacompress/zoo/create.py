@@ -14,7 +14,7 @@ from pathlib import Path
 
 from deltacompress.zoo import osfs
 from deltacompress.zoo.errors import CapabilityError, ConflictError, NotAZooError, StoreError
-from deltacompress.zoo.layout import TEMPORARY, TRASH, ZOO
+from deltacompress.zoo.layout import TEMPORARY, TRASH, ZOO, zoo_around
 from deltacompress.zoo.local import LocalStore, again, reason, sync_directory
 from deltacompress.zoo.records import ZooRecord, encode, nonce, read
 from deltacompress.zoo.store import NoSuchObjectError, Store
@@ -39,6 +39,7 @@ def store_at(location: str | os.PathLike[str]) -> Store:
         raise NotAZooError(f"{text}: give a directory or an s3://bucket/prefix URL")
     if Path(text).is_file():
         raise NotAZooError(f"{text}: a file; a zoo is a directory, make one with `zoo init`")
+    _check_link(text)
     if not Path(text).is_dir():
         raise NotAZooError(f"{text}: no such directory; make a zoo there with `zoo init {text}`")
     return LocalStore(Path(text))
@@ -68,6 +69,9 @@ def init(location: str | os.PathLike[str]) -> tuple[Store, ZooRecord]:
     """
     text = os.fspath(location)
     if "://" not in text:
+        _check_link(text)
+        if around := zoo_around(text):
+            raise ConflictError(f"{text}: lies inside the zoo {around}; choose a place outside of it")
         _make_directory(os.path.abspath(text))
     store = store_at(location)
     there = [key for key in store.list("") if not key.startswith((TEMPORARY, TRASH))]
@@ -78,6 +82,7 @@ def init(location: str | os.PathLike[str]) -> tuple[Store, ZooRecord]:
         raise ConflictError(f"{store.where}: holds {strange[0]}; give an empty or new place for a zoo")
     capabilities = probe(store)
     record = ZooRecord(id=nonce(), capabilities=capabilities)
+    store.reserve()
     if not store.put_if_absent(ZOO, encode(ZOO, record)):
         raise ConflictError(f"{store.where}: somebody else has just made a zoo here")
     return store, record
@@ -119,6 +124,14 @@ def _ignored(store: Store) -> CapabilityError:
         f"{store.where}: lets a second writer replace an object (it ignores conditional puts), which would lose "
         "versions; use a local directory or an object store with If-None-Match"
     )
+
+
+def _check_link(path: str) -> None:
+    """A directory that is not mounted is not made in its place."""
+    if os.path.islink(path) and not os.path.exists(path):
+        raise NotAZooError(
+            f"{path}: a symbolic link to {os.readlink(path)}, where nothing is; mount or make that first"
+        )
 
 
 def _make_directory(path: str) -> None:

@@ -8,7 +8,7 @@ types are an allow-list: a reader refuses what it would have to guess at.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import FailFast, Field, model_validator
 
@@ -33,6 +33,8 @@ SIGNATURE = _PREFIX + "signature.v1+json"
 MEDIA_TYPES = (ARTIFACT, HEADER, BUNDLE, PART, FILE, BASE, ADAPTER, REPORT, SIGNATURE)
 SHARD_TYPES = (HEADER, BUNDLE, PART)
 
+Relation = Literal["finetune", "adapter", "quantized", "merge", "recompressed", "distilled", "base"]
+RELATIONS = get_args(Relation)
 Kind = Literal["delta", "base-ref", "adapter", "block", "report", "signature"]
 Key = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.-]{0,63}$")]
 
@@ -64,7 +66,7 @@ class Lineage(Strict):
     finetuned: Sha256 | None = None
     finetuned_name: Text | None = None
     parents: Annotated[tuple[Sha256, ...], FailFast()] = ()
-    relation: Literal["finetune", "adapter", "quantized", "merge", "recompressed", "distilled", "base"] | None = None
+    relation: Relation | None = None
 
 
 class EntryManifest(Strict):
@@ -101,6 +103,14 @@ class EntryManifest(Strict):
     def logical_bytes(self) -> int:
         """Logical size: what a reader gets (a blob used twice counts twice), without the manifest."""
         return sum(one.size for one in self.descriptors)
+
+    @property
+    def texts(self) -> dict[str, object]:
+        """What others have chosen in it: what it is -> the text (or what stands in its place)."""
+        told = self.lineage
+        named = {"name of the base": told.base_name, "name of the fine-tuned model": told.finetuned_name}
+        noted = {key: value for one in self.descriptors for key, value in one.annotations.items()}
+        return {**self.summary, **noted, **named}
 
     def files(self) -> dict[str, tuple[Descriptor, ...]]:
         """File name -> its layers, in order."""

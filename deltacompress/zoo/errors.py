@@ -6,7 +6,8 @@ ZooError
 |-- NotFoundError           no such entry, version or alias; or it was removed               exit code 2
 |-- ConflictError           somebody else was first, or the name is taken                    exit code 2
 |-- CapabilityError         the store lacks what a zoo needs                                 exit code 2
-|-- StoreError              the store cannot be read or written (full, read-only, gone)      exit code 2
+|-- StoreError              the store cannot be read or written (read-only, gone)            exit code 2
+|   `-- DiskFullError       no room for what is to be written                                exit code 2
 |-- PullError               the target of a pull cannot be written                           exit code 2
 |-- ZooFormatError          written by a newer version                                       exit code 3
 |-- DamagedRecordError      a reference or manifest is not what was written                  exit code 3
@@ -53,6 +54,10 @@ class CapabilityError(ZooError, InputError):
 
 class StoreError(ZooError, InputError):
     """The store could not be read or written."""
+
+
+class DiskFullError(StoreError):
+    """No room is left where the store lies."""
 
 
 class PullError(ZooError, OutputError):

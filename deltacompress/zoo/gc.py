@@ -2,7 +2,8 @@
 
 Why it is safe is told in txn.py (outcomes) and layout.py (generations). A collector keeps no state: one that is killed
 has condemned some keys, aborted some publications and moved some blobs to the trash, each of which the next collector
-sees or does again. Blobs go to the trash first; `empty_trash` deletes what earlier runs put there.
+sees or does again. Blobs go to the trash first; `empty_trash` deletes what earlier runs put there. Marks and trash need
+some room themselves; on a full disk it is that of the reserve.
 
 A version whose manifest cannot be read stops the collection before anything is removed, because what it needs is not
 known; `fsck --repair` or `rm` of that version gets it going again.
@@ -10,15 +11,18 @@ known; `fsck --repair` or `rm` of that version gets it going again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from deltacompress.zoo import blobs, txn
+from deltacompress.zoo.errors import DiskFullError
 from deltacompress.zoo.layout import BLOBS, NAMES, TRASH, blob_of, condemned_key, version_key
 from deltacompress.zoo.read import open_manifest
 from deltacompress.zoo.records import VersionRecord, read
 from deltacompress.zoo.referrers import Heads, attached, drop, head, heads, open_referrer
-from deltacompress.zoo.store import NoSuchObjectError, Store
+from deltacompress.zoo.store import NoSuchObjectError, Store, with_reserve
 from deltacompress.zoo.versions import is_removed, states
 
 GRACE = 24 * 3600.0
@@ -29,7 +33,7 @@ GRACE = 24 * 3600.0
 class GcReport:
     """What a collection did. trashed: blob keys moved to the trash; bytes: their size; kept: blobs still needed;
     aborted, completed: publications left by others; deleted: objects removed from the trash for good; swept: temporary
-    files of interrupted writers.
+    files of interrupted writers; left: blob keys that stay, although nothing needs them, because the disk is full.
     """
 
     trashed: int
@@ -39,14 +43,15 @@ class GcReport:
     completed: int
     deleted: int
     swept: int
+    left: int
 
 
 def collect(store: Store, *, grace: float = GRACE, empty_trash: bool = False) -> GcReport:
-    """Move every blob that nothing needs to the trash.
+    """Move every blob that nothing needs to the trash; on a full disk as many as there is room for, large ones first.
 
     Raises:
         MissingBlobError, DamagedBlobError, DamagedRecordError: something that says what is needed cannot be read.
-        StoreError: it cannot be written; running it again goes on.
+        StoreError: it cannot be written; running it again goes on. DiskFullError: nothing could be marked.
     """
     told = {"aborted": 0, "completed": 0}
 
@@ -55,30 +60,68 @@ def collect(store: Store, *, grace: float = GRACE, empty_trash: bool = False) ->
 
     deleted = _empty(store) if empty_trash else 0
     swept = store.sweep(grace)
-    live = needed_digests(store, txn.settle(store, grace, count))
-    candidates = _unneeded(store, live)
-    for _, digest, generation in candidates:
-        blobs.condemn(store, digest, generation)
+    with suppress(DiskFullError):
+        store.reserve()
+    live = needed_digests(store, with_reserve(store, 1, lambda: txn.settle(store, grace, count)))
+    found = [_Candidate(key, digest, number, size_of(store, key)) for key, digest, number in _unneeded(store, live)]
+    candidates = _as_many(
+        sorted(found, key=lambda one: -one.size),
+        lambda one: with_reserve(store, 1, partial(_condemn, store, one)),
+    )
+    doomed = _doomed_attachments(store, live)
     # Everything again, now that no new publication can begin to rely on a candidate. First the publications, then the
     # roots: what is settled in between is among the roots.
-    live = needed_digests(store, txn.settle(store, grace, count))
-    live = _end_attachments(store, live)
+    live = needed_digests(store, with_reserve(store, 2, lambda: txn.settle(store, grace, count)))
+    live = with_reserve(store, 2, partial(_end_attachments, store, doomed, live))
     removable = {key for key, _, _ in _unneeded(store, live)}
-    trashed = size = 0
-    for key, _, _ in candidates:
-        if key in removable:
-            size += size_of(store, key)
-            store.move(key, TRASH + key)
-            trashed += 1
+    moved = _as_many(
+        [one for one in candidates if one.key in removable],
+        lambda one: with_reserve(store, 2, partial(store.move, one.key, TRASH + one.key)),
+    )
+    with suppress(DiskFullError):  # what was taken of it now
+        store.reserve()
     return GcReport(
-        trashed=trashed,
-        bytes=size,
+        trashed=len(moved),
+        bytes=sum(one.size for one in moved),
         kept=len(live),
         aborted=told["aborted"],
         completed=told["completed"],
         deleted=deleted,
         swept=swept,
+        left=len(removable & {one.key for one in found}) - len(moved),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A blob key that nothing seemed to need."""
+
+    key: str
+    digest: str
+    generation: int
+    size: int
+
+
+def _condemn(store: Store, one: _Candidate) -> None:
+    """Mark it, once it is sure that it can be moved: a mark that stays alone has taken room for nothing."""
+    store.prepare(TRASH + one.key)
+    blobs.condemn(store, one.digest, one.generation)
+
+
+def _as_many(found: list[_Candidate], work: Callable[[_Candidate], object]) -> list[_Candidate]:
+    """Do `work` for each, or for those that come first where the disk is full; for which.
+
+    Raises:
+        DiskFullError: not even for the first.
+    """
+    for number, one in enumerate(found):
+        try:
+            work(one)
+        except DiskFullError as error:
+            if not number:
+                raise DiskFullError(f"{error}; `zoo gc --empty-trash` frees what was collected before") from error
+            return found[:number]
+    return found
 
 
 def needed_digests(store: Store, held: Iterable[str] = ()) -> set[str]:
@@ -116,16 +159,35 @@ def _attached(store: Store, attachments: Heads, subject: str, name: str) -> Iter
             yield manifest, (record.size, f"referrer of {name}")
 
 
-def _end_attachments(store: Store, live: set[str]) -> set[str]:
-    """Drop what is attached to subjects that nothing needs; `live`, and what turned out to be attached again."""
-    kept: set[str] = set()
-    for subject, found in heads(store).items():
-        if subject in live:
-            continue
+def _doomed_attachments(store: Store, live: set[str]) -> Heads:
+    """What is attached to subjects that nothing needs, read before the roots are read again.
+
+    Those subjects are condemned first: whoever attaches to one from then on takes a number that is not among these, so
+    nobody is told that something is attached and then loses it to this collection.
+    """
+    condemned = set()
+    for subject in heads(store).keys() - live:
+        if not store.exists(condemned_key(subject, 0)):
+            try:
+                with_reserve(store, 1, partial(blobs.condemn, store, subject, 0))
+            except DiskFullError:
+                continue  # it waits for the next collection
+        condemned.add(subject)
+    return {subject: found for subject, found in heads(store).items() if subject in condemned}
+
+
+def _end_attachments(store: Store, doomed: Heads, live: set[str]) -> set[str]:
+    """Drop what is `doomed` unless its subject is live after all; `live`, and what was attached anew meanwhile."""
+    dead = {subject: found for subject, found in doomed.items() if subject not in live}
+    for subject, found in dead.items():
         for manifest, last in found.items():
-            if not drop(store, subject, manifest, last):
-                for record in attached(store, subject):
-                    kept |= {record.manifest, *open_referrer(store, subject, record).blobs}
+            drop(store, subject, manifest, last)
+    kept: set[str] = set()
+    now = heads(store)
+    for subject, found in dead.items():
+        if now[subject] != found:
+            for record in attached(store, subject):
+                kept |= {record.manifest, *open_referrer(store, subject, record).blobs}
     return live | kept
 
 

@@ -9,13 +9,15 @@
     txn/intent/<id>, txn/outcome/<id>    publications under way; outcomes `abort` stay for ever
     gc/condemned/ab/<hex>[.<n>]          blob keys that nobody may begin to rely on; stay for ever
     trash/<key>                          what gc removed
-    tmp/                                 files being written
+    tmp/                                 files being written; reserve-1 and -2: room for rm and gc on a full disk
 
 Why blobs have generations: a collector that was suspended may delete a key long after everybody forgot it. So a key
 that was ever condemned is never relied on again; whoever needs the same bytes puts them under the next generation.
 """
 
 from __future__ import annotations
+
+import os
 
 ZOO = "zoo.json"
 BLOBS = "blobs/sha256/"
@@ -84,6 +86,16 @@ def number_of(key: str) -> int | None:
     """The number that a version, removal or alias key ends in, or None if it ends in none."""
     last = key.rpartition("/")[2]
     return int(last) if len(last) == DIGITS and last.isascii() and last.isdecimal() and int(last) else None
+
+
+def zoo_around(path: str | os.PathLike[str]) -> str | None:
+    """The directory of the zoo that `path` lies in; nobody writes there but a zoo."""
+    place = os.path.dirname(os.path.realpath(path))
+    while place != os.path.dirname(place):
+        if os.path.isfile(os.path.join(place, ZOO)):
+            return place
+        place = os.path.dirname(place)
+    return None
 
 
 def _leaf(digest: str, generation: int) -> str:

@@ -46,7 +46,7 @@ class Node:
         parts = [self.kind if self.names else f"{self.kind}, not in this zoo"]
         parts += [self.recipe] if self.recipe else []
         parts += [f"ratio {self.ratio:.2f}"] if self.ratio is not None else []
-        return " · ".join(parts)
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)

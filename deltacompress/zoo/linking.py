@@ -6,15 +6,16 @@ base; where two base-refs have the same weights but different tokenizers, nobody
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from deltacompress.adapters.directory import claimed_base, is_adapter, left_out
 from deltacompress.errors import BaseMismatchError
 from deltacompress.manifest import MANIFEST, read_manifest
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo import blobs, names
-from deltacompress.zoo.adapters import claimed_base, describe_adapter, is_adapter, left_out
+from deltacompress.zoo.adapters import describe_adapter
 from deltacompress.zoo.bases import MAX_IDENTITY_BYTES, BaseIdentity, check_base, check_tokenizer, parse_base
 from deltacompress.zoo.entry import EntryManifest
 from deltacompress.zoo.errors import ConflictError, NotFoundError
@@ -27,11 +28,14 @@ from deltacompress.zoo.zoo import Zoo
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What `add` published. base: the base-ref it was linked to (None: this zoo has none, or it is a base itself)."""
+    """What `add` published. base: the base-ref it was linked to (None: this zoo has none, or it is a base itself);
+    same_as: the newest version of the same name that held the very same already.
+    """
 
     published: Published
     kind: str
     base: str | None
+    same_as: str | None = None
 
 
 def add(
@@ -48,6 +52,8 @@ def add(
 ) -> Added:
     """Publish a directory of whatever kind as the next version of `name`; durable on return.
 
+    The same bytes again are a version too, which takes no room; `reporter` is told.
+
     base: the base-ref it belongs to; parents: entries it was made from; relation: see
         entry.Lineage (both of artifacts); hub_id, revision: of a base model.
 
@@ -58,22 +64,37 @@ def add(
         DeltaCompressError: the directory is damaged, or the zoo cannot be written.
     """
     names.parse_name(name)
-    if (source / MANIFEST).is_file() or any(
-        source.glob("delta-*.safetensors")
-    ):  # without a manifest: an incomplete copy
+    before = zoo.list(all_versions=True)
+    # Without a manifest: an incomplete copy.
+    if (source / MANIFEST).is_file() or any(source.glob("delta-*.safetensors")):
         content = read_manifest(source).base.content_hash
-        ref = _base_of(zoo, str(source), content, base)
-        own = tuple(parents) if ref is None else (ref, *parents)
+        ref = _base_of(zoo, str(source), content, base, before)
+        given = (parents,) if isinstance(parents, str) else parents
+        own = (*(() if ref is None else (ref,)), *given)
         published = zoo.add_artifact(source, name, parents=own, relation=relation, reporter=reporter)
-        return Added(published, "delta", ref)
-    if is_adapter(source):
-        return _add_adapter(zoo, source, name, base, reporter)
-    if (source / "config.json").is_file():
+        added = Added(published, "delta", ref)
+    elif is_adapter(source):
+        added = _add_adapter(zoo, source, name, base, before, reporter)
+    elif (source / "config.json").is_file():
         published = zoo.add_base(source, name, hub_id=hub_id, revision=revision, reporter=reporter)
-        return Added(published, "base-ref", None)
-    raise NotFoundError(
-        f"{source}: holds no {MANIFEST}, adapter_config.json or config.json; give an artifact, adapter or base model"
-    )
+        added = Added(published, "base-ref", None)
+    else:
+        raise NotFoundError(
+            f"{source}: holds no {MANIFEST}, adapter_config.json or config.json; give an artifact, adapter or base "
+            "model"
+        )
+    return _compared(added, before, reporter)
+
+
+def _compared(added: Added, before: Sequence[Listed], reporter: Reporter) -> Added:
+    """With the newest version that held the same; tells of it."""
+    new = added.published
+    for one in before:
+        if (one.name, one.manifest, one.problem) == (new.name, new.manifest, None):
+            same = f"{one.name}@{one.version}"
+            reporter.note(f"{new} holds the same as {same}, byte for byte")
+            return replace(added, same_as=same)
+    return added
 
 
 def identity_of(zoo: Zoo, name: str) -> tuple[Resolved, EntryManifest, BaseIdentity]:
@@ -90,11 +111,13 @@ def identity_of(zoo: Zoo, name: str) -> tuple[Resolved, EntryManifest, BaseIdent
     return found, entry, parse_base(raw, f"{zoo.where}: {found}")
 
 
-def base_refs(zoo: Zoo, *, content: str | None = None, hub_id: str | None = None) -> list[Listed]:
-    """Base-refs with these weights, or of this hub id; newest first under each name."""
+def base_refs(
+    zoo: Zoo, *, content: str | None = None, hub_id: str | None = None, listed: Sequence[Listed] | None = None
+) -> list[Listed]:
+    """Base-refs with these weights, or of this hub id; newest first under each name. listed: all versions, if known."""
     return [
         one
-        for one in zoo.list(all_versions=True)
+        for one in (zoo.list(all_versions=True) if listed is None else listed)
         if one.kind == "base-ref"
         and (content is None or one.lineage.get("base") == content)
         and (hub_id is None or hub_id in (one.summary.get("hub_id"), one.lineage.get("base_name")))
@@ -120,8 +143,8 @@ def check_base_of(zoo: Zoo, name: str, directory: Path, *, weights: bool = True)
     return None
 
 
-def _base_of(zoo: Zoo, source: str, content: str, wanted: str | None) -> str | None:
-    wanted = wanted or _only(base_refs(zoo, content=content), source)
+def _base_of(zoo: Zoo, source: str, content: str, wanted: str | None, listed: Sequence[Listed]) -> str | None:
+    wanted = wanted or _only(base_refs(zoo, content=content, listed=listed), source)
     if wanted is None:
         return None
     found, entry, _ = identity_of(zoo, wanted)
@@ -133,10 +156,12 @@ def _base_of(zoo: Zoo, source: str, content: str, wanted: str | None) -> str | N
     return str(found)
 
 
-def _add_adapter(zoo: Zoo, source: Path, name: str, wanted: str | None, reporter: Reporter) -> Added:
+def _add_adapter(
+    zoo: Zoo, source: Path, name: str, wanted: str | None, listed: Sequence[Listed], reporter: Reporter
+) -> Added:
     if wanted is None:
         claimed, revision = claimed_base(source)
-        candidates = base_refs(zoo, hub_id=claimed) if claimed else []
+        candidates = base_refs(zoo, hub_id=claimed, listed=listed) if claimed else []
         candidates = [one for one in candidates if revision is None or one.summary.get("revision") in (revision, None)]
         wanted = _only(candidates, str(source))
         if wanted is None:

@@ -5,7 +5,8 @@ what decides: it fails if the name exists, and the name never stands for half a 
 not synced itself is synced before anything in it counts, because the process that made it may not have come so far; the
 loser of a race syncs too, because it is about to rely on the winner's object.
 
-No link out of the zoo is followed: files are opened with O_NOFOLLOW, directories on the way are checked once.
+The directory of the zoo may itself be reached through a symbolic link, which is followed once, when it is opened. No
+link out of it is followed: files are opened by `osfs.open_plain`, directories on the way are checked once.
 EINTR is retried here although Python retries it (PEP 475), because a call may be interrupted below Python's sight.
 """
 
@@ -21,15 +22,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
+from deltacompress.files import regular
 from deltacompress.zoo import osfs
-from deltacompress.zoo.errors import StoreError
+from deltacompress.zoo.errors import CapabilityError, DiskFullError, StoreError
 from deltacompress.zoo.store import CHUNK, NoSuchObjectError, Source, check_key, check_prefix, chunks_of, is_key
 
 _T = TypeVar("_T")
-_READ = os.O_RDONLY | os.O_NOFOLLOW
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 TEMPORARY = "tmp"
+RESERVED = 512 << 10
+"""Bytes of each part of the reserve: room for about a hundred records or marks, with the directories they lie in."""
 _ATTEMPTS = 5
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""What link() answers on exFAT, FAT and some network and FUSE file systems."""
 
 
 class _SweptError(Exception):
@@ -42,12 +48,12 @@ class LocalStore:
     workers = 1  # calls do not wait for a network, and a disk is not quicker for being asked twice
 
     def __init__(self, root: Path) -> None:
-        self._root = os.path.abspath(root)
+        self._root = os.path.realpath(root)
         self._durable = {self._root}  # directories whose name this process has synced
 
     @property
     def where(self) -> str:
-        """The directory."""
+        """The directory, without symbolic links."""
         return self._root
 
     def put_if_absent(self, key: str, source: Source) -> bool:
@@ -70,7 +76,7 @@ class LocalStore:
         """As Store.get."""
         path = self._path(key)
         with _told(path, key):  # not through `stream`: a list does this ten thousand times
-            fd = again(osfs.open_, path, _READ)
+            fd = again(osfs.open_plain, path)
             try:
                 found = b""
                 while chunk := again(osfs.read, fd, CHUNK):
@@ -85,7 +91,7 @@ class LocalStore:
         """As Store.stream."""
         path = self._path(key)
         with _told(path, key):
-            fd = again(osfs.open_, path, _READ)
+            fd = again(osfs.open_plain, path)
             try:
                 os.lseek(fd, offset, os.SEEK_SET)
                 left = length
@@ -135,11 +141,27 @@ class LocalStore:
             with suppress(FileNotFoundError):
                 again(osfs.unlink, old)
 
+    def prepare(self, key: str) -> None:
+        """As Store.prepare: the directories on the way."""
+        path = self._path(key)
+        with _told(path):
+            self._parents(os.path.dirname(path))
+
     def delete(self, key: str) -> None:
         """As Store.delete."""
         path = self._path(key)
         with _told(path), suppress(FileNotFoundError):
             again(osfs.unlink, path)
+
+    def reserve(self) -> None:
+        """As Store.reserve."""
+        for part in (2, 1):
+            if not self.exists(_reserve_key(part)):
+                self.put_if_absent(_reserve_key(part), lambda: (os.urandom(RESERVED),))  # not zeros: some disks pack
+
+    def release(self, part: int) -> None:
+        """As Store.release."""
+        self.delete(_reserve_key(part))
 
     def strays(self) -> Iterator[str]:
         """As Store.strays."""
@@ -151,6 +173,8 @@ class LocalStore:
         """As Store.sweep."""
         count = 0
         for key in self.list(TEMPORARY + "/"):
+            if key in (_reserve_key(1), _reserve_key(2)):
+                continue
             path = self._path(key)
             with _told(path), suppress(FileNotFoundError):
                 if time.time() - again(osfs.lstat, path).st_mtime >= older_than:
@@ -266,7 +290,9 @@ def again(call: Callable[..., _T], *args: object) -> _T:
 
 def reason(error: OSError) -> str:
     """What an operating system error means for the user, with the way out."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, regular.UnfitFileError):
+        return f"{error.strerror}; {error.way_out}"
+    if error.errno in _FULL:
         return "the disk is full; free some space and run it again"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "no permission; check who owns it and whether it is mounted read-only"
@@ -277,6 +303,10 @@ def reason(error: OSError) -> str:
     return f"{error.strerror or error}; check the disk and run it again"
 
 
+def _reserve_key(part: int) -> str:
+    return f"{TEMPORARY}/reserve-{part}"
+
+
 def _link(source: str, target: str) -> bool:
     """Whether this process gave `target` its name."""
     try:
@@ -285,6 +315,14 @@ def _link(source: str, target: str) -> bool:
         # An interrupted call may have done its work: then the name is ours.
         mine, there = again(osfs.lstat, source), again(osfs.lstat, target)
         return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+    except OSError as error:
+        if error.errno in NO_HARD_LINKS:
+            raise CapabilityError(
+                f"{os.path.dirname(target)}: this file system makes no hard links ({error.strerror}), without which a "
+                "zoo cannot publish safely; keep it on one that does (ext4, xfs, btrfs, APFS, NFS), and carry it with "
+                "`zoo export`"
+            ) from error
+        raise
     return True
 
 
@@ -296,4 +334,5 @@ def _told(path: str, key: str | None = None) -> Iterator[None]:
     except OSError as error:
         if key is not None and isinstance(error, FileNotFoundError):
             raise NoSuchObjectError(key) from error
-        raise StoreError(f"{path}: {reason(error)}") from error
+        kind = DiskFullError if error.errno in _FULL else StoreError
+        raise kind(f"{path}: {reason(error)}") from error

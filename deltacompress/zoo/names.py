@@ -1,24 +1,24 @@
 """Names: `namespace/name`, `namespace/name@7`, `namespace/name@prod`.
 
 Lower case ASCII only, so that no two names meet on a file system that folds case or normalizes Unicode, and no name
-can be a path, an option, a hidden file or a number of the format's own. And the names of tensors, which others choose.
+can be a path, an option, a hidden file or a number of the format's own.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deltacompress.errors import CheckpointError
 from deltacompress.zoo.errors import InvalidNameError
 from deltacompress.zoo.layout import LAST_NUMBER
 
 MAX_PART = 96
+MAX_TEXT = 1000
+"""Characters of a name that others choose: of a model, a recipe, a commit."""
 LATEST = "latest"
 _PART = re.compile(r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*")
-_TENSOR = re.compile(r"[\w./:+-]{1,1200}")
 _VERSION = re.compile(r"[1-9][0-9]{0,7}")
 
 
@@ -94,17 +94,23 @@ def parse_alias(text: str) -> str:
     return text
 
 
-def check_tensors(tensors: Iterable[str], where: str) -> None:
-    """Refuse names of tensors that two programs could take for two things.
+def check_texts(texts: Mapping[str, object], where: str) -> None:
+    """Refuse texts of others (names of models, hub ids, recipes) that no reader could see as they are.
+
+    texts: what each is -> the text; what is no text passes. `where` begins the message.
 
     Raises:
-        CheckpointError: not in the one normal form of Unicode (NFC), or with other characters than words and their
-            usual separators.
+        InvalidNameError: too long, or with characters that cannot be printed: those that move the cursor, hide, or turn
+            the direction of what follows.
     """
-    for name in tensors:
-        if not _TENSOR.fullmatch(name) or not unicodedata.is_normalized("NFC", name):
-            raise CheckpointError(
-                f"{where}: {name[:80]!a} is no tensor name for a zoo (letters and digits in NFC, and . _ - / : +)"
+    for what, text in texts.items():
+        if not isinstance(text, str):
+            continue
+        if len(text) > MAX_TEXT:
+            raise InvalidNameError(f"{where}: {what}: {len(text)} characters, at most {MAX_TEXT} fit; shorten it")
+        if not text.isprintable():
+            raise InvalidNameError(
+                f"{where}: {what} {text[:80]!a} holds characters that cannot be printed; give it a plain name"
             )
 
 

@@ -9,13 +9,32 @@ from __future__ import annotations
 
 import os
 
+from deltacompress.files import regular
+
 CALLS = ("open_", "close", "read", "write", "fsync", "link", "unlink", "mkdir", "rename", "truncate", "lstat", "scan")
-"""Names of the functions below."""
+"""Names of the functions below that are one call each."""
 
 
 def open_(path: str, flags: int, mode: int = 0o444) -> int:
     """A descriptor that no child inherits."""
     return os.open(path, flags | os.O_CLOEXEC, mode)
+
+
+def open_plain(path: str, links: bool = False) -> int:
+    """A descriptor to read a regular file by, which is not waited for.
+
+    links: whether the last name of the path may be a link to it.
+
+    Raises:
+        OSError: something else lies there, or it cannot be opened.
+    """
+    fd = open_(path, regular.FLAGS & ~os.O_NOFOLLOW if links else regular.FLAGS)
+    try:
+        regular.check(fd, path)
+    except OSError:
+        close(fd)
+        raise
+    return fd
 
 
 def close(fd: int) -> None:

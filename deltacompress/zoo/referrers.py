@@ -3,6 +3,10 @@
 Each attachment is a log like that of a removal, because it can end: when its subject is collected, the collector drops
 it before it removes its blobs (both race for the next number, so an attachment never dangles), and whoever publishes
 the same subject again later does not inherit it. `undelete` attaches again what was dropped.
+
+A collector that is about to drop has condemned the subject and looked at the numbers before it read, for the last time,
+what is needed. So whoever attaches to a subject that was ever condemned takes a new number even if it is attached
+already: either the collector saw the subject needed, or its drop comes too late.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from deltacompress.reporter import Reporter
 from deltacompress.zoo import blobs, txn
 from deltacompress.zoo.entry import EntryManifest
 from deltacompress.zoo.errors import DamagedRecordError
-from deltacompress.zoo.layout import REFERRERS, number_of, referrer_key
+from deltacompress.zoo.layout import REFERRERS, condemned_key, number_of, referrer_key
 from deltacompress.zoo.publish import needed_for, publish_blobs
 from deltacompress.zoo.read import open_manifest
 from deltacompress.zoo.records import REPAIR, Record, ReferrerRecord, encode, nonce, now, read
@@ -91,12 +95,13 @@ def attach(store: Store, entry: EntryManifest, sources: Iterable[blobs.Blob], re
     if subject is None:
         raise ValueError("a referrer needs a subject")
     digest = entry.digest
-    needed = needed_for(entry, sources)
+    needed = needed_for(entry, sources, f"a {entry.kind}")
 
     def target(publication: str) -> tuple[str, Record] | txn.Placed:
         last = heads(store, subject).get(subject, {}).get(digest, 0)
         key = referrer_key(subject, digest, last)
-        if last and head(store, subject, digest, last).state == "attached":
+        there = last > 0 and head(store, subject, digest, last).state == "attached"
+        if there and not store.exists(condemned_key(subject, 0)):
             store.put_if_absent(key, b"")  # there: only makes it durable
             return txn.Placed(key)
         record = ReferrerRecord(

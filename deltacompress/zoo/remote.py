@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from deltacompress.errors import install_hint
 from deltacompress.zoo.errors import CapabilityError, NotAZooError, StoreError
 from deltacompress.zoo.store import CHUNK, NoSuchObjectError, Source, check_key, check_prefix, chunks_of, is_key
 
@@ -28,12 +30,22 @@ try:
     from obstore import exceptions
     from obstore.store import S3Store
 except ImportError as error:
-    raise CapabilityError("an s3:// zoo needs obstore; install it with `pip install 'deltacompress[zoo]'`") from error
+    raise CapabilityError(f"an s3:// zoo needs obstore: {install_hint('zoo')}") from error
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
 
 _ATTEMPTS = 5
+_CREDENTIALS = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE"),
+    *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+)
+"""Variables of which one says where credentials come from, or that none are needed."""
+_METADATA = ("169.254.169.254", "169.254.170.2", "/latest/api/token", "/latest/meta-data/")
+_NO_CREDENTIALS = (
+    "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles in ~/.aws are not read), or run where "
+    "the machine has a role"
+)
 _ONCE: Any = {"max_retries": 0}
 
 
@@ -53,14 +65,15 @@ class RemoteStore:
 
         Raises:
             NotAZooError: no such URL.
-            StoreError: the configuration cannot be used.
+            StoreError: the configuration cannot be used, or there are no credentials.
         """
         parts = urlsplit(url)
         prefix = parts.path.strip("/")
         if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
             raise NotAZooError(f"{url}: write it as s3://bucket/prefix")
-        endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
-        options: Any = {"allow_http": True} if endpoint.startswith("http://") else {}
+        options: Any = {"allow_http": True} if _endpoint().startswith("http://") else {}
+        if not any(os.environ.get(name) for name in _CREDENTIALS) and not _machine_may_have_a_role():
+            raise StoreError(f"{url}: {_NO_CREDENTIALS}")
         with _told(url):
             store, once = (
                 S3Store(
@@ -97,7 +110,7 @@ class RemoteStore:
                 last = error
             else:
                 return True
-        raise StoreError(f"{self._url}/{key}: {_short(last or exceptions.BaseError())}; check the network")
+        raise StoreError(f"{self._url}/{key}: {_why(last or exceptions.BaseError())}")
 
     def get(self, key: str, *, limit: int) -> bytes:
         """As Store.get."""
@@ -149,6 +162,9 @@ class RemoteStore:
                 return  # somebody has moved it
         self.delete(key)
 
+    def prepare(self, key: str) -> None:
+        """As Store.prepare: nothing."""
+
     def delete(self, key: str) -> None:
         """As Store.delete."""
         with _told(f"{self._url}/{key}"):
@@ -156,6 +172,12 @@ class RemoteStore:
                 obstore.delete(self._store, check_key(key))
             except (exceptions.NotFoundError, FileNotFoundError):
                 return
+
+    def reserve(self) -> None:
+        """As Store.reserve: a bucket has no bounds."""
+
+    def release(self, part: int) -> None:
+        """As Store.release."""
 
     def strays(self) -> Iterator[str]:
         """As Store.strays."""
@@ -191,10 +213,39 @@ def _told(what: str, key: str | None = None) -> Iterator[None]:
     except (exceptions.NotFoundError, FileNotFoundError) as error:
         if key is not None:
             raise NoSuchObjectError(key) from error
-        raise StoreError(f"{what}: {_short(error)}") from error
+        raise StoreError(f"{what}: {_why(error)}") from error
     except (exceptions.BaseError, OSError, ValueError) as error:
-        raise StoreError(f"{what}: {_short(error)}; check the address, the credentials and the network") from error
+        raise StoreError(f"{what}: {_why(error)}") from error
 
 
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+def _why(error: Exception) -> str:
+    """What an error of the client means for the user, with the way out; nothing about its insides."""
+    told = str(error).partition("Debug source")[0]
+    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+        return "access denied; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and what they may do in this bucket"
+    if any(part in told for part in _METADATA):
+        return _NO_CREDENTIALS
+    if "Missing" in told and "Key" in told:
+        return "half of the credentials; set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    if "NoSuchBucket" in told:
+        return "no such bucket; check its name, or make it first"
+    if "redirect" in told:
+        return "the bucket is in another region; set AWS_REGION to it"
+    if "error sending request" in told:
+        at = f" at {_endpoint()} (AWS_ENDPOINT_URL)" if _endpoint() else ""
+        return f"the server cannot be reached{at}; check the address and the network"
+    return f"{' '.join(told.split())[:200]}; check the address, the credentials and the network"
+
+
+def _endpoint() -> str:
+    return os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
+
+
+def _machine_may_have_a_role() -> bool:
+    """Whether something answers where machines are told their role; the client would wait for minutes to find out."""
+    place = urlsplit(os.environ.get("AWS_METADATA_ENDPOINT") or "http://169.254.169.254")
+    try:
+        socket.create_connection((place.hostname or "", place.port or 80), timeout=1).close()
+    except (OSError, ValueError):
+        return False
+    return True

@@ -7,6 +7,8 @@ is the next record of the removal log, so it races safely with a collector.
 
 from __future__ import annotations
 
+from functools import partial
+
 from deltacompress.errors import IntegrityError
 from deltacompress.reporter import Reporter
 from deltacompress.zoo import blobs, txn
@@ -15,9 +17,18 @@ from deltacompress.zoo.errors import ConflictError, DamagedRecordError, NotFound
 from deltacompress.zoo.layout import removal_key, version_key
 from deltacompress.zoo.names import Reference
 from deltacompress.zoo.read import copy_sources
-from deltacompress.zoo.records import Record, RemovalRecord, VersionRecord, encode, nonce, now, read
+from deltacompress.zoo.records import (
+    MAX_RECORD_BYTES,
+    Record,
+    RemovalRecord,
+    VersionRecord,
+    encode,
+    nonce,
+    now,
+    read,
+)
 from deltacompress.zoo.referrers import attach, attached, head, heads
-from deltacompress.zoo.store import Store
+from deltacompress.zoo.store import Store, with_reserve
 from deltacompress.zoo.tags import aliases_at
 from deltacompress.zoo.versions import NameState, is_removed, state_of
 
@@ -47,8 +58,9 @@ def remove(store: Store, reference: Reference, *, force: bool = False) -> list[i
             )
     for version in present:
         key = removal_key(state.name, version, state.removals.get(version, 0) + 1)
-        record = RemovalRecord(state="removed", nonce=nonce(), created=now())
-        if not store.put_if_absent(key, encode(key, record)):
+        raw = encode(key, RemovalRecord(state="removed", nonce=nonce(), created=now()))
+        mine = with_reserve(store, 1, partial(store.put_if_absent, key, raw))
+        if not mine and store.get(key, limit=MAX_RECORD_BYTES) != raw:  # on a full disk the first try may have made it
             raise ConflictError(f"{state.name}@{version}: removed or restored by somebody else at the same moment")
     return present
 
@@ -89,11 +101,9 @@ def undelete(store: Store, reference: Reference, reporter: Reporter) -> None:
 
 
 def _attach_again(store: Store, subject: str, reporter: Reporter) -> None:
-    """What a collector dropped is attached again where its bytes still are; what is gone for good is told."""
+    """What a collector dropped, or is about to, is attached again where its bytes still are; what is gone is told."""
     for manifest, last in heads(store, subject).get(subject, {}).items():
         record = head(store, subject, manifest, last)
-        if record.state == "attached":
-            continue
         try:
             entry = _manifest(store, manifest, record.size, f"referrer of {subject[:12]}")
             attach(store, entry, copy_sources(store, entry, trash=True), reporter)

@@ -1,91 +1,67 @@
-"""Evaluation reports: any JSON object, attached to a version as a referrer; its numbers become scores.
+"""Reports: what somebody measured of a version later, so never a part of the entry, but attached to it.
 
-A report says what somebody measured later, so it never is a part of the entry. Its numbers are found by the path of
-keys that leads to them, e.g. `sst2.accuracy`; what `list --score` filters by.
+There are two kinds, and one way in for both: report.json of `deltacompress eval` (evaluations), which says itself of
+which artifact it speaks; and any other JSON object, whose numbers are all taken for the version's own.
 """
 
 from __future__ import annotations
 
-import math
-import operator
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from deltacompress.errors import CheckpointError, InputError
+from deltacompress.files.regular import ANYWHERE, read_bytes, told
 from deltacompress.safetensors_header import load_json_object
 from deltacompress.zoo import canonical
 from deltacompress.zoo.artifact import Described
 from deltacompress.zoo.blobs import Blob
 from deltacompress.zoo.entry import REPORT, Descriptor, EntryManifest
+from deltacompress.zoo.evaluations import describe_evaluation, is_evaluation
+from deltacompress.zoo.scores import MAX_SCORES, numbers_in
+from deltacompress.zoo.versions import Resolved
 from deltacompress.zoo.zoo import Zoo
 
 MAX_REPORT_BYTES = 4 << 20
-MAX_SCORES = 64
-_CONDITION = re.compile(r"\s*([a-z][a-z0-9_.-]{0,63})\s*(>=|<=|>|<|=)\s*(-?[0-9.]+(?:e-?[0-9]+)?)\s*", re.IGNORECASE)
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    ">": operator.gt,
-    "<": operator.lt,
-    "=": operator.eq,
-}
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """`score >= value` and the like."""
-
-    score: str
-    compare: str
-    value: float
-
-    @classmethod
-    def parse(cls, text: str) -> Condition:
-        """Read `sst2.accuracy>=0.9`.
-
-        Raises:
-            InputError: not of that form.
-        """
-        match = _CONDITION.fullmatch(text)
-        try:
-            if match is not None:
-                return cls(match[1].lower(), match[2], float(match[3]))
-        except ValueError:
-            pass
-        raise InputError(f"--score {text[:80]!a}: write it as a score and a bound, e.g. sst2.accuracy>=0.9")
-
-    def holds(self, found: dict[str, float]) -> bool:
-        """Whether the score is there and as it should be."""
-        return self.score in found and _COMPARE[self.compare](found[self.score], self.value)
-
-
-def describe_report(raw: bytes, subject: str, where: str) -> Described:
-    """A report about the manifest with digest `subject`.
+def read_report(path: Path, found: Resolved, entry: EntryManifest) -> Described:
+    """The report in the file `path`, of either kind, as an attachment of a version.
 
     Raises:
-        InputError: not a JSON object, or too large.
+        InputError: not a JSON object, too large, or an evaluation of something else.
+        IntegrityError: an evaluation that was edited, is damaged, or newer.
+        NotFoundError: an evaluation, and the entry is no delta.
     """
+    try:
+        raw = read_bytes(path, at_most=MAX_REPORT_BYTES, links=ANYWHERE)
+    except OSError as error:
+        raise InputError(f"{path}: {told(error)}") from error
+    return describe_report(raw, found, entry, str(path))
+
+
+def describe_report(raw: bytes, found: Resolved, entry: EntryManifest, where: str) -> Described:
+    """As read_report, of the bytes of a report; `where` names it."""
     if not canonical.fits(raw, MAX_REPORT_BYTES):
         raise InputError(f"{where}: over {MAX_REPORT_BYTES} bytes, or of too many values; attach a summary instead")
     try:
         data = load_json_object(raw, where)
+        if is_evaluation(data):
+            return describe_evaluation(data, found, entry, where)
         spelled = canonical.spell(data)
     except (CheckpointError, ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not a JSON object ({' '.join(str(error).split())[:200]})") from error
-    found: dict[str, str | int | float | None] = {}
-    for key, value in _numbers(data, ""):
-        if len(found) < MAX_SCORES:
-            found.setdefault(key, value)
+        told = " ".join(str(error).removeprefix(f"{where}: ").split())[:200]
+        raise InputError(f"{where}: not a JSON object ({told})") from error
+    numbers: dict[str, str | int | float | None] = {}
+    for key, value in numbers_in(data):
+        if len(numbers) < MAX_SCORES:
+            numbers.setdefault(key, value)
     blob = Blob(canonical.sha256(spelled), len(spelled), lambda: (spelled,), where)
-    entry = EntryManifest(
+    attached = EntryManifest(
         kind="report",
         config=Descriptor(media_type=REPORT, digest=blob.digest, size=blob.size),
-        summary=found,
-        subject=subject,
+        summary=numbers,
+        subject=found.manifest,
     )
-    return Described(entry, [blob])
+    return Described(attached, [blob])
 
 
 def scores(zoo: Zoo, name: str) -> dict[str, float]:
@@ -100,25 +76,3 @@ def scores(zoo: Zoo, name: str) -> dict[str, float]:
         if entry.kind == "report":
             found |= {key: float(value) for key, value in entry.summary.items() if isinstance(value, int | float)}
     return found
-
-
-def _numbers(data: Any, path: str) -> Iterator[tuple[str, float]]:
-    """(path, number) of every number, depth first; rows of a list go by their name or task."""
-    todo = [(path, data)]
-    while todo:
-        at, value = todo.pop()
-        if isinstance(value, dict):
-            todo += [(f"{at}.{key}", one) for key, one in reversed(value.items())]
-        elif isinstance(value, list):
-            for one in reversed(value):
-                label = (
-                    next((one[k] for k in ("task", "name") if isinstance(one.get(k), str)), None)
-                    if isinstance(one, dict)
-                    else None
-                )
-                if label is not None:
-                    todo.append((f"{at}.{label}", one))
-        elif type(value) in (int, float) and abs(value) < 1e300 and math.isfinite(value):
-            key = re.sub(r"[^a-z0-9_.-]+", "-", at.strip(".").lower())[:64]
-            if re.fullmatch(r"[a-z][a-z0-9_.-]{0,63}", key):
-                yield key, float(value)

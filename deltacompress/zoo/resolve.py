@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from deltacompress.files.regular import open_regular
 from deltacompress.manifest import MANIFEST, read_manifest
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo import names
@@ -160,8 +161,7 @@ def _is_whole(directory: Path, entry: EntryManifest) -> bool:
 def _hash(path: Path) -> tuple[int, str]:
     """Size and sha256 of a plain file; following no link."""
     seen = hashlib.sha256()
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with open(fd, "rb", buffering=0) as file:
+    with open_regular(path) as file:
         size = 0
         while chunk := file.read(CHUNK):
             seen.update(chunk)

@@ -11,7 +11,8 @@ Needs the package `cryptography` (extra `sign`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,16 +20,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from deltacompress.errors import BackendError, ChecksumError, InputError, install_hint
+from deltacompress.files.regular import ANYWHERE, read_bytes, told
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo import blobs, canonical, osfs
 from deltacompress.zoo.blobs import Blob
 from deltacompress.zoo.canonical import Strict
 from deltacompress.zoo.entry import SIGNATURE, Descriptor, EntryManifest
 from deltacompress.zoo.errors import NotFoundError
+from deltacompress.zoo.layout import zoo_around
 from deltacompress.zoo.local import again, close, reason, sync_directory, write_all
 from deltacompress.zoo.records import Sha256
-from deltacompress.zoo.reports import describe_report
-from deltacompress.zoo.versions import Resolved
+from deltacompress.zoo.reports import read_report
 from deltacompress.zoo.zoo import Zoo
 
 if TYPE_CHECKING:
@@ -58,30 +60,38 @@ class Signed:
 def make_key(path: Path) -> str:
     """Write a new private key to `path` (PEM, for its owner only) and the public one to `path`.pub; the latter as hex.
 
+    Both or neither.
+
     Raises:
         BackendError: no cryptography.
         InputError: one of them exists, or cannot be written; `path` is no name of a file.
     """
     if not path.name:
         raise InputError(f"{str(path)!a}: no name of a file; give the private key to write, e.g. ann")
+    if around := zoo_around(path):
+        raise InputError(f"{path}: lies inside the zoo {around}; choose a place outside of it")
     crypto = _crypto()
     key = crypto.ed25519.Ed25519PrivateKey.generate()
     serial = crypto.serialization
     private = key.private_bytes(serial.Encoding.PEM, serial.PrivateFormat.PKCS8, serial.NoEncryption())
     public = key.public_key().public_bytes(serial.Encoding.PEM, serial.PublicFormat.SubjectPublicKeyInfo)
-    for file, raw, mode in ((path, private, 0o600), (path.with_name(path.name + ".pub"), public, 0o644)):
-        try:
-            fd = again(osfs.open_, str(file), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    files = ((path, private, 0o600), (path.with_name(path.name + ".pub"), public, 0o644))
+    with ExitStack() as made:
+        for file, raw, mode in files:
             try:
-                write_all(fd, raw)
-                again(osfs.fsync, fd)
-            finally:
-                close(fd)
-            sync_directory(str(file.parent))
-        except FileExistsError as error:
-            raise InputError(f"{file}: exists already; a key is never overwritten, choose another name") from error
-        except OSError as error:
-            raise InputError(f"{file}: {reason(error)}") from error
+                fd = again(osfs.open_, str(file), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+                made.callback(_remove, file)
+                try:
+                    write_all(fd, raw)
+                    again(osfs.fsync, fd)
+                finally:
+                    close(fd)
+                sync_directory(str(file.parent))
+            except FileExistsError as error:
+                raise InputError(f"{file}: exists already; a key is never overwritten, choose another name") from error
+            except OSError as error:
+                raise InputError(f"{file}: {reason(error)}") from error
+        made.pop_all()  # both are there
     return _hex(key.public_key())
 
 
@@ -100,36 +110,17 @@ def sign(zoo: Zoo, name: str, key: Path, *, reporter: Reporter = SILENT) -> str:
 
 
 def attest(zoo: Zoo, name: str, report: Path, *, key: Path | None = None, reporter: Reporter = SILENT) -> str:
-    """Attach a report (a JSON file) to a version, signed if there is a key; the report's digest.
+    """Attach a report to a version, signed if there is a key; the report's digest. See reports.read_report.
 
     Raises:
-        InputError: no JSON object, or no usable key.
-        BackendError, ZooError: as sign.
-    """
-
-    def attach(found: Resolved) -> str:
-        try:
-            raw = report.read_bytes()
-        except OSError as error:
-            raise InputError(f"{report}: {reason(error)}") from error
-        described = describe_report(raw, found.manifest, str(report))
-        return zoo.attach(described.entry, described.blobs, reporter=reporter)
-
-    return attach_signed(zoo, name, attach, key=key, reporter=reporter)
-
-
-def attach_signed(
-    zoo: Zoo, name: str, attach: Callable[[Resolved], str], *, key: Path | None, reporter: Reporter = SILENT
-) -> str:
-    """Let `attach` attach something to a version, and sign that if there is a key; its digest, as `attach` returns it.
-
-    Raises:
-        InputError: no usable key; told before anything is attached.
+        InputError: no usable key, told before anything is attached; no usable report.
+        IntegrityError: an evaluation that was edited, is damaged, or newer.
         BackendError, ZooError: as sign.
     """
     private = None if key is None else _private(key)
-    found = zoo.resolve(name)
-    digest = attach(found)
+    found, entry = zoo.show(name)
+    described = read_report(report, found, entry)
+    digest = zoo.attach(described.entry, described.blobs, reporter=reporter)
     if private is not None:
         _attach(zoo, private, target=digest, subject=found.manifest, reporter=reporter)
     return digest
@@ -226,14 +217,16 @@ def _public(path: Path) -> Ed25519PublicKey:
     return key  # type: ignore[no-any-return]
 
 
+def _remove(file: Path) -> None:
+    with suppress(OSError):
+        again(osfs.unlink, str(file))
+
+
 def _key_bytes(path: Path) -> bytes:
     try:
-        raw = path.read_bytes()
+        return read_bytes(path, at_most=MAX_KEY_BYTES, links=ANYWHERE)
     except OSError as error:
-        raise InputError(f"{path}: {reason(error)}") from error
-    if len(raw) > MAX_KEY_BYTES:
-        raise InputError(f"{path}: over {MAX_KEY_BYTES} bytes; not a key")
-    return raw
+        raise InputError(f"{path}: {told(error)}") from error
 
 
 def _hex(key: Ed25519PublicKey) -> str:

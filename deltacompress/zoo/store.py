@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from deltacompress.zoo.errors import InvalidNameError
+from deltacompress.zoo.errors import DiskFullError, InvalidNameError
+
+_T = TypeVar("_T")
 
 Source = bytes | Callable[[], Iterable[bytes | memoryview]]
 """Bytes, or a function that yields them in chunks; it may be called again after a failed attempt."""
@@ -83,14 +85,43 @@ class Store(Protocol):
     def move(self, key: str, target: str) -> None:
         """Make `target` (the same bytes) durable, then remove `key`; either may have been done already."""
 
+    def prepare(self, key: str) -> None:
+        """Make whatever `key` needs besides the object itself, so that a move there takes no more room."""
+
     def delete(self, key: str) -> None:
         """Remove an object, if it is there. Not necessarily durable: whoever deletes must bear to do it again."""
+
+    def reserve(self) -> None:
+        """Keep some room back, in two parts, to remove things in when there is no other; if the store has bounds.
+
+        Raises:
+            StoreError: there is no room to keep.
+        """
+
+    def release(self, part: int) -> None:
+        """Give back part 1 or 2 of what `reserve` keeps, if it is there."""
 
     def strays(self) -> Iterator[str]:
         """What lies there and is no object (links, devices, names that are no keys)."""
 
     def sweep(self, older_than: float) -> int:
         """Remove what interrupted writers left behind more than so many seconds ago; how many."""
+
+
+def with_reserve(store: Store, part: int, work: Callable[[], _T]) -> _T:
+    """`work()`, which may be begun anew; on a full disk once more, in the room of part 1 or 2 of the reserve.
+
+    Removing is done in this room. Part 1 is for removals and for the marks of what goes; part 2 for the rest of a
+    collection, so that what is marked can also be moved.
+
+    Raises:
+        DiskFullError: even that is not enough.
+    """
+    try:
+        return work()
+    except DiskFullError:
+        store.release(part)
+        return work()
 
 
 def check_key(key: str) -> str:

@@ -11,7 +11,6 @@ whole, and running it again adds the rest.
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -37,12 +36,11 @@ from deltacompress.zoo.export_format import (
     padding_for,
 )
 from deltacompress.zoo.export_reader import Archive
-from deltacompress.zoo.local import again, reason, sync_directory, write_new
+from deltacompress.zoo.layout import zoo_around
+from deltacompress.zoo.local import NO_HARD_LINKS, again, reason, sync_directory, write_new
 from deltacompress.zoo.records import encode
 from deltacompress.zoo.versions import open_version, state_of
 from deltacompress.zoo.zoo import Zoo
-
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # exFAT and the like: what is on most sticks
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +145,8 @@ def _check_target(out: Path) -> None:
         raise PullError(f"{str(out)!a}: no name of a file; give the tar file to write, e.g. models.tar")
     if os.path.lexists(out):
         raise PullError(f"{out}: exists already; remove it or choose another name")
+    if around := zoo_around(out):
+        raise PullError(f"{out}: lies inside the zoo {around}; choose a place outside of it")
 
 
 def _write(out: Path, index: bytes, sources: list[Blob], reporter: Reporter) -> int:
@@ -178,7 +178,7 @@ def _give_name(temporary: str, out: str) -> None:
     try:
         again(osfs.link, temporary, out)
     except OSError as error:
-        if error.errno not in _NO_LINKS:
+        if error.errno not in NO_HARD_LINKS:  # exFAT and the like: what is on most sticks
             raise
         if os.path.lexists(out):
             raise FileExistsError(out) from error

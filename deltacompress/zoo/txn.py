@@ -64,6 +64,7 @@ def publish(store: Store, what: str, needed: list[blobs.Blob], target: Target, p
     hashed: set[str] = set()
     before: str | None = None
     intent = IntentRecord(what=what[:4096], blobs=tuple(sorted({one.digest for one in needed})), created=now())
+    store.reserve()
     if not canonical.fits(encode(INTENTS + nonce(), intent)):
         raise ConflictError(f"{what}: {len(intent.blobs)} blobs are more than one publication holds")
     for attempt in range(ATTEMPTS):

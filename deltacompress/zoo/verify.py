@@ -95,7 +95,7 @@ def verify(
     for digest in chosen:
         need_ = needs.get(digest)
         good = [key for key, _ in places[digest] if found[key] is not None]
-        if need_ is None and wanted is None:
+        if need_ is None:
             unreferenced += 1
             unreferenced_bytes += sum(found[key] or 0 for key in good)
         for key, generation in places[digest]:

@@ -106,7 +106,8 @@ class Zoo:
         """
         checked = names.parse_name(name)
         publish.check_kind(self.store, checked, "delta")
-        digests = tuple(self.resolve(parent).manifest for parent in parents)
+        given = (parents,) if isinstance(parents, str) else parents
+        digests = tuple(self.resolve(parent).manifest for parent in given)
         described = describe(Path(artifact), parents=digests, relation=relation)
         return publish.publish_entry(self.store, checked, described.entry, described.blobs, reporter)
 
@@ -246,7 +247,11 @@ class Zoo:
         key: str | os.PathLike[str] | None = None,
         reporter: Reporter = SILENT,
     ) -> str:
-        """Attach a report (a JSON file) to a version, signed if there is a private key; the report's digest."""
+        """Attach a report (a JSON file) to a version, signed if there is a private key; the report's digest.
+
+        report.json of `deltacompress eval` counts for the artifact that it measured; every number of any other JSON
+        object counts for the version.
+        """
         from deltacompress.zoo import signing
 
         return signing.attest(self, name, Path(report), key=None if key is None else Path(key), reporter=reporter)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from deltacompress.bench.layers import run
+from deltacompress.bench import layers
+from deltacompress.bench.layers import LayersBench, run
 from deltacompress.cli.main import main
 from deltacompress.errors import BackendError, InputError
+from deltacompress.reporter import SILENT
 
 
 @pytest.mark.parametrize("recipe", ["int4-24", "deltazip-2bit"])
-def test_every_step_is_timed_and_held_against_the_arithmetic(tmp_path: Path, recipe: str) -> None:
+def test_every_step_is_timed_and_held_against_the_arithmetic(
+    tmp_path: Path, recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "_product_rate", lambda _device: 3e11)
     found = run(device="cpu", recipe=recipe, samples=4, seq_len=32, layers=2, scratch=tmp_path).to_json()
     assert [row["step"] for row in found["rows"]] == ["embeddings and norms", "layer 0", "layer 1", "head"]
     assert all(row["seconds"] > 0 for row in found["rows"])
@@ -28,6 +35,7 @@ def test_every_step_is_timed_and_held_against_the_arithmetic(tmp_path: Path, rec
         found["seconds_per_layer"] * found["product_tflop_s"] / found["tflop_per_layer"]
     )
     assert found["peak_device_bytes"] is None
+    assert found["product_tflop_s"] == pytest.approx(0.3)
     assert not list(tmp_path.iterdir())
 
 
@@ -37,7 +45,7 @@ def test_what_cannot_be_timed_is_refused_before_anything_is_written(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(InputError, match="recipe lossless does not calibrate every linear"):
         run(device="cpu", recipe="lossless", scratch=tmp_path)
-    with pytest.raises(InputError, match=r"--seq-len 1024: .* has 512 positions"):
+    with pytest.raises(InputError, match=r"seq_len 1024: .* has 512 positions"):
         run(device="cpu", seq_len=1024, scratch=tmp_path)
     with pytest.raises(BackendError, match="no CUDA GPU here"):
         run(device="cuda", scratch=tmp_path)
@@ -67,3 +75,32 @@ def test_an_interrupt_advises_nothing_that_is_gone(
     assert "interrupted; run it again" in told
     assert "--resume" not in told
     assert not list(tmp_path.iterdir())
+
+
+def test_the_figures_of_known_times() -> None:
+    """Layers of 9, 3 and 2 s: the median is 3 s, at 6 TFLOP and 4 TFLOP/s twice its floor; the head does not count."""
+    laps = [{"step": "embeddings and norms", "seconds": 50.0}]
+    laps += [{"step": f"layer {layer}", "seconds": seconds} for layer, seconds in enumerate((9.0, 3.0, 2.0))]
+    laps += [{"step": "head", "seconds": 70.0}]
+    found = LayersBench({"layers": 3}, "CPU", 134.0, tuple(laps), 6.0, 4.0, 5, None).to_json()
+    assert (found["seconds_per_layer"], found["floor_seconds"], found["over_floor"]) == (3, 1.5, 2)
+    assert (found["layers"], found["total_seconds"], found["tflop_per_layer"]) == (3, 134, 6)
+
+
+def test_a_lap_is_the_time_since_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([10.0, 12.0, 17.0])
+    monkeypatch.setattr(layers.time, "perf_counter", lambda: next(readings))
+    laps = layers._Laps(SILENT)
+    laps.step("one", loss=0.5)
+    laps.step("two")
+    assert [(lap["step"], lap["seconds"], lap["loss"]) for lap in laps.laps] == [("one", 2, 0.5), ("two", 5, None)]
+
+
+def test_the_speed_of_a_product_is_measured_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(work: Callable[[], torch.Tensor], repeats: int) -> list[float]:
+        assert work().shape == (16, 16)
+        return [8.0] * repeats
+
+    monkeypatch.setattr(layers, "cpu_time", timed)
+    monkeypatch.setitem(layers._PRODUCT, "cpu", 16)
+    assert layers._product_rate(torch.device("cpu")) == pytest.approx(2 * 16**3 / 8e-6)

@@ -12,10 +12,13 @@ import pytest
 import torch
 from pairs import Pair, files_of
 
+from deltacompress.artifact import load_delta
 from deltacompress.bench import pairs, pairs_artifacts
+from deltacompress.cli import early
 from deltacompress.cli.main import main
 from deltacompress.demo.data import write_task
-from deltacompress.errors import ChecksumError, DeltaCompressError, InputError, Interrupted, OutputError
+from deltacompress.demo.score import Answers, TaskScore
+from deltacompress.errors import DeltaCompressError, InputError, Interrupted, OutputError
 
 TASK = "palindrome"
 
@@ -47,21 +50,21 @@ def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"data": Path("gone")}, "gone: no such directory"),
         ({"models": Path(__file__).parent}, "no folder there has train.jsonl"),
         ({"tasks": [TASK, "majority"]}, "majority/train.jsonl: no such file"),
-        ({"tasks": [TASK, TASK]}, f"--tasks: {TASK} is given twice"),
-        ({"recipes": []}, "--recipes: names none"),
+        ({"tasks": [TASK, TASK]}, f"tasks: {TASK} is given twice"),
+        ({"recipes": []}, "recipes: names none"),
         ({"recipes": ["lossless", "int5"]}, "no recipe named 'int5'"),
-        ({"recipes": ["lossless", "a/lossless.yaml"]}, "--recipes: lossless is given twice"),
-        ({"precisions": []}, "--precisions: names none; give one or more of fp32, bf16"),
-        ({"precisions": ["fp32", "bf16"]}, "--precisions: fp32,bf16; give one or more of fp32, bf16-autocast"),
+        ({"recipes": ["lossless", "a/lossless.yaml"]}, "recipes: lossless is given twice"),
+        ({"precisions": []}, "precisions: names none; give one or more of fp32, bf16"),
+        ({"precisions": ["fp32", "bf16"]}, "precisions: fp32,bf16; give one or more of fp32, bf16-autocast"),
         (
             {"precisions": ["fp32", "fp32"]},
-            "--precisions: fp32,fp32; give one or more of .*, each once",
+            "precisions: fp32,fp32; give one or more of .*, each once",
         ),
-        ({"device": "gpu"}, "--device gpu: give one of auto, cpu, cuda"),
-        ({"score_device": "auto"}, "--score-device auto: give one of cpu, cuda"),
-        ({"out": Path(__file__)}, "test_pairs.py: is no directory; choose another --out"),
-        ({"device": "cuda"}, "--device cuda: PyTorch sees no GPU here"),
-        ({"score_device": "cuda"}, "--score-device cuda: PyTorch sees no GPU here"),
+        ({"device": "gpu"}, "device gpu: give one of auto, cpu, cuda"),
+        ({"score_device": "auto"}, "score_device auto: give one of cpu, cuda"),
+        ({"out": Path(__file__)}, "test_pairs.py: is no directory; choose another out"),
+        ({"device": "cuda"}, "device cuda: PyTorch sees no GPU here"),
+        ({"score_device": "cuda"}, "score_device cuda: PyTorch sees no GPU here"),
     ],
 )
 def test_options_are_refused_before_the_work(
@@ -139,28 +142,31 @@ def test_autocast_is_of_products_alone(device: str) -> None:
     assert linear.weight.dtype == torch.float32
 
 
-def test_what_is_there_is_measured_again_only_if_asked_and_if_it_is_the_same(
+def test_what_is_there_is_measured_again_only_if_it_is_the_same(
     demo: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = pairs.run(**demo).rows
+    compress = pairs_artifacts._compress
     monkeypatch.setattr(pairs_artifacts, "_compress", None)
-    with pytest.raises(OutputError, match=r"palindrome\.lossless: exists already; measure it with --resume"):
-        pairs.run(**demo)
-    again = pairs.run(**demo, resume=True).rows
+    again = pairs.run(**demo).rows
     spent = {"seconds": None, "peak_memory_gb": None, "backend": None}
     assert [row | spent for row in first] == [row | spent for row in again]
     assert again[1]["seconds"] is None
     shard = next((demo["out"] / f"{TASK}.lossless").glob("delta-*.safetensors"))
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(ChecksumError):
-        pairs.run(**demo, resume=True)
+    with pytest.raises(OutputError, match=r"palindrome\.lossless: holds a damaged artifact .*force=True"):
+        pairs.run(**demo)
     shard.write_bytes(whole)
     other = tmp_path / "other" / "lossless.yaml"
     other.parent.mkdir()
     other.write_text("name: lossless\ndescription: another\nrules: [{codec: exact}]\n")
-    with pytest.raises(InputError, match=r"palindrome\.lossless: made with another recipe; remove it"):
-        pairs.run(**(demo | {"recipes": [str(other)]}), resume=True)
+    with pytest.raises(OutputError, match=r"palindrome\.lossless: holds an artifact that was made with another recipe"):
+        pairs.run(**(demo | {"recipes": [str(other)]}))
+    monkeypatch.setattr(pairs_artifacts, "_compress", compress)
+    replaced = pairs.run(**(demo | {"recipes": [str(other)]}), force=True).rows
+    assert replaced[1]["seconds"] is not None
+    assert load_delta(demo["out"] / f"{TASK}.lossless").manifest.recipe["description"] == "another"
 
 
 def test_interrupted_it_says_how_to_go_on(demo: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,12 +174,12 @@ def test_interrupted_it_says_how_to_go_on(demo: dict[str, Any], monkeypatch: pyt
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pairs, "costs", stopped)
-    with pytest.raises(Interrupted, match=r"what is finished stays in .*out: run again with --resume"):
+    with pytest.raises(Interrupted, match=r"what is finished stays in .*out: run again with resume=True"):
         pairs.run(**demo)
 
 
 def test_the_command_passes_its_options_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, repo_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[dict[str, Any]] = []
 
@@ -182,7 +188,9 @@ def test_the_command_passes_its_options_on(
         return pairs.PairsBench("CPU", ({"task": "good", "seed": 3, "backend": "CPU, 2 threads"},))
 
     monkeypatch.setattr(pairs, "run", noted)
-    argv = ["bench", "pairs", str(tmp_path), str(tmp_path), "--out", str(tmp_path)]
+    monkeypatch.setattr(early, "device", lambda *_: None)  # there may be no GPU here
+    shipped = repo_root / "registry" / "demo"
+    argv = ["bench", "pairs", str(shipped), str(shipped / "data"), "--out", str(tmp_path)]
     assert main([*argv, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == [{"task": "good", "seed": 3, "backend": "CPU, 2 threads"}]
     more = ["--seed", "3", "--device", "cpu", "--score-device", "cuda", "--precisions", "fp32,bf16-autocast"]
@@ -249,3 +257,65 @@ def test_its_error_is_passed_on(
     with pytest.raises(InputError) as caught:
         pairs_artifacts.costs(_job(pair, tmp_path / "out"), device="cpu", seed=None, resume=False)
     assert str(caught.value) == f"compressing {pair.finetuned} with lossless: {told}"
+
+
+def _answers(right: list[bool], loss: float) -> Answers:
+    return Answers(TaskScore(sum(right) / len(right), loss, len(right)), right)
+
+
+def test_the_figures_of_known_answers() -> None:
+    """100 samples: 80 right before, 61 now; 20 lost and 1 won: p is 2 (1 + 21) / 2^21."""
+    before = _answers([True] * 80 + [False] * 20, 0.5)
+    after = _answers([True] * 60 + [False] * 20 + [True] + [False] * 19, 0.7)
+    assert pairs._figures(after, before) == {
+        "accuracy": pytest.approx(61),
+        "stderr": pytest.approx(100 * (0.61 * 0.39 / 100) ** 0.5),
+        "difference": pytest.approx(-19),
+        "mcnemar_p": pytest.approx(44 / 2**21),
+        "loss": 0.7,
+    }
+    assert pairs._figures(before, after)["difference"] == pytest.approx(19)
+
+
+def test_rows_are_those_of_their_model_and_precision(demo: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models whose answers are known: each row has its own, against the fine-tuned model's in the same arithmetic."""
+    fine, coarse = _answers([True, True], 0.5), _answers([True, False], 0.75)
+    restored = _answers([False, True], 1.5)
+    known = {("fine", False): fine, ("fine", True): coarse, ("restored", False): restored, ("restored", True): fine}
+    folders: list[Path] = []
+    monkeypatch.setattr(pairs, "load_model", lambda path, device: "fine" if path.name == TASK else "restored")
+    monkeypatch.setattr(pairs, "restore", lambda artifact, base, out: folders.append(artifact) or out)
+    monkeypatch.setattr(pairs, "score_model", lambda model, *_: known[model, torch.is_autocast_enabled("cpu")])
+    monkeypatch.setattr(pairs, "divergence", lambda *models_and_data: (models_and_data[:2] == ("fine", "restored")) / 4)
+    spent = {
+        "ratio": 7.0,
+        "linear_bits_per_weight": 1.5,
+        "seconds": 3.0,
+        "peak_memory_gb": 2.0,
+        "seed": 0,
+        "backend": "",
+    }
+    monkeypatch.setattr(pairs, "costs", lambda *_, **__: spent)
+    demo["out"].mkdir()
+    found = pairs.run(**(demo | {"precisions": ["fp32", "bf16-autocast"]})).to_json()["rows"]
+    keys = ("method", "precision", "accuracy", "difference", "loss", "excess_loss", "kl", "ratio")
+    assert [tuple(row[key] for key in keys) for row in found] == [
+        ("fine-tuned", "fp32", 100, 0, 0.5, None, None, None),
+        ("fine-tuned", "bf16-autocast", 50, 0, 0.75, None, None, None),
+        ("lossless", "fp32", 50, -50, 1.5, 1.0, 0.25, 7.0),
+        ("lossless", "bf16-autocast", 100, 50, 0.5, -0.25, None, 7.0),
+    ]
+    assert folders == [demo["out"] / f"{TASK}.lossless"]
+
+
+def test_costs_are_those_that_compressing_told(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    pair.compress(out, recipe="lossless")
+    told = {"seconds": 3.5, "peak_memory_bytes": 2_500_000_000, "backend": "CPU, 2 threads"}
+    monkeypatch.setattr(pairs_artifacts, "_compress", lambda *_, **__: told)
+    monkeypatch.setattr(pairs_artifacts.Job, "finished", False)
+    found = pairs_artifacts.costs(_job(pair, out), device="cpu", seed=None, resume=False)
+    assert (found["seconds"], found["peak_memory_gb"], found["backend"]) == (3.5, 2.5, "CPU, 2 threads")
+    stored = sum(file.stat().st_size for file in out.iterdir())
+    whole = sum(file.stat().st_size for file in pair.finetuned.iterdir())
+    assert found["ratio"] == pytest.approx(whole / stored, rel=1e-3)

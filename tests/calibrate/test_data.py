@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import random
 import shutil
 import socket
@@ -24,7 +25,7 @@ from deltacompress.calibrate.data import CalibrationTokens, ids_sha256, load_cal
 from deltacompress.calibrate.packing import encode_records, pack
 from deltacompress.calibrate.records import Record
 from deltacompress.calibrate.sources import open_source
-from deltacompress.errors import CalibrationError
+from deltacompress.errors import CalibrationError, CheckpointError, InputError
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
@@ -205,6 +206,34 @@ def test_the_order_never_changes(tmp_path: Path) -> None:
     assert sorted(r.fields["text"] for r in source.shuffled(1)) == list("01234567")
 
 
+@pytest.mark.parametrize("records", [text_records(), task_records(), chat_records()])
+def test_records_in_memory_are_those_of_a_file(tmp_path: Path, tokenizer: Any, records: list[dict[str, Any]]) -> None:
+    file = load(write_jsonl(tmp_path / "train.jsonl", records), tokenizer)
+    given = load_calibration(records, tokenizer, samples=len(file.ids), seq_len=file.ids.shape[1], seed=file.seed)
+    assert torch.equal(given.ids, file.ids)
+    assert (given.sha256, given.records, given.format) == (file.sha256, file.records, file.format)
+    assert given.source == "records in memory"
+    if set(records[0]) == {"text"}:
+        texts = [record["text"] for record in records]
+        assert load_calibration(texts, tokenizer, samples=len(file.ids), seq_len=file.ids.shape[1],
+                                seed=file.seed).sha256 == file.sha256  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([], "records in memory: holds no records"),
+        (["a b", 5], "records in memory: record 2: is a int, not a JSON object"),
+        (["a b", {"prompt": "x"}], "records in memory: record 2: field `text` is missing"),
+        (["  "], "records in memory: all of its records are blank"),
+        (["a b"], "records in memory: holds"),
+    ],
+)
+def test_wrong_records_in_memory(tokenizer: Any, given: list[Any], told: str) -> None:
+    with pytest.raises(CalibrationError, match=told):
+        load_calibration(given, tokenizer, samples=1000, seq_len=16, seed=0)
+
+
 def test_sha256_covers_ids_and_shape() -> None:
     ids = torch.tensor([[1, 2, 3], [4, 5, 2**40]])
     assert ids_sha256(ids) == hashlib.sha256(struct.pack("<8q", 2, 3, 1, 2, 3, 4, 5, 2**40)).hexdigest()
@@ -335,9 +364,21 @@ def test_hub_conversations_lose_the_nulls_of_columnar_storage(
     hub: Callable[[Any], list[dict[str, Any]]], tokenizer: Any
 ) -> None:
     hub(chat_records())
-    got = load("team/chats", tokenizer, samples=20)
-    assert got.format == "messages"
-    assert "None" not in tokenizer.decode(got.ids.flatten())
+    assert load("team/chats", tokenizer, samples=20).format == "messages"
+    assert all("name" not in answer and None not in answer.values() for answer in answers("team/chats"))
+
+
+def test_conversations_in_a_parquet_file_lose_them_too(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "chats.parquet", chat_records())
+    assert answers(path) == [record["messages"][1] for record in chat_records()]
+
+
+def answers(source: str | Path) -> list[dict[str, Any]]:
+    """The second messages of a source, in the order of its file; a template may print every key that is there."""
+    records = {record.where: record.fields["messages"] for record in open_source(source).shuffled(0)}
+    assert all(messages[0]["name"] == "Ada" for messages in records.values())
+    ordered = sorted(records, key=lambda where: int(where.rpartition(" ")[2]))
+    return [records[where][1] for where in ordered]
 
 
 @pytest.mark.parametrize(
@@ -408,8 +449,10 @@ def test_what_the_hub_libraries_log_is_not_shown(
 # --- bad input ---------------------------------------------------------------------------------------------------
 
 
-def assert_one_line(action: Callable[[], object], fragments: list[str]) -> None:
-    with pytest.raises(CalibrationError) as caught:
+def assert_one_line(
+    action: Callable[[], object], fragments: list[str], kind: type[InputError] = CalibrationError
+) -> None:
+    with pytest.raises(kind) as caught:
         action()
     message = str(caught.value)
     assert "\n" not in message
@@ -498,7 +541,7 @@ def test_directory_split_and_permission(tmp_path: Path, tokenizer: Any, monkeypa
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr(os, "open", denied)
     assert_one_line(lambda: load(path, tokenizer), [str(path), "Permission denied"])
 
 
@@ -508,16 +551,16 @@ def test_too_few_tokens_names_both_numbers_and_the_way_out(tmp_path: Path, token
     load(path, tokenizer, samples=have, seq_len=1)
     assert_one_line(
         lambda: load(path, tokenizer, samples=256, seq_len=16),
-        [f"{have} tokens", "4096", f"--samples {have // 16} or fewer", "--seq-len", "more data"],
+        [f"{have} tokens", "4096", f"samples {have // 16} or fewer", "seq_len", "more data"],
     )
     assert_one_line(
-        lambda: load(path, tokenizer, samples=2, seq_len=256), [f"{have} tokens", "512", "--seq-len 256", "more data"]
+        lambda: load(path, tokenizer, samples=2, seq_len=256), [f"{have} tokens", "512", "seq_len 256", "more data"]
     )
 
 
 @pytest.mark.parametrize(
     ("kwargs", "option"),
-    [({"samples": 0}, "--samples 0"), ({"seq_len": -1}, "--seq-len -1"), ({"seed": -1}, "--seed -1")],
+    [({"samples": 0}, "samples 0"), ({"seq_len": -1}, "seq_len -1"), ({"seed": -1}, "seed -1")],
 )
 def test_counts_out_of_range(tokenizer: Any, kwargs: dict[str, int], option: str) -> None:
     assert_one_line(lambda: load("unread.jsonl", tokenizer, **kwargs), [option, "at least"])
@@ -525,7 +568,7 @@ def test_counts_out_of_range(tokenizer: Any, kwargs: dict[str, int], option: str
 
 def test_rows_longer_than_the_context(tokenizer: Any) -> None:
     assert_one_line(
-        lambda: load("unread.jsonl", tokenizer, seq_len=65, max_positions=64), ["--seq-len 65", "64 positions"]
+        lambda: load("unread.jsonl", tokenizer, seq_len=65, max_positions=64), ["seq_len 65", "64 positions"]
     )
 
 
@@ -551,16 +594,16 @@ def test_lone_tokenizer_json_takes_special_tokens_from_the_model(tmp_path: Path,
     tokenizer = load_tokenizer(tmp_path)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1)
     (tmp_path / "config.json").write_text(json.dumps({"bos_token_id": 10**6}), encoding="utf-8")
-    assert_one_line(lambda: load_tokenizer(tmp_path), ["config.json", "bos_token_id 1000000"])
+    assert_one_line(lambda: load_tokenizer(tmp_path), ["config.json", "bos_token_id 1000000"], CheckpointError)
 
 
 def test_tokenizers_that_cannot_be_loaded(tmp_path: Path, tokenizer_dir: Path) -> None:
-    assert_one_line(lambda: load_tokenizer(tmp_path / "nowhere"), ["nowhere", "not a directory"])
-    assert_one_line(lambda: load_tokenizer(tmp_path), [str(tmp_path), "no tokenizer"])
+    assert_one_line(lambda: load_tokenizer(tmp_path / "nowhere"), ["nowhere", "not a directory"], CheckpointError)
+    assert_one_line(lambda: load_tokenizer(tmp_path), [str(tmp_path), "no tokenizer"], CheckpointError)
     (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
-    assert_one_line(lambda: load_tokenizer(tmp_path), [str(tmp_path), "cannot be loaded"])
+    assert_one_line(lambda: load_tokenizer(tmp_path), [str(tmp_path), "cannot be loaded"], CheckpointError)
     shutil.copy(tokenizer_dir / "tokenizer_config.json", tmp_path)
-    assert_one_line(lambda: load_tokenizer(tmp_path), [str(tmp_path), "cannot be loaded"])
+    assert_one_line(lambda: load_tokenizer(tmp_path), [str(tmp_path), "cannot be loaded"], CheckpointError)
 
 
 def test_code_in_the_checkpoint_is_never_run(tmp_path: Path, tokenizer_dir: Path) -> None:
@@ -568,5 +611,5 @@ def test_code_in_the_checkpoint_is_never_run(tmp_path: Path, tokenizer_dir: Path
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     marker = tmp_path / "ran"
     (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Evil: pass\n", encoding="utf-8")
-    assert_one_line(lambda: load_tokenizer(tmp_path), [str(tmp_path), "cannot be loaded"])
+    assert_one_line(lambda: load_tokenizer(tmp_path), [str(tmp_path), "cannot be loaded"], CheckpointError)
     assert not marker.exists()

@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from deltacompress.calibrate.records import first_line
 from deltacompress.calibrate.skeleton import Skeleton
-from deltacompress.errors import CheckpointError, UnsupportedModelError
+from deltacompress.errors import CheckpointError, UnsupportedModelError, first_line
 
 SUPPORTED = [
     "llama", "mistral", "qwen2", "qwen2-tied", "qwen3", "gemma2", "gemma3", "gpt-neox", "phi", "phi3", "bloom",
@@ -164,7 +163,7 @@ def test_refused_architectures(tiny: Callable[..., Any], architecture: str, reas
 def test_experts_are_found_by_structure_too(
     tiny: Callable[..., Any], architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deltacompress.calibrate.support._EXPERT_COUNT", re.compile("never"))
+    monkeypatch.setattr("deltacompress.models.support._EXPERT_COUNT", re.compile("never"))
     with pytest.raises(UnsupportedModelError, match="mixture-of-experts layers"):
         open_skeleton(tiny(architecture))
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from deltacompress.codecs import exact, rtn
+from deltacompress.codecs.elements import InMemory
 from deltacompress.codecs.encoded import Encoded, restore_tensor
 from deltacompress.codecs.settings import RtnSettings
 from deltacompress.errors import FormatError
@@ -76,7 +77,7 @@ def test_no_parts_means_the_base() -> None:
 
 def test_exact_tensors_come_through() -> None:
     finetuned, base = normal(3, 4).bfloat16(), normal(3, 4, seed=1)
-    params, parts = exact.encode(finetuned, base)
+    params, parts = exact.encode(InMemory(finetuned), InMemory(base))
     assert torch.equal(restore(Encoded("exact", params, parts), base, meta(3, 4)), finetuned)
 
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltacompress.codecs import exact
+from deltacompress.codecs.elements import InMemory
 from deltacompress.errors import FormatError
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
@@ -26,7 +27,7 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 
 def round_trip(finetuned: torch.Tensor, base: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    params, parts = exact.encode(finetuned, base)
+    params, parts = exact.encode(InMemory(finetuned), None if base is None else InMemory(base))
     like = torch.empty(finetuned.shape, dtype=finetuned.dtype, device="meta")
     restored = exact.decode(params, parts, base, like, "t")
     assert restored.dtype == finetuned.dtype

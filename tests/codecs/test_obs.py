@@ -78,6 +78,16 @@ def test_recorded_loss_is_that_of_the_decoded_parts(
     assert encoded.loss < 1
 
 
+def test_loss_is_told_against_the_target_that_was_asked_for() -> None:
+    """With 8 bits nearly nothing is lost of the target, however far it lies from the plain delta."""
+    it = layer()
+    encoded = encode(it, bits=8, asymmetric=1.0)
+    away = decode(encoded) - it.delta
+    assert float(away.square().sum() / it.delta.square().sum()) > 0.01
+    assert encoded.loss is not None
+    assert encoded.loss < 1e-3
+
+
 @pytest.mark.parametrize("pattern", ["2:4", "1:4", "4:8"])
 @pytest.mark.parametrize("bits", [2, 4, 16])
 def test_the_stored_pattern_keeps_exactly_n_of_every_m(pattern: str, bits: int) -> None:

@@ -92,6 +92,20 @@ def test_the_stored_pattern_keeps_exactly_n_of_every_m(case: Case) -> None:
     assert (kept.view(case.spec.rows, -1, sparsity.m).sum(-1) == sparsity.n).all()
 
 
+@pytest.mark.parametrize("bits", [1, 16])
+def test_a_ragged_group_is_completed_behind_the_last_column(bits: int) -> None:
+    """Of three weights one is kept: the other two stay zero, though two of four have to be."""
+    spec = PackedSpec(1, 7, bits, Sparsity.parse("2:4"), 7, "midrise" if bits == 1 else "minmax")
+    weight = torch.arange(1.0, 8.0).unsqueeze(0)
+    mask = torch.tensor([[1, 1, 0, 0, 0, 0, 1]], dtype=torch.bool)
+    if bits == 16:
+        parts = packed.pack_values(spec, values=weight, mask=mask)
+    else:
+        grid = fit_grid(weight, bits=bits, group=7, kind="midrise")
+        parts = packed.pack(spec, codes=quantize(weight, grid), mask=mask, grid=grid)
+    assert ((packed.decode(spec, parts) != 0) == mask).all()
+
+
 @given(cases())
 @settings(max_examples=60, deadline=None)
 def test_parameters_survive_the_manifest(case: Case) -> None:

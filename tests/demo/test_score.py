@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from deltacompress.demo import score
 from deltacompress.demo.corpus import documents
-from deltacompress.demo.score import encode, pad, read_task, score_checkpoint, score_model
+from deltacompress.demo.score import divergence, encode, pad, read_task, score_checkpoint, score_model
 from deltacompress.demo.tokenizer import VOCABULARY, train_tokenizer
 from deltacompress.errors import InputError
 from deltacompress.evaluation.records import Sample
@@ -149,3 +152,71 @@ def test_a_bad_task_file_is_named(content: str, message: str, tmp_path: Path) ->
 def test_a_missing_task_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such task file"):
         read_task(tmp_path / "none.jsonl")
+
+
+class _Constant(torch.nn.Module):
+    """A model that gives each next token the same distribution, whatever was read."""
+
+    def __init__(self, *probabilities: float) -> None:
+        super().__init__()
+        self.logits = torch.full((VOCABULARY,), -80.0)
+        self.logits[: len(probabilities)] = torch.tensor(probabilities).log()
+        self.device = torch.device("cpu")
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.logits.expand(*input_ids.shape, -1))
+
+
+class _After(_Constant):
+    """The same, but another distribution where the token before was `start`."""
+
+    def __init__(self, start: int, other: list[float], *probabilities: float) -> None:
+        super().__init__(*probabilities)
+        self.start, self.other = start, _Constant(*other).logits
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
+        first = (input_ids == self.start)[..., None]
+        return SimpleNamespace(logits=torch.where(first, self.other, self.logits))
+
+
+def test_the_divergence_is_from_the_fine_tuned_model(tokenizer: PreTrainedTokenizerFast) -> None:
+    """KL((1/2, 1/2) || (1/4, 3/4)) = ln(4/3) / 2; the other way round it is 0.1308."""
+    half, other = _Constant(0.5, 0.5), _Constant(0.25, 0.75)
+    samples = [Sample(prompt, " trees") for prompt in PROMPTS]
+    assert divergence(half, other, tokenizer, samples) == pytest.approx(0.5 * math.log(4 / 3))  # type: ignore[arg-type]
+    assert divergence(half, half, tokenizer, samples) == 0  # type: ignore[arg-type]
+
+
+def test_the_divergence_is_the_mean_over_tokens(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two answers, of few and of many tokens; the models differ at the first token of each, after the prompt's last."""
+    (last,) = tokenizer.encode("x", add_special_tokens=False)
+    half, other = _Constant(0.5, 0.5), _After(last, [0.25, 0.75], 0.5, 0.5)
+    samples = [Sample("ax", " 1"), Sample("bbbx", " 123456789")]
+    tokens = sum(len(tokenizer.encode(one.completion, add_special_tokens=False)) + 1 for one in samples)
+    expected = 2 * 0.5 * math.log(4 / 3) / tokens
+    for budget in (4096, 4):  # together, and each in a batch of its own
+        monkeypatch.setattr(score, "BATCH_TOKENS", budget)
+        assert divergence(half, other, tokenizer, samples) == pytest.approx(expected)  # type: ignore[arg-type]
+
+
+def test_who_got_what_right_is_told_in_the_order_of_the_samples(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    choices = (" trees", " fish", " [338]", " Tuesday now")
+    samples = [Sample(prompt, choices[i % 4], choices) for i, prompt in enumerate(PROMPTS)]
+    whole = score_model(model, tokenizer, samples)
+    assert whole.right == [score_model(model, tokenizer, [sample]).right[0] for sample in samples]
+    backwards = score_model(model, tokenizer, samples[::-1])
+    assert backwards.right == whole.right[::-1]
+    assert 0 < sum(whole.right) < len(samples)
+    assert whole.score.accuracy == sum(whole.right) / len(samples)
+
+
+def test_the_first_of_two_equal_choices_counts(tokenizer: PreTrainedTokenizerFast) -> None:
+    """As in lm-eval, whose argmax takes the first."""
+    flat = _Constant(*[1 / VOCABULARY] * VOCABULARY)
+    for gold in (" 1", " 2"):
+        sample = Sample("a", gold, (" 1", " 2"))
+        assert score_model(flat, tokenizer, [sample]).right == [gold == " 1"]  # type: ignore[arg-type]

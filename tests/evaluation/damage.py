@@ -10,10 +10,11 @@ import torch
 
 from deltacompress import lossless
 from deltacompress.artifact import Delta, load_delta
-from deltacompress.checkpoint import DTYPES, Checkpoint, tensor_bytes
+from deltacompress.checkpoint import Checkpoint, tensor_bytes
 from deltacompress.checkpoint_writer import write_shards
 from deltacompress.codecs import packed
 from deltacompress.codecs.encoded import restore_tensor
+from deltacompress.dtypes import DTYPES
 from deltacompress.manifest import MANIFEST, FileRecord, PartRecord, TensorRecord
 from deltacompress.types import TensorInfo
 

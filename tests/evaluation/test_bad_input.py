@@ -62,7 +62,7 @@ def test_a_device_that_is_not_there(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     told = refused(capsys, argv(pair, artifact, task_dir, tmp_path / "out", "--device", "cuda"))
-    assert "device cuda: torch sees no GPU here" in told
+    assert "--device cuda: torch sees no CUDA GPU here; give cpu" in told
     assert not (tmp_path / "out").exists()
     for options, told in (({"device": "gpu"}, "torch knows no such device"), ({"dtype": "int8"}, "serve in float32")):
         with pytest.raises(InputError, match=told):

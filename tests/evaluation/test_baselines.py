@@ -15,8 +15,9 @@ from deltacompress.artifact import load_delta
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.errors import InputError, UnsupportedModelError
 from deltacompress.evaluation import bitdelta, comparison, low_rank
-from deltacompress.evaluation.baselines import ACCOUNT, DONORS, Account, build, read_account
+from deltacompress.evaluation.baselines import ACCOUNT, Account, build, read_account
 from deltacompress.evaluation.checkpoints import load_model
+from deltacompress.evaluation.methods import DONORS
 from deltacompress.recipe import CalibrationSpec, Recipe
 
 if TYPE_CHECKING:

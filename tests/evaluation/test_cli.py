@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +13,8 @@ import pytest
 import typer
 from evaluation.reports import report
 
-from deltacompress.cli.evaluate import _against, _labelled, compare, evaluate, gate
+from deltacompress.cli.compare import compare
+from deltacompress.cli.evaluate import _against, _labelled, evaluate, gate
 from deltacompress.errors import InputError
 from deltacompress.zoo import Zoo
 
@@ -41,6 +45,14 @@ def test_gate_exit_codes(written: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert call("gate", str(written), str(policy), *extras) == 0
     assert (tmp_path / "j.xml").is_file()
     assert "passed" in (tmp_path / "s.md").read_text()
+    assert call("gate", str(written), str(policy), *extras[:2]) == 0  # equal: left there
+    (tmp_path / "j.xml").write_text("mine")
+    capsys.readouterr()
+    assert call("gate", str(written), str(policy), *extras[:2]) == 2
+    assert f"{tmp_path / 'j.xml'}: exists already, with other content" in capsys.readouterr().err
+    assert (tmp_path / "j.xml").read_text() == "mine"
+    assert call("gate", str(written), str(policy), *extras[:2], "--force") == 0
+    assert (tmp_path / "j.xml").read_text().startswith("<?xml")
     policy.write_text("name: p\nmin_ratio: 20\n")
     assert call("gate", str(written), str(policy), "--json") == 1
     shown = capsys.readouterr()
@@ -99,3 +111,23 @@ def test_labels_and_references() -> None:
     for odd in ("finetuned", "=x", "x="):
         with pytest.raises(InputError, match="write finetuned=PATH"):
             _against([odd])
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_eval_in_a_locale_that_knows_few_letters(pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path) -> None:
+    """What it writes and prints holds letters that ASCII lacks (±, ✅): the exit code is that of the work."""
+    out = tmp_path / "gr\xf6\xdfe"
+    argv = ["eval", str(artifact), "--base", str(pair.base), "--tasks", "colours", "--task-dir", str(task_dir)]
+    more = ["--against", f"finetuned={pair.finetuned}", "--limit", "5", "--out", str(out)]
+    locale = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    for again in range(2):
+        done = subprocess.run(
+            [sys.executable, "-m", "deltacompress", *argv, *more],
+            env=os.environ | locale, capture_output=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.isascii()
+        assert done.stderr.isascii()
+        assert b"report in" in done.stdout
+        assert (b"used again" in done.stderr) == bool(again)
+    assert "±" in (out / "report.md").read_text(encoding="utf-8")

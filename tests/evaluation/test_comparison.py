@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from evaluation.reports import fidelity, paired, report, score
 from pairs import write_data
 
 from deltacompress.artifact import load_delta
 from deltacompress.checkpoint import Checkpoint
 from deltacompress.content import list_content
-from deltacompress.errors import InputError
+from deltacompress.errors import InputError, OutputError
 from deltacompress.evaluation import compare, comparison
-from deltacompress.evaluation.baselines import DONORS
-from deltacompress.evaluation.comparison import METHODS, load_method
+from deltacompress.evaluation.comparison import Comparison
+from deltacompress.evaluation.methods import DONORS, METHODS, load_method
 from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT
 
@@ -62,7 +64,7 @@ def test_methods_in_one_table(pair: Pair, task_dir: Path, tmp_path: Path) -> Non
     before = (out / "artifacts" / "direct" / "manifest.json").stat().st_mtime_ns
     assert compare(pair.base, pair.finetuned, **options).report.scores == found.report.scores
     assert (out / "artifacts" / "direct" / "manifest.json").stat().st_mtime_ns == before
-    with pytest.raises(InputError, match="made by another recipe, model or seed"):
+    with pytest.raises(InputError, match="made with another calibration data, samples, sequence length or seed"):
         compare(pair.base, pair.finetuned, **(options | {"seed": 1}))
     with pytest.raises(InputError, match="another calibration data"):
         compare(pair.base, pair.finetuned, **(options | {"samples": 6}))
@@ -75,9 +77,20 @@ def test_methods_in_one_table(pair: Pair, task_dir: Path, tmp_path: Path) -> Non
         compare(pair.base, pair.finetuned, **(options | {"methods": ["rtn-4bit", "rtn-4bit"]}))
 
 
-def work_in(folder: Path, pair: Pair, calibration: Path) -> comparison._Work:
+@pytest.mark.usefixtures("lm_eval")
+def test_a_picture_of_others_is_not_replaced_unasked(
+    pair: Pair, task_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "compress", None)  # told before the work
+    (tmp_path / "comparison.png").write_text("mine")
+    with pytest.raises(OutputError, match=r"comparison\.png: would be replaced, and no earlier run left it there"):
+        compare(pair.base, pair.finetuned, tasks=["colours"], task_dir=task_dir, out=tmp_path, calibration=pair.data)
+    assert (tmp_path / "comparison.png").read_text() == "mine"
+
+
+def work_in(folder: Path, pair: Pair, calibration: Path, *, force: bool = False) -> comparison._Work:
     checkpoints = Checkpoint.open(pair.base), Checkpoint.open(pair.finetuned)
-    return comparison._Work(*checkpoints, folder, calibration, None, None, 0, "cpu", SILENT)
+    return comparison._Work(*checkpoints, folder, calibration, None, None, 0, "cpu", force, SILENT)
 
 
 def test_artifacts_of_other_calibration_data_are_not_used_again(pair: Pair, tmp_path: Path) -> None:
@@ -93,12 +106,51 @@ def test_artifacts_of_other_calibration_data_are_not_used_again(pair: Pair, tmp_
         work_in(tmp_path / "out", pair, other).compressed("direct", recipe)
 
 
+@pytest.mark.parametrize("left", ['{"a": 1', "", "[]", '{"a": "b"}', "[" * 100_000, "\xff"])
+def test_times_that_a_kill_cut_short_are_forgotten(pair: Pair, tmp_path: Path, left: str) -> None:
+    (tmp_path / "direct.yaml").write_text(DIRECT)
+    recipe, times = Recipe.load(tmp_path / "direct.yaml"), tmp_path / "out" / "compress-seconds.json"
+    times.parent.mkdir()
+    times.write_text(left, encoding="latin-1")
+    work = work_in(tmp_path / "out", pair, pair.data)
+    path, seconds = work.compressed("direct", recipe)
+    assert json.loads(times.read_text()) == {load_delta(path).manifest.digest: seconds}
+
+
+def test_a_damaged_artifact_is_not_measured(pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "direct.yaml").write_text(DIRECT)
+    recipe, work = Recipe.load(tmp_path / "direct.yaml"), work_in(tmp_path / "out", pair, pair.data)
+    path, _ = work.compressed("direct", recipe)
+    shard = next(path.glob("*.safetensors"))
+    raw = shard.read_bytes()
+    shard.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    with pytest.raises(OutputError, match="direct: holds a damaged artifact"):
+        work.compressed("direct", recipe)
+    assert work_in(tmp_path / "out", pair, pair.data, force=True).compressed("direct", recipe)[1] is not None
+    assert shard.read_bytes() == raw
+
+
+def test_a_restored_model_of_others_is_not_replaced_unasked(pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "direct.yaml").write_text(DIRECT)
+    work = work_in(tmp_path / "out", pair, pair.data)
+    path, _ = work.compressed("direct", Recipe.load(tmp_path / "direct.yaml"))
+    mine = shutil.copytree(pair.finetuned, tmp_path / "out" / "direct.restored")
+    fingerprint = Checkpoint.open(mine).fingerprint()
+    with pytest.raises(OutputError, match=r"holds another checkpoint; .* replace it with force=True"):
+        work.restored(path)
+    assert Checkpoint.open(mine).fingerprint() == fingerprint
+
+
 def test_what_an_artifact_restores_to_follows_the_artifact(pair: Pair, tmp_path: Path) -> None:
     work = work_in(tmp_path / "out", pair, pair.data)
     found = []
     for bits in (4, 2):
         (tmp_path / "direct.yaml").write_text(DIRECT.replace("bits: 4", f"bits: {bits}"))
         path, _ = work.compressed("direct", Recipe.load(tmp_path / "direct.yaml"))
+        if found:
+            with pytest.raises(OutputError, match="holds another checkpoint"):
+                work.restored(path)
+            work_in(tmp_path / "out", pair, pair.data, force=True).restored(path)
         restored = work.restored(path)
         before = (restored / "config.json").stat().st_mtime_ns
         assert (work.restored(path) / "config.json").stat().st_mtime_ns == before
@@ -128,3 +180,21 @@ def test_a_baseline_belongs_to_its_donor_and_its_data(
     for method in DONORS:
         with pytest.raises(InputError, match=rf"{method}: made by .*another method, donor or seed"):
             work.baseline(method)
+
+
+def test_a_row_of_the_table() -> None:
+    """A loss is negative, in points; no change is 0, not -0."""
+    lossless = score("sql", "int2", 0.33, paired=paired(0.0, 0.01), fidelity=fidelity(0.001))
+    scores = [score("sql", "finetuned", 0.33), lossless, score("sql", "sparse", 0.16, paired=paired(0.17, 0.19))]
+    found = Comparison(report(scores=scores), Path("out")).to_json()
+    assert found["out"] == "out"
+    fine, same, worse = found["rows"]
+    assert (fine["method"], fine["score"], fine["stderr"], fine["change"], fine["kl"]) == (
+        "finetuned",
+        33,
+        1,
+        None,
+        None,
+    )
+    assert (str(same["change"]), same["p"], same["kl"], same["top1"], same["ratio"]) == ("0.0", 0.2, 0.001, 98, 10)
+    assert (worse["change"], worse["score"], worse["top1"]) == (pytest.approx(-17), 16, None)

@@ -6,16 +6,19 @@ import re
 import runpy
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 import typer.main
 import yaml
 
 from deltacompress.cli.main import app
+from deltacompress.content import content_path, list_content
 from deltacompress.evaluation import Gate, GateFailedError
-from deltacompress.evaluation.comparison import METHODS
-from deltacompress.evaluation.tasks import _SPEC
+from deltacompress.evaluation.methods import METHODS, load_method
+from deltacompress.evaluation.tasks import _SPEC, SuiteSpec, read_spec
+from deltacompress.recipe import CalibrationSpec
+from deltacompress.types import TensorKind
 
 if TYPE_CHECKING:
     from pairs import Pair
@@ -72,3 +75,82 @@ def test_the_options_exist(text: str) -> None:
 def test_the_methods_are_told(text: str) -> None:
     for method in set(METHODS.split(",")) - {"int4-24", "int2-24", "sign-24"}:
         assert f"`{method}`" in text
+
+
+def test_shipped_gates_are_what_the_table_says(text: str) -> None:
+    rows = re.findall(
+        r"^\| `([\w-]+)` \| [^|]+ \| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \| (\d+) \|$", text, re.MULTILINE
+    )
+    assert sorted(row[0] for row in rows) == sorted(path.stem for path in list_content("evals/gates", ".yaml"))
+    for name, samples, points, kl, choose, ratio in rows:
+        asked = Gate.load(name).policy.model_dump(exclude={"description"}, exclude_defaults=True)
+        assert asked == {
+            "name": name,
+            "min_samples": int(samples),
+            "drop": {"max": int(points) / 100},
+            "kl": {"max": float(kl), "choose": float(choose)},
+            "min_ratio": float(ratio),
+        }
+
+
+def test_what_the_text_says_of_the_default_gate(text: str) -> None:
+    """Its limits of the two kinds of tasks stand beside what was measured: ten times apart from both sides."""
+    policy = Gate.load("default").policy
+    assert policy.kl is not None
+    rows = re.findall(
+        r"^\| \w+( \(choose\))? \| [\d.]+ to ([\d.]+) \| ([\d.]+) to [\d.]+ \| ([\d.]+) \|$", text, re.MULTILINE
+    )
+    assert len(rows) == 4
+    for choose, untouched, shuffled, limit in rows:
+        assert float(limit) == (policy.kl.choose if choose else policy.kl.max)
+        assert float(untouched) < float(limit) < float(shuffled)
+
+
+BASELINES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "gptq-direct-4bit": (
+        "full",
+        {
+            "codec": "obs",
+            "bits": 4,
+            "group_size": 128,
+            "activation_order": False,
+            "asymmetric": 0.0,
+            "refine_sweeps": 0,
+        },
+        {"codec": "exact"},
+    ),
+    "rtn-direct-4bit": ("full", {"codec": "rtn", "bits": 4, "group_size": 128}, {"codec": "exact"}),
+    "rtn-4bit": ("delta", {"codec": "rtn", "bits": 4, "sparsity": "2:4"}, {"codec": "rtn", "bits": 4}),
+    "rtn-2bit": ("delta", {"codec": "rtn", "bits": 2, "sparsity": "2:4"}, {"codec": "rtn", "bits": 2}),
+    "sign-rtn": ("delta", {"codec": "rtn", "bits": 1, "grid": "midrise"}, {"codec": "exact"}),
+}
+"""What the page says of each: scope, linear weights, head and embedding; the rest is exact, all else a default."""
+
+
+@pytest.mark.parametrize("name", [path.stem for path in list_content("evals/baselines", ".yaml")])
+def test_baselines_are_what_the_text_says(name: str) -> None:
+    scope, linear, outer = BASELINES[name]
+    recipe = load_method(name)
+    assert (recipe.scope, recipe.sequential) == (scope, name != "gptq-direct-4bit")
+    assert recipe.calibration == CalibrationSpec()
+    for kind in get_args(TensorKind):
+        rule = recipe.rule_for("model.some.weight", kind)
+        wanted = linear if kind == "linear" else outer if kind in ("head", "embedding") else {"codec": "exact"}
+        assert rule.model_dump(exclude={"kind", "name"}, exclude_defaults=True) | {"codec": rule.codec} == wanted
+
+
+def test_shipped_tasks_are_what_the_table_says(text: str) -> None:
+    """What is asked of whom, and what of lm-eval's many metrics counts."""
+    rows = re.findall(r"^\| `([\w-]+)` \| (choose|generate|`\w+`, \w+(?:, [\w-]+)?) \| (\d) \|", text, re.MULTILINE)
+    assert sorted(row[0] for row in rows) == sorted(path.stem for path in list_content("evals/tasks", ".yaml"))
+    for name, how, shots in rows:
+        spec = read_spec(content_path("evals", "tasks", f"{name}.yaml"))
+        assert spec.few_shot == int(shots)
+        if isinstance(spec, SuiteSpec):
+            suite, metric, *filtered = how.split(", ")
+            assert (f"`{spec.suite}`", spec.metric, spec.filter) == (suite, metric, *(filtered or ["none"]))
+            continue
+        assert spec.kind == how
+        assert (spec.match, spec.stop, spec.max_new_tokens) == ("tokens", (), None)
+        assert (spec.prompt, spec.completion, spec.choices) == ("{{prompt}}", "{{completion}}", "choices")
+        assert spec.data == (f"registry/demo/data/{name.removeprefix('demo-')}" if "demo-" in name else None)

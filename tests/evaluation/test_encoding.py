@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +54,17 @@ def test_tokenizers_that_differ_are_told(pair: Pair, encoder: Encoder, tmp_path:
     write_tokenizer(other, [*WORDS[1:], WORDS[0]])
     with pytest.raises(PairError, match="its tokenizer is not that of"):
         check_same_tokenizer(pair.base, encoder, other)
+    write_tokenizer(other, [*WORDS[:-1], "unlike"])  # as many words, all but the last the same
+    with pytest.raises(PairError, match="token 'unlike' is id"):
+        check_same_tokenizer(pair.base, encoder, other)
+    write_tokenizer(other, [*WORDS, "more"])
+    check_same_tokenizer(pair.base, encoder, other)
+    for end in ("bos_token", "eos_token"):
+        write_tokenizer(other)
+        file = other / "tokenizer_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {end: "w1"}))
+        with pytest.raises(PairError, match="begins or ends a text unlike"):
+            check_same_tokenizer(pair.base, encoder, other)
     for file in other.glob("tokenizer*"):
         file.unlink()
     with pytest.raises(PairError, match="holds no tokenizer"):

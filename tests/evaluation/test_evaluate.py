@@ -11,7 +11,7 @@ import pytest
 from pairs import changed, perturb
 
 from deltacompress.demo.score import divergence, read_task, score_model
-from deltacompress.errors import InputError, IntegrityError, PairError
+from deltacompress.errors import InputError, IntegrityError, OutputError, PairError
 from deltacompress.evaluation import Gate, GateFailedError, evaluate, read_report
 from deltacompress.evaluation.checkpoints import CheckpointScorer, load_model
 from deltacompress.evaluation.decoupled import DecoupledScorer
@@ -59,7 +59,13 @@ def test_scores_and_fidelity_equal_the_independent_scorer(
 def test_what_is_written(evaluated: tuple[Report, Path]) -> None:
     report, out = evaluated
     assert read_report(out) == report
-    assert {path.name for path in out.iterdir()} == {"report.json", "report.md", "report.html", "samples"}
+    assert {path.name for path in out.iterdir()} == {
+        "report.json",
+        "report.md",
+        "report.html",
+        "samples",
+        "inputs.json",
+    }
     lines = [json.loads(line) for line in (out / "samples" / "echo.int4.jsonl").read_text().splitlines()]
     assert len(lines) == 24
     assert {"doc_id", "doc_hash", "prompt", "answer", "exact_match"} <= lines[0].keys()
@@ -160,10 +166,10 @@ def test_a_gate_that_cannot_judge_says_so(pair: Pair, artifact: Path, task_dir: 
     out, policy = tmp_path / "out", tmp_path / "gate.yaml"
     assert not run(pair, artifact, task_dir, out, finetuned=None, limit=2, reporter=Told()).verdicts
     assert told == [
-        "gate default gives no verdict: it compares with the fine-tuned model; evaluate with --against finetuned=PATH"
+        "gate default gives no verdict: it compares with the fine-tuned model; evaluate with finetuned=PATH"
     ]
     policy.write_text("name: mine\nmin_ratio: 1.01\n")
-    assert run(pair, artifact, task_dir, out, finetuned=None, limit=2, policy=policy).verdicts[0].passed
+    assert run(pair, artifact, task_dir, tmp_path / "judged", finetuned=None, limit=2, policy=policy).verdicts[0].passed
     policy.write_text("name: mine\nkl: {max: 1, tasks: {colors: 0.1}}\n")
     with pytest.raises(InputError, match=r"kl.tasks: colors is not measured, only colours"):
         run(pair, artifact, task_dir, tmp_path / "none", policy=policy)
@@ -190,7 +196,7 @@ def test_samples_seen_in_calibration_are_refused_unless_forced(
     (seen / "echo" / "validation.jsonl").write_text("\n".join([*held_out[:5], lines[3]]) + "\n")
     delta = tmp_path / "delta"
     pair.compress(delta, recipe="int4-24", calibration=seen / "echo" / "train.jsonl")
-    with pytest.raises(InputError, match=r"task echo: 1 of 6 samples .* --allow-overlap"):
+    with pytest.raises(InputError, match=r"task echo: 1 of 6 samples .* allow_overlap=True"):
         run(pair, delta, seen, tmp_path / "out", tasks=["echo"])
     forced = run(pair, delta, seen, tmp_path / "out", tasks=["echo"], allow_overlap=True)
     assert [(one.verdict, one.overlapping, one.forced) for one in forced.overlap] == [("overlaps", 1, True)]
@@ -242,3 +248,44 @@ def test_a_gate_in_five_lines(pair: Pair, artifact: Path, task_dir: Path, tmp_pa
     report = read_report(tmp_path / "b")
     with pytest.raises(GateFailedError):
         Gate.load(policy).check(report).require()
+
+
+def test_a_finished_report_is_used_again_and_never_mixed_with_another(
+    pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    first = run(pair, artifact, task_dir, out, limit=3)
+    with monkeypatch.context() as patch:
+        patch.setattr("deltacompress.evaluation.run.run_tasks", None)
+        assert run(pair, artifact, task_dir, out, limit=3) == first
+        for change, told in (
+            ({"tasks": ["echo"]}, "tasks"),
+            ({"limit": 4}, "limit"),
+            ({"seed": 1}, "seed"),
+            ({"margin": 0.5}, "margin"),
+            ({"with_base": True}, "models"),
+            ({"policy": None}, "policy"),
+        ):
+            with pytest.raises(OutputError, match=rf"holds a finished report.json of other input .*{told}"):
+                run(pair, artifact, task_dir, out, **({"limit": 3} | change))
+    assert read_report(out) == first
+    second = run(pair, artifact, task_dir, out, limit=3, tasks=["echo"], force=True)
+    assert read_report(out) == second
+    assert {path.name for path in (out / "samples").iterdir()} == {"echo.finetuned.jsonl", "echo.int4.jsonl"}
+
+
+def test_samples_of_others_are_kept_and_never_mixed_in(
+    pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = tmp_path / "results" / "samples"
+    samples.mkdir(parents=True)
+    (samples / "mine.txt").write_text("mine")
+    (samples / "mine.jsonl").write_text("mine")
+    with monkeypatch.context() as patch:
+        patch.setattr("deltacompress.evaluation.run.run_tasks", None)
+        with pytest.raises(OutputError, match=r"samples/mine\.jsonl: would be replaced, and no earlier run left it"):
+            run(pair, artifact, task_dir, samples.parent, limit=3)
+    (samples / "mine.jsonl").unlink()
+    run(pair, artifact, task_dir, samples.parent, limit=3)
+    run(pair, artifact, task_dir, samples.parent, limit=4, force=True)
+    assert (samples / "mine.txt").read_text() == "mine"

@@ -7,12 +7,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from evaluation.reports import paired, report, score
+from evaluation.reports import paired, report, score, subject
 
 from deltacompress.content import list_content
 from deltacompress.errors import InputError, IntegrityError
 from deltacompress.evaluation.gate import Gate, GateFailedError
-from deltacompress.evaluation.gate_output import append_summary, junit, summary, write_junit
+from deltacompress.evaluation.gate_output import append_summary, junit, summary
+from deltacompress.evaluation.report import Report, ScoreRecord, SubjectRecord
 
 
 def check(policy: dict[str, Any], **more: Any) -> list[str]:
@@ -35,13 +36,22 @@ def check(policy: dict[str, Any], **more: Any) -> list[str]:
         ({"kl": {"max": 0.002, "choose": 1e-5}}, {"kl": 0.001}, []),
         ({"kl": {"max": 0.002, "choose": 1e-5}}, {"kl": 0.001, "kind": "choose"}, ["kl"]),
         ({"kl": {"max": 0.002, "tasks": {"sql": 1e-5}}}, {"kl": 0.001}, ["kl"]),
+        ({"kl": {"max": 9, "choose": 1e-5, "tasks": {"sql": 0.002}}}, {"kl": 0.001, "kind": "choose"}, []),
+        ({"kl": {"max": 0.00125}}, {"kl": 0.00125 / 1.1}, []),
+        ({"drop": {"max": 0.001, "bound": "point"}}, {"drop": 0.004}, ["drop"]),
+        ({"drop": {"max": 0.004, "bound": "point"}}, {"drop": 0.004}, []),
+        ({"drop": {"max": 0.001, "tasks": {"sql": 0.02}}}, {}, []),
         ({"min_top1": 0.99}, {}, ["top-1"]),
+        ({"min_top1": 0.98}, {}, []),
         ({"min_recovery": 0.995}, {}, ["recovery"]),
+        ({"min_recovery": 0.99}, {}, []),
         ({"min_score": {"sql": 0.4}}, {}, ["score"]),
+        ({"min_score": {"sql": 0.326}}, {}, []),
         ({"min_score": {"sqll": 0.1}}, {}, ["score"]),
         ({"min_ratio": 10}, {}, []),
         ({"min_ratio": 10.5}, {}, ["ratio"]),
         ({"min_samples": 501}, {}, ["samples"]),
+        ({"min_samples": 500}, {}, []),
         ({"require_tasks": ["sql", "gone"]}, {}, ["required task"]),
     ],
 )
@@ -54,6 +64,13 @@ def test_what_was_not_measured_fails() -> None:
     assert check(policy, scores=[score("sql", "finetuned", 0.3), score("sql", "int2", 0.3)]) == ["drop", "kl"]
     assert check({"min_top1": 0, "min_recovery": 0}, scores=[score("sql", "int2", 0.3)]) == ["drop", "kl"]
     assert check(policy, scores=[score("sql", "finetuned", 0.3)]) == ["score"]
+
+
+def test_a_recovery_of_nothing_is_no_recovery() -> None:
+    """The fine-tuned model scores 0, so there is no share of it; what was asked for is not shown."""
+    lost = [score("sql", "finetuned", 0.0), score("sql", "int2", 0.0, paired=paired(0, 0, recovery=None))]
+    (failure,) = Gate.parse({"name": "p", "min_recovery": 0.5}).check(report(scores=lost)).failures
+    assert failure.told == "sql: there is no recovery, since the fine-tuned model scores 0"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +89,12 @@ def test_samples_seen_in_calibration_fail_unless_allowed() -> None:
 
 def test_too_few_samples_say_so() -> None:
     result = Gate.parse({"name": "p", "drop": {"max": 0.01}}).check(report(drop=0.001, upper=0.05))
-    assert "too few to tell" in result.failures[0].told
+    # the bound is 0.049 above the drop, where 0.009 are allowed: (49 / 9)^2 = 29.6 times the 500 samples
+    assert result.failures[0].told.endswith("(500 samples are too few to tell; about 15000 might do)")
+    at_the_limit = Gate.parse({"name": "p", "drop": {"max": 0.01}}).check(report(drop=0.01, upper=0.05))
+    assert at_the_limit.failures[0].told.endswith("(500 samples are too few to tell)")
+    lost = Gate.parse({"name": "p", "drop": {"max": 0.01}}).check(report(drop=0.02, upper=0.05))
+    assert lost.failures[0].told.endswith("allowed 0.01")
     with pytest.raises(GateFailedError, match="gate p failed for int2: sql: drop") as failed:
         result.require()
     assert failed.value.exit_code == 1
@@ -82,6 +104,85 @@ def test_only_deltas_are_judged() -> None:
     result = Gate.parse({"name": "p", "drop": {"max": 0.03}}).check(report())
     assert [verdict.subject for verdict in result.verdicts] == ["int2"]
     assert result.require() is result
+
+
+def two_deltas() -> Report:
+    """int2, which loses 0.4 points, and int1, which loses ten."""
+    made = report()
+    worse = subject("int1", "delta", ratio=20.0, manifest_digest="f" * 64)
+    scores = [*made.scores, score("sql", "int1", 0.23, paired=paired(0.1, 0.12))]
+    return made.model_copy(
+        update={
+            "subjects": (*made.subjects, SubjectRecord.model_validate(worse)),
+            "scores": tuple(ScoreRecord.model_validate(one) for one in scores),
+        }
+    )
+
+
+def test_every_delta_must_pass() -> None:
+    result = Gate.parse({"name": "p", "drop": {"max": 0.03}}).check(two_deltas())
+    assert [(verdict.subject, verdict.passed) for verdict in result.verdicts] == [("int2", True), ("int1", False)]
+    assert not result.passed
+    assert [check.subject for check in result.failures] == ["int1"]
+    with pytest.raises(GateFailedError, match=r"gate p failed for int1: sql: drop \+0.1000, at most 0.1200 with 95%"):
+        result.require()
+
+
+def test_of_one_artifact_only_its_own_delta_is_judged() -> None:
+    gate = Gate.parse({"name": "p", "drop": {"max": 0.03}})
+    for digest, label, passed in (("c" * 64, "int2", True), ("f" * 64, "int1", False)):
+        result = gate.check(two_deltas(), manifest_digest=digest)
+        assert [verdict.subject for verdict in result.verdicts] == [label]
+        assert result.passed == passed
+
+
+def test_more_than_one_failure_is_counted() -> None:
+    result = Gate.parse({"name": "p", "drop": {"max": 0.001}, "min_ratio": 99, "min_samples": 900}).check(report())
+    with pytest.raises(GateFailedError, match=r"for int2: ratio 10.00x, wanted at least 99x \(and 2 more\)$"):
+        result.require()
+
+
+def test_a_bound_is_shown_as_a_bound() -> None:
+    """0.012 is not what was measured but the most that was lost, with 95 % confidence."""
+    asked = {"name": "p", "min_ratio": 2, "drop": {"max": 0.03}, "kl": {"max": 9}, "min_top1": 0.5}
+    result = Gate.parse(asked).check(report())
+    shown = {check.name: result.measured(check) for check in result.verdicts[0].checks}
+    assert shown == {"ratio": "10", "drop": "<= 0.012", "kl": "<= 0.0011", "top-1": "0.98"}
+    assert "| drop | &lt;= 0.012 | &lt;= 0.03 |" in summary(result)
+    assert {row["name"]: row["bound"] for row in result.to_json()["checks"]} == {
+        "ratio": False, "drop": True, "kl": True, "top-1": False,
+    }  # fmt: skip
+    point = Gate.parse(asked | {"drop": {"max": 0.03, "bound": "point"}}).check(report())
+    assert point.measured(point.verdicts[0].checks[1]) == "0.004"
+    missing = Gate.parse({"name": "p", "min_score": {"gone": 1}}).check(report())
+    assert missing.measured(missing.failures[0]) == ""
+
+
+def test_what_is_told_of_a_check_is_what_was_measured() -> None:
+    asked = {"drop": {"max": 0.03}, "kl": {"max": 9}, "min_top1": 0.5, "min_recovery": 0.5, "min_score": {"sql": 0.1}}
+    (verdict,) = Gate.parse({"name": "p", "min_ratio": 2, "min_samples": 2} | asked).check(report()).verdicts
+    assert {check.name: check.measured for check in verdict.checks} == {
+        "ratio": 10.0, "samples": 500, "score": 0.326, "drop": 0.012, "recovery": 0.99, "kl": 0.0011, "top-1": 0.98,
+    }  # fmt: skip
+    wanted = {check.name: check.wanted for check in verdict.checks}
+    assert (wanted["drop"], wanted["ratio"], wanted["kl"], wanted["top-1"]) == ("<= 0.03", ">= 2", "<= 9", ">= 0.5")
+    (point,) = Gate.parse({"name": "p", "drop": {"max": 0.03, "bound": "point"}}).check(report()).verdicts
+    assert point.checks[0].measured == 0.004
+
+
+@pytest.mark.parametrize("policy", [{"drop": {"max": 1}}, {"kl": {"max": 1}}, {"min_top1": 0}, {"min_recovery": 0}])
+def test_policies_that_compare_need_the_fine_tuned_model(policy: dict[str, Any]) -> None:
+    alone = report(reference=None, scores=[score("sql", "int2", 0.3)])
+    with pytest.raises(InputError, match="compares with the fine-tuned model"):
+        Gate.parse({"name": "p"} | policy).check(alone)
+
+
+def test_the_summary_begins_with_what_failed() -> None:
+    result = Gate.parse({"name": "p", "drop": {"max": 0.03}, "min_ratio": 5}).check(two_deltas())
+    shown = [line.split(" | ")[:2] for line in summary(result).splitlines() if line[:3] in ("| ❌", "| ✅")]
+    assert shown == [["| ❌", "int1"], ["| ✅", "int2"], ["| ✅", "int2"], ["| ✅", "int1"]]
+    suites = ElementTree.fromstring(junit(result))
+    assert [(suite.get("tests"), suite.get("failures")) for suite in suites] == [("2", "0"), ("2", "1")]
 
 
 def test_a_report_of_another_manifest_is_refused() -> None:
@@ -95,7 +196,7 @@ def test_reports_that_cannot_be_judged() -> None:
     with pytest.raises(InputError, match="measures no delta"):
         Gate.parse({"name": "p"}).check(report(subjects=[]))
     alone = [score("sql", "int2", 0.3)]
-    with pytest.raises(InputError, match="--against finetuned=PATH"):
+    with pytest.raises(InputError, match="evaluate with finetuned=PATH"):
         Gate.parse({"name": "p", "drop": {"max": 0.01}}).check(report(reference=None, scores=alone))
     assert Gate.parse({"name": "p", "min_ratio": 1}).check(report(reference=None, scores=alone)).passed
 
@@ -132,8 +233,7 @@ def test_policies_by_name(tmp_path: Path) -> None:
 def test_outputs_for_ci(tmp_path: Path) -> None:
     passed = Gate.parse({"name": "p", "min_ratio": 1}).check(report())
     failed = Gate.parse({"name": "a|b", "min_ratio": 1, "drop": {"max": 0.001}}).check(report())
-    write_junit(failed, tmp_path / "junit.xml")
-    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
+    suite = ElementTree.fromstring(junit(failed))[0]
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     assert [case.get("name") for case in suite] == ["ratio", "drop sql"]
     assert suite[1][0].get("message") == failed.failures[0].told

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pairs import write_data
 
+from deltacompress import driver
 from deltacompress.artifact import verify
 from deltacompress.cli.main import main
 from deltacompress.driver import CompressResult
@@ -116,7 +117,7 @@ def test_a_wanted_task_that_is_not_measured_is_refused_before_any_work(
     key: str, limit: object, pair: Pair, task_dir: Path, tmp_path: Path
 ) -> None:
     gate = Gate.parse({"name": "p", key: limit})
-    with pytest.raises(InputError, match=f"policy p: {key}: echo is not measured, only colours; add it to --tasks"):
+    with pytest.raises(InputError, match=f"policy p: {key}: echo is not measured, only colours; add it to tasks"):
         compress_gated(
             pair.base, pair.finetuned, gate=gate, recipe="lossless", tasks=["colours"], task_dir=task_dir,
             out=tmp_path / "out",
@@ -194,11 +195,13 @@ def test_a_run_that_was_stopped_while_it_measured_goes_on_there(
     with monkeypatch.context() as patch:
         patch.setattr(gated, "evaluate", interrupted)
         assert main([*argv, "--resume"]) == 2
-    assert f"interrupted; {tmp_path / 'out.candidate'} is whole, run again with --resume to" in capsys.readouterr().err
-    monkeypatch.setattr(gated, "compress", stopped)
+    assert (
+        f"interrupted; {tmp_path / 'out.candidate'} is whole, run again to go on measuring it"
+        in capsys.readouterr().err
+    )
+    monkeypatch.setattr(driver, "_plan", None)  # nothing is compressed again
     other = write_data(tmp_path / "other.jsonl", records=70)
     for change, told in (
-        ([], "left by an earlier run; measure it with --resume"),
         (["--resume", "--seed", "7"], "another calibration data, samples"),
         (["--resume", "--calibration", str(other)], "another calibration data"),
         (["--resume", "--recipe", "int2-24"], "another recipe"),
@@ -209,6 +212,22 @@ def test_a_run_that_was_stopped_while_it_measured_goes_on_there(
     assert main([*argv, "--resume"]) == 0
     assert read_manifest(out).digest == made
     assert read_report(tmp_path / "out.report").subject("out").compress_seconds is None
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_calibrated_on_records_in_memory(pair: Pair, task_dir: Path, tmp_path: Path) -> None:
+    """As on a file; samples that are among them are found before anything is compressed."""
+    options: dict[str, Any] = {
+        "gate": Gate.parse({"name": "p"}), "recipe": "int4-24", "samples": 4, "seq_len": 8, "tasks": ["echo"],
+        "task_dir": task_dir, "limit": 4,
+    }  # fmt: skip
+    seen = [json.loads(line) for line in (task_dir / "echo" / "validation.jsonl").read_text().splitlines()]
+    with pytest.raises(InputError, match=r"4 of 4 samples are in the calibration records in memory; calibrate on"):
+        compress_gated(pair.base, pair.finetuned, calibration=seen, out=tmp_path / "no", **options)
+    others = [json.loads(line) for line in Path(pair.data).read_text().splitlines()]
+    done = compress_gated(pair.base, pair.finetuned, calibration=others, out=tmp_path / "out", **options)
+    assert done.gate.passed
+    assert (tmp_path / "out" / "manifest.json").is_file()
 
 
 @pytest.mark.usefixtures("lm_eval")

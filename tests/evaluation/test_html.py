@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from html.parser import HTMLParser
@@ -145,19 +146,22 @@ def test_a_notebook_shows_reports_and_verdicts() -> None:
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_real_browser_shows_it(tmp_path: Path, scheme: str) -> None:
-    """Rendered offline: elements are laid out, and the two schemes differ in what is painted."""
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 1200), ("light", 360)])
+def test_a_real_browser_shows_it(tmp_path: Path, scheme: str, width: int) -> None:
+    """Rendered offline: elements are laid out, nothing sticks out, and the two schemes differ in what is painted."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         pytest.skip(f"no browser is installed ({', '.join(BROWSERS)})")
-    write_html(judged(), tmp_path / "report.html")
+    label = "team/a-name-that-is-longer.than-a-phone-is-wide@production-2026"
+    made = judged().model_dump() | {"base": "b" * 80}
+    renamed = json.loads(json.dumps(made).replace('"int2"', f'"{label}"'))
+    write_html(Report.model_validate(renamed), tmp_path / "report.html")
     picture = tmp_path / "report.png"
     arguments = [
         *(browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"),
         *(
             "--host-resolver-rules=MAP * ~NOTFOUND",
-            "--window-size=1100,1400",
+            f"--window-size={width},2400",
             f"--user-data-dir={tmp_path / 'profile'}",
         ),
         *(["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []),
@@ -170,3 +174,5 @@ def test_a_real_browser_shows_it(tmp_path: Path, scheme: str) -> None:
     corner, spread = float(pixels[2, 2].mean()), float(pixels.std())
     assert spread > 0.02  # something was painted
     assert corner < 0.3 if scheme == "dark" else corner > 0.9
+    assert pixels.shape[1] == width
+    assert float(pixels[:, -8:].std(axis=(0, 1)).max()) < 0.01  # the page's margin is empty from top to bottom

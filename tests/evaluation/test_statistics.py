@@ -108,7 +108,7 @@ def test_right_and_wrong_answers_are_compared_exactly(answers: list[tuple[bool, 
     before, after = (np.array(column, dtype=np.float64) for column in zip(*answers, strict=True))
     found = compare_paired(before, after)
     lost, gained = sum(a and not b for a, b in answers), sum(b and not a for a, b in answers)
-    assert (found.method, found.gained, found.lost) == ("mcnemar", gained, lost)
+    assert (found.method, found.samples, found.gained, found.lost) == ("mcnemar", len(answers), gained, lost)
     assert found.drop == pytest.approx((lost - gained) / len(answers))
     assert found.low <= found.drop <= found.upper <= found.high
     back = compare_paired(after, before)
@@ -119,7 +119,7 @@ def test_other_values_are_bootstrapped() -> None:
     rng = np.random.default_rng(3)
     before = rng.random(400)
     found = compare_paired(before, before - 0.05 + 0.02 * rng.standard_normal(400))
-    assert found.method == "bootstrap"
+    assert (found.method, found.samples, found.gained, found.lost) == ("bootstrap", 400, None, None)
     assert found.low < 0.05 < found.high
     assert found.p_value < 0.001
     assert compare_paired(before, before + 1e-4 * rng.standard_normal(400)).p_value > 0.01
@@ -138,6 +138,9 @@ def test_few_samples_bound_nothing(samples: int) -> None:
 def test_pairs_of_unlike_length_are_refused() -> None:
     with pytest.raises(ValueError, match="shapes"):
         compare_paired(np.ones(3), np.ones(4))
+    for shape in ((2, 2), (0,)):
+        with pytest.raises(ValueError, match="shapes"):
+            compare_paired(np.ones(shape), np.ones(shape))
 
 
 def test_mean_and_standard_error() -> None:
@@ -155,3 +158,81 @@ def test_the_interval_of_a_ratio_holds_it() -> None:
     assert high - low < 0.005
     wide = ratio_interval(kl, tokens, confidence=0.999)
     assert wide[0] < low < high < wide[1]
+
+
+@pytest.mark.parametrize(("gained", "lost", "samples"), [(0, 0, 50), (3, 11, 200), (5, 0, 40), (40, 60, 300)])
+@pytest.mark.parametrize("confidence", [0.9, 0.95])
+def test_the_upper_bound_of_right_and_wrong_answers_is_one_sided(
+    gained: int, lost: int, samples: int, confidence: float
+) -> None:
+    """The true drop lies above it as seldom as asked: at a one-sided level, not at the interval's two-sided one."""
+    before = np.array([1.0] * lost + [0.0] * gained + [1.0] * (samples - gained - lost))
+    after = np.array([0.0] * lost + [1.0] * gained + [1.0] * (samples - gained - lost))
+    found = compare_paired(before, after, confidence=confidence)
+    assert _score_statistic(gained, lost, samples, found.upper) == pytest.approx(
+        -NormalDist().inv_cdf(confidence), abs=2e-2
+    )
+    two_sided = NormalDist().inv_cdf((1 + confidence) / 2)
+    assert _score_statistic(gained, lost, samples, found.high) == pytest.approx(-two_sided, abs=2e-2)
+    assert _score_statistic(gained, lost, samples, found.low) == pytest.approx(two_sided, abs=2e-2)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_bootstrapped_bounds_are_those_of_the_normal_distribution_where_it_holds(sign: int) -> None:
+    """400 differences: an interval of 1.96 standard errors, a bound of 1.645, and p as a two-sided z-test has it."""
+    rng = np.random.default_rng(11)
+    noise = rng.standard_normal(400)
+    noise = (noise - noise.mean()) / noise.std(ddof=1)
+    difference = sign * 0.1 + noise  # two standard errors of 0.05 away from zero
+    found = compare_paired(difference, np.zeros(400), iterations=20_000)
+    assert (found.drop, found.stderr) == (pytest.approx(sign * 0.1), pytest.approx(0.05))
+    assert found.low == pytest.approx(sign * 0.1 - 1.96 * 0.05, abs=0.003)
+    assert found.high == pytest.approx(sign * 0.1 + 1.96 * 0.05, abs=0.003)
+    assert found.upper == pytest.approx(sign * 0.1 + 1.645 * 0.05, abs=0.003)
+    assert found.p_value == pytest.approx(0.0455, abs=0.008)
+    narrow = compare_paired(difference, np.zeros(400), iterations=20_000, confidence=0.8)
+    assert narrow.high == pytest.approx(sign * 0.1 + 1.2816 * 0.05, abs=0.003)
+    assert narrow.upper == pytest.approx(sign * 0.1 + 0.8416 * 0.05, abs=0.003)
+
+
+def test_no_p_value_is_zero_or_above_one() -> None:
+    far = compare_paired(np.linspace(9, 10, 50), np.linspace(0, 1, 50), iterations=999)
+    assert far.p_value == pytest.approx(1 / 1000)
+    same = np.linspace(0, 1, 50)
+    assert compare_paired(same, same).p_value == 1
+
+
+def test_the_interval_of_a_ratio_is_that_of_the_sums() -> None:
+    """Long answers diverge, short ones do not: the mean over samples (0.1) is far from that over tokens (0.172)."""
+    tokens = np.array([1.0, 20.0] * 60)
+    kl = np.where(tokens == 20, 20 * 0.18, 0.02)
+    low, high = ratio_interval(kl, tokens)
+    assert low < kl.sum() / tokens.sum() < high
+    assert low > 1.3 * float((kl / tokens).mean())
+    assert ratio_interval(kl, tokens) == (low, high)
+    assert ratio_interval(kl, tokens, seed=1) != (low, high)
+
+
+def test_the_interval_of_a_ratio_is_as_wide_as_its_standard_error_says() -> None:
+    rng = np.random.default_rng(5)
+    tokens, kl = np.full(500, 4.0), 4 * rng.exponential(0.01, 500)
+    spread = float(kl.std(ddof=1)) / 4 / sqrt(500)
+    low, high = ratio_interval(kl, tokens, iterations=20_000)
+    middle = float(kl.sum() / tokens.sum())
+    assert (middle - low, high - middle) == (
+        pytest.approx(1.96 * spread, rel=0.1),
+        pytest.approx(1.96 * spread, rel=0.1),
+    )
+
+
+def test_one_sample_has_no_standard_error_and_two_have() -> None:
+    assert mean_stderr(np.array([0.0, 1.0])) == (0.5, pytest.approx(0.5))
+
+
+def test_as_many_samples_as_a_bootstrap_needs_are_enough() -> None:
+    for samples in (FEWEST - 1, FEWEST):
+        values = np.arange(samples) / 10
+        found = compare_paired(values, values[::-1].copy())
+        bounds = (found.low, found.high, found.upper, *ratio_interval(values, np.ones(samples)))
+        assert np.isfinite(bounds).all() == (samples == FEWEST)
+        assert np.isinf(bounds).all() == (samples < FEWEST)

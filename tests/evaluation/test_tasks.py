@@ -69,7 +69,7 @@ def test_bad_names(task_dir: Path, names: list[str], told: str) -> None:
 
 
 def test_data_that_is_not_shipped_needs_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not shipped; give --task-dir DIR with wikisql/"):
+    with pytest.raises(InputError, match="not shipped; give task_dir DIR with wikisql/"):
         load("wikisql", None)
     with pytest.raises(InputError, match="no such folder"):
         load("wikisql", tmp_path / "nowhere")

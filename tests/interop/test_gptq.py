@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import edit, make_pair
+from pairs import edit, files_of, make_pair
 from safetensors.torch import load_file, save_file
 
 from deltacompress import compress, restore
@@ -143,7 +144,7 @@ def test_verbs(artifact: Path, pair: Pair, tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("name: r\nrules: [{kind: linear, codec: rtn, bits: 4}, {codec: exact}]", "holds deltas.*--recipe gptq-4bit"),
+        ("name: r\nrules: [{kind: linear, codec: rtn, bits: 4}, {codec: exact}]", "holds deltas.* recipe gptq-4bit"),
         ("name: r\nscope: full\nrules: [{codec: exact}]", "codes no linear weight"),
         (
             RTN.format(
@@ -324,3 +325,27 @@ def test_an_existing_place_is_refused(artifact: Path, exported: Path) -> None:
         export_gptq(artifact, out=exported)
     with pytest.raises(OutputError, match="exported"):
         dequantize(exported, out=exported)
+
+
+@pytest.mark.parametrize("verb", ["export", "dequantize"])
+def test_force_replaces_a_checkpoint_and_nothing_else(
+    artifact: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    given = artifact if verb == "export" else exported
+    fresh, out = tmp_path / "fresh", tmp_path / "out"
+    argv = [verb, str(given), "--quiet", "--out"]
+    assert main([*argv, str(fresh)]) == 0
+    shutil.copytree(fresh, out)
+    (out / "generation_config.json").write_text("{}")  # of the old one only
+    before = files_of(out)
+    assert main([*argv, str(out)]) == 2
+    assert f"{out}: exists already" in capsys.readouterr().err
+    assert files_of(out) == before
+    assert main([*argv, str(out), "--force"]) == 0
+    assert files_of(out) == files_of(fresh)
+    (out / "optimizer.pt").write_text("mine")
+    before = files_of(out)
+    assert main([*argv, str(out), "--force"]) == 2
+    assert "holds something else than what would replace it" in capsys.readouterr().err
+    assert files_of(out) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["exported", "fresh", "out"]

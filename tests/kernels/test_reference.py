@@ -12,8 +12,8 @@ from kernels.sbmm_cases import Case, decode64, make_problem, random_parts, relat
 from deltacompress.codecs import packed
 from deltacompress.codecs.packed import PackedSpec
 from deltacompress.errors import BackendError, FormatError, InputError
-from deltacompress.kernels import Segments, available, expand_rows, get_backend
-from deltacompress.kernels.reference import ReferenceBackend
+from deltacompress.kernels import Segments, available, expand_rows, get_backend, reference
+from deltacompress.kernels.reference import ReferenceBackend, decode
 from deltacompress.numerics import packing
 from deltacompress.numerics.sparsity import Sparsity
 
@@ -112,6 +112,22 @@ def test_the_cache_keeps_its_budget() -> None:
     none = ReferenceBackend("cpu", cache_bytes=0)
     none.sbmm(problem.x, problem.y, problem.segments, problem.table)
     assert none.cached_bytes == 0
+
+
+def test_the_cache_drops_what_was_not_used_for_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(8, 16, 4, "2:4", 16, "minmax")
+    backend = ReferenceBackend("cpu", cache_bytes=2 * 4 * 8 * 16)
+    problem = make_problem(backend, case, [1, 1, 1], [0, 1, 2], torch.float32)
+    decoded: list[int] = []
+
+    def counting(spec: PackedSpec, buffer: torch.Tensor) -> torch.Tensor:
+        decoded.append(next(i for i, one in enumerate(problem.table.entries) if one and one.buffer is buffer))
+        return decode(spec, buffer)
+
+    monkeypatch.setattr(reference, "decode", counting)
+    for slot in (0, 1, 0, 2, 0, 1):
+        backend.sbmm(problem.x[:1], problem.y[:1], Segments.build([0, 1], [slot], "cpu"), problem.table)
+    assert decoded == [0, 1, 2, 1]
 
 
 @settings(max_examples=20, deadline=None)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
+import tracemalloc
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltacompress import lossless
-from deltacompress.errors import BackendError, InputError, IntegrityError
-from deltacompress.lossless import gdeflate_cpu, nvcomp, stream, zstd
+from deltacompress.errors import BackendError, ChecksumError, FormatError, InputError, IntegrityError, install_hint
+from deltacompress.lossless import gdeflate_cpu, nvcomp, stream, windows, zstd
+from deltacompress.lossless.windows import Windows
 
 SIZES = [0, 1, 2, 31, 65535, 65536, 65537, 2 * 65536, 262143, 262144, 262145, 600_001]
 KINDS = ["zeros", "random", "symbols"]
@@ -26,7 +30,19 @@ def sample(kind: str, size: int) -> bytes:
         return bytes(size)
     if kind == "random":
         return rng.randbytes(size)
+    if kind == "sparse":  # most symbols zero, as of 2-bit codes: where a deeper search pays
+        return bytes(rng.choices(range(17), weights=[300] + [3] * 16, k=size))
     return bytes(rng.choices(range(67), weights=[200] + [3] * 66, k=size))
+
+
+def windows_of(data: bytes, raw_bytes: int, **options: int) -> Windows:
+    """The stream as it would be read from a file."""
+
+    def read(offset: int, length: int) -> bytes:
+        assert 0 <= offset <= offset + length <= len(data)
+        return data[offset : offset + length]
+
+    return Windows(read, len(data), raw_bytes=raw_bytes, codec=None, **options)
 
 
 def need(codec: str) -> None:
@@ -52,8 +68,66 @@ def test_identity_around_chunk_boundaries(codec: str, kind: str) -> None:
         raw = sample(kind, size)
         coded = lossless.encode(raw, codec)
         assert lossless.decode(coded, raw_bytes=size) == raw
-        assert lossless.stream_codec(coded, raw_bytes=size) == codec
+        assert windows_of(coded, size).frame.codec == codec
         assert len(coded) <= stream.HEADER_BYTES + 1.01 * size + 320 * (1 + size // 65536)  # never much larger
+
+
+@pytest.mark.parametrize("codec", lossless.CODECS)
+@pytest.mark.parametrize("keep", [1, 3])
+def test_any_range_comes_out_of_windows(codec: str, keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    need(codec)
+    monkeypatch.setattr(windows, "WINDOW_BYTES", dict.fromkeys(lossless.CODECS, 200_000))
+    rng = random.Random(codec)
+    for size in (0, 1, 65537, 262145, 900_001):
+        raw = sample("symbols", size)
+        opened = windows_of(lossless.encode(raw, codec), size, keep=keep)
+        for _ in range(20):
+            begin, end = sorted(rng.randint(0, size) for _ in range(2))
+            assert opened.read(begin, end) == raw[begin:end]
+        assert opened.read(0, size) == raw
+        opened.check_raw()
+        windows_of(lossless.encode(raw, codec), size).check_raw()
+
+
+def test_a_window_is_decoded_once_while_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "WINDOW_BYTES", {"zstd": zstd.CHUNK_BYTES})
+    raw = sample("symbols", 8 * zstd.CHUNK_BYTES)
+    data, decoded = lossless.encode(raw, "zstd"), []
+    real = Windows._decode
+    monkeypatch.setattr(Windows, "_decode", lambda self, index, view: (decoded.append(index), real(self, index, view)))
+    opened = windows_of(data, len(raw), keep=2)
+    tracemalloc.start()
+    try:
+        for begin in range(0, len(raw) // 2, 1000):  # two places in turn, as of two planes
+            opened.read(begin, begin + 10)
+            opened.read(len(raw) // 2 + begin, len(raw) // 2 + begin + 10)
+        assert tracemalloc.get_traced_memory()[1] < 5 * zstd.CHUNK_BYTES  # two are kept, one comes, as it is decoded
+    finally:
+        tracemalloc.stop()
+    assert sorted(decoded) == list(range(8))
+    decoded.clear()
+    windows_of(data, len(raw)).check_raw()
+    assert decoded == list(range(8))
+
+
+def test_what_a_decoder_gets_wrong_is_noticed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "WINDOW_BYTES", {"zstd": zstd.CHUNK_BYTES})
+    raw = sample("symbols", 3 * zstd.CHUNK_BYTES)
+    data = bytearray(lossless.encode(raw, "zstd"))
+    data[24] ^= 1  # the raw digest, sealed anew
+    data[40:56] = stream.digest(bytes(data[:40]), bytes(data[56:]))
+    opened = windows_of(bytes(data), len(raw))
+    assert opened.read(0, len(raw)) == raw
+    for use in (opened.check_raw, lambda: lossless.decode(data, raw_bytes=len(raw))):
+        with pytest.raises(ChecksumError, match="decoded bytes differ from their checksum; the zstd"):
+            use()
+
+
+def test_another_codec_than_promised() -> None:
+    data = lossless.encode(b"abc" * 100, "none")
+    with pytest.raises(FormatError, match="coded with none, the manifest says zstd"):
+        lossless.decode(data, raw_bytes=300, codec="zstd")
+    assert lossless.decode(data, raw_bytes=300, codec="none") == b"abc" * 100
 
 
 @pytest.mark.parametrize("codec", lossless.CODECS)
@@ -76,11 +150,15 @@ def test_any_contiguous_buffer_is_taken(codec: str) -> None:
 
 
 def test_zstd_chunks_are_standard_frames_no_larger_than_a_plain_call_makes() -> None:
-    for kind in KINDS:
+    for kind in (*KINDS, "sparse"):
         raw = sample(kind, 600_001)
-        parsed = stream.parse(memoryview(lossless.encode(raw, "zstd")), raw_bytes=len(raw), name="x")
-        assert b"".join(zstandard.ZstdDecompressor().decompress(bytes(c)) for c in parsed.chunks) == raw
-        for index, chunk in enumerate(parsed.chunks):
+        data = lossless.encode(raw, "zstd")
+        frame = stream.parse_frame(data, len(data), raw_bytes=len(raw), name="x")
+        lengths = stream.parse_table(frame, data[stream.HEADER_BYTES : frame.payload_at], len(data), name="x")
+        ends = [frame.payload_at + sum(lengths[:k]) for k in range(len(lengths) + 1)]
+        chunks = [data[begin:end] for begin, end in pairwise(ends)]
+        assert b"".join(zstandard.ZstdDecompressor().decompress(chunk) for chunk in chunks) == raw
+        for index, chunk in enumerate(chunks):
             piece = raw[index * zstd.CHUNK_BYTES :][: zstd.CHUNK_BYTES]
             plain = min(len(zstandard.ZstdCompressor(level=level).compress(piece)) for level in (1, 3, 9))
             assert len(chunk) <= plain + 8
@@ -148,10 +226,10 @@ def test_backend_choice(monkeypatch: pytest.MonkeyPatch, encode: bool) -> None:
 @pytest.mark.parametrize("codec", ["gdeflate", "ans"])
 def test_a_machine_that_cannot_says_why_and_the_way_out(monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
     pretend(monkeypatch, gpu="no usable NVIDIA GPU", cpu="the library is missing")
-    with pytest.raises(BackendError, match=f"cannot code {codec} here: no usable NVIDIA GPU.*use --lossless zstd") as e:
+    with pytest.raises(BackendError, match=f"cannot code {codec} here: no usable NVIDIA GPU.*use lossless zstd") as e:
         lossless.encode(b"abc", codec)
     assert "\n" not in str(e.value)
-    with pytest.raises(BackendError, match=r"compress again with --lossless zstd.*pip install 'deltacompress\[gpu\]'"):
+    with pytest.raises(BackendError, match=f"compress again with lossless zstd.*{re.escape(install_hint('gpu'))}"):
         lossless.check_available(codec, encode=False)
 
 

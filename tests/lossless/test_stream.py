@@ -19,6 +19,8 @@ from deltacompress.errors import (
     SchemaVersionError,
     TruncatedFileError,
 )
+from deltacompress.lossless import stream
+from deltacompress.lossless.windows import Windows
 
 CODEC_NUMBER = {"none": 0, "zstd": 1, "gdeflate": 2, "ans": 3}
 
@@ -68,7 +70,8 @@ def test_reads_streams_built_from_the_documentation() -> None:
     for codec, raw, data in small_streams():
         if codec in ("none", "zstd"):
             assert lossless.decode(data, raw_bytes=len(raw)) == raw
-        assert lossless.stream_codec(data, raw_bytes=len(raw)) == codec
+        opened = Windows(lambda at, n, data=data: data[at : at + n], len(data), raw_bytes=len(raw), codec=codec)
+        assert (opened.frame.codec, opened.frame.raw_bytes) == (codec, len(raw))
 
 
 @pytest.mark.parametrize(
@@ -130,6 +133,32 @@ def test_impossible_framing_with_right_digests_is_refused(change: dict[str, int]
     raw = b"abcdefgh"
     with pytest.raises(error):
         lossless.decode(build(raw, [raw], **change), raw_bytes=len(raw))
+
+
+def test_no_more_and_no_longer_chunks_than_an_encoder_writes() -> None:
+    """What a reader spends on a chunk must not be many times its bytes."""
+    few = stream.FEW_CHUNKS
+    for size in (few, few + 1):
+        raw = bytes(size)
+        data = build(raw, [b"\0"] * size, chunk_bytes=1)
+        if size <= few:
+            assert lossless.decode(data, raw_bytes=size) == raw
+        else:
+            with pytest.raises(FormatError, match="65 chunks of 1 bytes; no encoder writes so many so small"):
+                lossless.decode(data, raw_bytes=size)
+    least = stream.LEAST_CHUNK_BYTES
+    raw = bytes(least * 3 * few)
+    for size, fits in ((least, True), (least // 2, False)):
+        data = build(raw, [bytes(size)] * (len(raw) // size), chunk_bytes=size)
+        if fits:
+            assert lossless.decode(data, raw_bytes=len(raw)) == raw
+        else:
+            with pytest.raises(FormatError, match="so many so small"):
+                lossless.decode(data, raw_bytes=len(raw))
+    with pytest.raises(FormatError, match="a coded chunk of 1225 bytes for 100; no encoder writes that"):
+        lossless.decode(build(bytes(100), [bytes(1225)], codec=1, chunk_bytes=100), raw_bytes=100)
+    with pytest.raises(FormatError, match="does not decode"):
+        lossless.decode(build(bytes(100), [bytes(1224)], codec=1, chunk_bytes=100), raw_bytes=100)
 
 
 def test_magic_is_checked() -> None:

@@ -77,7 +77,7 @@ def test_stripped_and_valid(path: Path) -> None:
         if cell.cell_type == "code":
             assert cell.outputs == []
             assert cell.execution_count is None
-    assert "pip install 'deltacompress[" in notebook.cells[0].source  # what it needs, before anything else
+    assert "pip install '.[" in notebook.cells[0].source  # what it needs, before anything else
     assert notebook.cells[-1].source == "scratch.cleanup()"
 
 

@@ -88,6 +88,23 @@ def test_extreme_magnitudes_stay_finite(kind: GridKind, size: float) -> None:
     assert float((values - w).abs().max()) <= 4 * max(size, 1.2e-38)
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("bits", [2, 4])
+def test_zero_is_a_value_of_a_minmax_grid_even_where_no_weight_is_near_it(bits: int, sign: float) -> None:
+    """A pruned weight, and a column that the base and the fine-tuned model share, must stay exactly zero."""
+    w = (weight(8, 16).abs() + 0.5) * sign
+    grid = fit_grid(w, bits=bits, group=16, kind="minmax")
+    assert torch.equal(dequantize(quantize(torch.zeros_like(w), grid), grid), torch.zeros_like(w))
+    step = w.abs().amax(1, keepdim=True) / grid.top
+    assert (grid.scale - step).abs().max() <= 2**-8 * step.max()
+    assert ((dequantize(quantize(w, grid), grid) - w).abs() <= step * (0.5 + 2**-8 * (grid.top + 1))).all()
+
+
+@pytest.mark.parametrize("value", [2.0**-133, 1e-40, 1.1e-38])
+def test_a_scale_too_small_to_be_divided_by_is_zero(value: float) -> None:
+    assert store_scale(torch.tensor([value])) == 0
+
+
 @given(st.floats(0, 2**100, width=32))
 def test_scales_are_what_bfloat16_stores(value: float) -> None:
     scale = store_scale(torch.tensor([value]))

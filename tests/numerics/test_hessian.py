@@ -108,6 +108,16 @@ def test_a_hessian_that_no_damping_repairs_is_an_error_that_names_layer_and_reme
         factorize(hessian, damp_fraction=0.01, where="layers.3.q_proj")
 
 
+def test_a_factor_that_overflows_is_not_used() -> None:
+    """Each column nearly a copy of the next: there is a factor, whose inverse is larger than a float32."""
+    factor = torch.eye(30) / 32
+    factor.diagonal(1).fill_(1)  # its inverse reaches 32^30
+    hessian = factor @ factor.T
+    with pytest.raises(NumericsError, match=r"no Cholesky factor even with damp_fraction 1e-14; raise damp_fraction"):
+        factorize(hessian, damp_fraction=1e-16, where="test")
+    assert torch.isfinite(factorize(hessian, damp_fraction=0.01, where="test").upper).all()
+
+
 def test_the_shifted_target_is_what_minimizes_the_asymmetric_loss() -> None:
     tokens, columns, rows = 200, 12, 5
     x, drifted = normal(tokens, columns, seed=0), normal(tokens, columns, seed=1)

@@ -279,6 +279,73 @@ def test_same_codes_and_masks_as_a_plain_float64_loop(pattern: str, block: int, 
     assert np.isclose(p.loss(dequantize(got.codes, grid) * got.mask).sum(), wanted.sum(), rtol=OBS_SAME_LOSS.value)
 
 
+def best_rest(target: F64, hessian: F64, fixed: list[int], values: F64) -> F64:
+    """What the other columns become, unrounded, once `fixed` hold `values`: the minimum of the quadratic form."""
+    free = [c for c in range(len(target)) if c not in fixed]
+    out = np.zeros(len(target))
+    out[fixed] = values
+    pull = hessian[np.ix_(free, fixed)] @ (values - target[fixed])
+    out[free] = target[free] - np.linalg.solve(hessian[np.ix_(free, free)], pull) if free else []
+    return out
+
+
+def pair_by_pair(
+    target: F64, hessian: F64, scale: F64, zero: F64, top: int, order: list[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(codes, mask) of one row, groups of four in solving order: the pair goes whose loss, all else free, rises least;
+    the first weight that stays is rounded where the rest wants it, the second where it wants it after that.
+    """
+    codes, mask = np.zeros(len(target), dtype=np.int64), np.zeros(len(target), dtype=bool)
+    done: list[int] = []
+    values: list[float] = []
+
+    def loss(gone: list[int]) -> float:
+        found = best_rest(target, hessian, done + gone, np.array(values + [0.0] * len(gone)))
+        return float(quadratic((found - target)[None], hessian)[0])
+
+    for start in range(0, len(target), 4):
+        group = order[start : start + 4]
+        gone = list(min(combinations(group, 2), key=lambda pair: loss(list(pair))))
+        done, values = done + gone, [*values, 0.0, 0.0]
+        for c in (one for one in group if one not in gone):
+            wanted = best_rest(target, hessian, done, np.array(values))[c]
+            codes[c] = np.clip(np.rint(wanted / scale[c] + zero[c]), 0, top)
+            mask[c] = True
+            done, values = [*done, c], [*values, (codes[c] - zero[c]) * scale[c]]
+    return codes, mask
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("block", [8, 128])
+def test_same_pairs_and_codes_as_plain_least_squares(block: int, ordered: bool) -> None:
+    rows, columns = 12, 40
+    p = problem(rows, columns, seed=9, correlation=1.0, tokens=1024)
+    grid = fit_grid(p.target, bits=2, group=8, kind="minmax")
+    order = obs.activation_order(p.hessian, 4) if ordered else torch.arange(columns)
+    assert ordered == (order.tolist() != list(range(columns)))
+    upper = factorize(p.hessian[order][:, order], damp_fraction=1e-9, where="test").upper
+    got = obs.solve(p.target, upper, sparsity=TWO_FOUR, grid=grid, block=block, order=order if ordered else None)
+    assert got.codes is not None
+    scale, zero = (part.double().numpy() for part in grid.columns(0, columns))
+    target, hessian = p.target.double().numpy(), p.hessian.double().numpy()
+    same = 0
+    for r in range(rows):
+        codes, mask = pair_by_pair(target[r], hessian, scale[r], zero[r], grid.top, order.tolist())
+        same += bool((mask == got.mask[r].numpy()).all() and (codes == (got.codes * got.mask)[r].numpy()).all())
+    assert same >= (1 - OBS_SAME_ROWS.value) * rows
+
+
+def test_unstructured_pruning_weighs_a_weight_by_what_its_input_carries() -> None:
+    """With inputs that have nothing in common, w^2 times the input's energy is all that a weight's loss costs."""
+    generator = torch.Generator().manual_seed(3)
+    target, energy = torch.randn(6, 32, generator=generator), torch.rand(32, generator=generator) * 10 + 0.1
+    upper = factorize(torch.diag(energy), damp_fraction=1e-6, where="test").upper
+    sparsity = Sparsity.parse("unstructured:0.5")
+    solution = obs.solve(target, upper, sparsity=sparsity, grid=None, value_dtype=torch.float32, block=32)
+    cost = target.square() * energy
+    assert torch.equal(solution.mask, cost > cost.flatten().median())
+
+
 def test_stacked_rows_are_solved_independently() -> None:
     p = problem(12, 32, seed=6)
     grid = fit_grid(p.target, bits=2, group=32, kind="minmax")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltacompress.numerics import packing
+from deltacompress.numerics.widths import packed_width
 
 PAIRS = list(combinations(range(4), 2))
 quick = settings(max_examples=60, deadline=None)
@@ -40,7 +41,7 @@ def test_bytes_are_the_documented_bit_string_of_each_row(case: tuple[torch.Tenso
     codes, bits = case
     packed = packing.pack_codes(codes, bits)
     assert packed.dtype == torch.uint8
-    assert packed.shape == (len(codes), packing.packed_width(codes.shape[1], bits))
+    assert packed.shape == (len(codes), packed_width(codes.shape[1], bits))
     assert [bytes(row.tolist()) for row in packed] == [bit_by_bit(row.tolist(), bits) for row in codes]
 
 
@@ -60,7 +61,7 @@ def test_a_code_that_does_not_fit_is_refused(bits: int) -> None:
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("off", [-1, 1])
 def test_rows_of_another_length_are_refused(bits: int, off: int) -> None:
-    width = packing.packed_width(11, bits) + off
+    width = packed_width(11, bits) + off
     with pytest.raises(ValueError, match="11 codes"):
         packing.unpack_codes(torch.zeros(2, width, dtype=torch.uint8), bits, 11)
 

@@ -77,10 +77,11 @@ def test_not_finite_scales(pair: Pair, tmp_path: Path, rounding: bool) -> None:
     ("requests", "message"),
     [
         ([("nobody", [5])], r"no variant named nobody is loaded \(loaded: none\)"),
-        ([(None, [])], "request 0 has no tokens"),
+        ([(None, [])], "the request to the base has no tokens"),
+        ([(None, [5]), (None, [])], "request 1 to the base has no tokens"),
         ([(None, [5]), (None, [5, 96])], r"request 1: token 96 is not in the vocabulary of the base \(96 tokens\)"),
         ([(None, [-1])], "token -1 is not in the vocabulary"),
-        ([(None, [5] * 65)], r"request 0 has 65 tokens, the context of the base is 64; shorten the prompt"),
+        ([(None, [5] * 65)], r"the request has 65 tokens, the context of the base is 64; shorten the prompt"),
     ],
 )
 def test_requests(base: Runtime, requests: list[tuple[str | None, list[int]]], message: str) -> None:
@@ -105,7 +106,7 @@ def test_options(base: Runtime, options: dict[str, Any], message: str) -> None:
 
 
 def test_a_prompt_that_fills_the_context(base: Runtime) -> None:
-    with pytest.raises(InputError, match="request 0 has 64 tokens, the context of the base is 64"):
+    with pytest.raises(InputError, match="the request has 64 tokens, the context of the base is 64"):
         base.generate([(None, [5] * 64)])
     with pytest.raises(InputError, match="the prompt is empty"):
         base.generate([(None, "")])

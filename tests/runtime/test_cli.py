@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+from typing import Any
 
 import pytest
 import typer
 from runtime_cases import Served
 from typer.testing import CliRunner
 
+from deltacompress.cli import interrupts
 from deltacompress.cli.generate import chat, generate
 from deltacompress.runtime import Runtime
 
@@ -59,3 +62,52 @@ def test_errors_are_one_line(trio: dict[str, Served], options: list[object]) -> 
     code, _, err = run("generate", trio["a"].artifact, "w1", "--base", trio["a"].pair.finetuned)
     assert code == 3
     assert "not the base of this delta" in err
+
+
+def test_a_prompt_from_the_input(trio: dict[str, Served], runtime: Runtime, options: list[object]) -> None:
+    code, out, _ = run("generate", trio["a"].artifact, "-", *options, typed="w1 w2\n")
+    assert (code, out) == (0, runtime.generate([("a", "w1 w2")], 5)[0] + "\n")
+    done = CliRunner().invoke(
+        app, [str(one) for one in ("generate", trio["a"].artifact, "-", *options)], input=b"w1 \xff"
+    )
+    assert done.exit_code == 2
+    assert "standard input: byte 3 is not UTF-8" in done.stderr
+    code, _, err = run("generate", trio["a"].artifact, "-", *options, typed="")
+    assert code == 2
+    assert err == "error: standard input is empty, and so is the prompt; write some text to it, or add --bos\n"
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_chat(
+    trio: dict[str, Served], runtime: Runtime, options: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was answered till then stays in the conversation; SIGTERM ends the program as ever."""
+    conversations: list[list[dict[str, str]]] = []
+    monkeypatch.setattr(Runtime, "chat_ids", lambda _, __, said: conversations.append([*said]))
+    complete, calls = Runtime.complete, [0]
+    number: list[int | None] = [None]
+
+    def interrupted(self: Runtime, *given: Any, on_token: Any, **more: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 2:
+            on_token(0, 5, "half an ")
+            interrupts._state.number = number[0]
+            raise KeyboardInterrupt
+        return complete(self, *given, on_token=on_token, **more)
+
+    monkeypatch.setattr(Runtime, "complete", interrupted)
+    code, out, err = run("chat", trio["b"].artifact, *options, typed="w1\nw2\nw3\n\n")
+    first, last = runtime.generate([("b", "w1"), ("b", "w3")], 5)
+    assert (code, out) == (0, f"{first}\nhalf an {last}\n")
+    assert "stopped; Ctrl-C at the prompt ends the chat" in err
+    assert [one["content"] for one in conversations[-1]] == ["w1", first, "w2", "half an ", "w3"]
+    calls[0], number[0] = 0, signal.SIGTERM
+    code, _, err = run("chat", trio["b"].artifact, *options, typed="w1\nw2\nw3\n\n")
+    interrupts.forget()
+    assert code == 2
+    assert err.endswith("error: interrupted; run it again\n")
+
+
+def test_an_impossible_wish_is_told_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for verb in (("generate", "nowhere", "w1"), ("chat", "nowhere")):
+        code, _, err = run(*verb, "--base", "nowhere", "--top-p", 2)
+        assert (code, err) == (2, "error: --top-p 2.0: give a share of the probability, above 0 and at most 1\n")

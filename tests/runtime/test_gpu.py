@@ -20,8 +20,9 @@ from deltacompress.runtime.batch import Batch, to_device
 from deltacompress.runtime.graphs import GraphedStep
 from deltacompress.runtime.kvcache import RowCache
 from deltacompress.runtime.operands import Stored
-from deltacompress.runtime.requests import Request, Sampling, TextStream
+from deltacompress.runtime.requests import Request, TextStream
 from deltacompress.runtime.scheduler import Scheduler
+from deltacompress.runtime.wishes import Sampling
 
 pytestmark = pytest.mark.gpu
 BACKENDS = ["reference", "triton", "cuda"]

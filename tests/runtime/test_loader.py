@@ -6,6 +6,7 @@ The loader's threads, buffers and pieces run here over a CPU's memory; test_gpu.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -247,3 +248,31 @@ def test_a_file_cut_short(stored: dict[str, Stored], load: Any) -> None:
             load(stored, verify=True)
     finally:
         file.write_bytes(before)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_variant_that_has_no_room_yet_is_checked_when_it_is_loaded(
+    delta: Path, tmp_path: Path, stored: dict[str, Stored], verify: bool
+) -> None:
+    """Its parts stay in their files until somebody asks for it, so they are compared where they lie."""
+    runtime = Runtime.from_base(delta.parent / "base", merge_rounding=False)
+    name = runtime.load(shutil.copytree(delta, tmp_path / "delta"))
+    waits = runtime.variants[name]
+    waits.installed, waits.verify = False, verify
+    waits.host = {path: moved(one, delta, tmp_path / "delta") for path, one in stored.items()}
+    runtime.residency.confirm(name)
+    part = next(iter(next(iter(stored.values())).parts.values()))
+    file = tmp_path / "delta" / Path(part.file).name
+    with file.open("r+b") as raw:
+        raw.seek(part.begin)
+        byte = raw.read(1)[0]
+        raw.seek(part.begin)
+        raw.write(bytes([byte ^ 1]))
+    with pytest.raises(ChecksumError) if verify else nullcontext():
+        runtime.residency.confirm(name)
+
+
+def moved(one: Stored, source: Path, target: Path) -> Stored:
+    """The same parts in a copy of their artifact."""
+    parts = {name: replace(part, file=part.file.replace(str(source), str(target))) for name, part in one.parts.items()}
+    return replace(one, parts=parts)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from contextlib import nullcontext
 
 import pytest
 import torch
-from runtime_cases import Served, assert_close, oracle_logits, random_ids
+from runtime_cases import Served, Stream, as_on_a_gpu, assert_close, oracle_logits, random_ids
 
 from deltacompress.errors import BackendError
 from deltacompress.runtime import Runtime
@@ -77,28 +76,6 @@ def test_unloading_gives_everything_back(trio: dict[str, Served]) -> None:
     assert runtime.logits([(None, [5, 6])])[0].equal(before)
     runtime.load(trio["b"].artifact, "again")
     assert runtime.variants["again"].slot == 1
-
-
-class Stream:
-    """What the copy stream of a GPU is asked to do; on a CPU there is nothing to wait for."""
-
-    def wait_stream(self, other: object) -> None: ...
-
-    def wait_event(self, event: object) -> None: ...
-
-    def record(self, stream: object) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> None:
-    """The path of a GPU (mover thread, host tier, arrivals between steps) with a CPU's memory behind it."""
-    monkeypatch.setattr("torch.cuda.stream", lambda _: nullcontext())
-    monkeypatch.setattr("torch.cuda.current_stream", lambda _: Stream())
-    monkeypatch.setattr("torch.cuda.Event", Stream)
-    monkeypatch.setattr("deltacompress.runtime.residency.pinned", lambda operand: operand)
-    monkeypatch.setattr(runtime.residency, "_cuda", True)
-    monkeypatch.setattr(runtime.residency, "_stream", Stream())
 
 
 def test_what_arrived_for_nobody_can_leave(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:

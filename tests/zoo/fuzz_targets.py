@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from deltacompress.adapters.settings import parse_settings
 from deltacompress.json_memory import parsed_bytes
 from deltacompress.manifest import parse_manifest
 from deltacompress.safetensors_header import load_json_object, parse_header
 from deltacompress.zoo import canonical, check, layout, names
-from deltacompress.zoo.adapters import parse_settings
 from deltacompress.zoo.artifact import describe
 from deltacompress.zoo.bases import MAX_IDENTITY_BYTES, describe_base, parse_base
-from deltacompress.zoo.entry import MAX_ENTRY_BYTES, PART, parse_entry
+from deltacompress.zoo.entry import MAX_ENTRY_BYTES, PART, EntryManifest, parse_entry
 from deltacompress.zoo.export_format import (
     INDEX,
     ExportBlob,
@@ -39,9 +39,11 @@ from deltacompress.zoo.records import (
     decode,
     encode,
 )
-from deltacompress.zoo.reports import MAX_REPORT_BYTES, Condition, describe_report
+from deltacompress.zoo.reports import MAX_REPORT_BYTES, describe_report
+from deltacompress.zoo.scores import Condition
 from deltacompress.zoo.signing import Signature
 from deltacompress.zoo.store import check_key
+from deltacompress.zoo.versions import Resolved
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
 HEX = "0123456789abcdef" * 4
@@ -122,6 +124,7 @@ def targets() -> dict[str, Target]:
     identity = b"".join(bytes(chunk) for chunk in base.blobs[0].chunks())
     lora = {"peft_type": "LORA", "r": 8, "target_modules": ["q"], "rank_pattern": {"a": 1}, "modules_to_save": None}
     boft = {"peft_type": "BOFT", "boft_block_size": 4, "boft_block_num": 0, "target_modules": "q|k"}
+    version = Resolved("t/bot", 1, described.entry.digest, len(raw), 1.5)
     signature = Signature(target=HEX, public_key=HEX, signature=HEX * 2)
     found = {
         "header": Target([shard[8 : 8 + length]], lambda data: parse_header(data, len(shard), "x")),
@@ -137,8 +140,8 @@ def targets() -> dict[str, Target]:
             lambda data: parse_settings(load_json_object(data, "x"), "x"),
         ),
         "report": Target(
-            [b'{"tasks":[{"task":"sst2","acc":0.5}],"kl":{"mean":1e-3}}'],
-            lambda d: describe_report(d, HEX, "x"),
+            [b'{"tasks":[{"task":"sst2","acc":0.5}],"kl":{"mean":1e-3}}', evaluation(described.entry)],
+            lambda d: describe_report(d, version, described.entry, "x"),
             limit=MAX_REPORT_BYTES,
         ),
         "signature": Target(
@@ -170,6 +173,18 @@ def targets() -> dict[str, Target]:
             [encode(key, record)], partial(_decode, key, type(record)), limit=MAX_RECORD_BYTES if "intent" in key else 0
         )
     return found
+
+
+def evaluation(entry: EntryManifest) -> bytes:
+    """As much of a report.json of this artifact as a zoo reads."""
+    data = {
+        "schema_version": 1,
+        "subjects": [{"label": "bot", "role": "delta", "manifest_digest": entry.summary["artifact"]}],
+        "tasks": [{"name": "sst2", "metric": "acc"}],
+        "scores": [{"task": "sst2", "subject": "bot", "value": 0.5, "fidelity": {"kl": 0.001}}],
+        "verdicts": [{"policy": "default", "subject": "bot", "passed": True}],
+    }
+    return json.dumps(data | {"digest": canonical.sha256(canonical.spell(data))}).encode()
 
 
 def special(target: Target) -> list[bytes]:

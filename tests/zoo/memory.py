@@ -55,8 +55,14 @@ class MemoryStore:
             self.objects.setdefault(check_key(target), self.objects[key])
             del self.objects[key]
 
+    def prepare(self, key: str) -> None: ...
+
     def delete(self, key: str) -> None:
         self.objects.pop(check_key(key), None)
+
+    def reserve(self) -> None: ...
+
+    def release(self, part: int) -> None: ...
 
     def strays(self) -> Iterator[str]:
         yield from sorted(key for key in self.objects if not is_key(key))

@@ -8,6 +8,8 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
+from blake3 import blake3
+
 from deltacompress.manifest import FileRecord, Manifest, ModelRecord, PartRecord, TensorRecord
 
 Parts = Mapping[str, bytes]
@@ -20,17 +22,17 @@ def some_bytes(seed: object, size: int) -> bytes:
 
 def sample_parts(seed: object, *, big: int = 3, small: int = 4, shared: int = 2, size: int = 5000) -> dict[str, bytes]:
     """Part name -> bytes: big ones that only this seed has, shared big ones, small ones, an empty one."""
-    parts = {f"layer.{i}.weight.symbols": some_bytes((seed, i), size + i) for i in range(big)}
-    parts |= {f"frozen.{i}.weight.symbols": some_bytes(i, size) for i in range(shared)}
+    parts = {f"layer.{i}.weight.planes": some_bytes((seed, i), size + i) for i in range(big)}
+    parts |= {f"frozen.{i}.weight.planes": some_bytes(i, size) for i in range(shared)}
     parts |= {f"layer.{i}.norm.planes": some_bytes((seed, "s", i), 40 + i) for i in range(small)}
     return parts | {"empty.weight.planes": b""}
 
 
 def shard_bytes(parts: Parts) -> bytes:
-    """A safetensors file with these U8 vectors, in this order."""
+    """A safetensors file with these bytes as U8 [1, n], in this order."""
     header, position = {}, 0
     for name, raw in parts.items():
-        header[name] = {"dtype": "U8", "shape": [len(raw)], "data_offsets": [position, position + len(raw)]}
+        header[name] = {"dtype": "U8", "shape": [1, len(raw)], "data_offsets": [position, position + len(raw)]}
         position += len(raw)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -51,13 +53,14 @@ def make_artifact(root: Path, *shards: Parts, seed: object = 0, files: Mapping[s
     for name, raw in side.items():
         (root / name).write_bytes(raw)
     tensors = [_tensor(name, raw) for parts in shards for name, raw in parts.items()]
+    size = sum(len(raw) for parts in shards for raw in parts.values())
     manifest = Manifest(
-        base=_model("base", 0),
-        finetuned=_model("finetuned", seed),
+        base=_model("base", 0, 1_000_000, 10),
+        finetuned=_model("finetuned", seed, max(size, 1_000_000), len(tensors)),
         recipe={"name": "sample"},
         scope="delta",
         calibration=None,
-        lossless="zstd",
+        lossless="none",
         tensors=tuple(sorted(tensors, key=lambda tensor: tensor.name)),
         shards=tuple(records),
         files=tuple(_file(root / name) for name in sorted(side)),
@@ -85,7 +88,16 @@ def _tensor(part: str, raw: bytes) -> TensorRecord:
         format="exact",
         params={},
         sha256=digest,
-        parts=(PartRecord(name=name, dtype="U8", shape=(len(raw),), bytes=len(raw), sha256=digest),),
+        parts=(
+            PartRecord(
+                name=name,
+                dtype="U8",
+                shape=(1, len(raw)),
+                bytes=len(raw),
+                sha256=digest,
+                blake3=blake3(raw).hexdigest(),
+            ),
+        ),
     )
 
 
@@ -94,6 +106,6 @@ def _file(path: Path) -> FileRecord:
     return FileRecord(file=path.name, bytes=len(raw), sha256=hashlib.sha256(raw).hexdigest())
 
 
-def _model(name: str, seed: object) -> ModelRecord:
+def _model(name: str, seed: object, size: int, tensors: int) -> ModelRecord:
     digest = hashlib.sha256(repr((name, seed)).encode()).hexdigest()
-    return ModelRecord(name=name, content_hash=digest, bytes=1_000_000, tensors=10)
+    return ModelRecord(name=name, content_hash=digest, bytes=size, tensors=tensors)

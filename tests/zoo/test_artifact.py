@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -32,15 +33,15 @@ def test_publishing_is_a_function_of_the_artifact_alone(artifact: Path, tmp_path
 
 @pytest.mark.parametrize("size", [0, 1, SMALL - 1, SMALL, SMALL + 1])
 def test_parts_of_every_size(size: int, tmp_path: Path) -> None:
-    parts = {"a.x": bytes(size), "b.x": b"b" * size, "c.x": b"c" * 9000, "d.x": b"d" * size}
-    made = make_artifact(tmp_path / "in", parts, {"only.y": b""}, files={})
+    parts = {"a.planes": bytes(size), "b.planes": b"b" * size, "c.planes": b"c" * 9000, "d.planes": b"d" * size}
+    made = make_artifact(tmp_path / "in", parts, {"only.planes": b""}, files={})
     zoo = Zoo.init(tmp_path / "zoo")
     zoo.add(made, "t/m")
     assert files_of(zoo.pull("t/m", tmp_path / "out")) == files_of(made)
 
 
 def test_small_parts_of_a_shard_share_one_blob(tmp_path: Path) -> None:
-    parts = {f"l{i}.norm": bytes([i]) * 64 for i in range(50)} | {f"m{i}.codes": bytes([i]) * 5000 for i in range(3)}
+    parts = {f"l{i}.planes": bytes([i]) * 64 for i in range(50)} | {f"m{i}.planes": bytes([i]) * 5000 for i in range(3)}
     entry = describe(make_artifact(tmp_path / "in", parts, files={})).entry
     kinds = [layer.media_type for layer in entry.layers]
     assert kinds == [HEADER, BUNDLE, PART, PART, PART]
@@ -61,13 +62,13 @@ def test_every_hash_of_a_part_is_compared(hashed: str, tmp_path: Path) -> None:
 
 
 def test_a_shard_that_may_not_be_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, opened = make_artifact(tmp_path / "in", {"l.codes": b"x" * 50}, files={}), Path.open
+    made, opened = make_artifact(tmp_path / "in", {"l.planes": b"x" * 50}, files={}), os.open
 
-    def refuse(self: Path, *given: Any, **named: Any) -> Any:
-        if self.suffix == ".safetensors":
-            raise PermissionError(13, "Permission denied", str(self))
-        return opened(self, *given, **named)
+    def refuse(path: str, *given: Any, **named: Any) -> int:
+        if path.endswith(".safetensors"):
+            raise PermissionError(13, "Permission denied", path)
+        return opened(path, *given, **named)
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(CheckpointError, match="cannot be read"):
         describe(made)

@@ -13,7 +13,7 @@ from deltacompress.checkpoint import Checkpoint
 from deltacompress.errors import BaseMismatchError, CheckpointError
 from deltacompress.zoo import Zoo, linking, osfs, resolve
 from deltacompress.zoo.bases import check_base, describe_base, parse_base
-from deltacompress.zoo.errors import ConflictError, DamagedRecordError, NotFoundError
+from deltacompress.zoo.errors import ConflictError, DamagedRecordError, InvalidNameError, NotFoundError
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
 
@@ -125,3 +125,11 @@ def test_equal_weights_with_other_tokenizers_are_two_bases(
         resolve.artifact_path("team/bot", zoo.where, base=first)
     assert not (tmp_path / "entries").exists()
     assert resolve.artifact_path("team/bot", zoo.where, base=second).is_dir()
+
+
+def test_what_an_entry_is_made_from(zoo: Zoo) -> None:
+    first = zoo.add(GOLDEN / "int4-24", "team/bot")
+    zoo.add(GOLDEN / "int2-24", "team/bot", parents="team/bot@1", relation="recompressed")  # one name is one parent
+    assert zoo.show("team/bot")[1].lineage.parents == (first.manifest,)
+    with pytest.raises(InvalidNameError, match=r"relation 'grown': one of finetune, .*recompressed"):
+        zoo.add(GOLDEN / "int2-24", "team/bot", relation="grown")

@@ -56,11 +56,12 @@ def test_adapters_and_bases(zoo: Zoo, tmp_path: Path) -> None:
 
 def test_scores_are_in_it(zoo: Zoo) -> None:
     zoo.add(GOLDEN / "int2-24", "t/bot")
-    report = describe_report(b'{"sst2": {"accuracy": 0.912345678}}', zoo.resolve("t/bot").manifest, "r")
+    report = describe_report(b'{"sst2": {"accuracy": 0.912345678}}', *zoo.show("t/bot"), "r")
     zoo.attach(report.entry, report.blobs)
     assert "| sst2.accuracy | 0.912346 |" in card(zoo, "t/bot")
 
 
+@pytest.mark.usefixtures("any_text")
 def test_no_name_gets_out_of_its_place(zoo: Zoo) -> None:
     described = describe(GOLDEN / "int2-24")
     told = described.entry.lineage.model_copy(update={"base_name": NASTY, "finetuned_name": NASTY})

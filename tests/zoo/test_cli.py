@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from zoo.checkpoints import LORA, files_of, write_adapter
 from zoo.cli_helpers import GOLDEN, Run, data, failed
+
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.read import copy_sources
 
 
 def test_what_scripts_rely_on(run: Run, tmp_path: Path) -> None:
@@ -43,9 +49,12 @@ def test_list_filters(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
     assert found("--base", "t/other") == []
     assert found("--recipe", "int2-24") == ["t/bot@2"]
     assert found("--min-ratio", "0.44") == ["t/bot@2"]
+    least = max(one["ratio"] or 0 for one in data(run("list", "--json")))
+    assert found("--min-ratio", repr(least)) == ["t/bot@2"]
+    assert found("--min-ratio", repr(least + 1e-6)) == []
     assert found("--score", "sst2.accuracy>=0.9") == ["t/bot@1"]
     assert found("--score", "sst2.accuracy>0.9") == []
-    failed(run("list", "--score", "good"), 2, "sst2.accuracy>=0.9")
+    failed(run("list", "--score", "good"), 2, "sst2.acc>=0.9")
     table = run("list")[1]
     assert "t/bot@2" in table
     assert "t/bot@1" not in table
@@ -113,6 +122,93 @@ def test_signatures(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
     assert data(signed)["signed_by"] == key
     failed(run("verify", "t/bot@2", "--signed-by", tmp_path / "key.pub"), 2, "no signature of a key that you trust")
     failed(run("verify", "--signed-by", tmp_path / "key.pub"), 2, "NAME")
+
+
+def test_the_same_again_is_told(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
+    code, out, err = run("add", GOLDEN / "int4-24", "t/bot")
+    assert (code, out) == (0, "t/bot@3\n")
+    assert err.splitlines()[-1] == "t/bot@3 holds the same as t/bot@1, byte for byte"
+    assert data(run("add", GOLDEN / "int4-24", "t/bot", "--json"))["same_as"] == "t/bot@3"  # the newest of them
+    run("rm", "t/bot@4")
+    assert data(run("add", GOLDEN / "int4-24", "t/bot", "--json"))["same_as"] == "t/bot@3"
+    assert data(run("add", GOLDEN / "int4-24", "t/other", "--json"))["same_as"] is None
+    assert data(run("add", GOLDEN / "base", "t/base", "--hub-id", "acme/llama", "--json"))["same_as"] == "t/base@1"
+    assert data(run("add", GOLDEN / "base", "t/base", "--json"))["same_as"] is None  # another hub id
+    assert run("add", GOLDEN / "int4-24", "t/bot", "--quiet")[1:] == ("", "")
+
+
+def test_a_picture_that_is_there_is_kept(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "ein Bild.svg"
+    assert run("lineage", "--svg", picture)[2] == f"picture in {picture}\n"
+    drawn = picture.read_bytes()
+    assert run("lineage", "--svg", picture)[2] == f"picture in {picture}, as it was\n"
+    run("add", GOLDEN / "sign-24", "t/sign")
+    failed(run("lineage", "--svg", picture), 2, f"{picture}: exists already", "--force replaces it")
+    assert picture.read_bytes() == drawn
+    assert run("lineage", "--svg", picture, "--force")[0] == 0
+    assert b"t/sign@1" in picture.read_bytes()
+    (tmp_path / "link.svg").symlink_to(picture)
+    for path in (tmp_path, tmp_path / "link.svg", tmp_path / "none" / "x.svg"):
+        for force in ([], ["--force"]):
+            failed(run("lineage", "--svg", path, *force), 2, f"{path}: cannot be written")
+    assert sorted(path.name for path in tmp_path.glob("*.svg*")) == ["ein Bild.svg", "link.svg"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_key_is_looked_at_before_anything_is_hashed(
+    run: Run, cli_zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cryptography")
+    for name in ("key", "other"):
+        run("keygen", tmp_path / name)
+    run("sign", "t/bot@1", "--key", tmp_path / "key")
+    run("tag", "t/bot@1", "prod")
+
+    def never(*args: object, **options: object) -> None:
+        raise AssertionError("hashed everything first")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Zoo, "verify", never)
+        for key, told in {
+            tmp_path / "none.pub": "none.pub",
+            tmp_path / "key": "no public key in PEM form",
+            tmp_path / "other.pub": "t/bot@1 carries no signature of a key that you trust",
+        }.items():
+            failed(run("verify", "t/bot@prod", "--signed-by", key), 2, told)
+        failed(run("verify", "t/none", "--signed-by", tmp_path / "key.pub"), 2, "no entry t/none")
+    signed = ("verify", "t/bot@prod", "--signed-by", tmp_path / "key.pub", "--json")
+    assert data(run(*signed))["ok"] is True
+    (attached,) = Zoo.open(cli_zoo).referrers("t/bot@1")
+    blob = cli_zoo / "blobs" / "sha256" / attached.config.digest[:2] / attached.config.digest
+    blob.chmod(0o644)
+    blob.write_bytes(bytes(blob.stat().st_size))
+    code, out, err = run(*signed)  # a damaged signature is damage, and told with all the rest of it
+    found = json.loads(out)
+    assert (code, found["ok"], found["signed_by"]) == (3, False, None)
+    assert [one["kind"] for one in found["problems"]] == ["damaged"]
+    assert "damaged" in err.splitlines()[-1]
+
+
+def test_a_forged_signature_is_told_although_every_byte_is_right(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    run("keygen", tmp_path / "key")
+    run("sign", "t/bot@1", "--key", tmp_path / "key")
+    zoo = Zoo.open(cli_zoo)
+    (good,) = zoo.referrers("t/bot@1")
+    zoo.attach(good.model_copy(update={"subject": zoo.resolve("t/bot@2").manifest}), copy_sources(zoo.store, good))
+    failed(run("verify", "t/bot@2", "--signed-by", tmp_path / "key.pub"), 3, "is not good; whoever attached it")
+
+
+@pytest.mark.parametrize("verb", [["lineage"], ["list"], ["show", "t/bot@1"], ["diff", "t/bot@1", "t/bot@2"]])
+def test_a_locale_without_our_characters(run: Run, cli_zoo: Path, verb: list[str]) -> None:
+    """Nothing is lost after the work is done: what the locale lacks is escaped."""
+    run("add", GOLDEN / "base", "t/more", "--hub-id", "Büro/模型")
+    environment = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-m", "deltacompress", "zoo", *verb], env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii()
+    if verb == ["list"]:
+        assert rb"B\xfcro/\u6a21\u578b" in done.stdout.replace(b"\n", b"")
 
 
 def test_a_sample(run: Run, cli_zoo: Path) -> None:

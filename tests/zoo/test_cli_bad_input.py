@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from zoo.cli_helpers import GOLDEN, Run, data, failed
 
-from deltacompress.zoo import Zoo, osfs
+from deltacompress.manifest import MANIFEST, read_manifest
+from deltacompress.zoo import Zoo, osfs, publish
+from deltacompress.zoo.entry import EntryManifest
 from deltacompress.zoo.layout import ZOO, alias_key, version_key
 from deltacompress.zoo.names import parse
 from deltacompress.zoo.read import copy_sources
@@ -46,17 +49,102 @@ def test_a_damaged_blob_is_told_and_mended(run: Run, cli_zoo: Path, tmp_path: Pa
     assert len(data(run("list", "--json"))) == 2  # a list never stops
 
 
-def test_no_name_moves_the_cursor(run: Run, cli_zoo: Path) -> None:
+NASTY = "\x1b[2Jx\ny\x1b]0;z\x07\u202e\x9b31m"
+"""Clears a screen, begins a line, sets a title, rings, turns text around."""
+
+
+@pytest.mark.usefixtures("any_text")
+def test_no_name_moves_the_cursor(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
     opened = Zoo.open(cli_zoo)
     entry = opened.show("t/bot@2")[1]
-    told = entry.lineage.model_copy(update={"base_name": "\x1b[2Jx\ny", "finetuned_name": "\x1b]0;x\x07"})
-    hostile = entry.model_copy(update={"lineage": told, "summary": dict(entry.summary) | {"recipe": "\x1b[31m"}})
+    told = entry.lineage.model_copy(update={"base_name": NASTY, "finetuned_name": NASTY})
+    layers = tuple(
+        one.model_copy(update={"annotations": dict(one.annotations) | {"part": NASTY}}) for one in entry.layers
+    )
+    summary = dict(entry.summary) | {"recipe": NASTY}
+    hostile = entry.model_copy(update={"lineage": told, "summary": summary, "layers": layers})
     opened.publish(hostile, copy_sources(opened.store, entry), "t/bot")
-    for verb in (["list"], ["show", "t/bot"], ["diff", "t/bot@1", "t/bot"], ["lineage"], ["show", "t/bot", "--card"]):
-        code, out, _ = run(*verb)
-        assert code == 0
-        assert "\x1b" not in out
-        assert "\x07" not in out
+    report = EntryManifest(
+        kind="report", config=entry.config, summary={"tasks": NASTY, "acc": 0.5}, subject=hostile.digest
+    )
+    opened.attach(report, copy_sources(opened.store, report))
+    part = next(one for one in hostile.layers if one.media_type.endswith("bundle.v1"))
+    blob = cli_zoo / "blobs" / "sha256" / part.digest[:2] / part.digest
+    blob.chmod(0o644)
+    blob.write_bytes(bytes(blob.stat().st_size))
+    for verb, code in {
+        ("list",): 0,
+        ("list", "--all-versions", "--score", "acc>0"): 0,
+        ("list", "--base", NASTY): 0,
+        ("show", "t/bot"): 0,
+        ("show", "t/bot", "--card"): 0,
+        ("diff", "t/bot@1", "t/bot"): 0,
+        ("lineage",): 0,
+        ("lineage", "--mermaid"): 0,
+        ("du",): 0,
+        ("verify",): 3,
+        ("verify", "t/bot"): 3,
+        ("fsck", "--repair"): 3,
+        ("pull", "t/bot", tmp_path / "out"): 3,
+        ("export", tmp_path / "x.tar", "t/bot"): 3,
+        ("show", NASTY): 2,
+        ("tag", "t/bot", NASTY): 2,
+        ("add", NASTY, "t/x"): 2,
+        ("attest", "t/bot", tmp_path / NASTY): 2,
+    }.items():
+        found, out, err = run(*verb)
+        assert found == code, (verb, err)
+        for line in (out + err).splitlines():
+            assert line.isprintable(), (verb, line)
+        assert "\ny" not in out + err
+
+
+def test_names_that_cannot_be_printed_are_not_added(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
+    told = "holds characters that cannot be printed; give it a plain name"
+    for name in ("a\nb", "a\x1b[31mb", "a\u202eb", "a\u200bb"):
+        failed(run("add", GOLDEN / "base", "t/new", "--hub-id", name), 2, "hub id", told)
+        failed(run("add", GOLDEN / "base", "t/new", "--revision", name), 2, "revision", told)
+        shutil.copytree(GOLDEN / "base", tmp_path / name)
+        failed(run("add", tmp_path / name, "t/new"), 2, "its name", told)
+        for what, change in {
+            "name of the base": {"base": {"name": name}},
+            "name of the fine-tuned model": {"finetuned": {"name": name}},
+            "recipe": {"recipe": {"name": name}},
+        }.items():
+            failed(run("add", renamed(tmp_path / "delta", change), "t/new"), 2, "manifest.json", what, told)
+    failed(run("add", GOLDEN / "base", "t/new", "--hub-id", "a" * 1001), 2, "hub id: 1001 characters, at most 1000 fit")
+    failed(run("add", renamed(tmp_path / "delta", {"base": {"name": "a" * 5000}}), "t/new"), 2, "at most 1000 fit")
+    assert not [one for one in data(run("list", "--json")) if one["name"] == "t/new"]
+    for name in ("Büro Modell", "模型", "a'b\"c\\d"):  # whatever can be printed is a name
+        assert run("add", renamed(tmp_path / "delta", {"base": {"name": name}}), "t/new")[0] == 0
+        assert data(run("show", "t/new", "--json"))["base"] == name
+
+
+def renamed(copy: Path, change: dict[str, dict[str, str]]) -> Path:
+    """The golden delta with other names in its manifest."""
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(GOLDEN / "int2-24", copy)
+    manifest = read_manifest(copy)
+    told = manifest.model_dump()
+    new = {key: told[key] | value for key, value in change.items()}
+    (copy / MANIFEST).write_bytes(type(manifest).model_validate(told | new).to_bytes())
+    return copy
+
+
+def test_what_comes_from_another_zoo_is_held_to_the_same_rule(
+    run: Run, cli_zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Zoo.init(tmp_path / "other")
+    entry = Zoo.open(cli_zoo).show("t/bot@2")[1]
+    hostile = entry.model_copy(update={"summary": dict(entry.summary) | {"recipe": NASTY}})
+    with monkeypatch.context() as patch:
+        patch.setattr(publish, "check_texts", lambda texts, where: None)
+        other.publish(hostile, copy_sources(Zoo.open(cli_zoo).store, entry), "t/far")
+    assert run("export", tmp_path / "x.tar", "t/far", "--zoo", other.where)[0] == 0
+    failed(run("import", tmp_path / "x.tar"), 2, "t/far: recipe", "cannot be printed")
+    failed(run("push", "t/far", cli_zoo, "--zoo", other.where), 2, "t/far: recipe", "cannot be printed")
+    (tmp_path / "r.json").write_text(json.dumps({"acc": 0.5}))
+    assert run("attest", "t/far", tmp_path / "r.json", "--zoo", other.where)[0] == 0  # what is there can be used
 
 
 def test_what_is_no_zoo(run: Run, cli_zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,6 +168,14 @@ def test_a_newer_or_damaged_zoo(run: Run, cli_zoo: Path) -> None:
     failed(run("list"), 3, "format 2", "upgrade deltacompress")
     record.write_bytes(raw[:-9])
     failed(run("list"), 3, "zoo.json", "damaged")
+
+
+@pytest.mark.parametrize("source", ["/none/such", "./none", "none", "a/b/c", "../none/such", "~/none"])
+def test_a_source_that_is_not_there_is_told_before_torch_is_imported(
+    run: Run, cli_zoo: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "deltacompress.checkpoint", None)
+    failed(run("add", source, "t/new"), 2, f"{source}: no such directory; give one, or the hub id of a base model")
 
 
 @pytest.mark.parametrize("name", ["bot", "T/bot", "t/../x", "t/bot@1", "/t/bot", "t/bot/x", "t/\u212a", "t/bot@@"])
@@ -216,6 +312,30 @@ def test_a_damaged_alias_is_told(run: Run, cli_zoo: Path, tmp_path: Path) -> Non
 def test_no_name_of_a_file(run: Run, cli_zoo: Path, file: str) -> None:
     failed(run("export", file, "t/bot"), 2, "no name of a file; give the tar file to write")
     failed(run("keygen", file), 2, "no name of a file; give the private key to write")
+
+
+def test_nothing_is_written_into_a_zoo(
+    run: Run, cli_zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever stands in a zoo and names a file by itself would leave a stray there."""
+    before = sorted(cli_zoo.rglob("*"))
+    (tmp_path / "link").symlink_to(cli_zoo / "names")
+    monkeypatch.chdir(cli_zoo)
+    for verb in (
+        ["pull", "t/bot", "out"],
+        ["pull", "t/bot", "names/t/out"],
+        ["pull", "t/bot", tmp_path / "link" / "out"],
+        ["export", "x.tar", "t/bot"],
+        ["keygen", "key"],
+        ["lineage", "--svg", "x.svg"],
+        ["init", "nested"],
+    ):
+        failed(
+            run(*verb), 2, f"{verb[-1] if verb[0] != 'export' else 'x.tar'}: lies inside the zoo {cli_zoo}", "outside"
+        )
+    assert sorted(cli_zoo.rglob("*")) == before
+    assert run("verify", "--zoo", ".")[0] == 0
+    assert run("pull", "t/bot", "../out", "--zoo", ".")[0] == 0
 
 
 def test_an_export_that_exists_is_refused_before_any_work(run: Run, cli_zoo: Path, tmp_path: Path) -> None:

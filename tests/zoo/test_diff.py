@@ -16,7 +16,8 @@ from deltacompress.manifest import read_manifest
 from deltacompress.zoo import Zoo, linking, osfs
 from deltacompress.zoo.diff import diff
 from deltacompress.zoo.errors import NotFoundError
-from deltacompress.zoo.reports import Condition, describe_report, scores
+from deltacompress.zoo.reports import describe_report, scores
+from deltacompress.zoo.scores import Condition
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
 
@@ -29,7 +30,7 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Zoo:
 
 
 def attach(zoo: Zoo, name: str, report: object) -> None:
-    described = describe_report(json.dumps(report).encode(), zoo.resolve(name).manifest, "report.json")
+    described = describe_report(json.dumps(report).encode(), *zoo.show(name), "report.json")
     zoo.attach(described.entry, described.blobs)
 
 
@@ -98,9 +99,10 @@ def test_scores_are_found_by_their_path(zoo: Zoo) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"[]", b"{", b'{"a": NaN}', b'{"a": 1, "a": 2}', b"\xff", b"{" * 5000, b'{"a":1e999}'])
-def test_a_report_is_one_json_object(raw: bytes) -> None:
+def test_a_report_is_one_json_object(zoo: Zoo, raw: bytes) -> None:
+    zoo.add(GOLDEN / "int4-24", "t/bot")
     with pytest.raises(InputError, match="not a JSON object"):
-        describe_report(raw, "0" * 64, "report.json")
+        describe_report(raw, *zoo.show("t/bot"), "report.json")
 
 
 def test_conditions() -> None:

@@ -169,8 +169,8 @@ def test_from_a_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tree(lineage(zoo.list(all_versions=True), {zoo.resolve("t/bot").manifest})).splitlines() == [
         "t/base@1  [base-ref]",
         "`-- finetune: finetuned (93d828abfc35)  [finetuned, not in this zoo]",
-        "    `-- quantized: t/bot@1  [delta · int4-24 · ratio 0.42]  <--",
-        "        `-- recompressed: t/small@1  [delta · int2-24 · ratio 0.46]",
+        "    `-- quantized: t/bot@1  [delta, int4-24, ratio 0.42]  <--",
+        "        `-- recompressed: t/small@1  [delta, int2-24, ratio 0.46]",
     ]
     shutil.rmtree(tmp_path / "zoo" / "blobs")
     assert lineage(zoo.list(all_versions=True)).edges  # known rows come from the cache

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import stat
 from pathlib import Path
 
 import pytest
+from zoo.samples import files_of, make_artifact
 
 from deltacompress.zoo import Zoo, osfs
-from deltacompress.zoo.errors import ConflictError, NotAZooError, StoreError
+from deltacompress.zoo.errors import CapabilityError, ConflictError, NotAZooError, StoreError
 from deltacompress.zoo.local import LocalStore
 
 
@@ -57,6 +59,50 @@ def test_a_temporary_file_that_was_swept_is_written_again(store: LocalStore, mon
     monkeypatch.setattr(osfs, "link", link)
     assert store.put_if_absent("a", b"x")
     assert store.get("a", limit=1) == b"x"
+
+
+def test_a_zoo_behind_a_link_is_served(tmp_path: Path) -> None:
+    """`/data/zoo` is often a link to the disk that it lies on."""
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "data"
+    link.symlink_to(tmp_path / "disk")
+    zoo = Zoo.init(link)
+    source = make_artifact(tmp_path / "a")
+    zoo.add(source, "t/m")
+    zoo.tag("t/m", "prod")
+    zoo.add(source, "t/gone")
+    zoo.rm("t/gone")
+    assert zoo.gc(grace=0).kept > 0
+    assert zoo.verify().ok
+    assert files_of(Zoo.open(link).pull("t/m@prod", tmp_path / "out")) == files_of(source)
+    assert [one.name for one in Zoo.open(tmp_path / "disk").list()] == ["t/m"]
+    with pytest.raises(ConflictError, match="not the zoo itself"):  # one zoo, whichever way it was opened
+        Zoo.open(link).fsck(repair=True, copy=Zoo.open(tmp_path / "disk"))
+    link.unlink()
+    link.symlink_to(tmp_path / "elsewhere")
+    zoo.add(source, "t/m")  # what was opened stays what it is
+    for call in (Zoo.open, Zoo.init):
+        with pytest.raises(NotAZooError, match=r"data: a symbolic link to .*elsewhere, where nothing is; mount"):
+            call(link)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS])
+def test_a_file_system_without_hard_links_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    zoo = Zoo.init(tmp_path / "zoo")
+    source = make_artifact(tmp_path / "a")
+    zoo.add(source, "t/m")
+
+    def refuse(source: str, target: str) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(osfs, "link", refuse)
+    told = r"this file system makes no hard links .*; keep it on one that does \(ext4, .*`zoo export`"
+    for write in (lambda: Zoo.init(tmp_path / "new"), lambda: zoo.add(source, "t/m"), lambda: zoo.tag("t/m", "prod")):
+        with pytest.raises(CapabilityError, match=told):
+            write()
+    assert zoo.pull("t/m", tmp_path / "out").is_dir()  # reading needs none
+    assert zoo.verify().ok
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -34,7 +34,7 @@ def test_errors_at_some_calls(bench: Bench) -> None:
 
 def test_power_loss_at_some_points(bench: Bench) -> None:
     swept = list(powerloss.sweep(bench, per_point=1, limit=60))
-    assert sum(count for _, count, _ in swept) == 360
+    assert sum(count for _, count, _ in swept) == 420
     assert [fault for _, _, faults in swept for fault in faults] == []
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from deltacompress.errors import BackendError, ChecksumError, InputError
+from deltacompress.errors import BackendError, ChecksumError, InputError, install_hint
 from deltacompress.zoo import Zoo, canonical, osfs
 from deltacompress.zoo.blobs import Blob
 from deltacompress.zoo.entry import SIGNATURE, Descriptor, EntryManifest
@@ -68,18 +70,35 @@ def test_a_report_can_be_signed(zoo: Zoo, tmp_path: Path) -> None:
         require(zoo, "t/bot@1", [tmp_path / "ann.pub"])
 
 
-def test_a_signature_of_something_else_is_noticed(zoo: Zoo, tmp_path: Path) -> None:
+def statement(zoo: Zoo, name: str) -> dict[str, str]:
+    """What the one signature of a version says."""
+    (entry,) = zoo.referrers(name)
+    raw = zoo.store.get(f"blobs/sha256/{entry.config.digest[:2]}/{entry.config.digest}", limit=9999)
+    return dict(json.loads(raw))
+
+
+@pytest.mark.parametrize("lie", ["of another", "retargeted", "one bit", "under another name", "no key"])
+def test_a_signature_that_is_not_good_is_noticed(zoo: Zoo, tmp_path: Path, lie: str) -> None:
     sign(zoo, "t/bot@1", tmp_path / "ann")
-    (entry,) = zoo.referrers("t/bot@1")
-    good = json.loads(zoo.store.get(f"blobs/sha256/{entry.config.digest[:2]}/{entry.config.digest}", limit=9999))
-    subject = zoo.resolve("t/bot@2").manifest
-    for lie in (good, good | {"target": subject}, good | {"target": subject, "public_key": "0" * 64}):
-        raw = canonical.spell(lie)
-        blob = Blob(canonical.sha256(raw), len(raw), lambda raw=raw: (raw,), "x")  # type: ignore[misc]
-        config = Descriptor(media_type=SIGNATURE, digest=blob.digest, size=blob.size)
-        zoo.attach(EntryManifest(kind="signature", config=config, subject=subject), [blob])
-        with pytest.raises(ChecksumError, match="is not good"):
-            signatures(zoo, "t/bot@2")
+    sign(zoo, "t/bot@2", tmp_path / "ann")
+    first, good = statement(zoo, "t/bot@1"), statement(zoo, "t/bot@2")
+    zoo.add(GOLDEN / "sign-24", "t/sign")
+    sign(zoo, "t/sign", tmp_path / "bob")
+    told = {
+        "of another": first,
+        "retargeted": first | {"target": good["target"]},
+        "one bit": good | {"signature": f"{int(good['signature'], 16) ^ 1 << 9:0128x}"},
+        "under another name": good | {"public_key": statement(zoo, "t/sign")["public_key"]},
+        "no key": good | {"public_key": "0" * 64},
+    }[lie]
+    assert len(signatures(zoo, "t/bot@2")) == 1
+    raw = canonical.spell(told)
+    blob = Blob(canonical.sha256(raw), len(raw), lambda: (raw,), "x")
+    config = Descriptor(media_type=SIGNATURE, digest=blob.digest, size=blob.size)
+    zoo.attach(EntryManifest(kind="signature", config=config, subject=good["target"]), [blob])
+    for ask in (lambda: signatures(zoo, "t/bot@2"), lambda: require(zoo, "t/bot@2", [tmp_path / "ann.pub"])):
+        with pytest.raises(ChecksumError, match="is not good; whoever attached it did not sign this"):
+            ask()
 
 
 def test_keys(zoo: Zoo, tmp_path: Path) -> None:
@@ -94,11 +113,46 @@ def test_keys(zoo: Zoo, tmp_path: Path) -> None:
             require(zoo, "t/bot", [key])
 
 
+@pytest.mark.parametrize("there", ["new", "new.pub"])
+def test_a_key_pair_is_made_whole_or_not_at_all(zoo: Zoo, tmp_path: Path, there: str) -> None:
+    (tmp_path / there).write_text("mine")
+    with pytest.raises(InputError, match=rf"{there}: exists already; a key is never overwritten"):
+        make_key(tmp_path / "new")
+    assert {path.name: path.read_text() for path in tmp_path.glob("new*")} == {there: "mine"}
+
+
+@pytest.mark.parametrize("call", ["open_", "write", "fsync"])
+def test_a_key_pair_that_cannot_be_written_leaves_nothing(
+    zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    real = getattr(osfs, call)
+
+    def full_after(point: int) -> Callable[..., object]:
+        left = iter(range(point))
+
+        def limited(*args: object) -> object:
+            if next(left, None) is None:
+                raise OSError(28, "No space left on device")
+            return real(*args)
+
+        return limited
+
+    for point in range(2):  # the private key, then (or its directory) the public one
+        monkeypatch.setattr(osfs, call, full_after(point))
+        with pytest.raises(InputError, match="the disk is full"):
+            make_key(tmp_path / "new")
+        assert not list(tmp_path.glob("new*"))
+    monkeypatch.undo()
+    make_key(tmp_path / "new")
+    key = sign(zoo, "t/bot@1", tmp_path / "new")
+    assert require(zoo, "t/bot@1", [tmp_path / "new.pub"]).public_key == key
+
+
 def test_without_the_package(zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("cryptography")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(BackendError, match=r"deltacompress\[sign\]"):
+    with pytest.raises(BackendError, match=re.escape(install_hint("sign"))):
         sign(zoo, "t/bot", tmp_path / "ann")
     (tmp_path / "report.json").write_text('{"kl": 1}')
     attest(zoo, "t/bot", tmp_path / "report.json")  # unsigned reports need nothing

@@ -42,7 +42,7 @@ def zoo(tmp_path: Path) -> Zoo:
     linking.add(made, write_adapter(tmp_path / "adapter"), "t/lora")
     made.add(GOLDEN / "int4-24", "t/bot")
     made.add(GOLDEN / "int2-24", "t/bot")
-    report = describe_report(b'{"sst2": 0.5}', made.resolve("t/bot@1").manifest, "r")
+    report = describe_report(b'{"sst2": 0.5}', *made.show("t/bot@1"), "r")
     made.attach(report.entry, report.blobs)
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from deltacompress.zoo.errors import (
 
 @pytest.fixture
 def artifact(tmp_path: Path) -> Path:
-    return make_artifact(tmp_path / "a", sample_parts(1), {"z.w.symbols": os.urandom(9000), "z.n.planes": b"q"})
+    return make_artifact(tmp_path / "a", sample_parts(1), {"z.w.planes": os.urandom(9000), "z.n.planes": b"q"})
 
 
 @pytest.fixture
@@ -49,15 +50,15 @@ def test_what_goes_in_comes_out(any_zoo: Zoo, artifact: Path, tmp_path: Path) ->
         assert files_of(out) == files_of(artifact)
     found, entry = any_zoo.show("team/bot@1")
     assert (found.version, found.manifest) == (1, made.manifest)
-    assert (entry.kind, entry.summary["recipe"], entry.summary["lossless"]) == ("delta", "sample", "zstd")
+    assert (entry.kind, entry.summary["recipe"], entry.summary["lossless"]) == ("delta", "sample", "none")
     assert any_zoo.verify().ok
     assert any_zoo.verify("team/bot", share=0.5, seed=1).ok
 
 
 def test_equal_parts_are_stored_once(any_zoo: Zoo, tmp_path: Path) -> None:
-    frozen = {f"frozen.{i}.w.symbols": os.urandom(50_000) for i in range(4)}
+    frozen = {f"frozen.{i}.w.planes": os.urandom(50_000) for i in range(4)}
     for name in "ab":
-        parts = frozen | {"own.w.symbols": os.urandom(5000)}
+        parts = frozen | {"own.w.planes": os.urandom(5000)}
         any_zoo.add(make_artifact(tmp_path / name, parts, seed=name), f"team/{name}")
     found = any_zoo.du()
     assert found.logical > 400_000
@@ -78,6 +79,8 @@ def test_tags_move_one_at_a_time_and_tell(any_zoo: Zoo, artifact: Path) -> None:
     assert [(move.version, move.rollback) for move in moves] == [(2, False), (3, False), (1, True)]
     with pytest.raises(ConflictError, match="points to version 1, not 3"):
         any_zoo.tag("team/bot@2", "prod", expect=3)
+    with pytest.raises(ConflictError, match="points to version 1, not new"):
+        any_zoo.tag("team/bot@2", "prod", expect=0)
     with pytest.raises(ConflictError, match="does not exist"):
         any_zoo.tag("team/bot@2", "canary", expect=1)
     with pytest.raises(InvalidNameError, match="latest"):
@@ -147,6 +150,8 @@ def test_an_interrupted_pull_goes_on(zoo: Zoo, artifact: Path, tmp_path: Path) -
     for change in (
         lambda raw: raw[: len(raw) // 2],
         lambda raw: raw + b"more",
+        lambda raw: bytes(len(raw) + 5000),
+        lambda raw: raw[:100] + bytes(len(raw)),
         lambda raw: bytes(len(raw)),
         bytes.title,
     ):
@@ -171,6 +176,53 @@ def test_targets_that_cannot_be(zoo: Zoo, artifact: Path, tmp_path: Path) -> Non
     with pytest.raises(PullError, match=r"config\.json"):
         zoo.pull("team/bot", tmp_path / "y")
     assert not (tmp_path / "victim").exists()
+    (tmp_path / "z").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(PullError, match="exists already"):
+        zoo.pull("team/bot", tmp_path / "z")
+    assert not (tmp_path / "nowhere").exists()
+
+
+class At:
+    """A reporter that does something at the first step."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._todo = [work]
+
+    def phase(self, name: str, total: int | None = None) -> None: ...
+
+    def step(self, label: str, **_: object) -> None:
+        if self._todo:
+            self._todo.pop()()
+
+    def note(self, message: str) -> None: ...
+
+
+def test_two_pulls_to_one_place(zoo: Zoo, artifact: Path, tmp_path: Path) -> None:
+    zoo.add(artifact, "team/bot")
+    told: list[str] = []
+
+    def second() -> None:
+        try:
+            zoo.pull("team/bot", tmp_path / "out")
+        except PullError as error:
+            told.append(str(error))
+
+    assert files_of(zoo.pull("team/bot", tmp_path / "out", reporter=At(second))) == files_of(artifact)
+    assert len(told) == 1
+    assert "another pull works there" in told[0]
+
+
+def test_a_target_that_somebody_makes_meanwhile_is_left_alone(zoo: Zoo, artifact: Path, tmp_path: Path) -> None:
+    zoo.add(artifact, "team/bot")
+    out = tmp_path / "out"
+
+    def make() -> None:
+        out.mkdir()
+        (out / "thesis.txt").write_text("mine")
+
+    with pytest.raises(PullError, match="out: exists already"):
+        zoo.pull("team/bot", out, reporter=At(make))
+    assert [path.name for path in out.iterdir()] == ["thesis.txt"]
 
 
 def test_the_class_has_what_the_command_line_has(tmp_path: Path) -> None:

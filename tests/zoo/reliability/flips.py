@@ -19,7 +19,7 @@ def small_zoo() -> dict[str, bytes]:
     """Key -> bytes of a zoo with a delta, an alias that moved, a removal and an attached report."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        make_artifact(root / "a", {"w.symbols": b"\x5a" * 4100, "n.planes": b"small"}, files={"config.json": b"{}"})
+        make_artifact(root / "a", {"w.planes": b"\x5a" * 4100, "n.planes": b"small"}, files={"config.json": b"{}"})
         zoo = Zoo.init(root / "zoo")
         for _ in range(2):
             zoo.add_artifact(root / "a", "t/m")

@@ -62,6 +62,7 @@ def _attach_gone(zoo: Zoo, at: Path) -> object:
     return zoo.attach(*report(zoo.resolve("team/x@1").manifest))
 
 
+_GONE = ("team/gone@1", "team/gone@1 referrer")
 PAIRS = (
     Pair("publish | gc", _gone("team/x"), _gc_twice, "publish", ("team/x@1",)),
     Pair("gc | publish", _gc, _gone("team/x"), "publish", ("team/x@1",)),
@@ -76,8 +77,9 @@ PAIRS = (
     ),
     Pair("publish | publish, gc", _gone("team/x"), _publish_and_gc, "publish", ("team/x@1", "team/y@1")),
     Pair("undelete | gc", lambda z, at: z.undelete("team/gone@1"), _gc_twice, "undelete"),
-    Pair("gc | undelete", _gc, lambda z, at: z.undelete("team/gone@1"), "undelete", ("team/gone@1",)),
-    Pair("gc | attach", _gc, _attach_gone, "undelete"),
+    Pair("gc | undelete", _gc, lambda z, at: z.undelete("team/gone@1"), "undelete", _GONE),
+    Pair("gc | attach", _gc, _attach_gone, "undelete", ("team/x@1", "team/x@1 referrer")),
+    Pair("attach | gc", _attach_gone, _gc_twice, "undelete", ("team/x@1", "team/x@1 referrer")),
     Pair(
         "rm, gc | publish",
         lambda z, at: (z.rm("team/m@2"), _gc(z, at)),

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo.memory import MemoryStore
-from zoo.reliability.scenarios import SCENARIOS, Bench, State, report, state_of
+from zoo.reliability.scenarios import SCENARIOS, Bench, State, on_a_full_disk, report, state_of
 from zoo.reliability.shim import hooked
 
 from deltacompress.errors import DeltaCompressError
@@ -213,6 +213,14 @@ SEQUENCES: dict[str, tuple[str, list[Verb]]] = {
         ],
     ),
     "gc after a crash": ("gc", [lambda zoo, at: zoo.gc(grace=0), lambda zoo, at: zoo.add_artifact(at / "c", "team/m")]),
+    "rm and gc on a full disk": (
+        "publish",
+        [
+            on_a_full_disk(lambda zoo: zoo.rm("team/m@2")),
+            on_a_full_disk(lambda zoo: zoo.gc(grace=0)),
+            lambda zoo, at: zoo.add_artifact(at / "c", "team/m"),
+        ],
+    ),
     "import": ("import", [lambda zoo, at: transfer.import_(zoo, at / "in.tar")]),
     "undelete from the trash": ("undelete from the trash", [lambda zoo, at: zoo.undelete("team/gone@1")]),
 }

@@ -19,9 +19,9 @@ NAME = "team/busy"
 def race(location: str, folder: Path, *, processes: int, versions: int) -> str | None:
     """Publish processes x versions to a new zoo at `location`; what is wrong, or None."""
     Zoo.init(location)
-    shared = {"shared.weight.symbols": b"s" * 5000, "shared.norm.planes": b"n" * 10}
+    shared = {"shared.weight.planes": b"s" * 5000, "shared.norm.planes": b"n" * 10}
     for index in range(processes):
-        make_artifact(folder / f"in-{index}", shared | {"own.weight.symbols": os.urandom(4500)}, seed=index)
+        make_artifact(folder / f"in-{index}", shared | {"own.weight.planes": os.urandom(4500)}, seed=index)
     context = multiprocessing.get_context("spawn")
     done = context.Event()
     told = context.Queue()

@@ -6,15 +6,19 @@ interrupted verb must leave the state before it or the state after it, never a t
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 from zoo.samples import files_of, make_artifact, sample_parts
 
-from deltacompress.zoo import Zoo, blobs, transfer, txn
+from deltacompress.zoo import Zoo, blobs, local, osfs, transfer, txn
 from deltacompress.zoo.artifact import Described, describe
 from deltacompress.zoo.blobs import Blob
 from deltacompress.zoo.canonical import sha256
@@ -124,6 +128,27 @@ def damage(zoo: Zoo, place: Path) -> None:
     path.write_bytes(bytes(size))
 
 
+def on_a_full_disk(work: Callable[[Zoo], object]) -> Callable[[Zoo, Path], object]:
+    """`work` where there is no room but that of the reserve: the first part's, the second's for moves to the trash."""
+
+    def run(zoo: Zoo, place: Path) -> None:
+        def full(real: Callable[..., object]) -> Callable[..., object]:
+            def call(*args: object) -> object:
+                part = 2 if len(args) > 1 and "/trash/" in str(args[1]) else 1
+                if (Path(zoo.where) / "tmp" / f"reserve-{part}").exists():
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return real(*args)
+
+            return call
+
+        with ExitStack() as stack:  # on top of what a sweep has put in the place of these calls
+            for name in ("write", "mkdir", "link"):
+                stack.enter_context(patch.object(osfs, name, full(getattr(osfs, name))))
+            work(zoo)
+
+    return run
+
+
 def collected(zoo: Zoo, place: Path) -> None:
     zoo.gc(grace=0)
 
@@ -149,6 +174,8 @@ SCENARIOS = (
     Scenario("rm", lambda zoo, at: zoo.rm("team/m@2")),
     Scenario("gc", lambda zoo, at: zoo.gc(grace=0), leave_unfinished),
     Scenario("gc of the trash", lambda zoo, at: zoo.gc(grace=0, empty_trash=True), collected),
+    Scenario("rm on a full disk", on_a_full_disk(lambda zoo: zoo.rm("team/m@2"))),
+    Scenario("gc on a full disk", on_a_full_disk(lambda zoo: zoo.gc(grace=0)), leave_unfinished),
     Scenario("undelete", lambda zoo, at: zoo.undelete("team/gone@1")),
     Scenario("undelete from the trash", lambda zoo, at: zoo.undelete("team/gone@1"), collected),
     Scenario("attach", lambda zoo, at: zoo.attach(*report(zoo.resolve("team/m@2").manifest))),
@@ -164,6 +191,8 @@ class Bench:
     """A place to run scenarios in: a template, copied for each run. In memory where the machine has /dev/shm."""
 
     def __init__(self) -> None:
+        self._small = patch.object(local, "RESERVED", 64)  # it is copied for each run
+        self._small.start()
         shm = Path("/dev/shm")
         self._folder = tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None)
         self.root = Path(self._folder.name)
@@ -184,6 +213,7 @@ class Bench:
 
     def close(self) -> None:
         """Remove everything."""
+        self._small.stop()
         self._folder.cleanup()
 
     def fresh(self, scenario: Scenario) -> Path:
@@ -251,7 +281,7 @@ def problem_after(bench: Bench, scenario: Scenario, place: Path, acked: bool, *,
         return f"verify after the next commands: {found.problems[0].message}"
     if found.unreferenced:
         return f"{found.unreferenced} blobs left after gc"
-    if any((Path(zoo.where) / "tmp").iterdir()):
+    if any(not path.name.startswith("reserve-") for path in (Path(zoo.where) / "tmp").iterdir()):
         return "temporary files left after gc"
     changed = {name for name, _ in state_of(zoo.store) ^ seen}
     if not {str(made), "team/next@here"} <= changed <= {*_NEXT, *(name for name, _ in after - before)}:

@@ -33,7 +33,7 @@ def measure(folder: Path, *, size: int = 1 << 30, parts: int = 16) -> Speeds:
     """Publish an entry of `size` bytes below `folder` (a real disk), in alternation with raw writes of as many."""
     chunk = size // parts
     raw = some_bytes("part", chunk - 8)
-    make_artifact(folder / "in", {f"l.{i}.w.symbols": i.to_bytes(8, "little") + raw for i in range(parts)})
+    make_artifact(folder / "in", {f"l.{i}.w.planes": i.to_bytes(8, "little") + raw for i in range(parts)})
     del raw
     disks, publishes = [], []
     for turn in range(3):

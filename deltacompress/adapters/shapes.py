@@ -6,16 +6,19 @@ What PEFT 0.21 saves, <module> being a module of the base:
            lora_embedding_B [dim, r] for an embedding; .lora_B.bias [out] with lora_bias
     BOFT   base_model.model.<module>.boft_R [m, D, b, b], m butterfly factors, D blocks of b columns, D * b = in;
            .boft_s [out, 1]
-    both   base_model.model.<module>.weight and .bias, whole, for modules_to_save and trained biases
+    both   base_model.model.<module>.weight and .bias, whole, for modules_to_save and trained biases;
+           <module>.base_layer.bias where <module> has matrices too, and .base_layer.weight of an embedding or head
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+
+from deltacompress.adapters.settings import Settings
 
 Shape = tuple[int, ...]
 _PREFIX = "base_model.model."
+_WRAPPED = ".base_layer"
 _LORA = {
     "lora_A.weight": "A",
     "lora_B.weight": "B",
@@ -24,26 +27,6 @@ _LORA = {
     "lora_embedding_B": "EB",
 }
 _BOFT = {"boft_R": "R", "boft_s": "s"}
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What of adapter_config.json decides shapes.
-
-    kind: "lora" or "boft"; rank, ranks: r and rank_pattern (LoRA); targets, saved: target_modules, modules_to_save;
-    transposed: fan_in_fan_out (weights stored [in, out]); factors, block, blocks: butterfly factors, block size and
-    number (BOFT; 0 = follows from the other).
-    """
-
-    kind: str
-    rank: int = 0
-    ranks: Mapping[str, int] = field(default_factory=dict)
-    targets: str | tuple[str, ...] = ()
-    saved: tuple[str, ...] = ()
-    transposed: bool = False
-    factors: int = 0
-    block: int = 0
-    blocks: int = 0
 
 
 def check_tensors(adapter: Mapping[str, Shape], settings: Settings, base: Mapping[str, Shape]) -> int:
@@ -56,6 +39,7 @@ def check_tensors(adapter: Mapping[str, Shape], settings: Settings, base: Mappin
     """
     known = _LORA if settings.kind == "lora" else _BOFT
     modules: dict[str, dict[str, Shape]] = {}
+    whole: list[str] = []
     for name, shape in adapter.items():
         if not name.startswith(_PREFIX):
             raise ValueError(f"tensor {name} does not begin with {_PREFIX}, as PEFT's do")
@@ -64,7 +48,9 @@ def check_tensors(adapter: Mapping[str, Shape], settings: Settings, base: Mappin
                 modules.setdefault(name[len(_PREFIX) : -len(suffix) - 1], {})[role] = shape
                 break
         else:
-            _check_whole(name, shape, settings, base)
+            whole.append(name)
+    for name in whole:
+        _check_whole(name, adapter[name], settings, base, modules)
     if not modules:
         raise ValueError(f"holds no {settings.kind} matrices")
     for module, parts in modules.items():
@@ -91,6 +77,8 @@ def _check_lora(module: str, parts: Mapping[str, Shape], weight: Shape, settings
     elif parts.keys() >= {"A", "B"} and parts.keys() <= {"A", "B", "bias"}:
         outputs, inputs = reversed(weight) if settings.transposed else weight
         wanted |= {"A": (rank, inputs), "B": (outputs, rank), "bias": (outputs,)}
+        if "bias" in parts and not settings.biased:
+            raise ValueError(f"module {module} has a lora_B.bias, but lora_bias is not set")
     else:
         raise ValueError(f"module {module} has {', '.join(sorted(parts))} only; A and B belong together")
     for role, shape in parts.items():
@@ -110,17 +98,23 @@ def _check_boft(module: str, parts: Mapping[str, Shape], weight: Shape, settings
     _same(module, "boft_s", parts["s"], (outputs, 1))
 
 
-def _check_whole(name: str, shape: Shape, settings: Settings, base: Mapping[str, Shape]) -> None:
-    """A tensor that replaces one of the base."""
-    plain = name[len(_PREFIX) :]
-    module, _, leaf = plain.rpartition(".")
+def _check_whole(
+    name: str, shape: Shape, settings: Settings, base: Mapping[str, Shape], modules: Mapping[str, Collection[str]]
+) -> None:
+    """A tensor that replaces one of the base. modules: those that have matrices, and which."""
+    module, _, leaf = name[len(_PREFIX) :].rpartition(".")
     if leaf not in ("weight", "bias"):
         raise ValueError(f"tensor {name} is no matrix of a {settings.kind} adapter")
-    if leaf == "weight" and not _is_target(module, settings.saved):
+    wrapped = module.endswith(_WRAPPED)
+    module = module.removesuffix(_WRAPPED)
+    if wrapped and module not in modules:
+        raise ValueError(f"tensor {name} is whole, but {module} has no matrices")
+    beside = wrapped and ("EA" in modules[module] or _is_target(module, ("lm_head",)))
+    if leaf == "weight" and not beside and not _is_target(module, settings.saved):
         raise ValueError(f"tensor {name} is whole, but {module} is not among modules_to_save")
-    found = _find(plain, base)
+    found = _find(f"{module}.{leaf}", base)
     if found is None:
-        raise ValueError(f"tensor {plain} is not in the base")
+        raise ValueError(f"tensor {module}.{leaf} is not in the base")
     _same(module, leaf, shape, base[found])
 
 

@@ -1,0 +1,70 @@
+"""The directory that PEFT's save_pretrained writes: which of its files are the adapter's, and its config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from deltacompress.errors import CheckpointError
+from deltacompress.files.regular import read_bytes, told
+from deltacompress.safetensors_header import load_json_object
+from deltacompress.side_files import link_homes
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+MAX_CONFIG_BYTES = 1 << 20
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
+KEPT = (CONFIG, WEIGHTS, "README.md", *_TOKENIZER, "vocab.txt", "merges.txt", "tokenizer.model", "chat_template.jinja")
+"""Names of the files that belong to an adapter."""
+
+
+def is_adapter(directory: Path) -> bool:
+    """Whether a directory looks like a PEFT adapter."""
+    return (directory / CONFIG).is_file()
+
+
+def read_config(directory: Path) -> tuple[dict[str, Any], bytes]:
+    """The adapter's config and its bytes.
+
+    Raises:
+        CheckpointError: none, or one that cannot be read.
+    """
+    path = directory / CONFIG
+    try:
+        raw = read_bytes(path, at_most=MAX_CONFIG_BYTES, links=link_homes(directory))
+    except OSError as error:
+        raise CheckpointError(f"{path}: {told(error)}") from error
+    return load_json_object(raw, str(path)), raw
+
+
+def claimed_base(directory: Path) -> tuple[str | None, str | None]:
+    """(name, revision) of the base that the adapter's config gives.
+
+    Raises:
+        CheckpointError: as read_config.
+    """
+    config, _ = read_config(directory)
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    return name if isinstance(name, str) else None, revision if isinstance(revision, str) else None
+
+
+def weights_of(directory: Path) -> Path:
+    """The file with the adapter's matrices.
+
+    Raises:
+        CheckpointError: there is none, or a pickled one only.
+    """
+    if (directory / WEIGHTS).is_file():
+        return directory / WEIGHTS
+    pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.pkl") for file in directory.glob(pattern))
+    if pickled:
+        raise CheckpointError(
+            f"{directory}: only pickled weights ({pickled[0]}), which are never loaded; save it again with "
+            "safe_serialization=True"
+        )
+    raise CheckpointError(f"{directory}: no {WEIGHTS}; give a directory that PEFT's save_pretrained wrote")
+
+
+def left_out(directory: Path) -> list[str]:
+    """Files beside the adapter that are not its own (a trainer's state, its pickles)."""
+    return sorted(file.name for file in directory.iterdir() if file.name not in KEPT)

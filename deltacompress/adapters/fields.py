@@ -1,0 +1,121 @@
+"""What the fields of adapter_config.json mean for whoever applies the matrices, as of PEFT 0.21.
+
+An adapter is plain if its matrices, the base and the settings that are read make up the whole model. A field that makes
+it something else is refused by name, and so is one that is not known here, unless it says nothing: a newer PEFT writes
+its new fields into every config, switched off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deltacompress.errors import CheckpointError
+
+_CONVERT = (
+    "save it with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=DIR), DIR being the adapter as "
+    "it was before training, which makes it plain, or merge it and compress the merged model"
+)
+_MERGE = "merge it (merge_and_unload), then compress the merged model"
+_KEEP = "it cannot be merged either, so keep it outside of the zoo"
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Every field of one kind of adapter.
+
+    read: by settings.parse_settings, which checks them. inert: told by the matrices that are there, of training, or
+    PEFT's own bookkeeping. off: must say nothing; else what the adapter is, and the way out.
+    """
+
+    read: frozenset[str]
+    inert: frozenset[str]
+    off: Mapping[str, tuple[str, str]]
+
+
+_READ = {"peft_type", "base_model_name_or_path", "revision", "target_modules", "modules_to_save"}
+_READ |= {"fan_in_fan_out", "bias"}
+_INERT = {"task_type", "auto_mapping", "peft_version", "inference_mode"}
+_INERT |= {"exclude_modules", "layers_to_transform", "layers_pattern"}
+_LORA_OFF = {
+    "use_dora": ("DoRA, which needs magnitudes besides A and B", _MERGE),
+    "use_qalora": ("QALoRA, whose A reads averages of its inputs", _MERGE),
+    "use_bdlora": ("BD-LoRA, which stores the blocks of a diagonal", _MERGE),
+    "kasa_config": ("KaSA, which changes the weights of the base", _MERGE),
+    "velora_config": ("VeLoRA, which keeps a projection besides A and B", _MERGE),
+    "monteclora_config": ("MonteCLoRA, which keeps a sampler besides A and B", _MERGE),
+    "loftq_config": ("LoftQ, which quantizes the weights of the base", _MERGE),
+    "target_parameters": ("for parameters that are no module's weight", _MERGE),
+    "trainable_token_indices": ("for rows of the embedding too", _MERGE),
+    "layer_replication": ("for a model that repeats layers of the base", _MERGE),
+    "ensure_weight_tying": ("with matrices that are tied to each other", _MERGE),
+    "megatron_config": ("for Megatron's parallel layers", _MERGE),
+    "alora_invocation_tokens": ("aLoRA, which applies to a part of the tokens only", _KEEP),
+    "arrow_config": ("Arrow, which routes between other adapters", _KEEP),
+}
+FIELDS = {
+    "lora": Fields(
+        read=frozenset(
+            {*_READ, "r", "rank_pattern", "lora_alpha", "alpha_pattern", "use_rslora", "lora_bias", "init_lora_weights"}
+        ),
+        inert=frozenset(
+            # The three configs say how the matrices began, where init_lora_weights asks for it, which is read.
+            {*_INERT, "lora_dropout", "eva_config", "corda_config", "lora_ga_config"}
+            | {"megatron_core", "qalora_group_size", "runtime_config"}  # read with a field of `off`, or not at all
+        ),
+        off=_LORA_OFF,
+    ),
+    "boft": Fields(
+        read=frozenset({*_READ, "boft_block_size", "boft_block_num", "boft_n_butterfly_factor"}),
+        inert=frozenset({*_INERT, "boft_dropout", "init_weights"}),
+        off={},
+    ),
+}
+"""By peft_type, in small letters."""
+
+_PLAIN_BEGINNINGS = ("gaussian", "eva", "orthogonal", "mica")
+_OTHER_BASES = {
+    "pissa": ("PiSSA", _CONVERT),
+    "olora": ("OLoRA", _CONVERT),
+    "corda": ("CorDA", _CONVERT),
+    "lora_ga": ("LoRA-GA", _CONVERT),
+    "loftq": ("LoftQ", _MERGE),
+}
+
+
+def check_fields(config: Mapping[str, Any], kind: str, path: str) -> None:
+    """Refuse a config that asks for more than plain matrices beside the base; `path` names it.
+
+    Raises:
+        CheckpointError: names the field, what it makes of the adapter, and the way out.
+    """
+    known = FIELDS[kind]
+    for name, value in config.items():
+        if name in known.read or name in known.inert or _says_nothing(value):
+            continue
+        if name not in known.off:
+            raise CheckpointError(
+                f"{path}: {name[:80]!a} is set, and no field of {kind} that this program knows (PEFT 0.21); upgrade "
+                f"deltacompress, or {_MERGE}"
+            )
+        what, way_out = known.off[name]
+        raise CheckpointError(f"{path}: {name} is set, which makes it no plain {kind} ({what}); {way_out}")
+    _check_beginning(config.get("init_lora_weights"), path)
+
+
+def _check_beginning(value: object, path: str) -> None:
+    """How the matrices began matters where the base was changed to make up for it."""
+    if value is None or isinstance(value, bool) or value in _PLAIN_BEGINNINGS:
+        return
+    told = f"{path}: init_lora_weights is {str(value)[:40]!a}"
+    for prefix, (called, way_out) in _OTHER_BASES.items():
+        if str(value).lower().startswith(prefix):
+            raise CheckpointError(
+                f"{told}: {called} changes the weights of the base, so the matrices alone do not tell it; {way_out}"
+            )
+    raise CheckpointError(f"{told}, which this program does not know (PEFT 0.21); upgrade deltacompress, or {_MERGE}")
+
+
+def _says_nothing(value: object) -> bool:
+    return value is None or value is False or value in ("", [], {})

@@ -1,0 +1,80 @@
+"""`deltacompress compare`: what other methods keep of the same fine-tuned model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deltacompress.cli import early
+from deltacompress.cli.console import Console, verb
+from deltacompress.cli.evaluate import Backend, BatchSize, Device, Force, Limit, TaskDir, Tasks
+from deltacompress.cli.models import model
+
+
+@verb
+def compare(
+    console: Console,
+    base: Annotated[Path, typer.Argument(metavar="BASE", parser=model, help="Directory of the base model.")],
+    finetuned: Annotated[
+        Path, typer.Argument(metavar="FINETUNED", parser=model, help="Directory of the fine-tuned model.")
+    ],
+    *,
+    tasks: Tasks,
+    calibration: Annotated[Path, typer.Option(help="Calibration data of the methods that want some.")],
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Calibration sequences.", show_default="the recipes', normally 256")
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of each sequence.", show_default="the recipes', normally 256")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Directory for artifacts, report and comparison.png.")],
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Recipes by name (calibration/recipes, evals/baselines) or path, bitdelta, low-rank; separated by "
+            "commas.",
+            show_default="all baselines, and ours at 4, 2 and 1 bit",
+        ),
+    ] = "",
+    task_dir: TaskDir = None,
+    limit: Limit = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the calibration sampling, and of bootstraps.")] = 0,
+    batch_size: BatchSize = 64,
+    device: Device = "cpu",
+    backend: Backend = "auto",
+    force: Force = False,
+) -> None:
+    """Compress FINETUNED with several methods, and show size, quality, fidelity and time of each."""
+    from deltacompress.cli import render
+
+    early.tasks(tasks, task_dir, limit=limit)
+    early.methods(methods)
+    early.device(device)
+    early.calibration(calibration)
+    early.folder(out)
+    early.checkpoints(base, finetuned)
+    from deltacompress.evaluation import compare as run
+
+    with console.progress() as reporter:
+        found = run(
+            base,
+            finetuned,
+            tasks=[name for name in tasks.split(",") if name],
+            out=out,
+            calibration=calibration,
+            samples=samples,
+            seq_len=seq_len,
+            methods=[name for name in methods.split(",") if name] or None,
+            task_dir=task_dir,
+            limit=limit,
+            seed=seed,
+            batch_size=batch_size,
+            device=device,
+            backend=backend,
+            force=force,
+            reporter=reporter,
+        )
+    data = found.to_json()
+    console.result(data, lambda: render.rows(f"comparison in {out}", data["rows"]))

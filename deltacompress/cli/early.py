@@ -1,0 +1,225 @@
+"""What can be told to be wrong before torch is imported, which takes seconds: verbs call this before they work.
+
+Each check is the room's own, with the room's own words; whoever does the work makes it once more. Only what is cheap
+is looked at: paths, names, numbers, headers and manifests, no weights.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from deltacompress.errors import BackendError, OutputError, option
+from deltacompress.reporter import SILENT, Reporter
+
+
+def checkpoints(*paths: Path) -> None:
+    """Each is a checkpoint: config, headers and index are read. None is fetched from the hub before all may be one.
+
+    Raises:
+        CheckpointError: one is not.
+    """
+    from deltacompress.checkpoint import Checkpoint
+    from deltacompress.hub import model_directory
+
+    for path in sorted(paths, key=lambda path: model_directory(path) is None):
+        Checkpoint.open(path)
+
+
+def output(out: Path, *, replaces: Literal["artifact", "checkpoint", "nothing"] = "nothing") -> None:
+    """A directory that is going to be made, and what of it may stand there already.
+
+    Raises:
+        OutputError: something else is there, or it cannot be made.
+    """
+    from deltacompress import outputs
+
+    known = {"artifact": outputs.holds_artifact, "checkpoint": outputs.holds_checkpoint}
+    outputs.check_free(out, replaces=known.get(replaces))
+    _can_hold(out.absolute().parent, out)
+
+
+def folder(out: Path) -> None:
+    """A directory that gets files, and may hold others.
+
+    Raises:
+        OutputError: it is none, or nothing can be written there.
+    """
+    _can_hold(out.absolute(), out)
+
+
+def _can_hold(folder: Path, out: Path) -> None:
+    """Whether files can be written to a folder, or to what there is of it; told in the words of whoever would try."""
+    there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    number = errno.ENOTDIR if not there.is_dir() else errno.EACCES if not os.access(there, os.W_OK | os.X_OK) else 0
+    if number:
+        raise OutputError(f"{out}: cannot be written ({os.strerror(number)}); choose another output directory")
+
+
+def device(*names: str) -> None:
+    """None asks for a GPU where there certainly is none: torch itself knows more, and is asked later.
+
+    Raises:
+        BackendError: one does.
+    """
+    if "cuda" in names and not _may_have_a_gpu():
+        raise BackendError(f"{option('device')} cuda: torch sees no CUDA GPU here; give cpu")
+
+
+def _may_have_a_gpu() -> bool:
+    """Whether a driver is here: NVIDIA's, which torch too opens by this name, or AMD's."""
+    import ctypes
+    import sys
+
+    if sys.platform != "linux" or Path("/dev/kfd").exists():
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def calibration(given: str | Path) -> None:
+    """A file, or what may be the id of a data set.
+
+    Raises:
+        CalibrationError: neither.
+    """
+    from deltacompress.calibrate.sources import local_file
+
+    local_file(str(given))
+
+
+def artifact(spec: str, zoo: str | None, *, base: Path | None = None, reporter: Reporter = SILENT) -> Path:
+    """The directory of an artifact, pulled if it is an entry's name; manifest and headers are read.
+
+    base: what it is going to be put on.
+
+    Raises:
+        InputError, IntegrityError, ZooError: as artifact.load_delta and zoo.resolve.artifact_path.
+        CheckpointError: `base` is no checkpoint.
+    """
+    from deltacompress.artifact import load_delta
+
+    if base is not None:
+        checkpoints(base)
+    found = place(spec, zoo, base=base, reporter=reporter)
+    load_delta(found)
+    return found
+
+
+def place(spec: str, zoo: str | None, *, base: Path | None = None, reporter: Reporter = SILENT) -> Path:
+    """As zoo.resolve.artifact_path; where no zoo is asked for, its room is not imported.
+
+    Raises:
+        ZooError: as artifact_path.
+    """
+    if spec and not zoo:  # the command line has looked at DELTACOMPRESS_ZOO
+        return Path(spec)
+    from deltacompress.zoo.resolve import artifact_path
+
+    return artifact_path(spec, zoo, base=base, reporter=reporter)
+
+
+def recipes(*names: str) -> None:
+    """Each is a recipe, by name or path.
+
+    Raises:
+        RecipeError: one is not.
+    """
+    from deltacompress.recipe import Recipe
+
+    for name in names:
+        Recipe.load(name)
+
+
+def methods(names: str) -> None:
+    """Methods that are compared, separated by commas.
+
+    Raises:
+        InputError: no such method, or one twice.
+    """
+    from deltacompress.evaluation.methods import load_methods
+
+    load_methods([name for name in names.split(",") if name])
+
+
+def compression(
+    base: Path, finetuned: Path, out: Path, recipe: str, calibrated_on: str | None, lossless: str, device_name: str
+) -> None:
+    """What `compress` is given.
+
+    Raises:
+        InputError: its subclasses name the first thing that is wrong.
+    """
+    from deltacompress import lossless as codecs
+    from deltacompress.recipe import Recipe
+
+    chosen = Recipe.load(recipe)
+    device(device_name)
+    if lossless in ("none", "zstd"):  # the others ask torch for a GPU
+        codecs.check_available(lossless, encode=True, device=device_name)
+    if calibrated_on is not None:
+        calibration(calibrated_on)
+    chosen.check_calibration(calibrated_on)
+    output(out, replaces="artifact")
+    checkpoints(base, finetuned)
+
+
+def tasks(names: str, task_dir: Path | None, *, few_shot: int | None = None, limit: int | None = None) -> None:
+    """Tasks that are measured, separated by commas, and that lm-eval is here.
+
+    Raises:
+        InputError: no such task, its data is wrong, or lm-eval is missing.
+    """
+    from deltacompress.evaluation.lm_eval_version import require_lm_eval
+    from deltacompress.evaluation.tasks import load_tasks
+
+    require_lm_eval()
+    load_tasks([name for name in names.split(",") if name], task_dir=task_dir, few_shot=few_shot, limit=limit)
+
+
+def gate(policy: str | Path) -> None:
+    """A policy, by name or path.
+
+    Raises:
+        InputError: there is none.
+    """
+    from deltacompress.evaluation.gate import Gate
+
+    Gate.load(policy)
+
+
+def labels(given: Iterable[str]) -> None:
+    """What the measured models are called.
+
+    Raises:
+        InputError: a name that cannot be used.
+    """
+    from deltacompress.evaluation.labels import check_label
+
+    for one in given:
+        check_label(one)
+
+
+def sampling(max_new_tokens: int, stop: Sequence[str], temperature: float, top_p: float, seed: int) -> None:
+    """How text is written.
+
+    Raises:
+        InputError: a number out of its range.
+    """
+    from deltacompress.runtime.wishes import Sampling, Wishes
+
+    Wishes.checked(max_new_tokens, stop, Sampling(temperature, top_p, seed), None, streams=False)
+
+
+def measured(found: Mapping[str, Path]) -> None:
+    """Artifacts that are measured, by label; raises as `artifact`."""
+    from deltacompress.artifact import load_delta
+
+    for place in found.values():
+        load_delta(place)

@@ -1,0 +1,146 @@
+"""What a packed tensor's parts must be: PackedSpec, as a manifest says it, and the dtype and shape of each part.
+
+All of it is arithmetic on integers that a file declares, without torch, so every verb does it before it reads a part.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+from deltacompress.errors import FormatError
+from deltacompress.numerics.sparsity import Sparsity
+from deltacompress.numerics.widths import STORED_BITS, GridKind, packed_width
+
+FREE: Final = -1
+_MAX_GROUP = 1 << 48  # of any number of columns; so that no sum of it leaves 64 bits
+Shapes = dict[str, tuple[str, tuple[int, ...]]]
+"""Part -> safetensors dtype and shape; FREE stands for a length that depends on the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSpec:
+    """How to read the parts of one tensor. rows: the stored rows, all of them unless row_mask says otherwise."""
+
+    rows: int
+    columns: int
+    bits: int
+    sparsity: Sparsity
+    group: int
+    grid: GridKind
+
+    def to_json(self) -> dict[str, Any]:
+        """The `params` of the manifest."""
+        return {"bits": self.bits, "sparsity": str(self.sparsity), "group_size": self.group, "grid": self.grid,
+                "rows": self.rows, "columns": self.columns}  # fmt: skip
+
+    @classmethod
+    def from_json(cls, params: dict[str, Any], where: str) -> PackedSpec:
+        """Inverse of to_json, checked.
+
+        Raises:
+            FormatError: a field is missing, unknown or out of range.
+        """
+        try:
+            spec = cls(
+                rows=int(params["rows"]),
+                columns=int(params["columns"]),
+                bits=int(params["bits"]),
+                sparsity=Sparsity.parse(params["sparsity"]),
+                group=int(params["group_size"]),
+                grid=params["grid"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"{where}: bad parameters of the packed format ({error})") from error
+        sane = spec.rows >= 0 and spec.columns > 0 and 0 < spec.group <= _MAX_GROUP and spec.bits in (1, 2, 3, 4, 8, 16)
+        if not sane or spec.grid not in get_args(GridKind) or spec.to_json() != params:
+            raise FormatError(f"{where}: parameters of the packed format out of range: {reprlib.repr(params)}")
+        return spec
+
+    @property
+    def groups(self) -> int:
+        """Column groups that have a scale of their own."""
+        return -(-self.columns // self.group)
+
+    @property
+    def padded(self) -> int:
+        """Columns up to a whole number of n:m groups; the extra ones are never kept weights with a value."""
+        return -(-self.columns // self.sparsity.m) * self.sparsity.m if self.sparsity.kind == "n:m" else self.columns
+
+    @property
+    def kept(self) -> int:
+        """Weights kept in each row: of a dense or n:m pattern."""
+        return self.padded * self.sparsity.n // self.sparsity.m if self.sparsity.kind == "n:m" else self.columns
+
+    @property
+    def is_24(self) -> bool:
+        """Whether the pattern is stored as 2-bit positions."""
+        return (self.sparsity.n, self.sparsity.m) == (2, 4)
+
+    @property
+    def has_zero_code(self) -> bool:
+        """Whether some code means exactly zero (so that a kept zero can be told from others)."""
+        return self.bits != 16 and self.grid != "midrise"
+
+    @property
+    def has_storage_layout(self) -> bool:
+        """Whether the parts are rearranged for an entropy coder that follows."""
+        if self.sparsity.kind == "dense":
+            return self.has_zero_code or self.bits == 3
+        return self.is_24 and self.has_zero_code
+
+
+def check_shapes(
+    spec: PackedSpec, parts: Mapping[str, tuple[str, tuple[int, ...]]], *, storage: bool, where: str
+) -> None:
+    """Make sure that dtypes and shapes of parts (of the storage or the serving layout) are those that `spec` means.
+
+    Raises:
+        FormatError: a part is missing, not of this format, or has another dtype or shape.
+    """
+    shapes = part_shapes(spec, storage=storage)
+    extra = {"row_mask", "added_rows"}  # of any packed tensor; they must fit the whole tensor, which is not known here
+    if odd := (shapes.keys() - parts.keys()) | (parts.keys() - shapes.keys() - extra):
+        raise FormatError(f"{where}: part {min(odd)} is missing or does not belong to {spec.to_json()}")
+    for name, (dtype, shape) in shapes.items():
+        found, sizes = parts[name]
+        free = sizes[0] if shape == (FREE,) and len(sizes) == 1 and sizes[0] <= _most(spec, name) else FREE
+        if found != dtype or sizes != tuple(free if size == FREE else size for size in shape):
+            raise FormatError(f"{where}: part {name} is {found} {list(sizes)}, expected {dtype} {list(shape)}")
+
+
+def part_shapes(spec: PackedSpec, *, storage: bool) -> Shapes:
+    """dtype and shape that each part must have."""
+    rows = spec.rows
+    shapes: Shapes = {}
+    if spec.bits != 16:
+        shapes["scales"] = ("BF16", (rows, spec.groups))
+        if spec.grid == "minmax":
+            shapes["zeros"] = ("U8", (rows, spec.groups))
+    if storage and spec.has_storage_layout:
+        if spec.sparsity.kind == "dense":
+            shapes["symbols"] = ("U8", (rows, packed_width(spec.columns, STORED_BITS[spec.bits])))
+        elif spec.bits == 2:
+            shapes["symbols"] = ("U8", (rows, spec.padded // 4))
+        else:
+            shapes["groups"] = ("U8", (rows, packed_width(spec.padded, 1)))
+            shapes["nonzero"] = ("U8", (FREE,))
+        return shapes
+    values, dtype = ("values", "BF16") if spec.bits == 16 else ("codes", "U8")
+    if spec.sparsity.kind == "unstructured":
+        shapes[values] = (dtype, (FREE,))
+    else:
+        shapes[values] = (dtype, (rows, spec.kept if spec.bits == 16 else packed_width(spec.kept, spec.bits)))
+    if spec.sparsity.kind != "dense":
+        width = packed_width(spec.padded // 4, 4) if spec.is_24 else packed_width(spec.padded, 1)
+        shapes["pattern"] = ("U8", (rows, width))
+    return shapes
+
+
+def _most(spec: PackedSpec, name: str) -> int:
+    """The most elements that a part of a free length can have."""
+    if name == "nonzero":
+        return packed_width(spec.rows * spec.kept, STORED_BITS[spec.bits])
+    return spec.rows * (spec.columns if name == "values" else packed_width(spec.columns, spec.bits))

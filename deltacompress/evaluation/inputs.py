@@ -1,0 +1,58 @@
+"""Everything that a report depends on, as plain data: what an evaluation must share with another one to be the same.
+
+Weights count by their content, tasks by their samples, settings by their values; where things lie, and how long they
+took, does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deltacompress.checkpoint import Checkpoint
+from deltacompress.evaluation.baselines import Account
+from deltacompress.evaluation.gate import Gate
+from deltacompress.evaluation.records import data_hash
+from deltacompress.evaluation.report import OverlapRecord
+from deltacompress.evaluation.subjects import Subject
+from deltacompress.evaluation.tasks import LocalTask, Task
+
+
+def inputs_of(
+    base: Checkpoint,
+    subjects: Sequence[Subject],
+    tasks: Sequence[Task],
+    overlaps: Sequence[OverlapRecord],
+    gate: Gate | None,
+    settings: Mapping[str, Any],
+    tools: Mapping[str, str],
+) -> dict[str, Any]:
+    """The input of an evaluation; its keys are what a user is told if one of them is another one."""
+    return {
+        "base": _model(base),
+        "models": [_subject(one) for one in subjects],
+        "tasks": [_task(one) for one in tasks],
+        "comparison with calibration data": [one.model_dump(mode="json") for one in overlaps],
+        "policy": None if gate is None else gate.policy.model_dump(mode="json"),
+        **settings,
+        "versions": dict(tools),
+    }
+
+
+def _model(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Weights, and the files beside them that decide on tokens and on where an answer ends."""
+    return {"weights": checkpoint.fingerprint(), "files": checkpoint.side_file_hashes()}
+
+
+def _subject(one: Subject) -> dict[str, Any]:
+    stored = one.stored_as
+    what = None if stored is None else stored.model_dump() if isinstance(stored, Account) else stored.manifest.digest
+    model = one.identity if one.checkpoint is None else _model(one.checkpoint)
+    return {"label": one.label, "role": one.role, "model": model, "stored as": what}
+
+
+def _task(task: Task) -> dict[str, Any]:
+    told: dict[str, Any] = {"spec": task.spec.model_dump(mode="json")}
+    if isinstance(task, LocalTask):
+        told |= {"samples": data_hash(task.samples), "examples": data_hash(task.examples)}
+    return told

@@ -1,0 +1,24 @@
+"""What the models of an evaluation may be called. No torch here."""
+
+from __future__ import annotations
+
+import re
+
+from deltacompress.errors import InputError
+
+FINETUNED, BASE = "finetuned", "base"
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@/-]{0,99}")
+
+
+def check_label(label: str) -> None:
+    """Make sure that a model can be named so.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if not _LABEL.fullmatch(label):
+        raise InputError(
+            f"label {label!r}: use letters, digits and . _ - @ /, at most 100 (LABEL=PATH gives another one)"
+        )
+    if label in (FINETUNED, BASE):
+        raise InputError(f"label {label}: is taken by the {label} model; give another one (LABEL=PATH)")

@@ -1,0 +1,1 @@
+"""Files on disk, whoever put them there. No torch."""

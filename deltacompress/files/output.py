@@ -1,0 +1,141 @@
+"""Writing outputs, durably: small files, whole or not at all; directories made and taken back; one clear error.
+
+What is there and equal is used again, what differs stays unless it is to be replaced.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from deltacompress.errors import OutputError, option, switch
+from deltacompress.files.regular import read_bytes, stat_regular
+
+
+@contextmanager
+def output_errors(path: Path, other: str = "output directory") -> Iterator[None]:
+    """Turn OSError while writing `path` into OutputError with a way out. other: what to choose another one of."""
+    try:
+        yield
+    except OSError as error:
+        way_out = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"choose another {other}"
+        raise OutputError(f"{path}: cannot be written ({error.strerror or error}); {way_out}") from error
+
+
+def write_once(path: Path, raw: bytes, *, replace: bool = False) -> bool:
+    """Make `path` a file with the bytes `raw`, durably; whether anything was written (False: it was one already).
+
+    replace: also in the place of a file with other bytes, which then is there until the new one is whole.
+
+    Raises:
+        OutputError: a file with other bytes is there, and `replace` is not set; something else lies there (a directory,
+            a link); it cannot be written.
+    """
+    with output_errors(path, "name"):
+        if os.path.lexists(path):
+            if stat_regular(path).st_size == len(raw) and read_bytes(path, at_most=len(raw)) == raw:
+                return False
+            if not replace:
+                raise _there(path)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+        try:
+            with temporary.open("xb") as file:
+                file.write(raw)
+                file.flush()
+                os.fsync(file.fileno())
+            if replace:
+                temporary.replace(path)
+            else:
+                _give_name(temporary, path)
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+        sync(path.parent)
+    return True
+
+
+def _there(path: Path) -> OutputError:
+    return OutputError(
+        f"{path}: exists already, with other content; {switch('force')} replaces it, or choose another name"
+    )
+
+
+def _give_name(temporary: Path, path: Path) -> None:
+    """Without ever taking the place of a file that somebody has just made, where the file system can do that."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError as error:
+        raise _there(path) from error
+    except OSError:  # no hard links there
+        temporary.rename(path)
+
+
+def make_directory(path: Path) -> list[Path]:
+    """Create directory `path` and the parents that it lacks; returns those that were made, outermost first.
+
+    Raises:
+        OutputError: it cannot be made; then nothing was.
+    """
+    made: list[Path] = []
+    try:
+        with output_errors(path):
+            missing = [place for place in (path, *path.parents) if not place.exists()]
+            for place in reversed(missing):
+                with suppress(FileExistsError):  # `new/..`, or made by another program meanwhile
+                    place.mkdir()
+                    made.append(place)
+            if not path.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, "a file of this name is there")
+    except BaseException:
+        remove_empty(made)
+        raise
+    return made
+
+
+def remove_empty(made: list[Path]) -> None:
+    """Take back what `make_directory` made, as far as it is empty."""
+    for place in reversed(made):
+        with suppress(OSError):
+            place.rmdir()
+
+
+@contextmanager
+def lock_directory(path: Path) -> Iterator[None]:
+    """The directory `path` to this run alone, as long as the block lasts.
+
+    Raises:
+        OutputError: another run has it, or it cannot be opened.
+    """
+    lock = take_lock(path)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def take_lock(path: Path) -> int:
+    """A descriptor of the directory `path`; it is locked until that is closed. Raises as lock_directory."""
+    with output_errors(path):
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise OutputError(
+            f"{path}: another run is writing there; wait for it or choose another {option('out')}"
+        ) from error
+    return lock
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes, or the names in a directory, durable; OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

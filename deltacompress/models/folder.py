@@ -1,0 +1,88 @@
+"""The files of a model directory that transformers gets to see: read by us, and staged in a directory of ours.
+
+The library opens whatever lies in a directory under a name it knows, and more that those files name. What it is given
+instead holds the bytes that were checked, and nothing else.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from deltacompress.errors import CheckpointError
+from deltacompress.files.regular import read_bytes, told
+from deltacompress.safetensors_header import load_json_object
+from deltacompress.side_files import link_homes
+
+MAX_JSON_BYTES = 4 << 20
+"""Of a config or a map of tokens; the largest public ones (with labels, or per-module settings) stay below 1 MB."""
+MAX_DEPTH = 16
+"""Of nested objects and lists in one: a sub-config of a sub-config, with rotary settings for each kind of layer."""
+
+
+def read_file(directory: Path, name: str, *, at_most: int) -> bytes | None:
+    """The bytes of one file of a model directory; None where there is none.
+
+    Links may lead elsewhere in the directory or, in the hub's cache, to the blobs of the same repository.
+
+    Raises:
+        CheckpointError: no regular file, one that leads away, too large, or unreadable.
+    """
+    file = directory / name
+    try:
+        return read_bytes(file, at_most=at_most, links=link_homes(directory))
+    except FileNotFoundError:
+        if file.is_symlink():
+            raise CheckpointError(f"{file}: a link to nothing; put the file there, or remove the link") from None
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{file}: {told(error)}") from error
+
+
+def read_json(directory: Path, name: str) -> dict[str, Any] | None:
+    """The JSON object in one file of a model directory, keys given once and nested reasonably; None without the file.
+
+    Raises:
+        CheckpointError: as read_file; no such JSON.
+    """
+    raw = read_file(directory, name, at_most=MAX_JSON_BYTES)
+    return None if raw is None else parsed(raw, directory / name)
+
+
+def parsed(raw: bytes, file: Path) -> dict[str, Any]:
+    """The JSON object in `raw`, the bytes of `file`; raises as read_json."""
+    found = load_json_object(raw, str(file))
+    check_depth(found, file)
+    return found
+
+
+def check_depth(found: Any, file: Path) -> None:
+    """Refuse what is nested deeper than any such file: what copies and compares it recurses.
+
+    Raises:
+        CheckpointError: names the file.
+    """
+    level = [found]
+    for _ in range(MAX_DEPTH):
+        level = [inner for one in level for inner in _inside(one)]
+        if not level:
+            return
+    raise CheckpointError(f"{file}: its JSON is nested deeper than {MAX_DEPTH}; get the file that came with the model")
+
+
+@contextmanager
+def staged(files: Mapping[str, bytes]) -> Iterator[Path]:
+    """A directory of our own, for this block, that holds these files and nothing else."""
+    with tempfile.TemporaryDirectory(prefix="deltacompress-") as name:
+        for file, raw in files.items():
+            (Path(name) / file).write_bytes(raw)
+        yield Path(name)
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []

@@ -1,0 +1,236 @@
+"""Which models can be walked layer by layer, and the refusal of every other one.
+
+A model that slips through and is walked wrongly gives a delta that is wrong in silence, so each assumption of the
+walk is checked here, on the config first (cheap, and the clearest message) and then on the modules themselves, and
+the message always names a recipe that works for any checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import init_empty_weights
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+
+from deltacompress.models.config import CONFIG, config_class, read_config, unsupported, unusable
+from deltacompress.models.fields import ConfigClass, default
+from deltacompress.models.quiet import quiet
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+_MODULES, _MODULES_PER_TENSOR = 2000, 10
+"""More than any model has, of which there are two modules or so for each tensor."""
+_MAX_BUFFERS = 192 << 20
+"""Of the tables that a model computes from its config: those of GPT-Neo 2.7B, the largest public ones, take 128 MiB."""
+
+_OF_THE_MACHINE = re.compile(r"CUDA|HIP|MPS|memory|cuDNN|cuBLAS|CUBLAS", re.IGNORECASE)
+"""In what torch raises as a RuntimeError, whether a size is wrong or a device is lost."""
+
+# num_experts, num_local_experts, n_routed_experts, moe_num_experts, ...: more than one of them makes a router.
+_EXPERT_COUNT = re.compile(r"experts$")
+_EXPERT_MODULE = re.compile(r"(^|_)(experts?|router|moe)(_|$)|MoE|Moe|Experts|Router")
+
+
+@contextmanager
+def failing_forward(path: Path) -> Iterator[None]:
+    """Name config.json where a model's own forward fails on a value in it, as on a factor that is null.
+
+    Raises:
+        CheckpointError: says what the forward raised. Other errors (no memory, a lost device) pass as they are.
+    """
+    try:
+        yield
+    except (TypeError, AttributeError, LookupError, ArithmeticError, ValueError) as error:
+        raise unusable(path / CONFIG, error) from error
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or _OF_THE_MACHINE.search(str(error)):
+            raise
+        raise unusable(path / CONFIG, error) from error
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Normalization layers share no base class in transformers; their class names all say so."""
+    return "norm" in type(module).__name__.lower()
+
+
+def read_decoder(raw: Mapping[str, Any], file: Path, *, tensors: int) -> PretrainedConfig:
+    """The config of a dense text decoder that transformers ships; arguments as of `read_config`.
+
+    Raises:
+        UnsupportedModelError: anything but a dense, unquantized decoder; else as read_config.
+        CheckpointError: as read_config.
+    """
+    kind = config_class(raw, file)
+    if reason := _other_than_decoder(kind):  # first: its fields are another model's, and each would be refused
+        raise unsupported(file, reason)
+    config = read_config(raw, file, tensors=tensors)
+    if reason := _other_than_dense(config):
+        raise unsupported(file, reason)
+    return config
+
+
+def is_dense_decoder(config: PretrainedConfig) -> bool:
+    """Whether a config is that of a dense text decoder."""
+    return not (_other_than_decoder(type(config)) or _other_than_dense(config))
+
+
+def _other_than_decoder(kind: ConfigClass) -> str | None:
+    if any(not _is_text(one) for one in default(kind)):
+        return f"model type {kind.model_type!r} is multimodal, only text decoders can be calibrated"
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return f"model type {kind.model_type!r} is no causal language model"
+    return None
+
+
+def _other_than_dense(config: PretrainedConfig) -> str | None:
+    if config.is_encoder_decoder:
+        return f"model type {config.model_type!r} is no causal language model"
+    for field, value in config.to_dict().items():
+        if _EXPERT_COUNT.search(field) and "shared" not in field and isinstance(value, int) and value > 1:
+            told = f"is a mixture of experts ({field}={value}), which is not supported yet"
+            return f"model type {config.model_type!r} {told}"
+    return None
+
+
+def outline(config: PretrainedConfig, file: Path, *, tensors: int) -> PreTrainedModel:
+    """The causal model on the meta device, buffers too: it takes little memory, whatever sizes the config says.
+
+    tensors: how many the checkpoint holds; a model of far more modules than that is another's.
+
+    Raises:
+        CheckpointError: names `file` and what transformers said; more modules or larger buffers than such a model has.
+    """
+    try:
+        with quiet(), torch.device("meta"), _at_most_modules(_MODULES + _MODULES_PER_TENSOR * tensors):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, trust_remote_code=False
+            )
+    except Exception as error:  # values that pass a config's validation meet any line of the model's own code
+        raise unusable(file, error) from error
+    computed = sum(buffer.nbytes for buffer in model.buffers())
+    if computed > _MAX_BUFFERS:
+        raise unusable(file, ValueError(f"its tables of positions would take {computed} bytes"))
+    return model
+
+
+@contextmanager
+def _at_most_modules(limit: int) -> Iterator[None]:
+    """Stop what builds more modules than `limit` in this block."""
+    count = 0
+
+    def counted(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count > limit:
+            raise ValueError(f"it would have more than {limit} modules, which these weights do not fill")
+
+    handle = register_module_module_registration_hook(counted)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def build_model(config: PretrainedConfig, file: Path) -> PreTrainedModel:
+    """The causal model in f32 on the meta device, but for its buffers: those are computed, so they must be real.
+
+    To be called once `outline` has told that they are small.
+
+    Raises:
+        CheckpointError: names `file` and what transformers said.
+    """
+    try:
+        with quiet(), init_empty_weights(include_buffers=False):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, trust_remote_code=False
+            )
+    except Exception as error:
+        raise unusable(file, error) from error
+    return model
+
+
+@torch.no_grad()
+def try_forward(model: PreTrainedModel, file: Path) -> None:
+    """Run a dense decoder on the meta device over two tokens, to meet what a config breaks before weights are read.
+
+    Raises:
+        CheckpointError: names `file` and what the forward raised.
+    """
+    ids = torch.zeros(1, 2, dtype=torch.int64, device="meta")
+    mask = torch.zeros(1, 1, 2, 2, device="meta")  # given whole, for making one looks at values
+    try:
+        try:
+            model(input_ids=ids, use_cache=False)
+        except RuntimeError as error:
+            if "meta tensors" not in str(error):
+                raise
+            model(input_ids=ids, attention_mask=mask, position_ids=ids, use_cache=False)
+    except Exception as error:
+        raise unusable(file, error) from error
+
+
+def _is_text(config: PretrainedConfig) -> bool:
+    try:
+        return config.get_text_config() is config
+    except ValueError:  # it has several
+        return False
+
+
+def decoder_layers(model: PreTrainedModel, where: Path) -> str:
+    """Module path of the list of decoder layers of a model that can be walked.
+
+    Raises:
+        UnsupportedModelError: one that cannot: no linear output projection, else as find_layers and check_layer.
+    """
+    if not isinstance(model.get_output_embeddings(), nn.Linear):
+        raise unsupported(where, f"{type(model).__name__} has no linear output projection")
+    found = find_layers(model, model.config.num_hidden_layers, where)
+    for layer in model.get_submodule(found).children():
+        check_layer(layer, where)
+    return found
+
+
+def find_layers(model: nn.Module, count: int, where: Path) -> str:
+    """Module path of the ModuleList that holds the `count` decoder layers.
+
+    Raises:
+        UnsupportedModelError: there is no such list, or more than one.
+    """
+    found: list[str] = []
+    for name, module in model.named_modules():
+        nested = any(name.startswith(outer + ".") for outer in found)
+        if isinstance(module, nn.ModuleList) and len(module) == count and not nested:
+            found.append(name)
+    if len(found) != 1:
+        raise unsupported(where, f"{type(model).__name__} has {len(found)} lists of {count} modules, expected one")
+    return found[0]
+
+
+def check_layer(layer: nn.Module, where: Path) -> None:
+    """Refuse a decoder layer whose large weights are not all plain `nn.Linear` weights.
+
+    Raises:
+        UnsupportedModelError: experts, routers, convolutions, Conv1D, or any other matrix that is no linear layer.
+    """
+    for name, module in layer.named_modules():
+        kind, leaf = type(module).__name__, name.rsplit(".", 1)[-1]
+        if isinstance(module, nn.ModuleList):
+            raise unsupported(
+                where, f"{name} is a {kind} inside a decoder layer: experts or the like, not supported yet"
+            )
+        if _EXPERT_MODULE.search(leaf) or _EXPERT_MODULE.search(kind):
+            raise unsupported(where, f"{name} is a {kind}: mixture-of-experts layers are not supported yet")
+        for attribute, parameter in module.named_parameters(recurse=False):
+            if parameter.ndim < 2 or is_norm(module) or (isinstance(module, nn.Linear) and attribute == "weight"):
+                continue
+            shape = "x".join(map(str, parameter.shape))
+            reason = f"{name}.{attribute} ({shape}) belongs to a {kind}, only nn.Linear weights can be calibrated"
+            raise unsupported(where, reason)

@@ -1,0 +1,53 @@
+"""What a call of `generate` may wish for, checked before anything is loaded. No torch here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deltacompress.errors import InputError, option
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. temperature 0 is greedy; top_p in (0, 1]; seed: of each request's own generator."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How a call of `generate` wants its requests done; bos: see Runtime.generate; streams: somebody listens."""
+
+    max_new_tokens: int
+    stops: tuple[str, ...]
+    sampling: Sampling
+    bos: bool | None
+    streams: bool
+
+    @classmethod
+    def checked(
+        cls, max_new_tokens: int, stop: str | Sequence[str], sampling: Sampling, bos: bool | None, *, streams: bool
+    ) -> Wishes:
+        """The wishes, if they make sense.
+
+        Raises:
+            InputError: they do not.
+        """
+        stops = (stop,) if isinstance(stop, str) and stop else tuple(stop)
+        if max_new_tokens < 1:
+            raise InputError(f"{option('max_new_tokens')} {max_new_tokens}: at least 1")
+        if any(not one for one in stops):
+            raise InputError("an empty stop string would stop everything; leave it out")
+        if not 0 <= sampling.temperature < math.inf:
+            raise InputError(
+                f"{option('temperature')} {sampling.temperature}: give 0 (always the most likely token) or more"
+            )
+        if not 0 < sampling.top_p <= 1:
+            raise InputError(
+                f"{option('top_p')} {sampling.top_p}: give a share of the probability, above 0 and at most 1"
+            )
+        return cls(max_new_tokens, stops, sampling, bos, streams)

@@ -1,0 +1,231 @@
+"""The config of an adapter: what makes it more than plain matrices is refused by name, and everything unknown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deltacompress.adapters.fields import FIELDS
+from deltacompress.adapters.settings import Settings, parse_settings
+from deltacompress.adapters.shapes import check_tensors
+from deltacompress.errors import CheckpointError
+
+SHARED: dict[str, Any] = {
+    "auto_mapping": {"base_model_class": "LlamaForCausalLM", "parent_library": "transformers.models.llama"},
+    "base_model_name_or_path": "acme/llama",
+    "bias": "none",
+    "exclude_modules": None,
+    "fan_in_fan_out": False,
+    "inference_mode": True,
+    "layers_pattern": None,
+    "layers_to_transform": None,
+    "modules_to_save": None,
+    "peft_version": "0.21.2",
+    "revision": None,
+    "target_modules": ["q_proj", "v_proj"],
+    "task_type": None,
+}
+LORA = SHARED | {
+    "alora_invocation_tokens": None,
+    "alpha_pattern": {},
+    "arrow_config": None,
+    "corda_config": None,
+    "ensure_weight_tying": False,
+    "eva_config": None,
+    "init_lora_weights": True,
+    "kasa_config": None,
+    "layer_replication": None,
+    "loftq_config": {},
+    "lora_alpha": 8,
+    "lora_bias": False,
+    "lora_dropout": 0.0,
+    "lora_ga_config": None,
+    "megatron_config": None,
+    "megatron_core": "megatron.core",
+    "monteclora_config": None,
+    "peft_type": "LORA",
+    "qalora_group_size": 16,
+    "r": 2,
+    "rank_pattern": {},
+    "target_parameters": None,
+    "trainable_token_indices": None,
+    "use_bdlora": None,
+    "use_dora": False,
+    "use_qalora": False,
+    "use_rslora": False,
+    "velora_config": None,
+}
+BOFT = SHARED | {
+    "boft_block_num": 0,
+    "boft_block_size": 4,
+    "boft_dropout": 0.0,
+    "boft_n_butterfly_factor": 1,
+    "init_weights": True,
+    "peft_type": "BOFT",
+}
+"""What PEFT 0.21.2 saves of LoraConfig() and BOFTConfig()."""
+
+OFF = {
+    "alora_invocation_tokens": [1, 2],
+    "arrow_config": {"top_k": 3, "router_temperature": 1.0},
+    "ensure_weight_tying": True,
+    "kasa_config": {"beta": 1e-4, "gamma": 1e-3},
+    "layer_replication": [[0, 2], [1, 2]],
+    "loftq_config": {"loftq_bits": 4, "loftq_iter": 1},
+    "megatron_config": {"hidden_size": 8},
+    "monteclora_config": {"num_samples": 8},
+    "target_parameters": ["self_attn.q_proj.weight"],
+    "trainable_token_indices": [1, 2],
+    "use_bdlora": {"target_modules_bd_a": ["q_proj"], "nblocks": 2},
+    "use_dora": True,
+    "use_qalora": True,
+    "velora_config": {"num_groups": 4},
+}
+"""What PEFT 0.21.2 saves of the others (arrow_config, loftq_config and megatron_config: as its classes have them)."""
+
+
+@pytest.mark.parametrize("saved", [LORA, BOFT], ids=["lora", "boft"])
+def test_what_peft_saves_by_default_is_plain_and_every_field_of_it_is_known(saved: dict[str, Any]) -> None:
+    kind = saved["peft_type"].lower()
+    known = FIELDS[kind]
+    assert saved.keys() | {"runtime_config"} >= {*known.read, *known.inert, *known.off} >= saved.keys()
+    assert parse_settings(saved, "c").kind == kind
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_a_field_that_asks_for_more_is_refused_by_name(name: str) -> None:
+    assert OFF.keys() == FIELDS["lora"].off.keys()
+    with pytest.raises(
+        CheckpointError, match=rf"^c: {name} is set, which makes it no plain lora \(.+\); it|merge"
+    ) as error:
+        parse_settings(LORA | {name: OFF[name]}, "c")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("beginning", "called", "way_out"),
+    [
+        ("pissa", "PiSSA", "path_initial_model_for_weight_conversion"),
+        ("pissa_niter_4", "PiSSA", "path_initial_model_for_weight_conversion"),
+        ("olora", "OLoRA", "path_initial_model_for_weight_conversion"),
+        ("OLoRA", "OLoRA", "path_initial_model_for_weight_conversion"),
+        ("corda", "CorDA", "path_initial_model_for_weight_conversion"),
+        ("lora_ga", "LoRA-GA", "path_initial_model_for_weight_conversion"),
+        ("loftq", "LoftQ", "merge it"),
+    ],
+)
+def test_matrices_that_began_in_the_base_are_refused_with_the_conversion(
+    beginning: str, called: str, way_out: str
+) -> None:
+    told = rf"^c: init_lora_weights is '{beginning}': {called} changes the weights of the base, .*{way_out}"
+    with pytest.raises(CheckpointError, match=told):
+        parse_settings(LORA | {"init_lora_weights": beginning}, "c")
+
+
+@pytest.mark.parametrize("beginning", [True, False, None, "gaussian", "eva", "orthogonal", "mica"])
+def test_other_beginnings_leave_the_base_as_it_is(beginning: object) -> None:
+    assert parse_settings(LORA | {"init_lora_weights": beginning}, "c").rank == 2
+
+
+def test_what_is_left_of_a_conversion_is_plain() -> None:
+    """PEFT leaves the config of the beginning in place, and sets the beginning itself to the default."""
+    for name in ("corda_config", "lora_ga_config", "eva_config"):
+        assert parse_settings(LORA | {name: {"scale": "stable"}}, "c").rank == 2
+
+
+@pytest.mark.parametrize("kind", [LORA, BOFT], ids=["lora", "boft"])
+def test_an_unknown_field_is_refused_unless_it_says_nothing(kind: dict[str, Any]) -> None:
+    for nothing in (None, False, "", [], {}):
+        parse_settings(kind | {"use_tomorrow": nothing}, "c")
+    for value in (True, 0, 1, 0.5, "x", [0], {"a": None}):
+        with pytest.raises(CheckpointError, match=r"^c: 'use_tomorrow' is set.*upgrade deltacompress"):
+            parse_settings(kind | {"use_tomorrow": value}, "c")
+    with pytest.raises(CheckpointError, match=r"init_lora_weights is 'tomorrow', which this program does not know"):
+        parse_settings(LORA | {"init_lora_weights": "tomorrow"}, "c")
+    with pytest.raises(CheckpointError, match="'use_dora' is set, and no field of boft"):
+        parse_settings(BOFT | {"use_dora": True}, "c")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("fan_in_fan_out", "false", "must be true or false"),
+        ("use_rslora", 1, "must be true or false"),
+        ("lora_bias", "yes", "must be true or false"),
+        ("lora_alpha", "16", "must be a number"),
+        ("lora_alpha", True, "must be a number"),
+        ("lora_alpha", float("nan"), "must be a number"),
+        ("lora_alpha", 10**400, "must be a number"),
+        ("alpha_pattern", {"q_proj": "3"}, "must map module names to numbers"),
+        ("alpha_pattern", [["q_proj", 3]], "must map module names to numbers"),
+        ("rank_pattern", {"q_proj": 0}, "must map module names to ranks"),
+        ("rank_pattern", {"q_proj": True}, "must map module names to ranks"),
+        ("bias", "boft_only", "none, all or lora_only"),
+        ("bias", None, "none, all or lora_only"),
+        ("r", 0, "at least 1"),
+        ("r", 1 << 21, "must be a whole number"),
+        ("modules_to_save", "lm_head", "must be a list"),
+        ("modules_to_save", [""], "must be a list"),
+        ("target_modules", None, "must be text or a list"),
+    ],
+)
+def test_fields_that_are_read_are_checked(name: str, value: object, told: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"^c: {name} .*{told}"):
+        parse_settings(LORA | {name: value}, "c")
+
+
+def test_what_is_read() -> None:
+    given = {"r": 3, "lora_alpha": 12, "use_rslora": True, "lora_bias": True, "fan_in_fan_out": True}
+    given |= {"rank_pattern": {"v_proj": 4}, "alpha_pattern": {"v_proj": 6.5}, "modules_to_save": ["lm_head"]}
+    assert parse_settings(LORA | given, "c") == Settings(
+        "lora",
+        rank=3,
+        ranks={"v_proj": 4},
+        alpha=12.0,
+        alphas={"v_proj": 6.5},
+        rslora=True,
+        biased=True,
+        targets=("q_proj", "v_proj"),
+        saved=("lm_head",),
+        transposed=True,
+    )
+    rotated = {
+        "bias": "boft_only",
+        "boft_block_size": 0,
+        "boft_block_num": 8,
+        "boft_n_butterfly_factor": 2,
+        "target_modules": "all-linear",
+    }
+    assert parse_settings(BOFT | rotated, "c") == Settings("boft", targets="all-linear", factors=2, block=0, blocks=8)
+
+
+AT = "base_model.model."
+BASE = {"model.a.weight": (4, 8), "model.a.bias": (4,), "model.b.bias": (4,), "model.embed.weight": (12, 8)}
+A_B = {f"{AT}model.a.lora_A.weight": (2, 8), f"{AT}model.a.lora_B.weight": (4, 2)}
+
+
+def test_biases_are_trained_under_the_name_that_peft_gives_them() -> None:
+    plain = Settings("lora", rank=2, targets=("a",))
+    trained = A_B | {f"{AT}model.a.base_layer.bias": (4,), f"{AT}model.b.bias": (4,)}
+    assert check_tensors(trained, plain, BASE) == 1
+    with pytest.raises(ValueError, match=r"bias has shape \[5\], the base needs \[4\]"):
+        check_tensors(A_B | {f"{AT}model.a.base_layer.bias": (5,)}, plain, BASE)
+    with pytest.raises(ValueError, match=r"model\.b has no matrices"):
+        check_tensors(A_B | {f"{AT}model.b.base_layer.bias": (4,)}, plain, BASE)
+    with pytest.raises(ValueError, match="but lora_bias is not set"):
+        check_tensors(A_B | {f"{AT}model.a.lora_B.bias": (4,)}, plain, BASE)
+    assert check_tensors(
+        A_B | {f"{AT}model.a.lora_B.bias": (4,)}, Settings("lora", 2, targets=("a",), biased=True), BASE
+    )
+
+
+def test_only_an_embedding_or_a_head_brings_the_weight_it_is_trained_beside() -> None:
+    settings = Settings("lora", rank=2, targets=("a", "embed", "lm_head"))
+    at = f"{AT}model.embed."
+    tables = {f"{at}lora_embedding_A": (2, 12), f"{at}lora_embedding_B": (8, 2), f"{at}base_layer.weight": (12, 8)}
+    head = {f"{AT}lm_head.{one}": shape for one, shape in (("lora_A.weight", (2, 8)), ("lora_B.weight", (12, 2)))}
+    head |= {f"{AT}lm_head.base_layer.weight": (12, 8)}
+    assert check_tensors(A_B | tables | head, settings, BASE | {"lm_head.weight": (12, 8)}) == 3
+    with pytest.raises(ValueError, match=r"a is not among modules_to_save"):
+        check_tensors(A_B | {f"{AT}model.a.base_layer.weight": (4, 8)}, Settings("lora", 2, targets=("a",)), BASE)
