@@ -12,9 +12,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from deltacompress._version import __version__
+
 if TYPE_CHECKING:
-    from deltacompress.artifact import load_delta, verify
-    from deltacompress.driver import CompressResult, compress
+    from deltacompress.artifact.delta import load_delta, verify
+    from deltacompress.artifact.restoration import restore
+    from deltacompress.codecs.recipe import Recipe
+    from deltacompress.compression.driver import CompressResult, compress
     from deltacompress.errors import (
         BackendError,
         BaseMismatchError,
@@ -35,13 +39,9 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from deltacompress.evaluation import Gate, GateFailedError, evaluate
-    from deltacompress.recipe import Recipe
     from deltacompress.reporter import LineReporter, Reporter
-    from deltacompress.restoration import restore
     from deltacompress.runtime import Runtime
     from deltacompress.zoo import Zoo
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BackendError",
@@ -78,19 +78,19 @@ __all__ = [
 ]
 
 _HOME = {
-    "CompressResult": "driver",
+    "CompressResult": "compression.driver",
     "Gate": "evaluation",
     "GateFailedError": "evaluation",
     "LineReporter": "reporter",
-    "Recipe": "recipe",
+    "Recipe": "codecs.recipe",
     "Reporter": "reporter",
     "Runtime": "runtime",
     "Zoo": "zoo",
-    "compress": "driver",
+    "compress": "compression.driver",
     "evaluate": "evaluation",
-    "load_delta": "artifact",
-    "restore": "restoration",
-    "verify": "artifact",
+    "load_delta": "artifact.delta",
+    "restore": "artifact.restoration",
+    "verify": "artifact.delta",
 }
 """Public name -> the module it lives in; every other public name is an error class."""
 

@@ -51,7 +51,7 @@ def _checks() -> list[tuple[str, Callable[[], tuple[bool, str]]]]:
 
 
 def _own_version() -> str:
-    from deltacompress import __version__
+    from deltacompress._version import __version__
 
     return __version__
 
@@ -109,14 +109,14 @@ def _kernels(name: str) -> tuple[bool, str]:
 
 
 def _content() -> tuple[bool, str]:
-    from deltacompress.content import content_root
+    from deltacompress.files.content import content_root
 
     return True, str(content_root())
 
 
 def _zoo() -> tuple[bool, str]:
     from deltacompress.errors import DeltaCompressError
-    from deltacompress.zoo.resolve import ENVIRONMENT, open_zoo
+    from deltacompress.zoo.exchange.resolve import ENVIRONMENT, open_zoo
 
     if not os.environ.get(ENVIRONMENT):
         return True, f"none; --zoo or {ENVIRONMENT} names one"

@@ -11,10 +11,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from deltacompress.content import content_root
-from deltacompress.evaluation.report import report_schema
-from deltacompress.manifest import SCHEMA_VERSION, Manifest
-from deltacompress.recipe import Recipe
+from deltacompress.artifact.records import SCHEMA_VERSION, Manifest
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.evaluation.report.data import report_schema
+from deltacompress.files.content import content_root
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

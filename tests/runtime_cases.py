@@ -14,7 +14,7 @@ import transformers
 from pairs import Pair, Weights
 from torch import Tensor
 
-from deltacompress.restoration import restore
+from deltacompress.artifact.restoration import restore
 from deltacompress.runtime import Runtime
 
 LOGITS = 1e-4
@@ -97,6 +97,6 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> None:
     monkeypatch.setattr("torch.cuda.stream", lambda _: nullcontext())
     monkeypatch.setattr("torch.cuda.current_stream", lambda _: Stream())
     monkeypatch.setattr("torch.cuda.Event", Stream)
-    monkeypatch.setattr("deltacompress.runtime.residency.pinned", lambda operand: operand)
+    monkeypatch.setattr("deltacompress.runtime.cache.residency.pinned", lambda operand: operand)
     monkeypatch.setattr(runtime.residency, "_cuda", True)
     monkeypatch.setattr(runtime.residency, "_stream", Stream())

@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from deltacompress import analysis_stats as stats
-from deltacompress.analysis import analyze
-from deltacompress.analysis_plot import histogram_figure, plot_histograms
+from deltacompress.analysis import statistics as stats
+from deltacompress.analysis.pair import analyze
+from deltacompress.analysis.plot import histogram_figure, plot_histograms
+from deltacompress.checkpoints.kinds import group_of, layer_of, module_of
 from deltacompress.errors import BackendError, CheckpointError, OutputError, install_hint
-from deltacompress.tensor_kinds import group_of, layer_of, module_of
 
 LINEAR = {
     "self_attn.q_proj": (16, 16),

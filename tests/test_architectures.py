@@ -10,10 +10,10 @@ import torch
 import transformers
 from pairs import Pair, weights_of
 
-from deltacompress.artifact import load_delta, verify
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.artifact.delta import load_delta, verify
+from deltacompress.artifact.restoration import restore
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import UnsupportedModelError
-from deltacompress.restoration import restore
 
 ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen2-tied", "qwen3", "gemma2", "gemma3", "gpt-neox", "phi", "phi3"]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deltacompress import Gate, Recipe, compress, evaluate, load_delta, restore, verify
-from deltacompress.analysis import analyze
+from deltacompress.analysis.pair import analyze
 from deltacompress.arguments import Amount, Count, Share, Whole, checked
 from deltacompress.errors import BackendError, InputError, for_the_command_line, option, spelled, switch
 from deltacompress.evaluation.comparison import compare

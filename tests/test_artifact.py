@@ -17,9 +17,13 @@ from blake3 import blake3
 from pairs import Pair, changed, edit, files_of, flips, remove, weights_of, write_tokenizer
 from safetensors.torch import load_file, save_file
 
-from deltacompress.artifact import Delta, load_delta, verify
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.artifact.delta import Delta, load_delta, verify
+from deltacompress.artifact.manifest import parse_manifest
+from deltacompress.artifact.parts import check_file
+from deltacompress.artifact.restoration import restore
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.cli.main import main
+from deltacompress.codecs.recipe import Recipe
 from deltacompress.errors import (
     BaseMismatchError,
     ChecksumError,
@@ -29,10 +33,6 @@ from deltacompress.errors import (
     SchemaVersionError,
     TruncatedFileError,
 )
-from deltacompress.manifest import parse_manifest
-from deltacompress.parts import check_file
-from deltacompress.recipe import Recipe
-from deltacompress.restoration import restore
 
 SHARD = "delta-00001-of-00001.safetensors"
 Copy = Callable[[], Path]

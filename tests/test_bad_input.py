@@ -19,10 +19,10 @@ import torch
 import yaml
 from pairs import Pair, Recorder, Weights, edit, files_of, make_pair, write_tokenizer
 
-from deltacompress.artifact import verify
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.artifact.delta import verify
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.cli.main import main
-from deltacompress.workspace import Workspace
+from deltacompress.compression.workspace import Workspace
 
 UP = "model.layers.1.mlp.up_proj.weight"
 Refused = Callable[..., str]
@@ -722,7 +722,7 @@ def test_files_that_may_not_grow(mine: Pair, tmp_path: Path, artifact: Path) -> 
     limited = (
         "import resource, signal, sys\n"
         "from deltacompress.cli.main import main\n"
-        "import transformers, deltacompress.driver\n"
+        "import transformers, deltacompress.compression.driver\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, resource.RLIM_INFINITY))\n"
         f"sys.exit(main({mine.argv(tmp_path / 'out')!r}))\n"

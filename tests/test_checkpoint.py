@@ -19,13 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from deltacompress import hub
-from deltacompress.checkpoint import Checkpoint, check_finite, content_hash, tensor_bytes
-from deltacompress.checkpoint_writer import write_checkpoint
-from deltacompress.dtypes import DTYPES
+from deltacompress.checkpoints import hub
+from deltacompress.checkpoints.dtypes import DTYPES
+from deltacompress.checkpoints.reader import Checkpoint, check_finite, content_hash, tensor_bytes
+from deltacompress.checkpoints.weight_files import find_weights
+from deltacompress.checkpoints.writer import write_checkpoint
 from deltacompress.errors import CheckpointError, OutputError
 from deltacompress.types import TensorInfo
-from deltacompress.weight_files import find_weights
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 Todo = list[tuple[TensorInfo, Callable[[], torch.Tensor]]]
@@ -245,7 +245,7 @@ def test_a_file_that_changes_while_it_is_opened(tmp_path: Path, monkeypatch: pyt
         os.utime(root / "model.safetensors", ns=(1, 1))
         return found
 
-    monkeypatch.setattr("deltacompress.checkpoint.find_weights", replaced_meanwhile)
+    monkeypatch.setattr("deltacompress.checkpoints.reader.find_weights", replaced_meanwhile)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: changed while its header was read; run it again"):
         Checkpoint.open(made)
 
@@ -273,7 +273,7 @@ def test_a_file_cut_during_the_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     checkpoint = Checkpoint.open(root)
     stamp = checkpoint._stamps[root / "model.safetensors"]
     os.truncate(root / "model.safetensors", 300)
-    monkeypatch.setattr("deltacompress.checkpoint._stamp", lambda _: stamp)
+    monkeypatch.setattr("deltacompress.checkpoints.reader._stamp", lambda _: stamp)
     for call in (checkpoint.read, checkpoint.sha256):
         with pytest.raises(CheckpointError, match="truncated while tensor a"):
             call("a")
@@ -500,7 +500,7 @@ def test_os_errors_become_output_errors(
 def test_a_disk_that_is_really_full() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
-    from deltacompress.checkpoint_writer import write_file
+    from deltacompress.checkpoints.writer import write_file
 
     class DevFull(type(Path())):  # type: ignore[misc]
         def open(self, *_: object, **__: object) -> Any:  # type: ignore[override]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from deltacompress.checkpoint import Checkpoint
-from deltacompress.checkpoint_rows import Rows
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.checkpoints.rows import Rows
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 OTHERS = [torch.int32, torch.bool, torch.complex64, torch.float8_e4m3fn]

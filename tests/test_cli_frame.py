@@ -238,7 +238,7 @@ def test_a_signal_ends_a_verb_like_ctrl_c(number: str) -> None:
         f"    signal.raise_signal(signal.{number})\n"
         "    time.sleep(60)\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "sys.modules['deltacompress.artifact'] = room = ModuleType('artifact')\nroom.load_delta = load_delta\n"
+        "sys.modules['deltacompress.artifact.delta'] = room = ModuleType('artifact')\nroom.load_delta = load_delta\n"
         "sys.exit(main(['inspect', 'x']))"
     )
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: interrupted; run it again\n")
@@ -309,7 +309,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 from deltacompress.cli.main import main
 from deltacompress.cli.console import print_error
-sys.modules["deltacompress.artifact"] = room = ModuleType("artifact")
+sys.modules["deltacompress.artifact.delta"] = room = ModuleType("artifact")
 room.load_delta = lambda path: SimpleNamespace(summary=lambda: {"path": str(path)})
 code = main(["inspect", sys.argv[1]])
 print_error(sys.argv[1])

@@ -22,7 +22,7 @@ SAFE = "a\\x1b[2Jb\\x9bc\\u202ed\\re\\nf\\u200bg\\x07"
 WORKS = """
 import sys
 from types import ModuleType, SimpleNamespace
-sys.modules["deltacompress.artifact"] = room = ModuleType("artifact")
+sys.modules["deltacompress.artifact.delta"] = room = ModuleType("artifact")
 room.load_delta = lambda path: SimpleNamespace(summary=lambda: {"name": "x" * %d, "tensors": [], "parts": []})
 from deltacompress.cli.program import program
 sys.argv = ["deltacompress", "inspect", "x", %s]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from deltacompress import content
-from deltacompress.content import FOLDERS, content_path, list_content
 from deltacompress.errors import InputError
+from deltacompress.files import content
+from deltacompress.files.content import FOLDERS, content_path, list_content
 
 
 def test_the_checkout_is_found(repo_root: Path) -> None:
@@ -83,7 +83,7 @@ def test_the_wheel_carries_the_content(repo_root: Path, tmp_path: Path) -> None:
 
     # What is installed from it finds its own copy, not a checkout.
     found = subprocess.run(
-        [sys.executable, "-c", "from deltacompress.content import content_root; print(content_root())"],
+        [sys.executable, "-c", "from deltacompress.files.content import content_root; print(content_root())"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
         capture_output=True,

@@ -15,20 +15,28 @@ from blake3 import blake3
 from pydantic import BaseModel
 from safetensors.torch import save_file
 
-from deltacompress import lossless, manifest
-from deltacompress.artifact import load_delta
-from deltacompress.checkpoint import content_hash, tensor_bytes
+from deltacompress import lossless
+from deltacompress.artifact import manifest
+from deltacompress.artifact.delta import load_delta
+from deltacompress.artifact.records import (
+    CalibrationRecord,
+    FileRecord,
+    Manifest,
+    ModelRecord,
+    PartRecord,
+    TensorRecord,
+)
+from deltacompress.checkpoints.dtypes import DTYPES
+from deltacompress.checkpoints.header import MAX_NUMEL, read_header
+from deltacompress.checkpoints.names import MAX_NAME
+from deltacompress.checkpoints.reader import content_hash, tensor_bytes
+from deltacompress.checkpoints.side_files import MAX_SIDE_FILE_BYTES
 from deltacompress.codecs import packed
 from deltacompress.codecs.encoded import restore_tensor
-from deltacompress.driver import compress
-from deltacompress.dtypes import DTYPES
-from deltacompress.json_memory import MAX_DEPTH
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.driver import compress
+from deltacompress.files.json_limits import MAX_DEPTH
 from deltacompress.lossless import stream
-from deltacompress.manifest import CalibrationRecord, FileRecord, Manifest, ModelRecord, PartRecord, TensorRecord
-from deltacompress.recipe import Recipe
-from deltacompress.safetensors_header import MAX_NUMEL, read_header
-from deltacompress.side_files import MAX_SIDE_FILE_BYTES
-from deltacompress.tensor_names import MAX_NAME
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 TEXT = (DOCS / "formats.md").read_text(encoding="utf-8")

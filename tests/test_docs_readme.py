@@ -13,7 +13,7 @@ from pairs import files_of, make_pair, write_data
 
 from deltacompress import Gate, load_delta
 from deltacompress.cli.main import app
-from deltacompress.evaluation.report import read_report
+from deltacompress.evaluation.report.data import read_report
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")

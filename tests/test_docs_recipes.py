@@ -10,9 +10,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from deltacompress.codecs.recipe import CalibrationSpec, ExactRule, ObsRule, Recipe, RtnRule, SkipRule
 from deltacompress.codecs.settings import ExactSettings, ObsSettings, RtnSettings
-from deltacompress.content import list_content
-from deltacompress.recipe import CalibrationSpec, ExactRule, ObsRule, Recipe, RtnRule, SkipRule
+from deltacompress.files.content import list_content
 from deltacompress.types import TensorKind
 
 TEXT = (Path(__file__).resolve().parent.parent / "docs" / "recipes.md").read_text(encoding="utf-8")

@@ -14,16 +14,16 @@ from pairs import Pair, Recorder, Weights, changed, edit, files_of, perturb, wei
 from safetensors.torch import load_file, save_file
 from tiny_models import open_tiny
 
-from deltacompress.artifact import Delta, load_delta, verify
-from deltacompress.calibrate.data import load_calibration, load_tokenizer
-from deltacompress.checkpoint import Checkpoint
-from deltacompress.driver import compress
+from deltacompress.artifact.delta import Delta, load_delta, verify
+from deltacompress.artifact.records import TensorRecord
+from deltacompress.artifact.restoration import restore
+from deltacompress.calibration.data import load_calibration, load_tokenizer
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.driver import compress
+from deltacompress.compression.steps import Steps
 from deltacompress.errors import CalibrationError, FormatError, InputError
-from deltacompress.manifest import TensorRecord
-from deltacompress.recipe import Recipe
 from deltacompress.reporter import LineReporter
-from deltacompress.restoration import restore
-from deltacompress.steps import Steps
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 Roundtrip = Callable[..., tuple[Delta, Weights]]

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.checkpoints.pairing import Pairing, TensorPair, is_embedding, is_head, pair
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import PairError
-from deltacompress.extract import Pairing, TensorPair, is_embedding, is_head, pair
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 LLAMA = {
@@ -339,7 +339,7 @@ def test_configs_that_say_nothing_do_not_object(do: Pairer) -> None:
 def test_families_left_untied_agree_with_transformers() -> None:
     from transformers import CONFIG_MAPPING
 
-    from deltacompress.extract import _UNTIED
+    from deltacompress.checkpoints.pairing import _UNTIED
 
     known = {name: getattr(CONFIG_MAPPING[name], "tie_word_embeddings", None) for name in _UNTIED}
     assert known == dict.fromkeys(_UNTIED, False)

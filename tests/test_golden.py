@@ -13,9 +13,9 @@ import pytest
 import torch
 from pairs import weights_of
 
-from deltacompress.artifact import load_delta, verify
-from deltacompress.manifest import SCHEMA_VERSION
-from deltacompress.restoration import restore
+from deltacompress.artifact.delta import load_delta, verify
+from deltacompress.artifact.records import SCHEMA_VERSION
+from deltacompress.artifact.restoration import restore
 
 GOLDEN = Path(__file__).parent / "golden"
 ARTIFACTS = sorted(path.parent for path in GOLDEN.glob("v*/*/manifest.json"))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from deltacompress.artifact.restoration import restore
 from deltacompress.evaluation import read_report
-from deltacompress.restoration import restore
 from deltacompress.zoo import Zoo
 
 TESTS = Path(__file__).parent

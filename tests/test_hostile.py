@@ -15,7 +15,7 @@ from forked import Forked, Outcome, usable
 from hostile import CASES, KINDS, Forgery, lay, put_in_place
 from pairs import Pair, write_data
 
-from deltacompress.recipe import Recipe
+from deltacompress.codecs.recipe import Recipe
 
 pytestmark = pytest.mark.skipif(not usable(), reason="needs /proc to tell what a process took")
 

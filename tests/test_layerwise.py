@@ -14,12 +14,12 @@ from pairs import Pair, Recorder, Weights, files_of, weights_of
 from tiny_models import open_tiny
 from tolerances import GPU_LOSS
 
-from deltacompress.artifact import load_delta
-from deltacompress.calibrate.data import load_calibration, load_tokenizer
-from deltacompress.calibrate.skeleton import Skeleton
-from deltacompress.checkpoint import Checkpoint
-from deltacompress.recipe import Recipe
-from deltacompress.restoration import restore
+from deltacompress.artifact.delta import load_delta
+from deltacompress.artifact.restoration import restore
+from deltacompress.calibration.data import load_calibration, load_tokenizer
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.models.skeleton import Skeleton
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -85,7 +85,7 @@ def test_weights_are_placed_once_however_many_batches(
         return prepare(self, name, value)
 
     monkeypatch.setattr(Skeleton, "prepare", count)
-    monkeypatch.setattr("deltacompress.layerwise.TOKENS_PER_BATCH", {"cpu": 16})  # eight batches
+    monkeypatch.setattr("deltacompress.compression.layerwise.TOKENS_PER_BATCH", {"cpu": 16})  # eight batches
     pair.compress(tmp_path / "out", recipe="int2-24")
     # The teacher's and the student's.
     assert {name: times for name, times in prepared.items() if "_proj" in name and times != 2} == {}
@@ -95,11 +95,11 @@ def test_weights_are_placed_once_however_many_batches(
 def test_streams_on_the_host_change_no_byte(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
 ) -> None:
-    monkeypatch.setattr("deltacompress.layerwise.TOKENS_PER_BATCH", {"cpu": 48})  # batches of 3, 3, 2
+    monkeypatch.setattr("deltacompress.compression.layerwise.TOKENS_PER_BATCH", {"cpu": 48})  # batches of 3, 3, 2
     here = pair.compress(tmp_path / "here", recipe=recipe)
     asked: list[int] = []
     monkeypatch.setattr(
-        "deltacompress.layerwise.should_wait_on_host", lambda _device, nbytes: asked.append(nbytes) or True
+        "deltacompress.compression.layerwise.should_wait_on_host", lambda _device, nbytes: asked.append(nbytes) or True
     )
     there = pair.compress(tmp_path / "there", recipe=recipe)
     assert asked == [8 * 16 * 32 * 4 * (2 if recipe == "int2-24" else 1)]

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltacompress.dtypes import DTYPES
+from deltacompress.artifact.manifest import parse_manifest, read_manifest
+from deltacompress.artifact.records import DTYPE_NAMES, Manifest
+from deltacompress.checkpoints.dtypes import DTYPES
+from deltacompress.checkpoints.names import is_tensor_name
 from deltacompress.errors import ChecksumError, FormatError, IntegrityError, SchemaVersionError, TruncatedFileError
-from deltacompress.manifest import DTYPE_NAMES, Manifest, parse_manifest, read_manifest
-from deltacompress.tensor_names import is_tensor_name
 
 HASH = "0123456789abcdef" * 4
 PART = {"name": "planes", "dtype": "U8", "shape": [2, 6], "bytes": 72, "sha256": HASH}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from test_manifest import HASH, PART, plain, record, sealed
 
+from deltacompress.artifact.manifest import parse_manifest
+from deltacompress.checkpoints.side_files import MAX_SIDE_FILE_BYTES
 from deltacompress.errors import FormatError
-from deltacompress.manifest import parse_manifest
-from deltacompress.side_files import MAX_SIDE_FILE_BYTES
 
 BIG = 1 << 50
 

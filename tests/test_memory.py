@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deltacompress.checkpoint_writer import write_checkpoint
+from deltacompress.checkpoints.writer import write_checkpoint
 from deltacompress.types import TensorInfo
 
 pytestmark = [pytest.mark.slow, pytest.mark.large]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from pairs import Pair, Recorder, changed, files_of, make_pair, write_data
 
-from deltacompress import driver
-from deltacompress.analysis_output import analyze_into
-from deltacompress.artifact import load_delta
+from deltacompress.analysis.output import analyze_into
+from deltacompress.artifact.delta import load_delta
+from deltacompress.artifact.outputs import check_outside, publish_directory
+from deltacompress.artifact.restoration import restore
+from deltacompress.compression import driver
 from deltacompress.errors import BackendError, InputError, OutputError
-from deltacompress.outputs import check_outside, publish_directory
-from deltacompress.restoration import restore
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_an_analysis_is_used_again_for_the_same_pair(
     first = analyze_into(place, mine.base, mine.finetuned, force=False, reporter=Recorder())
     assert (place / "analysis.json").is_file()
     with monkeypatch.context() as patch:
-        patch.setattr("deltacompress.analysis_output.analyze", None)
+        patch.setattr("deltacompress.analysis.output.analyze", None)
         again = analyze_into(place, mine.base, mine.finetuned, force=False, reporter=Recorder())
     assert (again.data, again.files) == (json.loads(json.dumps(first.data)), ())
     assert again.rows() == first.rows()
@@ -195,10 +195,10 @@ def test_an_analysis_without_a_picture_is_used_again(
     def missing(*_: Any) -> None:
         raise BackendError("no matplotlib here")
 
-    monkeypatch.setattr("deltacompress.analysis_output.plot_histograms", missing)
+    monkeypatch.setattr("deltacompress.analysis.output.plot_histograms", missing)
     first = analyze_into(tmp_path / "out", mine.base, mine.finetuned, force=False, reporter=Recorder())
     assert first.missing == "no matplotlib here"
-    monkeypatch.setattr("deltacompress.analysis_output.analyze", None)
+    monkeypatch.setattr("deltacompress.analysis.output.analyze", None)
     before = files_of(tmp_path / "out")
     again = analyze_into(tmp_path / "out", mine.base, mine.finetuned, force=False, reporter=Recorder())
     assert files_of(tmp_path / "out") == before
@@ -209,7 +209,7 @@ def test_an_analysis_without_a_picture_is_used_again(
 
 def test_an_analysis_replaces_no_picture_of_others(mine: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "histograms.png").write_bytes(b"mine")
-    monkeypatch.setattr("deltacompress.analysis_output.analyze", None)  # told before the work
+    monkeypatch.setattr("deltacompress.analysis.output.analyze", None)  # told before the work
     with pytest.raises(OutputError, match=r"histograms\.png: would be replaced, and no earlier run left it there"):
         analyze_into(tmp_path, mine.base, mine.finetuned, force=False, reporter=Recorder())
     assert files_of(tmp_path) == {"histograms.png": b"mine"}

@@ -9,13 +9,14 @@ import pytest
 import torch
 from pairs import Pair, Recorder, Weights, changed, files_of
 
-from deltacompress import lossless, workspace
-from deltacompress.artifact import verify
-from deltacompress.checkpoint import Checkpoint
+from deltacompress import lossless
+from deltacompress.artifact.delta import verify
+from deltacompress.artifact.restoration import restore
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs import elements, packed, rtn
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression import workspace
 from deltacompress.errors import CheckpointError, Interrupted
-from deltacompress.recipe import Recipe
-from deltacompress.restoration import restore
 
 LARGE = ["linear", "embedding", "head"]
 EMBEDDING = "model.embed_tokens.weight"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pairs import Pair
 
-from deltacompress.checkpoint import Checkpoint
-from deltacompress.extract import pair as pair_up
-from deltacompress.planning import make_plan
-from deltacompress.recipe import Recipe
+from deltacompress.checkpoints.pairing import pair as pair_up
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.planning import make_plan
 
 NORM = "model.layers.0.input_layernorm.weight"  # the one that fine-tuning left as it was
 RECIPE = Recipe.parse({"name": "mine", "rules": [{"codec": "exact"}]})

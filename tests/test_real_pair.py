@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from deltacompress.artifact import verify
-from deltacompress.checkpoint import Checkpoint
-from deltacompress.driver import compress
-from deltacompress.restoration import restore
+from deltacompress.artifact.delta import verify
+from deltacompress.artifact.restoration import restore
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.compression.driver import compress
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltacompress.content import list_content
+from deltacompress.codecs.recipe import Recipe
 from deltacompress.errors import RecipeError
-from deltacompress.recipe import Recipe
+from deltacompress.files.content import list_content
 
 SHIPPED = {path.stem for path in list_content("calibration/recipes", ".yaml")}
 EXACT = {"codec": "exact"}

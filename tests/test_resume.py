@@ -20,17 +20,17 @@ import torch
 from pairs import Pair, Recorder, edit, files_of, perturb, weights_of, write_data
 from safetensors.torch import load_file, save_file
 
-from deltacompress import driver, layerwise, publication, run_identity, workspace
-from deltacompress import steps as steps_module
-from deltacompress.artifact import verify
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.artifact.delta import verify
+from deltacompress.artifact.restoration import restore
+from deltacompress.checkpoints.header import read_header
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.cli.main import main
-from deltacompress.encoding import lay_out
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression import driver, layerwise, publication, run_identity, workspace
+from deltacompress.compression import steps as steps_module
+from deltacompress.compression.encoding import lay_out
+from deltacompress.compression.workspace import Workspace
 from deltacompress.errors import BackendError, InputError, Interrupted, OutputError
-from deltacompress.recipe import Recipe
-from deltacompress.restoration import restore
-from deltacompress.safetensors_header import read_header
-from deltacompress.workspace import Workspace
 
 STEPS = ["outer", "layer-00000", "layer-00001", "head"]
 
@@ -130,7 +130,7 @@ def test_while_the_artifact_is_written(
         return original(*args)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr("deltacompress.driver.publish", publish)
+    monkeypatch.setattr("deltacompress.compression.driver.publish", publish)
     with pytest.raises(Interrupted if error is KeyboardInterrupt else OutputError) as caught:
         pair.compress(out)
     monkeypatch.undo()
@@ -489,7 +489,7 @@ def test_an_error_leaves_nothing(pair: Pair, out: Path, tmp_path: Path, monkeypa
     def fail(*args: Any) -> None:
         raise InputError("cannot go on")
 
-    monkeypatch.setattr("deltacompress.driver.publish", fail)
+    monkeypatch.setattr("deltacompress.compression.driver.publish", fail)
     with pytest.raises(InputError, match="cannot go on"):
         pair.compress(out)
     assert list(tmp_path.iterdir()) == []
@@ -502,7 +502,7 @@ def test_an_error_that_can_be_mended_says_how_to_go_on(
         raise OutputError("disk full; free some space")
 
     seen = Recorder()
-    monkeypatch.setattr("deltacompress.driver.publish", full)
+    monkeypatch.setattr("deltacompress.compression.driver.publish", full)
     with pytest.raises(OutputError):
         pair.compress(out, reporter=seen)
     monkeypatch.undo()

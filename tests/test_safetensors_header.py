@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save, save_file
 
-from deltacompress.errors import CheckpointError
-from deltacompress.json_memory import MAX_DEPTH
-from deltacompress.safetensors_header import (
+from deltacompress.checkpoints.header import (
     ITEMSIZE,
     MAX_RANK,
     load_json_object,
     parse_header,
     read_header,
 )
-from deltacompress.tensor_names import MAX_NAME, is_tensor_name
-from deltacompress.weight_files import find_weights
+from deltacompress.checkpoints.names import MAX_NAME, is_tensor_name
+from deltacompress.checkpoints.weight_files import find_weights
+from deltacompress.errors import CheckpointError
+from deltacompress.files.json_limits import MAX_DEPTH
 
 GOOD: dict[str, Any] = {
     "__metadata__": {"format": "pt"},
@@ -64,7 +64,7 @@ def test_accepts_a_legal_header() -> None:
 
 
 def test_agrees_with_the_library_on_every_dtype(tmp_path: Path) -> None:
-    from deltacompress.dtypes import DTYPES
+    from deltacompress.checkpoints.dtypes import DTYPES
 
     assert set(DTYPES) == set(ITEMSIZE)
     tensors = {name: torch.zeros(3, 5, dtype=dtype) for name, dtype in DTYPES.items()}
@@ -134,7 +134,7 @@ def test_trailing_padding_is_allowed() -> None:
 
 
 def test_too_many_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deltacompress.safetensors_header.MAX_TENSORS", 3)
+    monkeypatch.setattr("deltacompress.checkpoints.header.MAX_TENSORS", 3)
     with pytest.raises(CheckpointError, match="4 tensors"):
         parse(GOOD)
 

@@ -11,10 +11,10 @@ import yaml
 from safetensors.torch import save_file
 
 from deltacompress import schemas
-from deltacompress.content import content_path, list_content
-from deltacompress.driver import compress
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.driver import compress
 from deltacompress.errors import RecipeError
-from deltacompress.recipe import Recipe
+from deltacompress.files.content import content_path, list_content
 
 RECIPES = [path.stem for path in list_content("calibration/recipes", ".yaml")]
 LOSSLESS = {"name": "mine", "rules": [{"codec": "exact"}]}

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pairs import make_pair
 
-from deltacompress.artifact import load_delta
-from deltacompress.summary import kinds, natural, summarize
-from deltacompress.tensor_kinds import kind_of
+from deltacompress.artifact.delta import load_delta
+from deltacompress.artifact.summary import kinds, natural, summarize
+from deltacompress.checkpoints.kinds import kind_of
 
 
 def test_layers_are_sorted_as_numbers() -> None:

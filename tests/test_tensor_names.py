@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltacompress.tensor_names import MAX_NAME, is_tensor_name, shown
+from deltacompress.checkpoints.names import MAX_NAME, is_tensor_name, shown
 
 GOOD = ["model.layers.0.self_attn.q_proj.weight.symbols", "h/0:w+b-1", "caf\u00e9", "重み", "_", "w" * MAX_NAME]
 BAD = ["", "a b", "a\nb", "a\x1b[31m", "cafe\u0301", "\u212b", "a\u200b", "a\u202eb", "..\\x", "a'b", "\ud800", "a\x7f"]

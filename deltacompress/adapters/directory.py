@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from deltacompress.checkpoints.header import load_json_object
+from deltacompress.checkpoints.side_files import link_homes
 from deltacompress.errors import CheckpointError
 from deltacompress.files.regular import read_bytes, told
-from deltacompress.safetensors_header import load_json_object
-from deltacompress.side_files import link_homes
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

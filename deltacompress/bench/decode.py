@@ -19,14 +19,14 @@ import torch
 from deltacompress.bench import figures
 from deltacompress.bench.clock import clocked, copy_bandwidth, cpu_time, gpu_clock
 from deltacompress.bench.synthetic import SHAPE_7B, SHAPE_TINY, ModelShape, write_base, write_delta
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import BackendError
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.graphs import GraphedStep
-from deltacompress.runtime.requests import Request, TextStream
-from deltacompress.runtime.scheduler import Scheduler
-from deltacompress.runtime.wishes import Sampling
+from deltacompress.runtime.engine.graphs import GraphedStep
+from deltacompress.runtime.engine.requests import Request, TextStream
+from deltacompress.runtime.engine.scheduler import Scheduler
+from deltacompress.runtime.engine.wishes import Sampling
 
 PROMPT = 64
 """Tokens in the cache before the first timed step."""

@@ -21,14 +21,14 @@ import torch
 from deltacompress.bench.clock import cpu_time, gpu_clock
 from deltacompress.bench.figures import layer_times, product_rate
 from deltacompress.bench.synthetic import SHAPE_7B, SHAPE_TINY, ModelShape, write_base, write_finetuned
-from deltacompress.calibrate.precision import reduced_precision
-from deltacompress.checkpoint_writer import write_file
+from deltacompress.calibration.precision import reduced_precision
+from deltacompress.checkpoints.writer import write_file
+from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.settings import ObsSettings
-from deltacompress.driver import compress
+from deltacompress.compression.driver import compress
+from deltacompress.compression.run_identity import choose_device
 from deltacompress.errors import InputError, Interrupted, option, switch
-from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
-from deltacompress.run_identity import choose_device
 
 _LAYERS = 3
 _PRODUCT = {"cuda": 8192, "cpu": 1024}

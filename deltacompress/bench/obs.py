@@ -21,15 +21,15 @@ from deltacompress.bench.clock import best_seconds
 from deltacompress.bench.figures import obs_speedups
 from deltacompress.codecs.encoded import Encoded
 from deltacompress.codecs.obs import Job, encode
+from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.settings import ObsSettings
+from deltacompress.compression.run_identity import choose_device
 from deltacompress.errors import InputError, option
 from deltacompress.numerics.grid import fit_grid
 from deltacompress.numerics.hessian import HessianAccumulator, factorize
 from deltacompress.numerics.obs import solve
 from deltacompress.numerics.sparsity import Sparsity
-from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
-from deltacompress.run_identity import choose_device
 
 RECIPE = "int4-24"
 BITS, BLOCK, DAMP = 4, 128, 0.01

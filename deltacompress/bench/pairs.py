@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
+from deltacompress.artifact.restoration import restore
 from deltacompress.bench.figures import accuracy, flips
 from deltacompress.bench.pairs_artifacts import Job, costs, plan
 from deltacompress.bench.pairs_tasks import tasks_of
 from deltacompress.demo.score import Answers, divergence, encode, read_task, score_model
 from deltacompress.errors import InputError, Interrupted, option, switch
-from deltacompress.evaluation.checkpoints import load_model
-from deltacompress.evaluation.records import Sample
-from deltacompress.evaluation.statistics import mcnemar
+from deltacompress.evaluation.scoring.checkpoints import load_model
+from deltacompress.evaluation.scoring.statistics import mcnemar
+from deltacompress.evaluation.tasks.records import Sample
 from deltacompress.models.tokenizers import load_tokenizer
 from deltacompress.reporter import SILENT, Reporter
-from deltacompress.restoration import restore
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deltacompress.artifact import load_delta
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.artifact.delta import load_delta
+from deltacompress.artifact.manifest import MANIFEST
+from deltacompress.artifact.outputs import check_free, check_outside, holds_artifact
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.made_from import standing
 from deltacompress.errors import InputError, OutputError, option
-from deltacompress.made_from import standing
-from deltacompress.manifest import MANIFEST
-from deltacompress.outputs import check_free, check_outside, holds_artifact
-from deltacompress.recipe import Recipe
 from deltacompress.reporter import Reporter
 
 

@@ -19,15 +19,16 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
+from deltacompress.artifact.manifest import MANIFEST
+from deltacompress.artifact.records import FileRecord, Manifest, ModelRecord, PartRecord, TensorRecord
 from deltacompress.bench.kernels import random_parts
-from deltacompress.checkpoint import Checkpoint, tensor_bytes
-from deltacompress.checkpoint_writer import write_checkpoint, write_file, write_shards
+from deltacompress.checkpoints.dtypes import DTYPES
+from deltacompress.checkpoints.reader import Checkpoint, tensor_bytes
+from deltacompress.checkpoints.writer import write_checkpoint, write_file, write_shards
 from deltacompress.codecs import exact
 from deltacompress.codecs.elements import InMemory
 from deltacompress.codecs.encoded import restore_tensor
 from deltacompress.codecs.packed import PackedSpec, Parts
-from deltacompress.dtypes import DTYPES
-from deltacompress.manifest import MANIFEST, FileRecord, Manifest, ModelRecord, PartRecord, TensorRecord
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.types import TensorInfo, TensorKind
 

@@ -37,13 +37,13 @@ def analyze(
 
     title = f"{finetuned} against {base}"
     if out is None:
-        from deltacompress.analysis import analyze as analyze_pair
+        from deltacompress.analysis.pair import analyze as analyze_pair
 
         with console.progress() as reporter:
             found = analyze_pair(base, finetuned, reporter=reporter)
         data, rows = found.to_json(), found.summary_rows()
     else:
-        from deltacompress.analysis_output import analyze_into
+        from deltacompress.analysis.output import analyze_into
 
         with console.progress() as reporter:
             written = analyze_into(out, base, finetuned, force=force, reporter=reporter)

@@ -24,7 +24,7 @@ _SPARE = ("damp_fraction", "status", "shape", "kind")
 @verb
 def inspect(console: Console, artifact: Artifact, *, zoo: ZooOption = None) -> None:
     """Show what an artifact holds: per tensor its codec, bits per weight, bytes and loss."""
-    from deltacompress.artifact import load_delta
+    from deltacompress.artifact.delta import load_delta
     from deltacompress.cli import render
 
     with console.progress() as reporter:
@@ -46,7 +46,7 @@ def verify(
     zoo: ZooOption = None,
 ) -> None:
     """Check every byte of an artifact against its recorded hashes; exit code 3 if one is wrong."""
-    from deltacompress.artifact import verify as verify_artifact
+    from deltacompress.artifact.delta import verify as verify_artifact
     from deltacompress.cli import render
 
     with console.progress() as reporter:
@@ -76,7 +76,7 @@ def restore(
     early.output(out, replaces="checkpoint")
     with console.progress() as reporter:
         place = early.artifact(artifact, zoo, base=base, reporter=reporter)
-        from deltacompress.restoration import restore as restore_checkpoint
+        from deltacompress.artifact.restoration import restore as restore_checkpoint
 
         restore_checkpoint(place, base=base, out=out, force=force, reporter=reporter)
     data = {"artifact": artifact, "base": str(base), "out": str(out)}

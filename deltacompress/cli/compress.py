@@ -92,7 +92,7 @@ def compress(
     if gate is None and (tasks or task_dir or limit):
         raise InputError("--tasks, --task-dir and --limit say what a gate measures: give --gate POLICY")
     if name is not None:
-        from deltacompress.zoo.resolve import check_destination
+        from deltacompress.zoo.exchange.resolve import check_destination
 
         check_destination(name, zoo)
     elif zoo is not None:
@@ -102,8 +102,8 @@ def compress(
         if any(tasks.split(",")):  # else those that the policy requires
             early.tasks(tasks, task_dir, limit=limit)
     early.compression(base, finetuned, out, recipe, calibration, lossless, device)
-    from deltacompress.driver import compress as compress_pair
-    from deltacompress.recipe import Recipe
+    from deltacompress.codecs.recipe import Recipe
+    from deltacompress.compression.driver import compress as compress_pair
 
     options: dict[str, Any] = {
         "recipe": Recipe.load(recipe),
@@ -137,7 +137,7 @@ def compress(
             result, report = passed.compressed, passed.report
         data = result.to_json()
         if name is not None:
-            from deltacompress.zoo.resolve import publish_artifact
+            from deltacompress.zoo.exchange.resolve import publish_artifact
 
             data["published"] = publish_artifact(out, name, zoo, reporter=reporter)
             if report is not None:

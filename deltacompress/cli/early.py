@@ -22,8 +22,8 @@ def checkpoints(*paths: Path) -> None:
     Raises:
         CheckpointError: one is not.
     """
-    from deltacompress.checkpoint import Checkpoint
-    from deltacompress.hub import model_directory
+    from deltacompress.checkpoints.hub import model_directory
+    from deltacompress.checkpoints.reader import Checkpoint
 
     for path in sorted(paths, key=lambda path: model_directory(path) is None):
         Checkpoint.open(path)
@@ -35,7 +35,7 @@ def output(out: Path, *, replaces: Literal["artifact", "checkpoint", "nothing"] 
     Raises:
         OutputError: something else is there, or it cannot be made.
     """
-    from deltacompress import outputs
+    from deltacompress.artifact import outputs
 
     known = {"artifact": outputs.holds_artifact, "checkpoint": outputs.holds_checkpoint}
     outputs.check_free(out, replaces=known.get(replaces))
@@ -89,7 +89,7 @@ def calibration(given: str | Path) -> None:
     Raises:
         CalibrationError: neither.
     """
-    from deltacompress.calibrate.sources import local_file
+    from deltacompress.calibration.sources import local_file
 
     local_file(str(given))
 
@@ -103,7 +103,7 @@ def artifact(spec: str, zoo: str | None, *, base: Path | None = None, reporter: 
         InputError, IntegrityError, ZooError: as artifact.load_delta and zoo.resolve.artifact_path.
         CheckpointError: `base` is no checkpoint.
     """
-    from deltacompress.artifact import load_delta
+    from deltacompress.artifact.delta import load_delta
 
     if base is not None:
         checkpoints(base)
@@ -120,7 +120,7 @@ def place(spec: str, zoo: str | None, *, base: Path | None = None, reporter: Rep
     """
     if spec and not zoo:  # the command line has looked at DELTACOMPRESS_ZOO
         return Path(spec)
-    from deltacompress.zoo.resolve import artifact_path
+    from deltacompress.zoo.exchange.resolve import artifact_path
 
     return artifact_path(spec, zoo, base=base, reporter=reporter)
 
@@ -131,7 +131,7 @@ def recipes(*names: str) -> None:
     Raises:
         RecipeError: one is not.
     """
-    from deltacompress.recipe import Recipe
+    from deltacompress.codecs.recipe import Recipe
 
     for name in names:
         Recipe.load(name)
@@ -143,7 +143,7 @@ def methods(names: str) -> None:
     Raises:
         InputError: no such method, or one twice.
     """
-    from deltacompress.evaluation.methods import load_methods
+    from deltacompress.evaluation.methods.names import load_methods
 
     load_methods([name for name in names.split(",") if name])
 
@@ -157,7 +157,7 @@ def compression(
         InputError: its subclasses name the first thing that is wrong.
     """
     from deltacompress import lossless as codecs
-    from deltacompress.recipe import Recipe
+    from deltacompress.codecs.recipe import Recipe
 
     chosen = Recipe.load(recipe)
     device(device_name)
@@ -176,8 +176,8 @@ def tasks(names: str, task_dir: Path | None, *, few_shot: int | None = None, lim
     Raises:
         InputError: no such task, its data is wrong, or lm-eval is missing.
     """
-    from deltacompress.evaluation.lm_eval_version import require_lm_eval
-    from deltacompress.evaluation.tasks import load_tasks
+    from deltacompress.evaluation.scoring.lm_eval_version import require_lm_eval
+    from deltacompress.evaluation.tasks.load import load_tasks
 
     require_lm_eval()
     load_tasks([name for name in names.split(",") if name], task_dir=task_dir, few_shot=few_shot, limit=limit)
@@ -189,7 +189,7 @@ def gate(policy: str | Path) -> None:
     Raises:
         InputError: there is none.
     """
-    from deltacompress.evaluation.gate import Gate
+    from deltacompress.evaluation.gate.rules import Gate
 
     Gate.load(policy)
 
@@ -212,14 +212,14 @@ def sampling(max_new_tokens: int, stop: Sequence[str], temperature: float, top_p
     Raises:
         InputError: a number out of its range.
     """
-    from deltacompress.runtime.wishes import Sampling, Wishes
+    from deltacompress.runtime.engine.wishes import Sampling, Wishes
 
     Wishes.checked(max_new_tokens, stop, Sampling(temperature, top_p, seed), None, streams=False)
 
 
 def measured(found: Mapping[str, Path]) -> None:
     """Artifacts that are measured, by label; raises as `artifact`."""
-    from deltacompress.artifact import load_delta
+    from deltacompress.artifact.delta import load_delta
 
     for place in found.values():
         load_delta(place)

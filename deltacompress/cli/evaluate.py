@@ -14,7 +14,7 @@ from deltacompress.cli.zoo_options import ZooOption
 from deltacompress.errors import InputError
 
 if TYPE_CHECKING:
-    from deltacompress.evaluation.report import Report
+    from deltacompress.evaluation.report.data import Report
 
 Base = Annotated[Path, typer.Option(metavar="<path>", parser=model, help="Directory of the base model.")]
 Tasks = Annotated[str, typer.Option(help="Tasks, separated by commas: names of evals/tasks, or folders of --task-dir.")]
@@ -149,13 +149,13 @@ def gate(
     force: Annotated[bool, typer.Option("--force", help="Replace a --junit file with other content.")] = False,
 ) -> None:
     """Hold a report against a policy; exit code 0 passed, 1 failed, 2 wrong input, 3 not what it claims to be."""
+    from deltacompress.artifact.manifest import read_manifest
     from deltacompress.cli import render
-    from deltacompress.evaluation.gate import Gate
-    from deltacompress.evaluation.gate_output import append_summary
-    from deltacompress.evaluation.gate_output import junit as junit_of
-    from deltacompress.evaluation.report import read_report
+    from deltacompress.evaluation.gate.output import append_summary
+    from deltacompress.evaluation.gate.output import junit as junit_of
+    from deltacompress.evaluation.gate.rules import Gate
+    from deltacompress.evaluation.report.data import read_report
     from deltacompress.files.output import write_once
-    from deltacompress.manifest import read_manifest
 
     chosen, found = Gate.load(policy), read_report(report)
     digest = None if artifact is None else read_manifest(artifact).digest
@@ -231,7 +231,7 @@ def _numbers(report: Report) -> list[dict[str, object]]:
 
 def _rows(report: Report) -> list[dict[str, object]]:
     """What the terminal shows of a report."""
-    from deltacompress.evaluation import text
+    from deltacompress.evaluation.report import text
 
     return [
         {

@@ -60,7 +60,7 @@ def generate(
     zoo: ZooOption = None,
 ) -> None:
     """Continue PROMPT with the variant in ARTIFACT, served as base + packed delta."""
-    from deltacompress.runtime.wishes import Sampling
+    from deltacompress.runtime.engine.wishes import Sampling
 
     early.sampling(max_new_tokens, stop or (), temperature, top_p, seed)
     early.device(device)
@@ -114,7 +114,7 @@ def chat(
 
     The conversation goes through the model's chat template where it has one; else each line is a prompt of its own.
     """
-    from deltacompress.runtime.wishes import Sampling
+    from deltacompress.runtime.engine.wishes import Sampling
 
     early.sampling(max_new_tokens, (), temperature, top_p, seed)
     runtime, name = _open(console, artifact, base, zoo, device, dtype, backend)

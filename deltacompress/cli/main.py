@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from deltacompress import __version__
+from deltacompress._version import __version__
 from deltacompress.cli import bench, zoo
 from deltacompress.cli.analyze import analyze
 from deltacompress.cli.artifact import inspect, restore, verify

@@ -10,8 +10,8 @@ import typer
 from deltacompress.cli.console import Console, verb
 
 if TYPE_CHECKING:
-    from deltacompress.evaluation.tasks import LocalSpec, SuiteSpec
-    from deltacompress.recipe import Recipe
+    from deltacompress.codecs.recipe import Recipe
+    from deltacompress.evaluation.tasks.load import LocalSpec, SuiteSpec
 
 ADVICE = (
     "start with int2-24; int4-24 where quality comes first; sign-24 where size does; lossless where every bit counts, "
@@ -24,8 +24,8 @@ Shown = Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one
 def recipes(console: Console, name: Shown = None) -> None:
     """List the recipes of `compress`, with advice on which to take; NAME shows one."""
     from deltacompress.cli import render
-    from deltacompress.content import list_content
-    from deltacompress.recipe import Recipe
+    from deltacompress.codecs.recipe import Recipe
+    from deltacompress.files.content import list_content
 
     found = {path.stem: path for path in list_content("calibration/recipes", ".yaml")}
     if name is not None:
@@ -41,8 +41,8 @@ def recipes(console: Console, name: Shown = None) -> None:
 def gates(console: Console, name: Shown = None) -> None:
     """List the policies of `gate` and `compress --gate`; NAME shows one."""
     from deltacompress.cli import render
-    from deltacompress.content import list_content
-    from deltacompress.evaluation.gate import Gate
+    from deltacompress.evaluation.gate.rules import Gate
+    from deltacompress.files.content import list_content
 
     found = {path.stem: path for path in list_content("evals/gates", ".yaml")}
     if name is not None:
@@ -65,7 +65,7 @@ def tasks(
 ) -> None:
     """List the tasks of `eval`, and where their data comes from; NAME shows one in full."""
     from deltacompress.cli import render
-    from deltacompress.evaluation.tasks import check_task_dir, find_spec, task_names
+    from deltacompress.evaluation.tasks.load import check_task_dir, find_spec, task_names
 
     check_task_dir(task_dir)
     if name is not None:

@@ -53,8 +53,8 @@ def add(
     from rich.text import Text
 
     from deltacompress.errors import InputError
-    from deltacompress.zoo import linking
-    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.entries import linking
+    from deltacompress.zoo.exchange.resolve import open_zoo
 
     opened = open_zoo(zoo)
     path = Path(source)
@@ -63,8 +63,8 @@ def add(
     if not path.is_dir():
         if source.count("/") != 1 or source.startswith((".", "/", "~")):  # told before torch is imported, for seconds
             raise InputError(f"{source}: no such directory; give one, or the hub id of a base model: org/name")
-        from deltacompress.checkpoint import Checkpoint
-        from deltacompress.publication import hub_origin
+        from deltacompress.checkpoints.reader import Checkpoint
+        from deltacompress.compression.publication import hub_origin
 
         path = Checkpoint.open(source).path  # a base model of the hub, or a clear error
         found, commit = hub_origin(path)
@@ -108,9 +108,9 @@ def show(
     from rich.text import Text
 
     from deltacompress.cli import render
-    from deltacompress.zoo.card import card as card_of
-    from deltacompress.zoo.reports import scores
-    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.entries.reports import scores
+    from deltacompress.zoo.exchange.resolve import open_zoo
+    from deltacompress.zoo.views.card import card as card_of
 
     opened = open_zoo(zoo)
     if card:
@@ -158,7 +158,7 @@ def pull(
 ) -> None:
     """Get an entry, verified while it streams; run it again to go on after an interruption."""
     from deltacompress.cli import render
-    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.exchange.resolve import open_zoo
 
     if "://" in target or (Path(target) / "zoo.json").is_file():
         _copy(console, name, zoo, target, None)
@@ -188,7 +188,7 @@ def push(
 def _copy(console: Console, name: str, zoo: str | None, target: str, rename: str | None) -> None:
     from deltacompress.cli import render
     from deltacompress.zoo import Zoo
-    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.exchange.resolve import open_zoo
 
     opened, other = open_zoo(zoo), Zoo.open(target)
     found = opened.resolve(name)

@@ -25,7 +25,7 @@ def tag(
 ) -> None:
     """Let an alias point to a version; of two people who move it at the same time, one is told."""
     from deltacompress.cli import render
-    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.exchange.resolve import open_zoo
 
     move = open_zoo(zoo).tag(name, alias, expect=expect)
     if move.rollback:
@@ -38,7 +38,7 @@ def tag(
 def history(console: Console, name: Name, *, zoo: ZooOption = None) -> None:
     """Every move of an alias (namespace/name@alias), oldest first."""
     from deltacompress.cli import render
-    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.exchange.resolve import open_zoo
 
     rows = [asdict(move) | {"created": date(move.created)} for move in open_zoo(zoo).history(name)]
     console.result(rows, lambda: render.rows(name, rows))
@@ -54,8 +54,8 @@ def rm(
 ) -> None:
     """Remove a version (name@7), or all of them (name); `undelete` takes it back until the trash is emptied."""
     from deltacompress.cli import render
-    from deltacompress.zoo.names import parse
-    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.exchange.resolve import open_zoo
+    from deltacompress.zoo.ledger.names import parse
 
     data = {"name": parse(name).name, "removed": list(open_zoo(zoo).rm(name, force=force))}
     shown = data | {"removed": ", ".join(map(str, data["removed"]))}
@@ -66,7 +66,7 @@ def rm(
 def undelete(console: Console, name: Name, *, zoo: ZooOption = None) -> None:
     """Take back the removal of a version (name@7)."""
     from deltacompress.cli import render
-    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.exchange.resolve import open_zoo
 
     with console.progress() as reporter:
         open_zoo(zoo).undelete(name, reporter=reporter)
@@ -90,7 +90,7 @@ def verify(
 ) -> None:
     """Check every byte against its hash; exit code 3 if anything is damaged, missing or does not belong there."""
     from deltacompress.errors import ChecksumError, InputError, IntegrityError
-    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.exchange.resolve import open_zoo
 
     if sample is not None and sample <= 0:
         raise InputError("--sample must be more than 0 and at most 1")
@@ -99,7 +99,7 @@ def verify(
     opened = open_zoo(zoo)
     signer, wrong = None, None
     if signed_by and name is not None:
-        from deltacompress.zoo.signing import require
+        from deltacompress.zoo.entries.signing import require
 
         name = str(opened.resolve(name))  # once: an alias may move meanwhile
         try:
@@ -131,7 +131,7 @@ def fsck(
     """Check everything and, with --repair, mend it; exit code 3 if something is still wrong."""
     from deltacompress.errors import ChecksumError, InputError
     from deltacompress.zoo import Zoo
-    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.exchange.resolve import open_zoo
 
     if copy is not None and not repair:
         raise InputError("--from is for repairing; add --repair")
@@ -160,8 +160,8 @@ def gc(
 ) -> None:
     """Move what no version needs to the trash; safe beside publishers, readers and other collectors."""
     from deltacompress.cli import render
-    from deltacompress.zoo.gc import GRACE
-    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.care.gc import GRACE
+    from deltacompress.zoo.exchange.resolve import open_zoo
 
     seconds = GRACE if grace is None else 3600 * grace
     data = asdict(open_zoo(zoo).gc(grace=seconds, empty_trash=empty_trash))
@@ -174,7 +174,7 @@ def gc(
 def du(console: Console, *, zoo: ZooOption = None) -> None:
     """Logical and physical size: what sharing saves, and what gc would free."""
     from deltacompress.cli import render
-    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.exchange.resolve import open_zoo
 
     opened = open_zoo(zoo)
     data = asdict(opened.du())

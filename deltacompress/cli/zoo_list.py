@@ -11,7 +11,7 @@ from deltacompress.cli.console import Console, verb
 from deltacompress.cli.zoo_options import ZooOption, date
 
 if TYPE_CHECKING:
-    from deltacompress.zoo.listing import Listed
+    from deltacompress.zoo.entries.listing import Listed
 
 Kind = Literal["delta", "base-ref", "adapter", "block"]
 
@@ -34,9 +34,9 @@ def list_(
 ) -> None:
     """List the entries, or every version."""
     from deltacompress.cli import render
-    from deltacompress.zoo.resolve import open_zoo
-    from deltacompress.zoo.scores import Condition
-    from deltacompress.zoo.selection import Wanted, select
+    from deltacompress.zoo.entries.scores import Condition
+    from deltacompress.zoo.exchange.resolve import open_zoo
+    from deltacompress.zoo.views.selection import Wanted, select
 
     conditions = tuple(Condition.parse(one) for one in score or ())
     opened = open_zoo(zoo)

@@ -33,9 +33,9 @@ def lineage(
 
     from deltacompress.errors import InputError
     from deltacompress.files.output import write_once
-    from deltacompress.zoo import lineage_picture
-    from deltacompress.zoo.layout import zoo_around
-    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.exchange.resolve import open_zoo
+    from deltacompress.zoo.store.layout import zoo_around
+    from deltacompress.zoo.views import lineage_picture
 
     opened = open_zoo(zoo)
     for one in opened.list(all_versions=True):
@@ -69,8 +69,8 @@ def diff(
     from rich.console import Group, RenderableType
 
     from deltacompress.cli import render
-    from deltacompress.zoo.diff import diff as diff_of
-    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.exchange.resolve import open_zoo
+    from deltacompress.zoo.views.diff import diff as diff_of
 
     data = diff_of(open_zoo(zoo), a, b)
 
@@ -106,8 +106,8 @@ def export(
     """Write versions, with what is attached to them, to one tar file."""
     from deltacompress.cli import render
     from deltacompress.errors import InputError
-    from deltacompress.zoo import transfer
-    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.exchange import transfer
+    from deltacompress.zoo.exchange.resolve import open_zoo
 
     if everything == bool(names):
         raise InputError("give the NAMEs to export, or --all")
@@ -131,8 +131,8 @@ def import_(
 ) -> None:
     """Publish what an export holds and the zoo lacks; a name gets the next version here."""
     from deltacompress.cli import render
-    from deltacompress.zoo import transfer
-    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.exchange import transfer
+    from deltacompress.zoo.exchange.resolve import open_zoo
 
     with console.progress() as reporter:
         rows = [asdict(one) for one in transfer.import_(open_zoo(zoo), file, reporter=reporter)]
@@ -146,7 +146,7 @@ def keygen(
 ) -> None:
     """Make an Ed25519 key pair to sign with (needs the extra `sign`)."""
     from deltacompress.cli import render
-    from deltacompress.zoo.signing import make_key
+    from deltacompress.zoo.entries.signing import make_key
 
     data = {"private": str(file), "public": f"{file}.pub", "public_key": make_key(file)}
     console.result(data, lambda: render.summary("new key", data))
@@ -162,8 +162,8 @@ def sign(
 ) -> None:
     """Sign a version; `zoo verify NAME --signed-by KEY.pub` checks it."""
     from deltacompress.cli import render
-    from deltacompress.zoo.resolve import open_zoo
-    from deltacompress.zoo.signing import sign as sign_entry
+    from deltacompress.zoo.entries.signing import sign as sign_entry
+    from deltacompress.zoo.exchange.resolve import open_zoo
 
     opened = open_zoo(zoo)
     found = opened.resolve(name)
@@ -184,7 +184,7 @@ def attest(
 ) -> None:
     """Attach an evaluation report to the version that it measured; its numbers are scores that `list` filters by."""
     from deltacompress.cli import render
-    from deltacompress.zoo.resolve import open_zoo
+    from deltacompress.zoo.exchange.resolve import open_zoo
 
     opened = open_zoo(zoo)
     found = opened.resolve(name)

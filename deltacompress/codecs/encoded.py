@@ -10,7 +10,7 @@ from torch import Tensor
 
 from deltacompress.codecs import exact, packed
 from deltacompress.errors import FormatError
-from deltacompress.numerics import packing
+from deltacompress.numerics.bits import packing
 
 Format = Literal["packed", "exact", "none"]
 

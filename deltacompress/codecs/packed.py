@@ -22,7 +22,7 @@ from torch import Tensor
 from deltacompress.codecs.spec import FREE, PackedSpec, check_shapes
 from deltacompress.codecs.spec import part_shapes as stored_shapes
 from deltacompress.errors import FormatError
-from deltacompress.numerics import packing, ragged, symbols
+from deltacompress.numerics.bits import packing, ragged, symbols
 from deltacompress.numerics.grid import Grid, constant_zero
 
 __all__ = ["FREE", "PackedSpec", "Parts", "Stack", "check_parts", "decode", "pack", "pack_values", "part_shapes",

@@ -21,8 +21,8 @@ from deltacompress.codecs.elements import Elements, ranges
 from deltacompress.codecs.packed import Parts
 from deltacompress.codecs.spec import FREE, PackedSpec, part_shapes
 from deltacompress.errors import FormatError
-from deltacompress.numerics import packing
-from deltacompress.numerics.widths import STORED_BITS, packed_width
+from deltacompress.numerics.bits import packing
+from deltacompress.numerics.bits.widths import STORED_BITS, packed_width
 
 _DTYPES = {"U8": torch.uint8, "BF16": torch.bfloat16}
 

@@ -15,7 +15,7 @@ from deltacompress.codecs.encoded import Encoded
 from deltacompress.codecs.packed import PackedSpec, Parts, Stack, pack, pack_values
 from deltacompress.codecs.settings import RtnSettings
 from deltacompress.codecs.shared import spec_for
-from deltacompress.numerics import packing
+from deltacompress.numerics.bits import packing
 from deltacompress.numerics.grid import dequantize, fit_grid, quantize
 from deltacompress.numerics.sparsity import Sparsity
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from deltacompress.errors import FormatError
+from deltacompress.numerics.bits.widths import STORED_BITS, GridKind, packed_width
 from deltacompress.numerics.sparsity import Sparsity
-from deltacompress.numerics.widths import STORED_BITS, GridKind, packed_width
 
 FREE: Final = -1
 _MAX_GROUP = 1 << 48  # of any number of columns; so that no sum of it leaves 64 bits

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deltacompress import __version__
-from deltacompress.artifact import verify
-from deltacompress.content import content_path
+from deltacompress._version import __version__
+from deltacompress.artifact.delta import verify
+from deltacompress.artifact.restoration import restore
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.driver import compress
 from deltacompress.demo.score import score_checkpoint
-from deltacompress.driver import compress
 from deltacompress.errors import Interrupted, OutputError, option, switch
+from deltacompress.files.content import content_path
 from deltacompress.files.finished import NEW, RECORD, new_output
 from deltacompress.files.output import output_errors, write_once
-from deltacompress.recipe import Recipe
 from deltacompress.reporter import SILENT, Reporter
-from deltacompress.restoration import restore
 
 VARIANTS = ("palindrome", "majority")
 RECIPES = ("int4-24", "int2-24", "sparsegpt-direct-4bit")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from deltacompress.errors import InputError
-from deltacompress.evaluation.checkpoints import load_model
-from deltacompress.evaluation.records import Sample, Templates, read_samples
+from deltacompress.evaluation.scoring.checkpoints import load_model
+from deltacompress.evaluation.tasks.records import Sample, Templates, read_samples
 from deltacompress.models.tokenizers import load_tokenizer
 
 if TYPE_CHECKING:

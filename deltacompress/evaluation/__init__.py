@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deltacompress.evaluation.comparison import compare
-    from deltacompress.evaluation.gate import Gate, GateFailedError, GateResult
+    from deltacompress.evaluation.gate.rules import Gate, GateFailedError, GateResult
     from deltacompress.evaluation.gated import GatedResult, compress_gated
-    from deltacompress.evaluation.report import Report, read_report
+    from deltacompress.evaluation.report.data import Report, read_report
     from deltacompress.evaluation.run import evaluate
 
 __all__ = [
@@ -33,15 +33,15 @@ __all__ = [
 ]
 
 _HOME = {
-    "Gate": "gate",
-    "GateFailedError": "gate",
-    "GateResult": "gate",
+    "Gate": "gate.rules",
+    "GateFailedError": "gate.rules",
+    "GateResult": "gate.rules",
     "GatedResult": "gated",
-    "Report": "report",
+    "Report": "report.data",
     "compare": "comparison",
     "compress_gated": "gated",
     "evaluate": "run",
-    "read_report": "report",
+    "read_report": "report.data",
 }
 
 

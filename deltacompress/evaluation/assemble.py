@@ -11,10 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from deltacompress.errors import InputError
-from deltacompress.evaluation.fidelity import FidelityResult
-from deltacompress.evaluation.harness import SampleRow, TaskRun
-from deltacompress.evaluation.records import data_hash
-from deltacompress.evaluation.report import (
+from deltacompress.evaluation.report.records import (
     Agreement,
     Disagreement,
     FidelityRecord,
@@ -23,9 +20,12 @@ from deltacompress.evaluation.report import (
     Settings,
     TaskInfo,
 )
-from deltacompress.evaluation.statistics import compare_paired
+from deltacompress.evaluation.scoring.fidelity import FidelityResult
+from deltacompress.evaluation.scoring.harness import SampleRow, TaskRun
+from deltacompress.evaluation.scoring.statistics import compare_paired
 from deltacompress.evaluation.subjects import Subject
-from deltacompress.evaluation.tasks import LocalTask, Task
+from deltacompress.evaluation.tasks.load import LocalTask, Task
+from deltacompress.evaluation.tasks.records import data_hash
 from deltacompress.files.output import output_errors
 
 SHOWN = 12

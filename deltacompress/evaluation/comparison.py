@@ -15,22 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from deltacompress.arguments import Count, Whole, checked
-from deltacompress.artifact import load_delta
-from deltacompress.calibrate.data import calibration_tokens
-from deltacompress.checkpoint import Checkpoint
-from deltacompress.driver import compress
+from deltacompress.artifact.delta import load_delta
+from deltacompress.artifact.restoration import restore
+from deltacompress.calibration.data import calibration_tokens
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.recipe import CalibrationSpec, Recipe
+from deltacompress.compression.driver import compress
 from deltacompress.errors import InputError, OutputError, option, switch
-from deltacompress.evaluation.baselines import Account, build, read_account
-from deltacompress.evaluation.comparison_plot import plot, require_matplotlib
-from deltacompress.evaluation.methods import DONORS, load_method, load_methods
-from deltacompress.evaluation.report import REPORT, Report
+from deltacompress.evaluation.methods.baselines import Account, build, read_account
+from deltacompress.evaluation.methods.names import DONORS, load_method, load_methods
+from deltacompress.evaluation.report.comparison_plot import plot, require_matplotlib
+from deltacompress.evaluation.report.data import REPORT, Report
 from deltacompress.evaluation.run import evaluate
-from deltacompress.evaluation.tasks import load_tasks
+from deltacompress.evaluation.tasks.load import load_tasks
 from deltacompress.files.output import write_once
 from deltacompress.files.regular import read_bytes
-from deltacompress.recipe import CalibrationSpec, Recipe
 from deltacompress.reporter import SILENT, Reporter
-from deltacompress.restoration import restore
 
 _TIMES = "compress-seconds.json"
 _LARGEST_TIMES = 1 << 20

@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deltacompress.calibrate.sources import Calibration
-from deltacompress.driver import CompressResult, compress
+from deltacompress.artifact.outputs import check_free, holds_artifact, publish_directory
+from deltacompress.calibration.sources import Calibration
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.driver import CompressResult, compress
 from deltacompress.errors import InputError, Interrupted, OutputError, option, switch
-from deltacompress.evaluation.gate import Gate, GateFailedError, GateResult
-from deltacompress.evaluation.gate_early import refuse_hopeless
+from deltacompress.evaluation.gate.early import refuse_hopeless
+from deltacompress.evaluation.gate.rules import Gate, GateFailedError, GateResult
 from deltacompress.evaluation.labels import check_label
-from deltacompress.evaluation.lm_eval_version import require_lm_eval
 from deltacompress.evaluation.overlap import refuse_data
-from deltacompress.evaluation.report import REPORT, Report
+from deltacompress.evaluation.report.data import REPORT, Report
 from deltacompress.evaluation.run import evaluate
-from deltacompress.evaluation.tasks import load_tasks
-from deltacompress.outputs import check_free, holds_artifact, publish_directory
-from deltacompress.recipe import Recipe
+from deltacompress.evaluation.scoring.lm_eval_version import require_lm_eval
+from deltacompress.evaluation.tasks.load import load_tasks
 from deltacompress.reporter import SILENT, Reporter
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deltacompress.checkpoint import Checkpoint
-from deltacompress.evaluation.baselines import Account
-from deltacompress.evaluation.gate import Gate
-from deltacompress.evaluation.records import data_hash
-from deltacompress.evaluation.report import OverlapRecord
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.evaluation.gate.rules import Gate
+from deltacompress.evaluation.methods.baselines import Account
+from deltacompress.evaluation.report.records import OverlapRecord
 from deltacompress.evaluation.subjects import Subject
-from deltacompress.evaluation.tasks import LocalTask, Task
+from deltacompress.evaluation.tasks.load import LocalTask, Task
+from deltacompress.evaluation.tasks.records import data_hash
 
 
 def inputs_of(

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from deltacompress.calibrate.data import load_calibration
-from deltacompress.calibrate.sources import IN_MEMORY, Calibration, open_source
+from deltacompress.artifact.records import CalibrationRecord
+from deltacompress.calibration.data import load_calibration
+from deltacompress.calibration.sources import IN_MEMORY, Calibration, open_source
 from deltacompress.errors import CalibrationError, InputError, option, switch
-from deltacompress.evaluation.encoding import Encoder
-from deltacompress.evaluation.records import text_hash
-from deltacompress.evaluation.tasks import TRAIN, LocalTask, Task
-from deltacompress.manifest import CalibrationRecord
+from deltacompress.evaluation.tasks.encoding import Encoder
+from deltacompress.evaluation.tasks.load import TRAIN, LocalTask, Task
+from deltacompress.evaluation.tasks.records import text_hash
 
 Verdict = Literal["none used", "disjoint", "overlaps", "not checked"]
 

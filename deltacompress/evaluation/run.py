@@ -18,31 +18,33 @@ from typing import Any
 
 import torch
 
-from deltacompress import __version__
+from deltacompress._version import __version__
 from deltacompress.arguments import Amount, Count, Share, Whole, checked
 from deltacompress.errors import InputError, option, spelled, switch
-from deltacompress.evaluation import assemble, fidelity, overlap
-from deltacompress.evaluation.checkpoints import CheckpointScorer
-from deltacompress.evaluation.decoupled import DecoupledScorer
-from deltacompress.evaluation.encoding import Encoder
-from deltacompress.evaluation.fidelity import FidelityResult
-from deltacompress.evaluation.gate import Gate
-from deltacompress.evaluation.harness import TaskRun, run_tasks
-from deltacompress.evaluation.html import write_html
+from deltacompress.evaluation import assemble, overlap
+from deltacompress.evaluation.gate.rules import Gate
 from deltacompress.evaluation.inputs import inputs_of
-from deltacompress.evaluation.lm_eval_version import require_lm_eval
-from deltacompress.evaluation.markdown import write_markdown
-from deltacompress.evaluation.panel import Panel
-from deltacompress.evaluation.report import REPORT, OverlapRecord, Report, Settings, read_report
-from deltacompress.evaluation.scorer import Scorer
-from deltacompress.evaluation.store import AnswerStore, AnswerStores
+from deltacompress.evaluation.report.data import REPORT, Report, read_report
+from deltacompress.evaluation.report.html import write_html
+from deltacompress.evaluation.report.markdown import write_markdown
+from deltacompress.evaluation.report.records import OverlapRecord, Settings
+from deltacompress.evaluation.scoring import fidelity
+from deltacompress.evaluation.scoring.checkpoints import CheckpointScorer
+from deltacompress.evaluation.scoring.decoupled import DecoupledScorer
+from deltacompress.evaluation.scoring.fidelity import FidelityResult
+from deltacompress.evaluation.scoring.harness import TaskRun, run_tasks
+from deltacompress.evaluation.scoring.lm_eval_version import require_lm_eval
+from deltacompress.evaluation.scoring.panel import Panel
+from deltacompress.evaluation.scoring.scorer import Scorer
+from deltacompress.evaluation.scoring.store import AnswerStore, AnswerStores
 from deltacompress.evaluation.subjects import Subject, open_subjects
-from deltacompress.evaluation.tasks import LocalTask, Task, load_tasks
+from deltacompress.evaluation.tasks.encoding import Encoder
+from deltacompress.evaluation.tasks.load import LocalTask, Task, load_tasks
 from deltacompress.files.finished import new_output
 from deltacompress.models.config import notes, other_way_out
 from deltacompress.models.load import WAY_OUT
 from deltacompress.reporter import SILENT, Reporter
-from deltacompress.runtime.numerics import settle
+from deltacompress.runtime.variants.numerics import settle
 
 ANSWERS = "answers"
 _FILES = (REPORT, "report.md", "report.html", "samples/*.jsonl")

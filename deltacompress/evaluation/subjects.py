@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deltacompress.artifact import Delta, load_delta
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.artifact.delta import Delta, load_delta
+from deltacompress.artifact.summary import kinds, natural
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import InputError, IntegrityError, spelled
-from deltacompress.evaluation.baselines import ACCOUNT, Account, read_account
-from deltacompress.evaluation.encoding import Encoder, check_same_tokenizer
 from deltacompress.evaluation.labels import BASE, FINETUNED, check_label
-from deltacompress.evaluation.report import LayerRecord, Role, SubjectRecord
-from deltacompress.summary import kinds, natural
+from deltacompress.evaluation.methods.baselines import ACCOUNT, Account, read_account
+from deltacompress.evaluation.report.records import LayerRecord, Role, SubjectRecord
+from deltacompress.evaluation.tasks.encoding import Encoder, check_same_tokenizer
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from deltacompress.evaluation.gate import Gate
-from deltacompress.evaluation.report import Report
+from deltacompress.evaluation.gate.rules import Gate
+from deltacompress.evaluation.report.data import Report
 from deltacompress.evaluation.run import evaluate
 
 

@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 
 from deltacompress.errors import InputError, option, switch
-from deltacompress.evaluation.report import Report
-from deltacompress.zoo.evaluations import describe_evaluation
-from deltacompress.zoo.read import need_kind
-from deltacompress.zoo.resolve import open_zoo
+from deltacompress.evaluation.report.data import Report
+from deltacompress.zoo.entries.evaluations import describe_evaluation
+from deltacompress.zoo.exchange.resolve import open_zoo
+from deltacompress.zoo.ledger.read import need_kind
 
 
 def pinned(zoo: str | None, given: str) -> str:

@@ -7,9 +7,10 @@ else: Triton and NVIDIA's packages are looked for only when their backend is ask
 
 from __future__ import annotations
 
-from deltacompress.kernels.backend import Backend, available, get_backend
+from deltacompress.kernels.backend import Backend
 from deltacompress.kernels.parts import expand_rows
 from deltacompress.kernels.segments import Segments
+from deltacompress.kernels.select import available, get_backend
 from deltacompress.kernels.table import Table
 
 __all__ = ["Backend", "Segments", "Table", "available", "expand_rows", "get_backend"]

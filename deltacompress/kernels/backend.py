@@ -1,25 +1,17 @@
-"""What a backend is, and how one is chosen.
-
-The choice is explicit: a backend that cannot run here is an error that says why, and `auto` says what it took and why.
-Nothing falls back in the middle of a run.
-"""
+"""What a backend is; `select` chooses one."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from deltacompress.codecs.packed import PackedSpec, Parts
-from deltacompress.errors import BackendError
 from deltacompress.kernels.ingest import Ingest
 from deltacompress.kernels.segments import Segments
 from deltacompress.kernels.table import Table
-
-NAMES = ("reference", "triton", "cuda")
 
 
 class Backend(ABC):
@@ -76,64 +68,3 @@ class Backend(ABC):
     def table(self, slots: int, out_features: int, in_features: int) -> Table:
         """An empty table for one linear layer."""
         return Table(slots, out_features, in_features, self.device)
-
-
-def get_backend(name: str, device: torch.device | str, **options: Any) -> Backend:
-    """The backend `name`, or for "auto" the fastest that runs on `device`.
-
-    options: cache_bytes of the reference backend.
-
-    Raises:
-        BackendError: unknown, or it cannot run here; the message says why and what would help.
-    """
-    device = torch.device(device)
-    if name == "auto":
-        return _automatic(device, options)
-    if name not in NAMES:
-        raise BackendError(f"unknown kernel backend {name!r}: choose auto, {', '.join(NAMES)}")
-    if reason := _missing(name, device):
-        raise BackendError(f"the {name} backend cannot run here: {reason}")
-    return _make(name, device, "asked for", options)
-
-
-def available(device: torch.device | str) -> dict[str, str | None]:
-    """Backend -> None if it runs on `device`, else why not."""
-    return {name: _missing(name, torch.device(device)) for name in NAMES}
-
-
-def _automatic(device: torch.device, options: dict[str, Any]) -> Backend:
-    if device.type != "cuda":
-        return _make("reference", device, f"auto: the only backend on {device.type}", options)
-    reasons: list[str] = []
-    for name in ("cuda", "triton"):
-        reason = _missing(name, device)
-        if reason is None:
-            return _make(name, device, "auto: the fastest here" + "".join(f"; no {r}" for r in reasons), options)
-        reasons.append(f"{name} ({reason})")
-    return _make("reference", device, "auto: no " + ", no ".join(reasons), options)
-
-
-def _missing(name: str, device: torch.device) -> str | None:
-    if name == "triton":
-        from deltacompress.kernels.triton_sbmm import missing
-
-        return missing(device)
-    if name == "cuda":
-        from deltacompress.kernels.cuda_sbmm import missing
-
-        return missing(device)
-    return None
-
-
-def _make(name: str, device: torch.device, why: str, options: dict[str, Any]) -> Backend:
-    if name == "triton":
-        from deltacompress.kernels.triton_sbmm import TritonBackend
-
-        return TritonBackend(device, why)
-    if name == "cuda":
-        from deltacompress.kernels.cuda_sbmm import CudaBackend
-
-        return CudaBackend(device, why)
-    from deltacompress.kernels.reference import ReferenceBackend
-
-    return ReferenceBackend(device, why, **options)

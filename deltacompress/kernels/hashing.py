@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deltacompress.checkpoint import tensor_bytes
+from deltacompress.checkpoints.reader import tensor_bytes
 
 DIGEST_BYTES = 32
 SUBTREE = 256

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deltacompress.codecs.packed import FREE, PackedSpec, Parts, part_shapes
 from deltacompress.errors import FormatError
-from deltacompress.numerics import packing
+from deltacompress.numerics.bits import packing
 
 ALIGN = 256
 

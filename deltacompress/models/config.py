@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
-from deltacompress.checkpoint import already_quantized
+from deltacompress.checkpoints.reader import already_quantized
 from deltacompress.errors import CheckpointError, UnsupportedModelError, first_line
 from deltacompress.models import fields
 from deltacompress.models.folder import check_depth, staged

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from deltacompress.checkpoints.header import load_json_object
+from deltacompress.checkpoints.side_files import link_homes
 from deltacompress.errors import CheckpointError
 from deltacompress.files.regular import read_bytes, told
-from deltacompress.safetensors_header import load_json_object
-from deltacompress.side_files import link_homes
 
 MAX_JSON_BYTES = 4 << 20
 """Of a config or a map of tokens; the largest public ones (with labels, or per-module settings) stay below 1 MB."""

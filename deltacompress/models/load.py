@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from deltacompress.checkpoint import Checkpoint
-from deltacompress.dtypes import DTYPES
+from deltacompress.checkpoints.dtypes import DTYPES
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import BackendError, CheckpointError
 from deltacompress.models.config import CONFIG, other_way_out, read_config, unsupported, unusable
 from deltacompress.models.quiet import quiet

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deltacompress.numerics.widths import GridKind
+from deltacompress.numerics.bits.widths import GridKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from deltacompress.numerics import fused
 from deltacompress.numerics.grid import Grid, GroupTables
 from deltacompress.numerics.pairs import PairSolver
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.numerics.threads import small_operations
+from deltacompress.numerics.triton import fused
 
 Selection = Literal["joint", "diagonal"]
 STEP = 4

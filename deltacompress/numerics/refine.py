@@ -14,11 +14,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from deltacompress.numerics import fused
 from deltacompress.numerics.grid import Grid, GroupTables, dequantize
 from deltacompress.numerics.pairs import PAIRS
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.numerics.threads import small_operations
+from deltacompress.numerics.triton import fused
 
 _LEFT, _RIGHT = [i for i, _ in PAIRS], [j for _, j in PAIRS]
 

@@ -11,13 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deltacompress.runtime.engine import Runtime
+    from deltacompress.runtime.engine.requests import Completion
+    from deltacompress.runtime.face import Runtime
     from deltacompress.runtime.plugin import DeltaConfig
-    from deltacompress.runtime.requests import Completion
 
 __all__ = ["Completion", "DeltaConfig", "Runtime"]
 
-_HOME = {"Completion": "requests", "DeltaConfig": "plugin", "Runtime": "engine"}
+_HOME = {"Completion": "engine.requests", "DeltaConfig": "plugin", "Runtime": "face"}
 
 
 def __getattr__(name: str) -> Any:

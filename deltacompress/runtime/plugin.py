@@ -20,20 +20,20 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import CheckpointError, InputError, UnsupportedModelError
 from deltacompress.models.config import ADAPTER, CONFIG, check_layers
 from deltacompress.models.fields import REFUSED, says
 from deltacompress.models.generation import read_generation
 from deltacompress.models.load import misfit
 from deltacompress.models.support import read_decoder
-from deltacompress.runtime.batch import Batch
-from deltacompress.runtime.layout import read_layout
-from deltacompress.runtime.model import ATTENTION, decouple
-from deltacompress.runtime.numerics import Numerics
-from deltacompress.runtime.operands import placed
-from deltacompress.runtime.variant import Variant
-from deltacompress.zoo.resolve import artifact_path
+from deltacompress.runtime.modules.batch import Batch
+from deltacompress.runtime.modules.model import ATTENTION, decouple
+from deltacompress.runtime.variants.layout import read_layout
+from deltacompress.runtime.variants.numerics import Numerics
+from deltacompress.runtime.variants.operands import placed
+from deltacompress.runtime.variants.variant import Variant
+from deltacompress.zoo.exchange.resolve import artifact_path
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

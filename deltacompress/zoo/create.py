@@ -12,12 +12,12 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from deltacompress.zoo import osfs
 from deltacompress.zoo.errors import CapabilityError, ConflictError, NotAZooError, StoreError
-from deltacompress.zoo.layout import TEMPORARY, TRASH, ZOO, zoo_around
-from deltacompress.zoo.local import LocalStore, again, reason, sync_directory
-from deltacompress.zoo.records import ZooRecord, encode, nonce, read
-from deltacompress.zoo.store import NoSuchObjectError, Store
+from deltacompress.zoo.ledger.records import ZooRecord, encode, nonce, read
+from deltacompress.zoo.store import osfs
+from deltacompress.zoo.store.base import NoSuchObjectError, Store
+from deltacompress.zoo.store.layout import TEMPORARY, TRASH, ZOO, zoo_around
+from deltacompress.zoo.store.local import LocalStore, again, reason, sync_directory
 
 _RACERS = 8
 _REMOTE = ("s3://",)
@@ -32,7 +32,7 @@ def store_at(location: str | os.PathLike[str]) -> Store:
     """
     text = os.fspath(location)
     if text.startswith(_REMOTE):
-        from deltacompress.zoo.remote import RemoteStore
+        from deltacompress.zoo.store.remote import RemoteStore
 
         return RemoteStore.open(text)
     if "://" in text:

@@ -1,6 +1,5 @@
-"""The delta zoo: what the command line and a notebook use. Each method is one verb; the modules beside do the work.
-
-Some of them build on this class, so they are imported where they are used.
+"""The delta zoo: what the command line and a notebook use. Each method is one verb; the modules beside do the work,
+on the smaller `Catalog`.
 """
 
 from __future__ import annotations
@@ -8,43 +7,33 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deltacompress.reporter import SILENT, Reporter
-from deltacompress.zoo import create, names, publish, pull, referrers, removal, tags
-from deltacompress.zoo.artifact import describe
-from deltacompress.zoo.bases import describe_base
-from deltacompress.zoo.blobs import Blob
-from deltacompress.zoo.entry import EntryManifest
-from deltacompress.zoo.fsck import FsckReport, fsck
-from deltacompress.zoo.gc import GRACE, GcReport, collect
-from deltacompress.zoo.index import index_path
-from deltacompress.zoo.listing import Listed, list_entries
-from deltacompress.zoo.publish import Published
-from deltacompress.zoo.read import copy_sources, need_kind, open_entry
-from deltacompress.zoo.records import ZooRecord
-from deltacompress.zoo.store import Store
-from deltacompress.zoo.tags import Move
-from deltacompress.zoo.usage import Usage, usage
-from deltacompress.zoo.verify import VerifyReport, verify
-from deltacompress.zoo.versions import Resolved, resolve
-
-if TYPE_CHECKING:
-    from deltacompress.zoo.lineage import Lineage
-    from deltacompress.zoo.signing import Signed
-    from deltacompress.zoo.transfer import Exported, Imported
+from deltacompress.zoo import create
+from deltacompress.zoo.care import removal
+from deltacompress.zoo.care.fsck import FsckReport, fsck
+from deltacompress.zoo.care.gc import GRACE, GcReport, collect
+from deltacompress.zoo.care.usage import Usage, usage
+from deltacompress.zoo.care.verify import VerifyReport, verify
+from deltacompress.zoo.catalog import Catalog
+from deltacompress.zoo.entries import linking, reports, signing
+from deltacompress.zoo.entries.signing import Signed
+from deltacompress.zoo.exchange import pull, transfer
+from deltacompress.zoo.exchange.transfer import Exported, Imported
+from deltacompress.zoo.ledger import names, referrers, tags
+from deltacompress.zoo.ledger.publish import Published
+from deltacompress.zoo.ledger.read import copy_sources, need_kind, open_entry
+from deltacompress.zoo.ledger.tags import Move
+from deltacompress.zoo.views import card, diff, lineage
+from deltacompress.zoo.views.lineage import Lineage
 
 
-class Zoo:
+class Zoo(Catalog):
     """An opened zoo; make it with `Zoo.open` or `Zoo.init`. Names are `namespace/name[@version | @alias]`.
 
-    store, id: for what builds on this class. Methods raise ZooError (deltacompress.zoo.errors) with one clear line.
+    Methods raise ZooError (deltacompress.zoo.errors) with one clear line.
     """
-
-    def __init__(self, store: Store, record: ZooRecord) -> None:
-        self.store = store
-        self.id = record.id
-        self.capabilities = record.capabilities
 
     @classmethod
     def open(cls, location: str | os.PathLike[str]) -> Zoo:
@@ -55,11 +44,6 @@ class Zoo:
     def init(cls, location: str | os.PathLike[str]) -> Zoo:
         """A new zoo, in a new or empty directory or under an empty prefix."""
         return cls(*create.init(location))
-
-    @property
-    def where(self) -> str:
-        """Path or URL."""
-        return self.store.where
 
     def add(
         self,
@@ -77,8 +61,6 @@ class Zoo:
 
         What it belongs to is found, see linking.add, which also says what the options mean.
         """
-        from deltacompress.zoo import linking
-
         return linking.add(
             self,
             Path(source),
@@ -91,49 +73,6 @@ class Zoo:
             reporter=reporter,
         ).published
 
-    def add_artifact(
-        self,
-        artifact: str | os.PathLike[str],
-        name: str,
-        *,
-        parents: Iterable[str] = (),
-        relation: str | None = None,
-        reporter: Reporter = SILENT,
-    ) -> Published:
-        """Publish an artifact directory without looking for its base.
-
-        parents: entries of this zoo it was made from; relation: see entry.Lineage.
-        """
-        checked = names.parse_name(name)
-        publish.check_kind(self.store, checked, "delta")
-        given = (parents,) if isinstance(parents, str) else parents
-        digests = tuple(self.resolve(parent).manifest for parent in given)
-        described = describe(Path(artifact), parents=digests, relation=relation)
-        return publish.publish_entry(self.store, checked, described.entry, described.blobs, reporter)
-
-    def add_base(
-        self,
-        checkpoint: str | os.PathLike[str],
-        name: str,
-        *,
-        hub_id: str | None = None,
-        revision: str | None = None,
-        reporter: Reporter = SILENT,
-    ) -> Published:
-        """Publish the identity of a base checkpoint; its weights stay where they are."""
-        checked = names.parse_name(name)
-        publish.check_kind(self.store, checked, "base-ref")
-        described = describe_base(Path(checkpoint), hub_id=hub_id, revision=revision)
-        return publish.publish_entry(self.store, checked, described.entry, described.blobs, reporter)
-
-    def publish(
-        self, entry: EntryManifest, blobs: Iterable[Blob], name: str, *, reporter: Reporter = SILENT
-    ) -> Published:
-        """Publish an entry from a manifest and the blobs that it lists; versions of one name are of one kind."""
-        checked = names.parse_name(name)
-        publish.check_kind(self.store, checked, entry.kind)
-        return publish.publish_entry(self.store, checked, entry, blobs, reporter)
-
     def push(self, name: str, other: Zoo, target: str | None = None, *, reporter: Reporter = SILENT) -> Published:
         """Copy a version, and what is attached to it, to another zoo, under `target` or its own name."""
         found = self.resolve(name)
@@ -142,19 +81,6 @@ class Zoo:
         for _, attached in referrers.open_attached(self.store, found.manifest):
             referrers.attach(other.store, attached, copy_sources(self.store, attached), reporter)
         return new
-
-    def resolve(self, name: str) -> Resolved:
-        """Which version a name means now."""
-        return resolve(self.store, names.parse(name))
-
-    def show(self, name: str) -> tuple[Resolved, EntryManifest]:
-        """A version and its manifest."""
-        found = self.resolve(name)
-        return found, open_entry(self.store, found)
-
-    def list(self, *, all_versions: bool = False, removed: bool = False) -> Sequence[Listed]:
-        """The newest version of every name, or every version, sorted by name, newest first."""
-        return list_entries(self.store, index_path(self.id), all_versions=all_versions, removed=removed)
 
     def pull(self, name: str, out: str | os.PathLike[str], *, reporter: Reporter = SILENT) -> Path:
         """Write a version's files to the new directory `out`; run again to go on after an interruption."""
@@ -177,14 +103,6 @@ class Zoo:
     def undelete(self, name: str, *, reporter: Reporter = SILENT) -> None:
         """Take back the removal of a version."""
         removal.undelete(self.store, names.parse(name), reporter)
-
-    def attach(self, entry: EntryManifest, blobs: Iterable[Blob], *, reporter: Reporter = SILENT) -> str:
-        """Attach a referrer (a report, a signature) to the manifest that is its `subject`; its digest."""
-        return referrers.attach(self.store, entry, blobs, reporter)
-
-    def referrers(self, name: str) -> Sequence[EntryManifest]:
-        """What is attached to a version."""
-        return [entry for _, entry in referrers.open_attached(self.store, self.resolve(name).manifest)]
 
     def verify(
         self, name: str | None = None, *, share: float = 1.0, seed: int | None = None, reporter: Reporter = SILENT
@@ -210,33 +128,23 @@ class Zoo:
 
     def lineage(self, name: str | None = None) -> Lineage:
         """What came from what; with a name, only what that entry came from and what came of it."""
-        from deltacompress.zoo import lineage
-
         entries = self.list(all_versions=True)
         return lineage.lineage(entries, None if name is None else lineage.meant(entries, name, self.resolve(name)))
 
     def diff(self, a: str, b: str) -> dict[str, Any]:
         """What differs between two entries; see diff.diff."""
-        from deltacompress.zoo import diff
-
         return diff.diff(self, a, b)
 
     def card(self, name: str) -> str:
         """The Hugging Face model card of an entry."""
-        from deltacompress.zoo import card
-
         return card.card(self, name)
 
     def export(self, names: Iterable[str], out: str | os.PathLike[str], *, reporter: Reporter = SILENT) -> Exported:
         """Write versions, with what is attached to them, to one tar file."""
-        from deltacompress.zoo import transfer
-
         return transfer.export(self, tuple(names), Path(out), reporter=reporter)
 
     def import_(self, path: str | os.PathLike[str], *, reporter: Reporter = SILENT) -> Sequence[Imported]:
         """Publish what an export holds and this zoo lacks."""
-        from deltacompress.zoo import transfer
-
         return transfer.import_(self, Path(path), reporter=reporter)
 
     def attest(
@@ -252,24 +160,16 @@ class Zoo:
         report.json of `deltacompress eval` counts for the artifact that it measured; every number of any other JSON
         object counts for the version.
         """
-        from deltacompress.zoo import signing
-
         return signing.attest(self, name, Path(report), key=None if key is None else Path(key), reporter=reporter)
 
     def scores(self, name: str) -> Mapping[str, float]:
         """What the reports that are attached to a version measured."""
-        from deltacompress.zoo import reports
-
         return reports.scores(self, name)
 
     def sign(self, name: str, key: str | os.PathLike[str], *, reporter: Reporter = SILENT) -> str:
         """Sign a version with a private key (PEM); the public key as hex."""
-        from deltacompress.zoo import signing
-
         return signing.sign(self, name, Path(key), reporter=reporter)
 
     def signatures(self, name: str) -> Sequence[Signed]:
         """Every signature of a version and of its reports; raises ChecksumError if one of them is not good."""
-        from deltacompress.zoo import signing
-
         return signing.signatures(self, name)

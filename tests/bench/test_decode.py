@@ -15,7 +15,7 @@ import torch
 from deltacompress.bench import clock, decode
 from deltacompress.bench.synthetic import SHAPE_TINY
 from deltacompress.cli.main import main
-from deltacompress.runtime.scheduler import Scheduler
+from deltacompress.runtime.engine.scheduler import Scheduler
 
 
 def test_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deltacompress.bench import clock, obs
+from deltacompress.codecs.recipe import Recipe
 from deltacompress.errors import InputError
-from deltacompress.recipe import Recipe
 
 
 def test_the_headline_has_the_shipped_speed_beside_the_plain_one() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pairs import Pair, files_of
 
-from deltacompress.artifact import load_delta
+from deltacompress.artifact.delta import load_delta
 from deltacompress.bench import pairs, pairs_artifacts
 from deltacompress.cli import early
 from deltacompress.cli.main import main

@@ -21,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from deltacompress.calibrate.data import CalibrationTokens, ids_sha256, load_calibration, load_tokenizer
-from deltacompress.calibrate.packing import encode_records, pack
-from deltacompress.calibrate.records import Record
-from deltacompress.calibrate.sources import open_source
+from deltacompress.calibration.data import CalibrationTokens, ids_sha256, load_calibration, load_tokenizer
+from deltacompress.calibration.packing import encode_records, pack
+from deltacompress.calibration.records import Record
+from deltacompress.calibration.sources import open_source
 from deltacompress.errors import CalibrationError, CheckpointError, InputError
 
 CHAT_TEMPLATE = (
@@ -154,7 +154,7 @@ def test_batches_of_the_tokenizer_do_not_show(
     tmp_path: Path, tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_jsonl(tmp_path / "train.jsonl", text_records())
-    monkeypatch.setattr("deltacompress.calibrate.packing._BATCH_CHARS", 50)
+    monkeypatch.setattr("deltacompress.calibration.packing._BATCH_CHARS", 50)
     got = load_calibration(path, load_tokenizer(tokenizer_dir), samples=30, seq_len=16, seed=3)
     assert (got.ids.tolist(), got.records) == naive(path, tokenizer_dir, 30, 16, 3)
 
@@ -527,7 +527,7 @@ def test_missing_file_never_asks_the_hub(
     source: str, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("deltacompress.calibrate.sources.open_hub", lambda *_: pytest.fail("asked the hub"))
+    monkeypatch.setattr("deltacompress.calibration.sources.open_hub", lambda *_: pytest.fail("asked the hub"))
     assert_one_line(lambda: load(source, tokenizer), [source, "no such file"])
 
 

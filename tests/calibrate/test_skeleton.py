@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from deltacompress.calibrate.skeleton import Skeleton
 from deltacompress.errors import CheckpointError, UnsupportedModelError, first_line
+from deltacompress.models.skeleton import Skeleton
 
 SUPPORTED = [
     "llama", "mistral", "qwen2", "qwen2-tied", "qwen3", "gemma2", "gemma3", "gpt-neox", "phi", "phi3", "bloom",

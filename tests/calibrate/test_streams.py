@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deltacompress.calibrate.streams import DEVICE_SHARE, HiddenStates, should_wait_on_host
+from deltacompress.calibration.streams import DEVICE_SHARE, HiddenStates, should_wait_on_host
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from deltacompress.calibrate.skeleton import Skeleton
-from deltacompress.calibrate.walk import InputGroup, InputRecorder, capture_calls, record_inputs
+from deltacompress.calibration.walk import InputGroup, InputRecorder, capture_calls, record_inputs
 from deltacompress.errors import UnsupportedModelError
+from deltacompress.models.skeleton import Skeleton
 
 SPLIT = [["q_proj", "k_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]]
 NEOX = [["query_key_value"], ["dense"], ["dense_h_to_4h"], ["dense_4h_to_h"]]

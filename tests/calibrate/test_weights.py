@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from deltacompress.calibrate.names import Slot
-from deltacompress.calibrate.skeleton import Skeleton
 from deltacompress.errors import CheckpointError
+from deltacompress.models.names import Slot
+from deltacompress.models.skeleton import Skeleton
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from deltacompress.codecs.packed import PackedSpec, Parts
 from deltacompress.codecs.pieces import PartInMemory
 from deltacompress.codecs.rtn import magnitude_mask
 from deltacompress.errors import FormatError
-from deltacompress.numerics import packing
+from deltacompress.numerics.bits import packing
 from deltacompress.numerics.grid import GridKind, fit_grid, quantize
 from deltacompress.numerics.sparsity import Sparsity
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from deltacompress.cli.main import main
-from deltacompress.content import content_path
 from deltacompress.demo import run
 from deltacompress.demo.score import TaskScore
 from deltacompress.errors import Interrupted, OutputError
-from deltacompress.evaluation.checkpoints import load_model
+from deltacompress.evaluation.scoring.checkpoints import load_model
+from deltacompress.files.content import content_path
 
 
 @pytest.mark.parametrize("stranger", ["thesis.tex", "palindrome.int4-24-my-notes"])

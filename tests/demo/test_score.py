@@ -18,7 +18,7 @@ from deltacompress.demo.corpus import documents
 from deltacompress.demo.score import divergence, encode, pad, read_task, score_checkpoint, score_model
 from deltacompress.demo.tokenizer import VOCABULARY, train_tokenizer
 from deltacompress.errors import InputError
-from deltacompress.evaluation.records import Sample
+from deltacompress.evaluation.tasks.records import Sample
 
 PROMPTS = ["even of [338, 227] ->", "oak, elm, trout: most are", "a", "After Monday comes", "count: one, two, three"]
 

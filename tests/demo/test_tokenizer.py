@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from deltacompress.calibrate.data import load_tokenizer
+from deltacompress.calibration.data import load_tokenizer
 from deltacompress.demo.corpus import documents
 from deltacompress.demo.tokenizer import VOCABULARY, train_tokenizer
 

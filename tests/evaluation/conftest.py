@@ -15,7 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from pairs import Pair
 
-    from deltacompress.evaluation.report import Report
+    from deltacompress.evaluation.report.data import Report
 
 
 def words(rng: random.Random, count: int) -> str:

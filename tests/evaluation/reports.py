@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deltacompress.evaluation.report import Report
+from deltacompress.evaluation.report.data import Report
 
 
 def score(task: str, subject: str, value: float, **more: Any) -> dict[str, Any]:

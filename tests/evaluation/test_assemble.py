@@ -12,9 +12,9 @@ from evaluation.reports import report
 
 from deltacompress.errors import InputError
 from deltacompress.evaluation import assemble
-from deltacompress.evaluation.fidelity import FidelityResult
-from deltacompress.evaluation.harness import SampleRow, TaskRun
-from deltacompress.evaluation.report import Settings
+from deltacompress.evaluation.report.records import Settings
+from deltacompress.evaluation.scoring.fidelity import FidelityResult
+from deltacompress.evaluation.scoring.harness import SampleRow, TaskRun
 
 SETTINGS = report().settings
 

@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch import nn
 
-from deltacompress.artifact import load_delta
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.artifact.delta import load_delta
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.recipe import CalibrationSpec, Recipe
 from deltacompress.errors import InputError, UnsupportedModelError
-from deltacompress.evaluation import bitdelta, comparison, low_rank
-from deltacompress.evaluation.baselines import ACCOUNT, Account, build, read_account
-from deltacompress.evaluation.checkpoints import load_model
-from deltacompress.evaluation.methods import DONORS
-from deltacompress.recipe import CalibrationSpec, Recipe
+from deltacompress.evaluation import comparison
+from deltacompress.evaluation.methods import bitdelta, low_rank
+from deltacompress.evaluation.methods.baselines import ACCOUNT, Account, build, read_account
+from deltacompress.evaluation.methods.names import DONORS
+from deltacompress.evaluation.scoring.checkpoints import load_model
 
 if TYPE_CHECKING:
     from pairs import Pair
@@ -200,7 +201,7 @@ def test_bad_input_of_a_baseline(pair: Pair, donor: Path, tmp_path: Path, monkey
     with pytest.raises(InputError, match="codes no linear weight, so low-rank has nothing to do"):
         made("low-rank", pair, tmp_path / "exact", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr("deltacompress.evaluation.baselines.load_model", lambda *_, **__: nn.Identity())
+    monkeypatch.setattr("deltacompress.evaluation.methods.baselines.load_model", lambda *_, **__: nn.Identity())
     with pytest.raises(UnsupportedModelError, match="no layer"):
         made("bitdelta", pair, donor, tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))

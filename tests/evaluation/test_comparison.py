@@ -11,14 +11,14 @@ import pytest
 from evaluation.reports import fidelity, paired, report, score
 from pairs import write_data
 
-from deltacompress.artifact import load_delta
-from deltacompress.checkpoint import Checkpoint
-from deltacompress.content import list_content
+from deltacompress.artifact.delta import load_delta
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.recipe import Recipe
 from deltacompress.errors import InputError, OutputError
 from deltacompress.evaluation import compare, comparison
 from deltacompress.evaluation.comparison import Comparison
-from deltacompress.evaluation.methods import DONORS, METHODS, load_method
-from deltacompress.recipe import Recipe
+from deltacompress.evaluation.methods.names import DONORS, METHODS, load_method
+from deltacompress.files.content import list_content
 from deltacompress.reporter import SILENT
 
 if TYPE_CHECKING:

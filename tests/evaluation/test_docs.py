@@ -13,11 +13,11 @@ import typer.main
 import yaml
 
 from deltacompress.cli.main import app
-from deltacompress.content import content_path, list_content
+from deltacompress.codecs.recipe import CalibrationSpec
 from deltacompress.evaluation import Gate, GateFailedError
-from deltacompress.evaluation.methods import METHODS, load_method
-from deltacompress.evaluation.tasks import _SPEC, SuiteSpec, read_spec
-from deltacompress.recipe import CalibrationSpec
+from deltacompress.evaluation.methods.names import METHODS, load_method
+from deltacompress.evaluation.tasks.load import _SPEC, SuiteSpec, read_spec
+from deltacompress.files.content import content_path, list_content
 from deltacompress.types import TensorKind
 
 if TYPE_CHECKING:

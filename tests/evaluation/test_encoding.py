@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from deltacompress.errors import InputError, PairError
-from deltacompress.evaluation.encoding import Encoder, check_same_tokenizer
+from deltacompress.evaluation.tasks.encoding import Encoder, check_same_tokenizer
 
 if TYPE_CHECKING:
     from pairs import Pair

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pairs import changed, perturb
 
+from deltacompress.artifact.restoration import restore
 from deltacompress.demo.score import divergence, read_task, score_model
 from deltacompress.errors import InputError, IntegrityError, OutputError, PairError
 from deltacompress.evaluation import Gate, GateFailedError, evaluate, read_report
-from deltacompress.evaluation.checkpoints import CheckpointScorer, load_model
-from deltacompress.evaluation.decoupled import DecoupledScorer
-from deltacompress.evaluation.report import Report
-from deltacompress.restoration import restore
+from deltacompress.evaluation.report.data import Report
+from deltacompress.evaluation.scoring.checkpoints import CheckpointScorer, load_model
+from deltacompress.evaluation.scoring.decoupled import DecoupledScorer
 
 if TYPE_CHECKING:
     from pairs import Pair
@@ -37,7 +37,7 @@ def run(pair: Pair, artifact: Path, task_dir: Path, out: Path, **options: Any) -
 def test_scores_and_fidelity_equal_the_independent_scorer(
     evaluated: tuple[Report, Path], pair: Pair, artifact: Path, task_dir: Path, tmp_path: Path
 ) -> None:
-    from deltacompress.calibrate.data import load_tokenizer
+    from deltacompress.calibration.data import load_tokenizer
 
     report, _ = evaluated
     tokenizer: Any = load_tokenizer(pair.finetuned)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from deltacompress.evaluation.fidelity import FidelityResult, measure
-from deltacompress.evaluation.panel import Ids, Panel
-from deltacompress.evaluation.scorer import Row
-from deltacompress.evaluation.statistics import FEWEST
-from deltacompress.evaluation.store import AnswerStores
+from deltacompress.evaluation.scoring.fidelity import FidelityResult, measure
+from deltacompress.evaluation.scoring.panel import Ids, Panel
+from deltacompress.evaluation.scoring.scorer import Row
+from deltacompress.evaluation.scoring.statistics import FEWEST
+from deltacompress.evaluation.scoring.store import AnswerStores
 from deltacompress.reporter import SILENT
 
 FINE, OTHER = [0.5, 0.5], [0.25, 0.75]

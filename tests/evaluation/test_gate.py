@@ -9,11 +9,12 @@ from xml.etree import ElementTree
 import pytest
 from evaluation.reports import paired, report, score, subject
 
-from deltacompress.content import list_content
 from deltacompress.errors import InputError, IntegrityError
-from deltacompress.evaluation.gate import Gate, GateFailedError
-from deltacompress.evaluation.gate_output import append_summary, junit, summary
-from deltacompress.evaluation.report import Report, ScoreRecord, SubjectRecord
+from deltacompress.evaluation.gate.output import append_summary, junit, summary
+from deltacompress.evaluation.gate.rules import Gate, GateFailedError
+from deltacompress.evaluation.report.data import Report
+from deltacompress.evaluation.report.records import ScoreRecord, SubjectRecord
+from deltacompress.files.content import list_content
 
 
 def check(policy: dict[str, Any], **more: Any) -> list[str]:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pairs import write_data
 
-from deltacompress import driver
-from deltacompress.artifact import verify
+from deltacompress.artifact.delta import verify
+from deltacompress.artifact.manifest import read_manifest
 from deltacompress.cli.main import main
-from deltacompress.driver import CompressResult
+from deltacompress.compression import driver
+from deltacompress.compression.driver import CompressResult
 from deltacompress.errors import InputError
 from deltacompress.evaluation import Gate, compress_gated, gated, read_report
-from deltacompress.manifest import read_manifest
 
 if TYPE_CHECKING:
     from pairs import Pair

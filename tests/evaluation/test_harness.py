@@ -11,17 +11,17 @@ import pytest
 
 from deltacompress.errors import InputError
 from deltacompress.evaluation import evaluate
-from deltacompress.evaluation.encoding import Encoder
-from deltacompress.evaluation.fidelity import LOGITS_AT_A_TIME, POSITIONS, ROWS, _batch
-from deltacompress.evaluation.harness import _choice, _matches
-from deltacompress.evaluation.lm_eval_version import require_lm_eval
-from deltacompress.evaluation.panel import Panel
-from deltacompress.evaluation.tasks import LocalSpec, LocalTask
+from deltacompress.evaluation.scoring.fidelity import LOGITS_AT_A_TIME, POSITIONS, ROWS, _batch
+from deltacompress.evaluation.scoring.harness import _choice, _matches
+from deltacompress.evaluation.scoring.lm_eval_version import require_lm_eval
+from deltacompress.evaluation.scoring.panel import Panel
+from deltacompress.evaluation.tasks.encoding import Encoder
+from deltacompress.evaluation.tasks.load import LocalSpec, LocalTask
 
 if TYPE_CHECKING:
     from pairs import Pair
 
-    from deltacompress.evaluation.report import Report
+    from deltacompress.evaluation.report.data import Report
 
 CHOICES = [" w1", " w2 w3 w4 w5", " w6 w7"]
 
@@ -118,7 +118,7 @@ def test_logits_that_are_held_at_once_are_bounded() -> None:
 
 
 def asked(match: str, pair: Pair) -> Any:
-    from deltacompress.evaluation.adapter import Answer
+    from deltacompress.evaluation.scoring.adapter import Answer
 
     encoder = Encoder.open(pair.finetuned, {"max_position_embeddings": 64})
     task = LocalTask(LocalSpec(task="t", kind="generate", match=match), (), (), Path("t"))  # type: ignore[arg-type]

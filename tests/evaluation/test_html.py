@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from evaluation.reports import paired, report, score
 
-from deltacompress.evaluation.gate import Gate
-from deltacompress.evaluation.gate_output import summary
-from deltacompress.evaluation.html import page, write_html
-from deltacompress.evaluation.markdown import markdown
-from deltacompress.evaluation.report import Report
+from deltacompress.evaluation.gate.output import summary
+from deltacompress.evaluation.gate.rules import Gate
+from deltacompress.evaluation.report.data import Report
+from deltacompress.evaluation.report.html import page, write_html
+from deltacompress.evaluation.report.markdown import markdown
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}  # SVG elements close themselves
 ATTACK = "<script>alert(1)</script><img src=//evil.example/x onerror=1>&\"'|"

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from deltacompress.calibrate.data import load_calibration
+from deltacompress.artifact.records import CalibrationRecord
+from deltacompress.calibration.data import load_calibration
 from deltacompress.errors import InputError
 from deltacompress.evaluation import overlap
-from deltacompress.evaluation.encoding import Encoder
-from deltacompress.evaluation.records import Sample
-from deltacompress.evaluation.tasks import LocalSpec, LocalTask, SuiteSpec, SuiteTask
-from deltacompress.manifest import CalibrationRecord
+from deltacompress.evaluation.tasks.encoding import Encoder
+from deltacompress.evaluation.tasks.load import LocalSpec, LocalTask, SuiteSpec, SuiteTask
+from deltacompress.evaluation.tasks.records import Sample
 
 if TYPE_CHECKING:
     from pairs import Pair

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from deltacompress.evaluation.panel import CHUNK, Panel
-from deltacompress.evaluation.scorer import Likelihood, Prompt, Row
-from deltacompress.evaluation.store import AnswerStores
+from deltacompress.evaluation.scoring.panel import CHUNK, Panel
+from deltacompress.evaluation.scoring.scorer import Likelihood, Prompt, Row
+from deltacompress.evaluation.scoring.store import AnswerStores
 from deltacompress.reporter import SILENT
 
 LABELS: dict[str, str | None] = {"base": None, "first": "a", "second": "b"}

@@ -15,8 +15,8 @@ import pytest
 import torch
 from evaluation.damage import shuffle_layer
 
-from deltacompress.artifact import verify
-from deltacompress.driver import compress
+from deltacompress.artifact.delta import verify
+from deltacompress.compression.driver import compress
 from deltacompress.evaluation import Gate, evaluate
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lm_eval")]

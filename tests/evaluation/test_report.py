@@ -10,7 +10,7 @@ from evaluation.reports import report
 from jsonschema import Draft202012Validator
 
 from deltacompress.errors import ChecksumError, FormatError, InputError, SchemaVersionError
-from deltacompress.evaluation.report import _digest, read_report, report_schema
+from deltacompress.evaluation.report.data import _digest, read_report, report_schema
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM
 
+from deltacompress.artifact.restoration import restore
 from deltacompress.errors import CheckpointError
-from deltacompress.evaluation.checkpoints import CheckpointScorer
-from deltacompress.evaluation.decoupled import DecoupledScorer
-from deltacompress.evaluation.scorer import Prompt, Row
-from deltacompress.restoration import restore
+from deltacompress.evaluation.scoring.checkpoints import CheckpointScorer
+from deltacompress.evaluation.scoring.decoupled import DecoupledScorer
+from deltacompress.evaluation.scoring.scorer import Prompt, Row
 
 if TYPE_CHECKING:
     from pairs import Pair

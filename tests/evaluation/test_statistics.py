@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltacompress.evaluation.statistics import (
+from deltacompress.evaluation.scoring.statistics import (
     FEWEST,
     bootstrap_means,
     compare_paired,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deltacompress.evaluation.store import AnswerStore
+from deltacompress.evaluation.scoring.store import AnswerStore
 
 IDENTITY = {"weights": "a"}
 

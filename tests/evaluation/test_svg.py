@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deltacompress.evaluation import svg
-from deltacompress.evaluation.svg_axis import signed, size, size_ticks, ticks
-from deltacompress.evaluation.text import MINUS
+from deltacompress.evaluation.report import svg
+from deltacompress.evaluation.report.svg_axis import signed, size, size_ticks, ticks
+from deltacompress.evaluation.report.text import MINUS
 
 values = st.floats(-1e6, 1e6, allow_nan=False, allow_infinity=False)
 

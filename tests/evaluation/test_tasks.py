@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from deltacompress.content import list_content
 from deltacompress.errors import InputError
-from deltacompress.evaluation.records import Sample, Templates, data_hash, read_samples, text_hash
-from deltacompress.evaluation.tasks import LocalTask, load_tasks, read_spec, task_names
+from deltacompress.evaluation.tasks.load import LocalTask, load_tasks, read_spec, task_names
+from deltacompress.evaluation.tasks.records import Sample, Templates, data_hash, read_samples, text_hash
+from deltacompress.files.content import list_content
 
 
 def load(name: str, task_dir: Path | None, *, few_shot: int | None = None, limit: int | None = None) -> LocalTask:

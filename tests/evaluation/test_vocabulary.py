@@ -14,9 +14,9 @@ import torch
 
 from deltacompress.errors import InputError
 from deltacompress.evaluation import evaluate
-from deltacompress.evaluation.decoupled import DecoupledScorer
-from deltacompress.evaluation.panel import Panel
-from deltacompress.evaluation.store import AnswerStore
+from deltacompress.evaluation.scoring.decoupled import DecoupledScorer
+from deltacompress.evaluation.scoring.panel import Panel
+from deltacompress.evaluation.scoring.store import AnswerStore
 from deltacompress.reporter import SILENT, Reporter
 
 if TYPE_CHECKING:

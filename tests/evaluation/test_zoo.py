@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from evaluation.reports import report, subject
 
+from deltacompress.artifact.manifest import read_manifest
 from deltacompress.errors import InputError
-from deltacompress.evaluation.report import Report
+from deltacompress.evaluation.report.data import Report
 from deltacompress.evaluation.zoo import attach_report, pinned
-from deltacompress.manifest import read_manifest
 from deltacompress.zoo import Zoo, ZooError
-from deltacompress.zoo.reports import scores
+from deltacompress.zoo.entries.reports import scores
 
 if TYPE_CHECKING:
     from pairs import Pair

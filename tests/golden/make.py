@@ -61,8 +61,8 @@ def make(folder: Path) -> None:
     import torch
     from pairs import Pair, edit, make_pair, weights_of, write_tokenizer
 
-    from deltacompress.recipe import Recipe
-    from deltacompress.restoration import restore
+    from deltacompress.artifact.restoration import restore
+    from deltacompress.codecs.recipe import Recipe
 
     torch.set_num_threads(1)
     shutil.rmtree(folder, ignore_errors=True)

@@ -15,11 +15,12 @@ from pairs import edit, files_of, make_pair
 from safetensors.torch import load_file, save_file
 
 from deltacompress import compress, restore
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.cli.main import main
+from deltacompress.codecs.recipe import Recipe
 from deltacompress.errors import CheckpointError, InputError, OutputError
-from deltacompress.interop import dequantize, export_gptq, gptq
-from deltacompress.recipe import Recipe
+from deltacompress.interop import dequantize, export_gptq
+from deltacompress.interop.gptq import tensors as gptq
 
 if TYPE_CHECKING:
     from pairs import Pair

@@ -12,9 +12,9 @@ import transformers
 from interop.test_gptq import RECIPE
 
 from deltacompress import compress, restore
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.recipe import Recipe
 from deltacompress.interop import dequantize, export_gptq
-from deltacompress.recipe import Recipe
 
 if TYPE_CHECKING:
     from pairs import Pair

@@ -11,7 +11,8 @@ import torch
 from kernels.emulation import COMPILER, build_decode
 from kernels.sbmm_cases import Case, decode64, random_parts
 
-from deltacompress.kernels import cuda_sbmm, tiling
+from deltacompress.kernels.cuda import sbmm as cuda_sbmm
+from deltacompress.kernels.cuda import tiling
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

@@ -15,7 +15,8 @@ from kernels.emulation import COMPILER, build_pack
 from kernels.sbmm_cases import Case, random_parts
 
 from deltacompress.codecs.packed import Parts
-from deltacompress.kernels import cuda_ingest, tiling
+from deltacompress.kernels.cuda import ingest as cuda_ingest
+from deltacompress.kernels.cuda import tiling
 from deltacompress.kernels.ingest import Item
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")

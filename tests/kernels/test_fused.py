@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from deltacompress.codecs import packed
 from deltacompress.codecs.packed import PackedSpec
-from deltacompress.kernels import fused
+from deltacompress.kernels.triton import fused
 from deltacompress.numerics.grid import GridKind
 from deltacompress.numerics.sparsity import Sparsity
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deltacompress.errors import BackendError
-from deltacompress.kernels import nvrtc
+from deltacompress.kernels.cuda import nvrtc
 
 pytestmark = pytest.mark.skipif(nvrtc.missing() is not None, reason=f"no NVRTC: {nvrtc.missing()}")
 COMMON = {"BITS": 3, "SPARSE": 1, "DTYPE": 0, "FAST": 1, "STAGES": 2, "PER_SM": 1}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deltacompress.kernels import nvrtc
+from deltacompress.kernels.cuda import nvrtc
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])

@@ -14,7 +14,7 @@ from deltacompress.codecs.packed import PackedSpec
 from deltacompress.errors import BackendError, FormatError, InputError
 from deltacompress.kernels import Segments, available, expand_rows, get_backend, reference
 from deltacompress.kernels.reference import ReferenceBackend, decode
-from deltacompress.numerics import packing
+from deltacompress.numerics.bits import packing
 from deltacompress.numerics.sparsity import Sparsity
 
 CASES = st.builds(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deltacompress.codecs.packed import PackedSpec, Parts
 from deltacompress.errors import BackendError, FormatError
-from deltacompress.kernels import tiling
+from deltacompress.kernels.cuda import tiling
 from deltacompress.numerics.sparsity import Sparsity
 
 

@@ -33,12 +33,12 @@ from models.watch import Watch
 from transformers import CONFIG_MAPPING, GenerationConfig
 from zoo.fuzz import VALUES, change, mutate
 
-from deltacompress.checkpoint import is_side_file
-from deltacompress.content import content_root
+from deltacompress.checkpoints.reader import is_side_file
 from deltacompress.errors import DeltaCompressError
+from deltacompress.files.content import content_root
 from deltacompress.models import fields
 from deltacompress.models.tokenizers import FILES, is_panic
-from deltacompress.zoo import canonical
+from deltacompress.zoo.ledger import canonical
 
 MEMORY = 256 << 20
 SECONDS = 60

@@ -13,16 +13,16 @@ import torch
 import transformers
 from pairs import make_pair
 
-from deltacompress.artifact import load_delta, verify
-from deltacompress.calibrate.data import load_calibration
-from deltacompress.calibrate.skeleton import Skeleton
-from deltacompress.checkpoint import Checkpoint
-from deltacompress.driver import compress
-from deltacompress.evaluation.checkpoints import CheckpointScorer
-from deltacompress.evaluation.encoding import Encoder, check_same_tokenizer
-from deltacompress.evaluation.scorer import Prompt, Row
+from deltacompress.artifact.delta import load_delta, verify
+from deltacompress.artifact.restoration import restore
+from deltacompress.calibration.data import load_calibration
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.compression.driver import compress
+from deltacompress.evaluation.scoring.checkpoints import CheckpointScorer
+from deltacompress.evaluation.scoring.scorer import Prompt, Row
+from deltacompress.evaluation.tasks.encoding import Encoder, check_same_tokenizer
+from deltacompress.models.skeleton import Skeleton
 from deltacompress.models.tokenizers import load_tokenizer
-from deltacompress.restoration import restore
 from deltacompress.runtime import DeltaConfig, Runtime
 
 SMALL: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}

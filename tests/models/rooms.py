@@ -13,9 +13,9 @@ import torch
 import transformers
 from pairs import Pair
 
-from deltacompress.driver import compress
+from deltacompress.artifact.restoration import restore
+from deltacompress.compression.driver import compress
 from deltacompress.evaluation import evaluate
-from deltacompress.restoration import restore
 from deltacompress.runtime import DeltaConfig, Runtime
 
 TEMPLATE = "{{ bos_token }}{% for message in messages %} {{ message['content'] }} w9{% endfor %}"

@@ -15,9 +15,9 @@ from models.watch import Watch
 from pairs import Pair, remove
 from safetensors.torch import load_file, save_file
 
-from deltacompress.checkpoint import is_side_file
-from deltacompress.content import content_root
+from deltacompress.checkpoints.reader import is_side_file
 from deltacompress.errors import CheckpointError, DeltaCompressError
+from deltacompress.files.content import content_root
 
 OPENS = {  # which directories a room opens
     "calibration": ("finetuned",),

@@ -17,10 +17,10 @@ from pairs import edit
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import BackendError, CheckpointError, UnsupportedModelError
-from deltacompress.evaluation.checkpoints import CheckpointScorer
-from deltacompress.evaluation.scorer import Row
+from deltacompress.evaluation.scoring.checkpoints import CheckpointScorer
+from deltacompress.evaluation.scoring.scorer import Row
 from deltacompress.models.load import load_model
 
 CPU = torch.device("cpu")

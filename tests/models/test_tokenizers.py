@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from deltacompress.errors import CheckpointError, InputError
 from deltacompress.models import tokenizers
 from deltacompress.models.tokenizers import FILES, failing_tokenizer, load_tokenizer
-from deltacompress.runtime.tokenizers import Tokenizers
+from deltacompress.runtime.engine.tokenizers import Tokenizers
 
 TEXT = "w1 w2 <s> w3 </s>"
 

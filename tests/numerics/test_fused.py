@@ -14,10 +14,11 @@ from interpreted import INTERPRETED, inside, run_inside
 from problems import Problem, problem
 from tolerances import OBS_SAME_LOSS, OBS_SAME_ROWS
 
-from deltacompress.numerics import fused, obs
+from deltacompress.numerics import obs
 from deltacompress.numerics.grid import Grid, GridKind, dequantize, fit_grid
 from deltacompress.numerics.refine import refine
 from deltacompress.numerics.sparsity import Sparsity
+from deltacompress.numerics.triton import fused
 
 CPU = torch.device("cpu")
 DEVICES = [

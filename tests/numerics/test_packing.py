@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltacompress.numerics import packing
-from deltacompress.numerics.widths import packed_width
+from deltacompress.numerics.bits import packing
+from deltacompress.numerics.bits.widths import packed_width
 
 PAIRS = list(combinations(range(4), 2))
 quick = settings(max_examples=60, deadline=None)

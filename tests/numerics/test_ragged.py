@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltacompress.numerics.packing import pack_codes
-from deltacompress.numerics.ragged import pack_ragged, unpack_ragged
+from deltacompress.numerics.bits.packing import pack_codes
+from deltacompress.numerics.bits.ragged import pack_ragged, unpack_ragged
 
 
 @given(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltacompress.numerics import packing, symbols
+from deltacompress.numerics.bits import packing, symbols
 
 quick = settings(max_examples=60, deadline=None)
 

@@ -17,11 +17,11 @@ from pairs import Pair, edit, weights_of
 from runtime_cases import Served, noise, serve
 from transformers import LlamaConfig
 
+from deltacompress.artifact.manifest import read_manifest
+from deltacompress.checkpoints.header import read_header
 from deltacompress.errors import BackendError, BaseMismatchError, CheckpointError, FormatError, InputError, PairError
-from deltacompress.manifest import read_manifest
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.layout import Layout
-from deltacompress.safetensors_header import read_header
+from deltacompress.runtime.variants.layout import Layout
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from runtime_cases import Served
 
 from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.collector import collector_paused
-from deltacompress.runtime.variant import Variant
+from deltacompress.runtime.loading.collector import collector_paused
+from deltacompress.runtime.variants.variant import Variant
 
 
 def test_loads_pause_it(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,17 +12,17 @@ import transformers
 from runtime_cases import Served, assert_close, load, oracle_logits, oracle_tokens, random_ids
 
 from deltacompress.bench.synthetic import SHAPE_TINY, write_base, write_delta
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import BackendError, ChecksumError
 from deltacompress.kernels import available
 from deltacompress.runtime import DeltaConfig, Runtime
-from deltacompress.runtime.batch import Batch, to_device
-from deltacompress.runtime.graphs import GraphedStep
-from deltacompress.runtime.kvcache import RowCache
-from deltacompress.runtime.operands import Stored
-from deltacompress.runtime.requests import Request, TextStream
-from deltacompress.runtime.scheduler import Scheduler
-from deltacompress.runtime.wishes import Sampling
+from deltacompress.runtime.engine.graphs import GraphedStep
+from deltacompress.runtime.engine.kvcache import RowCache
+from deltacompress.runtime.engine.requests import Request, TextStream
+from deltacompress.runtime.engine.scheduler import Scheduler
+from deltacompress.runtime.engine.wishes import Sampling
+from deltacompress.runtime.modules.batch import Batch, to_device
+from deltacompress.runtime.variants.operands import Stored
 
 pytestmark = pytest.mark.gpu
 BACKENDS = ["reference", "triton", "cuda"]

@@ -18,16 +18,18 @@ import torch
 from torch import Tensor
 
 from deltacompress.bench.synthetic import SHAPE_TINY, write_base, write_delta
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.packed import part_shapes
 from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
-from deltacompress.kernels import hashing, tiling
+from deltacompress.kernels import hashing
+from deltacompress.kernels.cuda import tiling
 from deltacompress.kernels.ingest import Ingest, Item
-from deltacompress.runtime import Runtime, arrangement, loader
-from deltacompress.runtime.numerics import Numerics
-from deltacompress.runtime.operands import Packed, PackedRows, Stored, StoredPart
-from deltacompress.runtime.reading import Files
-from deltacompress.runtime.variant import Variant
+from deltacompress.runtime import Runtime
+from deltacompress.runtime.loading import arrangement, loader
+from deltacompress.runtime.loading.reading import Files
+from deltacompress.runtime.variants.numerics import Numerics
+from deltacompress.runtime.variants.operands import Packed, PackedRows, Stored, StoredPart
+from deltacompress.runtime.variants.variant import Variant
 
 
 class Tiler(Ingest):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from deltacompress.errors import TruncatedFileError
-from deltacompress.runtime.arrangement import Read
-from deltacompress.runtime.reading import Files, Reading
+from deltacompress.runtime.loading.arrangement import Read
+from deltacompress.runtime.loading.reading import Files, Reading
 
 CONTENT = bytes(range(256)) * 40
 

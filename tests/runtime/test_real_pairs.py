@@ -12,9 +12,9 @@ import torch
 import transformers
 from runtime_cases import assert_close, load
 
-from deltacompress.driver import compress
-from deltacompress.recipe import Recipe
-from deltacompress.restoration import restore
+from deltacompress.artifact.restoration import restore
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.driver import compress
 from deltacompress.runtime import Runtime
 
 TASKS = ["wikisql", "palindrome", "sst2", "amazon_category"]

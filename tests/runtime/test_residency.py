@@ -136,11 +136,11 @@ def test_a_full_memory_is_told(trio: dict[str, Served], monkeypatch: pytest.Monk
     def no_memory(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("deltacompress.runtime.evaluation.run", no_memory)
+    monkeypatch.setattr("deltacompress.runtime.engine.forwards.run", no_memory)
     told = r"cpu is out of memory \(one forward over 1 sequences; base \d+ bytes, resident, in bytes: b \d+, c \d+\)"
     with pytest.raises(BackendError, match=told):
         runtime.logits([("b", [5])])
-    monkeypatch.setattr("deltacompress.runtime.scheduler.Scheduler.step", no_memory)
+    monkeypatch.setattr("deltacompress.runtime.engine.scheduler.Scheduler.step", no_memory)
     with pytest.raises(BackendError, match=r"1 requests, max_batch 64; base"):
         runtime.complete([("b", [5])])
     assert not any(one.users for one in runtime.variants.values())
@@ -152,7 +152,7 @@ def test_what_goes_wrong_on_the_way_is_told(trio: dict[str, Served], monkeypatch
     def no_memory(*_: object) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("deltacompress.runtime.residency.placed", no_memory)
+    monkeypatch.setattr("deltacompress.runtime.cache.residency.placed", no_memory)
     with pytest.raises(BackendError, match=r"out of memory while a variant is loaded \(resident, in bytes: .*"):
         runtime.logits([("a", [5])])
     monkeypatch.undo()

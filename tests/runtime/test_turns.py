@@ -16,12 +16,12 @@ from runtime_cases import Served, as_on_a_gpu, assert_close, oracle_logits, rand
 from transformers import DynamicCache
 
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.batch import BASE, Batch
-from deltacompress.runtime.kvcache import RowCache
-from deltacompress.runtime.linear import DecoupledLinear
-from deltacompress.runtime.numerics import Numerics
-from deltacompress.runtime.operands import Packed
-from deltacompress.runtime.vectors import VectorBank
+from deltacompress.runtime.engine.kvcache import RowCache
+from deltacompress.runtime.modules.batch import BASE, Batch
+from deltacompress.runtime.modules.linear import DecoupledLinear
+from deltacompress.runtime.modules.vectors import VectorBank
+from deltacompress.runtime.variants.numerics import Numerics
+from deltacompress.runtime.variants.operands import Packed
 
 
 def late(monkeypatch: pytest.MonkeyPatch, runtime: Runtime, names: set[str]) -> None:

@@ -12,7 +12,7 @@ from runtime_cases import Served, assert_close, oracle_logits, oracle_tokens, ra
 
 from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.numerics import Numerics
+from deltacompress.runtime.variants.numerics import Numerics
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ROUNDED = [True, False, "packed"]

@@ -11,8 +11,9 @@ from runtime_cases import Served, assert_close, oracle_logits, random_ids
 
 from deltacompress.errors import DeltaCompressError
 from deltacompress.runtime import DeltaConfig, Runtime
-from deltacompress.zoo import Zoo, osfs
+from deltacompress.zoo import Zoo
 from deltacompress.zoo.errors import NotFoundError
+from deltacompress.zoo.store import osfs
 
 
 def test_load_by_name(trio: dict[str, Served], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,9 @@ from zoo.cli_helpers import GOLDEN, Result, Run
 from zoo.s3 import no_server, serving
 
 from deltacompress.cli.main import main
-from deltacompress.zoo import Zoo, osfs, publish
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.ledger import publish
+from deltacompress.zoo.store import osfs
 
 
 @pytest.fixture(autouse=True)

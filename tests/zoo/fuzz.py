@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from zoo.fuzz_targets import Target, hungry, special, targets
 
 from deltacompress.errors import DeltaCompressError
-from deltacompress.zoo import canonical
+from deltacompress.zoo.ledger import canonical
 
 MEMORY = 256 << 20
 TOKENS = (

@@ -8,14 +8,16 @@ from functools import partial
 from pathlib import Path
 
 from deltacompress.adapters.settings import parse_settings
-from deltacompress.json_memory import parsed_bytes
-from deltacompress.manifest import parse_manifest
-from deltacompress.safetensors_header import load_json_object, parse_header
-from deltacompress.zoo import canonical, check, layout, names
-from deltacompress.zoo.artifact import describe
-from deltacompress.zoo.bases import MAX_IDENTITY_BYTES, describe_base, parse_base
-from deltacompress.zoo.entry import MAX_ENTRY_BYTES, PART, EntryManifest, parse_entry
-from deltacompress.zoo.export_format import (
+from deltacompress.artifact.manifest import parse_manifest
+from deltacompress.checkpoints.header import load_json_object, parse_header
+from deltacompress.files.json_limits import parsed_bytes
+from deltacompress.zoo.care import check
+from deltacompress.zoo.entries.artifact import describe
+from deltacompress.zoo.entries.bases import MAX_IDENTITY_BYTES, describe_base, parse_base
+from deltacompress.zoo.entries.reports import MAX_REPORT_BYTES, describe_report
+from deltacompress.zoo.entries.scores import Condition
+from deltacompress.zoo.entries.signing import Signature
+from deltacompress.zoo.exchange.export_format import (
     INDEX,
     ExportBlob,
     ExportRecord,
@@ -25,8 +27,10 @@ from deltacompress.zoo.export_format import (
     header_for,
     padding_for,
 )
-from deltacompress.zoo.export_reader import examine
-from deltacompress.zoo.records import (
+from deltacompress.zoo.exchange.export_reader import examine
+from deltacompress.zoo.ledger import canonical, names
+from deltacompress.zoo.ledger.entry import MAX_ENTRY_BYTES, PART, EntryManifest, parse_entry
+from deltacompress.zoo.ledger.records import (
     MAX_RECORD_BYTES,
     AliasRecord,
     IntentRecord,
@@ -39,11 +43,9 @@ from deltacompress.zoo.records import (
     decode,
     encode,
 )
-from deltacompress.zoo.reports import MAX_REPORT_BYTES, describe_report
-from deltacompress.zoo.scores import Condition
-from deltacompress.zoo.signing import Signature
-from deltacompress.zoo.store import check_key
-from deltacompress.zoo.versions import Resolved
+from deltacompress.zoo.ledger.versions import Resolved
+from deltacompress.zoo.store import layout
+from deltacompress.zoo.store.base import check_key
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
 HEX = "0123456789abcdef" * 4

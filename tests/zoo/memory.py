@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deltacompress.zoo.store import NoSuchObjectError, Source, check_key, check_prefix, chunks_of, is_key
+from deltacompress.zoo.store.base import NoSuchObjectError, Source, check_key, check_prefix, chunks_of, is_key
 
 
 class MemoryStore:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from deltacompress.manifest import FileRecord, Manifest, ModelRecord, PartRecord, TensorRecord
+from deltacompress.artifact.records import FileRecord, Manifest, ModelRecord, PartRecord, TensorRecord
 
 Parts = Mapping[str, bytes]
 

@@ -12,8 +12,10 @@ from zoo.checkpoints import BOFT, LORA, Tensor, boft, files_of, lora, tensor, we
 from deltacompress.adapters.settings import Settings
 from deltacompress.adapters.shapes import check_tensors
 from deltacompress.errors import BaseMismatchError, CheckpointError, DeltaCompressError
-from deltacompress.zoo import Zoo, linking, osfs
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.entries import linking
 from deltacompress.zoo.errors import ConflictError, NotFoundError
+from deltacompress.zoo.store import osfs
 
 PATH = "base_model.model.model.layers.0.self_attn.q_proj"
 

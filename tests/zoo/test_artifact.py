@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from zoo.samples import files_of, make_artifact
 
-from deltacompress.artifact import verify
+from deltacompress.artifact.delta import verify
+from deltacompress.artifact.manifest import MANIFEST, read_manifest
 from deltacompress.errors import CheckpointError, ChecksumError
-from deltacompress.manifest import MANIFEST, read_manifest
 from deltacompress.zoo import Zoo
-from deltacompress.zoo.artifact import SMALL, describe
-from deltacompress.zoo.entry import BUNDLE, HEADER, PART
+from deltacompress.zoo.entries.artifact import SMALL, describe
+from deltacompress.zoo.ledger.entry import BUNDLE, HEADER, PART
 
 
 def test_a_real_artifact_comes_back_and_verifies(artifact: Path, tmp_path: Path) -> None:

@@ -9,11 +9,14 @@ import pytest
 from zoo.checkpoints import write_base
 from zoo.reliability.bases import Q, accepted, identity, matrix, variants
 
-from deltacompress.checkpoint import Checkpoint
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import BaseMismatchError, CheckpointError
-from deltacompress.zoo import Zoo, linking, osfs, resolve
-from deltacompress.zoo.bases import check_base, describe_base, parse_base
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.entries import linking
+from deltacompress.zoo.entries.bases import check_base, describe_base, parse_base
 from deltacompress.zoo.errors import ConflictError, DamagedRecordError, InvalidNameError, NotFoundError
+from deltacompress.zoo.exchange import resolve
+from deltacompress.zoo.store import osfs
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
 

@@ -9,14 +9,15 @@ import pytest
 from zoo.memory import MemoryStore
 from zoo.samples import make_artifact, sample_parts
 
-from deltacompress.zoo import Zoo, blobs
-from deltacompress.zoo.artifact import describe
-from deltacompress.zoo.blobs import Blob
-from deltacompress.zoo.canonical import sha256
-from deltacompress.zoo.entry import MAX_ENTRY_BYTES
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.entries.artifact import describe
 from deltacompress.zoo.errors import ConflictError, DamagedBlobError, DamagedRecordError
-from deltacompress.zoo.layout import blob_key, version_key
-from deltacompress.zoo.records import VersionRecord, encode, nonce, now
+from deltacompress.zoo.ledger import blobs
+from deltacompress.zoo.ledger.blobs import Blob
+from deltacompress.zoo.ledger.canonical import sha256
+from deltacompress.zoo.ledger.entry import MAX_ENTRY_BYTES
+from deltacompress.zoo.ledger.records import VersionRecord, encode, nonce, now
+from deltacompress.zoo.store.layout import blob_key, version_key
 
 
 class Slow(MemoryStore):

@@ -9,10 +9,12 @@ import yaml
 from huggingface_hub import ModelCard
 from zoo.checkpoints import write_adapter, write_base
 
-from deltacompress.zoo import Zoo, linking, osfs
-from deltacompress.zoo.artifact import describe
-from deltacompress.zoo.card import card, escape
-from deltacompress.zoo.reports import describe_report
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.entries import linking
+from deltacompress.zoo.entries.artifact import describe
+from deltacompress.zoo.entries.reports import describe_report
+from deltacompress.zoo.store import osfs
+from deltacompress.zoo.views.card import card, escape
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
 NASTY = '---\nlicense: evil\n--- "x": &a <img src=x onerror=1> `rm` | [a](b) \u2028 # {'

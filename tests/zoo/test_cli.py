@@ -14,7 +14,7 @@ from zoo.checkpoints import LORA, files_of, write_adapter
 from zoo.cli_helpers import GOLDEN, Run, data, failed
 
 from deltacompress.zoo import Zoo
-from deltacompress.zoo.read import copy_sources
+from deltacompress.zoo.ledger.read import copy_sources
 
 
 def test_what_scripts_rely_on(run: Run, tmp_path: Path) -> None:

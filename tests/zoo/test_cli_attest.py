@@ -11,11 +11,14 @@ import pytest
 from evaluation.reports import fidelity, paired, report, score, subject
 from zoo.cli_helpers import GOLDEN, Run, data, failed
 
+from deltacompress.artifact.manifest import read_manifest
 from deltacompress.errors import ChecksumError, FormatError, InputError, SchemaVersionError
-from deltacompress.evaluation.report import SCHEMA_VERSION, Report, read_report
+from deltacompress.evaluation.report.data import Report, read_report
+from deltacompress.evaluation.report.records import SCHEMA_VERSION
 from deltacompress.evaluation.zoo import attach_report
-from deltacompress.manifest import read_manifest
-from deltacompress.zoo import Zoo, canonical, evaluations
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.entries import evaluations
+from deltacompress.zoo.ledger import canonical
 
 
 def measured(*artifacts: str) -> Report:

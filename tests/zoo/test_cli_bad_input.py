@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 from zoo.cli_helpers import GOLDEN, Run, data, failed
 
-from deltacompress.manifest import MANIFEST, read_manifest
-from deltacompress.zoo import Zoo, osfs, publish
-from deltacompress.zoo.entry import EntryManifest
-from deltacompress.zoo.layout import ZOO, alias_key, version_key
-from deltacompress.zoo.names import parse
-from deltacompress.zoo.read import copy_sources
-from deltacompress.zoo.records import AliasRecord, ZooRecord, encode, nonce, now
-from deltacompress.zoo.versions import resolve
+from deltacompress.artifact.manifest import MANIFEST, read_manifest
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.ledger import publish
+from deltacompress.zoo.ledger.entry import EntryManifest
+from deltacompress.zoo.ledger.names import parse
+from deltacompress.zoo.ledger.read import copy_sources
+from deltacompress.zoo.ledger.records import AliasRecord, ZooRecord, encode, nonce, now
+from deltacompress.zoo.ledger.versions import resolve
+from deltacompress.zoo.store import osfs
+from deltacompress.zoo.store.layout import ZOO, alias_key, version_key
 
 
 def test_a_damaged_blob_is_told_and_mended(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ def test_a_newer_or_damaged_zoo(run: Run, cli_zoo: Path) -> None:
 def test_a_source_that_is_not_there_is_told_before_torch_is_imported(
     run: Run, cli_zoo: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "deltacompress.checkpoint", None)
+    monkeypatch.setitem(sys.modules, "deltacompress.checkpoints.reader", None)
     failed(run("add", source, "t/new"), 2, f"{source}: no such directory; give one, or the hub id of a base model")
 
 
@@ -255,7 +257,7 @@ def test_a_full_disk(run: Run, cli_zoo: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_two_people_move_one_alias(run: Run, cli_zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from deltacompress.zoo import tags
+    from deltacompress.zoo.ledger import tags
 
     run("tag", "t/bot@1", "prod")
     opened = Zoo.open(cli_zoo)

@@ -10,8 +10,8 @@ import pytest
 from zoo.checkpoints import files_of
 from zoo.cli_helpers import GOLDEN, Result, Run, data, failed
 
+from deltacompress.artifact.restoration import restore
 from deltacompress.cli.main import main
-from deltacompress.restoration import restore
 from deltacompress.zoo import Zoo
 
 Verb = Callable[..., Result]

@@ -10,13 +10,16 @@ import pytest
 from zoo.reliability.scenarios import report
 from zoo.samples import files_of, make_artifact, sample_parts
 
-from deltacompress.zoo import Zoo, blobs, gc, osfs, referrers, removal, tags, txn
-from deltacompress.zoo.artifact import Described, describe
-from deltacompress.zoo.blobs import Blob
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.care import gc, removal
+from deltacompress.zoo.entries.artifact import Described, describe
 from deltacompress.zoo.errors import ConflictError
-from deltacompress.zoo.layout import INTENTS, OUTCOMES, blob_key, removal_key, version_key
-from deltacompress.zoo.records import IntentRecord, OutcomeRecord, Record, VersionRecord, encode, nonce, now
-from deltacompress.zoo.store import Store
+from deltacompress.zoo.ledger import blobs, referrers, tags, txn
+from deltacompress.zoo.ledger.blobs import Blob
+from deltacompress.zoo.ledger.records import IntentRecord, OutcomeRecord, Record, VersionRecord, encode, nonce, now
+from deltacompress.zoo.store import osfs
+from deltacompress.zoo.store.base import Store
+from deltacompress.zoo.store.layout import INTENTS, OUTCOMES, blob_key, removal_key, version_key
 
 
 @pytest.fixture

@@ -12,11 +12,8 @@ from zoo.reliability.scenarios import report
 from zoo.samples import files_of, make_artifact, sample_parts
 
 from deltacompress.errors import ChecksumError, FormatError, TruncatedFileError
-from deltacompress.zoo import Zoo, blobs, referrers
-from deltacompress.zoo.artifact import describe
-from deltacompress.zoo.blobs import Blob
-from deltacompress.zoo.canonical import sha256
-from deltacompress.zoo.entry import FILE, Descriptor, EntryManifest
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.entries.artifact import describe
 from deltacompress.zoo.errors import (
     ConflictError,
     DamagedBlobError,
@@ -26,8 +23,12 @@ from deltacompress.zoo.errors import (
     NotFoundError,
     ZooFormatError,
 )
-from deltacompress.zoo.layout import alias_key, blob_key, referrer_key, removal_key, version_key
-from deltacompress.zoo.records import AliasRecord, ReferrerRecord, VersionRecord, ZooRecord, encode, nonce
+from deltacompress.zoo.ledger import blobs, referrers
+from deltacompress.zoo.ledger.blobs import Blob
+from deltacompress.zoo.ledger.canonical import sha256
+from deltacompress.zoo.ledger.entry import FILE, Descriptor, EntryManifest
+from deltacompress.zoo.ledger.records import AliasRecord, ReferrerRecord, VersionRecord, ZooRecord, encode, nonce
+from deltacompress.zoo.store.layout import alias_key, blob_key, referrer_key, removal_key, version_key
 
 
 @pytest.fixture

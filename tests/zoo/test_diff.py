@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo.checkpoints import LORA, lora, weights, write_adapter, write_base
 
+from deltacompress.artifact.manifest import read_manifest
 from deltacompress.errors import InputError
-from deltacompress.manifest import read_manifest
-from deltacompress.zoo import Zoo, linking, osfs
-from deltacompress.zoo.diff import diff
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.entries import linking
+from deltacompress.zoo.entries.reports import describe_report, scores
+from deltacompress.zoo.entries.scores import Condition
 from deltacompress.zoo.errors import NotFoundError
-from deltacompress.zoo.reports import describe_report, scores
-from deltacompress.zoo.scores import Condition
+from deltacompress.zoo.store import osfs
+from deltacompress.zoo.views.diff import diff
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
 

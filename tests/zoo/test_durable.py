@@ -16,8 +16,10 @@ from zoo.reliability.scenarios import report
 from zoo.reliability.shim import hooked
 from zoo.samples import make_artifact, sample_parts
 
-from deltacompress.zoo import Zoo, osfs, transfer
-from deltacompress.zoo.local import LocalStore
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.exchange import transfer
+from deltacompress.zoo.store import osfs
+from deltacompress.zoo.store.local import LocalStore
 
 Call = tuple[str, str]
 

@@ -14,8 +14,9 @@ import pytest
 from zoo.cli_helpers import Run, data, failed
 from zoo.samples import files_of, make_artifact, sample_parts
 
-from deltacompress.zoo import Zoo, local, osfs
+from deltacompress.zoo import Zoo
 from deltacompress.zoo.errors import DiskFullError
+from deltacompress.zoo.store import local, osfs
 
 BLOCK = 4096
 

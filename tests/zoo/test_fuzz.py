@@ -14,10 +14,10 @@ from zoo.fuzz import fuzz
 from zoo.fuzz_targets import RECORDS, targets
 
 from deltacompress.errors import DeltaCompressError
-from deltacompress.zoo import canonical
 from deltacompress.zoo.errors import InvalidNameError
-from deltacompress.zoo.names import MAX_PART, parse, parse_alias
-from deltacompress.zoo.records import decode
+from deltacompress.zoo.ledger import canonical
+from deltacompress.zoo.ledger.names import MAX_PART, parse, parse_alias
+from deltacompress.zoo.ledger.records import decode
 
 TARGETS = targets()
 FIELDS = st.sampled_from(sorted({field for record in RECORDS.values() for field in type(record).model_fields}))

@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltacompress.zoo import Zoo, linking, osfs
-from deltacompress.zoo.lineage import Lineage, lineage
-from deltacompress.zoo.lineage_picture import mermaid, svg, tree
-from deltacompress.zoo.listing import Listed
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.entries import linking
+from deltacompress.zoo.entries.listing import Listed
+from deltacompress.zoo.store import osfs
+from deltacompress.zoo.views.lineage import Lineage, lineage
+from deltacompress.zoo.views.lineage_picture import mermaid, svg, tree
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
 NASTY = 'a"]; click n0 "javascript:alert(1)"\n</text><script>x</script>\x1b[2J&#\x00 %% --> '

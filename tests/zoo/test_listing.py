@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from zoo.samples import make_artifact, sample_parts
 
-from deltacompress.zoo import Zoo, create, osfs
-from deltacompress.zoo.index import index_path
-from deltacompress.zoo.listing import Listed
+from deltacompress.zoo import Zoo, create
+from deltacompress.zoo.entries.index import index_path
+from deltacompress.zoo.entries.listing import Listed
+from deltacompress.zoo.store import osfs
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from zoo.samples import files_of, make_artifact
 
-from deltacompress.zoo import Zoo, osfs
+from deltacompress.zoo import Zoo
 from deltacompress.zoo.errors import CapabilityError, ConflictError, NotAZooError, StoreError
-from deltacompress.zoo.local import LocalStore
+from deltacompress.zoo.store import osfs
+from deltacompress.zoo.store.local import LocalStore
 
 
 @pytest.fixture

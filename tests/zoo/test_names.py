@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltacompress.zoo.errors import InvalidNameError
-from deltacompress.zoo.names import parse, parse_alias, parse_name
-from deltacompress.zoo.store import is_key
+from deltacompress.zoo.ledger.names import parse, parse_alias, parse_name
+from deltacompress.zoo.store.base import is_key
 
 
 @pytest.mark.parametrize(

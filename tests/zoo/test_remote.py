@@ -12,7 +12,7 @@ from zoo.cli_helpers import Run, failed
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.errors import NotAZooError, StoreError
 
-remote = pytest.importorskip("deltacompress.zoo.remote", exc_type=Exception)
+remote = pytest.importorskip("deltacompress.zoo.store.remote", exc_type=Exception)
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from zoo.checkpoints import files_of
 
-from deltacompress.artifact import load_delta
-from deltacompress.zoo import Zoo, linking, osfs
+from deltacompress.artifact.delta import load_delta
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.entries import linking
 from deltacompress.zoo.errors import NotAZooError, NotFoundError, PullError
-from deltacompress.zoo.resolve import artifact_path, open_zoo, publish_artifact
+from deltacompress.zoo.exchange.resolve import artifact_path, open_zoo, publish_artifact
+from deltacompress.zoo.store import osfs
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
 

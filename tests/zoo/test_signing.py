@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from deltacompress.errors import BackendError, ChecksumError, InputError, install_hint
-from deltacompress.zoo import Zoo, canonical, osfs
-from deltacompress.zoo.blobs import Blob
-from deltacompress.zoo.entry import SIGNATURE, Descriptor, EntryManifest
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.entries.reports import scores
+from deltacompress.zoo.entries.signing import attest, make_key, require, sign, signatures
 from deltacompress.zoo.errors import NotFoundError
-from deltacompress.zoo.reports import scores
-from deltacompress.zoo.signing import attest, make_key, require, sign, signatures
+from deltacompress.zoo.ledger import canonical
+from deltacompress.zoo.ledger.blobs import Blob
+from deltacompress.zoo.ledger.entry import SIGNATURE, Descriptor, EntryManifest
+from deltacompress.zoo.store import osfs
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
 

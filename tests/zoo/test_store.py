@@ -13,8 +13,8 @@ from zoo.s3 import no_server, serving
 
 from deltacompress.zoo import create
 from deltacompress.zoo.errors import CapabilityError, InvalidNameError, StoreError
-from deltacompress.zoo.local import LocalStore
-from deltacompress.zoo.store import NoSuchObjectError, Store
+from deltacompress.zoo.store.base import NoSuchObjectError, Store
+from deltacompress.zoo.store.local import LocalStore
 
 
 @pytest.fixture(scope="module")

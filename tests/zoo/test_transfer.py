@@ -12,7 +12,9 @@ import pytest
 from zoo.checkpoints import files_of, write_adapter, write_base
 
 from deltacompress.errors import DeltaCompressError, IntegrityError
-from deltacompress.zoo import Zoo, linking, osfs, transfer
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.entries import linking
+from deltacompress.zoo.entries.reports import describe_report
 from deltacompress.zoo.errors import (
     ConflictError,
     DamagedBlobError,
@@ -21,10 +23,11 @@ from deltacompress.zoo.errors import (
     StoreError,
     ZooFormatError,
 )
-from deltacompress.zoo.export_format import INDEX, ExportRecord, header_for, padding_for
-from deltacompress.zoo.export_reader import Archive
-from deltacompress.zoo.records import encode
-from deltacompress.zoo.reports import describe_report
+from deltacompress.zoo.exchange import transfer
+from deltacompress.zoo.exchange.export_format import INDEX, ExportRecord, header_for, padding_for
+from deltacompress.zoo.exchange.export_reader import Archive
+from deltacompress.zoo.ledger.records import encode
+from deltacompress.zoo.store import osfs
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from zoo.checkpoints import WORDS, tensor, weights, write_base
 
 from deltacompress.errors import BaseMismatchError
-from deltacompress.zoo.bases import BaseIdentity, check_base, describe_base, parse_base
+from deltacompress.zoo.entries.bases import BaseIdentity, check_base, describe_base, parse_base
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 SHARDS = 3

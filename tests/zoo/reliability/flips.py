@@ -11,8 +11,8 @@ from zoo.samples import make_artifact
 
 from deltacompress.reporter import SILENT
 from deltacompress.zoo import Zoo
+from deltacompress.zoo.care.verify import verify
 from deltacompress.zoo.errors import StoreError
-from deltacompress.zoo.verify import verify
 
 
 def small_zoo() -> dict[str, bytes]:

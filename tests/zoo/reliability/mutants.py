@@ -15,9 +15,12 @@ from zoo.reliability import interleave, kill, powerloss
 from zoo.reliability.scenarios import SCENARIOS, Bench
 
 from deltacompress.errors import DeltaCompressError
-from deltacompress.zoo import Zoo, blobs, gc, local, osfs, txn
-from deltacompress.zoo.records import OutcomeRecord
-from deltacompress.zoo.store import Store, chunks_of
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.care import gc
+from deltacompress.zoo.ledger import blobs, txn
+from deltacompress.zoo.ledger.records import OutcomeRecord
+from deltacompress.zoo.store import local, osfs
+from deltacompress.zoo.store.base import Store, chunks_of
 
 Find = Callable[[Bench], str | None]
 Break = Callable[[], Any]
@@ -162,7 +165,7 @@ def trusts_blobs_that_are_there() -> Any:
 
 def alias_moves_blindly() -> Any:
     """Losing the race for an alias goes unnoticed."""
-    from deltacompress.zoo import tags
+    from deltacompress.zoo.ledger import tags
 
     class Blind:
         def __init__(self, store: Store) -> None:

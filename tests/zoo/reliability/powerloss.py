@@ -25,9 +25,10 @@ from zoo.reliability.shim import hooked
 
 from deltacompress.errors import DeltaCompressError
 from deltacompress.reporter import SILENT
-from deltacompress.zoo import Zoo, transfer
-from deltacompress.zoo.gc import collect
-from deltacompress.zoo.verify import verify
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.care.gc import collect
+from deltacompress.zoo.care.verify import verify
+from deltacompress.zoo.exchange import transfer
 
 Op = tuple[Any, ...]
 Verb = Callable[[Zoo, Path], object]

@@ -18,18 +18,21 @@ from unittest.mock import patch
 
 from zoo.samples import files_of, make_artifact, sample_parts
 
-from deltacompress.zoo import Zoo, blobs, local, osfs, transfer, txn
-from deltacompress.zoo.artifact import Described, describe
-from deltacompress.zoo.blobs import Blob
-from deltacompress.zoo.canonical import sha256
-from deltacompress.zoo.entry import FILE, REPORT, Descriptor, EntryManifest
-from deltacompress.zoo.layout import INTENTS, NAMES, version_key
-from deltacompress.zoo.names import parse
-from deltacompress.zoo.records import IntentRecord, OutcomeRecord, VersionRecord, encode, nonce, now
-from deltacompress.zoo.referrers import attached
-from deltacompress.zoo.store import Store
-from deltacompress.zoo.tags import history
-from deltacompress.zoo.versions import is_removed, resolve, states
+from deltacompress.zoo import Zoo
+from deltacompress.zoo.entries.artifact import Described, describe
+from deltacompress.zoo.exchange import transfer
+from deltacompress.zoo.ledger import blobs, txn
+from deltacompress.zoo.ledger.blobs import Blob
+from deltacompress.zoo.ledger.canonical import sha256
+from deltacompress.zoo.ledger.entry import FILE, REPORT, Descriptor, EntryManifest
+from deltacompress.zoo.ledger.names import parse
+from deltacompress.zoo.ledger.records import IntentRecord, OutcomeRecord, VersionRecord, encode, nonce, now
+from deltacompress.zoo.ledger.referrers import attached
+from deltacompress.zoo.ledger.tags import history
+from deltacompress.zoo.ledger.versions import is_removed, resolve, states
+from deltacompress.zoo.store import local, osfs
+from deltacompress.zoo.store.base import Store
+from deltacompress.zoo.store.layout import INTENTS, NAMES, version_key
 
 State = frozenset[tuple[str, str]]
 

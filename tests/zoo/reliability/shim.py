@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from deltacompress.zoo import osfs
+from deltacompress.zoo.store import osfs
 
 REAL = {name: getattr(osfs, name) for name in osfs.CALLS}
 Hook = Callable[[str, tuple[Any, ...], Callable[..., Any]], Any]

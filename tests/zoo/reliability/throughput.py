@@ -13,10 +13,10 @@ from pathlib import Path
 from zoo.samples import make_artifact, some_bytes
 
 from deltacompress.zoo import Zoo
-from deltacompress.zoo.canonical import sha256
-from deltacompress.zoo.index import index_path
-from deltacompress.zoo.layout import blob_key, version_key
-from deltacompress.zoo.records import VersionRecord, encode, nonce, now
+from deltacompress.zoo.entries.index import index_path
+from deltacompress.zoo.ledger.canonical import sha256
+from deltacompress.zoo.ledger.records import VersionRecord, encode, nonce, now
+from deltacompress.zoo.store.layout import blob_key, version_key
 
 
 @dataclass(frozen=True)

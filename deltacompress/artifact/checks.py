@@ -1,0 +1,163 @@
+"""What the fields of a manifest owe each other, checked before a byte of any other file is read.
+
+Whoever wrote a manifest may have declared any size; here each is held against another that costs the writer something:
+parts against the bytes that lie in the shards, rows and columns against the tensor, tensors against the model. All of
+it is arithmetic on integers, so a file of a few kilobytes cannot ask for gigabytes. docs/formats.md lists the bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from deltacompress.checkpoints.header import ITEMSIZE, MAX_NUMEL
+from deltacompress.checkpoints.names import RULE, is_tensor_name, shown
+from deltacompress.checkpoints.side_files import MAX_SIDE_FILE_BYTES, is_side_file
+from deltacompress.codecs.spec import PackedSpec, check_shapes
+from deltacompress.errors import FormatError
+from deltacompress.lossless.stream import HEADER_BYTES, MOST_RAW_PER_BYTE
+
+if TYPE_CHECKING:
+    from deltacompress.artifact.records import Manifest, PartRecord, TensorRecord
+
+AGAIN = "copy the artifact again"
+_OWN_VALUES, _OWN_VALUES_PER_BYTE = 1 << 28, 1 << 12
+"""Values without a base that an artifact may hold, and more for each stored byte: some zeros code to nearly nothing,
+a whole model of them does not. So what `restore` writes is in proportion to what it reads."""
+_STATUSES = {
+    "packed": {"coded"},
+    "exact": {"exact", "added"},
+    "none": {"coded", "identical", "alias"},
+}
+"""What may have become of a tensor that is stored in a format."""
+
+
+def check_relations(manifest: Manifest, where: str) -> None:
+    """Refuse a manifest that contradicts itself.
+
+    Raises:
+        FormatError: names the tensor, and what does not fit.
+    """
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    if [tensor.name for tensor in manifest.tensors] != sorted(tensors):
+        raise FormatError(f"{where}: tensors are not listed once each, by name; {AGAIN}")
+    files = ["manifest.json", *(record.file for record in (*manifest.shards, *manifest.files))]
+    if len(set(files)) != len(files):
+        raise FormatError(f"{where}: a file is listed twice; {AGAIN}")
+    for record in manifest.files:
+        if not is_side_file(record.file):
+            told = "is no config or tokenizer file, and an artifact holds no other"
+            raise FormatError(f"{where}: {record.file} {told}; {AGAIN}")
+        if record.bytes > MAX_SIDE_FILE_BYTES:
+            raise FormatError(f"{where}: {record.file} has {record.bytes} bytes, as no such file has; {AGAIN}")
+    for tensor in manifest.tensors:
+        _check_tensor(tensor, f"{where}: {shown(tensor.name)[1:-1]}", scope=manifest.scope)
+        for part in tensor.parts:
+            _check_part(part, manifest.lossless, f"{where}: {tensor.name}: part {part.name}")
+        if tensor.status == "alias" or tensor.alias_of is not None:
+            _check_alias(tensor, tensors.get(tensor.alias_of or ""), where)
+        elif tensor.format == "packed":
+            _check_packed(tensor, f"{where}: {tensor.name}", storage=manifest.lossless != "none")
+        elif tensor.format == "exact":
+            _check_exact(tensor, f"{where}: {tensor.name}")
+    _check_totals(manifest, where)
+
+
+def nbytes(record: TensorRecord | PartRecord) -> int:
+    """Bytes of a restored tensor, or of a part before the lossless stage."""
+    return math.prod(record.shape) * ITEMSIZE[record.dtype]
+
+
+def own_values(tensor: TensorRecord) -> int:
+    """Values of a tensor that are no differences from a base's, which would have to be as large."""
+    if tensor.status == "alias":
+        return 0
+    whole = math.prod(tensor.shape)
+    if tensor.base_name is None:
+        return whole
+    return 0 if tensor.base_rows is None else whole - tensor.base_rows * math.prod(tensor.shape[1:])
+
+
+def _check_tensor(tensor: TensorRecord, at: str, *, scope: str) -> None:
+    """Its name, its shape, and whether there is a base where one belongs."""
+    if not is_tensor_name(tensor.name):
+        raise FormatError(f"{at}: is no tensor name ({RULE}); {AGAIN}")
+    for name, shape in (("", tensor.shape), *((f" of part {part.name}", part.shape) for part in tensor.parts)):
+        if math.prod(max(size, 1) for size in shape) > MAX_NUMEL:
+            raise FormatError(f"{at}: shape {list(shape)}{name} is larger than any tensor; {AGAIN}")
+    if tensor.status not in _STATUSES[tensor.format] or (tensor.format == "none" and tensor.parts):
+        raise FormatError(f"{at}: status {tensor.status}, format {tensor.format}: these contradict; {AGAIN}")
+    based = tensor.base_name is not None
+    if based != (tensor.base_sha256 is not None) or (tensor.base_rows is not None and not based):
+        raise FormatError(f"{at}: base_name, base_rows and base_sha256 contradict; {AGAIN}")
+    may_have_one = scope == "delta" and tensor.status not in ("added", "alias")
+    if based != may_have_one or (tensor.format == "none" and tensor.status != "alias" and not based):
+        raise FormatError(f"{at}: status {tensor.status} with base {tensor.base_name}, scope {scope}; {AGAIN}")
+    if tensor.base_rows is not None and (not tensor.shape or tensor.base_rows > tensor.shape[0]):
+        raise FormatError(f"{at}: {tensor.base_rows} rows of the base for shape {list(tensor.shape)}; {AGAIN}")
+    if tensor.format == "none" and tensor.base_rows not in (None, *tensor.shape[:1]):
+        raise FormatError(f"{at}: stored without parts, but the base has {tensor.base_rows} rows of it; {AGAIN}")
+
+
+def _check_part(part: PartRecord, lossless: str, at: str) -> None:
+    """Its bytes against its shape: the same where nothing is coded, else no more than the codec can make of them."""
+    raw = nbytes(part)
+    if lossless == "none":
+        if part.blake3 is None:
+            raise FormatError(f"{at}: no blake3 hash, which lossless none needs; compress again")
+        if part.bytes != raw:
+            raise FormatError(f"{at}: {part.bytes} bytes are not its {part.dtype} {list(part.shape)}; {AGAIN}")
+    elif part.blake3 is not None:
+        raise FormatError(f"{at}: a blake3 hash, which only lossless none has; {AGAIN}")
+    elif raw > MOST_RAW_PER_BYTE[lossless] * (part.bytes - HEADER_BYTES):
+        raise FormatError(
+            f"{at}: {part.bytes} bytes of {lossless} cannot hold {part.dtype} {list(part.shape)}; {AGAIN}"
+        )
+
+
+def _check_alias(tensor: TensorRecord, twin: TensorRecord | None, where: str) -> None:
+    fits = twin is not None and (twin.dtype, twin.shape, twin.sha256) == (tensor.dtype, tensor.shape, tensor.sha256)
+    if tensor.status != "alias" or twin is None or twin.status == "alias" or not fits:
+        raise FormatError(f"{where}: {tensor.name} is no fitting alias of {tensor.alias_of}; {AGAIN}")
+
+
+def _check_exact(tensor: TensorRecord, at: str) -> None:
+    wanted = ("planes", "U8", (ITEMSIZE[tensor.dtype], math.prod(tensor.shape)))
+    if [(part.name, part.dtype, part.shape) for part in tensor.parts] != [wanted]:
+        raise FormatError(f"{at}: the exact format has one part, planes, U8 {list(wanted[2])}; {AGAIN}")
+
+
+def _check_packed(tensor: TensorRecord, at: str, *, storage: bool) -> None:
+    """Rows and columns against the tensor's shape, and the parts against both."""
+    spec = PackedSpec.from_json(dict(tensor.params), at)
+    parts = {part.name: (part.dtype, part.shape) for part in tensor.parts}
+    check_shapes(spec, parts, storage=storage, where=at)
+    rows, columns, added = shared_matrix(tensor)
+    mask = parts.get("row_mask", ("U8", (-(-rows // 8),)))
+    stored_all = spec.rows == rows if "row_mask" not in parts else spec.rows < rows
+    if not stored_all or spec.columns != columns or mask != ("U8", (-(-rows // 8),)):
+        told = f"{spec.rows} x {spec.columns} are stored of {list(tensor.shape)}, base rows {tensor.base_rows}"
+        raise FormatError(f"{at}: {told}: these do not fit; {AGAIN}")
+    if parts.get("added_rows") != ((tensor.dtype, added) if added else None):
+        raise FormatError(f"{at}: added_rows should be {list(added) if added else 'absent'}; {AGAIN}")
+
+
+def shared_matrix(tensor: TensorRecord) -> tuple[int, int, tuple[int, ...] | None]:
+    """(rows, columns) of the matrix that a packed tensor is a delta in, and the shape of the rows added to it."""
+    first, *rest = tensor.shape or (1,)
+    shared = first if tensor.base_rows is None else tensor.base_rows
+    added = (first - shared, *rest) if shared < first else None
+    return (1, shared, added) if len(tensor.shape) < 2 else (shared, math.prod(rest), added)
+
+
+def _check_totals(manifest: Manifest, where: str) -> None:
+    """The tensors are those of the fine-tuned model: as many, and no larger than its files or than can be stored."""
+    count, told = len(manifest.tensors), manifest.finetuned
+    if count != told.tensors:
+        raise FormatError(f"{where}: lists {count} tensors, the fine-tuned model has {told.tensors}; {AGAIN}")
+    own, stored = sum(map(own_values, manifest.tensors)), sum(tensor.bytes for tensor in manifest.tensors)
+    if own > _OWN_VALUES + _OWN_VALUES_PER_BYTE * stored:
+        raise FormatError(f"{where}: {own} values that no base has in {stored} bytes, as of no model; {AGAIN}")
+    total = sum(nbytes(tensor) for tensor in manifest.tensors)
+    if total > told.bytes:
+        raise FormatError(f"{where}: its tensors take {total} bytes, the fine-tuned model {told.bytes}; {AGAIN}")

@@ -1,0 +1,192 @@
+"""From stored bytes back to a tensor: the one path that artifacts, resumed runs and the runtime share.
+
+Bytes of a part -> lossless stage undone -> serving layout -> restored tensor, each step checked before the next one
+allocates anything. What a part claims comes from a manifest, so nothing here trusts it beyond its own hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from deltacompress import lossless
+from deltacompress.artifact.checks import nbytes, own_values, shared_matrix
+from deltacompress.artifact.parts import CodedSource
+from deltacompress.artifact.records import PartRecord, TensorRecord
+from deltacompress.checkpoints.dtypes import DTYPES
+from deltacompress.checkpoints.reader import Checkpoint, tensor_bytes
+from deltacompress.checkpoints.rows import Rows
+from deltacompress.codecs import packed
+from deltacompress.codecs.elements import Elements
+from deltacompress.codecs.encoded import restore_tensor
+from deltacompress.codecs.pieces import PackedPieces, Source, restore_pieces
+from deltacompress.errors import BackendError, ChecksumError, FormatError, TruncatedFileError
+
+_ANY, _GROWTH = 1 << 23, 1 << 10
+"""Values that may come of nothing, and of each stored byte: `check_growth`."""
+
+
+def decode_part(part: PartRecord, stored: bytes, codec: str, *, where: str, device: str = "auto") -> Tensor:
+    """One part as it was before the lossless stage, on the CPU.
+
+    stored: its bytes in the shard; codec: the manifest's `lossless`; where: how messages call it; device: as
+    `lossless.decode`.
+
+    Raises:
+        IntegrityError: the bytes are not those that were recorded.
+        BackendError: this machine cannot decode the codec, or has too little memory.
+    """
+    if len(stored) != part.bytes:
+        raise TruncatedFileError(f"{where}: {len(stored)} bytes, {part.bytes} recorded; copy the artifact again")
+    wanted = nbytes(part)
+    try:
+        if codec != "none":  # such a stream carries digests of its own
+            raw = lossless.decode(stored, raw_bytes=wanted, codec=codec, device=device, name=where)
+        else:
+            check_part(part, stored, where=where)
+            raw = bytearray(stored)
+    except MemoryError as error:
+        raise BackendError(f"{where}: {wanted} bytes when decoded, more than this machine's memory") from error
+    if len(raw) != wanted:
+        raise FormatError(
+            f"{where}: {len(raw)} bytes, its shape {list(part.shape)} needs {wanted}; copy the artifact again"
+        )
+    if not wanted:
+        return torch.empty(part.shape, dtype=DTYPES[part.dtype])
+    return torch.frombuffer(raw, dtype=DTYPES[part.dtype]).reshape(part.shape)
+
+
+def check_part(part: PartRecord, stored: bytes, *, where: str) -> None:
+    """Compare the stored bytes of a part with their recorded hashes.
+
+    Raises:
+        ChecksumError: they differ.
+    """
+    alike = hashlib.sha256(stored).hexdigest() == part.sha256
+    if not alike or (part.blake3 is not None and blake3(stored).hexdigest() != part.blake3):
+        raise ChecksumError(f"{where}: its bytes differ from their recorded hash; copy the artifact again")
+
+
+def serving_parts(
+    record: TensorRecord, codec: str, read: Callable[[PartRecord], bytes], *, where: str = "", device: str = "auto"
+) -> dict[str, Tensor]:
+    """All parts of a tensor in the serving layout (codecs.packed), as CPU tensors.
+
+    read: gives the stored bytes of a part; where: prefix of messages, the file or directory.
+
+    Raises:
+        IntegrityError, BackendError: as decode_part; parts that do not fit each other.
+    """
+    parts = {
+        part.name: decode_part(part, read(part), codec, where=f"{where}{record.name}.{part.name}", device=device)
+        for part in record.parts
+    }
+    if record.format != "packed":
+        return parts
+    spec = packed.PackedSpec.from_json(dict(record.params), record.name)
+    coded = codec != "none"
+    packed.check_parts(spec, parts, storage=coded, where=record.name)
+    return packed.to_serving(spec, parts, record.name) if coded else parts
+
+
+def check_growth(record: TensorRecord, *, where: str = "") -> None:
+    """Refuse to decode at once what a few stored bytes would make huge, and no base holds to its size.
+
+    Of all values that are not the base's, a few million may be anything; more need stored bytes.
+
+    Raises:
+        FormatError: they are too many.
+    """
+    own = own_values(record)
+    if own > _ANY + _GROWTH * record.bytes:
+        raise FormatError(
+            f"{where}{record.name}: {own} values in {record.bytes} bytes, which takes too much memory at once; "
+            "`deltacompress restore` writes them piece by piece"
+        )
+
+
+def restored_tensor(record: TensorRecord, parts: dict[str, Tensor], base: Tensor | None, *, where: str = "") -> Tensor:
+    """The restored tensor, contiguous on the CPU, checked against its recorded hash.
+
+    parts: in the serving layout; base: as restore_tensor takes it.
+
+    Raises:
+        IntegrityError: parts that do not fit, or a result that is not what was compressed.
+        BackendError: too little memory.
+    """
+    like = torch.empty(record.shape, dtype=DTYPES[record.dtype], device="meta")
+    try:
+        tensor = restore_tensor(record.format, dict(record.params), parts, base, like, record.name).contiguous()
+    except MemoryError as error:
+        raise BackendError(f"{where}{record.name}: shape {list(record.shape)} does not fit into memory") from error
+    if hashlib.sha256(tensor_bytes(tensor)).hexdigest() != record.sha256:
+        raise _another_tensor(record, where)
+    return tensor
+
+
+def restored_pieces(
+    record: TensorRecord, sources: Mapping[str, Source], base: Elements | None, *, storage: bool, where: str = ""
+) -> Iterator[Tensor]:
+    """As restored_tensor, flat and piece by piece; the hash is compared after the last piece.
+
+    sources, storage: as codecs.pieces.restore_pieces takes them. Raises as restored_tensor.
+    """
+    like = torch.empty(record.shape, dtype=DTYPES[record.dtype], device="meta")
+    seen = hashlib.sha256()
+    for piece in restore_pieces(
+        record.format, dict(record.params), sources, base, like, f"{where}{record.name}", storage=storage
+    ):
+        seen.update(tensor_bytes(piece))
+        yield piece
+    if seen.hexdigest() != record.sha256:
+        raise _another_tensor(record, where)
+
+
+def check_streams(record: TensorRecord, sources: Mapping[str, Source], *, storage: bool, where: str = "") -> None:
+    """Make sure that the parts of a tensor decode, as far as that can be told without its base.
+
+    Streams of codecs that not every machine decodes stay as they are: their digests were compared.
+
+    Raises:
+        IntegrityError: they do not decode, or not to what was coded.
+    """
+    streams = [source.windows for source in sources.values() if isinstance(source, CodedSource)]
+    if any(stream.frame.codec != "zstd" for stream in streams):
+        return
+    if record.format == "packed":
+        spec = packed.PackedSpec.from_json(dict(record.params), record.name)
+        told = f"{where}{record.name}"
+        PackedPieces(spec, sources, storage=storage, where=told).check(shared_matrix(record)[0])
+    for stream in streams:
+        stream.check_raw()
+
+
+def _another_tensor(record: TensorRecord, where: str) -> ChecksumError:
+    return ChecksumError(
+        f"{where}{record.name}: the restored tensor is not what was compressed; copy the artifact again"
+    )
+
+
+def base_rows(record: TensorRecord, base: Checkpoint, *, where: str = "") -> Rows | None:
+    """What a tensor is a delta against in an opened base: f32 where something is added to it; None for nothing.
+
+    Raises:
+        FormatError: the base has no such tensor, or one of another shape.
+    """
+    if record.base_name is None:
+        return None
+    info = base.tensors.get(record.base_name)
+    rows = record.shape[:1] if record.base_rows is None else (record.base_rows,)
+    found = () if info is None else info.shape
+    enough = found[:1] == rows if record.base_rows is None else found[:1] >= rows
+    if info is None or len(found) != len(record.shape) or found[1:] != record.shape[1:] or not enough:
+        has = "has no such tensor" if info is None else f"has {list(info.shape)}"
+        raise FormatError(
+            f"{where}{record.name}: {list(record.shape)} is a delta of {record.base_name}, of which its own base "
+            f"{has}; copy the artifact again"
+        )
+    return Rows(base, record.base_name, rows=record.base_rows, wide=record.status not in ("exact", "identical"))

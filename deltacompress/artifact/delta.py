@@ -1,0 +1,300 @@
+"""Reading an artifact: a directory with manifest.json, delta-*.safetensors and the fine-tuned model's side files.
+
+`load_delta` checks the manifest and the shard headers, without torch, and reads tensors when asked; `verify` reads
+every byte. Writing is publication.py's; restoring a whole checkpoint is restoration.py's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deltacompress.arguments import checked
+from deltacompress.artifact.checks import AGAIN
+from deltacompress.artifact.manifest import MANIFEST, read_manifest
+from deltacompress.artifact.parts import check_file, check_hashes, check_size, open_file, open_parts, reader
+from deltacompress.artifact.records import Manifest, PartRecord, TensorRecord
+from deltacompress.artifact.summary import summarize
+from deltacompress.checkpoints.header import TensorSpan, read_header
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.spec import PackedSpec
+from deltacompress.errors import BaseMismatchError, CheckpointError, ChecksumError, FormatError, InputError, option
+from deltacompress.reporter import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from deltacompress.checkpoints.rows import Rows
+    from deltacompress.codecs.pieces import Source
+
+
+class Delta:
+    """One opened artifact; make it with `load_delta`.
+
+    path: its directory; manifest: the checked manifest; tensors: name -> TensorRecord.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        specs: dict[str, PackedSpec],
+        spans: dict[str, tuple[Path, TensorSpan]],
+        *,
+        device: str = "auto",
+    ) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.tensors = {record.name: record for record in manifest.tensors}
+        self._specs, self._spans = specs, spans
+        self._device = device
+
+    @property
+    def artifact_bytes(self) -> int:
+        """Bytes of every file of the artifact, manifest included."""
+        files = (*self.manifest.shards, *self.manifest.files)
+        return (self.path / MANIFEST).stat().st_size + sum(record.bytes for record in files)
+
+    def record(self, name: str) -> TensorRecord:
+        """The record that holds tensor `name`: its own, or that of the tensor it is an alias of.
+
+        Raises:
+            InputError: the artifact has no such tensor.
+        """
+        if name not in self.tensors:
+            raise InputError(f"{self.path}: no tensor named {name}; `deltacompress inspect` lists them")
+        record = self.tensors[name]
+        return self.tensors[record.alias_of] if record.alias_of else record
+
+    def spec(self, name: str) -> PackedSpec | None:
+        """How the parts of tensor `name` decode; None where its format is not `packed`. Raises as `record`."""
+        return self._specs.get(self.record(name).name)
+
+    def parts(self, name: str) -> dict[str, Tensor]:
+        """Parts of tensor `name` (of its twin, for an alias) in the serving layout (codecs.packed), as CPU tensors.
+
+        Raises:
+            InputError: no such tensor.
+            IntegrityError: a part is damaged.
+            BackendError: this machine cannot decode its lossless codec.
+        """
+        from deltacompress.artifact import decoding
+
+        record = self.record(name)
+        decoding.check_growth(record, where=f"{self.path}: ")
+        return decoding.serving_parts(
+            record,
+            self.manifest.lossless,
+            lambda part: self.stored_part(record.name, part),
+            where=f"{self.path}: ",
+            device=self._device,
+        )
+
+    def stored_part(self, name: str, part: PartRecord) -> bytes:
+        """The bytes of one part as they lie in their shard, unchecked but for their number.
+
+        Raises:
+            TruncatedFileError: the shard is shorter than it was.
+        """
+        path, span = self.where(name, part)
+        with open_file(path) as file:
+            return bytes(reader(file, span, f"{path}: {name}.{part.name}")(0, part.bytes))
+
+    def check_stored(self, name: str, part: PartRecord) -> None:
+        """Compare the stored bytes of one part with their recorded hashes; raises ChecksumError."""
+        path, span = self.where(name, part)
+        told = f"{self.path}: {name}.{part.name}"
+        with open_file(path) as file:
+            check_hashes(part, reader(file, span, told), where=told)
+
+    def where(self, name: str, part: PartRecord) -> tuple[Path, TensorSpan]:
+        """The shard that one part lies in, and its bytes there."""
+        return self._spans[f"{name}.{part.name}"]
+
+    def restored(self, name: str, base: Tensor | None) -> Tensor:
+        """The restored tensor `name`, checked against its recorded hash.
+
+        base: what `read_base` gives for it.
+
+        Raises:
+            IntegrityError: damaged parts, or a result that differs from what was compressed.
+        """
+        from deltacompress.artifact import decoding
+
+        return decoding.restored_tensor(self.record(name), self.parts(name), base, where=f"{self.path}: ")
+
+    def restored_pieces(self, name: str, base: Checkpoint | None) -> Iterator[Tensor]:
+        """As `restored`, flat and piece by piece, from the opened base: memory does not grow with the tensor.
+
+        The hash is compared after the last piece, so whoever uses the pieces before must be able to take that back.
+        Raises as `restored`.
+        """
+        from deltacompress.artifact import decoding
+
+        record = self.record(name)
+        with self._open_parts(record) as sources:
+            yield from decoding.restored_pieces(
+                record,
+                sources,
+                self.base_rows(name, base),
+                storage=self.manifest.lossless != "none",
+                where=f"{self.path}: ",
+            )
+
+    def check_streams(self, name: str) -> None:
+        """Without a base: every part is as it was stored and, where any machine can decode its codec, decodes.
+
+        Raises:
+            IntegrityError: a part is damaged, or parts do not fit each other.
+        """
+        from deltacompress.artifact import decoding
+
+        record = self.record(name)
+        with self._open_parts(record) as sources:
+            decoding.check_streams(record, sources, storage=self.manifest.lossless != "none", where=f"{self.path}: ")
+
+    def read_base(self, name: str, base: Checkpoint) -> Tensor | None:
+        """What tensor `name` is a delta against, from an opened base: as planning.Plan.reference gives it."""
+        rows = self.base_rows(name, base)
+        return None if rows is None else rows.read(0, math.prod(rows.shape)).reshape(rows.shape)
+
+    def base_rows(self, name: str, base: Checkpoint | None) -> Rows | None:
+        """As `read_base`, to be read piece by piece.
+
+        Raises:
+            FormatError: the base has no such tensor, or one of another shape.
+        """
+        from deltacompress.artifact import decoding
+
+        return None if base is None else decoding.base_rows(self.record(name), base, where=f"{self.path}: ")
+
+    def _open_parts(self, record: TensorRecord) -> AbstractContextManager[dict[str, Source]]:
+        return open_parts(record, self.where, self.manifest.lossless, where=f"{self.path}: ", device=self._device)
+
+    def check_base(self, base: Checkpoint) -> None:
+        """Make sure that `base` is the one this delta was made from.
+
+        Raises:
+            BaseMismatchError: shows both hashes and names the first tensor that differs.
+            FormatError: a tensor is a delta of one that the base does not have.
+        """
+        if self.manifest.scope == "full":  # it decodes on its own
+            return
+        wanted, found = self.manifest.base.content_hash, base.fingerprint()
+        if found == wanted:
+            for name in self.tensors:
+                self.base_rows(name, base)
+            return
+        told = (
+            f"{base.path}: not the base of this delta ({self.manifest.base.name} {wanted[:12]}, this is {found[:12]})"
+        )
+        for record in self.manifest.tensors:
+            if record.base_name is None or record.base_sha256 is None:
+                continue
+            if record.base_name not in base.tensors:
+                raise BaseMismatchError(f"{told}: it has no tensor {record.base_name}; give the original base")
+            if base.sha256(record.base_name) != record.base_sha256:
+                raise BaseMismatchError(f"{told}: tensor {record.base_name} differs; give the original base")
+        raise BaseMismatchError(f"{told}: its list of tensors differs; give the original base")
+
+    def summary(self) -> dict[str, Any]:
+        """Plain data about the artifact: sizes, ratio, recipe, and a row per tensor (what `inspect --json` prints)."""
+        return summarize(self.manifest, artifact=self.path, artifact_bytes=self.artifact_bytes)
+
+
+@checked
+def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
+    """Open the artifact at `path`; checks manifest, file sizes and headers, reads no tensor.
+
+    device: where the lossless stage is decoded ("auto", "cpu" or "cuda"); the tensors come back on the CPU.
+
+    Raises:
+        InputError: no such directory.
+        TruncatedFileError: a file is missing, or its size differs from the recorded one.
+        CheckpointError: a shard that may not be read.
+        ChecksumError, SchemaVersionError, FormatError: as manifest.read_manifest; headers that do not fit the manifest.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise InputError(
+            f"{root}: no such artifact directory; give one that `compress` published, "
+            f"or the name of a zoo's entry and the zoo ({option('zoo')} or DELTACOMPRESS_ZOO)"
+        )
+    manifest = read_manifest(root)
+    for record in (*manifest.shards, *manifest.files):
+        check_size(root / record.file, record)
+    specs = {
+        tensor.name: PackedSpec.from_json(dict(tensor.params), tensor.name)
+        for tensor in manifest.tensors
+        if tensor.format == "packed"
+    }
+    return Delta(root, manifest, specs, _spans(root, manifest), device=device)
+
+
+@checked
+def verify(path: str | Path, *, base: str | Path | None = None, reporter: Reporter | None = None) -> Delta:
+    """Check every byte of an artifact; with `base`, also restore every tensor and check it.
+
+    Raises:
+        IntegrityError: the artifact is damaged, or `base` is not its base.
+        BackendError: with `base`, if this machine cannot decode the lossless codec.
+    """
+    reporter = reporter or SILENT
+    delta = load_delta(path)
+    files = (*delta.manifest.shards, *delta.manifest.files)
+    reporter.phase("checking files", len(files))
+    for file in files:
+        check_file(delta.path / file.file, file)
+        reporter.step(file.file)
+    checkpoint = None
+    if base is not None:
+        checkpoint = Checkpoint.open(base)
+        delta.check_base(checkpoint)
+    reporter.phase("checking tensors", len(delta.tensors))
+    for name, record in delta.tensors.items():
+        if delta.manifest.lossless != "none":  # else it is compared as the parts are opened
+            for part in record.parts:
+                delta.check_stored(name, part)
+        if record.status != "alias":
+            if checkpoint is None:
+                delta.check_streams(name)
+            else:
+                for _ in delta.restored_pieces(name, checkpoint):
+                    pass
+        reporter.step(name)
+    return delta
+
+
+def _spans(root: Path, manifest: Manifest) -> dict[str, tuple[Path, TensorSpan]]:
+    """Where each part lies; parts of manifest and shards must be the same, one for one."""
+    spans: dict[str, tuple[Path, TensorSpan]] = {}
+    for shard in manifest.shards:
+        path = root / shard.file
+        try:
+            header = read_header(path)
+        except CheckpointError as error:
+            if isinstance(error.__cause__, OSError):  # no permission: no word on the bytes
+                raise
+            raise ChecksumError(str(error)) from error
+        for name, span in header.tensors.items():
+            if name in spans:
+                raise FormatError(f"{root}: part {name} stands in two shards; {AGAIN}")
+            spans[name] = (path, span)
+    wanted = dict(_stored_parts(manifest))
+    if spans.keys() != wanted.keys():
+        odd = min(spans.keys() ^ wanted.keys())
+        raise FormatError(f"{root}: part {odd} is not in both manifest and shards; {AGAIN}")
+    for key, size in wanted.items():
+        if spans[key][1].info.nbytes != size:
+            found = spans[key][1].info.nbytes
+            raise FormatError(f"{root}: part {key} has {found} bytes, the manifest says {size}; {AGAIN}")
+    return spans
+
+
+def _stored_parts(manifest: Manifest) -> Iterator[tuple[str, int]]:
+    for record in manifest.tensors:
+        for part in record.parts:
+            yield f"{record.name}.{part.name}", part.bytes

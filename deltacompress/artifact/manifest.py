@@ -1,0 +1,110 @@
+"""manifest.json: the versioned description of an artifact. docs/formats.md documents every field.
+
+The file is canonical JSON (sorted keys, no spaces, ASCII) and holds a digest over itself, so that any flipped bit, any
+unknown or repeated key and any other spelling of the same content is noticed. It holds nothing that differs between two
+runs over the same input (no times, no paths), so that a resumed run gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from deltacompress.artifact.checks import AGAIN, check_relations
+from deltacompress.artifact.records import SCHEMA_VERSION, Manifest, _canonical, _canonical_fields, _digest, _joined
+from deltacompress.errors import CheckpointError, ChecksumError, FormatError, SchemaVersionError, TruncatedFileError
+from deltacompress.files.json_limits import MAX_DEPTH, is_deep, parsed_bytes
+from deltacompress.files.regular import UnfitFileError, read_bytes, told
+
+MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 64 << 20  # of 45,000 packed tensors of four parts each, or more of fewer
+_MAX_MEMORY = 256 << 20  # of the parsed manifest, by the estimate
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read and check `directory`/manifest.json.
+
+    Raises:
+        TruncatedFileError: no manifest, or cut short.
+        CheckpointError: the system does not read it.
+        SchemaVersionError: written by a newer version.
+        ChecksumError: its bytes differ from its digest.
+        FormatError: it breaks the schema.
+    """
+    return parse_manifest(read_manifest_bytes(directory), str(directory / MANIFEST))
+
+
+def read_manifest_bytes(directory: Path) -> bytes:
+    """The bytes of `directory`/manifest.json, unchecked but for their number; raises as read_manifest."""
+    path = directory / MANIFEST
+    try:
+        return read_bytes(path, at_most=MAX_MANIFEST_BYTES)
+    except FileNotFoundError as error:
+        raise TruncatedFileError(
+            f"{directory}: no {MANIFEST}; not an artifact, or half of one; give one that `compress` published"
+        ) from error
+    except UnfitFileError as error:
+        raise FormatError(f"{path}: {told(error)}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: {told(error)}") from error
+
+
+def parse_manifest(raw: bytes, where: str) -> Manifest:
+    """Check the bytes of a manifest; raises as read_manifest."""
+    if len(raw) > MAX_MANIFEST_BYTES:
+        raise FormatError(_too_large(where))
+    if parsed_bytes(raw) > _MAX_MEMORY:
+        raise FormatError(f"{where}: holds more values than any manifest does; {AGAIN}")
+    try:
+        data = json.loads(raw, parse_constant=_refuse_constant, parse_float=_read_float)
+    except (ValueError, RecursionError) as error:
+        if not raw.rstrip(b"\0").endswith(b"}") or (
+            isinstance(error, json.JSONDecodeError) and error.pos >= len(error.doc)
+        ):
+            raise TruncatedFileError(f"{where}: cut short after {len(raw)} bytes; {AGAIN}") from error
+        raise ChecksumError(f"{where}: not JSON any more ({error}); {AGAIN}") from error
+    if not isinstance(data, dict):
+        raise FormatError(f"{where}: not an artifact's manifest (no JSON object); {AGAIN}")
+    if is_deep(raw):
+        raise FormatError(f"{where}: nested deeper than {MAX_DEPTH} levels, as no recipe is; {AGAIN}")
+    version = data.get("schema_version")
+    claimed = data.pop("digest", None)
+    fields = _canonical_fields(data)  # once: of a large manifest this takes longer than all the rest
+    digest = _digest(fields)
+    if type(version) is int and version > SCHEMA_VERSION and claimed == digest:
+        raise SchemaVersionError(
+            f"{where}: schema version {version}, this program reads up to {SCHEMA_VERSION}; upgrade deltacompress"
+        )
+    if claimed != digest or raw != _joined(fields | {"digest": _canonical(claimed)}):
+        raise ChecksumError(f"{where}: its bytes differ from its digest; {AGAIN}")
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise SchemaVersionError(f"{where}: unknown schema version {str(version)[:40]!a}; {AGAIN}")
+    try:
+        manifest = Manifest.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
+        raise FormatError(f"{where}: {at}: {first['msg']}; {AGAIN}") from error
+    # an absent optional field, or a value that was coerced: one spelling only
+    if _canonical_fields(manifest.model_dump(mode="json")) != fields:
+        raise FormatError(f"{where}: not spelled as this format spells it; {AGAIN}")
+    check_relations(manifest, where)
+    return manifest
+
+
+def _too_large(where: str) -> str:
+    return f"{where}: larger than {MAX_MANIFEST_BYTES} bytes; {AGAIN}"
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _read_float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is out of range")
+    return value

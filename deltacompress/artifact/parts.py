@@ -1,0 +1,167 @@
+"""The files of an artifact, and the stored parts in them, read piece by piece: codecs.pieces decodes from these.
+
+Nothing of a part is used before the hash of its stored bytes was compared: its own where it is stored plainly, the
+digest in its stream where it is coded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from io import BufferedReader
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blake3 import blake3
+
+from deltacompress.artifact.checks import AGAIN, nbytes
+from deltacompress.artifact.records import FileRecord, PartRecord, TensorRecord
+from deltacompress.checkpoints.header import ITEMSIZE, TensorSpan
+from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
+from deltacompress.files.regular import UnfitFileError, open_regular, stat_regular, told
+from deltacompress.lossless.windows import Read, Windows
+
+if TYPE_CHECKING:
+    from deltacompress.codecs.pieces import Source
+
+Where = Callable[[str, PartRecord], tuple[Path, TensorSpan]]
+"""(tensor, part) -> the shard it lies in, and its bytes there."""
+_CHUNK = 1 << 22
+
+
+class PlainSource:
+    """A part whose bytes are stored as they are."""
+
+    def __init__(self, read: Read, size: int) -> None:
+        self._read, self.nbytes = read, size
+
+    def read(self, begin: int, end: int) -> bytearray:
+        """Bytes [begin, end)."""
+        return bytearray(self._read(begin, end - begin))
+
+
+class CodedSource:
+    """A part that is one lossless stream."""
+
+    def __init__(self, windows: Windows) -> None:
+        self.windows, self.nbytes = windows, windows.frame.raw_bytes
+
+    def read(self, begin: int, end: int) -> bytearray:
+        """Bytes [begin, end) before the lossless stage."""
+        return self.windows.read(begin, end)
+
+
+@contextmanager
+def open_parts(
+    record: TensorRecord, place: Where, codec: str, *, where: str, device: str = "auto"
+) -> Iterator[dict[str, Source]]:
+    """The parts of a tensor, their stored bytes checked, while the block runs.
+
+    codec: the manifest's `lossless`; where: prefix of messages; device: as `lossless.decode`.
+
+    Raises:
+        IntegrityError: the bytes are not those that were recorded.
+        CheckpointError: a shard cannot be read.
+    """
+    with ExitStack() as opened:
+        sources: dict[str, Source] = {}
+        for part in record.parts:
+            path, span = place(record.name, part)
+            name = f"{where}{record.name}.{part.name}"
+            read = reader(opened.enter_context(open_file(path)), span, name)
+            if codec == "none":
+                check_hashes(part, read, where=name)
+                sources[part.name] = PlainSource(read, part.bytes)
+                continue
+            keep = ITEMSIZE[record.dtype] if record.format == "exact" else 1  # one window for each plane
+            windows = Windows(
+                read, part.bytes, raw_bytes=nbytes(part), codec=codec, device=device, name=name, keep=keep
+            )
+            sources[part.name] = CodedSource(windows)
+        yield sources
+
+
+def reader(file: BufferedReader, span: TensorSpan, name: str) -> Read:
+    """Reads of the bytes that lie in `span` of an open file, which raise TruncatedFileError where it ends before."""
+
+    def read(offset: int, length: int) -> bytes:
+        file.seek(span.begin + offset)
+        raw = file.read(length)
+        if len(raw) != length or offset + length > span.info.nbytes:
+            raise TruncatedFileError(f"{name}: its file is cut short; {AGAIN}")
+        return raw
+
+    return read
+
+
+def check_hashes(part: PartRecord, read: Read, *, where: str) -> None:
+    """Compare the stored bytes of a part with their recorded hashes, chunk by chunk.
+
+    Raises:
+        ChecksumError: they differ.
+    """
+    seen, tree = hashlib.sha256(), blake3()
+    for at in range(0, part.bytes, _CHUNK):
+        raw = read(at, min(_CHUNK, part.bytes - at))
+        seen.update(raw)
+        if part.blake3 is not None:
+            tree.update(raw)
+    if seen.hexdigest() != part.sha256 or part.blake3 not in (None, tree.hexdigest()):
+        raise ChecksumError(f"{where}: its bytes differ from their recorded hash; {AGAIN}")
+
+
+def open_file(path: Path) -> BufferedReader:
+    """Open a file of an artifact.
+
+    Raises:
+        TruncatedFileError: it is missing.
+        FormatError: something else lies there, or a link, which an artifact does not hold.
+        CheckpointError: the system does not open it; no word on its bytes.
+    """
+    try:
+        return open_regular(path)
+    except FileNotFoundError as error:
+        raise TruncatedFileError(f"{path}: missing; {AGAIN}") from error
+    except UnfitFileError as error:
+        raise FormatError(f"{path}: {told(error)}") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: {told(error)}") from error
+
+
+def check_size(path: Path, record: FileRecord) -> None:
+    """Compare the size of a file of an artifact with the recorded one.
+
+    Raises:
+        TruncatedFileError: they differ, or the file is missing.
+        FormatError: as open_file.
+    """
+    try:
+        size = stat_regular(path).st_size
+    except UnfitFileError as error:
+        raise FormatError(f"{path}: {told(error)}") from error
+    except OSError as error:
+        raise TruncatedFileError(f"{path}: missing; {AGAIN}") from error
+    if size != record.bytes:
+        raise TruncatedFileError(f"{path}: {size} bytes, {record.bytes} recorded; {AGAIN}")
+
+
+def check_file(path: Path, record: FileRecord) -> None:
+    """Compare a whole file with its recorded hash.
+
+    Raises:
+        ChecksumError: they differ.
+    """
+    for _ in checked_chunks(path, record):
+        pass
+
+
+def checked_chunks(path: Path, record: FileRecord) -> Iterator[bytes]:
+    """The bytes of a whole file; its hash is compared after the last of them, and raises as check_file."""
+    digest = hashlib.sha256()
+    with open_file(path) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            yield chunk
+    if digest.hexdigest() != record.sha256:
+        raise ChecksumError(f"{path}: its bytes differ from their recorded hash; {AGAIN}")

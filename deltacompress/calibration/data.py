@@ -1,0 +1,148 @@
+"""Calibration tokens: the one tensor that a compression run calibrates on, with all that is needed to name it again.
+
+`load_calibration` is the way from a file or dataset id to [samples, seq_len] token ids; `sources` finds and shuffles
+the records, `packing` turns them into rows. The same source, tokenizer, counts and seed give the same ids, and
+`sha256` proves it: the artifact records it, and a resumed run compares it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from deltacompress.calibration.packing import encode_records, pack
+from deltacompress.calibration.records import RecordFormat
+from deltacompress.calibration.sources import Calibration, name_of, open_source
+from deltacompress.errors import CalibrationError, option
+from deltacompress.models.tokenizers import load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from deltacompress.checkpoints.reader import Checkpoint
+    from deltacompress.codecs.recipe import CalibrationSpec
+
+# transformers writes "unknown" as 1e30; no context of a real model comes near this.
+_SANE_LENGTH = 10**9
+
+_MAX_SEED = 2**50
+"""What the manifest can record: JSON numbers are exact up to 2^53 in every reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationTokens:
+    """What a model is calibrated on.
+
+    ids      int64 [samples, seq_len], token ids, no padding
+    source   file name or dataset id; no folder, so that the record does not depend on the machine
+    sha256   `ids_sha256(ids)`
+    records  number of records the tokens came from
+    tokens   samples * seq_len
+    seed     of the order of the records
+    format   which fields were used
+    """
+
+    ids: torch.Tensor
+    source: str
+    sha256: str
+    records: int
+    tokens: int
+    seed: int
+    format: RecordFormat
+
+
+def calibration_tokens(finetuned: Checkpoint, source: Calibration, spec: CalibrationSpec) -> CalibrationTokens:
+    """The tokens that a checkpoint is calibrated on, with its own tokenizer; raises as load_calibration."""
+    limit = finetuned.config.get("max_position_embeddings")
+    return load_calibration(
+        source,
+        load_tokenizer(finetuned.path),
+        samples=spec.samples,
+        seq_len=spec.seq_len,
+        seed=spec.seed,
+        max_positions=limit if isinstance(limit, int) else None,
+    )
+
+
+def load_calibration(
+    source: Calibration,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    samples: int,
+    seq_len: int,
+    seed: int,
+    split: str = "train",
+    max_positions: int | None = None,
+) -> CalibrationTokens:
+    """Read records, shuffle them by `seed`, join them (see `packing`) and cut `samples` rows of `seq_len` tokens.
+
+    Args:
+        source: a .jsonl, .json, .parquet or .txt file, or a `datasets` id (`id`, `id:config`, `id:config@revision`);
+            or the records: texts, or mappings with the fields of such a file.
+        tokenizer: of the fine-tuned model.
+        samples: rows, at least 1.
+        seq_len: tokens per row, at least 1.
+        seed: 0 to 2**50.
+        split: of a `datasets` id; a local file has only "train".
+        max_positions: the model's longest context in tokens, where it has one.
+
+    A `prompt` + `completion` record is cut to the smaller of the tokenizer's `model_max_length` and `max_positions`.
+
+    Raises:
+        CalibrationError: a count out of range; a source that is missing, empty, malformed or unreachable; fewer
+            tokens than asked.
+
+    """
+    for name, value, least in (("samples", samples, 1), ("seq_len", seq_len, 1), ("seed", seed, 0)):
+        if value < least:
+            raise CalibrationError(f"{option(name)} {value}: must be at least {least}")
+    if seed > _MAX_SEED:
+        raise CalibrationError(f"{option('seed')} {seed}: must be at most {_MAX_SEED}")
+    if max_positions is not None and max_positions < 1:
+        raise CalibrationError(
+            f"config.json says max_position_embeddings {max_positions}: the model can read nothing; mend the config"
+        )
+    if max_positions is not None and seq_len > max_positions:
+        raise CalibrationError(
+            f"{option('seq_len')} {seq_len}: the model has {max_positions} positions; use {option('seq_len')} "
+            f"{max_positions} or less"
+        )
+    opened = open_source(source, split=split)
+    longest = tokenizer.model_max_length
+    if not _is_length(longest):
+        raise CalibrationError(
+            f"{tokenizer.name_or_path}: tokenizer_config.json says model_max_length {longest!r}, not a whole number "
+            "above 0; mend it"
+        )
+    limits = [int(n) for n in (longest, max_positions) if n is not None and n < _SANE_LENGTH]
+    encoded = encode_records(
+        opened.shuffled(seed), opened.format, tokenizer, max_record_tokens=min(limits, default=None)
+    )
+    needed = samples * seq_len
+    stream, records = pack(encoded, needed)
+    if len(stream) < needed:
+        called = name_of(source)
+        raise CalibrationError(
+            f"{called}: holds {len(stream)} tokens, {option('samples')} {samples} x {option('seq_len')} {seq_len} "
+            f"needs {needed}; use {option('samples')} {len(stream) // seq_len} or fewer, a shorter "
+            f"{option('seq_len')}, or more data"
+            if len(stream) >= seq_len
+            else f"{called}: holds {len(stream)} tokens, less than one row of {option('seq_len')} {seq_len} "
+            f"({needed} are needed for {option('samples')} {samples}); use a shorter {option('seq_len')} or more data"
+        )
+    ids = torch.tensor(stream, dtype=torch.int64).reshape(samples, seq_len)
+    return CalibrationTokens(ids, opened.name, ids_sha256(ids), records, needed, seed, opened.format)
+
+
+def _is_length(value: object) -> bool:
+    return isinstance(value, int | float) and value >= 1 and (value >= _SANE_LENGTH or float(value).is_integer())
+
+
+def ids_sha256(ids: torch.Tensor) -> str:
+    """Hex SHA-256 of the shape, then the ids of an int64 [samples, seq_len] tensor, all as little-endian int64."""
+    shape = np.asarray(ids.shape, dtype="<i8")
+    return hashlib.sha256(shape.tobytes() + ids.cpu().numpy().astype("<i8").tobytes()).hexdigest()

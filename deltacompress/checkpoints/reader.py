@@ -1,0 +1,281 @@
+"""Lazy reader of Hugging Face checkpoints: a directory of safetensors and its side files.
+
+Opening reads headers only (checked by `safetensors_header`), without torch; `read` and `sha256` then seek to one
+tensor's bytes in the same file, so a model is never held whole, and no second parser can see another one than was
+checked. Plain reads rather than a memory map: a file cut short meanwhile is an error here, and would be a bus error.
+
+What counts as one checkpoint:
+- `model.safetensors`, or `model.safetensors.index.json` plus the shards it names; both at once is refused, because one
+  of them would have to be ignored. The index must agree with the shards tensor by tensor, both ways.
+- `config.json`, plus tokenizer and generation files (`side_files`). Never code, never pickles: a directory with only
+  *.bin, *.pt or *.pth is refused, because loading those runs whatever they contain.
+- a name such as `org/model` that is no local path is fetched with huggingface_hub (safetensors and side files only).
+
+Hashes are over raw little-endian bytes, so the fingerprint does not see sharding, order of tensors or header metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from deltacompress.checkpoints.header import TensorSpan, load_json_object
+from deltacompress.checkpoints.hub import fetched, model_directory
+from deltacompress.checkpoints.side_files import MAX_CONFIG_BYTES, MAX_SIDE_FILE_BYTES, is_side_file, link_homes
+from deltacompress.checkpoints.weight_files import A_PEFT_ADAPTER, ADAPTER_CONFIG, find_weights
+from deltacompress.errors import CheckpointError, option
+from deltacompress.files.regular import ANYWHERE, open_regular, read_bytes, stat_regular, told
+from deltacompress.types import TensorInfo
+
+if TYPE_CHECKING:
+    import torch
+
+_READABLE = "make it readable, or get the checkpoint again"
+PINNED_AT_MOST = 2**29
+"""Bytes of a tensor that is worth pinned memory, which torch never gives back: most linears, few embeddings."""
+_CHUNK = 4 * 2**20  # bytes hashed at a time
+
+
+class Checkpoint:
+    """One checkpoint, opened lazily; make it with `Checkpoint.open`.
+
+    path: its directory; config: the parsed config.json; tensors: name -> TensorInfo, sorted by name; nbytes: bytes of
+    weight files, index and side files together, which is what a user copies.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        config: dict[str, Any],
+        spans: Mapping[str, tuple[Path, TensorSpan]],
+        weight_files: Iterable[Path],
+    ) -> None:
+        self.path = path
+        self.config = config
+        self._spans = dict(sorted(spans.items()))
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
+            {name: span.info for name, (_, span) in self._spans.items()}
+        )
+        weights = list(weight_files)
+        self._stamps = {file: _stamp(file.stat()) for file in weights}
+        self.nbytes = sum(file.stat().st_size for file in (*weights, *self.side_files()))
+        self._hashes: dict[str, str] = {}
+
+    @classmethod
+    def open(cls, path: str | Path) -> Checkpoint:
+        """Open the checkpoint directory `path`, or fetch it if it is a hub id; reads headers, no weights.
+
+        Raises:
+            CheckpointError: not a checkpoint, damaged, unsafe, or a hub id that cannot be fetched.
+        """
+        try:
+            root = model_directory(path) or fetched(str(path))
+            file = root / "config.json"
+            if not file.exists():
+                if (root / ADAPTER_CONFIG).exists():
+                    raise CheckpointError(f"{root}: {A_PEFT_ADAPTER}")
+                raise CheckpointError(f"{root}: no config.json; give a Hugging Face model directory")
+            config = load_json_object(read_bytes(file, at_most=MAX_CONFIG_BYTES, links=ANYWHERE), str(file))
+            there = (*root.glob("*.safetensors"), *root.glob("*.index.json"))
+            before = {one: _stamp(one.stat()) for one in there if one.exists()}
+            spans, files = find_weights(root)
+            made = cls(root, config, spans, files)
+        except OSError as error:
+            raise CheckpointError(f"{error.filename or path}: {told(error, _READABLE)}") from error
+        if changed := [one for one, stamp in made._stamps.items() if before.get(one) != stamp]:
+            raise CheckpointError(f"{changed[0]}: changed while its header was read; run it again when it is whole")
+        return made
+
+    def read(self, name: str, *, pinned: bool = False) -> torch.Tensor:
+        """Tensor `name` in its own dtype and shape, on the CPU, owning its memory; nothing else is loaded.
+
+        pinned: in memory that a GPU copies from at full speed, which torch keeps for the next such read.
+
+        Raises:
+            CheckpointError: no such tensor, or its file changed or got shorter since it was opened.
+        """
+        import torch
+
+        from deltacompress.checkpoints.dtypes import DTYPES
+
+        info = self._span(name)[1].info
+        tensor = torch.empty(info.shape, dtype=DTYPES[info.dtype], pin_memory=pinned and info.nbytes <= PINNED_AT_MOST)
+        with self._at(name) as file:
+            got = file.readinto(tensor_bytes(tensor))
+        self._check_length(name, got, info.nbytes)
+        return tensor
+
+    def read_flat(self, name: str, begin: int, end: int) -> torch.Tensor:
+        """Elements [begin, end) of tensor `name` in row-major order, flat; else as `read`."""
+        import torch
+
+        from deltacompress.checkpoints.dtypes import DTYPES
+
+        info = self._span(name)[1].info
+        tensor = torch.empty(end - begin, dtype=DTYPES[info.dtype])
+        with self._at(name, begin * tensor.element_size()) as file:
+            got = file.readinto(tensor_bytes(tensor))
+        self._check_length(name, got, tensor.nbytes)
+        return tensor
+
+    def sha256(self, name: str) -> str:
+        """Hex sha256 of the raw little-endian bytes of tensor `name`; read in chunks, remembered by this instance.
+
+        Raises:
+            CheckpointError: as `read`.
+        """
+        if name not in self._hashes:
+            digest, left = hashlib.sha256(), self._span(name)[1].info.nbytes
+            with self._at(name) as file:
+                while left and (chunk := file.read(min(left, _CHUNK))):
+                    digest.update(chunk)
+                    left -= len(chunk)
+            self._check_length(name, self.tensors[name].nbytes - left, self.tensors[name].nbytes)
+            self._hashes[name] = digest.hexdigest()
+        return self._hashes[name]
+
+    def fingerprint(self) -> str:
+        """`content_hash` of all tensors: what identifies the weights, however they are sharded."""
+        if missing := self.tensors.keys() - self._hashes.keys():
+            # hashlib lets other threads run while it works; each holds one chunk.
+            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+                list(pool.map(self.sha256, missing))
+        hashes = [self.sha256(name) for name in self.tensors]
+        return content_hash(
+            (info.name, info.dtype, info.shape, digest)
+            for info, digest in zip(self.tensors.values(), hashes, strict=True)
+        )
+
+    @property
+    def weight_files(self) -> tuple[Path, ...]:
+        """The files that the tensors lie in, and the index over them where there is one."""
+        return tuple(self._stamps)
+
+    def side_files(self) -> tuple[Path, ...]:
+        """Config, generation, tokenizer and chat-template files, sorted by name; never weights, never code.
+
+        Raises:
+            OSError: one of them is no regular file, nor a link to one.
+        """
+        found = sorted(file for file in self.path.iterdir() if is_side_file(file.name) and not file.is_dir())
+        for file in found:
+            stat_regular(file, links=ANYWHERE)
+        return tuple(found)
+
+    def side_file_hashes(self) -> dict[str, str]:
+        """Name -> SHA-256 of each side file; raises as side_files and open_side_file."""
+        found = {}
+        for file in self.side_files():
+            with self.open_side_file(file) as opened:
+                found[file.name] = hashlib.file_digest(opened, "sha256").hexdigest()
+        return found
+
+    def open_side_file(self, file: Path) -> BufferedReader:
+        """Open a side file that is to be copied.
+
+        Raises:
+            CheckpointError: it cannot be read, is too large, or is a link that leads elsewhere (side_files.link_homes).
+        """
+        try:
+            opened = open_regular(file, links=link_homes(self.path))
+        except OSError as error:
+            raise CheckpointError(f"{file}: {told(error, 'make it readable, or remove it')}") from error
+        if os.fstat(opened.fileno()).st_size > MAX_SIDE_FILE_BYTES:
+            opened.close()
+            raise CheckpointError(f"{file}: over {MAX_SIDE_FILE_BYTES} bytes, as no such file is; remove it")
+        return opened
+
+    def _span(self, name: str) -> tuple[Path, TensorSpan]:
+        if name not in self._spans:
+            raise CheckpointError(f"{self.path}: no tensor named {name}; get the checkpoint again")
+        return self._spans[name]
+
+    @contextmanager
+    def _at(self, name: str, offset: int = 0) -> Iterator[BufferedReader]:
+        """The file of tensor `name`, positioned at a byte of it, and still the file whose header was checked."""
+        path, span = self._span(name)
+        try:
+            with open_regular(path, links=ANYWHERE) as file:
+                if _stamp(os.fstat(file.fileno())) != self._stamps[path]:
+                    raise CheckpointError(f"{path}: changed since it was opened; start again on a settled checkpoint")
+                file.seek(span.begin + offset)
+                yield file
+        except OSError as error:
+            raise CheckpointError(f"{path}: tensor {name} {told(error, _READABLE)}") from error
+
+    def _check_length(self, name: str, got: int, wanted: int) -> None:
+        if got != wanted:
+            path, _ = self._span(name)
+            raise CheckpointError(f"{path}: truncated while tensor {name} was read; copy or download it again")
+
+
+def already_quantized(config: Mapping[str, Any]) -> str | None:
+    """What to say where dense weights are needed, if config.json says that these are not."""
+    if (found := config.get("quantization_config")) is None:
+        return None
+    gptq = isinstance(found, dict) and found.get("quant_method") == "gptq"
+    other = ", or from what `deltacompress dequantize` makes of this one" if gptq else ""
+    return f"the weights are quantized already; start from the unquantized checkpoint{other}"
+
+
+def content_hash(entries: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
+    """Hex sha256 over the canonical JSON (RFC 8785) of the sorted list of [name, dtype, shape, sha256]."""
+    rows = sorted([name, dtype, list(shape), digest] for name, dtype, shape, digest in entries)
+    return hashlib.sha256(json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()
+
+
+def tensor_bytes(t: torch.Tensor) -> memoryview:
+    """The raw bytes of a contiguous CPU tensor of any dtype, as a flat uint8 view that shares its memory.
+
+    Raises:
+        ValueError: the tensor is not contiguous or not on the CPU.
+    """
+    import torch
+
+    if not t.is_contiguous() or t.device.type != "cpu":
+        raise ValueError(f"tensor_bytes needs a contiguous CPU tensor, got {t.device}, strides {t.stride()}")
+    view: memoryview = t.detach().reshape(-1).view(torch.uint8).numpy().data
+    return view
+
+
+def is_finite(t: torch.Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor Inf; integers and booleans never do."""
+    import torch
+
+    from deltacompress.numerics.finite import all_finite
+
+    if not (t.is_floating_point() or t.is_complex()) or not t.numel():
+        return True
+    values = t.float() if t.element_size() == 1 else t  # torch tests no 8-bit float for NaN
+    return all_finite(torch.view_as_real(values) if t.is_complex() else values)
+
+
+def check_finite(name: str, t: torch.Tensor, *, of_base: bool = False) -> None:
+    """Refuse NaN and Inf in tensor `name` (integers and booleans pass); of_base: whether it is the base's.
+
+    Raises:
+        CheckpointError: names the tensor and counts its NaN and Inf.
+    """
+    import torch
+
+    if is_finite(t):
+        return
+    values = t.float() if t.element_size() == 1 else t
+    nan, inf = int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
+    way_out = "get the base again" if of_base else "the training run broke: take an earlier checkpoint"
+    raise CheckpointError(
+        f"tensor {name}: {nan} NaN and {inf} Inf among {t.numel()} values; {way_out}, or use "
+        f"{option('recipe')} lossless, which keeps any bits"
+    )
+
+
+def _stamp(stat: os.stat_result) -> tuple[int, int, int]:
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino

@@ -1,0 +1,188 @@
+"""Recipes: which codec each tensor goes through.
+
+A recipe is a list of rules; the first that matches a tensor decides, and a tensor that none matches is an error, so no
+tensor is stored whole (or dropped) for lack of a rule. Recipes are YAML files: the shipped ones live in
+calibration/recipes/ and are named without their suffix.
+"""
+
+from __future__ import annotations
+
+import reprlib
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from deltacompress.arguments import checked
+from deltacompress.codecs.settings import ExactSettings, ObsSettings, RtnSettings, Settings, SkipSettings
+from deltacompress.errors import CalibrationError, RecipeError, option
+from deltacompress.files.content import content_path, list_content
+from deltacompress.files.regular import ANYWHERE, read_text
+from deltacompress.files.strict_yaml import MAX_YAML_BYTES, load_yaml
+from deltacompress.types import TensorKind
+
+_FOLDER = ("calibration", "recipes")
+
+
+class _Matcher(BaseModel):
+    """kind: one kind or several (types.TensorKind); name: glob over checkpoint names. Absent = any."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    kind: TensorKind | tuple[TensorKind, ...] | None = None
+    name: str | None = None
+
+    def matches(self, name: str, kind: TensorKind) -> bool:
+        """Whether the rule applies to a checkpoint tensor."""
+        kinds = (self.kind,) if isinstance(self.kind, str) else self.kind
+        return (kinds is None or kind in kinds) and (self.name is None or fnmatchcase(name, self.name))
+
+
+class ObsRule(_Matcher, ObsSettings):
+    """A rule with codec obs."""
+
+
+class RtnRule(_Matcher, RtnSettings):
+    """A rule with codec rtn."""
+
+
+class ExactRule(_Matcher, ExactSettings):
+    """A rule with codec exact."""
+
+
+class SkipRule(_Matcher, SkipSettings):
+    """A rule with codec skip."""
+
+
+Rule = Annotated[ObsRule | RtnRule | ExactRule | SkipRule, Field(discriminator="codec")]
+
+
+class CalibrationSpec(BaseModel):
+    """How much calibration data a recipe wants; the command line may override it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    samples: Annotated[int, Field(ge=1)] = 256
+    seq_len: Annotated[int, Field(ge=2)] = 256
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    def overridden(self, *, samples: int | None, seq_len: int | None, seed: int | None) -> CalibrationSpec:
+        """With what is given in the place of the recipe's."""
+        given = {"samples": samples, "seq_len": seq_len, "seed": seed}
+        return self.model_copy(update={name: value for name, value in given.items() if value is not None})
+
+
+class Recipe(BaseModel):
+    """A whole recipe.
+
+    scope: "delta" encodes w_ft - w_base; "full" encodes w_ft itself and never uses the base (the direct-compression
+    baselines). sequential: within a layer, compress the linears stage by stage and let each stage see the inputs that
+    the stages before it really produce (q/k/v, then o, then gate/up, then down); else all at once, as published.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str
+    description: str = ""
+    scope: Literal["delta", "full"] = "delta"
+    sequential: bool = True
+    rules: Annotated[tuple[Rule, ...], Field(min_length=1)]
+    calibration: CalibrationSpec = CalibrationSpec()
+
+    @model_validator(mode="after")
+    def _something_to_skip_to(self) -> Recipe:
+        if self.scope == "full" and any(rule.codec == "skip" for rule in self.rules):
+            raise ValueError("codec skip restores the base's tensor, which scope full never uses")
+        return self
+
+    @classmethod
+    @checked
+    def load(cls, name_or_path: str | Path) -> Recipe:
+        """Read a shipped recipe by name, or any by path (it is a path if it has a suffix or a directory part).
+
+        Raises:
+            RecipeError: no such recipe, not YAML, or a field that is unknown, given twice or out of range.
+        """
+        path = Path(name_or_path)
+        if path.suffix not in (".yaml", ".yml") and len(path.parts) <= 1 and not path.is_file():
+            names = [found.stem for found in list_content("/".join(_FOLDER), ".yaml")]
+            if str(name_or_path) not in names:
+                close = get_close_matches(str(name_or_path).lower(), names, n=1)
+                raise RecipeError(
+                    f"no recipe named {str(name_or_path)!r}; {f'did you mean {close[0]}? ' if close else ''}"
+                    f"shipped: {', '.join(names)} (or give a path)"
+                )
+            path = content_path(*_FOLDER, f"{name_or_path}.yaml")
+        try:
+            text = read_text(path, at_most=MAX_YAML_BYTES, links=ANYWHERE)
+        except UnicodeDecodeError as error:
+            raise RecipeError(f"{path}: not YAML (byte {error.start} is not UTF-8); save it as UTF-8 text") from error
+        except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
+            why = getattr(error, "strerror", None) or error
+            raise RecipeError(
+                f"{path}: the recipe cannot be read ({why}); give a YAML file or the name of a shipped recipe"
+            ) from error
+        return cls.parse(load_yaml(text, str(path)), where=str(path))
+
+    @classmethod
+    def parse(cls, data: Any, *, where: str = "recipe") -> Recipe:
+        """Check plain data (a mapping, as YAML or JSON gives it).
+
+        Raises:
+            RecipeError: names the first field that is wrong.
+        """
+        if not isinstance(data, dict):
+            raise RecipeError(
+                f"{where}: a recipe is a mapping with name and rules, not {type(data).__name__}; see docs/recipes.md"
+            )
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            at = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # not which branch of a union
+            told = first["msg"].removeprefix("Value error, ")
+            # reprlib: a file of a few lines can name a list of billions of entries, by aliases of aliases
+            raise RecipeError(
+                f"{where}: {at or 'recipe'}: {told} (got {reprlib.repr(first['input']):.80}); see docs/recipes.md"
+            ) from error
+
+    def rule_for(self, name: str, kind: TensorKind) -> Settings:
+        """The settings of the first rule that matches.
+
+        Raises:
+            RecipeError: no rule matches, or an obs rule matches a tensor that has no calibration inputs.
+        """
+        for rule in self.rules:
+            if rule.matches(name, kind):
+                if rule.codec == "obs" and kind not in ("linear", "head"):
+                    raise RecipeError(
+                        f"recipe {self.name}: codec obs on {name} (kind {kind}), which has no inputs to calibrate on; "
+                        "use rtn, exact or skip for it"
+                    )
+                return rule
+        raise RecipeError(f"recipe {self.name}: no rule matches {name} (kind {kind}); end the rules with codec: exact")
+
+    def check_calibration(self, source: object) -> None:
+        """Make sure that there is something to calibrate on, where a rule wants it.
+
+        Raises:
+            CalibrationError: `source` is None.
+        """
+        if source is None and self.needs_calibration:
+            raise CalibrationError(
+                f"recipe {self.name} calibrates: give {option('calibration')} FILE (or a data set id)"
+            )
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether a rule uses activations."""
+        return any(rule.codec == "obs" for rule in self.rules)
+
+    @property
+    def needs_kinds(self) -> bool:
+        """Whether a rule asks what a tensor is in its model; if none does, any checkpoint will do."""
+        return self.needs_calibration or any(rule.kind is not None for rule in self.rules)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether every rule is exact."""
+        return all(rule.codec == "exact" for rule in self.rules)

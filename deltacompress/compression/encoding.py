@@ -1,0 +1,199 @@
+"""One tensor from plan to record: encode, restore at once as any reader will, hash, and run the lossless stage.
+
+What goes back into the model before the next layer is calibrated is the *restored* tensor, in the fine-tuned dtype and
+from the packed parts: what is served later, bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from deltacompress import lossless
+from deltacompress.artifact.records import PartRecord, Status, TensorRecord
+from deltacompress.checkpoints.dtypes import DTYPES
+from deltacompress.checkpoints.reader import PINNED_AT_MOST, tensor_bytes
+from deltacompress.codecs import exact, packed, rtn
+from deltacompress.codecs.encoded import Encoded, restore_tensor
+from deltacompress.codecs.packed import Parts
+from deltacompress.codecs.pieces import PartInMemory, restore_pieces
+from deltacompress.codecs.settings import RtnSettings, SkipSettings
+from deltacompress.compression.planning import Plan, TensorPlan
+from deltacompress.errors import CheckpointError, option
+from deltacompress.numerics.finite import extremes
+
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+_LARGEST = 1e30
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished tensor: its manifest record and the stored parts, u8 streams (or plain tensors when not coded)."""
+
+    record: TensorRecord
+    streams: dict[str, Tensor]
+
+
+def encode_uncalibrated(plan: Plan, tensor: TensorPlan) -> Encoded:
+    """Encode a tensor whose codec needs no activations, piece by piece: what memory holds are its parts."""
+    base, finetuned = plan.rows(tensor)
+    if tensor.fate == "identical" or isinstance(tensor.settings, SkipSettings):
+        return Encoded("none", {}, {})
+    if tensor.fate in ("exact", "added"):
+        params, parts = exact.encode(finetuned, base)
+        return Encoded("exact", params, parts)
+    assert isinstance(tensor.settings, RtnSettings)
+    shared = finetuned.shape if base is None else base.shape
+    rows, columns = (1, math.prod(shared)) if len(shared) < 2 else (shared[0], math.prod(shared[1:]))
+
+    def block(begin: int, end: int) -> Tensor:
+        some = (begin * columns, end * columns)
+        reference = None if base is None else base.read(*some)
+        return delta_of(finetuned.read(*some), reference, tensor.name).view(end - begin, columns)
+
+    encoded = rtn.encode_rows(block, rows, columns, tensor.settings, tensor.name)
+    if shared != finetuned.shape:
+        added = finetuned.read(math.prod(shared), math.prod(finetuned.shape))
+        encoded.parts["added_rows"] = added.view(finetuned.shape[0] - shared[0], *shared[1:])
+    return encoded
+
+
+def delta_of(finetuned: Tensor, reference: Tensor | None, name: str) -> Tensor:
+    """w_ft - w_base in f32, over the rows that both have; of finite weights.
+
+    Raises:
+        CheckpointError: it is so large that sums of it are beyond fp32.
+    """
+    delta = (finetuned if reference is None or not finetuned.dim() else finetuned[: reference.shape[0]]).float()
+    if reference is not None:
+        delta = delta - reference
+    if delta.numel() and not bool(extremes(delta).abs().max() <= _LARGEST):  # NaN compares as false
+        raise CheckpointError(
+            f"tensor {name}: weights, or their differences from the base's, are beyond {_LARGEST:g}; get the "
+            f"checkpoints again, or use {option('recipe')} lossless, which keeps any bits"
+        )
+    return delta
+
+
+def with_added_rows(encoded: Encoded, finetuned: Tensor, reference: Tensor | None) -> Encoded:
+    """Rows beyond the base's (added tokens) are stored as they are."""
+    if reference is not None and finetuned.dim() and reference.shape[0] < finetuned.shape[0]:
+        encoded.parts["added_rows"] = finetuned[reference.shape[0] :].contiguous()
+    return encoded
+
+
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """An encoded tensor as it will be stored, and what it restores to, where the solver left it (a GPU, perhaps)."""
+
+    encoded: Encoded
+    parts: Parts
+    restored: Tensor
+
+    def to_host(self) -> tuple[LaidOut, Callable[[], None]]:
+        """The same in host memory, and a function that waits until the copies have arrived; from a GPU."""
+        host = {name: _on_host(part) for name, part in self.parts.items()}
+        twin = LaidOut(self.encoded, host, _on_host(self.restored))
+        copied = torch.cuda.Event()
+        copied.record()
+        return twin, copied.synchronize
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """A copy in host memory; in pinned memory, under way when this returns: the GPU goes on meanwhile."""
+    if tensor.nbytes > PINNED_AT_MOST:
+        return tensor.cpu()
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def lay_out(tensor: TensorPlan, encoded: Encoded, reference: Tensor | None, codec: str) -> LaidOut:
+    """Restore an encoded tensor as any reader will, and rearrange its parts for the lossless stage.
+
+    Both happen where the parts are: all of it is exact, so a GPU gives the bytes that a CPU gives.
+    """
+    info = tensor.pair.info
+    place = next((part.device for part in encoded.parts.values()), torch.device("cpu"))
+    parts = {name: part.to(place) for name, part in encoded.parts.items()}
+    like = torch.empty(info.shape, dtype=DTYPES[info.dtype], device="meta")
+    base = None if reference is None else reference.to(place)
+    restored = restore_tensor(encoded.format, encoded.params, parts, base, like, tensor.name).contiguous()
+    if codec != "none" and encoded.format == "packed":
+        parts = packed.to_storage(packed.PackedSpec.from_json(encoded.params, tensor.name), parts)
+    return LaidOut(encoded, parts, restored)
+
+
+def finish(plan: Plan, tensor: TensorPlan, laid_out: LaidOut, codec: str, device: str) -> Outcome:
+    """Hash a tensor that is in host memory and run the lossless stage: a CPU's work, but for codecs that need a GPU."""
+    digest = hashlib.sha256(tensor_bytes(laid_out.restored)).hexdigest()
+    return _coded(plan, tensor, laid_out.encoded, laid_out.parts, digest, codec, device)
+
+
+def finish_on_disk(plan: Plan, tensor: TensorPlan, encoded: Encoded, codec: str, device: str) -> Outcome:
+    """`lay_out` and `finish` of a tensor that no model in memory waits for: restored piece by piece, for its hash."""
+    base, finetuned = plan.rows(tensor)
+    sources = {name: PartInMemory(part) for name, part in encoded.parts.items()}
+    like = torch.empty(finetuned.shape, dtype=finetuned.dtype, device="meta")
+    digest = hashlib.sha256()
+    for piece in restore_pieces(encoded.format, encoded.params, sources, base, like, tensor.name, storage=False):
+        digest.update(tensor_bytes(piece))
+    parts = encoded.parts
+    if codec != "none" and encoded.format == "packed":
+        parts = packed.to_storage(packed.PackedSpec.from_json(encoded.params, tensor.name), parts)
+    return _coded(plan, tensor, encoded, parts, digest.hexdigest(), codec, device)
+
+
+def _coded(
+    plan: Plan, tensor: TensorPlan, encoded: Encoded, parts: Parts, digest: str, codec: str, device: str
+) -> Outcome:
+    """Run the lossless stage over the stored parts. digest: of the restored tensor."""
+    records, streams = [], {}
+    for name, part in sorted(parts.items()):
+        stored = part.contiguous()
+        if codec != "none":
+            stored = torch.frombuffer(lossless.encode(tensor_bytes(stored), codec, device=device), dtype=torch.uint8)
+        streams[name] = stored
+        raw = tensor_bytes(stored)
+        hashes = {"sha256": hashlib.sha256(raw).hexdigest()}
+        if codec == "none":
+            hashes["blake3"] = blake3(raw).hexdigest()
+        size = tuple(part.shape)
+        records.append(PartRecord(name=name, dtype=DTYPE_NAMES[part.dtype], shape=size, bytes=raw.nbytes, **hashes))
+    return Outcome(_record(plan, tensor, encoded, digest, tuple(records)), streams)
+
+
+def alias_record(plan: Plan, tensor: TensorPlan, twin: TensorRecord) -> TensorRecord:
+    """The record of a tensor that is stored under another name."""
+    return _record(plan, tensor, Encoded("none", {}, {}), twin.sha256, ())
+
+
+def _record(
+    plan: Plan, tensor: TensorPlan, encoded: Encoded, digest: str, parts: tuple[PartRecord, ...]
+) -> TensorRecord:
+    status: Status = "coded" if tensor.fate == "code" else tensor.fate
+    uses_base = tensor.pair.base_name if plan.recipe.scope == "delta" else None
+    return TensorRecord(
+        name=tensor.name,
+        dtype=tensor.pair.info.dtype,
+        shape=tensor.pair.info.shape,
+        kind=tensor.kind,
+        status=status,
+        codec=tensor.settings.codec,
+        format=encoded.format,
+        params=encoded.params,
+        base_name=uses_base,
+        base_rows=tensor.pair.base_rows if uses_base else None,
+        base_sha256=plan.base.sha256(uses_base) if uses_base else None,
+        alias_of=tensor.pair.alias_of,
+        sha256=digest,
+        parts=parts,
+        loss=encoded.loss,
+        damp_fraction=encoded.damp_fraction,
+    )

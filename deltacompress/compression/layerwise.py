@@ -1,0 +1,294 @@
+"""The calibrated part of a compression: layer by layer, one decoder layer in memory (DeltaZip algorithm 1).
+
+Two streams of hidden states run side by side: the *student*, whose layers before this one are compressed, gives the
+inputs that the layer will really see; the *teacher*, the fine-tuned model, gives the targets (only when a rule is
+asymmetric). For each layer: collect the Hessians, encode, **put base + decoded delta back into the layer**, run the
+student through it, hand both streams to the next layer. A sequential recipe does this for each group of linears in
+turn, so that each group sees what the groups before it, compressed, really produce.
+
+On the device are: one layer in fp32 (of what is encoded already, until the layer's last pass, the teacher's weights
+too), the statistics of one stage, one batch of activations, and the streams where there is room (calibrate/streams).
+The embedding is there only for the captures, the head only while it is encoded or judged. Fine-tuned linears are read
+once: the layer's own parameters are what the solver starts from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from deltacompress.calibration.precision import reduced_precision
+from deltacompress.calibration.streams import HiddenStates, should_wait_on_host
+from deltacompress.calibration.walk import InputGroup, capture_calls, record_inputs
+from deltacompress.codecs import obs
+from deltacompress.compression.encoding import delta_of, encode_uncalibrated, with_added_rows
+from deltacompress.compression.planning import Plan, TensorPlan
+from deltacompress.compression.steps import Steps, Unfinished
+from deltacompress.models.skeleton import LayerCall, Skeleton
+from deltacompress.numerics.hessian import HessianAccumulator
+from deltacompress.reporter import Reporter
+
+TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
+"""A GPU waits for launches, and casts a layer's weights to bf16, for each batch: larger ones make up for it."""
+
+
+class _Enough(Exception):
+    pass
+
+
+@dataclass(eq=False)
+class Streams:
+    """Hidden states of all calibration batches, [B, T, H] each, before the layer that comes next."""
+
+    student: HiddenStates
+    teacher: HiddenStates | None
+    calls: dict[int, list[LayerCall]]
+
+
+def compress_layers(plan: Plan, skeleton: Skeleton, ids: Tensor, steps: Steps, reporter: Reporter) -> Streams:
+    """Encode every tensor of the model; returns the streams after the last layer (for a look at fidelity).
+
+    The skeleton keeps the compressed model's outer weights, without embedding and head.
+
+    ids: int64 [samples, seq_len].
+    """
+    walk = _Walk(plan, skeleton, steps)
+    outer = [plan.tensors[name] for name in skeleton.outer_names()]
+    late = [tensor for tensor in outer if tensor.name == skeleton.head_name and tensor.obs]
+    body = [tensor.name for tensor in outer if tensor.name != skeleton.head_name]
+    reporter.phase("compressing", skeleton.num_layers + 2)
+    batch = max(TOKENS_PER_BATCH[skeleton.device.type] // ids.shape[1], 1)
+    stream_bytes = ids.numel() * skeleton.hidden_size * torch.float32.itemsize
+    on_host = should_wait_on_host(skeleton.device, stream_bytes * (2 if plan.asymmetric else 1))
+    teacher = None
+    if plan.asymmetric:
+        skeleton.load(body, plan.finetuned.read)
+        teacher, _ = capture_calls(skeleton, ids, batch, on_host=on_host)
+        skeleton.free([skeleton.embedding_name])
+    restored = walk.simple("outer", [tensor for tensor in outer if tensor not in late and tensor.fate != "alias"])
+    skeleton.load(body, restored.__getitem__)
+    del restored
+    student, calls = capture_calls(skeleton, ids, batch, on_host=on_host)
+    skeleton.free([skeleton.embedding_name])
+    streams = Streams(student, teacher, calls)
+    reporter.step("embeddings and norms", memory_bytes=steps.peak_memory())
+    for i in range(skeleton.num_layers):
+        loss = walk.layer(i, streams)
+        reporter.step(f"layer {i}", loss=loss, memory_bytes=steps.peak_memory())
+    if late:
+        walk.head(late[0], streams)
+    reporter.step("head", memory_bytes=steps.peak_memory())
+    return streams
+
+
+class _Walk:
+    def __init__(self, plan: Plan, skeleton: Skeleton, steps: Steps) -> None:
+        self.plan, self.skeleton, self.steps = plan, skeleton, steps
+
+    def simple(self, step: str, tensors: list[TensorPlan]) -> dict[str, Tensor]:
+        """Encode tensors that need no activations, as one step; returns what each is restored to."""
+        done = self.steps.recall(step)
+        if done is not None:
+            return done
+        outcomes, restored = [], {}
+        for tensor in tensors:
+            encoded = encode_uncalibrated(self.plan, tensor)
+            outcome, restored[tensor.name] = self.steps.finish(tensor, encoded, self.plan.base_of(tensor))
+            outcomes.append(outcome)
+        self.steps.save(step, outcomes)
+        return restored
+
+    def layer(self, i: int, streams: Streams) -> float | None:
+        """Compress decoder layer i and move the streams past it; returns its mean relative loss."""
+        step = f"layer-{i:05d}"
+        on_gpu = self.skeleton.device.type == "cuda"
+        self.skeleton.load(self.skeleton.layer_names(i), partial(self.plan.finetuned.read, pinned=on_gpu))
+        restored = self.steps.recall(step)
+        outcomes = None
+        if restored is None:
+            outcomes = self._compress(i, streams)
+        else:
+            if streams.teacher is not None:
+                self._move(i, streams.teacher, streams)
+            self.skeleton.load(restored, restored.__getitem__)
+        try:
+            self._move(i, streams.student, streams)  # a GPU has only begun it when this returns: it runs while we save
+        except BaseException:
+            if outcomes is not None:
+                with suppress(Exception):  # what stopped the forward is what to tell
+                    self.steps.save(step, outcomes)
+            raise
+        if outcomes is not None:
+            self.steps.save(step, outcomes)
+        self.skeleton.free_layer(i)
+        losses = [record.loss for record in self.steps.records(step) if record.loss is not None]
+        return sum(losses) / len(losses) if losses else None
+
+    def _compress(self, i: int, streams: Streams) -> list[Unfinished]:
+        """Encode layer i, and leave what it is restored to in the model."""
+        names = self.skeleton.layer_names(i)
+        outcomes: list[Unfinished] = []
+        student = self.skeleton.weights(names)
+        teacher = dict(student) if streams.teacher is not None else {}
+        groups = self._groups(i, streams)
+        for tensor in (self.plan.tensors[name] for name in names):
+            if tensor.obs is None:
+                encoded = encode_uncalibrated(self.plan, tensor)
+                outcome, restored = self.steps.finish(tensor, encoded, self.plan.base_of(tensor))
+                outcomes.append(outcome)
+                if tensor.fate == "code":  # all others are restored to the teacher's own values
+                    student[tensor.name] = self.skeleton.prepare(tensor.name, restored)
+        if not groups and streams.teacher is not None:
+            self._move(i, streams.teacher, streams)
+        stages = [[group] for group in groups] if self.plan.recipe.sequential else [groups] if groups else []
+        for stage in stages:
+            statistics = self._collect(i, stage, streams, teacher, student, last=stage is stages[-1])
+            if stage is stages[-1]:
+                teacher.clear()
+            for group in stage:
+                for name, outcome, restored in self._encode(group, student, statistics.pop(group[0])):
+                    outcomes.append(outcome)
+                    student[name] = self.skeleton.prepare(name, restored)
+        self.skeleton.swap(student)
+        return outcomes
+
+    def _groups(self, i: int, streams: Streams) -> list[list[str]]:
+        """Calibrated linears that share an input, in execution order, found by running one batch."""
+        with record_inputs(self.skeleton, i) as recorder:
+            self._run(i, streams.student[len(streams.student) - 1], streams)
+            groups = [[name for name in group.names if self.plan.tensors[name].obs] for group in recorder.groups]
+        return [group for group in groups if group]
+
+    def _collect(
+        self,
+        i: int,
+        stage: list[list[str]],
+        streams: Streams,
+        teacher: dict[str, Tensor],
+        student: dict[str, Tensor],
+        *,
+        last: bool,
+    ) -> dict[str, HessianAccumulator]:
+        """Statistics of each group of the stage, by its first name; leaves the student's weights in the model.
+
+        In the last stage the teacher runs to the end of the layer, and its stream moves on.
+        """
+        leaders = [group[0] for group in stage]
+        alpha = {group[0]: max(self._alpha(name) for name in group) for group in stage}
+        sums = {
+            name: HessianAccumulator(
+                self.plan.tensors[name].pair.info.shape[1], device=self.skeleton.device, asymmetric=alpha[name] > 0
+            )
+            for name in leaders
+        }
+        changed = [name for name, weight in teacher.items() if student[name] is not weight]
+        seen: dict[str, Tensor] = {}
+        run_on = False
+
+        def see(group: InputGroup, inputs: Tensor) -> None:
+            seen[group.names[0]] = inputs
+            if len(seen) == len(leaders) and not run_on:
+                raise _Enough
+
+        self.skeleton.swap(student)
+        with record_inputs(self.skeleton, i, leaders, on_input=see):
+            for k in range(len(streams.student)):
+                targets: dict[str, Tensor] = {}
+                if streams.teacher is not None:
+                    self.skeleton.swap({name: teacher[name] for name in changed})
+                    run_on = last
+                    moved = self._until_enough(i, streams.teacher[k], streams)
+                    run_on = False
+                    if moved is not None:
+                        streams.teacher[k] = moved
+                    targets = dict(seen)
+                    seen.clear()
+                    self.skeleton.swap({name: student[name] for name in changed})
+                self._until_enough(i, streams.student[k], streams)
+                with self._reduced_precision():
+                    for name in leaders:
+                        sums[name].add(seen[name], targets.get(name))
+                seen.clear()
+        return sums
+
+    def _encode(
+        self, group: list[str], weights: dict[str, Tensor], statistics: HessianAccumulator
+    ) -> Iterator[tuple[str, Unfinished, Tensor]]:
+        """Encode the linears of one group; those with the same settings are solved together."""
+        by_settings: dict[str, list[TensorPlan]] = {}
+        for name in group:
+            tensor = self.plan.tensors[name]
+            by_settings.setdefault(tensor.settings.model_dump_json(), []).append(tensor)
+        *others, last = by_settings.values()
+        for tensors in others:
+            yield from self._solve(tensors, weights, statistics.copy())
+        yield from self._solve(last, weights, statistics)
+
+    def _solve(
+        self, tensors: list[TensorPlan], weights: dict[str, Tensor], statistics: HessianAccumulator
+    ) -> Iterator[tuple[str, Unfinished, Tensor]]:
+        """Encode linears with the same settings and input; weights: the fine-tuned ones, f32, on the device."""
+        settings = tensors[0].obs
+        assert settings is not None
+        references = {tensor.name: self.plan.base_of(tensor, self.skeleton.device) for tensor in tensors}
+        encoded = obs.encode(
+            [_job(name, weights[name], reference) for name, reference in references.items()], statistics, settings
+        )
+        for tensor in tensors:
+            reference, whole = references.pop(tensor.name), encoded.pop(tensor.name)
+            if tensor.pair.base_rows is not None:
+                whole = with_added_rows(whole, self.plan.finetuned.read(tensor.name), reference)
+            yield tensor.name, *self.steps.finish(tensor, whole, reference)
+
+    def head(self, tensor: TensorPlan, streams: Streams) -> None:
+        """Compress the output projection against the final norm's output."""
+        step = "head"
+        if self.steps.recall(step) is not None:
+            return
+        features = tensor.pair.info.shape[1]
+        asymmetric = streams.teacher is not None and self._alpha(tensor.name) > 0
+        sums = HessianAccumulator(features, device=self.skeleton.device, asymmetric=asymmetric)
+        for k in range(len(streams.student)):
+            inputs = self.skeleton.run_final_norm(streams.student[k]).reshape(-1, features)
+            targets = None
+            if asymmetric and streams.teacher is not None:
+                targets = self.skeleton.run_final_norm(streams.teacher[k]).reshape(-1, features)
+            with self._reduced_precision():
+                sums.add(inputs, targets)
+        weights = {tensor.name: self.skeleton.prepare(tensor.name, self.plan.finetuned.read(tensor.name))}
+        self.steps.save(step, [outcome for _, outcome, _ in self._solve([tensor], weights, sums)])
+
+    def _reduced_precision(self) -> AbstractContextManager[None]:
+        return reduced_precision(
+            self.skeleton.device, bf16_weights=self.plan.bf16_linears, asymmetric=self.plan.asymmetric
+        )
+
+    def _alpha(self, name: str) -> float:
+        settings = self.plan.tensors[name].obs
+        return settings.asymmetric if settings is not None else 0.0
+
+    def _until_enough(self, i: int, hidden: Tensor, streams: Streams) -> Tensor | None:
+        """Run until all wanted inputs were seen; the layer's output, if it ran to its end."""
+        try:
+            return self._run(i, hidden, streams)
+        except _Enough:
+            return None
+
+    def _move(self, i: int, stream: HiddenStates, streams: Streams) -> None:
+        """Move one stream past layer i, batch by batch in place: never two copies of it."""
+        for k in range(len(stream)):
+            stream[k] = self._run(i, stream[k], streams)
+
+    def _run(self, i: int, hidden: Tensor, streams: Streams) -> Tensor:
+        with self._reduced_precision():
+            return self.skeleton.run_layer(i, hidden, streams.calls[len(hidden)][i]).to(hidden.dtype)
+
+
+def _job(name: str, weight: Tensor, reference: Tensor | None) -> obs.Job:
+    delta = delta_of(weight, reference, name)
+    return obs.Job(name, delta, weight[: delta.shape[0]])

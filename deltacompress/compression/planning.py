@@ -1,0 +1,189 @@
+"""The plan of a compression: what happens to each tensor, decided and checked before any work is done."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from deltacompress.artifact.records import FILE_NAME
+from deltacompress.checkpoints.names import MAX_NAME
+from deltacompress.checkpoints.pairing import Pairing, TensorPair
+from deltacompress.checkpoints.reader import Checkpoint, check_finite, is_finite
+from deltacompress.checkpoints.rows import Rows
+from deltacompress.codecs.elements import ranges
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.codecs.settings import ExactSettings, ObsSettings, RtnSettings, Settings
+from deltacompress.codecs.shared import spec_for
+from deltacompress.errors import CheckpointError, PairError
+from deltacompress.types import TensorKind
+
+_MAX_NAME = MAX_NAME - 24  # a part is called tensor.part, in a file under the same rules
+_FLOATS = ("F16", "BF16", "F32", "F64")
+_READERS = 4  # tensors that are checked at once
+_LARGE = ("linear", "embedding", "head")
+Fate = Literal["code", "exact", "identical", "added", "alias"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """One fine-tuned tensor and what to do with it.
+
+    fate: code (lossy, by `settings`), exact, identical (bitwise the base's), added (exact, no base) or alias.
+    """
+
+    pair: TensorPair
+    kind: TensorKind
+    fate: Fate
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """Checkpoint name."""
+        return self.pair.info.name
+
+    @property
+    def obs(self) -> ObsSettings | None:
+        """Its settings, if it is coded with calibration."""
+        return self.settings if self.fate == "code" and isinstance(self.settings, ObsSettings) else None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything decided: the pair, the recipe and one TensorPlan per fine-tuned tensor, by name."""
+
+    pairing: Pairing
+    recipe: Recipe
+    tensors: dict[str, TensorPlan]
+
+    @property
+    def base(self) -> Checkpoint:
+        """The base checkpoint."""
+        return self.pairing.base
+
+    @property
+    def finetuned(self) -> Checkpoint:
+        """The fine-tuned checkpoint."""
+        return self.pairing.finetuned
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the pair, a line each."""
+        notes = list(self.pairing.notes)
+        whole = Counter(plan.pair.info.dtype for plan in self.tensors.values() if plan.kind in _LARGE)
+        notes += [f"{n} weights are {dtype}: stored exactly" for dtype, n in whole.items() if dtype not in _FLOATS]
+        return tuple(notes)
+
+    @property
+    def bf16_linears(self) -> bool:
+        """Whether the fine-tuned model's linears, and so what they are restored to, are bfloat16 throughout."""
+        return {plan.pair.info.dtype for plan in self.tensors.values() if plan.kind == "linear"} <= {"BF16"}
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether any tensor is coded from activations."""
+        return any(plan.obs for plan in self.tensors.values())
+
+    @property
+    def asymmetric(self) -> bool:
+        """Whether any tensor needs the fine-tuned model's activations too."""
+        return any(plan.obs.asymmetric > 0 for plan in self.tensors.values() if plan.obs)
+
+    def rows(self, plan: TensorPlan) -> tuple[Rows | None, Rows]:
+        """(what the tensor is coded against, the fine-tuned tensor), to be read piece by piece; as `base_of`."""
+        finetuned, pair = Rows(self.finetuned, plan.name), plan.pair
+        if self.recipe.scope == "full" or pair.base_name is None:
+            return None, finetuned
+        wide = plan.fate not in ("exact", "identical")
+        return Rows(self.base, pair.base_name, rows=pair.base_rows, wide=wide), finetuned
+
+    def base_of(self, plan: TensorPlan, device: torch.device | None = None) -> torch.Tensor | None:
+        """What the tensor is coded against, the fine-tuned one left unread; None where there is nothing.
+
+        f32 for coded tensors; the base's own bits for exact and identical ones, where a cast could change a NaN or
+        round an F64.
+        """
+        if self.recipe.scope == "full":
+            return None
+        return self.pairing.read_base(plan.pair, bits=plan.fate in ("exact", "identical"), device=device)
+
+
+def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind]) -> Plan:
+    """Choose a rule for every tensor of a pairing, and refuse what cannot work.
+
+    Raises:
+        PairError: codec skip on a tensor with more rows than the base's; both models are the same.
+        CheckpointError: NaN or Inf in weights that a lossy recipe touches; a side file with an odd name, or that cannot
+            be read; a tensor whose name is too long.
+        RecipeError: a tensor that no rule fits, or a group size that does not divide.
+    """
+    base, finetuned = pairing.base, pairing.finetuned
+    for file in finetuned.side_files():
+        if not re.fullmatch(FILE_NAME, file.name):
+            raise CheckpointError(f"{file}: not a file name that an artifact may hold; rename or remove it")
+        finetuned.open_side_file(file).close()  # it is copied at the end, and must not fail then
+    for name in finetuned.tensors:
+        if len(name) > _MAX_NAME:
+            told = f"tensor {name[:40]}... has a name of {len(name)} characters, more than {_MAX_NAME}"
+            raise CheckpointError(f"{finetuned.path}: {told}; rename it")
+    for found in pairing.pairs:
+        recipe.rule_for(found.info.name, kind_of(found.info.name))  # before any weight is read
+    for checkpoint in (base, finetuned):
+        checkpoint.fingerprint()  # hashes all its tensors side by side; they are asked for one by one below
+    tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of)}
+    if all(plan.fate in ("identical", "alias") for plan in tensors.values()):
+        raise PairError(
+            f"{finetuned.path}: has the weights of the base {base.path} (content hash "
+            f"{finetuned.fingerprint()[:12]}), so there is nothing to compress; give the fine-tuned model"
+        )
+    if not recipe.lossless:
+        used = sorted({plan.pair.base_name for plan in tensors.values() if plan.pair.base_name})
+        if recipe.scope == "full":  # never looks at the base's weights
+            used = []
+        # the base first: where both are damaged, it is where the damage comes from
+        todo = [(base, name) for name in used] + [(finetuned, name) for name in finetuned.tensors]
+
+        def check(which: tuple[Checkpoint, str]) -> None:
+            checkpoint, name = which
+            rows = Rows(checkpoint, name)
+            if not all(is_finite(rows.read(*piece)) for piece in ranges(math.prod(rows.shape))):
+                check_finite(f"{name} of {checkpoint.path}", checkpoint.read(name), of_base=checkpoint is base)
+
+        with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as pool:
+            list(pool.map(check, todo))  # in order: the error told is always the first
+    return Plan(pairing, recipe, tensors)
+
+
+def _plans(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind]) -> Iterator[TensorPlan]:
+    for found in pairing.pairs:
+        name = found.info.name
+        kind = kind_of(name)
+        settings = recipe.rule_for(name, kind)
+        fate = _fate(pairing, found, recipe, settings)
+        if fate == "code" and isinstance(settings, ObsSettings | RtnSettings):
+            shape = found.info.shape
+            columns = shape[0] if len(shape) == 1 else found.info.numel // max(shape[0], 1)
+            spec_for(settings, rows=1, columns=columns, name=name)
+        if fate == "code" and settings.codec == "skip" and found.base_rows not in (None, found.info.shape[0]):
+            raise PairError(f"{name}: codec skip, but the base has fewer rows; use rtn or exact for it")
+        yield TensorPlan(found, kind, fate, settings if fate == "code" else ExactSettings())
+
+
+def _fate(pairing: Pairing, found: TensorPair, recipe: Recipe, settings: Settings) -> Fate:
+    if found.status != "paired" and not (recipe.scope == "full" and found.status == "added"):
+        return "alias" if found.status == "alias" else "added"
+    info = found.info
+    lossy = info.dtype in _FLOATS and len(info.shape) >= 1 and info.numel > 0
+    if recipe.scope == "delta" and found.base_name is not None and found.base_rows is None:
+        other = pairing.base.tensors[found.base_name]
+        same = (other.dtype, other.shape) == (info.dtype, info.shape)
+        if same and pairing.base.sha256(other.name) == pairing.finetuned.sha256(info.name):
+            return "identical"
+    return "code" if lossy and settings.codec != "exact" else "exact"

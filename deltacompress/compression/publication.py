@@ -1,0 +1,145 @@
+"""From finished steps to a published artifact: shards, side files, manifest, one rename."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+from deltacompress._version import __version__
+from deltacompress.artifact.manifest import MANIFEST, parse_manifest
+from deltacompress.artifact.outputs import publish_directory
+from deltacompress.artifact.records import CalibrationRecord, FileRecord, Manifest, ModelRecord, TensorRecord
+from deltacompress.calibration.data import CalibrationTokens
+from deltacompress.checkpoints.dtypes import DTYPES
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.checkpoints.writer import write_file, write_shards
+from deltacompress.compression.encoding import alias_record
+from deltacompress.compression.planning import Plan
+from deltacompress.compression.steps import Steps
+from deltacompress.compression.workspace import Workspace
+from deltacompress.files.output import output_errors
+from deltacompress.types import TensorInfo
+
+_TOOLS = ("torch", "transformers", "safetensors", "zstandard", "numpy")
+_CHUNK = 1 << 22
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: CalibrationTokens | None) -> Manifest:
+    """Assemble the artifact inside the workspace and rename it to its final name.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    ready = work.path / "artifact"
+    with output_errors(ready):
+        ready.mkdir(exist_ok=True)
+        for left in ready.iterdir():
+            left.unlink()
+    records = sorted([*steps.all_records(), *_aliases(plan, steps)], key=lambda record: record.name)
+    if dropped := set(plan.finetuned.tensors) ^ {record.name for record in records}:
+        raise RuntimeError(f"tensor {min(dropped)} was dropped on the way: this is a bug, and nothing was published")
+    home = steps.stored()
+    parts = [
+        (_stored_info(record, i, codec), partial(work.pieces, home[record.name], f"{record.name}.{part.name}"))
+        for record in records
+        for i, part in enumerate(record.parts)
+    ]
+    shards = sorted(set(write_shards(ready, parts, stem="delta").values()))
+    side_files = plan.finetuned.side_files()
+    for file in side_files:
+        with plan.finetuned.open_side_file(file) as opened:
+            write_file(ready / file.name, iter(partial(opened.read, _CHUNK), b""))
+    manifest = Manifest(
+        base=_model(plan.base),
+        finetuned=_model(plan.finetuned),
+        recipe=plan.recipe.model_dump(mode="json"),
+        scope=plan.recipe.scope,
+        calibration=_calibration(tokens),
+        lossless=codec,  # type: ignore[arg-type]
+        tensors=tuple(records),
+        shards=tuple(_file(ready / name) for name in shards),
+        files=tuple(_file(ready / file.name) for file in side_files),
+        tools=tool_versions(),
+    )
+    raw = manifest.to_bytes()
+    parse_manifest(raw, str(work.out / MANIFEST))  # what no reader would take is not published
+    write_file(ready / MANIFEST, [raw])
+    made = ready.stat()
+    try:
+        publish_directory(ready, work.out, replaces=work.replaces)
+    finally:
+        work.published = work.out.exists() and os.path.samestat(work.out.stat(), made)  # whatever came after it
+    return manifest
+
+
+def tool_versions() -> dict[str, str]:
+    """The versions that the manifest records."""
+    tools = {name: version(name) for name in _TOOLS}
+    return tools | {"deltacompress": __version__, "python": platform.python_version()}
+
+
+def _aliases(plan: Plan, steps: Steps) -> list[TensorRecord]:
+    known = {record.name: record for record in steps.all_records()}
+    return [
+        alias_record(plan, tensor, known[tensor.pair.alias_of])
+        for tensor in plan.tensors.values()
+        if tensor.fate == "alias" and tensor.pair.alias_of is not None
+    ]
+
+
+def _stored_info(record: TensorRecord, index: int, codec: str) -> TensorInfo:
+    part = record.parts[index]
+    name = f"{record.name}.{part.name}"
+    if codec == "none":
+        return TensorInfo(name, part.dtype, part.shape, part.bytes)
+    return TensorInfo(name, "U8", (part.bytes // DTYPES["U8"].itemsize,), part.bytes)
+
+
+def _model(checkpoint: Checkpoint) -> ModelRecord:
+    name, revision = hub_origin(checkpoint.path)
+    return ModelRecord(
+        name=name,
+        revision=revision,
+        content_hash=checkpoint.fingerprint(),
+        bytes=checkpoint.nbytes,
+        tensors=len(checkpoint.tensors),
+    )
+
+
+def hub_origin(path: Path) -> tuple[str, str | None]:
+    """(name, revision) of a checkpoint directory: hub id and commit in a hub cache, else the directory's own name."""
+    whole = path.absolute()
+    repository, kind, commit = whole.parent.parent.name, whole.parent.name, whole.name
+    if kind == "snapshots" and repository.startswith("models--") and _COMMIT.fullmatch(commit):
+        return repository.removeprefix("models--").replace("--", "/"), commit
+    return whole.resolve().name, None
+
+
+def _calibration(tokens: CalibrationTokens | None) -> CalibrationRecord | None:
+    if tokens is None:
+        return None
+    samples, seq_len = tokens.ids.shape
+    return CalibrationRecord(
+        source=tokens.source,
+        format=tokens.format,
+        sha256=tokens.sha256,
+        records=tokens.records,
+        samples=samples,
+        seq_len=seq_len,
+        tokens=tokens.tokens,
+        seed=tokens.seed,
+    )
+
+
+def _file(path: Path) -> FileRecord:
+    raw = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            raw.update(chunk)
+    return FileRecord(file=path.name, bytes=path.stat().st_size, sha256=raw.hexdigest())

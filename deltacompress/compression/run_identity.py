@@ -1,0 +1,67 @@
+"""What a run is: everything that can change a byte of the artifact, down to the processor and the libraries."""
+
+from __future__ import annotations
+
+from importlib.metadata import distributions
+from typing import Any
+
+import torch
+
+from deltacompress import lossless
+from deltacompress.calibration.data import CalibrationTokens
+from deltacompress.compression.planning import Plan
+from deltacompress.compression.publication import tool_versions
+from deltacompress.errors import BackendError, option
+from deltacompress.numerics.triton import fused
+
+
+def identity_of(plan: Plan, tokens: CalibrationTokens | None, codec: str, device: str) -> dict[str, Any]:
+    """Everything that can change a byte of the artifact: what a resumed run must share with the interrupted one."""
+    where = choose_device(device)
+    return {
+        "base": plan.base.fingerprint(),
+        "fine-tuned": plan.finetuned.fingerprint(),
+        "config": plan.finetuned.config,
+        "recipe": plan.recipe.model_dump(mode="json"),
+        "calibration": tokens.sha256 if tokens else None,
+        "lossless": _coder(codec, device),
+        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
+        "solver": solver(where) if plan.calibrated else None,
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "versions": tool_versions(),
+    }
+
+
+def solver(device: torch.device) -> str:
+    """What runs the column loops: they give nearly the same, not the same bytes."""
+    return f"solver in Triton {fused.triton_version()}" if fused.usable(device) else "solver in PyTorch"
+
+
+def _processor() -> list[str]:
+    """What the CPU can do, as far as torch tells: its kernels differ by it, and their sums in the last bit."""
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # new in torch 2.10
+    return [torch.backends.cpu.get_cpu_capability(), *sorted(name for name, has in known.items() if has is True)]
+
+
+def _coder(codec: str, device: str) -> list[str]:
+    """What runs the lossless stage, with the versions of the libraries that tool_versions does not know."""
+    found = [lossless.backend_for(codec, encode=True, device=device)]
+    if codec in ("gdeflate", "ans"):
+        found += sorted(f"{one.name} {one.version}" for one in distributions() if "nvcomp" in one.name.lower())
+    return found
+
+
+def choose_device(device: str) -> torch.device:
+    """What "auto", "cpu" or "cuda" means here.
+
+    Raises:
+        BackendError: another one; "cuda", and torch sees no GPU.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise BackendError(f"{option('device')} {device}: there is none of that name; give auto, cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BackendError(f"{option('device')} cuda: torch sees no CUDA GPU here; give cpu")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)

@@ -1,0 +1,269 @@
+"""Where a compression keeps its finished steps until the artifact is published: OUT.partial, beside OUT.
+
+A step (one decoder layer, say) is one safetensors file, written under a temporary name and renamed, so it is there
+whole or not at all. Publication assembles the artifact inside the same directory, syncs it and renames it to OUT: no
+reader ever sees half of one. An interrupted run leaves OUT.partial; `--resume` continues there if everything that could
+change a byte (checkpoints, recipe, data, device, versions) is the same, and gives the bytes of an uninterrupted run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deltacompress.artifact.outputs import Replaceable, check_free
+from deltacompress.artifact.parts import open_parts, reader
+from deltacompress.artifact.records import PartRecord, TensorRecord
+from deltacompress.checkpoints.dtypes import DTYPES
+from deltacompress.checkpoints.header import TensorSpan, read_header
+from deltacompress.checkpoints.reader import tensor_bytes
+from deltacompress.checkpoints.writer import shard_chunks, write_file
+from deltacompress.codecs.pieces import Source
+from deltacompress.compression.encoding import DTYPE_NAMES, Outcome
+from deltacompress.errors import CheckpointError, InputError, OutputError, option, switch
+from deltacompress.files.output import make_directory, output_errors, remove_empty, sync, take_lock
+from deltacompress.files.regular import open_regular, read_text, told
+from deltacompress.types import TensorInfo
+
+_IDENTITY = "identity.json"
+_MAX_IDENTITY = 64 << 20
+_CHUNK = 1 << 24
+_OURS = re.compile(r"identity\.json(\.tmp)?|step-.*\.(safetensors|tmp)|artifact(\.old-.*)?")
+
+
+class Workspace:
+    """The working directory of one run, locked while it is open. Make it with `Workspace.open`."""
+
+    def __init__(self, out: Path, path: Path, lock: int, made: list[Path]) -> None:
+        self.out = out
+        self.path = path
+        self.replaces: Replaceable | None = None
+        self._lock: int | None = lock
+        self._made = made
+        self.published = False
+
+    @classmethod
+    def open(
+        cls, out: Path, identity: dict[str, Any], *, resume: bool, replaces: Replaceable | None = None
+    ) -> Workspace:
+        """Create (or, to resume, reopen) OUT.partial for the run that `identity` describes.
+
+        replaces: what may stand at OUT, and is replaced when the artifact is published; as check_free.
+
+        Raises:
+            OutputError: OUT exists, or the directory cannot be written, holds other files, or another run holds it.
+            InputError: resume, but the unfinished run was started from other input, or is damaged.
+        """
+        check_free(out, replaces=replaces)
+        path = out.with_name(out.name + ".partial")
+        made = make_directory(path)
+        try:
+            work = cls(out, path, _locked(path), made)
+        except BaseException:
+            remove_empty(made)
+            raise
+        work.replaces = replaces
+        work._settle(json.dumps(identity, sort_keys=True, indent=1), resume)
+        return work
+
+    def _settle(self, identity: str, resume: bool) -> None:
+        known = self.path / _IDENTITY
+        try:
+            if resume and known.is_file():
+                _check_same(known, identity)
+                return
+            self._clear()
+        except BaseException:
+            self.close()  # what is there belongs to another run
+            raise
+        try:
+            self._put(_IDENTITY, [identity.encode()])
+        except BaseException:
+            self.discard()
+            raise
+
+    def _clear(self) -> None:
+        with output_errors(self.path):
+            found_there = list(self.path.iterdir())
+            strange = [found.name for found in found_there if not _OURS.fullmatch(found.name)]
+            if strange:
+                raise OutputError(
+                    f"{self.path}: holds {strange[0]}, no work of a run; move it or choose another {option('out')}"
+                )
+            for found in found_there:
+                shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
+
+    def _put(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
+        """Write one file durably, whole or not at all."""
+        temporary = self.path / f"{name}.tmp"
+        try:
+            with output_errors(temporary):
+                temporary.unlink(missing_ok=True)
+            write_file(temporary, chunks)
+            with output_errors(temporary):
+                temporary.rename(self.path / name)
+                sync(self.path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+    def finished(self, step: str) -> list[TensorRecord] | None:
+        """The records of a finished step, or None.
+
+        Raises:
+            InputError: its file is not the one that `save` wrote.
+        """
+        path = self.file_of(step)
+        if not path.exists():
+            return None
+        try:
+            told = read_header(path).metadata
+        except CheckpointError as error:
+            why = str(error).removeprefix(f"{path}: ")
+            raise OutputError(
+                f"{path}: damaged ({why}); remove it, or leave out {switch('resume')} to start over"
+            ) from error
+        records = told.get("records", "")
+        if told.get("sha256") != _digest(step, records):
+            raise OutputError(
+                f"{path}: damaged (its records differ); remove it, or leave out {switch('resume')} to start over"
+            )
+        return [TensorRecord.model_validate(record) for record in json.loads(records)]
+
+    def save(self, step: str, outcomes: Iterable[Outcome]) -> None:
+        """Store a finished step durably."""
+        done = list(outcomes)
+        records = json.dumps([outcome.record.model_dump(mode="json") for outcome in done])
+        streams = [(f"{one.record.name}.{name}", part) for one in done for name, part in one.streams.items()]
+        tensors = [(_info(name, part), partial(_given, part)) for name, part in streams]
+        metadata = {"records": records, "sha256": _digest(step, records)}
+        path = self.file_of(step)
+        self._put(path.name, shard_chunks(path, tensors, metadata))
+
+    def read(self, step: str, key: str) -> Tensor:
+        """One stored part of a finished step; its bytes are as good as the disk, its records hold their hash.
+
+        Raises:
+            CheckpointError: the file has no such part, or cannot be read.
+        """
+        path, span = self._place(step, key)
+        tensor = torch.empty(span.info.shape, dtype=DTYPES[span.info.dtype])
+        try:
+            with open_regular(path) as file:
+                file.seek(span.begin)
+                got = file.readinto(tensor_bytes(tensor))
+        except OSError as error:
+            raise CheckpointError(f"{path}: {told(error)}") from error
+        if got != span.info.nbytes:
+            raise CheckpointError(f"{path}: cut short at {key}")
+        return tensor
+
+    def pieces(self, step: str, key: str) -> Iterator[Tensor]:
+        """As `read`, flat and some MiB at a time."""
+        path, span = self._place(step, key)
+        dtype = DTYPES[span.info.dtype]
+        with open_regular(path) as file:
+            read = reader(file, span, f"{path}: {key}")
+            for begin in range(0, span.info.nbytes, _CHUNK):
+                raw = bytearray(read(begin, min(_CHUNK, span.info.nbytes - begin)))
+                yield torch.frombuffer(raw, dtype=dtype)
+
+    def open_parts(
+        self, step: str, record: TensorRecord, codec: str, device: str
+    ) -> AbstractContextManager[dict[str, Source]]:
+        """The stored parts of a tensor, as parts.open_parts gives them; raises as it, and as `read`."""
+        spans = read_header(self.file_of(step)).tensors
+
+        def place(name: str, part: PartRecord) -> tuple[Path, TensorSpan]:
+            span = spans.get(f"{name}.{part.name}")
+            if span is None:
+                raise CheckpointError(f"{self.file_of(step)}: holds no {name}.{part.name}")
+            return self.file_of(step), span
+
+        return open_parts(record, place, codec, where="", device=device)
+
+    def _place(self, step: str, key: str) -> tuple[Path, TensorSpan]:
+        path = self.file_of(step)
+        span = read_header(path).tensors.get(key)
+        if span is None:
+            raise CheckpointError(f"{path}: holds no {key}")
+        return path, span
+
+    def file_of(self, step: str) -> Path:
+        """Where a step is, or would be."""
+        return self.path / f"step-{step}.safetensors"
+
+    def close(self) -> None:
+        """Release the lock; what is there stays."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def keep(self) -> bool:
+        """Release the lock; finished steps stay, to be resumed, and nothing else. Whether there are any."""
+        if not any(self.path.glob("step-*.safetensors")):
+            self.discard()
+            return False
+        shutil.rmtree(self.path / "artifact", ignore_errors=True)  # half of one, and the disk may be full
+        self.close()
+        return True
+
+    def discard(self) -> None:
+        """Remove everything (what is published excepted, but with parents made for nothing) and release the lock."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if not self.published:
+            remove_empty(self._made)
+        self.close()
+
+
+def _info(name: str, part: Tensor) -> TensorInfo:
+    return TensorInfo(name, DTYPE_NAMES[part.dtype], tuple(part.shape), part.nbytes)
+
+
+def _given(part: Tensor) -> Tensor:
+    return part
+
+
+def _locked(path: Path) -> int:
+    if path.is_symlink():
+        raise OutputError(f"{path}: is a symbolic link, and a run needs a directory there; remove it")
+    return take_lock(path)
+
+
+def _check_same(known: Path, identity: str) -> None:
+    """Compare the identity of an unfinished run with this one's."""
+    try:
+        text = read_text(known, at_most=_MAX_IDENTITY)
+        old = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"{known}: damaged ({error}); remove it, or leave out {switch('resume')} to start over"
+        ) from error
+    if not isinstance(old, dict):
+        raise InputError(
+            f"{known}: damaged (not a JSON object); remove it, or leave out {switch('resume')} to start over"
+        )
+    if text == identity:
+        return
+    new = json.loads(identity)
+    changed = [key for key in sorted(new.keys() | old.keys()) if json.dumps(old.get(key)) != json.dumps(new.get(key))]
+    raise InputError(
+        f"{known.parent}: the unfinished run was started with other input ({', '.join(changed) or 'other bytes'}); "
+        f"give the same again, remove it, or leave out {switch('resume')} to start over"
+    )
+
+
+def _digest(step: str, records: str) -> str:
+    return hashlib.sha256(f"{step}\n{records}".encode()).hexdigest()

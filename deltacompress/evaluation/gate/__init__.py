@@ -1,0 +1,1 @@
+"""Quality gates: what a policy may ask, and a report held against it."""

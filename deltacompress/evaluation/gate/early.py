@@ -1,0 +1,42 @@
+"""What a gate would fail whatever is compressed, told from the tasks alone, before hours of compressing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deltacompress.errors import InputError, option
+from deltacompress.evaluation.gate.policy import Policy
+from deltacompress.evaluation.scoring.statistics import FEWEST
+from deltacompress.evaluation.tasks.load import LocalTask, Task
+
+
+def refuse_hopeless(policy: Policy, tasks: Sequence[Task], limit: int | None) -> None:
+    """Make sure that the policy can pass on these tasks; `limit` is the most samples of each that are measured.
+
+    How many samples a task of lm-eval's library has is known only when lm-eval has fetched it, so of those only `limit`
+    is held against the policy.
+
+    Raises:
+        InputError: a task that the policy requires, or wants a score of, is not measured; or a task has fewer samples
+            than the policy asks for, or than a bound of the divergence needs.
+    """
+    names = [task.name for task in tasks]
+    for key, wanted in (("require_tasks", policy.require_tasks), ("min_score", policy.min_score)):
+        for name in wanted:
+            if name not in names:
+                raise InputError(
+                    f"policy {policy.name}: {key}: {name} is not measured, only {', '.join(names)}; add it to "
+                    f"{option('tasks')}"
+                )
+    bounded = policy.kl is not None or policy.min_top1 is not None
+    fewest = max(policy.min_samples, FEWEST if bounded else 1)
+    for task in tasks:
+        samples = len(task.samples) if isinstance(task, LocalTask) else limit
+        if samples is not None and samples < fewest:
+            where = f" (of {task.path})" if isinstance(task, LocalTask) else ""
+            more = f"raise {option('limit')}, give more samples" if samples == limit else "give more samples"
+            why = "" if fewest == policy.min_samples else "to bound its kl or min_top1, "
+            raise InputError(
+                f"policy {policy.name}: {why}at least {fewest} samples of each task are needed, but {samples} of "
+                f"{task.name}{where} would be measured; {more}, or choose another {option('gate')}"
+            )

@@ -1,0 +1,279 @@
+"""Gates: a policy in YAML says how much a delta may lose, and a report is held against it.
+
+A drop passes if its upper confidence bound passes: too few samples prove nothing, and fail, with a message that says
+so. A score alone is not enough: it can stay while the model drifts, so the divergence from the fine-tuned model has a
+limit too, which a damaged delta breaks long before its score does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from math import ceil, log10
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from deltacompress.arguments import checked
+from deltacompress.errors import DeltaCompressError, InputError, IntegrityError, RecipeError, spelled
+from deltacompress.evaluation.gate.output import summary
+from deltacompress.evaluation.gate.policy import Policy
+from deltacompress.evaluation.report.data import Report
+from deltacompress.evaluation.report.records import Check, PairedRecord, ScoreRecord, SubjectRecord, Verdict
+from deltacompress.evaluation.scoring.statistics import FEWEST
+from deltacompress.files.content import content_path, list_content
+from deltacompress.files.regular import ANYWHERE, read_text
+from deltacompress.files.strict_yaml import MAX_YAML_BYTES, load_yaml
+
+
+class GateFailedError(DeltaCompressError):
+    """A report does not meet a policy; exit code 1."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """What a gate says about every delta of a report."""
+
+    verdicts: tuple[Verdict, ...]
+    bounds: frozenset[str] = frozenset()
+    """Names of the checks whose `measured` is an upper confidence bound, not a measured value."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether all of them pass."""
+        return all(verdict.passed for verdict in self.verdicts)
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        """The checks that failed."""
+        return tuple(check for verdict in self.verdicts for check in verdict.checks if not check.passed)
+
+    def require(self) -> GateResult:
+        """The same, if it passed.
+
+        Raises:
+            GateFailedError: names the checks that failed.
+        """
+        if not self.passed:
+            first = self.failures[0]
+            more = f" (and {len(self.failures) - 1} more)" if len(self.failures) > 1 else ""
+            raise GateFailedError(f"gate {self.verdicts[0].policy} failed for {first.subject}: {first.told}{more}")
+        return self
+
+    def _repr_markdown_(self) -> str:
+        """What a notebook shows: the table of checks."""
+        return summary(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: a row per check; bound: whether `measured` is an upper confidence bound."""
+        checks = [check for verdict in self.verdicts for check in verdict.checks]
+        rows = [check.model_dump(mode="json") | {"bound": check.name in self.bounds} for check in checks]
+        return {"policy": self.verdicts[0].policy, "passed": self.passed, "failed": len(self.failures), "checks": rows}
+
+    def measured(self, check: Check) -> str:
+        """What a table shows of a check: a number, "<= " and an upper confidence bound, or nothing."""
+        if not isinstance(check.measured, float | int):
+            return ""
+        return f"{'<= ' if check.name in self.bounds else ''}{check.measured:.5g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A policy, ready to judge reports."""
+
+    policy: Policy
+
+    @classmethod
+    @checked
+    def load(cls, name_or_path: str | Path) -> Gate:
+        """Read a shipped policy by name, or any by path.
+
+        Raises:
+            InputError: no such policy, not YAML, or a key that is unknown or wrong; names it.
+        """
+        path = Path(name_or_path)
+        if path.suffix not in (".yaml", ".yml") and len(path.parts) <= 1 and not path.is_file():
+            names = [found.stem for found in list_content("evals/gates", ".yaml")]
+            if str(name_or_path) not in names:
+                raise InputError(f"no policy named {str(name_or_path)!r}; shipped: {', '.join(names)} (or give a path)")
+            path = content_path("evals", "gates", f"{name_or_path}.yaml")
+        try:
+            data = load_yaml(read_text(path, at_most=MAX_YAML_BYTES, links=ANYWHERE), str(path))
+        except RecipeError as error:
+            raise InputError(str(error)) from error
+        except (OSError, ValueError) as error:
+            told = f"the policy cannot be read ({getattr(error, 'strerror', None) or error})"
+            raise InputError(f"{path}: {told}; give a YAML file or a shipped name") from error
+        return cls.parse(data, where=str(path))
+
+    @classmethod
+    def parse(cls, data: Any, *, where: str = "policy") -> Gate:
+        """Check plain data.
+
+        Raises:
+            InputError: names the first key that is unknown or wrong.
+        """
+        if not isinstance(data, dict):
+            raise InputError(
+                f"{where}: a policy is a mapping of limits, not {type(data).__name__}; see docs/evaluation.md"
+            )
+        try:
+            return cls(Policy.model_validate(data))
+        except ValidationError as error:
+            first = error.errors()[0]
+            at = ".".join(str(part) for part in first["loc"])
+            if first["type"] == "extra_forbidden":
+                close = get_close_matches(str(first["loc"][-1]), Policy.model_fields, n=1)
+                hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(Policy.model_fields)}"
+                raise InputError(f"{where}: unknown key {at}{hint}") from error
+            raise InputError(f"{where}: {at}: {first['msg']}; see docs/evaluation.md") from error
+
+    @property
+    def compares(self) -> bool:
+        """Whether the policy compares with the fine-tuned model."""
+        policy = self.policy
+        asked = (policy.drop, policy.kl, policy.min_top1, policy.min_recovery)
+        return any(one is not None for one in asked)
+
+    def check_tasks(self, names: Sequence[str]) -> None:
+        """Make sure that the policy's own limits of tasks are of tasks that are measured.
+
+        Raises:
+            InputError: drop.tasks or kl.tasks names another one.
+        """
+        for key, limit in (("drop", self.policy.drop), ("kl", self.policy.kl)):
+            for task in limit.tasks if limit is not None else ():
+                if task not in names:
+                    raise InputError(
+                        f"policy {self.policy.name}: {key}.tasks: {task} is not measured, only {', '.join(names)}; "
+                        "correct its name, or measure it"
+                    )
+
+    @checked
+    def check(self, report: Report, *, manifest_digest: str | None = None) -> GateResult:
+        """Hold every delta of a report against the policy.
+
+        manifest_digest: of the artifact that the report should be about, if that is to be made sure.
+
+        Raises:
+            InputError: the report has no delta, or lacks the fine-tuned model that the policy compares with; or as
+                check_tasks.
+            IntegrityError: the report is about another manifest.
+        """
+        deltas = report.deltas
+        if manifest_digest is not None:
+            deltas = tuple(one for one in deltas if one.manifest_digest == manifest_digest)
+            if not deltas:
+                told = ", ".join(f"{one.label} {str(one.manifest_digest)[:12]}" for one in report.deltas) or "none"
+                raise IntegrityError(
+                    f"the report is about another manifest: {manifest_digest[:12]} is not in it (it has {told}); "
+                    "evaluate this artifact"
+                )
+        if not deltas:
+            raise InputError("the report measures no delta; `deltacompress eval ARTIFACT ...` makes one that does")
+        self.check_tasks([task.name for task in report.tasks])
+        if self.compares and report.reference is None:
+            raise InputError(
+                f"policy {self.policy.name} compares with the fine-tuned model, which the report does not have; "
+                f"evaluate with {spelled('--against finetuned=PATH', 'finetuned=PATH')}"
+            )
+        verdicts = []
+        for delta in deltas:
+            checks = tuple(self._checks(report, delta))
+            passed = all(check.passed for check in checks)
+            verdicts.append(Verdict(policy=self.policy.name, subject=delta.label, passed=passed, checks=checks))
+        upper = self.policy.drop is not None and self.policy.drop.bound == "upper"
+        return GateResult(tuple(verdicts), frozenset({"kl", "drop"} if upper else {"kl"}))
+
+    def _checks(self, report: Report, delta: SubjectRecord) -> Iterator[Check]:
+        policy, label = self.policy, delta.label
+        there = {task.name for task in report.tasks}
+        for task in policy.require_tasks:
+            told = f"task {task} {'is' if task in there else 'is not'} in the report"
+            yield _check("required task", label, task, None, "in the report", task in there, told)
+        for task, least in policy.min_score.items():
+            if task not in there:
+                told = f"task {task}, whose score is wanted, is not in the report"
+                yield _check("score", label, task, None, f">= {least:g}", False, told)
+        if policy.min_ratio is not None:
+            ratio = delta.ratio or 0.0
+            told = f"ratio {ratio:.2f}x, wanted at least {policy.min_ratio:g}x"
+            yield _check("ratio", label, None, ratio, f">= {policy.min_ratio:g}", ratio >= policy.min_ratio, told)
+        for info in report.tasks:
+            score = report.score(info.name, label)
+            if score is None:
+                told = f"task {info.name} was not answered, though the report has it"
+                yield _check("score", label, info.name, None, "measured", False, told)
+            else:
+                yield from self._task(report, info.kind, score)
+        for overlap in report.overlap:
+            if overlap.subject == label and overlap.verdict == "overlaps":
+                yield _check(
+                    "held out", label, overlap.task, overlap.overlapping, "0", policy.allow_overlap, overlap.told
+                )
+
+    def _task(self, report: Report, kind: str, score: ScoreRecord) -> Iterator[Check]:
+        policy, label, task = self.policy, score.subject, score.task
+        few = score.samples < policy.min_samples
+        if policy.min_samples > 1:
+            told = f"{task}: {score.samples} samples, wanted at least {policy.min_samples}"
+            yield _check("samples", label, task, score.samples, f">= {policy.min_samples}", not few, told)
+        if task in policy.min_score:
+            least = policy.min_score[task]
+            told = f"{task}: score {score.value:.4f}, wanted at least {least:g}"
+            yield _check("score", label, task, score.value, f">= {least:g}", score.value >= least, told)
+        paired, fidelity = score.paired, score.fidelity
+        for name, asked, there in (
+            ("drop", policy.drop is not None or policy.min_recovery is not None, paired),
+            ("kl", policy.kl is not None or policy.min_top1 is not None, fidelity),
+        ):
+            if asked and there is None:
+                told = f"{task}: its {name} was not measured ({score.samples} samples; a bound needs {FEWEST})"
+                yield _check(name, label, task, None, "measured", False, told)
+        if policy.drop is not None and paired is not None:
+            limit = policy.drop.tasks.get(task, policy.drop.max)
+            upper = policy.drop.bound == "upper"
+            measured = paired.upper if upper else paired.drop
+            told = f"{task}: drop {paired.drop:+.4f}" + (
+                f", at most {paired.upper:.4f} with {report.settings.confidence:.0%} confidence" if upper else ""
+            )
+            told += f", allowed {limit:g}"
+            if upper and measured > limit >= paired.drop:
+                told += f" ({_too_few(score.samples, paired, limit)})"
+            yield _check("drop", label, task, measured, f"<= {limit:g}", measured <= limit, told)
+        if policy.min_recovery is not None and paired is not None and paired.recovery is None:
+            told = f"{task}: there is no recovery, since the fine-tuned model scores 0"
+            yield _check("recovery", label, task, None, "measured", False, told)
+        elif policy.min_recovery is not None and paired is not None and paired.recovery is not None:
+            told = f"{task}: recovery {paired.recovery:.4f}, wanted at least {policy.min_recovery:g}"
+            passed = paired.recovery >= policy.min_recovery
+            yield _check("recovery", label, task, paired.recovery, f">= {policy.min_recovery:g}", passed, told)
+        if policy.kl is not None and fidelity is not None:
+            default = policy.kl.choose if kind == "choose" and policy.kl.choose is not None else policy.kl.max
+            limit = policy.kl.tasks.get(task, default)
+            told = f"{task}: KL {fidelity.kl:.5f} nats/token (at most {fidelity.kl_high:.5f}), allowed {limit:g}"
+            yield _check("kl", label, task, fidelity.kl_high, f"<= {limit:g}", fidelity.kl_high <= limit, told)
+        if policy.min_top1 is not None and fidelity is not None:
+            told = f"{task}: top-1 agreement {fidelity.top1:.4f}, wanted at least {policy.min_top1:g}"
+            passed = fidelity.top1 >= policy.min_top1
+            yield _check("top-1", label, task, fidelity.top1, f">= {policy.min_top1:g}", passed, told)
+
+
+def _too_few(samples: int, paired: PairedRecord, limit: float) -> str:
+    """Bounds come nearer with the root of the samples: so many more would bring this one down to the limit."""
+    told = f"{samples} samples are too few to tell"
+    if paired.drop >= limit:
+        return told
+    needed = samples * ((paired.upper - paired.drop) / (limit - paired.drop)) ** 2
+    unit = 10 ** (int(log10(needed)) - 1)
+    return f"{told}; about {ceil(needed / unit) * unit} might do"
+
+
+def _check(
+    name: str, subject: str, task: str | None, measured: float | None, wanted: str, passed: bool, told: str
+) -> Check:
+    return Check(name=name, subject=subject, task=task, measured=measured, wanted=wanted, passed=passed, told=told)

@@ -1,0 +1,1 @@
+"""Methods of the field that `compare` sets beside the recipes."""

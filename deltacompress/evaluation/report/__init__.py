@@ -1,0 +1,1 @@
+"""report.json and how people read it: Markdown, HTML, charts."""

@@ -1,0 +1,105 @@
+"""report.md: the same findings for a terminal, a pull request or a model card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from deltacompress.evaluation.report import text
+from deltacompress.evaluation.report.records import ReportData
+from deltacompress.files.output import output_errors
+
+
+def write_markdown(report: ReportData, path: Path) -> None:
+    """Write report.md; raises OutputError."""
+    with output_errors(path):
+        path.write_text(markdown(report), encoding="utf-8")
+
+
+def markdown(report: ReportData) -> str:
+    """The whole text."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: ReportData) -> Iterator[str]:
+    names = ", ".join(one.label for one in report.deltas) or ", ".join(one.label for one in report.subjects)
+    yield f"# Evaluation of {escape(names)}"
+    yield ""
+    for verdict in report.verdicts:
+        yield f"- **{escape(verdict.subject)}** {'✅' if verdict.passed else '❌'} {escape(text.verdict(verdict))}"
+        for check in verdict.checks:
+            if not check.passed:
+                yield f"  - {escape(check.told)}"
+    for delta in report.deltas:
+        yield f"- {escape(text.headline(report, delta))}"
+    yield ""
+    yield "## Scores"
+    yield ""
+    confidence = f"{report.settings.confidence:.0%}"
+    heads = ["task", "model", "score", f"change in points [{confidence}]", "p", "same answers", "KL, nats/token"]
+    yield "| " + " | ".join([*heads, "top-1", "perplexity"]) + " |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for task in report.tasks:
+        for score in (one for one in report.scores if one.task == task.name):
+            paired, near = score.paired, score.fidelity
+            cells = [
+                escape(task.name),
+                escape(score.subject),
+                f"{text.percent(score.value)} ± {text.percent(score.stderr)}",
+                text.drop_cell(score),
+                text.p_value(paired.p_value) if paired else "",
+                f"{paired.same_answers} of {score.samples}" if paired else "",
+                text.small(near.kl) if near else "",
+                f"{text.percent(near.top1, 2)} %" if near else "",
+                f"{text.TIMES} {near.perplexity_ratio:.4f}" if near else "",
+            ]
+            yield "| " + " | ".join(cells) + " |"
+    yield ""
+    yield (
+        "Scores in percent with their standard error, over the same samples for every model; p: of no difference "
+        "(exact McNemar test, or a paired bootstrap). KL, top-1 agreement and perplexity ratio: against the fine-tuned "
+        "model, per token of the right answers."
+    )
+    yield ""
+    yield "## Models"
+    yield ""
+    yield "| model | what | size | ratio | identity |"
+    yield "|---|---|---|---|---|"
+    for one in report.subjects:
+        ratio = f"{one.ratio:.2f}x" if one.ratio else ""
+        kind = "manifest" if one.manifest_digest else "weights"
+        cells = [
+            escape(one.label),
+            escape(text.role(one)),
+            text.size(one.bytes),
+            ratio,
+            f"{kind} `{one.identity[:16]}`",
+        ]
+        yield "| " + " | ".join(cells) + " |"
+    yield ""
+    yield "## What was measured on what"
+    yield ""
+    for task in report.tasks:
+        shots = f", {task.few_shot}-shot" if task.few_shot else ""
+        data = f", data `{task.data_sha256[:16]}`" if task.data_sha256 else ""
+        source = f"{task.samples} samples of {escape(task.source)}{shots}"
+        yield f"- {escape(task.name)}: {source}, metric {task.metric}{data}"
+    for overlap in report.overlap:
+        forced = " **Evaluated all the same, as asked.**" if overlap.forced else ""
+        yield f"- {escape(overlap.task)}, {escape(overlap.subject)}: {escape(overlap.told)}.{forced}"
+    settings = report.settings
+    yield f"- {escape(settings.runtime)}; seed {settings.seed}; {report.created}"
+    yield "- " + ", ".join(f"{name} {version}" for name, version in report.tools.items())
+    answers = [one for one in report.agreement if report.reference not in (one.first, one.second)]
+    if answers:
+        yield ""
+        yield "## Agreement of other pairs"
+        yield ""
+        for pair in answers:
+            who = f"{escape(pair.first)} and {escape(pair.second)}"
+            yield f"- {escape(pair.task)}: {who} answer {pair.same} of {pair.samples} alike"
+
+
+def escape(value: str) -> str:
+    """Text that cannot change the layout of a Markdown table."""
+    return value.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -1,0 +1,1 @@
+"""How models answer: one interface of scorers, the panel that asks them together, fidelity and paired statistics."""

@@ -1,0 +1,164 @@
+"""The small operations between the linears of a decode step, one launch each.
+
+In a decode step every operation works on a few rows, so that time goes by launches, not by bytes: plain PyTorch takes
+about forty for each layer of a Llama beside its products. Each function here computes what its docstring says in
+PyTorch, with fp32 sums and roundings in the same places; the order of sums is its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from deltacompress.codecs.packed import PackedSpec
+from deltacompress.numerics.bits.widths import packed_width
+from deltacompress.numerics.grid import constant_zero
+
+NormKind = Literal["plain", "unit offset"]
+"""How a root-mean-square norm applies its weight; see norm_formula."""
+
+_COLUMNS = 64
+_HEADS = 8
+
+
+def usable(device: torch.device) -> bool:
+    """Whether these run on `device`: a GPU, with Triton installed (PyTorch brings it along there)."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
+
+
+def norm_formula(x: Tensor, weight: Tensor, eps: float, kind: NormKind) -> Tensor:
+    """What rms_norm computes, in PyTorch. x [..., size], weight broadcastable."""
+    wide = x.float()
+    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if kind == "plain":
+        return weight * scaled.to(x.dtype)
+    return (scaled * (1.0 + weight.float())).to(x.dtype)
+
+
+def rms_norm(x: Tensor, vectors: Tensor, index: Tensor, eps: float, kind: NormKind) -> Tensor:
+    """norm_formula of x, each row with weight vectors[min(index[i], n - 1)].
+
+    x: [..., size], whose rows are those of as many requests as index has, equally many of each; vectors: [n, size].
+    """
+    from deltacompress.kernels.triton.fused_kernel import rms_norm as kernel
+
+    size = x.shape[-1]
+    flat = x.reshape(-1, size).contiguous()
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows = flat.shape[0]
+    block = _power_of_two(size)
+    kernel[(rows,)](
+        flat, y, vectors, index, vectors.shape[0] - 1, rows // index.shape[0], eps,
+        SIZE=size, BLOCK=block, UNIT_OFFSET=kind == "unit offset", num_warps=8 if block >= 2048 else 2,
+    )  # fmt: skip
+    return y
+
+
+def rotate_formula(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """What rotate computes, in PyTorch: rotary positions by halves. q, k [rows, heads, tokens, size]."""
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return q * cos + _turned(q) * sin, k * cos + _turned(k) * sin
+
+
+def rotates(q: Tensor, k: Tensor, cos: Tensor) -> bool:
+    """Whether rotate takes these: one token a row, one dtype, halves of a power of two, contiguous heads."""
+    half = q.shape[-1] // 2
+    together = q.stride(-1) == k.stride(-1) == cos.stride(-1) == 1
+    one = q.shape[2] == 1 and q.dtype == k.dtype == cos.dtype and cos.dim() == 3 and cos.shape[1] == 1
+    return together and one and half >= 1 and half == _power_of_two(half) and cos.shape[-1] == 2 * half
+
+
+def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """rotate_formula for q [rows, heads, 1, size], k alike, cos and sin [rows or 1, 1, size]."""
+    from deltacompress.kernels.triton.fused_kernel import rotate as kernel
+
+    rows, q_heads, _, size = q.shape
+    k_heads = k.shape[1]
+    q_out = torch.empty((rows, q_heads, 1, size), dtype=q.dtype, device=q.device)
+    k_out = torch.empty((rows, k_heads, 1, size), dtype=k.dtype, device=k.device)
+    kernel[(rows, -(-(q_heads + k_heads) // _HEADS))](
+        q, k, q_out, k_out, cos, sin, q.stride(0), q.stride(1), k.stride(0), k.stride(1),
+        0 if cos.shape[0] == 1 else cos.stride(0),
+        Q_HEADS=q_heads, K_HEADS=k_heads, HALF=size // 2, HEADS=_HEADS, num_warps=2, enable_fp_fusion=False,
+    )  # fmt: skip
+    return q_out, k_out
+
+
+def store(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+    """keys[row, :, positions[row]] = k[row, :, 0], values likewise; those are [rows, heads, columns, size]."""
+    from deltacompress.kernels.triton.fused_kernel import store as kernel
+
+    rows, heads, _, size = k.shape
+    kernel[(rows, heads)](
+        k, v, keys, values, positions, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        keys.stride(0), keys.stride(1), SIZE=size, BLOCK=_power_of_two(size), num_warps=1,
+    )  # fmt: skip
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, scale: float) -> Tensor:
+    """Attention of one token a row to columns 0 .. positions[row] that the mask allows: [rows, 1, heads, size].
+
+    q [rows, heads, 1, size], keys, values [rows, key heads, columns, size] of one layout, mask bool [rows, 1, 1,
+    columns]; what is allowed is one column at least.
+    """
+    from deltacompress.kernels.triton.fused_kernel import attend as kernel
+
+    rows, heads, _, size = q.shape
+    out = torch.empty((rows, 1, heads, size), dtype=q.dtype, device=q.device)
+    kernel[(rows, heads)](
+        q, keys, values, mask, out, positions, scale, q.stride(0), q.stride(1), keys.stride(0), keys.stride(1),
+        mask.stride(0), HEADS=heads, GROUP=heads // keys.shape[1], SIZE=size, BLOCK=_power_of_two(size),
+        COLUMNS=_COLUMNS, num_warps=8,
+    )  # fmt: skip
+    return out
+
+
+def attends(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> bool:
+    """Whether attend takes these."""
+    if mask is None or mask.dtype != torch.bool or q.shape[2] != 1 or mask.shape[1] != 1 or mask.stride(-1) != 1:
+        return False
+    alike = keys.stride() == values.stride() and keys.shape == values.shape
+    return alike and q.stride(-1) == keys.stride(-1) == 1 and keys.stride(2) == keys.shape[3] == q.shape[3]
+
+
+def lookup(
+    ids: Tensor, index: Tensor, weight: Tensor, pointers: Tensor, spec: PackedSpec, rounding: torch.dtype
+) -> Tensor:
+    """Rows [tokens, size] of an embedding, with the deltas of their variants, rounded to `rounding` where there is one.
+
+    ids: int64 [tokens], those of as many requests as index has, equally many of each; index: int64, the slot of each
+    request; weight: the base's [vocabulary, size]; pointers: int64 [slots, 4], addresses of codes, scales, zeros and
+    rank (int32 [vocabulary]: where a row is stored, -1 if it is not) of a slot, all 0 for the base's rows; spec: dense,
+    of all of them.
+    """
+    from deltacompress.kernels.triton.fused_kernel import lookup as kernel
+
+    size = weight.shape[1]
+    out = torch.empty((ids.shape[0], size), dtype=weight.dtype, device=weight.device)
+    kernel[(ids.shape[0],)](
+        ids, index, ids.shape[0] // index.shape[0], weight, pointers, out,
+        SIZE=size, BLOCK=_power_of_two(size), BITS=spec.bits, GROUP=spec.group, GROUPS=spec.groups,
+        CODE_BYTES=packed_width(size, spec.bits), STORED_ZEROS=spec.grid == "minmax",
+        ZERO=0.0 if spec.grid == "minmax" else constant_zero(spec.grid, spec.bits), ROUNDING=_triton_type(rounding),
+        num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
+
+
+def _triton_type(dtype: torch.dtype) -> object:
+    import triton.language as tl
+
+    return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}[dtype]
+
+
+def _turned(x: Tensor) -> Tensor:
+    low, high = x.chunk(2, -1)
+    return torch.cat([-high, low], -1)
+
+
+def _power_of_two(size: int) -> int:
+    """The next one."""
+    return 1 << (size - 1).bit_length()

@@ -1,0 +1,183 @@
+"""The column loops of obs.py and refine.py, a block of columns in one launch each, for GPUs.
+
+In PyTorch such a loop is tens of thousands of operations of microseconds: on a GPU it waits for launches. Each function
+here does to its arguments what the loop of the same block does, with the same arithmetic (numerics/fused_fix.py and
+fused_refine.py).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deltacompress.errors import install_hint
+from deltacompress.numerics.grid import Grid, GroupTables
+from deltacompress.numerics.pairs import PAIRS, PairSolver
+from deltacompress.numerics.sparsity import Sparsity
+
+BLOCK = 128
+"""Most columns of one launch: a tile of them stays in registers."""
+_ROWS, _WARPS = 32, 4
+
+
+def usable(device: torch.device) -> bool:
+    """Whether these run on `device`; where they do not, the loops run in PyTorch."""
+    return missing(device) is None
+
+
+def missing(device: torch.device) -> str | None:
+    """Why these do not run on `device`, and what would help; None if they do. Found out once for each device."""
+    if device.type != "cuda":
+        return "they are for GPUs"
+    index: int | None = device.index
+    return _missing(torch.device("cuda", torch.cuda.current_device() if index is None else index))
+
+
+def triton_version() -> str:
+    """Of the Triton that is imported, whatever distribution brought it."""
+    import triton
+
+    return str(triton.__version__)
+
+
+@lru_cache
+def _missing(device: torch.device) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return f"Triton is not installed: {install_hint('gpu')}"
+    try:
+        _try_kernel(device)
+    except torch.OutOfMemoryError:
+        raise  # that may pass
+    except Exception as error:  # noqa: BLE001 whatever it lacks (a compiler, Python's headers, a newer GPU) it says in its own way
+        told = next(iter(str(error).splitlines()), "") or type(error).__name__
+        return f"Triton cannot build a kernel here ({told}); it needs a C compiler and Python's headers"
+    return None
+
+
+def _try_kernel(device: torch.device) -> None:
+    from deltacompress.numerics.triton.common import probe
+
+    probe[(1,)](torch.empty(1, dtype=torch.int32, device=device))
+    torch.cuda.synchronize(device)
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """A grid as the kernels read it; group_of i32 [columns in solving order] picks the row of each column's scale.
+
+    scale, step (1 / scale, 0 where it is 0), zero: f32 [groups, rows], empty where nothing is quantized. dtype: what
+    values are rounded to then, float32 or bfloat16.
+    """
+
+    group_of: Tensor
+    scale: Tensor
+    step: Tensor
+    zero: Tensor
+    top: float
+    dtype: torch.dtype | None
+
+    @classmethod
+    def of(cls, grid: Grid | None, numbers: Tensor, value_dtype: torch.dtype = torch.float32) -> Scales:
+        """The scales of a grid (or None: values in value_dtype); numbers: i64 [columns], the columns' own."""
+        if grid is None:
+            nothing = torch.empty(0, device=numbers.device)
+            return cls(torch.zeros_like(numbers, dtype=torch.int32), nothing, nothing, nothing, 0.0, value_dtype)
+        by = GroupTables(grid)
+        return cls((numbers // grid.group).to(torch.int32), by.scale, by.step, by.zero, float(grid.top), None)
+
+    def at(self, start: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(group_of, scale, step, zero) for a block that begins at column `start`."""
+        return self.group_of[start:], self.scale, self.step, self.zero
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Columns of a matrix being solved, in solving order: views that the kernels write to, [width, rows] each.
+
+    work f32: targets, then what they are fixed to. errors f32, codes u8, mask bool. upper f32 [width, width].
+    """
+
+    work: Tensor
+    errors: Tensor
+    codes: Tensor
+    mask: Tensor
+    upper: Tensor
+
+
+def fix(block: Block, start: int, sparsity: Sparsity, pairs: PairSolver | None, scales: Scales) -> None:
+    """Fix all columns of a block. start: its first column, in solving order; pairs: for joint 2:4, else None.
+
+    For unstructured patterns the mask is given, for all others it is chosen.
+    """
+    width, rows = block.work.shape
+    whole = 0
+    upper, mask = block.upper.contiguous(), block.mask.view(torch.uint8)
+    shared: dict[str, Any] = {"BLOCK": BLOCK, "ROWS": _ROWS, "num_warps": _WARPS}
+    shared |= {"QUANTIZED": scales.dtype is None, "VALUE": _triton_dtype(scales.dtype)}
+    if pairs is not None:
+        from deltacompress.numerics.triton.obs_loop import fix_pairs
+
+        whole = width // 4 * 4
+        left = _pairs(block.work.device).flip(0)  # of four, pruning pair k leaves pair 5 - k
+        fix_pairs[_programs(rows)](
+            block.work, block.errors, block.codes, mask, upper, *pairs.constants(start // 4), left, *scales.at(start),
+            rows, width, whole, scales.top, **shared,
+        )  # fmt: skip
+    if whole < width:
+        from deltacompress.numerics.triton.obs_loop import fix_columns
+
+        choose = sparsity.kind == "n:m"
+        fix_columns[_programs(rows)](
+            block.work, block.errors, block.codes, mask, upper, *scales.at(start), rows, whole, width, scales.top,
+            N=sparsity.n, M=sparsity.m if choose else 1, CHOOSE=choose, **shared,
+        )  # fmt: skip
+
+
+def improve(
+    gradient: Tensor,
+    value: Tensor,
+    error: Tensor,
+    codes: Tensor,
+    mask: Tensor,
+    hessian: Tensor,
+    *,
+    start: int,
+    joint: bool,
+    scales: Scales,
+) -> None:
+    """One sweep over a block: gradient, value, error f32, codes u8, mask bool [width, rows]; hessian [width, width]."""
+    width, rows = value.shape
+    whole = width // 4 * 4 if joint else 0
+    hessian, flags = hessian.contiguous(), mask.view(torch.uint8)
+    shared: dict[str, Any] = {"BLOCK": BLOCK, "ROWS": _ROWS, "num_warps": _WARPS}
+    state = (gradient, value, error, codes, flags, hessian)
+    if whole:
+        from deltacompress.numerics.triton.refine_loop import refine_pairs
+
+        refine_pairs[_programs(rows)](
+            *state, _pairs(value.device), *scales.at(start), rows, width, whole, scales.top, **shared
+        )
+    if whole < width:
+        from deltacompress.numerics.triton.refine_loop import refine_columns
+
+        refine_columns[_programs(rows)](*state, *scales.at(start), rows, whole, width, scales.top, **shared)
+
+
+def _triton_dtype(dtype: torch.dtype | None) -> Any:
+    from triton import language as tl
+
+    return tl.bfloat16 if dtype == torch.bfloat16 else tl.float32
+
+
+@lru_cache
+def _pairs(device: torch.device) -> Tensor:
+    return torch.tensor(PAIRS, dtype=torch.int32, device=device)
+
+
+def _programs(rows: int) -> tuple[int]:
+    return (-(-rows // _ROWS),)

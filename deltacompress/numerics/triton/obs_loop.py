@@ -1,0 +1,164 @@
+"""Triton kernels of the column loop of obs.py. Imported when they are first used.
+
+Given the Hessian rows are independent: a program takes some rows, holds a block of their columns in registers, and goes
+through it from left to right as the loops in PyTorch do, with the same arithmetic in fp32; only sums may be taken in
+another order. Matrices are transposed, [columns of the block, rows], as there. Products with the rest of the matrix
+stay outside, where a library does them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from deltacompress.numerics.triton.common import column_of, grid_of, placed, rounded
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _cheaper(square, cross, k, i: tl.constexpr, j: tl.constexpr, wi, wj, best, pick):  # type: ignore[no-untyped-def]
+    """Pair k, of weights i and j, if pruning it costs less than `best`."""
+    cost = tl.load(square + k * 4 + i) * wi * wi + tl.load(square + k * 4 + j) * wj * wj
+    cost += tl.load(cross + k) * wi * wj
+    lower = cost < best
+    return tl.where(lower, cost, best), tl.where(lower, k, pick)
+
+
+@triton.jit
+def _dot(row, a, b, c, d):  # type: ignore[no-untyped-def]
+    """The four numbers at `row` (one place, or one for each lane) times a, b, c, d."""
+    return tl.load(row) * a + tl.load(row + 1) * b + tl.load(row + 2) * c + tl.load(row + 3) * d
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def fix_pairs(  # type: ignore[no-untyped-def]
+    work,
+    errors,
+    codes,
+    mask,
+    upper,
+    square,
+    cross,
+    moves,
+    follow,
+    back,
+    kept,
+    group_of,
+    scale,
+    step,
+    zero,
+    rows,
+    width,
+    whole,
+    top,
+    QUANTIZED: tl.constexpr,
+    VALUE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """PairSolver on the groups of four before column `whole` of a block; the columns after it get their errors."""
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = r < rows
+    index = tl.arange(0, BLOCK)
+    at_tile = work + index[:, None].to(tl.int64) * rows + r[None, :]
+    tile = tl.load(at_tile, mask=(index[:, None] < width) & inside[None, :], other=0.0)
+    for a in range(0, whole, 4):
+        g = a // 4
+        w0, w1 = column_of(tile, index[:, None], a), column_of(tile, index[:, None], a + 1)
+        w2, w3 = column_of(tile, index[:, None], a + 2), column_of(tile, index[:, None], a + 3)
+        best, pick = tl.full([ROWS], float("inf"), tl.float32), tl.zeros([ROWS], tl.int32)
+        costs, mixed = square + g * 24, cross + g * 6
+        best, pick = _cheaper(costs, mixed, 0, 0, 1, w0, w1, best, pick)
+        best, pick = _cheaper(costs, mixed, 1, 0, 2, w0, w2, best, pick)
+        best, pick = _cheaper(costs, mixed, 2, 0, 3, w0, w3, best, pick)
+        best, pick = _cheaper(costs, mixed, 3, 1, 2, w1, w2, best, pick)
+        best, pick = _cheaper(costs, mixed, 4, 1, 3, w1, w3, best, pick)
+        best, pick = _cheaper(costs, mixed, 5, 2, 3, w2, w3, best, pick)
+        s, t, z = grid_of(scale, step, zero, group_of, a, rows, r, inside, QUANTIZED)
+        first = _dot(moves + g * 48 + pick * 4, w0, w1, w2, w3)
+        second = _dot(moves + g * 48 + 24 + pick * 4, w0, w1, w2, w3)
+        first_value, first_code = rounded(first, s, t, z, top, QUANTIZED, VALUE)
+        second += tl.load(follow + g * 6 + pick) * (first_value - first)
+        second_value, second_code = rounded(second, s, t, z, top, QUANTIZED, VALUE)
+        at, then = tl.load(kept + pick * 2), tl.load(kept + pick * 2 + 1)
+        v0, v1 = placed(at, then, first_value, second_value, 0), placed(at, then, first_value, second_value, 1)
+        v2, v3 = placed(at, then, first_value, second_value, 2), placed(at, then, first_value, second_value, 3)
+        to = a * rows + r
+        tl.store(work + to, v0, mask=inside)
+        tl.store(work + to + rows, v1, mask=inside)
+        tl.store(work + to + 2 * rows, v2, mask=inside)
+        tl.store(work + to + 3 * rows, v3, mask=inside)
+        for k in tl.static_range(4):
+            tl.store(mask + to + k * rows, ((at == k) | (then == k)).to(tl.uint8), mask=inside)
+            if QUANTIZED:
+                tl.store(codes + to + k * rows, placed(at, then, first_code, second_code, k).to(tl.uint8), mask=inside)
+        w0, w1, w2, w3 = w0 - v0, w1 - v1, w2 - v2, w3 - v3
+        for k in tl.static_range(4):
+            error = _dot(back + g * 16 + k * 4, w0, w1, w2, w3)
+            tl.store(errors + to + k * rows, error, mask=inside)
+            reach = tl.load(upper + (a + k) * width + index, mask=(index > a + 3) & (index < width), other=0.0)
+            tile -= reach[:, None] * error[None, :]
+    tl.store(at_tile, tile, mask=(index[:, None] >= whole) & (index[:, None] < width) & inside[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def fix_columns(  # type: ignore[no-untyped-def]
+    work,
+    errors,
+    codes,
+    mask,
+    upper,
+    group_of,
+    scale,
+    step,
+    zero,
+    rows,
+    first,
+    width,
+    top,
+    N: tl.constexpr,
+    M: tl.constexpr,
+    CHOOSE: tl.constexpr,
+    QUANTIZED: tl.constexpr,
+    VALUE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """The published loop over columns first..width-1 of a block; with CHOOSE, N of each M by single-weight costs."""
+    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inside = r < rows
+    index = tl.arange(0, BLOCK)
+    within = index < width
+    at_tile = index[:, None].to(tl.int64) * rows + r[None, :]
+    all_inside = within[:, None] & inside[None, :]
+    tile = tl.load(work + at_tile, mask=all_inside, other=0.0)
+    diagonal = tl.load(upper + index * width + index, mask=within, other=1.0)
+    keep = tl.load(mask + at_tile, mask=all_inside, other=0).to(tl.float32)
+    for a in range(first, width, M):
+        if CHOOSE:
+            score = tile / diagonal[:, None]
+            score *= score
+            rank = tl.zeros([BLOCK, ROWS], tl.int32)
+            for k in range(M):
+                other = column_of(score, index[:, None], a + k)
+                earlier = (a + k < index)[:, None]
+                above = (other[None, :] > score) | ((other[None, :] == score) & earlier)
+                rank += tl.where(above & (a + k < width), 1, 0)
+            keep = tl.where(rank < N, 1.0, 0.0)
+        for k in range(M):
+            j = a + k
+            there = inside & (tl.full([ROWS], j, tl.int32) < width)
+            weight, kept = column_of(tile, index[:, None], j), column_of(keep, index[:, None], j)
+            last = tl.minimum(j, width - 1)
+            s, t, z = grid_of(scale, step, zero, group_of, last, rows, r, inside, QUANTIZED)
+            value, code = rounded(weight, s, t, z, top, QUANTIZED, VALUE)
+            value *= kept
+            error = (weight - value) / tl.load(upper + last * width + last)
+            to = j * rows + r
+            tl.store(work + to, value, mask=there)
+            tl.store(errors + to, error, mask=there)
+            if QUANTIZED:
+                tl.store(codes + to, code.to(tl.uint8), mask=there)
+            if CHOOSE:
+                tl.store(mask + to, kept.to(tl.uint8), mask=there)
+            reach = tl.load(upper + j * width + index, mask=(index > j) & within, other=0.0)
+            tile -= reach[:, None] * error[None, :]

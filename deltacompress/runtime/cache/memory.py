@@ -1,0 +1,25 @@
+"""What is said when a GPU's memory is full: what fills it, and what to lower."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from deltacompress.errors import BackendError
+from deltacompress.runtime.cache.residency import Residency
+from deltacompress.runtime.modules.model import DecoupledModel
+
+
+@contextmanager
+def explained(model: DecoupledModel, residency: Residency, doing: str) -> Iterator[None]:
+    """Turn running out of memory in this block into a BackendError; doing: what was being computed."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        base = sum(one.nbytes for one in model.model.parameters())
+        raise BackendError(
+            f"{model.device} is out of memory ({doing}; base {base} bytes, {residency.told()}); lower budget_bytes or "
+            "max_batch, give fewer sequences or shorter ones"
+        ) from error

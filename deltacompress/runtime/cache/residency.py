@@ -1,0 +1,308 @@
+"""Which variants are ready on the device: a byte budget, least recently used out first, nothing in use ever out.
+
+Three tiers: device, pinned host memory (GPUs only: on a CPU the two are the same memory), disk. Pinned memory holds
+what took work to decode; what an artifact stores plainly is read from its file each time, through the page cache, which
+is as fast (loader.py). A variant comes over a stream of its own while other variants compute; events, not waits, put
+the two in order. All decisions are taken here, on the caller's thread; workers only read and decode.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from deltacompress.errors import BackendError, InputError
+from deltacompress.kernels import Backend
+from deltacompress.runtime.cache.resident import Operands, Resident, Sources
+from deltacompress.runtime.loading.loader import Loader, check_stored
+from deltacompress.runtime.modules.batch import MAX_VARIANTS
+from deltacompress.runtime.modules.model import DecoupledModel
+from deltacompress.runtime.variants.operands import Operand, Stored, pinned, placed, placed_bytes
+from deltacompress.runtime.variants.variant import Variant
+
+
+class Residency:
+    """The loaded variants of one model."""
+
+    def __init__(
+        self, model: DecoupledModel, kernels: Backend | None, *, budget_bytes: int | None, host_bytes: int | None
+    ) -> None:
+        self.variants: dict[str, Resident] = {}
+        self.budget_bytes, self.host_bytes = budget_bytes, host_bytes
+        self.loads = 0  # times that a variant came to the device: what a budget costs
+        self._model, self._kernels = model, kernels
+        self._cuda = model.device.type == "cuda"
+        self._stream = torch.cuda.Stream(model.device) if self._cuda else None
+        self._loader: Loader | None = None
+        if kernels is not None and kernels.ingest is not None and self._stream is not None:
+            self._loader = Loader(kernels, kernels.ingest, self._stream)
+        self._readers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "deltacompress-read")
+        self._movers = ThreadPoolExecutor(1, "deltacompress-move")
+        self._clock = 0
+
+    # --- loading and unloading ---------------------------------------------------------------------------------------
+
+    def add(self, name: str, variant: Variant, operands: Sources, *, verify: bool = True) -> Resident:
+        """Keep a variant, whose `read` operands these are, and bring it to the device if there is room.
+
+        verify: compare what is read from files with its recorded hash, each time that it comes.
+
+        Raises:
+            BackendError: the budget is too small for it, or there are too many variants.
+        """
+        if len(self.variants) >= MAX_VARIANTS:
+            raise BackendError(f"{MAX_VARIANTS} variants are loaded, the most there can be; unload one")
+        nbytes = sum(placed_bytes(operand, self._kernels) for operand in operands.values())
+        if self.budget_bytes is not None and nbytes > self.budget_bytes:
+            raise BackendError(
+                f"{variant.delta.path}: {nbytes} bytes as it is served, more than the whole budget of "
+                f"{self.budget_bytes}; raise budget_bytes"
+            )
+        taken = {resident.slot for resident in self.variants.values()}
+        slot = next(number for number in range(1, MAX_VARIANTS + 1) if number not in taken)
+        resident = Resident(name, slot, variant, nbytes, host=operands, verify=verify)
+        self.variants[name] = resident
+        try:
+            self.start(name)
+        except BackendError:
+            del self.variants[name]
+            raise
+        if not self._cuda:
+            resident.host = None  # what does not fit now is read again when it is asked for
+        self._trim_host()
+        return resident
+
+    def confirm(self, name: str) -> None:
+        """Wait until every byte of a new variant was read and checked; any thread may wait.
+
+        Raises:
+            IntegrityError: a part is damaged.
+            BackendError: out of memory.
+        """
+        resident = self.variants[name]
+        if (arriving := resident.arriving) is not None:
+            try:
+                arriving.result()
+            finally:
+                del arriving  # what it raises knows this frame, and so all that the load has made
+        elif resident.verify and resident.host is not None and not resident.installed:
+            check_stored({path: one for path, one in resident.host.items() if isinstance(one, Stored)})
+
+    def drop(self, name: str) -> None:
+        """Forget a variant that never became usable."""
+        resident = self.variants.pop(name)
+        resident.arriving = None
+
+    def remove(self, name: str) -> None:
+        """Forget a variant.
+
+        Raises:
+            InputError: running requests use it.
+        """
+        resident = self.variants[name]
+        if resident.users:
+            raise InputError(f"variant {name} is in use by {resident.users} running requests; let them finish first")
+        self._settle(resident)
+        self._evict(resident)
+        del self.variants[name]
+
+    # --- use ---------------------------------------------------------------------------------------------------------
+
+    def current(self, asked: Resident) -> Resident:
+        """What serves a request that was checked against `asked`: that, or the same artifact loaded again since then.
+
+        Raises:
+            InputError: it was unloaded, or its name is another artifact's now.
+        """
+        found = self.variants.get(asked.name)
+        if found is None:
+            raise InputError(f"variant {asked.name} was unloaded while requests for it waited; load it and ask again")
+        if found is not asked and found.variant.delta.manifest != asked.variant.delta.manifest:
+            raise InputError(f"variant {asked.name} became another one while requests for it waited; ask again")
+        return found
+
+    def fits(self, names: Iterable[str]) -> bool:
+        """Whether these variants fit the budget together."""
+        loaded = (self.variants.get(name) for name in names)  # who acquires one that is gone is told
+        return self.budget_bytes is None or sum(one.nbytes for one in loaded if one) <= self.budget_bytes
+
+    def acquire(self, names: Iterable[str]) -> None:
+        """Make these variants ready and keep them so until `release`.
+
+        Raises:
+            BackendError: they do not fit beside what running requests use.
+        """
+        wanted = [self.variants[name] for name in sorted(set(names))]
+        for resident in wanted:
+            resident.users += 1
+        try:
+            for resident in wanted:
+                if not self.start(resident.name):
+                    raise self._too_small(resident)
+            for resident in wanted:
+                self._settle(resident)
+        except BaseException:
+            self.release(resident.name for resident in wanted)
+            raise
+
+    def release(self, names: Iterable[str]) -> None:
+        """Undo one `acquire`."""
+        for name in set(names):
+            self.variants[name].users -= 1
+
+    def start(self, name: str) -> bool:
+        """Begin to bring a variant to the device, if there is or can be made room for it; False if there is not."""
+        resident = self.variants[name]
+        self._clock += 1
+        resident.used = self._clock
+        if resident.counts:
+            return True
+        if not self._make_room(resident):
+            return False
+        self.loads += 1
+        if self._cuda:
+            assert self._stream is not None
+            self._stream.wait_stream(torch.cuda.current_stream(self._model.device))  # evicted memory may still be read
+            resident.arriving = self._movers.submit(self._bring, resident)
+        else:
+            operands = resident.host if resident.host is not None else self.read(resident.variant)
+            self._model.install(resident.slot, self._placed(resident, operands))
+            resident.installed = True
+        return True
+
+    def ready(self, name: str) -> bool:
+        """Whether a variant can be used without waiting; what has arrived is installed."""
+        resident = self.variants[name]
+        if resident.arriving is not None and resident.arriving.done():
+            self._settle(resident)
+        return resident.installed
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Bytes of all variants on the device, those on their way included."""
+        return sum(resident.nbytes for resident in self.variants.values() if resident.counts)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _make_room(self, wanted: Resident) -> bool:
+        if self.budget_bytes is None:
+            return True
+        if self.bytes_in_use + wanted.nbytes > self.budget_bytes:
+            self._let_unused_arrive(wanted)
+        idle = [one for one in self.variants.values() if one.installed and not one.users and one is not wanted]
+        freeable = sum(one.nbytes for one in idle)
+        if self.bytes_in_use - freeable + wanted.nbytes > self.budget_bytes:
+            return False
+        for one in sorted(idle, key=lambda one: one.used):
+            if self.bytes_in_use + wanted.nbytes <= self.budget_bytes:
+                break
+            self._evict(one)
+        return True
+
+    def _let_unused_arrive(self, wanted: Resident) -> None:
+        """Wait for what is on its way for nobody: only what has arrived can leave. An error there is its own user's."""
+        for one in self.variants.values():
+            if one is not wanted and one.arriving is not None and not one.users and one.arriving.exception() is None:
+                self._settle(one)
+
+    def _evict(self, resident: Resident) -> None:
+        if self._stream is not None:  # what is on its way already may get this memory, which may still be read
+            self._stream.wait_stream(torch.cuda.current_stream(self._model.device))
+        self._model.uninstall(resident.slot)
+        resident.installed = False
+
+    def _settle(self, resident: Resident) -> None:
+        """Wait for a variant on its way and install it: the compute stream waits for the copies, the host does not."""
+        if resident.arriving is None:
+            return
+        try:
+            operands, event = resident.arriving.result()
+        finally:
+            resident.arriving = None
+        if event is not None:
+            torch.cuda.current_stream(self._model.device).wait_event(event)
+        self._model.install(resident.slot, operands)
+        resident.installed = True
+        self._trim_host(keep=resident)
+
+    def _bring(self, resident: Resident) -> tuple[Operands, torch.cuda.Event | None]:
+        """On the mover's thread: host or disk -> device, on the copy stream."""
+        if resident.host is None:
+            resident.host = self.read(resident.variant)
+        started = time.perf_counter()
+        with torch.cuda.stream(self._stream):
+            operands = self._placed(resident, resident.host)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        event.synchronize()
+        resident.brought_s = time.perf_counter() - started
+        return operands, event
+
+    def _placed(self, resident: Resident, sources: Sources) -> Operands:
+        stored = {path: one for path, one in sources.items() if isinstance(one, Stored)}
+        try:
+            found: Operands = {}
+            if stored:
+                assert self._loader is not None
+                found |= self._loader.load(stored, verify=resident.verify)
+            for path, one in sources.items():
+                if not isinstance(one, Stored):
+                    found[path] = placed(one, self._model.device, self._kernels)
+            return found
+        except torch.OutOfMemoryError as error:
+            raise BackendError(
+                f"{self._model.device} is out of memory while a variant is loaded ({self.told()}); "
+                "lower budget_bytes, max_batch or the number of variants in use"
+            ) from error
+
+    def told(self) -> str:
+        """What is resident, for messages."""
+        held = ", ".join(f"{one.name} {one.nbytes}" for one in self.variants.values() if one.counts) or "none"
+        return f"resident, in bytes: {held}"
+
+    def read(self, variant: Variant) -> Sources:
+        """Decode and check every part of a variant: its operands in host memory, pinned where copies follow; parts that
+        a GPU takes as they are stored stay where they are.
+
+        Any thread may call this, also while requests run.
+
+        Raises:
+            IntegrityError: a part is damaged or not finite.
+            BackendError: this machine cannot decode the lossless codec.
+        """
+
+        def one(path: str) -> tuple[str, Operand | Stored | None]:
+            if self._loader is not None and (stored := variant.stored(path)) is not None:
+                return path, stored
+            found = variant.operand(path)
+            return path, pinned(found) if found is not None and self._cuda else found
+
+        paths = variant.paths()
+        # threads help where there is something to decode; small tensors only wait for each other's Python
+        coded = self._cuda and variant.delta.manifest.lossless != "none"
+        pairs = self._readers.map(one, paths) if coded else map(one, paths)
+        return {path: operand for path, operand in pairs if operand is not None}
+
+    def _trim_host(self, keep: Resident | None = None) -> None:
+        """Drop pinned copies, least recently used first, until they fit the host's budget."""
+        if self.host_bytes is None or not self._cuda:
+            return
+        holders = [one for one in self.variants.values() if one.host is not None]
+        total = sum(one.pinned_bytes for one in holders)
+        for one in sorted(holders, key=lambda one: one.used):
+            if total <= self.host_bytes:
+                return
+            if one is not keep and one.arriving is None:
+                total -= one.pinned_bytes
+                one.host = None
+
+    def _too_small(self, wanted: Resident) -> BackendError:
+        used = {one.name: one.nbytes for one in self.variants.values() if one.users}
+        return BackendError(
+            f"the variants in use ({', '.join(sorted(used))}) take {sum(used.values())} bytes, the budget is "
+            f"{self.budget_bytes}: no room for {wanted.name}; raise budget_bytes or use fewer at once"
+        )

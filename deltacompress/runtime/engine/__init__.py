@@ -1,0 +1,1 @@
+"""From requests to tokens: checks, continuous batching, the KV cache, graphs."""

@@ -1,0 +1,127 @@
+"""Forwards without generation: logits and log-likelihoods of many sequences, without ever holding many logits.
+
+Sequences go through in batches of like length, and of one variant where there are enough of them (their rows then form
+one large product). The head sees only the rows whose logits somebody asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from deltacompress.runtime.cache.residency import Residency
+from deltacompress.runtime.cache.resident import Resident
+from deltacompress.runtime.modules.batch import BASE, Batch, to_device
+from deltacompress.runtime.modules.model import DecoupledModel
+
+BATCH_TOKENS = 4096
+"""Tokens, padding included, of one forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One sequence. asked: its variant, None for the base; vocabulary: of that; first, last: positions [first, last)
+    whose logits are wanted.
+    """
+
+    index: int
+    asked: Resident | None
+    vocabulary: int
+    ids: list[int]
+    first: int
+    last: int
+
+    @property
+    def variant(self) -> str | None:
+        """Name of its variant."""
+        return None if self.asked is None else self.asked.name
+
+    @property
+    def slot(self) -> int:
+        """Of its variant."""
+        return BASE if self.asked is None else self.asked.slot
+
+    @property
+    def kept(self) -> int:
+        """Positions whose logits are wanted."""
+        return self.last - self.first
+
+
+class LogLikelihood(NamedTuple):
+    """log_likelihood: sum over the continuation, in nats; greedy: each of its tokens is the most likely one."""
+
+    log_likelihood: float
+    greedy: bool
+
+
+@contextmanager
+def holding(residency: Residency, items: Sequence[Item]) -> Iterator[list[Item]]:
+    """The items with their variants as they are loaded now, ready and held in this block.
+
+    Raises:
+        InputError: a variant was unloaded, or its name is another artifact's now.
+        BackendError: they do not fit together.
+    """
+    found = [one if one.asked is None else replace(one, asked=residency.current(one.asked)) for one in items]
+    names = {one.variant for one in found if one.variant is not None}
+    residency.acquire(names)
+    try:
+        yield found
+    finally:
+        residency.release(names)
+
+
+@torch.inference_mode()
+def run(model: DecoupledModel, items: Sequence[Item]) -> tuple[list[Item], Tensor]:
+    """One forward over items of any variants: (items by slot, their logits one after another [positions, vocabulary]).
+
+    The vocabulary is the widest of the batch; beyond an item's own, values are unspecified.
+    """
+    ordered = sorted(items, key=lambda one: one.slot)
+    longest = max(len(one.ids) for one in ordered)
+    flat = [token for one in ordered for token in one.ids + [0] * (longest - len(one.ids))]
+    keep = [row * longest + at for row, one in enumerate(ordered) for at in range(one.first, one.last)]
+    batch = Batch([one.slot for one in ordered], model.device, keep=keep, kept=[one.kept for one in ordered])
+    with model.serving(batch):
+        ids = to_device(flat, model.device).view(len(ordered), longest)
+        logits: Tensor = model.model(input_ids=ids, use_cache=False).logits[0]
+    return ordered, logits
+
+
+def batches(items: Sequence[Item], fits: Callable[[set[str]], bool]) -> Iterator[list[Item]]:
+    """Batches of like length, longest first; items of one variant next to each other.
+
+    fits: whether these variants fit the budget together.
+    """
+    waiting: list[Item] = []
+    names: set[str] = set()
+    for one in sorted(items, key=lambda one: (one.slot, -len(one.ids))):
+        own = {one.variant} if one.variant is not None else set()
+        longest = max(len(other.ids) for other in [*waiting, one])
+        if waiting and (longest * (len(waiting) + 1) > BATCH_TOKENS or not fits(names | own)):
+            yield waiting
+            waiting, names = [], set()
+        waiting.append(one)
+        names |= own
+    if waiting:
+        yield waiting
+
+
+@torch.inference_mode()
+def log_likelihoods(items: list[Item], logits: Tensor, targets: list[list[int]]) -> list[LogLikelihood]:
+    """Of each item's continuation, from the logits before each of its tokens (as `run` gives them)."""
+    if any(one.vocabulary < logits.shape[1] for one in items):
+        sizes = to_device([one.vocabulary for one in items for _ in range(one.kept)], logits.device)
+        beyond = torch.arange(logits.shape[1], device=logits.device) >= sizes[:, None]
+        logits = logits.masked_fill(beyond, float("-inf"))
+    wanted = to_device([token for one in targets for token in one], logits.device)
+    scores = (logits.float().gather(-1, wanted[:, None])[:, 0] - logits.float().logsumexp(-1)).double()
+    hits = (logits.argmax(-1) == wanted).double()
+    by_token = torch.stack([scores, hits]).cpu()
+    counts = [len(one) for one in targets]
+    return [LogLikelihood(float(piece[0].sum()), bool(piece[1].all())) for piece in by_token.split(counts, dim=1)]

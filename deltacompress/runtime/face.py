@@ -1,0 +1,298 @@
+"""Runtime: the public face. One base, variants by name, requests of any of them in one batch.
+
+What is evaluated is what is served: `logits`, `forward`, `loglikelihood` and `generate` run the same modules over the
+same operands.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from deltacompress.errors import BackendError, InputError
+from deltacompress.models.config import notes
+from deltacompress.runtime.cache.memory import explained
+from deltacompress.runtime.cache.residency import Residency
+from deltacompress.runtime.cache.resident import Resident
+from deltacompress.runtime.engine import forwards
+from deltacompress.runtime.engine.forwards import Item, LogLikelihood
+from deltacompress.runtime.engine.intake import Ids, Intake
+from deltacompress.runtime.engine.requests import Completion, OnToken
+from deltacompress.runtime.engine.scheduler import Scheduler
+from deltacompress.runtime.engine.tokenizers import Tokenizers
+from deltacompress.runtime.engine.wishes import Sampling, Wishes
+from deltacompress.runtime.loading.collector import collector_paused
+from deltacompress.runtime.modules.model import DecoupledModel, load_base
+from deltacompress.runtime.variants.numerics import Numerics, settle
+from deltacompress.runtime.variants.variant import Variant
+
+
+class Runtime:
+    """Serves a base model and its variants; make it with `from_base`.
+
+    backend: name of the one in use; merge_rounding: see `from_base`. One thread computes at a
+    time; `load` and `unload` may be called from others, also while requests run.
+    """
+
+    def __init__(
+        self, model: DecoupledModel, numerics: Numerics, residency: Residency, *, cuda_graphs: bool = False
+    ) -> None:
+        self.model, self.residency = model, residency
+        self.backend, self.merge_rounding = numerics.backend.name, numerics.merge_rounding
+        self.device, self.dtype = model.device, numerics.dtype
+        self.notes: list[str] = []  # what a user should know about how base and variants are served
+        self.last_steps = self.last_decoded = 0  # of the last `generate`: decode steps, and the tokens that they made
+        self._numerics, self._cuda_graphs = numerics, cuda_graphs
+        self._tokenizers = Tokenizers(model.base.checkpoint.path)
+        self._intake = Intake(model, residency.variants, self._tokenizers)
+        self._lock = threading.RLock()
+        self._memory = partial(explained, model, residency)
+
+    @classmethod
+    def from_base(
+        cls,
+        path_or_id: str | Path,
+        device: str | torch.device = "cpu",
+        dtype: str | torch.dtype = torch.float32,
+        backend: str = "auto",
+        budget_bytes: int | None = None,
+        *,
+        merge_rounding: bool | None = None,
+        host_bytes: int | None = None,
+        cuda_graphs: bool = False,
+    ) -> Runtime:
+        """Load a base model.
+
+        Args:
+            path_or_id: checkpoint directory or hub id.
+            device: "cpu", "cuda" or "auto" (a GPU if there is one).
+            dtype: of weights and activations; "auto": fp32 on a CPU, bf16 elsewhere.
+            backend: "auto", "reference", "triton" or "cuda": what computes the products of packed deltas.
+            budget_bytes: of resident variants, as they are served (decoded by the reference backend, packed by
+                kernels); None: no limit.
+            merge_rounding: round base + delta to the checkpoint's dtype, so that results equal those of the restored
+                checkpoint; needs the reference backend. False applies the codes as they are, unrounded. Default: True
+                in fp32 on the reference backend, else False.
+            host_bytes: of pinned host memory for variants that are not on a GPU; None: no limit.
+            cuda_graphs: decode through CUDA graphs, one for each arrangement of rows that lasts.
+
+        Raises:
+            CheckpointError, UnsupportedModelError: the base cannot be loaded or served.
+            BackendError: backend, device or memory.
+        """
+        where, kind = settle(device, dtype)
+        if cuda_graphs and where.type != "cuda":
+            raise BackendError(f"cuda_graphs on device {where}: they need a GPU; leave them out")
+        numerics = Numerics.choose(backend, where, kind, merge_rounding)
+        model = load_base(str(path_or_id), device=where, dtype=kind, kernels=numerics.kernels)
+        residency = Residency(model, numerics.kernels, budget_bytes=budget_bytes, host_bytes=host_bytes)
+        made = cls(model, numerics, residency, cuda_graphs=cuda_graphs)
+        made.notes += notes(model.base.checkpoint.config, model.base.checkpoint.path)
+        return made
+
+    def describe(self) -> str:
+        """One line: device, dtype, backend and why, and how deltas are applied."""
+        return self._numerics.describe()
+
+    # --- variants ----------------------------------------------------------------------------------------------------
+
+    @property
+    def variants(self) -> Mapping[str, Resident]:
+        """The loaded variants by name."""
+        return MappingProxyType(self.residency.variants)
+
+    def load(
+        self,
+        artifact: str | Path,
+        name: str | None = None,
+        *,
+        zoo: str | Path | None = None,
+        verify: bool = True,
+    ) -> str:
+        """Load a variant; returns its name (the directory's or entry's, if none is given).
+
+        Args:
+            artifact: its directory; or the name of an entry of a zoo, `team/bot@prod`, which is pulled once.
+            zoo: path or URL; None: the one that DELTACOMPRESS_ZOO names.
+            verify: compare every part with its recorded hash. False believes files that the `cuda` backend takes as
+                they are; other parts are compared, and shapes, scales and patterns checked, either way.
+
+        Raises:
+            InputError: the name is taken, or empty.
+            BaseMismatchError: made from another base.
+            IntegrityError, UnsupportedModelError, PairError, BackendError: see Variant.open and Residency.add.
+            ZooError: the zoo does not have the entry.
+        """
+        from deltacompress.zoo.exchange.resolve import artifact_path
+
+        path = artifact_path(artifact, zoo, base=self.model.base.checkpoint.path)
+        if name is None:
+            name = path.resolve().name if path == Path(artifact) else str(artifact)
+        self._check_free(name)
+        with collector_paused():
+            variant = Variant.open(path, self.model.base, self._numerics)
+        operands = self.residency.read(variant)  # the long part: requests run meanwhile
+        with self._lock:
+            self._check_free(name)
+            self.residency.add(name, variant, operands, verify=verify)
+            self._tokenizers.add(name, path)
+        try:
+            self.residency.confirm(name)  # and this one
+        except BaseException:  # an interrupt too: the name is free again
+            with self._lock:
+                self.residency.drop(name)
+                self._tokenizers.remove(name)
+            raise
+        if note := variant.note():
+            self.notes.append(f"{name}: {note}")
+        return name
+
+    def _check_free(self, name: str) -> None:
+        if not name:
+            raise InputError("a variant's name is empty; leave it out to use the directory's or entry's")
+        if name in self.residency.variants:
+            raise InputError(f"a variant named {name} is loaded already; give another name, or unload it first")
+
+    def unload(self, name: str) -> None:
+        """Forget a variant.
+
+        Raises:
+            InputError: no such variant, or running requests use it.
+        """
+        with self._lock:
+            self._intake.resident(name)
+            self.residency.remove(name)
+            self._tokenizers.remove(name)
+
+    # --- evaluation --------------------------------------------------------------------------------------------------
+
+    def logits(self, requests: Sequence[tuple[str | None, Ids]]) -> list[Tensor]:
+        """Logits [tokens, vocabulary] of each (variant or None for the base, token ids), in one mixed forward.
+
+        Raises:
+            InputError: unknown variant, no tokens, tokens out of the vocabulary, or more than the context.
+            BackendError: the variants do not fit the budget together.
+        """
+        items = self._intake.items(requests)
+        found: list[Tensor] = [torch.empty(0)] * len(items)
+        for item, piece in self._run(items) if items else ():
+            found[item.index] = piece
+        return found
+
+    def forward(self, requests: Sequence[tuple[str | None, Ids]]) -> Iterator[tuple[int, Tensor]]:
+        """(index, logits [tokens, vocabulary]) of each request, batch by batch: logits never pile up.
+
+        The order is that of the batches; raises as `logits`, and where a variant was unloaded before its batch came.
+        """
+        items = self._intake.items(requests)
+        for batch in forwards.batches(items, self.residency.fits):
+            for item, piece in self._run(batch):
+                yield item.index, piece
+
+    def loglikelihood(self, requests: Sequence[tuple[str | None, Ids, Ids]]) -> list[LogLikelihood]:
+        """(sum of log-probabilities in nats, whether greedy) of each (variant, context ids, continuation ids).
+
+        Raises:
+            InputError: as `logits`; an empty context (give at least the bos token) or continuation.
+        """
+        items, continuations = [], []
+        for item, after in self._intake.scored(requests):
+            items.append(item)
+            continuations.append(after)
+        found: list[LogLikelihood] = [LogLikelihood(0.0, False)] * len(items)
+        for batch in forwards.batches(items, self.residency.fits):
+            with self._lock, forwards.holding(self.residency, batch) as held, self._memory("log-likelihoods"):
+                ordered, logits = forwards.run(self.model, held)
+                targets = [continuations[one.index] for one in ordered]
+                for one, result in zip(ordered, forwards.log_likelihoods(ordered, logits, targets), strict=True):
+                    found[one.index] = result
+        return found
+
+    # --- generation --------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        requests: Sequence[tuple[str | None, str | Ids]],
+        max_new_tokens: int = 32,
+        *,
+        stop: str | Sequence[str] = (),
+        on_token: OnToken | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        bos: bool | None = None,
+        max_batch: int = 64,
+    ) -> list[str]:
+        """The continuation of each (variant or None for the base, prompt or token ids), greedy unless asked otherwise.
+
+        Args:
+            max_new_tokens: at most; the context of the model ends a request too.
+            stop: strings at which a text ends (they are cut off), beside the model's own end token.
+            on_token: called as on_token(request index, token id, new text) for each token.
+            temperature, top_p: sampling; 0 is greedy. seed: of the draws; request i draws from seed + i.
+            bos: put the bos token before prompts that are text; None leaves that to the tokenizer.
+            max_batch: requests that run at once; the others wait.
+
+        Raises:
+            InputError: unknown variant, empty or too long prompt, tokens out of the vocabulary.
+            IntegrityError: a variant that had left the device came back damaged; told when all other requests are done.
+            BackendError: out of memory or budget.
+        """
+        sampling = Sampling(temperature, top_p, seed)
+        done = self.complete(
+            requests, max_new_tokens, stop=stop, on_token=on_token, sampling=sampling, bos=bos, max_batch=max_batch
+        )
+        for completion in done:
+            if completion.error is not None:
+                raise completion.error
+        return [completion.text for completion in done]
+
+    def complete(
+        self,
+        requests: Sequence[tuple[str | None, str | Ids]],
+        max_new_tokens: int = 32,
+        *,
+        stop: str | Sequence[str] = (),
+        on_token: OnToken | None = None,
+        sampling: Sampling | None = None,
+        bos: bool | None = None,
+        max_batch: int = 64,
+    ) -> list[Completion]:
+        """As `generate`, with the tokens and the reason for the end of each; one that fails says so itself."""
+        if max_batch < 1:
+            raise InputError(f"max_batch {max_batch}: at least 1")
+        wishes = Wishes.checked(max_new_tokens, stop, sampling or Sampling(), bos, streams=on_token is not None)
+        made = self._intake.requests(requests, wishes)
+        scheduler = Scheduler(
+            self.model, self.residency, max_batch=max_batch, on_token=on_token, cuda_graphs=self._cuda_graphs
+        )
+        for request in made:
+            scheduler.submit(request)
+        try:
+            while scheduler.busy:
+                with self._lock, self._memory(f"{len(made)} requests, max_batch {max_batch}"):
+                    scheduler.step()
+        finally:
+            with self._lock:
+                scheduler.close()
+            self.last_steps, self.last_decoded = scheduler.steps, scheduler.decoded
+        return [request.completion() for request in made]
+
+    def chat_ids(self, variant: str | None, messages: list[dict[str, str]]) -> list[int] | None:
+        """Token ids of a conversation in the variant's chat template; None if its tokenizer has none."""
+        return self._tokenizers.chat(variant, messages)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _run(self, items: list[Item]) -> list[tuple[Item, Tensor]]:
+        told = f"one forward over {len(items)} sequences"
+        with self._lock, forwards.holding(self.residency, items) as held, self._memory(told):
+            ordered, logits = forwards.run(self.model, held)
+        pieces = logits.split([one.kept for one in ordered])
+        return [(one, piece[:, : one.vocabulary]) for one, piece in zip(ordered, pieces, strict=True)]

@@ -1,0 +1,1 @@
+"""From the files of an artifact to the device, as fast as the bus allows."""

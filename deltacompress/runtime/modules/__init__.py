@@ -1,0 +1,1 @@
+"""The modules of a model that know variants: linears, norms, embedding, attention, and who is in the batch."""

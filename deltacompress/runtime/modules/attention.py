@@ -1,0 +1,107 @@
+"""Attention and rotary positions of a decode step in one launch each, inside the model's own attention modules.
+
+Nothing of an architecture is re-implemented: attention is swapped through transformers' registry of attention
+functions, and rotary positions by giving the module's own forward another `apply_rotary_pos_emb`, only where that
+function gives, bit by bit, what kernels/fused.py stands for. Whatever is not a decode step, or of another shape, takes
+the way that it always takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from deltacompress.kernels.triton import fused
+from deltacompress.runtime.modules.batch import Current
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NAME = "deltacompress_sdpa"
+"""Name of the attention function in transformers' registry."""
+_CURRENT = "_deltacompress_current"
+_ROTARY = "apply_rotary_pos_emb"
+_UNKNOWN = ("softcap", "s_aux", "position_bias", "sinks")  # what changes the result and is not covered here
+
+
+def fuse_attention(model: PreTrainedModel, current: Current) -> None:
+    """Let the attention modules of a model that uses sdpa take the short way in decode steps."""
+    if model.config._attn_implementation != "sdpa":
+        return
+    ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
+    model.set_attn_implementation(NAME)
+    known: dict[Any, bool] = {}
+    for module in model.modules():
+        if isinstance(getattr(module, "layer_idx", None), int):
+            module.__dict__[_CURRENT] = current
+            _rotate_fast(module, known)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    current: Current | None = module.__dict__.get(_CURRENT)
+    positions = None if current is None else current.positions
+    known = all(kwargs.get(name) is None for name in _UNKNOWN)
+    takes = known and positions is not None and fused.attends(query, key, value, attention_mask)
+    if takes and positions is not None and attention_mask is not None:
+        scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        return fused.attend(query, key, value, attention_mask, positions, scale), None
+    found: tuple[Tensor, None] = sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+    )
+    return found
+
+
+def _rotate_fast(module: nn.Module, known: dict[Any, bool]) -> None:
+    """Give this module's forward the fused rotation, if it calls one that is the same."""
+    forward = type(module).forward
+    if not isinstance(forward, FunctionType) or _ROTARY not in forward.__code__.co_names:
+        return
+    plain = forward.__globals__.get(_ROTARY)
+    if plain is None:
+        return
+    if plain not in known:
+        known[plain] = _is_rotation(plain)
+    if not known[plain]:
+        return
+
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
+        alike = cos.shape == sin.shape and cos.stride() == sin.stride() and cos.dtype == sin.dtype
+        if args or kwargs or not alike or not q.is_cuda or not fused.rotates(q, k, cos):
+            return plain(q, k, cos, sin, *args, **kwargs)
+        return fused.rotate(q, k, cos, sin)
+
+    names = {**forward.__globals__, _ROTARY: rotate}
+    made = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    made.__kwdefaults__ = forward.__kwdefaults__
+    module.forward = MethodType(made, module)
+
+
+def _is_rotation(plain: Callable[..., Any]) -> bool:
+    """Whether a function rotates by halves, as kernels/fused.py does."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, cos, sin = (
+        torch.randn(*shape, generator=draw) for shape in ((2, 3, 1, 8), (2, 1, 1, 8), (2, 1, 8), (2, 1, 8))
+    )
+    try:
+        found = plain(q, k, cos, sin)
+    except (TypeError, ValueError, RuntimeError, IndexError):
+        return False  # another function of the same name
+    wanted = fused.rotate_formula(q, k, cos, sin)
+    return len(found) == 2 and all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))

@@ -1,0 +1,93 @@
+"""The input embedding, with each token's row taken from its own variant's table.
+
+The module keeps its own forward, because some scale what they look up: it is handed the rows as its weight, and their
+numbers as tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from deltacompress.kernels.triton import fused
+from deltacompress.runtime.modules.batch import MAX_VARIANTS, Batch, Current
+from deltacompress.runtime.modules.vectors import Shadow
+from deltacompress.runtime.variants.operands import PackedRows, Table
+
+Rows = Table | PackedRows
+_NAMES = ("codes", "scales", "zeros", "rank")
+
+
+class Embeddings:
+    """Tables by slot; slots without one use the base's."""
+
+    def __init__(self, weight: Tensor, *, fuse: bool) -> None:
+        """fuse: look tables of one format up in one launch."""
+        self._weight, self._fuse = weight, fuse
+        self._own: dict[int, Rows] = {}
+        self._pointers: Tensor | None = None
+
+    def set(self, slot: int, rows: Rows | None) -> None:
+        """Give `slot` its own table, or none any more."""
+        if rows is None:
+            self._own.pop(slot, None)
+        else:
+            self._own[slot] = rows
+        self._pointers = None
+
+    def touched(self, batch: Batch) -> bool:
+        """Whether a request of this batch has a table of its own."""
+        return any(slot in self._own for slot in batch.active())
+
+    def rows(self, ids: Tensor, batch: Batch) -> Tensor:
+        """Rows [tokens, hidden] of `ids` [tokens], in the dtype of the base's table."""
+        if self._fuse and (first := self._alike(batch)) is not None:
+            return fused.lookup(ids, batch.index, self._weight, self._addresses(), first.spec, first.dtype)
+        pieces = [
+            self._own[piece.slot].lookup(ids[piece.first : piece.last], self._weight)
+            if piece.slot in self._own
+            else functional.embedding(ids[piece.first : piece.last], self._weight)
+            for piece in batch.segments(ids.shape[0])
+        ]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _alike(self, batch: Batch) -> PackedRows | None:
+        """One of this batch's tables, if all of them are packed in the same way and have no more rows than the base."""
+        tables = [self._own[slot] for slot in batch.active() if slot in self._own]
+        packed = [one for one in tables if isinstance(one, PackedRows) and "added" not in one.tensors]
+        formats = {(replace(one.spec, rows=0), one.dtype) for one in packed}
+        return packed[0] if len(packed) == len(tables) and len(formats) == 1 else None
+
+    def _addresses(self) -> Tensor:
+        if self._pointers is None:
+            table = [[0] * len(_NAMES) for _ in range(1 + MAX_VARIANTS)]
+            for slot, rows in self._own.items():
+                if isinstance(rows, PackedRows):
+                    table[slot] = [rows.tensors[n].data_ptr() if n in rows.tensors else 0 for n in _NAMES]
+            made = torch.tensor(table, dtype=torch.int64)
+            if self._weight.is_cuda:
+                made = made.pin_memory()
+            self._pointers = made.to(self._weight.device, non_blocking=True)
+        return self._pointers
+
+
+def decouple_embedding(module: nn.Embedding, current: Current, *, fuse: bool = False) -> Embeddings:
+    """Let an embedding look each token up in its own variant's rows; returns the tables to fill."""
+    plain, own = module.forward, Embeddings(module.weight, fuse=fuse)
+
+    def forward(ids: Tensor) -> Tensor:
+        batch = current.batch
+        if batch is None or not own.touched(batch):
+            return plain(ids)
+        flat = ids.reshape(-1)
+        rows = own.rows(flat, batch)
+        if type(module) is nn.Embedding:
+            return rows.view(*ids.shape, -1)
+        with Shadow(module, weight=rows, padding_idx=None):
+            return plain(torch.arange(flat.shape[0], device=flat.device).view(ids.shape))
+
+    module.forward = forward  # type: ignore[method-assign, assignment]
+    return own

@@ -1,0 +1,176 @@
+"""The base as transformers loads it, with its linears, norms and embedding made variant-aware in place.
+
+Nothing of any architecture is re-implemented: the model's own forward runs, and only the modules that hold weights
+know that rows differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.kernels import Backend
+from deltacompress.kernels.triton import fused
+from deltacompress.models.load import load_model
+from deltacompress.models.support import is_norm
+from deltacompress.runtime.modules.attention import fuse_attention
+from deltacompress.runtime.modules.batch import Batch, Current
+from deltacompress.runtime.modules.embedding import Embeddings, decouple_embedding
+from deltacompress.runtime.modules.linear import DecoupledLinear, group_linears
+from deltacompress.runtime.modules.vectors import VectorBank, decouple_norm
+from deltacompress.runtime.variants.layout import Layout, read_layout
+from deltacompress.runtime.variants.operands import Added, Operand, Packed, Replaced, Vector
+from deltacompress.runtime.variants.variant import BaseSide, Role
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+ATTENTION = ("sdpa", "eager")
+"""Implementations of transformers that the masks of the scheduler are for."""
+
+
+@dataclass(eq=False)
+class DecoupledModel:
+    """A model whose modules serve many variants.
+
+    current: the batch that its modules read; base: names, roles and checkpoint of the base.
+    """
+
+    model: PreTrainedModel
+    current: Current
+    base: BaseSide
+    device: torch.device
+    embedding_path: str
+    head_path: str
+    _linears: dict[str, DecoupledLinear]
+    _banks: dict[str, VectorBank]
+    _rows: Embeddings
+    fused: bool = False  # whether decode steps use kernels/fused.py
+    version: int = 0  # counts changes of what is installed
+
+    @property
+    def config(self) -> Any:
+        """The base's transformers config."""
+        return self.model.config
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens of the base."""
+        head = self.model.get_output_embeddings()
+        return int(head.weight.shape[0])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and activations."""
+        found: torch.dtype = self.model.dtype
+        return found
+
+    @property
+    def linears(self) -> tuple[DecoupledLinear, ...]:
+        """All of them."""
+        return tuple(self._linears.values())
+
+    @contextmanager
+    def serving(self, batch: Batch, positions: Tensor | None = None) -> Iterator[None]:
+        """Forwards in this block are of `batch`; positions: of a decode step's tokens, int64 [rows] on the device."""
+        self.current.batch, self.current.positions = batch, positions
+        try:
+            yield
+        finally:
+            self.current.batch = self.current.positions = None
+
+    def install(self, slot: int, operands: dict[str, Operand]) -> None:
+        """Let `slot` use these operands, by module tensor path."""
+        self.version += 1
+        for path, operand in operands.items():
+            if isinstance(operand, Vector):
+                self._banks[path].set(slot, operand.tensors["vector"])
+            elif isinstance(operand, Replaced | Added | Packed):
+                self._linears[path].set_weight(slot, operand)
+            else:
+                self._rows.set(slot, operand)
+
+    def uninstall(self, slot: int) -> None:
+        """Let go of everything of `slot`."""
+        self.version += 1
+        for bank in self._banks.values():
+            if slot in bank.own:
+                bank.set(slot, None)
+        for linear in self._linears.values():
+            linear.set_weight(slot, None)
+        self._rows.set(slot, None)
+
+
+def load_base(path: str, *, device: torch.device, dtype: torch.dtype, kernels: Backend | None) -> DecoupledModel:
+    """Load the base checkpoint and make it variant-aware.
+
+    Raises:
+        CheckpointError: not a checkpoint, or one that transformers cannot load whole.
+        UnsupportedModelError: an architecture that the runtime cannot serve.
+        BackendError: it does not fit into the device's memory.
+    """
+    checkpoint = Checkpoint.open(path)
+    layout = read_layout(checkpoint.path, checkpoint.tensors)
+    model = load_model(checkpoint, device=device, dtype=dtype)
+    made = decouple(model, checkpoint, layout, kernels)
+    if kernels is not None:
+        group_linears(model, made.linears, kernels)
+    if made.fused:
+        fuse_attention(model, made.current)
+    return made
+
+
+def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, kernels: Backend | None) -> DecoupledModel:
+    """Make a loaded model variant-aware in place.
+
+    Raises:
+        UnsupportedModelError: a norm of a kind that no rule covers.
+    """
+    model.eval().requires_grad_(False)
+    if model.config._attn_implementation not in ATTENTION:
+        model.set_attn_implementation("eager")
+    current = Current()
+    fuse = kernels is not None and fused.usable(model.device)
+    paths = {id(module): name for name, module in model.named_modules()}
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding_path, head_path = f"{paths[id(embedding)]}.weight", f"{paths[id(head)]}.weight"
+    roles: dict[str, Role] = {}
+    linears: dict[str, DecoupledLinear] = {}
+    banks: dict[str, VectorBank] = {}
+    for module_path in sorted({place.rpartition(".")[0] for place in layout.places}):
+        module = model.get_submodule(module_path)
+        if isinstance(module, nn.Linear):
+            linear = DecoupledLinear(module, current, kernels, is_head=module is head)
+            model.set_submodule(module_path, linear)
+            linears[f"{module_path}.weight"] = linear
+            roles[f"{module_path}.weight"] = "head" if module is head else "linear"
+            if linear.biases is not None:
+                banks[f"{module_path}.bias"] = linear.biases
+        elif is_norm(module):
+            banks |= {
+                f"{module_path}.{name}": bank
+                for name, bank in decouple_norm(module, current, module_path, fuse=fuse).items()
+            }
+    roles |= dict.fromkeys(banks, "vector")
+    roles[embedding_path] = "embedding"
+    side = BaseSide(checkpoint, layout, roles)
+    rows = decouple_embedding(embedding, current, fuse=fuse)
+    device = embedding.weight.device
+    return DecoupledModel(model, current, side, device, embedding_path, head_path, linears, banks, rows, fuse)
+
+
+def mask_value(dtype: torch.dtype) -> float:
+    """What an additive mask puts where nothing may be attended to."""
+    return torch.finfo(dtype).min
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask (True = attend) as one that is added to the scores."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, mask_value(dtype))

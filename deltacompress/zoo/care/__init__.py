@@ -1,0 +1,1 @@
+"""Keeping a zoo whole and small: verify, repair, removal, collection, usage."""

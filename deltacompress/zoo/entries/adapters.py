@@ -1,0 +1,95 @@
+"""PEFT adapters (LoRA, BOFT) as entries: registered as they are, byte for byte, after a check against their base.
+
+An adapter says little about the base it belongs to: a name. So it is held against the tensors of a base-ref of the zoo:
+every module it changes must be there, with the sizes that its matrices need. Only adapter_model.safetensors is read;
+pickled weights (adapter_model.bin) are refused, and a trainer's pickles beside it are left behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from deltacompress.adapters.directory import CONFIG, KEPT, read_config, weights_of
+from deltacompress.adapters.settings import Settings, parse_settings
+from deltacompress.adapters.shapes import check_tensors
+from deltacompress.checkpoints.header import TensorSpan, read_header
+from deltacompress.checkpoints.side_files import link_homes
+from deltacompress.errors import BaseMismatchError, CheckpointError
+from deltacompress.files.regular import open_regular
+from deltacompress.zoo.entries.artifact import Described
+from deltacompress.zoo.entries.bases import BaseIdentity
+from deltacompress.zoo.ledger.blobs import Blob
+from deltacompress.zoo.ledger.canonical import sha256
+from deltacompress.zoo.ledger.entry import ADAPTER, FILE, Descriptor, EntryManifest, Lineage
+from deltacompress.zoo.store.base import CHUNK
+from deltacompress.zoo.store.local import reason
+
+
+def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, base_name: str) -> Described:
+    """Check the adapter directory against its base and hash its files; stores nothing.
+
+    base, base_digest, base_name: the base-ref's identity, its entry's digest and its name, for messages.
+
+    Raises:
+        CheckpointError: not an adapter of a known kind, damaged, or pickled.
+        BaseMismatchError: it does not fit the base.
+    """
+    config, raw = read_config(directory)
+    settings = parse_settings(config, str(directory / CONFIG))
+    weights = weights_of(directory)
+    tensors = read_header(weights, links=link_homes(directory)).tensors
+    modules = _check(tensors, settings, base, str(weights), base_name)
+    layers, blobs = [], []
+    for name in sorted(KEPT):
+        path = directory / name
+        if not path.exists() or path.is_dir():
+            continue
+        digest, size = (sha256(raw), len(raw)) if name == CONFIG else _hash(path)
+        layers.append(Descriptor(media_type=FILE, digest=digest, size=size, annotations={"file": name}))
+        blobs.append(Blob(digest, size, lambda path=path: _chunks(path), str(path)))  # type: ignore[misc]
+    entry = EntryManifest(
+        kind="adapter",
+        config=Descriptor(media_type=ADAPTER, digest=sha256(raw), size=len(raw)),
+        layers=tuple(layers),
+        lineage=Lineage(
+            base=base.content_hash, base_name=base.hub_id or base_name, parents=(base_digest,), relation="adapter"
+        ),
+        summary={
+            "adapter": settings.kind,
+            "adapter_bytes": sum(layer.size for layer in layers),
+            "modules": modules,
+            "parameters": sum(span.info.numel for span in tensors.values()),
+            "rank": settings.rank,
+            "ratio": round(base.bytes / max(1, sum(layer.size for layer in layers)), 6),
+            "recipe": f"{settings.kind}-r{settings.rank}" if settings.kind == "lora" else settings.kind,
+        },
+    )
+    return Described(entry, blobs)
+
+
+def _check(tensors: dict[str, TensorSpan], settings: Settings, base: BaseIdentity, where: str, base_name: str) -> int:
+    shapes = {name: span.info.shape for name, span in tensors.items()}
+    try:
+        return check_tensors(shapes, settings, {one.name: one.shape for one in base.tensors})
+    except ValueError as error:
+        raise BaseMismatchError(f"{where}: {error} (base {base_name}); give the base it was trained on") from None
+
+
+def _hash(path: Path) -> tuple[str, int]:
+    seen = hashlib.sha256()
+    size = 0
+    for chunk in _chunks(path):
+        seen.update(chunk)
+        size += len(chunk)
+    return seen.hexdigest(), size
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    try:
+        with open_regular(path, links=link_homes(path.parent)) as file:
+            while chunk := file.read(CHUNK):
+                yield chunk
+    except OSError as error:
+        raise CheckpointError(f"{path}: {reason(error)}") from error

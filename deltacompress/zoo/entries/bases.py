@@ -1,0 +1,242 @@
+"""A base model's identity as an entry: hub id, revision, what every tensor and file hashes to. Its weights stay where
+they are.
+
+Two things make a base the right one: its tensors, however they are dealt out to files, and what its tokenizer makes of
+text. Weights with another tokenizer pass every check of shapes and answer nonsense, so the tokenizer is part of the
+identity: the files that define it, without what saving changes (spelling of the JSON, padding and truncation settings).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import FailFast, Field
+
+from deltacompress.checkpoints.header import TensorSpan, load_json_object
+from deltacompress.checkpoints.side_files import MAX_SIDE_FILE_BYTES
+from deltacompress.checkpoints.weight_files import find_weights
+from deltacompress.errors import BaseMismatchError, CheckpointError
+from deltacompress.files import regular
+from deltacompress.files.regular import ANYWHERE, open_regular, read_bytes, stat_regular
+from deltacompress.zoo.entries.artifact import Described
+from deltacompress.zoo.errors import DamagedRecordError
+from deltacompress.zoo.ledger import canonical
+from deltacompress.zoo.ledger.blobs import Blob
+from deltacompress.zoo.ledger.canonical import Strict
+from deltacompress.zoo.ledger.entry import BASE, Descriptor, EntryManifest, Lineage
+from deltacompress.zoo.ledger.names import check_texts
+from deltacompress.zoo.ledger.records import Sha256, Size, Text
+
+MAX_IDENTITY_BYTES = 16 << 20
+"""And canonical.MAX_MEMORY: about 60,000 tensors."""
+_CHUNK = 4 << 20
+_TOKENIZER = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json", "*.model", "*.tiktoken")
+_OTHER = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+_RUNTIME = ("padding", "truncation")  # what a program last asked of the tokenizer, saved with it
+
+
+class BaseTensor(Strict):
+    """One tensor of the base."""
+
+    name: Text
+    dtype: Text
+    shape: Annotated[tuple[Size, ...], FailFast()]
+    sha256: Sha256
+
+
+class BaseFile(Strict):
+    """One file of the base."""
+
+    file: Text
+    bytes: Size
+    sha256: Sha256
+
+
+class BaseIdentity(Strict):
+    """The config of a base-ref entry.
+
+    content_hash: checkpoint.content_hash of `tensors`; bytes: of `files` together; tokenizer: file that defines it ->
+    sha256 of what it says.
+    """
+
+    content_hash: Sha256
+    hub_id: Text | None
+    revision: Text | None
+    bytes: Size
+    tensors: Annotated[tuple[BaseTensor, ...], FailFast()]
+    tokenizer: dict[Annotated[str, Field(max_length=200)], Sha256]
+    files: Annotated[tuple[BaseFile, ...], FailFast()]
+
+
+def describe_base(directory: Path, *, hub_id: str | None, revision: str | None) -> Described:
+    """Hash the checkpoint at `directory`; stores nothing of it but its identity.
+
+    Raises:
+        CheckpointError: not a checkpoint, damaged or unreadable.
+    """
+    try:
+        spans, weights = find_weights(directory)
+        tensors = tuple(
+            BaseTensor(name=name, dtype=span.info.dtype, shape=span.info.shape, sha256=_hash(path, span))
+            for name, (path, span) in sorted(spans.items())
+        )
+        files = tuple(_file(path) for path in sorted({*weights, *_side_files(directory)}))
+        tokenizer = _tokenizer(directory)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or directory}: {regular.told(error)}") from error
+    name = hub_id or directory.resolve().name
+    check_texts({"hub id": hub_id, "revision": revision, "its name": name}, str(directory))
+    identity = BaseIdentity(
+        content_hash=_content_hash(tensors),
+        hub_id=hub_id,
+        revision=revision,
+        bytes=sum(file.bytes for file in files),
+        tensors=tensors,
+        tokenizer=tokenizer,
+        files=files,
+    )
+    raw = canonical.spell(identity.model_dump(mode="json"))
+    if not canonical.fits(raw, MAX_IDENTITY_BYTES):
+        raise CheckpointError(f"{directory}: {len(tensors)} tensors are more than a base-ref holds")
+    blob = Blob(canonical.sha256(raw), len(raw), lambda: (raw,), str(directory))
+    entry = EntryManifest(
+        kind="base-ref",
+        config=Descriptor(media_type=BASE, digest=blob.digest, size=blob.size),
+        lineage=Lineage(base=identity.content_hash, base_name=name, relation="base"),
+        summary={
+            "hub_id": hub_id,
+            "revision": revision,
+            "base_bytes": identity.bytes,
+            "tensors": len(tensors),
+            "tokenizer": canonical.sha256(canonical.spell(dict(tokenizer))) if tokenizer else None,
+        },
+    )
+    return Described(entry, [blob])
+
+
+def parse_base(raw: bytes, where: str) -> BaseIdentity:
+    """Check the config of a base-ref.
+
+    Raises:
+        DamagedRecordError: not one.
+    """
+    identity = canonical.validate(BaseIdentity, canonical.parse(raw, where, limit=MAX_IDENTITY_BYTES), where)
+    if identity.content_hash != _content_hash(identity.tensors):
+        raise DamagedRecordError(f"{where}: its list of tensors is not the one that its content hash is of")
+    return identity
+
+
+def check_base(identity: BaseIdentity, directory: Path, name: str) -> None:
+    """Make sure that the checkpoint at `directory` is the base `name`; how it is sharded does not matter.
+
+    Raises:
+        BaseMismatchError: names the first tensor or tokenizer file that differs.
+        CheckpointError: not a checkpoint, damaged or unreadable.
+    """
+    try:
+        _check_tensors(identity, find_weights(directory)[0], f"{directory}: not the base {name}")
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or directory}: {regular.told(error)}") from error
+    check_tokenizer(identity, directory, name)
+
+
+def check_tokenizer(identity: BaseIdentity, directory: Path, name: str) -> None:
+    """The quick half of check_base; raises as it does."""
+    told = f"{directory}: not the base {name}"
+    try:
+        tokenizer = _tokenizer(directory)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or directory}: {regular.told(error)}") from error
+    common = sorted(identity.tokenizer.keys() & tokenizer.keys())
+    for file in common:
+        if tokenizer[file] != identity.tokenizer[file]:
+            raise BaseMismatchError(
+                f"{told}: its tokenizer is another ({file} differs), whatever its weights are; give the original base"
+            )
+    if not common and (tokenizer or identity.tokenizer):
+        odd = min(tokenizer.keys() | identity.tokenizer.keys())
+        raise BaseMismatchError(
+            f"{told}: {odd} is in only one of the two, so their tokenizers cannot be compared; copy it"
+        )
+
+
+def _check_tensors(identity: BaseIdentity, spans: dict[str, tuple[Path, TensorSpan]], told: str) -> None:
+    known = {tensor.name: tensor for tensor in identity.tensors}
+    if odd := sorted(known.keys() ^ spans.keys()):
+        has = "lacks" if odd[0] in known else "has a further"
+        raise BaseMismatchError(f"{told}: it {has} tensor {odd[0]}; give the original base")
+    for name, tensor in known.items():  # what costs nothing first
+        info = spans[name][1].info
+        if (info.dtype, info.shape) != (tensor.dtype, tensor.shape):
+            raise BaseMismatchError(
+                f"{told}: tensor {name} is {info.dtype} {list(info.shape)}, not {tensor.dtype} {list(tensor.shape)}; "
+                "give the original base"
+            )
+    for name, tensor in known.items():
+        if _hash(*spans[name]) != tensor.sha256:
+            raise BaseMismatchError(f"{told}: tensor {name} differs; give the original base")
+
+
+def _content_hash(tensors: tuple[BaseTensor, ...]) -> str:
+    """As checkpoint.content_hash, which cannot be imported without torch; a test holds them together."""
+    rows = sorted([one.name, one.dtype, list(one.shape), one.sha256] for one in tensors)
+    return canonical.sha256(json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def _side_files(directory: Path) -> list[Path]:
+    wanted = (*_TOKENIZER, *_OTHER)
+    return [
+        file
+        for file in directory.iterdir()
+        if any(fnmatchcase(file.name, pattern) for pattern in wanted) and not file.is_dir()
+    ]
+
+
+def _tokenizer(directory: Path) -> dict[str, str]:
+    """File -> sha256 of what it says about the tokenizer."""
+    found = {}
+    for file in sorted(_side_files(directory)):
+        if not any(fnmatchcase(file.name, pattern) for pattern in _TOKENIZER):
+            continue
+        raw = read_bytes(file, at_most=MAX_SIDE_FILE_BYTES, links=ANYWHERE)
+        if file.suffix == ".json":
+            data = load_json_object(raw, str(file))
+            try:
+                raw = canonical.spell({key: value for key, value in data.items() if key not in _RUNTIME})
+            except ValueError as error:
+                raise CheckpointError(f"{file}: holds a number that is none ({error}); get it again") from error
+        found[file.name] = canonical.sha256(raw)
+    return found
+
+
+def _hash(path: Path, span: TensorSpan) -> str:
+    return _digest(path, span.begin, span.end)
+
+
+def _file(path: Path) -> BaseFile:
+    size = stat_regular(path, links=ANYWHERE).st_size
+    return BaseFile(file=path.name, bytes=size, sha256=_digest(path, 0, size))
+
+
+def _digest(path: Path, begin: int, end: int) -> str:
+    seen = hashlib.sha256()
+    for chunk in _chunks(path, begin, end):
+        seen.update(chunk)
+    return seen.hexdigest()
+
+
+def _chunks(path: Path, begin: int, end: int) -> Iterator[bytes]:
+    with open_regular(path, links=ANYWHERE) as file:
+        file.seek(begin, os.SEEK_SET)
+        while begin < end:
+            chunk = file.read(min(_CHUNK, end - begin))
+            if not chunk:
+                raise CheckpointError(f"{path}: cut short while it was read; get it again")
+            begin += len(chunk)
+            yield chunk

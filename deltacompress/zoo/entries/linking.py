@@ -1,0 +1,187 @@
+"""`add`: what a directory holds (artifact, adapter, base model), and which base-ref of the zoo it belongs to.
+
+An artifact names its base by content hash, an adapter by a name only. Both are linked to the base-ref entry of that
+base; where two base-refs have the same weights but different tokenizers, nobody but the user can know which is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from deltacompress.adapters.directory import claimed_base, is_adapter, left_out
+from deltacompress.artifact.manifest import MANIFEST, read_manifest
+from deltacompress.errors import BaseMismatchError
+from deltacompress.reporter import SILENT, Reporter
+from deltacompress.zoo.catalog import Catalog
+from deltacompress.zoo.entries.adapters import describe_adapter
+from deltacompress.zoo.entries.bases import MAX_IDENTITY_BYTES, BaseIdentity, check_base, check_tokenizer, parse_base
+from deltacompress.zoo.entries.listing import Listed
+from deltacompress.zoo.errors import ConflictError, NotFoundError
+from deltacompress.zoo.ledger import blobs, names
+from deltacompress.zoo.ledger.entry import EntryManifest
+from deltacompress.zoo.ledger.publish import Published
+from deltacompress.zoo.ledger.read import need_kind
+from deltacompress.zoo.ledger.versions import Resolved
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What `add` published. base: the base-ref it was linked to (None: this zoo has none, or it is a base itself);
+    same_as: the newest version of the same name that held the very same already.
+    """
+
+    published: Published
+    kind: str
+    base: str | None
+    same_as: str | None = None
+
+
+def add(
+    zoo: Catalog,
+    source: Path,
+    name: str,
+    *,
+    base: str | None = None,
+    parents: Iterable[str] = (),
+    relation: str | None = None,
+    hub_id: str | None = None,
+    revision: str | None = None,
+    reporter: Reporter = SILENT,
+) -> Added:
+    """Publish a directory of whatever kind as the next version of `name`; durable on return.
+
+    The same bytes again are a version too, which takes no room; `reporter` is told.
+
+    base: the base-ref it belongs to; parents: entries it was made from; relation: see
+        entry.Lineage (both of artifacts); hub_id, revision: of a base model.
+
+    Raises:
+        NotFoundError: no such base-ref or parent; nothing known in the directory.
+        ConflictError: several base-refs could be meant.
+        BaseMismatchError: it does not belong to `base`.
+        DeltaCompressError: the directory is damaged, or the zoo cannot be written.
+    """
+    names.parse_name(name)
+    before = zoo.list(all_versions=True)
+    # Without a manifest: an incomplete copy.
+    if (source / MANIFEST).is_file() or any(source.glob("delta-*.safetensors")):
+        content = read_manifest(source).base.content_hash
+        ref = _base_of(zoo, str(source), content, base, before)
+        given = (parents,) if isinstance(parents, str) else parents
+        own = (*(() if ref is None else (ref,)), *given)
+        published = zoo.add_artifact(source, name, parents=own, relation=relation, reporter=reporter)
+        added = Added(published, "delta", ref)
+    elif is_adapter(source):
+        added = _add_adapter(zoo, source, name, base, before, reporter)
+    elif (source / "config.json").is_file():
+        published = zoo.add_base(source, name, hub_id=hub_id, revision=revision, reporter=reporter)
+        added = Added(published, "base-ref", None)
+    else:
+        raise NotFoundError(
+            f"{source}: holds no {MANIFEST}, adapter_config.json or config.json; give an artifact, adapter or base "
+            "model"
+        )
+    return _compared(added, before, reporter)
+
+
+def _compared(added: Added, before: Sequence[Listed], reporter: Reporter) -> Added:
+    """With the newest version that held the same; tells of it."""
+    new = added.published
+    for one in before:
+        if (one.name, one.manifest, one.problem) == (new.name, new.manifest, None):
+            same = f"{one.name}@{one.version}"
+            reporter.note(f"{new} holds the same as {same}, byte for byte")
+            return replace(added, same_as=same)
+    return added
+
+
+def identity_of(zoo: Catalog, name: str) -> tuple[Resolved, EntryManifest, BaseIdentity]:
+    """A base-ref, opened.
+
+    Raises:
+        NotFoundError: no such entry, or one of another kind.
+        IntegrityError: it is damaged.
+    """
+    found, entry = zoo.show(name)
+    need_kind(found, entry, "base-ref")
+    config = entry.config
+    raw = blobs.read(zoo.store, config.digest, config.size, limit=MAX_IDENTITY_BYTES, what=f"identity of {found}")
+    return found, entry, parse_base(raw, f"{zoo.where}: {found}")
+
+
+def base_refs(
+    zoo: Catalog, *, content: str | None = None, hub_id: str | None = None, listed: Sequence[Listed] | None = None
+) -> list[Listed]:
+    """Base-refs with these weights, or of this hub id; newest first under each name. listed: all versions, if known."""
+    return [
+        one
+        for one in (zoo.list(all_versions=True) if listed is None else listed)
+        if one.kind == "base-ref"
+        and (content is None or one.lineage.get("base") == content)
+        and (hub_id is None or hub_id in (one.summary.get("hub_id"), one.lineage.get("base_name")))
+    ]
+
+
+def check_base_of(zoo: Catalog, name: str, directory: Path, *, weights: bool = True) -> str | None:
+    """Make sure that `directory` is the base of entry `name`, tokenizer included; the base-ref that told.
+
+    weights: False where whoever decodes the entry compares them anyway, and the tokenizer is all that is left.
+    None: the entry is linked to no base-ref that is still here.
+
+    Raises:
+        BaseMismatchError: it is not.
+    """
+    _, entry = zoo.show(name)
+    for one in base_refs(zoo, content=entry.lineage.base):
+        if one.manifest in entry.lineage.parents:
+            ref = f"{one.name}@{one.version}"
+            check = check_base if weights else check_tokenizer
+            check(identity_of(zoo, ref)[2], directory, ref)
+            return ref
+    return None
+
+
+def _base_of(zoo: Catalog, source: str, content: str, wanted: str | None, listed: Sequence[Listed]) -> str | None:
+    wanted = wanted or _only(base_refs(zoo, content=content, listed=listed), source)
+    if wanted is None:
+        return None
+    found, entry, _ = identity_of(zoo, wanted)
+    if entry.lineage.base != content:
+        raise BaseMismatchError(
+            f"{source}: was made from a base with content hash {content[:12]}, {found} has "
+            f"{str(entry.lineage.base)[:12]}; give its own base"
+        )
+    return str(found)
+
+
+def _add_adapter(
+    zoo: Catalog, source: Path, name: str, wanted: str | None, listed: Sequence[Listed], reporter: Reporter
+) -> Added:
+    if wanted is None:
+        claimed, revision = claimed_base(source)
+        candidates = base_refs(zoo, hub_id=claimed, listed=listed) if claimed else []
+        candidates = [one for one in candidates if revision is None or one.summary.get("revision") in (revision, None)]
+        wanted = _only(candidates, str(source))
+        if wanted is None:
+            raise NotFoundError(
+                f"{source}: its base {str(claimed)[:200]!a} is not in this zoo; add it (`zoo add BASE_MODEL NAME`), "
+                "or name the entry with --base"
+            )
+    found, _, identity = identity_of(zoo, wanted)
+    described = describe_adapter(source, base=identity, base_digest=found.manifest, base_name=str(found))
+    if beside := left_out(source):
+        reporter.note(f"{source}: not registered: {', '.join(beside)}")
+    published = zoo.publish(described.entry, described.blobs, name, reporter=reporter)
+    return Added(published, "adapter", str(found))
+
+
+def _only(candidates: list[Listed], source: str) -> str | None:
+    """The one that is meant: the first, unless they differ in what they are."""
+    if not candidates:
+        return None
+    if len({(one.lineage.get("base"), one.summary.get("tokenizer")) for one in candidates}) > 1:
+        told = ", ".join(f"{one.name}@{one.version}" for one in candidates[:4])
+        raise ConflictError(f"{source}: several bases could be meant ({told}); say which with --base")
+    return f"{candidates[0].name}@{candidates[0].version}"

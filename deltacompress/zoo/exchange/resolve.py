@@ -1,0 +1,194 @@
+"""Names where a path is expected: `team/support-bot@prod` becomes a directory, pulled from the zoo once and verified.
+
+The cache is keyed by the digest of the entry's manifest, so an alias that moves gives another directory, and two zoos
+share what is the same. What lies there already is believed no more than a download: no links, no other files, every
+byte hashed; if anything differs, it is pulled again. One process at a time works on one entry.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deltacompress.artifact.manifest import MANIFEST, read_manifest
+from deltacompress.files.regular import open_regular
+from deltacompress.reporter import SILENT, Reporter
+from deltacompress.zoo.entries.linking import add, check_base_of
+from deltacompress.zoo.errors import InvalidNameError, NotAZooError, PullError
+from deltacompress.zoo.ledger import names
+from deltacompress.zoo.ledger.entry import EntryManifest
+from deltacompress.zoo.ledger.publish import check_kind
+from deltacompress.zoo.ledger.read import need_kind
+from deltacompress.zoo.store.base import CHUNK
+from deltacompress.zoo.store.local import reason
+from deltacompress.zoo.zoo import Zoo
+
+ENVIRONMENT = "DELTACOMPRESS_ZOO"
+CACHE = "DELTACOMPRESS_CACHE"
+
+
+def open_zoo(zoo: str | os.PathLike[str] | None = None) -> Zoo:
+    """The zoo at a path or URL, or the one that DELTACOMPRESS_ZOO names.
+
+    Raises:
+        NotAZooError: neither is given, or there is no zoo.
+    """
+    location = zoo if zoo is not None else os.environ.get(ENVIRONMENT)
+    if not location:
+        raise NotAZooError(f"which zoo? give --zoo PATH, or set {ENVIRONMENT}")
+    return Zoo.open(location)
+
+
+def artifact_path(
+    spec: str | os.PathLike[str],
+    zoo: str | os.PathLike[str] | None = None,
+    *,
+    base: str | os.PathLike[str] | None = None,
+    reporter: Reporter = SILENT,
+) -> Path:
+    """The directory of an artifact or adapter: `spec` itself if it is one, else the entry of that name, pulled.
+
+    base: a directory that the entry is going to be put on: its tokenizer must be that of the entry's base-ref, if it
+    has one. Weights are compared by whoever decodes the entry, and all bytes are verified as those of any artifact.
+
+    Raises:
+        BaseMismatchError: `base` has another tokenizer.
+        InvalidNameError: `spec` is empty.
+        ZooError: the zoo does not have the entry, or it is damaged.
+    """
+    if not os.fspath(spec):
+        raise InvalidNameError("an artifact's path is empty; give its directory, or the name of an entry of a zoo")
+    path = Path(spec)
+    name = _name(spec)
+    if path.is_dir() or name is None or not (zoo or os.environ.get(ENVIRONMENT)):
+        return path  # what is neither is reported by whoever opens it
+    opened = open_zoo(zoo)
+    found = str(opened.resolve(name))  # once: an alias may move meanwhile
+    if base is not None and Path(base).is_dir():
+        check_base_of(opened, found, Path(base), weights=False)
+    return pulled(opened, found, reporter=reporter)
+
+
+def check_destination(name: str, zoo: str | os.PathLike[str] | None = None) -> None:
+    """Find out, before hours of work, that a delta could not be published as `name`.
+
+    Raises:
+        ZooError: no such zoo, no name of an entry, or its versions are of another kind.
+    """
+    checked = names.parse_name(name)
+    check_kind(open_zoo(zoo).store, checked, "delta")
+
+
+def publish_artifact(
+    path: str | os.PathLike[str], name: str, zoo: str | os.PathLike[str] | None = None, *, reporter: Reporter = SILENT
+) -> str:
+    """Publish a finished artifact directory, linked to its base; `name@version`, durable on return.
+
+    Raises:
+        ZooError: as linking.add.
+    """
+    return str(add(open_zoo(zoo), Path(path), name, reporter=reporter).published)
+
+
+def pulled(zoo: Zoo, name: str, *, reporter: Reporter = SILENT) -> Path:
+    """The cached directory of an entry, pulled or checked.
+
+    Raises:
+        ZooError: no such entry, a damaged one, or the cache cannot be written.
+    """
+    found, entry = zoo.show(name)
+    need_kind(found, entry, "delta", "adapter")
+    root = _cache()
+    target = root / found.manifest
+    with _locked(root / f"{found.manifest}.lock"):
+        if os.path.lexists(target):
+            if _is_whole(target, entry):
+                return target
+            reporter.note(f"{target}: not what it should be; pulling {found} again")
+            _remove(target)
+        zoo.pull(str(found), target, reporter=reporter)
+    return target
+
+
+def _name(spec: str | os.PathLike[str]) -> str | None:
+    """`spec` if it is a name."""
+    try:
+        return str(names.parse(os.fspath(spec)))
+    except InvalidNameError:
+        return None
+
+
+def _cache() -> Path:
+    """The cache directory, this user's own and no link."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    root = Path(os.environ.get(CACHE) or Path(home) / "deltacompress" / "entries")
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = root.lstat()
+    except OSError as error:
+        raise PullError(f"{root}: {reason(error)} (set {CACHE} to use another cache)") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PullError(f"{root}: not a directory of yours; set {CACHE} to one that is")
+    return root
+
+
+def _is_whole(directory: Path, entry: EntryManifest) -> bool:
+    """Whether `directory` holds exactly the files of `entry`, byte for byte."""
+    try:
+        if not stat.S_ISDIR(directory.lstat().st_mode):
+            return False
+        if entry.kind == "delta":
+            if _hash(directory / MANIFEST) != (entry.config.size, entry.config.digest):
+                return False
+            manifest = read_manifest(directory)
+            wanted = {one.file: (one.bytes, one.sha256) for one in (*manifest.shards, *manifest.files)}
+            wanted[MANIFEST] = (entry.config.size, entry.config.digest)
+        else:
+            wanted = {name: (layers[0].size, layers[0].digest) for name, layers in entry.files().items()}
+        return {one.name for one in directory.iterdir()} == wanted.keys() and all(
+            _hash(directory / name) == told for name, told in wanted.items()
+        )
+    except OSError:
+        return False
+
+
+def _hash(path: Path) -> tuple[int, str]:
+    """Size and sha256 of a plain file; following no link."""
+    seen = hashlib.sha256()
+    with open_regular(path) as file:
+        size = 0
+        while chunk := file.read(CHUNK):
+            seen.update(chunk)
+            size += len(chunk)
+    return size, seen.hexdigest()
+
+
+def _remove(path: Path) -> None:
+    """Remove what lies in the place of a cached directory; a link itself, never what it leads to."""
+    try:
+        if stat.S_ISDIR(path.lstat().st_mode):
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except OSError as error:
+        raise PullError(f"{path}: {reason(error)}") from error
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Wait for whoever else works on this entry."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise PullError(f"{path}: {reason(error)}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

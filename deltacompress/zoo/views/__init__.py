@@ -1,0 +1,1 @@
+"""What people ask of a zoo: selection, lineage, differences, model cards."""
