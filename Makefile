@@ -67,7 +67,7 @@ types: $(VENV)/.installed-dev
 
 # Trains the demo pair again, from nothing, on text it generates (a CPU will do, a GPU is quicker).
 demo-pair: $(VENV)/.installed
-	$(BIN)/python -m deltacompress.demo.train --out registry/demo
+	PYTHONPATH=tools $(BIN)/python -m demo_pair.train --out registry/demo
 
 clean:
 	rm -rf $(VENV) $(OUT) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from safetensors.torch import save_file
 
 from deltacompress import lossless
-from deltacompress.artifact import manifest
+from deltacompress.artifact import manifest, records
 from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.records import (
     CalibrationRecord,
@@ -215,7 +215,7 @@ def test_the_documented_reader_restores_artifacts(
 BOUNDS = (
     f"A manifest has at most {manifest.MAX_MANIFEST_BYTES >> 20} MiB, nests at most {MAX_DEPTH} deep",
     f"would take at most {manifest._MAX_MEMORY >> 20} MiB once it is parsed",
-    f"`params` and `tools` have at most {manifest._MAX_KEYS} keys each",
+    f"`params` and `tools` have at most {records._MAX_KEYS} keys each",
     f"has more than 2^{MAX_NUMEL.bit_length() - 1} elements",
     f"its bytes less the {stream.HEADER_BYTES} of the stream's header",
     f"at most {stream.FEW_CHUNKS} chunks, and one more for each {stream.LEAST_CHUNK_BYTES >> 10} KiB",

@@ -31,7 +31,7 @@ from deltacompress.analysis.result import (
 )
 from deltacompress.analysis.statistics import Histogram, Moments
 from deltacompress.arguments import checked
-from deltacompress.checkpoints.kinds import GROUPS, group_of, is_linear, layer_of, module_of
+from deltacompress.checkpoints.names import GROUPS, group_of, is_linear, layer_of, module_of
 from deltacompress.checkpoints.pairing import Pairing, TensorPair, pair
 from deltacompress.checkpoints.reader import Checkpoint, check_finite
 from deltacompress.reporter import SILENT, Reporter

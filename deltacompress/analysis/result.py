@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deltacompress.analysis.statistics import Moments, RtnCost, Spectrum
-from deltacompress.checkpoints.kinds import Group, is_linear
+from deltacompress.checkpoints.names import Group, is_linear
 
 Status = Literal["changed", "identical", "added", "alias"]
 Family = Literal["base", "finetuned", "delta"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from deltacompress.artifact.records import Manifest, TensorRecord
 from deltacompress.checkpoints.header import ITEMSIZE
-from deltacompress.checkpoints.kinds import kind_of
+from deltacompress.checkpoints.names import kind_of
 from deltacompress.types import TensorKind
 
 _KINDS = ("linear", "embedding", "head", "norm", "bias", "other")

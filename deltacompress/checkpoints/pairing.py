@@ -24,14 +24,13 @@ there gets one of three fates, and each base tensor without a counterpart is exp
 from __future__ import annotations
 
 import re
-import reprlib
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from deltacompress.checkpoints.configs import check_configs, check_fields, is_tied
 from deltacompress.checkpoints.reader import Checkpoint, already_quantized
-from deltacompress.errors import CheckpointError, PairError
+from deltacompress.errors import PairError
 from deltacompress.types import TensorInfo
 
 if TYPE_CHECKING:
@@ -42,26 +41,6 @@ _HEAD = re.compile(r"(.*\.)?(lm_head\.weight|embed_out\.weight|lm_head\.bias)|ou
 _BUFFER = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|(attention|attn|self_attn)\.(bias|masked_bias))")
 _PREFIXES = ("model.", "transformer.", "gpt_neox.")
 _MIXING = {"F16", "BF16", "F32", "F64"}
-_ARCHITECTURE_SUFFIX = re.compile(r"(ForCausalLM|LMHeadModel|Model)$")
-_SIZES = (("hidden_size", "n_embd", "d_model"), ("num_hidden_layers", "n_layer", "num_layers"))
-_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "model_type": ("a name in quotes", lambda value: isinstance(value, str)),
-    "architectures": (
-        "a list of class names",
-        lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
-    ),
-    "tie_word_embeddings": ("true or false", lambda value: isinstance(value, bool)),
-    "text_config": ("an object", lambda value: isinstance(value, dict)),
-} | {key: ("a whole number above 0", lambda value: type(value) is int and value > 0) for keys in _SIZES for key in keys}
-"""What a field of config.json must be, where it is neither absent nor null: those that pairing reads."""
-_UNTIED = frozenset(
-    (
-        "deepseek_v2 deepseek_v3 exaone4 glm glm4 glm4_moe gpt_neox gpt_oss gptj granite granitemoe helium llama "
-        "llama4_text ministral mistral mixtral nemotron olmo olmo2 olmo3 olmoe persimmon phi phi3 phimoe qwen2 "
-        "qwen2_moe qwen3 qwen3_moe qwen3_next seed_oss stablelm"
-    ).split()
-)
-"""Model types that transformers leaves untied when the config does not say; all others it ties (Gemma, GPT-2, ...)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +119,9 @@ def pair(base: Checkpoint, finetuned: Checkpoint) -> Pairing:
         PairError: the two do not belong together; names the config field or the tensor.
         CheckpointError: weights cannot be read, or a field of a config.json is not what such a field is.
     """
-    _check_fields(base)
-    _check_fields(finetuned)
-    _check_configs(base, finetuned)
+    check_fields(base)
+    check_fields(finetuned)
+    check_configs(base, finetuned)
     notes: list[str] = []
     counterpart = _match_names(base, finetuned, notes)
     pairs = [_pair_one(info, base, counterpart, finetuned, notes) for info in finetuned.tensors.values()]
@@ -158,50 +137,6 @@ def pair(base: Checkpoint, finetuned: Checkpoint) -> Pairing:
     )
     notes += [f"{n} tensors are {a} in the base, {b} fine-tuned: deltas in fp32" for (a, b), n in sorted(mixed.items())]
     return Pairing(base, finetuned, tuple(pairs), tuple(notes))
-
-
-def _check_fields(checkpoint: Checkpoint) -> None:
-    for field, (wanted, is_right) in _FIELDS.items():
-        value = _field(checkpoint.config, field)
-        if value is not None and not is_right(value):
-            raise CheckpointError(
-                f"{checkpoint.path / 'config.json'}: {field} is {reprlib.repr(value)}, not {wanted}; mend it, or get "
-                "the file that came with the weights"
-            )
-
-
-def _check_configs(base: Checkpoint, finetuned: Checkpoint) -> None:
-    """Architecture first: where it differs, any later message would name a symptom."""
-
-    def differ(field: str, a: Any, b: Any) -> PairError:
-        told = f"config.json has {field} {b}, the base {base.path} has {a}"
-        return PairError(f"{finetuned.path}: {told}; give the base it was tuned from")
-
-    a, b = base.config, finetuned.config
-    if a.get("model_type") and b.get("model_type") and a["model_type"] != b["model_type"]:
-        raise differ("model_type", a["model_type"], b["model_type"])
-    if a.get("architectures") and b.get("architectures") and _stems(a) != _stems(b):
-        raise differ("architectures", a["architectures"], b["architectures"])
-    for keys in _SIZES:
-        values = [next((v for key in keys if (v := _field(config, key)) is not None), None) for config in (a, b)]
-        if None not in values and values[0] != values[1]:
-            raise differ(keys[0], *values)
-
-
-def _stems(config: dict[str, Any]) -> list[str]:
-    """Architectures without the part that says bare model or causal LM: a base may be saved as either."""
-    return [_ARCHITECTURE_SUFFIX.sub("", name) for name in config["architectures"]]
-
-
-def _field(config: dict[str, Any], key: str) -> Any:
-    """A field of the config, or of its text model's where a multimodal config nests it."""
-    nested = config.get("text_config")
-    return config[key] if key in config else nested.get(key) if isinstance(nested, dict) else None
-
-
-def _is_tied(config: dict[str, Any]) -> bool:
-    explicit = _field(config, "tie_word_embeddings")
-    return bool(explicit) if explicit is not None else config.get("model_type") not in _UNTIED
 
 
 def _match_names(base: Checkpoint, finetuned: Checkpoint, notes: list[str]) -> dict[str, str]:
@@ -240,7 +175,7 @@ def _pair_one(
             return _paired_rows(info, other, notes)
         told = f"{name}: shape {list(info.shape)} fine-tuned but {list(other.shape)} in the base {base.path}"
         raise PairError(f"{finetuned.path}: {told}; give the base it was tuned from")
-    if is_head(name) and _is_tied(base.config) and (embedding := _embedding_for(info, base)) is not None:
+    if is_head(name) and is_tied(base.config) and (embedding := _embedding_for(info, base)) is not None:
         notes.append(f"{name} is tied to {embedding.name} in the base: paired with that")
         return _paired_rows(info, embedding, notes)
     notes.append(f"{name} is not in the base: stored whole")
@@ -288,7 +223,7 @@ def _explain_leftovers(base: Checkpoint, finetuned: Checkpoint, counterpart: dic
             continue
         if _is_buffer(base.tensors[base_name]):
             notes.append(f"{base_name} is a buffer that only the base stores: not part of the fine-tuned checkpoint")
-        elif is_head(name) and _is_tied(finetuned.config) and not name.endswith(".bias"):
+        elif is_head(name) and is_tied(finetuned.config) and not name.endswith(".bias"):
             notes.append(f"{base_name} is tied to the embedding in the fine-tuned model: nothing to store")
         else:
             lost.append(base_name)

@@ -1,5 +1,4 @@
-"""The demo pair: a small base model and two full fine-tunes of it, trained from nothing on text generated here.
+"""`deltacompress demo`: the main job on the pair that ships with the project, and `score`, which measures a checkpoint.
 
-`data` makes the text and the tasks, `tokenizer` the vocabulary, `train` the checkpoints under registry/demo, `score`
-measures a checkpoint on a task. Import the modules you need: this file imports nothing, so that it costs nothing.
+tools/demo_pair makes the pair. Import the modules you need: this file imports nothing, so that it costs nothing.
 """

@@ -16,8 +16,9 @@ from deltacompress.zoo.errors import CapabilityError, ConflictError, NotAZooErro
 from deltacompress.zoo.ledger.records import ZooRecord, encode, nonce, read
 from deltacompress.zoo.store import osfs
 from deltacompress.zoo.store.base import NoSuchObjectError, Store
+from deltacompress.zoo.store.durable import again, reason, sync_directory
 from deltacompress.zoo.store.layout import TEMPORARY, TRASH, ZOO, zoo_around
-from deltacompress.zoo.store.local import LocalStore, again, reason, sync_directory
+from deltacompress.zoo.store.local import LocalStore
 
 _RACERS = 8
 _REMOTE = ("s3://",)

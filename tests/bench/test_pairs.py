@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from demo_pair.data import write_task
 from pairs import Pair, files_of
 
 from deltacompress.artifact.delta import load_delta
 from deltacompress.bench import pairs, pairs_artifacts
 from deltacompress.cli import early
 from deltacompress.cli.main import main
-from deltacompress.demo.data import write_task
 from deltacompress.demo.score import Answers, TaskScore
 from deltacompress.errors import DeltaCompressError, InputError, Interrupted, OutputError
 

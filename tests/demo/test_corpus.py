@@ -6,8 +6,8 @@ import random
 import re
 from itertools import islice
 
-from deltacompress.demo import corpus
-from deltacompress.demo.words import SORTS
+from demo_pair import corpus
+from demo_pair.words import SORTS
 
 RULE = re.compile(r"(.+) of \[([^\]]*)\] -> \[([^\]]*)\]")
 

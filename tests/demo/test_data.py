@@ -10,10 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from deltacompress.demo.data import (
+from demo_pair.data import (
     TASKS,
     TRAIN_SAMPLES,
     VALIDATION_SAMPLES,
@@ -23,7 +20,9 @@ from deltacompress.demo.data import (
     stream,
     write_task,
 )
-from deltacompress.demo.words import SORTS
+from demo_pair.words import SORTS
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 SORT_OF = {thing: sort for sort, things in SORTS.items() for thing in things}
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from demo_pair.data import TASKS, write_task
+from demo_pair.train import relative_delta
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from deltacompress.demo.data import TASKS, write_task
 from deltacompress.demo.score import score_checkpoint
-from deltacompress.demo.train import relative_delta
 
 CHECKPOINT_FILES = {
     "config.json",

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from demo_pair.corpus import documents
+from demo_pair.tokenizer import VOCABULARY, train_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from deltacompress.demo import score
-from deltacompress.demo.corpus import documents
 from deltacompress.demo.score import divergence, encode, pad, read_task, score_checkpoint, score_model
-from deltacompress.demo.tokenizer import VOCABULARY, train_tokenizer
 from deltacompress.errors import InputError
 from deltacompress.evaluation.tasks.records import Sample
 

@@ -6,13 +6,13 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from demo_pair.corpus import documents
+from demo_pair.tokenizer import VOCABULARY, train_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from deltacompress.calibration.data import load_tokenizer
-from deltacompress.demo.corpus import documents
-from deltacompress.demo.tokenizer import VOCABULARY, train_tokenizer
 
 
 @pytest.fixture(scope="module")

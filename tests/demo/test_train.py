@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from demo_pair import data, train
 from safetensors.torch import load_file
-
-from deltacompress.demo import data, train
 
 
 @pytest.fixture

@@ -24,9 +24,8 @@ ALLOWED = {
     "models/support.py": {"AutoModelForCausalLM", "AutoModelForCausalLM.from_config"},
     "models/tokenizers.py": {"AutoTokenizer", "AutoTokenizer.from_pretrained"},
     "models/load.py": {"kind.from_pretrained"},  # of the library's own class, with None in the place of a directory
-    "recipe_yaml.py": {"yaml.load"},  # with a loader of its own, stricter than the safe one
-    "driver.py": {"Skeleton.from_config"},  # this project's
-    "demo/train.py": {"LlamaForCausalLM.from_pretrained"},  # of what the same program wrote before
+    "files/strict_yaml.py": {"yaml.load"},  # with a loader of its own, stricter than the safe one
+    "compression/driver.py": {"Skeleton.from_config"},  # this project's
 }
 """What each file uses of what follows a name in a model directory, and may: all of it, and nothing else."""
 

@@ -24,7 +24,7 @@ from deltacompress.zoo.ledger.blobs import Blob
 from deltacompress.zoo.ledger.canonical import sha256
 from deltacompress.zoo.ledger.entry import ADAPTER, FILE, Descriptor, EntryManifest, Lineage
 from deltacompress.zoo.store.base import CHUNK
-from deltacompress.zoo.store.local import reason
+from deltacompress.zoo.store.durable import reason
 
 
 def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, base_name: str) -> Described:

@@ -42,7 +42,7 @@ from deltacompress.zoo.ledger.entry import (
 )
 from deltacompress.zoo.ledger.names import check_texts
 from deltacompress.zoo.store import osfs
-from deltacompress.zoo.store.local import again, close, reason
+from deltacompress.zoo.store.durable import again, close, reason
 
 SMALL = 4096
 _CHUNK = 4 << 20

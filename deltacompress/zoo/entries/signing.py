@@ -31,8 +31,8 @@ from deltacompress.zoo.ledger.canonical import Strict
 from deltacompress.zoo.ledger.entry import SIGNATURE, Descriptor, EntryManifest
 from deltacompress.zoo.ledger.records import Sha256
 from deltacompress.zoo.store import osfs
+from deltacompress.zoo.store.durable import again, close, reason, sync_directory, write_all
 from deltacompress.zoo.store.layout import zoo_around
-from deltacompress.zoo.store.local import again, close, reason, sync_directory, write_all
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

@@ -36,7 +36,7 @@ from deltacompress.zoo.ledger.entry import MAX_ENTRY_BYTES, EntryManifest, parse
 from deltacompress.zoo.ledger.records import decode
 from deltacompress.zoo.store import osfs
 from deltacompress.zoo.store.base import CHUNK
-from deltacompress.zoo.store.local import again, close, reason
+from deltacompress.zoo.store.durable import again, close, reason
 
 _Read = Callable[[int, int], bytes]
 """(offset, length) -> exactly so many bytes, or fewer at the end of the file."""

@@ -27,8 +27,8 @@ from deltacompress.zoo.ledger.entry import BUNDLE, HEADER, SHARD_TYPES, Descript
 from deltacompress.zoo.ledger.versions import Resolved
 from deltacompress.zoo.store import osfs
 from deltacompress.zoo.store.base import CHUNK, NoSuchObjectError, Store
+from deltacompress.zoo.store.durable import again, close, reason, sync_directory, write_all
 from deltacompress.zoo.store.layout import zoo_around
-from deltacompress.zoo.store.local import again, close, reason, sync_directory, write_all
 
 _Segment = bytes | Descriptor
 

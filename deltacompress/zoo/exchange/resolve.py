@@ -26,7 +26,7 @@ from deltacompress.zoo.ledger.entry import EntryManifest
 from deltacompress.zoo.ledger.publish import check_kind
 from deltacompress.zoo.ledger.read import need_kind
 from deltacompress.zoo.store.base import CHUNK
-from deltacompress.zoo.store.local import reason
+from deltacompress.zoo.store.durable import reason
 from deltacompress.zoo.zoo import Zoo
 
 ENVIRONMENT = "DELTACOMPRESS_ZOO"

@@ -40,8 +40,8 @@ from deltacompress.zoo.ledger.entry import EntryManifest
 from deltacompress.zoo.ledger.records import encode
 from deltacompress.zoo.ledger.versions import open_version, state_of
 from deltacompress.zoo.store import osfs
+from deltacompress.zoo.store.durable import NO_HARD_LINKS, again, reason, sync_directory, write_new
 from deltacompress.zoo.store.layout import zoo_around
-from deltacompress.zoo.store.local import NO_HARD_LINKS, again, reason, sync_directory, write_new
 
 
 @dataclass(frozen=True, slots=True)

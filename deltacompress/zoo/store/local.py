@@ -12,30 +12,23 @@ EINTR is retried here although Python retries it (PEP 475), because a call may b
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
 
-from deltacompress.files import regular
 from deltacompress.zoo.errors import CapabilityError, DiskFullError, StoreError
 from deltacompress.zoo.store import osfs
-from deltacompress.zoo.store.base import CHUNK, NoSuchObjectError, Source, check_key, check_prefix, chunks_of, is_key
+from deltacompress.zoo.store.base import CHUNK, NoSuchObjectError, Source, check_key, check_prefix, is_key
+from deltacompress.zoo.store.durable import FULL, NO_HARD_LINKS, again, close, reason, sync_directory, write_new
 
-_T = TypeVar("_T")
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 TEMPORARY = "tmp"
 RESERVED = 512 << 10
 """Bytes of each part of the reserve: room for about a hundred records or marks, with the directories they lie in."""
 _ATTEMPTS = 5
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-"""What link() answers on exFAT, FAT and some network and FUSE file systems."""
 
 
 class _SweptError(Exception):
@@ -239,70 +232,6 @@ class LocalStore:
                 yield key, kind
 
 
-def write_new(path: str, source: Source) -> None:
-    """Create `path` with the bytes of `source`, durably except for its name.
-
-    Raises:
-        OSError: it exists, or cannot be written.
-    """
-    fd = again(osfs.open_, path, _CREATE, 0o444)
-    try:
-        for chunk in chunks_of(source):
-            write_all(fd, chunk)
-        again(osfs.fsync, fd)
-    finally:
-        close(fd)
-
-
-def write_all(fd: int, chunk: bytes | memoryview) -> None:
-    """Write all of `chunk`, however little each call takes."""
-    rest = memoryview(chunk)
-    while rest:
-        took = again(osfs.write, fd, rest)
-        if not took:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        rest = rest[took:]
-
-
-def sync_directory(path: str) -> None:
-    """Make the names in a directory durable."""
-    fd = again(osfs.open_, path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        again(osfs.fsync, fd)
-    finally:
-        close(fd)
-
-
-def close(fd: int) -> None:
-    """Close a descriptor; an interrupted close has closed it (Linux), and closing twice could hit another file."""
-    with suppress(InterruptedError):
-        osfs.close(fd)
-
-
-def again(call: Callable[..., _T], *args: object) -> _T:
-    """`call(*args)`, until no signal interrupts it."""
-    while True:
-        try:
-            return call(*args)
-        except InterruptedError:
-            continue
-
-
-def reason(error: OSError) -> str:
-    """What an operating system error means for the user, with the way out."""
-    if isinstance(error, regular.UnfitFileError):
-        return f"{error.strerror}; {error.way_out}"
-    if error.errno in _FULL:
-        return "the disk is full; free some space and run it again"
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "no permission; check who owns it and whether it is mounted read-only"
-    if error.errno == errno.ENOENT:
-        return "no such file or directory; check the path"
-    if error.errno == errno.ELOOP:
-        return "a symbolic link; a zoo holds none, remove it"
-    return f"{error.strerror or error}; check the disk and run it again"
-
-
 def _reserve_key(part: int) -> str:
     return f"{TEMPORARY}/reserve-{part}"
 
@@ -334,5 +263,5 @@ def _told(path: str, key: str | None = None) -> Iterator[None]:
     except OSError as error:
         if key is not None and isinstance(error, FileNotFoundError):
             raise NoSuchObjectError(key) from error
-        kind = DiskFullError if error.errno in _FULL else StoreError
+        kind = DiskFullError if error.errno in FULL else StoreError
         raise kind(f"{path}: {reason(error)}") from error

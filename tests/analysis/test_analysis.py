@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from deltacompress.analysis import statistics as stats
 from deltacompress.analysis.pair import analyze
 from deltacompress.analysis.plot import histogram_figure, plot_histograms
-from deltacompress.checkpoints.kinds import group_of, layer_of, module_of
+from deltacompress.checkpoints.names import group_of, layer_of, module_of
 from deltacompress.errors import BackendError, CheckpointError, OutputError, install_hint
 
 LINEAR = {

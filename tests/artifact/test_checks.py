@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_manifest import HASH, PART, plain, record, sealed
+from manifests import HASH, PART, plain, record, sealed
 
 from deltacompress.artifact.manifest import parse_manifest
 from deltacompress.checkpoints.side_files import MAX_SIDE_FILE_BYTES

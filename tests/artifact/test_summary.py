@@ -13,7 +13,7 @@ from pairs import make_pair
 
 from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.summary import kinds, natural, summarize
-from deltacompress.checkpoints.kinds import kind_of
+from deltacompress.checkpoints.names import kind_of
 
 
 def test_layers_are_sorted_as_numbers() -> None:

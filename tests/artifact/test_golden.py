@@ -17,7 +17,7 @@ from deltacompress.artifact.delta import load_delta, verify
 from deltacompress.artifact.records import SCHEMA_VERSION
 from deltacompress.artifact.restoration import restore
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 ARTIFACTS = sorted(path.parent for path in GOLDEN.glob("v*/*/manifest.json"))
 
 

@@ -1,9 +1,9 @@
 """Trains the demo pair from nothing: the base on generated text, then one full fine-tune per task.
 
-`python -m deltacompress.demo.train --out registry/demo` rewrites everything the folder holds: checkpoints, tokenizer,
-task files and scores. Text and task files are the same bytes on every machine. Weights are not: other devices and
-versions add numbers in another order, so a retrained pair scores alike without being equal. A fine-tune starts from the
-base as it was saved in bf16, so that the delta is exactly fine-tuned minus base.
+`PYTHONPATH=tools python -m demo_pair.train --out registry/demo` rewrites everything the folder holds: checkpoints,
+tokenizer, task files and scores. Text and task files are the same bytes on every machine. Weights are not: other
+devices and versions add numbers in another order, so a retrained pair scores alike without being equal. A fine-tune
+starts from the base as it was saved in bf16, so that the delta is exactly fine-tuned minus base.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from deltacompress.demo.corpus import documents
-from deltacompress.demo.data import TASKS, stream, write_task
 from deltacompress.demo.score import encode, pad, score_checkpoint
-from deltacompress.demo.tokenizer import BOS_ID, EOS_ID, MAX_TOKENS, VOCABULARY, train_tokenizer
 from deltacompress.models.tokenizers import load_tokenizer
+from demo_pair.corpus import documents
+from demo_pair.data import TASKS, stream, write_task
+from demo_pair.tokenizer import BOS_ID, EOS_ID, MAX_TOKENS, VOCABULARY, train_tokenizer
 
 ROW_TOKENS = 256
 LOG_EVERY = 100
@@ -170,7 +170,9 @@ def measure(out: Path) -> dict[str, object]:
 
 def main() -> None:
     """Command line; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m deltacompress.demo.train", description="Train the demo pair.")
+    parser = argparse.ArgumentParser(
+        prog="PYTHONPATH=tools python -m demo_pair.train", description="Train the demo pair."
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder to (re)write, e.g. registry/demo")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--seed", type=int, default=0)
@@ -191,7 +193,7 @@ def main() -> None:
         write_task(options.out / "data" / task, task, options.seed)
         if task not in options.keep:
             finetune(options.out, task, device, options.seed, options.steps_scale)
-    command = f"python -m deltacompress.demo.train --out registry/demo --seed {options.seed}"
+    command = f"PYTHONPATH=tools python -m demo_pair.train --out registry/demo --seed {options.seed}"
     if options.steps_scale != 1.0:
         command += f" --steps-scale {options.steps_scale}"
     text = json.dumps({"command": command, "seed": options.seed, **measure(options.out)}, indent=2) + "\n"

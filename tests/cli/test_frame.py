@@ -45,7 +45,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
 
 @pytest.fixture
 def delta(fake: Fake) -> None:
-    fake("artifact", load_delta=lambda path: SimpleNamespace(summary=lambda: SUMMARY))
+    fake("artifact.delta", load_delta=lambda path: SimpleNamespace(summary=lambda: SUMMARY))
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -142,7 +142,7 @@ def error_classes() -> list[type[errors.DeltaCompressError]]:
 def test_every_error_gets_its_exit_code_and_one_line(
     error: type[errors.DeltaCompressError], fake: Fake, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake("artifact", load_delta=raising(error("manifest.json: two\nlines [bold]and a path[/bold]")))
+    fake("artifact.delta", load_delta=raising(error("manifest.json: two\nlines [bold]and a path[/bold]")))
     assert main(["inspect", "x"]) == error.exit_code
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -186,7 +186,7 @@ def test_the_exit_codes_scripts_rely_on() -> None:
 def test_other_exceptions(
     error: BaseException, code: int, line: str, fake: Fake, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake("artifact", load_delta=raising(error))
+    fake("artifact.delta", load_delta=raising(error))
     assert main(["inspect", "x"]) == code
     assert capsys.readouterr().err == line + "\n"
 
@@ -195,7 +195,7 @@ def test_other_exceptions(
     "argv", [["--debug", "inspect", "x"], ["inspect", "x", "--debug"], ["inspect", "--debug", "x"]]
 )
 def test_debug_shows_the_traceback(argv: list[str], fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
-    fake("artifact", load_delta=raising(errors.ChecksumError("part 0 differs")))
+    fake("artifact.delta", load_delta=raising(errors.ChecksumError("part 0 differs")))
     assert main(argv) == 3
     err = capsys.readouterr().err
     assert "Traceback (most recent call last)" in err
@@ -206,7 +206,7 @@ def test_debug_from_the_environment(
     fake: Fake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DELTACOMPRESS_DEBUG", "1")
-    fake("artifact", load_delta=raising(RuntimeError("bug")))
+    fake("artifact.delta", load_delta=raising(RuntimeError("bug")))
     assert main(["inspect", "x"]) == 70
     err = capsys.readouterr().err
     assert "Traceback (most recent call last)" in err
@@ -331,7 +331,7 @@ def test_any_path_can_be_printed(encoding: str) -> None:
 
 
 def test_json_refuses_what_json_cannot_hold(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
-    fake("artifact", load_delta=lambda path: SimpleNamespace(summary=lambda: {"ratio": float("nan")}))
+    fake("artifact.delta", load_delta=lambda path: SimpleNamespace(summary=lambda: {"ratio": float("nan")}))
     assert main(["inspect", "x", "--json"]) == 70
     assert capsys.readouterr().out == ""
 
@@ -367,8 +367,8 @@ class TestOptionsReachTheWork:
             options["reporter"].note("a [note]")
             return SimpleNamespace(to_json=lambda: {"ratio": 8.0})
 
-        fake("driver", compress=compress)
-        fake("recipe", Recipe=SimpleNamespace(load=lambda name: f"<{name}>"))
+        fake("compression.driver", compress=compress)
+        fake("codecs.recipe", Recipe=SimpleNamespace(load=lambda name: f"<{name}>"))
         out = tmp_path / "delta"
         argv = ["compress", "B", "F", "--recipe", "int2-24", "--calibration", "c.jsonl", "--out", str(out)]
         assert main([*argv, "--json"]) == 0
@@ -405,14 +405,17 @@ class TestOptionsReachTheWork:
     @pytest.mark.parametrize("base", [None, Path("B")])
     def test_verify(self, base: Path | None, fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
         seen: list[Any] = []
-        fake("artifact", verify=lambda path, *, base, reporter: seen.extend((path, base)))
+        fake("artifact.delta", verify=lambda path, *, base, reporter: seen.extend((path, base)))
         assert main(["verify", "A", "--json", *([] if base is None else ["--base", str(base)])]) == 0
         assert seen == [Path("A"), base]
         assert json.loads(capsys.readouterr().out)["verified"] is True
 
     def test_restore(self, fake: Fake) -> None:
         seen: list[Any] = []
-        fake("restoration", restore=lambda path, *, base, out, force, reporter: seen.extend((path, base, out, force)))
+        fake(
+            "artifact.restoration",
+            restore=lambda path, *, base, out, force, reporter: seen.extend((path, base, out, force)),
+        )
         assert main(["restore", "A", "--base", "B", "--out", "O", "--quiet"]) == 0
         assert main(["restore", "A", "--base", "B", "--out", "O", "--quiet", "--force"]) == 0
         assert seen == [Path("A"), Path("B"), Path("O"), False, Path("A"), Path("B"), Path("O"), True]
@@ -437,8 +440,8 @@ class TestOptionsReachTheWork:
             seen.append((out, base, finetuned, force))
             return SimpleNamespace(data=data, rows=lambda: rows, files=(out / "a.json",), missing="no picture: why")
 
-        fake("analysis", analyze=lambda base, finetuned, reporter: found)
-        fake("analysis_output", analyze_into=analyze_into)
+        fake("analysis.pair", analyze=lambda base, finetuned, reporter: found)
+        fake("analysis.output", analyze_into=analyze_into)
         assert main(["analyze", "B", "F", "--out", str(tmp_path), "--force"]) == 0
         captured = capsys.readouterr()
         assert "layer 0" in captured.out
@@ -481,7 +484,7 @@ class TestRender:
         row = {"name": "model.layers.0.self_attn.q_proj.weight", "shape": [128, 128], "kind": "linear"}
         row |= {"status": "coded", "codec": "obs 2:4 int2", "bits_per_weight": 1.72, "bytes": 3532, "loss": 0.0032}
         found = {"ratio": 8.5, "tensors": [row | {"damp_fraction": 0.01}], "parts": []}
-        fake("artifact", load_delta=lambda path: SimpleNamespace(summary=lambda: found))
+        fake("artifact.delta", load_delta=lambda path: SimpleNamespace(summary=lambda: found))
         assert main(["inspect", "x"]) == 0
         out = capsys.readouterr().out
         assert max(map(len, out.splitlines())) <= 80

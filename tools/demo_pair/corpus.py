@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from deltacompress.demo.words import (
+from demo_pair.words import (
     DAYS,
     HABITS,
     MONTHS,

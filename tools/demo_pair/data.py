@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from deltacompress.demo.words import SORTS
+from demo_pair.words import SORTS
 
 Split = Literal["train", "validation"]
 

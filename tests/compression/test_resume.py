@@ -159,7 +159,7 @@ def test_killed(pair: Pair, out: Path, artifact: Path) -> None:
     """kill -9 while a layer is being written: only whole steps count."""
     code = (
         "import os, signal, sys, torch\n"
-        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
         f"torch.set_num_threads({torch.get_num_threads()})\n"
         "from pathlib import Path\nfrom pairs import Pair\nfrom deltacompress import workspace\n"
         "write = workspace.write_file\n"

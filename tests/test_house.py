@@ -1,0 +1,73 @@
+"""The house itself: rooms that a newcomer can keep in mind, and imports that go one way, file by file.
+
+Which room may import which is import-linter's (pyproject.toml); this holds what it has no word for.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parent.parent / "deltacompress"
+FILES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+MOST_FILES, MOST_LINES = 12, 300
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of the package that a file imports, wherever in it, also for annotations alone."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inside = {f"{node.module}.{one.name}" for one in node.names} & set(FILES)
+            found |= inside or {node.module}
+    return found & set(FILES)
+
+
+def test_no_circle_of_files() -> None:
+    """Lazy imports and imports for annotations count: a circle of names is a circle for whoever reads.
+
+    Left out: the package's own face, which every `import deltacompress.x` runs first and which names what lies below.
+    """
+    graph = {name: imported(path) - {"deltacompress"} for name, path in FILES.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as circle:
+        pytest.fail(" -> ".join(circle.args[1]))
+
+
+def test_the_walk_sees_a_circle(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text("def f():\n    from deltacompress.zoo import zoo\n    import deltacompress.errors\n")
+    assert imported(file) == {"deltacompress.zoo.zoo", "deltacompress.errors"}
+
+
+def test_no_folder_is_crowded() -> None:
+    """cli/ apart, which has a file for each verb."""
+    folders: dict[Path, int] = defaultdict(int)
+    for path in FILES.values():
+        folders[path.parent] += 1
+    crowded = {folder.name: count for folder, count in folders.items() if count > MOST_FILES and folder.name != "cli"}
+    assert crowded == {}
+
+
+def test_no_file_is_long() -> None:
+    long = {name: lines for name, path in FILES.items() if (lines := len(path.read_text().splitlines())) > MOST_LINES}
+    assert long == {}
+
+
+def test_every_room_says_what_it_is() -> None:
+    silent = [
+        str(path)
+        for path in FILES.values()
+        if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert silent == []
