@@ -21,11 +21,11 @@ from deltacompress.errors import InputError, Interrupted, OutputError, option, s
 from deltacompress.evaluation.gate.early import refuse_hopeless
 from deltacompress.evaluation.gate.rules import Gate, GateFailedError, GateResult
 from deltacompress.evaluation.labels import check_label
-from deltacompress.evaluation.overlap import refuse_data
 from deltacompress.evaluation.report.data import REPORT, Report
 from deltacompress.evaluation.run import evaluate
 from deltacompress.evaluation.scoring.lm_eval_version import require_lm_eval
 from deltacompress.evaluation.tasks.load import load_tasks
+from deltacompress.evaluation.tasks.overlap import refuse_data
 from deltacompress.reporter import SILENT, Reporter
 
 

@@ -6,36 +6,28 @@ took, does not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.evaluation.gate.rules import Gate
 from deltacompress.evaluation.methods.baselines import Account
-from deltacompress.evaluation.report.records import OverlapRecord
+from deltacompress.evaluation.prepare import Prepared
 from deltacompress.evaluation.subjects import Subject
 from deltacompress.evaluation.tasks.load import LocalTask, Task
 from deltacompress.evaluation.tasks.records import data_hash
 
 
-def inputs_of(
-    base: Checkpoint,
-    subjects: Sequence[Subject],
-    tasks: Sequence[Task],
-    overlaps: Sequence[OverlapRecord],
-    gate: Gate | None,
-    settings: Mapping[str, Any],
-    tools: Mapping[str, str],
-) -> dict[str, Any]:
+def inputs_of(prepared: Prepared) -> dict[str, Any]:
     """The input of an evaluation; its keys are what a user is told if one of them is another one."""
+    job, gate = prepared.job, prepared.gate
+    settings = ("device", "dtype", "batch_size", "limit", "seed", "confidence", "margin", "backend")
     return {
-        "base": _model(base),
-        "models": [_subject(one) for one in subjects],
-        "tasks": [_task(one) for one in tasks],
-        "comparison with calibration data": [one.model_dump(mode="json") for one in overlaps],
+        "base": _model(prepared.base),
+        "models": [_subject(one) for one in prepared.subjects],
+        "tasks": [_task(one) for one in prepared.tasks],
+        "comparison with calibration data": [one.model_dump(mode="json") for one in prepared.overlaps],
         "policy": None if gate is None else gate.policy.model_dump(mode="json"),
-        **settings,
-        "versions": dict(tools),
+        **{name: getattr(job, name) for name in settings},
+        "versions": dict(prepared.tools),
     }
 
 

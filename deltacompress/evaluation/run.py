@@ -9,42 +9,26 @@ report of the same input is used again, one of other input stays unless it is to
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from deltacompress._version import __version__
 from deltacompress.arguments import Amount, Count, Share, Whole, checked
-from deltacompress.errors import InputError, option, spelled, switch
-from deltacompress.evaluation import assemble, overlap
-from deltacompress.evaluation.gate.rules import Gate
+from deltacompress.errors import switch
 from deltacompress.evaluation.inputs import inputs_of
+from deltacompress.evaluation.job import EvaluationJob
+from deltacompress.evaluation.measure import Measured, measure
+from deltacompress.evaluation.prepare import Prepared, prepare
+from deltacompress.evaluation.report import assemble
 from deltacompress.evaluation.report.data import REPORT, Report, read_report
 from deltacompress.evaluation.report.html import write_html
 from deltacompress.evaluation.report.markdown import write_markdown
-from deltacompress.evaluation.report.records import OverlapRecord, Settings
-from deltacompress.evaluation.scoring import fidelity
-from deltacompress.evaluation.scoring.checkpoints import CheckpointScorer
-from deltacompress.evaluation.scoring.decoupled import DecoupledScorer
-from deltacompress.evaluation.scoring.fidelity import FidelityResult
-from deltacompress.evaluation.scoring.harness import TaskRun, run_tasks
-from deltacompress.evaluation.scoring.lm_eval_version import require_lm_eval
-from deltacompress.evaluation.scoring.panel import Panel
-from deltacompress.evaluation.scoring.scorer import Scorer
-from deltacompress.evaluation.scoring.store import AnswerStore, AnswerStores
-from deltacompress.evaluation.subjects import Subject, open_subjects
-from deltacompress.evaluation.tasks.encoding import Encoder
-from deltacompress.evaluation.tasks.load import LocalTask, Task, load_tasks
+from deltacompress.evaluation.report.records import Settings
+from deltacompress.evaluation.scoring.store import AnswerStores
 from deltacompress.files.finished import new_output
-from deltacompress.models.config import notes, other_way_out
-from deltacompress.models.load import WAY_OUT
 from deltacompress.reporter import SILENT, Reporter
-from deltacompress.runtime.variants.numerics import settle
 
 ANSWERS = "answers"
 _FILES = (REPORT, "report.md", "report.html", "samples/*.jsonl")
@@ -104,96 +88,47 @@ def evaluate(
         InputError: a dtype that the runtime does not serve in. BackendError: no such device here.
         OutputError: `out` cannot be written, or holds a finished report of other input.
     """
-    reporter = reporter or SILENT
-    lm_eval_version = require_lm_eval()
-    where, kind = settle(device, dtype)
-    device, dtype = str(where), str(kind).removeprefix("torch.")
-    gate = None if policy is None else Gate.load(policy)
-    target = Path(out)
-    chosen = load_tasks(
-        list(tasks), task_dir=None if task_dir is None else Path(task_dir), few_shot=few_shot, limit=limit
-    )
-    opened, subjects, encoder = open_subjects(
-        _labelled(artifacts),
+    job = EvaluationJob(
+        artifacts=_labelled(artifacts),
         base=Path(base),
+        tasks=tuple(tasks),
+        out=Path(out),
         finetuned=None if finetuned is None else Path(finetuned),
-        others={label: Path(path) for label, path in (others or {}).items()},
-        stored_as={label: Path(path) for label, path in (stored_as or {}).items()},
+        others=_paths(others),
+        stored_as=_paths(stored_as),
         with_base=with_base,
+        task_dir=None if task_dir is None else Path(task_dir),
+        few_shot=few_shot,
+        limit=limit,
+        seed=seed,
+        batch_size=batch_size,
+        device=device,
+        dtype=dtype,
+        backend=backend,
+        calibration=None if calibration is None else Path(calibration),
+        allow_overlap=allow_overlap,
+        policy=policy,
+        margin=margin,
+        confidence=confidence,
+        force=force,
     )
-    with other_way_out(WAY_OUT):
-        for subject in subjects:
-            for note in () if subject.checkpoint is None else notes(subject.checkpoint.config, subject.checkpoint.path):
-                reporter.note(note)
-    overlaps = _overlaps(chosen, subjects, None if calibration is None else Path(calibration), encoder, allow_overlap)
-    if gate is not None and (why := _no_verdict(gate, subjects)):
-        reporter.note(f"gate {gate.policy.name} gives no verdict: {why}")
-        gate = None
-    if gate is not None:
-        gate.check_tasks([task.name for task in chosen])
-    options = {"device": device, "dtype": dtype, "batch_size": batch_size}
-    tools = _tools(lm_eval_version)
-    asked = options | {"limit": limit, "seed": seed, "confidence": confidence, "margin": margin, "backend": backend}
-    inputs = inputs_of(opened, subjects, chosen, overlaps, gate, asked, tools)
-    runs: dict[str, dict[str, TaskRun]] = {}
-    found: dict[str, dict[str, FidelityResult]] = {}
-    seconds: dict[str, float] = {}
-    with new_output(target, _FILES, inputs, force=force) as output, AnswerStores(target / ANSWERS) as stores:
+    return run_job(job, compress_seconds=compress_seconds, reporter=reporter or SILENT)
+
+
+def run_job(
+    job: EvaluationJob, *, compress_seconds: Mapping[str, float] | None = None, reporter: Reporter = SILENT
+) -> Report:
+    """Do what a job says; raises as `evaluate`. compress_seconds: label -> what its making took, for the report."""
+    prepared = prepare(job, reporter)
+    inputs = inputs_of(prepared)
+    with new_output(job.out, _FILES, inputs, force=job.force) as output, AnswerStores(job.out / ANSWERS) as stores:
         if output is None:
             again = f"used again ({switch('force')}: measure anew)"
-            reporter.note(f"{target}: a finished report of the same input, {again}")
-            return read_report(target)
-        reference: Scorer | None = None
-        drafts: AnswerStore | None = None
-        described = "plain checkpoints"
-        for group in _groups(subjects):
-            scorer, told = _scorer(group, Path(base), options, backend)
-            described = told or described
-            panel = Panel(scorer, {}, {}, reporter, encoder.eos, drafts)
-            for subject in group:
-                plain = None if subject.role in ("delta", "base") else "plain"
-                variant = panel.variants[subject.label] = subject.label if subject.role == "delta" else None
-                ends = sorted({encoder.eos, *scorer.ends(variant)})
-                identity = {"weights": subject.identity, "runs": plain or told, "ends": ends, **options, **tools}
-                panel.stores[subject.label] = stores.open(identity)
-            if resumed := sum(store.resumed for store in panel.stores.values()):
-                reporter.note(f"{', '.join(panel.variants)}: {resumed} answers of an interrupted run are used again")
-            for subject in group:
-                mine = panel.answerable(subject.label, chosen, encoder)
-                runs[subject.label] = run_tasks(panel, subject.label, encoder, mine, limit=limit, seed=seed)
-            if group[0].role == "finetuned":
-                reference, drafts = scorer, panel.stores[group[0].label]
-            elif reference is not None:
-                _fidelity(panel, reference, subjects[0], encoder, chosen, runs, found, confidence, seed, reporter)
-            seconds |= dict.fromkeys(panel.variants, panel.seconds)
-        settings = Settings(
-            limit=limit,
-            seed=seed,
-            batch_size=batch_size,
-            confidence=confidence,
-            margin=margin,
-            dtype=dtype,
-            device=device,
-            runtime=described,
-            threads=torch.get_num_threads(),
-        )
-        report = Report(
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            base=Path(base).name,
-            base_sha256=opened.fingerprint(),
-            reference=subjects[0].label if subjects[0].role == "finetuned" else None,
-            settings=settings,
-            subjects=tuple(one.record(seconds[one.label], (compress_seconds or {}).get(one.label)) for one in subjects),
-            tasks=assemble.task_infos(chosen, runs),
-            scores=assemble.scores(runs, found, subjects, settings),
-            agreement=assemble.agreement(runs),
-            overlap=overlaps,
-            disagreements=assemble.disagreements(runs, subjects),
-            tools=tools,
-        )
-        if gate is not None:
-            report = report.model_copy(update={"verdicts": gate.check(report).verdicts})
-        assemble.write_samples(output.ready / "samples", runs)
+            reporter.note(f"{job.out}: a finished report of the same input, {again}")
+            return read_report(job.out)
+        measured = measure(prepared, stores, reporter)
+        report = _report(prepared, measured, compress_seconds or {})
+        assemble.write_samples(output.ready / "samples", measured.runs)
         report.write(output.ready / REPORT)
         write_markdown(report, output.ready / "report.md")
         write_html(report, output.ready / "report.html")
@@ -202,14 +137,36 @@ def evaluate(
     return report
 
 
-def _no_verdict(gate: Gate, subjects: Sequence[Subject]) -> str | None:
-    """Why a gate cannot judge these subjects, if it cannot."""
-    if all(one.role != "delta" for one in subjects):
-        return "no artifact is evaluated"
-    if gate.compares and subjects[0].role != "finetuned":
-        how = spelled("--against finetuned=PATH", "finetuned=PATH")
-        return f"it compares with the fine-tuned model; evaluate with {how}"
-    return None
+def _report(prepared: Prepared, measured: Measured, compress_seconds: Mapping[str, float]) -> Report:
+    job, subjects = prepared.job, prepared.subjects
+    settings = Settings(
+        limit=job.limit,
+        seed=job.seed,
+        batch_size=job.batch_size,
+        confidence=job.confidence,
+        margin=job.margin,
+        dtype=job.dtype,
+        device=job.device,
+        runtime=measured.runtime,
+        threads=torch.get_num_threads(),
+    )
+    report = Report(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        base=job.base.name,
+        base_sha256=prepared.base.fingerprint(),
+        reference=subjects[0].label if subjects[0].role == "finetuned" else None,
+        settings=settings,
+        subjects=tuple(one.record(measured.seconds[one.label], compress_seconds.get(one.label)) for one in subjects),
+        tasks=assemble.task_infos(prepared.tasks, measured.runs),
+        scores=assemble.scores(measured.runs, measured.fidelity, subjects, settings),
+        agreement=assemble.agreement(measured.runs),
+        overlap=prepared.overlaps,
+        disagreements=assemble.disagreements(measured.runs, subjects),
+        tools=prepared.tools,
+    )
+    if prepared.gate is None:
+        return report
+    return report.model_copy(update={"verdicts": prepared.gate.check(report).verdicts})
 
 
 def _labelled(artifacts: str | Path | Mapping[str, str | Path]) -> dict[str, Path]:
@@ -218,91 +175,5 @@ def _labelled(artifacts: str | Path | Mapping[str, str | Path]) -> dict[str, Pat
     return {label: Path(path) for label, path in artifacts.items()}
 
 
-def _groups(subjects: Sequence[Subject]) -> list[list[Subject]]:
-    """Subjects that share a scorer: the base and all deltas; every other one is alone."""
-    decoupled = [one for one in subjects if one.role in ("base", "delta")]
-    alone = [[one] for one in subjects if one.role == "checkpoint"]
-    return [[one] for one in subjects if one.role == "finetuned"] + ([decoupled] if decoupled else []) + alone
-
-
-def _scorer(
-    group: Sequence[Subject], base: Path, options: Mapping[str, Any], backend: str
-) -> tuple[Scorer, str | None]:
-    """A scorer for a group, and how it runs if it is the decoupled runtime."""
-    if group[0].role in ("finetuned", "checkpoint"):
-        checkpoint = group[0].checkpoint
-        assert checkpoint is not None
-        return CheckpointScorer.open(checkpoint, **options), None  # the very files that were hashed
-    scorer = DecoupledScorer.open(base, backend=backend, **options)
-    for subject in group:
-        if subject.delta is not None:
-            scorer.load(subject.path, subject.label)
-    return scorer, scorer.describe()
-
-
-def _fidelity(
-    panel: Panel,
-    reference: Scorer,
-    finetuned: Subject,
-    encoder: Encoder,
-    tasks: Sequence[Task],
-    runs: Mapping[str, Mapping[str, TaskRun]],
-    found: dict[str, dict[str, FidelityResult]],
-    confidence: float,
-    seed: int,
-    reporter: Reporter,
-) -> None:
-    """Compare a panel's subjects with the fine-tuned model on the right answers of every task."""
-    for task in tasks:
-        encode = encoder.pair if isinstance(task, LocalTask) else encoder.harness_pair
-        pairs = []
-        for row in runs[finetuned.label][task.name].rows:
-            context, answer = encode(row.prompt, row.target)
-            pairs.append((tuple(context), tuple(answer)))
-        rows = [(*context, *answer) for context, answer in pairs]
-        asked = panel.only([one for one in panel.variants if task.name in runs[one] and not panel.lacks(one, rows)])
-        results = fidelity.measure(
-            asked, reference, finetuned.identity, pairs, confidence=confidence, seed=seed, reporter=reporter
-        )
-        for label, result in results.items():
-            found.setdefault(label, {})[task.name] = result
-        panel.seconds += asked.seconds
-
-
-def _overlaps(
-    tasks: Sequence[Task], subjects: Sequence[Subject], given: Path | None, encoder: Encoder, force: bool
-) -> tuple[OverlapRecord, ...]:
-    records = []
-    for subject in subjects:
-        if subject.delta is None:
-            continue
-        checked = [
-            (task.name, overlap.check(task, subject.delta.manifest.calibration, given, encoder)) for task in tasks
-        ]
-        overlap.refuse(checked, force=force)
-        for task, one in checked:
-            records.append(
-                OverlapRecord(
-                    task=task,
-                    subject=subject.label,
-                    verdict=one.verdict,
-                    overlapping=one.overlapping,
-                    told=one.told,
-                    forced=one.verdict == "overlaps",
-                )
-            )
-    if given is not None and not records:
-        raise InputError(
-            f"{option('calibration')} {given}: no artifact is evaluated that could have been calibrated on it"
-        )
-    return tuple(records)
-
-
-def _tools(lm_eval_version: str) -> dict[str, str]:
-    return {
-        "deltacompress": __version__,
-        "lm-eval": lm_eval_version,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": version("transformers"),
-    }
+def _paths(given: Mapping[str, str | Path] | None) -> dict[str, Path]:
+    return {label: Path(path) for label, path in (given or {}).items()}

@@ -18,19 +18,12 @@ import torch
 from torch import nn
 
 from deltacompress.errors import CheckpointError
+from deltacompress.models import support
 from deltacompress.models.config import CONFIG, unsupported
 from deltacompress.models.folder import read_json
 from deltacompress.models.load import misfit
 from deltacompress.models.names import Slot, match_names
 from deltacompress.models.relay import BrokenChain, Chain, HeadTap, LayerCall, Relay
-from deltacompress.models.support import (
-    build_model,
-    decoder_layers,
-    failing_forward,
-    outline,
-    read_decoder,
-    try_forward,
-)
 from deltacompress.types import TensorKind
 
 if TYPE_CHECKING:
@@ -77,11 +70,11 @@ class Skeleton:
         raw = read_json(path, CONFIG)
         if raw is None:
             raise CheckpointError(f"{file}: missing; give the directory of a Hugging Face checkpoint")
-        config = read_decoder(raw, file, tensors=len(names))
-        outlined = outline(config, file, tensors=len(names))
-        layers_path = decoder_layers(outlined, path)
-        try_forward(outlined, file)
-        model = build_model(config, file)
+        config = support.read_decoder(raw, file, tensors=len(names))
+        outlined = support.outline(config, file, tensors=len(names))
+        layers_path = support.decoder_layers(outlined, path)
+        support.try_forward(outlined, file)
+        model = support.build_model(config, file)
         model.tie_weights()  # again: becoming meta parted what had been tied
         model.eval().requires_grad_(False)
         for module in model.modules():
@@ -229,7 +222,7 @@ class Skeleton:
             CheckpointError: a config.json that the layer cannot run with.
         """
         call.check(hidden)
-        with failing_forward(self.path):
+        with support.failing_forward(self.path):
             output = call.run(self._layers[i], hidden)
         self._returns_tuple = isinstance(output, tuple)
         result: torch.Tensor = output[0] if self._returns_tuple else output
@@ -268,7 +261,7 @@ class Skeleton:
         for returns_tuple in (self._returns_tuple, not self._returns_tuple):
             chain = Chain(returns_tuple=returns_tuple, inject=inject)
             try:
-                with self._relays(chain), failing_forward(self.path):
+                with self._relays(chain), support.failing_forward(self.path):
                     output = run()
             except BrokenChain:
                 continue

@@ -11,7 +11,7 @@ import pytest
 from evaluation.reports import report
 
 from deltacompress.errors import InputError
-from deltacompress.evaluation import assemble
+from deltacompress.evaluation.report import assemble
 from deltacompress.evaluation.report.records import Settings
 from deltacompress.evaluation.scoring.fidelity import FidelityResult
 from deltacompress.evaluation.scoring.harness import SampleRow, TaskRun

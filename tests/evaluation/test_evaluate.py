@@ -256,7 +256,7 @@ def test_a_finished_report_is_used_again_and_never_mixed_with_another(
     out = tmp_path / "out"
     first = run(pair, artifact, task_dir, out, limit=3)
     with monkeypatch.context() as patch:
-        patch.setattr("deltacompress.evaluation.run.run_tasks", None)
+        patch.setattr("deltacompress.evaluation.measure.run_tasks", None)
         assert run(pair, artifact, task_dir, out, limit=3) == first
         for change, told in (
             ({"tasks": ["echo"]}, "tasks"),
@@ -282,7 +282,7 @@ def test_samples_of_others_are_kept_and_never_mixed_in(
     (samples / "mine.txt").write_text("mine")
     (samples / "mine.jsonl").write_text("mine")
     with monkeypatch.context() as patch:
-        patch.setattr("deltacompress.evaluation.run.run_tasks", None)
+        patch.setattr("deltacompress.evaluation.measure.run_tasks", None)
         with pytest.raises(OutputError, match=r"samples/mine\.jsonl: would be replaced, and no earlier run left it"):
             run(pair, artifact, task_dir, samples.parent, limit=3)
     (samples / "mine.jsonl").unlink()

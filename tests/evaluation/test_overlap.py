@@ -13,7 +13,7 @@ import pytest
 from deltacompress.artifact.records import CalibrationRecord
 from deltacompress.calibration.data import load_calibration
 from deltacompress.errors import InputError
-from deltacompress.evaluation import overlap
+from deltacompress.evaluation.tasks import overlap
 from deltacompress.evaluation.tasks.encoding import Encoder
 from deltacompress.evaluation.tasks.load import LocalSpec, LocalTask, SuiteSpec, SuiteTask
 from deltacompress.evaluation.tasks.records import Sample

@@ -152,7 +152,7 @@ def test_what_goes_wrong_on_the_way_is_told(trio: dict[str, Served], monkeypatch
     def no_memory(*_: object) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("deltacompress.runtime.cache.residency.placed", no_memory)
+    monkeypatch.setattr("deltacompress.runtime.cache.transfer.placed", no_memory)
     with pytest.raises(BackendError, match=r"out of memory while a variant is loaded \(resident, in bytes: .*"):
         runtime.logits([("a", [5])])
     monkeypatch.undo()

@@ -8,7 +8,6 @@ the two in order. All decisions are taken here, on the caller's thread; workers 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +17,11 @@ import torch
 from deltacompress.errors import BackendError, InputError
 from deltacompress.kernels import Backend
 from deltacompress.runtime.cache.resident import Operands, Resident, Sources
-from deltacompress.runtime.loading.loader import Loader, check_stored
+from deltacompress.runtime.cache.transfer import Transfer
+from deltacompress.runtime.loading.loader import check_stored
 from deltacompress.runtime.modules.batch import MAX_VARIANTS
 from deltacompress.runtime.modules.model import DecoupledModel
-from deltacompress.runtime.variants.operands import Operand, Stored, pinned, placed, placed_bytes
+from deltacompress.runtime.variants.operands import Stored, placed_bytes
 from deltacompress.runtime.variants.variant import Variant
 
 
@@ -36,11 +36,8 @@ class Residency:
         self.loads = 0  # times that a variant came to the device: what a budget costs
         self._model, self._kernels = model, kernels
         self._cuda = model.device.type == "cuda"
-        self._stream = torch.cuda.Stream(model.device) if self._cuda else None
-        self._loader: Loader | None = None
-        if kernels is not None and kernels.ingest is not None and self._stream is not None:
-            self._loader = Loader(kernels, kernels.ingest, self._stream)
-        self._readers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "deltacompress-read")
+        self._transfer = Transfer(model.device, kernels)
+        self._stream = self._transfer.stream
         self._movers = ThreadPoolExecutor(1, "deltacompress-move")
         self._clock = 0
 
@@ -232,7 +229,7 @@ class Residency:
     def _bring(self, resident: Resident) -> tuple[Operands, torch.cuda.Event | None]:
         """On the mover's thread: host or disk -> device, on the copy stream."""
         if resident.host is None:
-            resident.host = self.read(resident.variant)
+            resident.host = self._transfer.read(resident.variant)
         started = time.perf_counter()
         with torch.cuda.stream(self._stream):
             operands = self._placed(resident, resident.host)
@@ -243,21 +240,7 @@ class Residency:
         return operands, event
 
     def _placed(self, resident: Resident, sources: Sources) -> Operands:
-        stored = {path: one for path, one in sources.items() if isinstance(one, Stored)}
-        try:
-            found: Operands = {}
-            if stored:
-                assert self._loader is not None
-                found |= self._loader.load(stored, verify=resident.verify)
-            for path, one in sources.items():
-                if not isinstance(one, Stored):
-                    found[path] = placed(one, self._model.device, self._kernels)
-            return found
-        except torch.OutOfMemoryError as error:
-            raise BackendError(
-                f"{self._model.device} is out of memory while a variant is loaded ({self.told()}); "
-                "lower budget_bytes, max_batch or the number of variants in use"
-            ) from error
+        return self._transfer.place(sources, verify=resident.verify, told=self.told)
 
     def told(self) -> str:
         """What is resident, for messages."""
@@ -265,27 +248,8 @@ class Residency:
         return f"resident, in bytes: {held}"
 
     def read(self, variant: Variant) -> Sources:
-        """Decode and check every part of a variant: its operands in host memory, pinned where copies follow; parts that
-        a GPU takes as they are stored stay where they are.
-
-        Any thread may call this, also while requests run.
-
-        Raises:
-            IntegrityError: a part is damaged or not finite.
-            BackendError: this machine cannot decode the lossless codec.
-        """
-
-        def one(path: str) -> tuple[str, Operand | Stored | None]:
-            if self._loader is not None and (stored := variant.stored(path)) is not None:
-                return path, stored
-            found = variant.operand(path)
-            return path, pinned(found) if found is not None and self._cuda else found
-
-        paths = variant.paths()
-        # threads help where there is something to decode; small tensors only wait for each other's Python
-        coded = self._cuda and variant.delta.manifest.lossless != "none"
-        pairs = self._readers.map(one, paths) if coded else map(one, paths)
-        return {path: operand for path, operand in pairs if operand is not None}
+        """Every operand of a variant, decoded and checked; see Transfer.read."""
+        return self._transfer.read(variant)
 
     def _trim_host(self, keep: Resident | None = None) -> None:
         """Drop pinned copies, least recently used first, until they fit the host's budget."""

@@ -1,0 +1,121 @@
+"""Before any model answers: tasks read, subjects opened and held against each other, everything refused that can be."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from deltacompress._version import __version__
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.errors import InputError, option, spelled
+from deltacompress.evaluation.gate.rules import Gate
+from deltacompress.evaluation.job import EvaluationJob
+from deltacompress.evaluation.report.records import OverlapRecord
+from deltacompress.evaluation.scoring.lm_eval_version import require_lm_eval
+from deltacompress.evaluation.subjects import Subject, open_subjects
+from deltacompress.evaluation.tasks import overlap
+from deltacompress.evaluation.tasks.encoding import Encoder
+from deltacompress.evaluation.tasks.load import Task, load_tasks
+from deltacompress.models.config import notes, other_way_out
+from deltacompress.models.load import WAY_OUT
+from deltacompress.reporter import Reporter
+from deltacompress.runtime.variants.numerics import settle
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job whose input is there and fits together.
+
+    job: with the device and dtype that it comes to here. gate: None where it can give no verdict. tools: versions.
+    """
+
+    job: EvaluationJob
+    gate: Gate | None
+    tasks: list[Task]
+    base: Checkpoint
+    subjects: list[Subject]
+    encoder: Encoder
+    overlaps: tuple[OverlapRecord, ...]
+    tools: dict[str, str]
+
+
+def prepare(job: EvaluationJob, reporter: Reporter) -> Prepared:
+    """Open and check everything that a job names; raises as run.evaluate."""
+    lm_eval_version = require_lm_eval()
+    device, kind = settle(job.device, job.dtype)
+    job = job.model_copy(update={"device": str(device), "dtype": str(kind).removeprefix("torch.")})
+    gate = None if job.policy is None else Gate.load(job.policy)
+    tasks = load_tasks(list(job.tasks), task_dir=job.task_dir, few_shot=job.few_shot, limit=job.limit)
+    base, subjects, encoder = open_subjects(
+        dict(job.artifacts),
+        base=job.base,
+        finetuned=job.finetuned,
+        others=dict(job.others),
+        stored_as=dict(job.stored_as),
+        with_base=job.with_base,
+    )
+    with other_way_out(WAY_OUT):
+        for subject in subjects:
+            for note in () if subject.checkpoint is None else notes(subject.checkpoint.config, subject.checkpoint.path):
+                reporter.note(note)
+    overlaps = _overlaps(tasks, subjects, job.calibration, encoder, job.allow_overlap)
+    if gate is not None and (why := _no_verdict(gate, subjects)):
+        reporter.note(f"gate {gate.policy.name} gives no verdict: {why}")
+        gate = None
+    if gate is not None:
+        gate.check_tasks([task.name for task in tasks])
+    return Prepared(job, gate, tasks, base, subjects, encoder, overlaps, _tools(lm_eval_version))
+
+
+def _no_verdict(gate: Gate, subjects: Sequence[Subject]) -> str | None:
+    """Why a gate cannot judge these subjects, if it cannot."""
+    if all(one.role != "delta" for one in subjects):
+        return "no artifact is evaluated"
+    if gate.compares and subjects[0].role != "finetuned":
+        how = spelled("--against finetuned=PATH", "finetuned=PATH")
+        return f"it compares with the fine-tuned model; evaluate with {how}"
+    return None
+
+
+def _overlaps(
+    tasks: Sequence[Task], subjects: Sequence[Subject], given: Path | None, encoder: Encoder, force: bool
+) -> tuple[OverlapRecord, ...]:
+    records = []
+    for subject in subjects:
+        if subject.delta is None:
+            continue
+        checked = [
+            (task.name, overlap.check(task, subject.delta.manifest.calibration, given, encoder)) for task in tasks
+        ]
+        overlap.refuse(checked, force=force)
+        for task, one in checked:
+            records.append(
+                OverlapRecord(
+                    task=task,
+                    subject=subject.label,
+                    verdict=one.verdict,
+                    overlapping=one.overlapping,
+                    told=one.told,
+                    forced=one.verdict == "overlaps",
+                )
+            )
+    if given is not None and not records:
+        raise InputError(
+            f"{option('calibration')} {given}: no artifact is evaluated that could have been calibrated on it"
+        )
+    return tuple(records)
+
+
+def _tools(lm_eval_version: str) -> dict[str, str]:
+    return {
+        "deltacompress": __version__,
+        "lm-eval": lm_eval_version,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+    }

@@ -1,0 +1,76 @@
+"""A variant's way to the device: from its files, or from pinned host memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from deltacompress.errors import BackendError
+from deltacompress.kernels import Backend
+from deltacompress.runtime.cache.resident import Operands, Sources
+from deltacompress.runtime.loading.loader import Loader
+from deltacompress.runtime.variants.operands import Operand, Stored, pinned, placed
+from deltacompress.runtime.variants.variant import Variant
+
+
+class Transfer:
+    """Reads and places operands on one device. stream: the copy stream, None on a CPU."""
+
+    def __init__(self, device: torch.device, kernels: Backend | None) -> None:
+        self._device, self._kernels = device, kernels
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._loader: Loader | None = None
+        if kernels is not None and kernels.ingest is not None and self.stream is not None:
+            self._loader = Loader(kernels, kernels.ingest, self.stream)
+        self._readers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "deltacompress-read")
+
+    def read(self, variant: Variant) -> Sources:
+        """Decode and check every part of a variant: its operands in host memory, pinned where copies follow; parts that
+        a GPU takes as they are stored stay where they are.
+
+        Any thread may call this, also while requests run.
+
+        Raises:
+            IntegrityError: a part is damaged or not finite.
+            BackendError: this machine cannot decode the lossless codec.
+        """
+
+        def one(path: str) -> tuple[str, Operand | Stored | None]:
+            if self._loader is not None and (stored := variant.stored(path)) is not None:
+                return path, stored
+            found = variant.operand(path)
+            return path, pinned(found) if found is not None and self.stream is not None else found
+
+        paths = variant.paths()
+        # threads help where there is something to decode; small tensors only wait for each other's Python
+        coded = self.stream is not None and variant.delta.manifest.lossless != "none"
+        pairs = self._readers.map(one, paths) if coded else map(one, paths)
+        return {path: operand for path, operand in pairs if operand is not None}
+
+    def place(self, sources: Sources, *, verify: bool, told: Callable[[], str]) -> Operands:
+        """Operands on the device, laid out as its kernels want them.
+
+        verify: compare what is read from files with its recorded hash. told: what is resident, for the message.
+
+        Raises:
+            IntegrityError: a part is damaged.
+            BackendError: out of memory.
+        """
+        stored = {path: one for path, one in sources.items() if isinstance(one, Stored)}
+        try:
+            found: Operands = {}
+            if stored:
+                assert self._loader is not None
+                found |= self._loader.load(stored, verify=verify)
+            for path, one in sources.items():
+                if not isinstance(one, Stored):
+                    found[path] = placed(one, self._device, self._kernels)
+            return found
+        except torch.OutOfMemoryError as error:
+            raise BackendError(
+                f"{self._device} is out of memory while a variant is loaded ({told()}); "
+                "lower budget_bytes, max_batch or the number of variants in use"
+            ) from error
