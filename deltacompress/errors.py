@@ -16,7 +16,7 @@
     |   |-- TruncatedFileError         a file is shorter (or longer) than recorded, or missing
     |   |-- FormatError                the manifest or a packed part breaks the format's rules
     |   `-- SchemaVersionError         written by a newer version
-    |-- GateFailedError                a delta lost more than a policy allows (evaluation/gate.py): exit code 1
+    |-- GateFailedError                a delta lost more than a policy allows (evaluation/gate/rules.py): exit code 1
     `-- Interrupted                    stopped by Ctrl-C or SIGTERM, can be run again: exit code 2
 
 The zoo's errors are input or integrity errors too (zoo/errors.py).

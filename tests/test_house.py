@@ -6,6 +6,7 @@ Which room may import which is import-linter's (pyproject.toml); this holds what
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -71,3 +72,17 @@ def test_every_room_says_what_it_is() -> None:
         if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text()))
     ]
     assert silent == []
+
+
+def test_every_file_that_is_named_is_there(repo_root: Path) -> None:
+    """In docs, comments and docstrings: `room/file.py` is the end of some path of the checkout."""
+    places = [repo_root / name for name in ("deltacompress", "tests", "tools")]
+    have = [str(path.relative_to(repo_root)) for place in places for path in place.rglob("*.py")]
+    texts = [*FILES.values(), *(repo_root / "docs").glob("*.md"), repo_root / "README.md"]
+    lost = {
+        f"{text.name}: {name}"
+        for text in texts
+        for name in re.findall(r"(?<![\w/.{])(?:[a-z_0-9]+/)*[a-z_0-9]+\.py\b", text.read_text(encoding="utf-8"))
+        if not any(path == name or path.endswith(f"/{name}") for path in have)
+    }
+    assert lost == set()

@@ -31,7 +31,7 @@ def test_a_room_is_a_folder_or_a_file(mutants: ModuleType) -> None:
 def test_tests_lie_as_the_code_does(mutants: ModuleType) -> None:
     assert mutants._tests("numerics") == ["tests/numerics"]
     assert mutants._tests("numerics/grid.py") == ["tests/numerics/test_grid.py"]
-    assert mutants._tests("zoo/gc.py") == ["tests/zoo"]
+    assert mutants._tests("zoo/care/gc.py") == ["tests/zoo"]
     with pytest.raises(SystemExit, match="TESTS="):
         mutants._tests("attic")
 

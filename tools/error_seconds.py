@@ -1,6 +1,6 @@
 """How long a wrong path, option or name takes to be told, verb by verb: `python tools/error_seconds.py`.
 
-The cases are those of tests/test_cli_early.py, which holds that none of them imports torch.
+The cases are those of tests/cli/test_early.py, which holds that none of them imports torch.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ mutmut does the work: it changes one thing in one function (an operator, a numbe
 tests that reach that function. It does so in a copy of the checkout, which stays below build/mutants/ROOM with the list
 of survivors; nothing of the checkout is touched. docs/testing.md says how to read the result, and holds the figures.
 
-    ROOM    a folder or file of the package: numerics, zoo/gc.py, layerwise.py
+    ROOM    a folder or file of the package: numerics, zoo/care/gc.py
     TESTS   the tests to hold it against, if they are not tests/ROOM or tests/test_ROOM.py
     SAMPLE  how many faults to plant, drawn with a fixed seed; 0: all that there are
 """
@@ -59,14 +59,14 @@ def _sources(room: str) -> list[str]:
     place = place if place.exists() else place.with_suffix(".py")
     found = sorted(place.rglob("*.py")) if place.is_dir() else [place] if place.is_file() else []
     if not found:
-        sys.exit(f"no {room} in {PACKAGE}/; give a folder or a file of it, as in ROOM=numerics or ROOM=zoo/gc.py")
+        sys.exit(f"no {room} in {PACKAGE}/; give a folder or a file of it, as in ROOM=numerics or ROOM=zoo/care/gc.py")
     return [str(file.relative_to(ROOT)) for file in found]
 
 
 def _tests(room: str) -> list[str]:
     """Where the tests of a room are: beside each other in tests/ as the code is in the package."""
     place = Path(room.removesuffix(".py"))
-    for guess in (place, place.with_name(f"test_{place.name}.py"), place.parent):
+    for guess in (place, place.with_name(f"test_{place.name}.py"), *place.parents):
         if guess.name and (ROOT / "tests" / guess).exists():
             return [str(Path("tests") / guess)]
     sys.exit(f"no tests/{place}; say which: TESTS='tests/test_a.py tests/test_b.py'")

@@ -2,7 +2,7 @@
 
 One to three of SIGINT, SIGTERM and SIGHUP, often within 50 ms, at any moment of a run: while modules are imported,
 while it works, while it ends. A run must end with 2 and one line, or with 0 if its work was done; what it leaves must
-be whole or nothing. Prints what it counted; exit code 1 if a run did anything else. tests/test_cli_signals.py does a
+be whole or nothing. Prints what it counted; exit code 1 if a run did anything else. tests/cli/test_signals.py does a
 few.
 """
 

@@ -20,7 +20,7 @@ from deltacompress.files.output import output_errors, sync
 _WEIGHTS = re.compile(
     r"model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json|quantize_config\.json|account\.json"
 )
-"""Files of a checkpoint that are no side files; the account is a baseline's (evaluation/baselines.py)."""
+"""Files of a checkpoint that are no side files; the account is a baseline's (evaluation/methods/baselines.py)."""
 Replaceable = Callable[[Path], bool]
 """Whether what a directory holds may be replaced by a new output."""
 

@@ -7,7 +7,7 @@ Serving layout, one set of parts per tensor [rows, columns]:
     zeros    u8 [rows, groups]  zero points, grid minmax only
     values   bf16 instead of codes, scales and zeros when bits is 16
     row_mask u8 [ceil(rows / 8)]  optional: bit r set = row r is stored; the others decode to zero
-Storage layout (an entropy coder follows): codes and pattern become the symbols of numerics/symbols.py.
+Storage layout (an entropy coder follows): codes and pattern become the symbols of numerics/bits/symbols.py.
 """
 
 from __future__ import annotations

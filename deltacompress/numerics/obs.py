@@ -111,7 +111,7 @@ def solve(
 
 
 class _Loop:
-    """Fixes a block of columns by operations of PyTorch, a group at a time: the reference for numerics/fused.py.
+    """Fixes a block of columns by operations of PyTorch, a group at a time: the reference for numerics/triton/fused.py.
 
     numbers: the columns' own, in solving order; diagonal: of `upper`.
     """

@@ -1,4 +1,4 @@
-"""The look at fidelity: as much of it as a large vocabulary leaves room for (its value: tests/test_driver.py)."""
+"""The look at fidelity: as much of it as a large vocabulary leaves room for (its value: test_driver.py)."""
 
 from __future__ import annotations
 

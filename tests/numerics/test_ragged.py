@@ -1,4 +1,4 @@
-"""Ragged rows pack to the very bytes that numerics/packing.py gives row by row."""
+"""Ragged rows pack to the very bytes that numerics/bits/packing.py gives row by row."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Bit packing of rows with different numbers of codes, which is what an unstructured pattern leaves.
 
-The same bit strings as numerics/packing.py writes, row after row, each row starting on a byte; all rows at once, by
+The same bit strings as packing.py writes, row after row, each row starting on a byte; all rows at once, by
 bit positions, because a loop over the rows of a large matrix would take minutes.
 """
 

@@ -1,4 +1,4 @@
-"""What the Triton kernels of fused_fix.py and fused_refine.py share, and a kernel to try whether any runs."""
+"""What the Triton kernels of obs_loop.py and refine_loop.py share, and a kernel to try whether any runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton kernels of the column loop of refine.py; see fused_fix.py."""
+"""Triton kernels of the column loop of refine.py; see obs_loop.py."""
 
 from __future__ import annotations
 

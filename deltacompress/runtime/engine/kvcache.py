@@ -28,7 +28,7 @@ class RowCache:
     is_compileable = False
 
     def __init__(self, *, fused: bool = False) -> None:
-        """fused: store through kernels/fused.py."""
+        """fused: store through kernels/triton/fused.py."""
         self._fused = fused
         self.keys: list[Tensor] = []  # per layer [rows, heads, columns, size]
         self.values: list[Tensor] = []

@@ -2,8 +2,8 @@
 
 Nothing of an architecture is re-implemented: attention is swapped through transformers' registry of attention
 functions, and rotary positions by giving the module's own forward another `apply_rotary_pos_emb`, only where that
-function gives, bit by bit, what kernels/fused.py stands for. Whatever is not a decode step, or of another shape, takes
-the way that it always takes.
+function gives, bit by bit, what kernels/triton/fused.py stands for. Whatever is not a decode step, or of another
+shape, takes the way that it always takes.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _rotate_fast(module: nn.Module, known: dict[Any, bool]) -> None:
 
 
 def _is_rotation(plain: Callable[..., Any]) -> bool:
-    """Whether a function rotates by halves, as kernels/fused.py does."""
+    """Whether a function rotates by halves, as kernels/triton/fused.py does."""
     draw = torch.Generator().manual_seed(0)
     q, k, cos, sin = (
         torch.randn(*shape, generator=draw) for shape in ((2, 3, 1, 8), (2, 1, 1, 8), (2, 1, 8), (2, 1, 8))

@@ -52,7 +52,7 @@ class DecoupledModel:
     _linears: dict[str, DecoupledLinear]
     _banks: dict[str, VectorBank]
     _rows: Embeddings
-    fused: bool = False  # whether decode steps use kernels/fused.py
+    fused: bool = False  # whether decode steps use kernels/triton/fused.py
     version: int = 0  # counts changes of what is installed
 
     @property

@@ -79,7 +79,7 @@ class Shadow:
 def decouple_norm(module: nn.Module, current: Current, path: str, *, fuse: bool = False) -> dict[str, VectorBank]:
     """Let a norm module use each row's own vectors; returns its banks by parameter name.
 
-    fuse: compute it in one launch, where it is a norm that kernels/fused.py knows.
+    fuse: compute it in one launch, where it is a norm that kernels/triton/fused.py knows.
 
     Raises:
         UnsupportedModelError: a norm whose parameters are not a weight (and a bias) over the last dimension.
@@ -112,7 +112,7 @@ def decouple_norm(module: nn.Module, current: Current, path: str, *, fuse: bool 
 
 
 def _known_norm(module: nn.Module) -> tuple[float, fused.NormKind] | None:
-    """(epsilon, kind) of a norm whose own forward gives, bit by bit, what kernels/fused.py stands for."""
+    """(epsilon, kind) of a norm whose own forward gives, bit by bit, what kernels/triton/fused.py stands for."""
     weight: Tensor = module.weight  # type: ignore[assignment]
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not isinstance(eps, float):

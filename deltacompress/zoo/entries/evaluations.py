@@ -23,7 +23,7 @@ from deltacompress.zoo.ledger.read import need_kind
 from deltacompress.zoo.ledger.versions import Resolved
 
 VERSION = 1
-"""Of the report's schema (evaluation/report.py)."""
+"""Of the report's schema (evaluation/report/data.py)."""
 
 
 class _Part(BaseModel):
