@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltacompress.numerics.grid import GridKind, dequantize, fit_grid, quantize, store_scale
+from deltacompress.numerics.grid import GridKind, GroupTables, dequantize, fit_grid, quantize, store_scale
 
 KINDS: list[GridKind] = ["minmax", "symmetric", "midrise"]
 
@@ -65,6 +65,23 @@ def test_columns_are_those_of_their_groups(group: int) -> None:
         assert torch.equal(part, whole[:, 5:9])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_solvers_round_as_quantize_does(kind: GridKind) -> None:
+    w = weight(3, 12)
+    w[:, 8:] = 0
+    w[1, :4] *= 100
+    grid = fit_grid(w * 0.7, bits=3, group=4, kind=kind)  # so that some weights lie outside
+    codes, tables = quantize(w, grid), GroupTables(grid)
+    values = dequantize(codes, grid)
+    for column in range(12):
+        value, code = tables.nearest(w[:, column], column)
+        assert torch.equal(code, codes[:, column].float())
+        assert torch.equal(value, values[:, column])
+    value, code = tables.nearest(w[:, 4:8].T, 4)  # all of a group at once
+    assert torch.equal(code.T, codes[:, 4:8].float())
+    assert torch.equal(value.T, values[:, 4:8])
+
+
 def test_a_zero_point_is_a_code_also_where_rounding_the_scale_moves_it() -> None:
     w = -torch.linspace(1.0, 1.01, 50)[:, None]  # scales are rounded up to one part in 256, which is one code of 8 bits
     grid = fit_grid(w, bits=8, group=1, kind="minmax")
@@ -109,6 +126,9 @@ def test_a_zero_group_decodes_to_zero_whatever_the_code(kind: GridKind, bits: in
     w[:, 4:] = 0
     grid = fit_grid(w, bits=bits, group=4, kind=kind)
     assert (grid.scale[:, 1] == 0).all()
+    assert (
+        quantize(w, grid)[:, 4:] == grid.zero[:, 1:].round()
+    ).all()  # one code throughout, which costs next to nothing
     for code in range(1 << bits):
         assert (dequantize(torch.full((2, 8), code, dtype=torch.uint8), grid)[:, 4:] == 0).all()
 
