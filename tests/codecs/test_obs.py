@@ -104,6 +104,13 @@ def test_the_stored_pattern_keeps_exactly_n_of_every_m(pattern: str, bits: int) 
     assert (nonzero.view(spec.rows, -1, spec.sparsity.m).sum(-1) <= spec.sparsity.n).all()
 
 
+def test_an_unstructured_pattern_keeps_its_share_of_every_block() -> None:
+    options: dict[str, Any] = {"bits": 16, "sparsity": "unstructured:0.5", "activation_order": False}
+    encoded = encode(layer(), block_size=16, refine_sweeps=0, **options)
+    kept = packed._mask(packed.PackedSpec.from_json(encoded.params, "q"), encoded.parts["pattern"])
+    assert kept.view(12, 3, 16).sum((0, 2)).tolist() == [96, 96, 96]
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
 def test_each_strength_is_best_for_its_own_target(alpha: float) -> None:
     it = layer()
