@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +25,9 @@ def test_a_room_is_a_folder_or_a_file(mutants: ModuleType) -> None:
     assert (
         mutants._sources("numerics/grid") == mutants._sources("numerics/grid.py") == ["deltacompress/numerics/grid.py"]
     )
+    lossless = mutants._sources("lossless")
+    assert "deltacompress/lossless/stream.py" in lossless
+    assert "deltacompress/lossless/_gdeflate_child.py" not in lossless  # with faults in it, no test would pass
     with pytest.raises(SystemExit, match="no attic in deltacompress/"):
         mutants._sources("attic")
 
@@ -36,7 +40,59 @@ def test_tests_lie_as_the_code_does(mutants: ModuleType) -> None:
         mutants._tests("attic")
 
 
-def test_only_what_stands_between_quotes_is_wording(mutants: ModuleType) -> None:
-    assert mutants._is_wording(['-    raise Error("no file")', '+    raise Error("XXno fileXX")'])
-    assert not mutants._is_wording(["-    return a - b", "+    return a + b"])
-    assert not mutants._is_wording(['-    told = f"{a}" if a else "b"', '+    told = f"{a}" if not a else "b"'])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('raise Error("no file")', 'raise Error("XXno fileXX")'),
+        (
+            'raise Error(f"{name}: " + ("gone" if gone else "here"))',
+            'raise Error(f"{name}: " + ("GONE" if gone else "here"))',
+        ),
+        ("raise Error(f\"no {', '.join(names)}\")", "raise Error(f\"no {'XX, XX'.join(names)}\")"),
+        ('raise broken("no file", 3)', 'raise broken("NO FILE", 3)'),
+        ('return FormatError("no file")', 'return FormatError("NO FILE")'),
+        ('reporter.note(f"{count} " "left")', 'reporter.note(f"{count} " "LEFT")'),
+        ('console.warn("slow")', 'console.warn("XXslowXX")'),
+        ('typer.Option("--out", help="Where to.")', 'typer.Option("--out", help="WHERE TO.")'),
+        ('def f():\n    "Words."', 'def f():\n    "WORDS."'),
+    ],
+)
+def test_words_of_messages_are_wording(mutants: ModuleType, before: str, after: str) -> None:
+    assert mutants._is_wording(ast.parse(before), ast.parse(after))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("return a - b", "return a + b"),
+        ('told = f"{a}" if a else "b"', 'told = f"{a}" if not a else "b"'),
+        ('bits = params["bits"]', 'bits = params["XXbitsXX"]'),
+        ('parts = {"codes": codes}', 'parts = {"CODES": codes}'),
+        ('if spec.grid == "minmax": pass', 'if spec.grid == "MINMAX": pass'),
+        ('path = folder / "manifest.json"', 'path = folder / "MANIFEST.JSON"'),
+        ('codec = open_codec("zstd")', 'codec = open_codec("ZSTD")'),
+        ('typer.Option("--out", help="Where to.")', 'typer.Option("--OUT", help="Where to.")'),
+        ('raise Error("no file")', "raise Error(None)"),
+        ('raise Error("no file")', 'raise OtherError("no file")'),
+        ("raise Error(f\"{params['bits']} bits\")", "raise Error(f\"{params['BITS']} bits\")"),
+        ('raise Error("one" if kind == "a" else "two")', 'raise Error("one" if kind == "A" else "two")'),
+        ("raise Error(f\"add {option('out')}\")", "raise Error(f\"add {option('OUT')}\")"),
+    ],
+)
+def test_strings_that_do_something_are_faults(mutants: ModuleType, before: str, after: str) -> None:
+    assert not mutants._is_wording(ast.parse(before), ast.parse(after))
+
+
+def test_a_fault_is_shown_beside_the_line_that_it_changes(mutants: ModuleType, tmp_path: Path) -> None:
+    written = tmp_path / "a.py"
+    written.write_text(
+        "class A:\n"
+        "    def xǁAǁf__mutmut_orig(self):\n        return self.kind == 'a'\n"
+        "    def xǁAǁf__mutmut_1(self):\n        return self.kind == 'XXaXX'\n"
+    )
+    (before, lines), (after, changed) = mutants._pair(mutants._functions(written), "package.a.xǁAǁf__mutmut_1")
+    assert mutants._changes(lines, changed) == [
+        "-         return self.kind == 'a'",
+        "+         return self.kind == 'XXaXX'",
+    ]
+    assert not mutants._is_wording(before, after)

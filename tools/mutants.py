@@ -12,6 +12,8 @@ of survivors; nothing of the checkout is touched. docs/testing.md says how to re
 from __future__ import annotations
 
 import argparse
+import ast
+import difflib
 import json
 import os
 import random
@@ -19,14 +21,17 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "deltacompress"
 CAUGHT = {1: "caught", 3: "caught", 36: "timeout", 24: "timeout", -24: "timeout", 152: "timeout", 255: "timeout"}
 SURVIVED, NO_TESTS = 0, (5, 33)
-_TEXT = re.compile(r"""(["'])(?:\\.|(?!\1).)*\1""")
+PROGRAMS = {"_gdeflate_child.py"}  # started by path with nothing but the standard library, and mutmut would be needed
+TELLING = {"note", "warn", "phase", "step", "progress"}  # the methods of reporters and consoles that take a text
+Function = tuple[ast.AST, list[str]]
+"""Its syntax tree and its lines."""
 
 
 def main() -> int:
@@ -57,7 +62,8 @@ def _sources(room: str) -> list[str]:
     """The Python files of a room, relative to the checkout."""
     place = ROOT / PACKAGE / room
     place = place if place.exists() else place.with_suffix(".py")
-    found = sorted(place.rglob("*.py")) if place.is_dir() else [place] if place.is_file() else []
+    inside = sorted(file for file in place.rglob("*.py") if file.name not in PROGRAMS)
+    found = inside if place.is_dir() else [place] if place.is_file() else []
     if not found:
         sys.exit(f"no {room} in {PACKAGE}/; give a folder or a file of it, as in ROOM=numerics or ROOM=zoo/care/gc.py")
     return [str(file.relative_to(ROOT)) for file in found]
@@ -97,7 +103,8 @@ def _copy_checkout(copy: Path, files: list[str], tests: list[str]) -> None:
 
 
 def _mutmut(copy: Path, *arguments: str) -> int:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "DELTACOMPRESS_SHARED": os.fspath(ROOT.parent / "shared")}
+    shared = {"DELTACOMPRESS_SHARED": os.fspath(ROOT.parent / "shared")}  # the copy lies elsewhere than the checkout
+    environment = shared | os.environ | {"OMP_NUM_THREADS": "1"}
     with _log(copy).open("ab") as output:
         command = [sys.executable, "-m", "mutmut", *arguments]
         return subprocess.run(command, check=False, cwd=copy, env=environment, stdout=output, stderr=output).returncode
@@ -122,10 +129,12 @@ def _report(copy: Path) -> None:
     with survivors.open("w") as file:
         for source, codes in _results(copy).items():
             run = {name: code for name, code in codes.items() if code is not None}
-            lived = {name: _changes(copy, name) for name, code in run.items() if code == SURVIVED}
-            worded = {name for name, lines in lived.items() if _is_wording(lines)}
+            functions = _functions(copy / "mutants" / source)
+            lived = {name: _pair(functions, name) for name, code in run.items() if code == SURVIVED}
+            worded = {name for name, ((before, _), (after, _)) in lived.items() if _is_wording(before, after)}
             for name in lived.keys() - worded:
-                file.write("\n".join([name, *lived[name], "", ""]))
+                (_, before), (_, after) = lived[name]
+                file.write("\n".join([name, *_changes(before, after), "", ""]))
             counts = [
                 len(run),
                 sum(code in CAUGHT for code in run.values()),
@@ -140,18 +149,63 @@ def _report(copy: Path) -> None:
     print(f"caught: {total[1] / max(judged, 1):.1%} of {judged} faults that are not wording; survivors: {survivors}")
 
 
-def _changes(copy: Path, name: str) -> list[str]:
-    shown = subprocess.run(
-        [sys.executable, "-m", "mutmut", "show", name], cwd=copy, capture_output=True, text=True, check=True
-    )
-    return [line for line in shown.stdout.splitlines() if re.match(r"[-+](?![-+]{2} )", line)]
+def _functions(path: Path) -> dict[str, Function]:
+    """Name -> each function of a file that mutmut wrote, its own name taken out of it."""
+    text = path.read_text()
+    lines = text.splitlines()
+    found: dict[str, Function] = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and "__mutmut_" in node.name:
+            name, node.name = node.name, ""
+            found[name] = node, [line.replace(name, "") for line in lines[node.lineno - 1 : node.end_lineno]]
+    return found
 
 
-def _is_wording(lines: Iterable[str]) -> bool:
-    """Whether only the words of a message changed: the same line but for what stands between quotes."""
-    removed = [_TEXT.sub("''", line[1:]) for line in lines if line.startswith("-")]
-    added = [_TEXT.sub("''", line[1:]) for line in lines if line.startswith("+")]
-    return removed == added
+def _pair(functions: dict[str, Function], fault: str) -> list[Function]:
+    """A function as it is, and with a fault."""
+    name = fault.rpartition(".")[-1]
+    return [functions[re.sub(r"\d+$", "orig", name)], functions[name]]
+
+
+def _changes(before: list[str], after: list[str]) -> list[str]:
+    return [line for line in difflib.ndiff(before, after) if line[0] in "-+"]
+
+
+def _is_wording(before: ast.AST, after: ast.AST) -> bool:
+    """Whether two functions are the same but for the words of their messages (which this takes out of them)."""
+    for tree in (before, after):
+        for node in ast.walk(tree):
+            for text in _messages(node):
+                text.value = ""
+    return ast.dump(before) == ast.dump(after)
+
+
+def _messages(node: ast.AST) -> Iterator[ast.Constant]:
+    """What this node tells people: a docstring, what it raises or notes, the help of an option."""
+    if isinstance(node, ast.Expr):
+        yield from _words(node.value)
+    elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+        yield from (word for given in node.exc.args for word in _words(given))
+    elif isinstance(node, ast.Call):
+        called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if called.endswith("Error") or called in TELLING:
+            yield from (word for given in node.args for word in _words(given))
+        yield from (word for given in node.keywords if given.arg == "help" for word in _words(given.value))
+
+
+def _words(node: ast.expr) -> Iterator[ast.Constant]:
+    """The strings that a text is put together from. Not those of a key, a comparison or a call in it: they do more."""
+    match node:
+        case ast.Constant(value=str()):
+            yield node
+        case ast.JoinedStr(values=parts) | ast.BoolOp(values=parts) | ast.List(elts=parts) | ast.Tuple(elts=parts):
+            yield from (word for part in parts for word in _words(part))
+        case ast.IfExp(body=one, orelse=other) | ast.BinOp(left=one, op=ast.Add(), right=other):
+            yield from (*_words(one), *_words(other))
+        case ast.FormattedValue(value=part):
+            yield from _words(part)
+        case ast.Call(func=ast.Attribute(value=between, attr="join"), args=[parts]):
+            yield from (*_words(between), *_words(parts))
 
 
 if __name__ == "__main__":

@@ -175,6 +175,15 @@ def test_fields_that_are_read_are_checked(name: str, value: object, told: str) -
         parse_settings(LORA | {name: value}, "c")
 
 
+def test_what_a_config_leaves_out_is_what_peft_takes() -> None:
+    """The defaults of LoraConfig and BOFTConfig."""
+    targets = {"target_modules": ["q_proj"]}
+    lora = parse_settings({"peft_type": "LORA"} | targets, "c")
+    assert lora == Settings("lora", rank=8, alpha=8.0, targets=("q_proj",))
+    boft = parse_settings({"peft_type": "BOFT"} | targets, "c")
+    assert boft == Settings("boft", factors=1, block=4, blocks=0, targets=("q_proj",))
+
+
 def test_what_is_read() -> None:
     given = {"r": 3, "lora_alpha": 12, "use_rslora": True, "lora_bias": True, "fan_in_fan_out": True}
     given |= {"rank_pattern": {"v_proj": 4}, "alpha_pattern": {"v_proj": 6.5}, "modules_to_save": ["lm_head"]}

@@ -339,7 +339,7 @@ def test_configs_that_say_nothing_do_not_object(do: Pairer) -> None:
 def test_families_left_untied_agree_with_transformers() -> None:
     from transformers import CONFIG_MAPPING
 
-    from deltacompress.checkpoints.pairing import _UNTIED
+    from deltacompress.checkpoints.configs import _UNTIED
 
     known = {name: getattr(CONFIG_MAPPING[name], "tie_word_embeddings", None) for name in _UNTIED}
     assert known == dict.fromkeys(_UNTIED, False)

@@ -62,12 +62,17 @@ PATTERNS = ["dense", "2:4", "1:4", "4:8", "unstructured:0.5"]
 
 @pytest.mark.parametrize("sparsity", PATTERNS)
 @pytest.mark.parametrize("activation_order", [False, True])
-@pytest.mark.parametrize(("bits", "grid"), [(1, "midrise"), (2, "minmax"), (3, "symmetric"), (4, "minmax")])
+@pytest.mark.parametrize(
+    ("bits", "grid", "group_size"),
+    [(1, "midrise", "row"), (2, "minmax", 16), (3, "symmetric", "row"), (3, "symmetric", 16), (4, "minmax", "row")],
+)
 def test_recorded_loss_is_that_of_the_decoded_parts(
-    sparsity: str, activation_order: bool, bits: int, grid: str
+    sparsity: str, activation_order: bool, bits: int, grid: str, group_size: str | int
 ) -> None:
     it = layer()
-    encoded = encode(it, bits=bits, sparsity=sparsity, grid=grid, activation_order=activation_order, asymmetric=0.0)
+    options: dict[str, Any] = {"bits": bits, "sparsity": sparsity, "grid": grid, "group_size": group_size}
+    encoded = encode(it, activation_order=activation_order, asymmetric=0.0, **options)
+    assert encoded.parts["scales"].shape[1] == (1 if group_size == "row" else 3)
     h = 2 / 300 * it.x.double().T @ it.x.double()
     h += torch.eye(COLUMNS) * encoded.damp_fraction * h.diagonal().mean()
     error = decode(encoded).double() - it.delta.double()
@@ -97,6 +102,13 @@ def test_the_stored_pattern_keeps_exactly_n_of_every_m(pattern: str, bits: int) 
     assert (kept == spec.sparsity.n).all()
     nonzero = torch.nn.functional.pad(decode(encoded) != 0, (0, spec.padded - 50))
     assert (nonzero.view(spec.rows, -1, spec.sparsity.m).sum(-1) <= spec.sparsity.n).all()
+
+
+def test_an_unstructured_pattern_keeps_its_share_of_every_block() -> None:
+    options: dict[str, Any] = {"bits": 16, "sparsity": "unstructured:0.5", "activation_order": False}
+    encoded = encode(layer(), block_size=16, refine_sweeps=0, **options)
+    kept = packed._mask(packed.PackedSpec.from_json(encoded.params, "q"), encoded.parts["pattern"])
+    assert kept.view(12, 3, 16).sum((0, 2)).tolist() == [96, 96, 96]
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])

@@ -71,7 +71,24 @@ def test_a_recovery_of_nothing_is_no_recovery() -> None:
     """The fine-tuned model scores 0, so there is no share of it; what was asked for is not shown."""
     lost = [score("sql", "finetuned", 0.0), score("sql", "int2", 0.0, paired=paired(0, 0, recovery=None))]
     (failure,) = Gate.parse({"name": "p", "min_recovery": 0.5}).check(report(scores=lost)).failures
+    assert (failure.name, failure.measured, failure.wanted) == ("recovery", None, "measured")
     assert failure.told == "sql: there is no recovery, since the fine-tuned model scores 0"
+
+
+def test_what_a_check_asked_for_is_told() -> None:
+    policy = {"name": "p", "kl": {"max": 9}, "require_tasks": ["gone"]}
+    missing, unmeasured = Gate.parse(policy).check(report(scores=[score("sql", "int2", 0.3)])).failures
+    assert (missing.name, missing.task, missing.wanted) == ("required task", "gone", "in the report")
+    assert missing.told == "task gone is not in the report"
+    assert (unmeasured.name, unmeasured.task, unmeasured.wanted) == ("kl", "sql", "measured")
+    (unanswered,) = Gate.parse(policy | {"require_tasks": []}).check(report(scores=[])).failures
+    assert (unanswered.name, unanswered.task, unanswered.wanted) == ("score", "sql", "measured")
+
+
+def test_how_many_more_failed_is_told_if_any_did() -> None:
+    for policy, told in (({"min_ratio": 99}, "99x$"), ({"min_ratio": 99, "min_samples": 999}, r"99x \(and 1 more\)$")):
+        with pytest.raises(GateFailedError, match=told):
+            Gate.parse({"name": "p"} | policy).check(report()).require()
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,7 @@ def test_backend_choice(monkeypatch: pytest.MonkeyPatch, encode: bool) -> None:
     for device in lossless.DEVICES:
         assert chosen("none", device) == "stored (CPU)"
         assert chosen("zstd", device) == "zstd (CPU)"
+    assert lossless.backend_for("zstd", encode=encode) == "zstd (CPU)"
     pretend(monkeypatch, gpu=None, cpu=None)
     assert [chosen("gdeflate", device) for device in ("auto", "cpu", "cuda")] == [
         "GDeflate (nvCOMP, GPU)", child, "GDeflate (nvCOMP, GPU)",
@@ -231,6 +232,8 @@ def test_a_machine_that_cannot_says_why_and_the_way_out(monkeypatch: pytest.Monk
     assert "\n" not in str(e.value)
     with pytest.raises(BackendError, match=f"compress again with lossless zstd.*{re.escape(install_hint('gpu'))}"):
         lossless.check_available(codec, encode=False)
+    with pytest.raises(BackendError, match=f"cannot code {codec} here"):
+        lossless.check_available(codec, encode=True)
 
 
 def test_importing_the_room_stays_light() -> None:

@@ -6,6 +6,8 @@ import importlib.util
 import struct
 import subprocess
 import sys
+import zlib
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -113,13 +115,49 @@ def test_a_child_that_misbehaves_is_an_error(
         gdeflate_cpu.encode_chunks(memoryview(RAW), SIZES)
 
 
+# Keeps to the protocol that the child's page tells, without the library: it codes with zlib.
+STAND_IN = """
+import zlib
+request = sys.stdin.buffer.read()
+magic, operation, level, zero, count = struct.unpack_from("<4sBBHI", request)
+table = struct.unpack_from(f"<{2 * count}I", request, 12)
+at, made = 12 + 8 * count, []
+for size, raw in zip(table[::2], table[1::2]):
+    page = request[at : at + size]
+    made.append(zlib.decompress(page) if operation else zlib.compress(page, 9))
+    assert len(page if operation == 0 else made[-1]) == raw
+    at += size
+assert (magic, zero, at, count <= 3) == (b"GDC1", 0, len(request), True)
+sys.stdout.buffer.write(struct.pack(f"<4sI{count}I", b"GDR1", count, *map(len, made)) + b"".join(made))
+"""
+
+
+def test_what_goes_to_the_child_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(tmp_path, monkeypatch, STAND_IN)
+    monkeypatch.setattr(gdeflate_cpu, "_PAGES_PER_BATCH", 3)
+    pages = gdeflate_cpu.encode_chunks(memoryview(RAW), SIZES)
+    assert [zlib.decompress(page) for page in pages] == [RAW[at : at + (1 << 16)] for at in range(0, len(RAW), 1 << 16)]
+    assert decode_pages(pages, SIZES) == RAW
+
+
+def test_an_answer_that_is_no_answer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(tmp_path, monkeypatch, STAND_IN.replace('b"GDR1"', 'b"gdr1"'))
+    with pytest.raises(FormatError, match="malformed"):
+        decode_pages([zlib.compress(RAW[:1000])], [1000])
+
+
 def test_an_impossibly_long_page_never_reaches_the_child() -> None:
     with pytest.raises(FormatError, match="none is longer"):
         decode_pages([bytes(1 << 20)], [1000])
 
 
-def test_missing_library_is_a_problem_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+@pytest.mark.parametrize("installed", [False, True])
+def test_missing_library_is_a_problem_with_a_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: bool
+) -> None:
+    spec = ModuleSpec("nvidia.libnvcomp", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]  # a package without the file, as of another version
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec if installed else None)
     assert gdeflate_cpu.problem.__wrapped__() == (
         f"libnvcomp's CPU library is not installed (on Linux: {install_hint('gpu')})"
     )

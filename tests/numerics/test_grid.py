@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltacompress.numerics.grid import GridKind, dequantize, fit_grid, quantize, store_scale
+from deltacompress.numerics.grid import GridKind, GroupTables, dequantize, fit_grid, quantize, store_scale
 
 KINDS: list[GridKind] = ["minmax", "symmetric", "midrise"]
 
@@ -38,6 +38,58 @@ def test_rounding_is_to_the_nearest_level_and_levels_are_the_documented_ones(
             assert abs(got[r, c] - w[r, c].numpy()) <= nearest + 1e-6 * float(scale)
 
 
+@pytest.mark.parametrize(
+    ("kind", "bits", "row", "levels"),
+    [
+        ("minmax", 2, [-1.0, 0.5, 2.0], [-1, 0, 1, 2]),
+        ("symmetric", 2, [-1.0, 0.5, 2.0], [-4, -2, 0, 2]),
+        ("symmetric", 3, [-1.5, 0.25, 0.5], [-2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5]),
+        ("midrise", 1, [-1.0, 0.5, 1.5], [-1, 1]),
+        ("midrise", 2, [-1.5, 0.25, 1.0], [-1.5, -0.5, 0.5, 1.5]),
+    ],
+)
+def test_levels_by_hand(kind: GridKind, bits: int, row: list[float], levels: list[float]) -> None:
+    w = torch.tensor([row])
+    for factor in (1.0, 0.5, 2.0):  # a wider or narrower range: every level with it
+        grid = fit_grid(w, bits=bits, group=3, kind=kind, factor=factor)
+        values = [
+            float(dequantize(torch.full((1, 3), code, dtype=torch.uint8), grid)[0, 0]) for code in range(1 << bits)
+        ]
+        assert values == [level * factor for level in levels]
+
+
+@pytest.mark.parametrize("group", [4, 12])
+def test_columns_are_those_of_their_groups(group: int) -> None:
+    grid = fit_grid(weight(3, 12), bits=4, group=group, kind="minmax")
+    for whole, part in zip(grid.columns(0, 12), grid.columns(5, 9), strict=True):
+        assert torch.equal(part, whole[:, 5:9])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_solvers_round_as_quantize_does(kind: GridKind) -> None:
+    w = weight(3, 12)
+    w[:, 8:] = 0
+    w[1, :4] *= 100
+    grid = fit_grid(w * 0.7, bits=3, group=4, kind=kind)  # so that some weights lie outside
+    codes, tables = quantize(w, grid), GroupTables(grid)
+    values = dequantize(codes, grid)
+    for column in range(12):
+        value, code = tables.nearest(w[:, column], column)
+        assert torch.equal(code, codes[:, column].float())
+        assert torch.equal(value, values[:, column])
+    value, code = tables.nearest(w[:, 4:8].T, 4)  # all of a group at once
+    assert torch.equal(code.T, codes[:, 4:8].float())
+    assert torch.equal(value.T, values[:, 4:8])
+
+
+def test_a_zero_point_is_a_code_also_where_rounding_the_scale_moves_it() -> None:
+    w = -torch.linspace(1.0, 1.01, 50)[:, None]  # scales are rounded up to one part in 256, which is one code of 8 bits
+    grid = fit_grid(w, bits=8, group=1, kind="minmax")
+    assert (torch.round(-w / grid.scale) > 255).any()
+    assert torch.equal(grid.zero, grid.zero.clamp(0, 255))
+    assert torch.equal(grid.zero, grid.zero.round())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_an_unclipped_grid_is_at_most_half_a_step_off(kind: GridKind, bits: int) -> None:
@@ -50,11 +102,11 @@ def test_an_unclipped_grid_is_at_most_half_a_step_off(kind: GridKind, bits: int)
 
 
 def test_a_sign_grid_means_plus_or_minus_the_mean_magnitude() -> None:
-    w = weight(4, 20)
+    w = weight(4, 17)
     grid = fit_grid(w, bits=1, group=8, kind="midrise")
     values = dequantize(quantize(w, grid), grid)
     assert torch.equal(values.sign(), w.sign())
-    for start, stop in ((0, 8), (8, 16), (16, 20)):
+    for start, stop in ((0, 8), (8, 16), (16, 17)):
         mean = w[:, start:stop].abs().mean(1)
         assert torch.allclose(values[:, start].abs(), mean, rtol=2**-8)
 
@@ -64,6 +116,7 @@ def test_a_sign_grid_counts_only_what_is_kept() -> None:
     grid = fit_grid(w, bits=1, group=16, kind="midrise", mask=mask)
     mean = (w.abs() * mask).sum(1) / 8
     assert torch.allclose(grid.scale[:, 0] / 2, mean, rtol=2**-8)
+    assert (fit_grid(w, bits=1, group=16, kind="midrise", mask=torch.zeros_like(mask)).scale == 0).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -73,6 +126,9 @@ def test_a_zero_group_decodes_to_zero_whatever_the_code(kind: GridKind, bits: in
     w[:, 4:] = 0
     grid = fit_grid(w, bits=bits, group=4, kind=kind)
     assert (grid.scale[:, 1] == 0).all()
+    assert (
+        quantize(w, grid)[:, 4:] == grid.zero[:, 1:].round()
+    ).all()  # one code throughout, which costs next to nothing
     for code in range(1 << bits):
         assert (dequantize(torch.full((2, 8), code, dtype=torch.uint8), grid)[:, 4:] == 0).all()
 
@@ -103,6 +159,10 @@ def test_zero_is_a_value_of_a_minmax_grid_even_where_no_weight_is_near_it(bits: 
 @pytest.mark.parametrize("value", [2.0**-133, 1e-40, 1.1e-38])
 def test_a_scale_too_small_to_be_divided_by_is_zero(value: float) -> None:
     assert store_scale(torch.tensor([value])) == 0
+
+
+def test_the_smallest_scale_that_can_be_divided_by_is_kept() -> None:
+    assert store_scale(torch.tensor([2.0**-126])) == 2.0**-126
 
 
 @given(st.floats(0, 2**100, width=32))

@@ -101,6 +101,13 @@ def test_a_temperature_is_a_number(runtime: Runtime, temperature: float) -> None
         runtime.generate([("a", [5])], 2, temperature=temperature)
 
 
+@pytest.mark.parametrize(("max_batch", "steps"), [(1, 8), (2, 4)])
+def test_steps_and_the_tokens_that_they_made_are_counted(runtime: Runtime, max_batch: int, steps: int) -> None:
+    done = runtime.complete([("a", random_ids(4)), ("b", random_ids(4))], 5, max_batch=max_batch)
+    assert [len(one.tokens) for one in done] == [5, 5]
+    assert (runtime.last_steps, runtime.last_decoded) == (steps, 8)  # the first token of each comes from its prompt
+
+
 def test_variants_come_and_go_while_a_batch_runs(runtime: Runtime, trio: dict[str, Served]) -> None:
     requests = [("a", random_ids(4)), ("b", random_ids(5, 1))]
     wanted = runtime.complete(requests, 12)
