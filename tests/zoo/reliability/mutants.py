@@ -19,7 +19,7 @@ from deltacompress.zoo import Zoo
 from deltacompress.zoo.care import gc
 from deltacompress.zoo.ledger import blobs, txn
 from deltacompress.zoo.ledger.records import OutcomeRecord
-from deltacompress.zoo.store import local, osfs
+from deltacompress.zoo.store import durable, local, osfs
 from deltacompress.zoo.store.base import Store, chunks_of
 
 Find = Callable[[Bench], str | None]
@@ -28,9 +28,9 @@ Break = Callable[[], Any]
 
 def no_fsync_of_files() -> Any:
     def write_new(path: str, source: Any) -> None:
-        fd = osfs.open_(path, local._CREATE, 0o444)
+        fd = osfs.open_(path, durable._CREATE, 0o444)
         for chunk in chunks_of(source):
-            local.write_all(fd, chunk)
+            durable.write_all(fd, chunk)
         osfs.close(fd)
 
     return patch.object(local, "write_new", write_new)
@@ -68,9 +68,9 @@ def name_before_fsync() -> Any:
 
     def write_and_link(self: local.LocalStore, source: Any, path: str) -> bool:
         temporary = os.path.join(self.where, "tmp", os.urandom(8).hex())
-        fd = osfs.open_(temporary, local._CREATE, 0o444)
+        fd = osfs.open_(temporary, durable._CREATE, 0o444)
         for chunk in chunks_of(source):
-            local.write_all(fd, chunk)
+            durable.write_all(fd, chunk)
         made = local._link(temporary, path)
         osfs.fsync(fd)
         osfs.close(fd)
