@@ -455,7 +455,7 @@ class TestOptionsReachTheWork:
         (tmp_path / "file").write_text("")
         assert main(["analyze", "B", "F", "--out", str(tmp_path / "file" / "sub")]) == 2
         told = capsys.readouterr().err
-        assert "sub: cannot be written (Not a directory); choose another output directory" in told
+        assert f"sub: {tmp_path / 'file'} is a file, where a directory is needed; choose another --out" in told
 
 
 class TestRender:

@@ -53,10 +53,13 @@ def folder(out: Path) -> None:
 
 def _can_hold(folder: Path, out: Path) -> None:
     """Whether files can be written to a folder, or to what there is of it; told in the words of whoever would try."""
+    from deltacompress.outputs import refuse_file
+
     there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
-    number = errno.ENOTDIR if not there.is_dir() else errno.EACCES if not os.access(there, os.W_OK | os.X_OK) else 0
-    if number:
-        raise OutputError(f"{out}: cannot be written ({os.strerror(number)}); choose another output directory")
+    refuse_file(there, out)
+    if not os.access(there, os.W_OK | os.X_OK):
+        told = os.strerror(errno.EACCES)
+        raise OutputError(f"{out}: cannot be written ({told}); choose another output directory")
 
 
 def device(*names: str) -> None:
