@@ -106,6 +106,8 @@ def test_what_is_wrong_is_told_without_torch(wrong: dict[str, tuple[int, str, li
         ("compress: no gate of that name", "no policy named 'strictest'"),
         ("verify: no base", "/no/such/place: no such directory"),
         ("restore: no artifact", "no such artifact directory"),
+        ("inspect: a model", "registry/demo/base: a model's checkpoint, not an artifact; give what"),
+        ("gate: another JSON file", "config.json: not a report of `deltacompress eval`, such as"),
         ("eval: no task of that name", "unknown task 'nothing'"),
         ("eval: no policy of that name", "no policy named 'strictest'"),
         ("eval: no artifact", "no such artifact /no/such/place"),

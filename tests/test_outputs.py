@@ -115,7 +115,7 @@ def test_a_manifest_of_something_else_is_no_artifact(mine: Pair, tmp_path: Path,
     (tmp_path / "out" / "manifest.json").write_text(text)
     (tmp_path / "out" / "config.json").write_text("{}")
     before = files_of(tmp_path / "out")
-    with pytest.raises(OutputError, match="exists already, and holds manifest.json, which is none of ours; choose"):
+    with pytest.raises(OutputError, match=r"exists already, and holds manifest\.json, which is none of ours; choose"):
         mine.compress(tmp_path / "out", recipe="lossless", force=True)
     assert files_of(tmp_path / "out") == before
 

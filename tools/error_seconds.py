@@ -66,6 +66,7 @@ def cases(model: str, zoo: str) -> dict[str, list[str]]:
         "eval: out is a file": ["eval", NOWHERE, "--base", model, *task, "--out", "file"],
         "eval: no such calibration file": ["eval", NOWHERE, *measured, *task, "--calibration", "nowhere.jsonl"],
         "gate: no report": ["gate", NOWHERE, "default"],
+        "gate: another JSON file": ["gate", f"{model}/config.json", "default"],
         "gate: no policy of that name": ["gate", NOWHERE, "strictest"],
         "compare: no task of that name": ["compare", model, model, *("--tasks", "nothing"), *("--calibration", "x"),
                                           *("--out", "out")],
