@@ -488,6 +488,22 @@ class TestRender:
         for kept in (row["name"], "obs 2:4 int2", "1.72", "3,532 B", "0.0032", "no room for damp fraction, status"):
             assert kept in out
 
+    def test_a_pipe_is_as_wide_as_the_table_likes_or_as_columns_says(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        rows = [{"name": name, "for": "a word " * 30} for name in ("a", "longer")]
+
+        def shown() -> list[str]:
+            Console(Settings()).result({}, lambda: render.rows("a title", rows))
+            return capsys.readouterr().out.splitlines()
+
+        monkeypatch.delenv("COLUMNS", raising=False)
+        assert max(map(len, shown())) > 200
+        monkeypatch.setenv("COLUMNS", "70")
+        lines = shown()
+        assert 60 < max(map(len, lines)) <= 70
+        assert [line for line in lines if line.endswith(" ")] == []
+
     def test_rows_of_nothing(self) -> None:
         assert text(render.rows("tensors", [])) == "tensors: none\n"
 

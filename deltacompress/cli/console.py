@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,11 +112,19 @@ class Console:
         if not self._has_output():
             return
         drawn, here = table(), screen()
-        # Never crop: a screen too narrow for the table wraps it, and a file or a pipe is as wide as the table likes.
+        # Never crop: a screen too narrow for the table wraps it; a file or a pipe is as wide as the table likes, unless
+        # COLUMNS says otherwise.
         needed = screen(width=_UNBOUNDED).measure(drawn)
-        width = max(here.width, needed.minimum) if here.is_terminal else needed.maximum
+        is_narrow = here.is_terminal or os.environ.get("COLUMNS", "").isdecimal()
+        place = screen(width=max(here.width, needed.minimum) if is_narrow else needed.maximum)
+        if here.is_terminal:
+            with _printing():
+                place.print(drawn)
+            return
+        lines = place.render_lines(drawn, pad=False)  # their cells are padded all the same
+        text = "".join("".join(part.text for part in line).rstrip(" ") + "\n" for line in lines)
         with _printing():
-            screen(width=width).print(drawn)
+            sys.stdout.write(text)
 
     def write(self, text: str) -> None:
         """Print text as it is; on a terminal, without what a terminal would obey.
