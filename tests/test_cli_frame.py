@@ -231,7 +231,8 @@ def test_the_table_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_ends_a_verb_like_ctrl_c(number: str) -> None:
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_signal_ends_a_verb_like_ctrl_c(number: str, quiet: bool) -> None:
     done = run_python(
         "import signal, sys, time\nfrom types import ModuleType\nfrom deltacompress.cli.main import main\n"
         "def load_delta(path):\n"
@@ -239,9 +240,23 @@ def test_a_signal_ends_a_verb_like_ctrl_c(number: str) -> None:
         "    time.sleep(60)\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "sys.modules['deltacompress.artifact'] = room = ModuleType('artifact')\nroom.load_delta = load_delta\n"
-        "sys.exit(main(['inspect', 'x']))"
+        f"sys.exit(main(['inspect', 'x', *['--quiet'] * {quiet}]))"
     )
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: interrupted; run it again\n")
+    at_once = "stopping; what is done is kept or cleaned up (again after 2 seconds: end at once)\n"
+    told = ("" if quiet else at_once) + "error: interrupted; run it again\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+
+
+def test_an_interrupt_names_the_verb_and_the_output_that_go_on(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    fake("demo.run", run_demo=interrupted)
+    assert main(["demo", "--out", str(tmp_path / "out")]) == 2
+    told = f"error: interrupted; run it again: deltacompress demo ... --out {tmp_path / 'out'}"
+    assert told in capsys.readouterr().err.splitlines()
 
 
 @pytest.mark.parametrize("quiet", [True, False])

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
-from deltacompress.cli.interrupts import check, finish, held
+from deltacompress.cli.interrupts import check, finish, held, tell
 from deltacompress.cli.screen import ReaderGoneError, discard, screen
 from deltacompress.errors import DeltaCompressError, InputError, OutputError, for_the_command_line
 from deltacompress.escape import escape
@@ -193,7 +193,9 @@ def verb(body: Callable[Concatenate[Console, P], None]) -> Callable[..., None]:
         settings = Settings(json, quiet, debug)
         if isinstance(ctx.obj, Settings):
             settings |= ctx.obj
-        code = run(functools.partial(body, Console(settings), **options), debug=settings.debug)
+        again = f"{ctx.command_path} ... --out {options['out']}" if options.get("out") else ""
+        tell(at_once=not settings.quiet)
+        code = run(functools.partial(body, Console(settings), **options), debug=settings.debug, again=again)
         if code:
             raise typer.Exit(code)
 
@@ -203,8 +205,10 @@ def verb(body: Callable[Concatenate[Console, P], None]) -> Callable[..., None]:
     return command
 
 
-def run(work: Callable[[], object], *, debug: bool) -> int:
+def run(work: Callable[[], object], *, debug: bool, again: str = "") -> int:
     """Run `work`; print a failure as one line on stderr (after its traceback under debug); return the exit code.
+
+    again: what goes on after an interruption, if anything does.
 
     Typer's own exceptions (usage errors, a deliberate exit) pass through: Typer ends those.
     """
@@ -217,7 +221,7 @@ def run(work: Callable[[], object], *, debug: bool) -> int:
     except ReaderGoneError:  # and the work is done
         return 0
     except KeyboardInterrupt:
-        return _fail("interrupted; run it again", EXIT_INPUT, debug=debug)
+        return _fail("interrupted; run it again" + (again and f": {again}"), EXIT_INPUT, debug=debug)
     except DeltaCompressError as error:
         return _fail(str(error), error.exit_code, debug=debug)
     except OSError as error:

@@ -128,6 +128,7 @@ def chat(
             console.write(text)
 
     said: list[dict[str, str]] = []
+    interrupts.tell(at_once=False)  # here it ends an answer, and that is told
     while line := _ask(shows):
         said.append({"role": "user", "content": line})
         prompt = runtime.chat_ids(name, said)
