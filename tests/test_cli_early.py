@@ -104,6 +104,10 @@ def test_what_is_wrong_is_told_without_torch(wrong: dict[str, tuple[int, str, li
         ("bench pairs: no data", "/no/such/place: no such directory"),
         ("bench pairs: no such task", "no such file; task nothing needs a checkpoint"),
         ("compress: no gate of that name", "no policy named 'strictest'"),
+        (
+            "compress: a name that cannot be, and no zoo",
+            "team/support-bot; and give --zoo PATH, or set DELTACOMPRESS_ZOO",
+        ),
         ("verify: no base", "/no/such/place: no such directory"),
         ("restore: no artifact", "no such artifact directory"),
         ("inspect: a model", "registry/demo/base: a model's checkpoint, not an artifact; give what"),

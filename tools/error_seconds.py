@@ -46,6 +46,7 @@ def cases(model: str, zoo: str) -> dict[str, list[str]]:
         "compress: no gate of that name": [*pair, "--recipe", "lossless", "--gate", "strictest"],
         "compress: tasks without a gate": [*pair, "--recipe", "lossless", "--tasks", "a"],
         "compress: no zoo": [*pair, "--recipe", "lossless", "--zoo", NOWHERE, "--name", "a/b"],
+        "compress: a name that cannot be, and no zoo": [*pair, "--recipe", "lossless", "--name", "bot"],
         "compress: a zoo without a name": [*pair, "--recipe", "lossless", "--zoo", zoo],
         "inspect: no artifact": ["inspect", NOWHERE],
         "inspect: a model": ["inspect", model],

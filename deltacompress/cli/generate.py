@@ -33,7 +33,12 @@ DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes
 DtypeOption = Annotated[Dtype, typer.Option(help="Of weights and activations; auto: float32 on a CPU, else bfloat16.")]
 BackendOption = Annotated[Backend, typer.Option(help="What computes the products of packed deltas.")]
 Temperature = Annotated[float, typer.Option(min=0, help="0 always takes the most likely token.")]
-TopP = Annotated[float, typer.Option(help="Draw from the most likely tokens that have this probability together.")]
+TopP = Annotated[
+    float,
+    typer.Option(
+        help="Draw from the most likely tokens that have this probability together; above 0, at most 1 (all tokens)."
+    ),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the draws.")]
 Bos = Annotated[
     bool | None,

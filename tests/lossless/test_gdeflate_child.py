@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from deltacompress import lossless
-from deltacompress.errors import BackendError, FormatError, install_hint
+from deltacompress.errors import BackendError, FormatError
 from deltacompress.lossless import _gdeflate_child as child
-from deltacompress.lossless import gdeflate_cpu
+from deltacompress.lossless import gdeflate_cpu, nvcomp
 from deltacompress.lossless.stream import chunk_sizes, pack
 
 RAW = bytes(range(67)) * 3000  # four pages, the last one ragged
@@ -119,10 +119,16 @@ def test_an_impossibly_long_page_never_reaches_the_child() -> None:
 
 
 def test_missing_library_is_a_problem_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is told once: how to install the packages is the same for all that is missing."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert gdeflate_cpu.problem.__wrapped__() == (
-        f"libnvcomp's CPU library is not installed (on Linux: {install_hint('gpu')})"
-    )
+    monkeypatch.setitem(sys.modules, "nvidia.nvcomp", None)
+    for module in (nvcomp, gdeflate_cpu):
+        monkeypatch.setattr(module, "problem", module.problem.__wrapped__)
+    with pytest.raises(
+        BackendError, match="nvCOMP is not installed; libnvcomp's CPU library is not installed"
+    ) as caught:
+        lossless.check_available("gdeflate", encode=True)
+    assert str(caught.value).count("pip install") == 1
 
 
 def test_a_library_without_the_functions_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
