@@ -68,6 +68,7 @@ def generate(
     from deltacompress.runtime.wishes import Sampling
 
     early.sampling(max_new_tokens, stop or (), temperature, top_p, seed)
+    _note_greedy(console, temperature, top_p, seed)
     early.device(device)
     if prompt == "-":
         prompt = _read(whole=True).removesuffix("\n")
@@ -122,6 +123,7 @@ def chat(
     from deltacompress.runtime.wishes import Sampling
 
     early.sampling(max_new_tokens, (), temperature, top_p, seed)
+    _note_greedy(console, temperature, top_p, seed)
     runtime, name = _open(console, artifact, base, zoo, device, dtype, backend)
     shows = not console.settings.json
 
@@ -164,6 +166,12 @@ def chat(
             console.note(_told(runtime, done, seconds))
         else:
             console.result(_data(runtime, artifact, line, done, seconds), str)
+
+
+def _note_greedy(console: Console, temperature: float, top_p: float, seed: int) -> None:
+    for name, is_given in (("--top-p", top_p != 1), ("--seed", seed != 0)):
+        if is_given and temperature == 0:
+            console.note(f"{name}: not used, since without --temperature nothing is drawn")
 
 
 def _open(
