@@ -46,17 +46,6 @@ def check_free(out: Path, *, replaces: Replaceable | None = None) -> bool:
         raise OutputError(f"{out}: {_what_is_there(out)}; choose another {option('out')}, or remove it")
 
 
-def refuse_file(place: Path, out: Path) -> None:
-    """Refuse what lies in the place of the directory `out`, or of one above it, and is none.
-
-    Raises:
-        OutputError: names it.
-    """
-    if os.path.lexists(place) and not place.is_dir():
-        what = _kind(place) if place == out.absolute() else f"{place} {_kind(place)}"
-        raise OutputError(f"{out}: {what}, where a directory is needed; choose another {option('out')}")
-
-
 def _what_is_there(out: Path) -> str:
     """What stands in the way of an output, by the name of a file that no output of ours would have put there."""
     if out.is_symlink() or not out.is_dir():

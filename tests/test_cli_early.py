@@ -126,6 +126,19 @@ def test_what_is_wrong_is_what_is_told(wrong: dict[str, tuple[int, str, list[str
     assert words in wrong[name][1]
 
 
+def test_what_a_slip_needs_no_more_of_is_not_imported(tmp_path: Path, repo_root: Path) -> None:
+    """Each costs tens of milliseconds: rich draws tables, and colours for terminals only."""
+    (tmp_path / "file").write_text("")
+    pair = [str(repo_root / "registry" / "demo" / name) for name in ("base", "palindrome")]
+    asked = ["--tasks", "demo-palindrome", "--calibration", "x.jsonl", "--methods", "int2-42"]
+    cases = {
+        "compare": ["compare", *pair, *asked, "--out", "out"],
+        "compress": ["compress", *pair, "--recipe", "lossless", "--out", "file/out"],
+    }
+    found = run_all(cases, tmp_path, "rich.table", "rich.console", "deltacompress.manifest")
+    assert {name: (code, heavy) for name, (code, _, heavy) in found.items()} == dict.fromkeys(cases, (2, []))
+
+
 def test_what_is_in_no_zoo_imports_no_zoo(tmp_path: Path, repo_root: Path) -> None:
     base = ["--base", str(repo_root / "registry" / "demo" / "base")]
     out = ["--out", "out"]

@@ -260,5 +260,11 @@ def _stderr(message: str, *, style: str | None = None) -> None:
     if getattr(sys, "stderr", None) is None:
         return
     with suppress(OSError):  # nobody can be told
+        if not sys.stderr.isatty() and not os.environ.get(
+            "FORCE_COLOR"
+        ):  # nothing to colour: rich need not be imported
+            sys.stderr.write(escape(message) + "\n")
+            sys.stderr.flush()
+            return
         # No wrapping, markup or highlighting: paths and tensor names must come out as they are, and be copied whole.
         screen(stderr=True).print(escape(message), style=style, soft_wrap=True, markup=False, highlight=False)
