@@ -189,7 +189,6 @@ def _end_at_once() -> None:
 
 def _write(line: bytes, *, ends: bool = False) -> None:
     """Past all buffers and locks, which whoever is interrupted may hold; in the place of the progress display."""
-    shown = sys.stderr is not None and sys.stderr.isatty()
-    before = b"\r\x1b[2K" + (b"\x1b[?25h" if ends else b"") if shown else b""  # the display hides the cursor
+    before = b"\r\x1b[2K" + (b"\x1b[?25h" if ends else b"") if os.isatty(2) else b""  # the display hides the cursor
     with suppress(OSError):
         os.write(2, before + line)
