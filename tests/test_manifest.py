@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltacompress.dtypes import DTYPES
-from deltacompress.errors import ChecksumError, FormatError, IntegrityError, SchemaVersionError, TruncatedFileError
+from deltacompress.errors import (
+    ChecksumError,
+    FormatError,
+    InputError,
+    IntegrityError,
+    SchemaVersionError,
+    TruncatedFileError,
+)
 from deltacompress.manifest import DTYPE_NAMES, Manifest, parse_manifest, read_manifest
 from deltacompress.tensor_names import is_tensor_name
 
@@ -177,4 +184,15 @@ def test_no_manifest(tmp_path: Path) -> None:
         read_manifest(tmp_path)
     (tmp_path / "manifest.json").write_bytes(b"[]")
     with pytest.raises(FormatError, match="not an artifact's manifest"):
+        read_manifest(tmp_path)
+
+
+def test_a_checkpoint_is_told_as_such(tmp_path: Path) -> None:
+    """Unless it may be an artifact that lost its manifest."""
+    for name in ("config.json", "model-00001-of-00002.safetensors"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(InputError, match="a model's checkpoint, not an artifact; give what `deltacompress compress`"):
+        read_manifest(tmp_path)
+    (tmp_path / "delta-00001.safetensors").write_text("")
+    with pytest.raises(TruncatedFileError, match="not an artifact, or half of one"):
         read_manifest(tmp_path)

@@ -45,7 +45,8 @@ from deltacompress.reporter import SILENT, Reporter
 from deltacompress.runtime.numerics import settle
 
 ANSWERS = "answers"
-_FILES = (REPORT, "report.md", "report.html", "samples/*.jsonl")
+FILES = (REPORT, "report.md", "report.html", "samples/*.jsonl")
+"""Names of all files of an evaluation, the one that says that it is finished first."""
 
 
 @checked
@@ -136,7 +137,7 @@ def evaluate(
     runs: dict[str, dict[str, TaskRun]] = {}
     found: dict[str, dict[str, FidelityResult]] = {}
     seconds: dict[str, float] = {}
-    with new_output(target, _FILES, inputs, force=force) as output, AnswerStores(target / ANSWERS) as stores:
+    with new_output(target, FILES, inputs, force=force) as output, AnswerStores(target / ANSWERS) as stores:
         if output is None:
             again = f"used again ({switch('force')}: measure anew)"
             reporter.note(f"{target}: a finished report of the same input, {again}")
