@@ -344,7 +344,8 @@ def test_calibration_data_is_looked_for_first(
 def test_calibration_data_that_is_not_read_is_noted(tmp_path: Path, mine: Pair) -> None:
     seen = Recorder()
     mine.compress(tmp_path / "out", recipe="lossless", reporter=seen)
-    assert seen.notes == [f"{mine.data}: not read, since recipe lossless does not calibrate"]
+    why = "since recipe lossless does not calibrate"
+    assert seen.notes == [f"{mine.data}: not read, {why}", f"samples: not used, {why}", f"seq_len: not used, {why}"]
 
 
 @pytest.mark.parametrize("which", ["base", "finetuned"])

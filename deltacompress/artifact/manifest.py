@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from deltacompress.artifact.checks import AGAIN, check_relations
 from deltacompress.artifact.records import SCHEMA_VERSION, Manifest, _canonical, _canonical_fields, _digest, _joined
-from deltacompress.errors import CheckpointError, ChecksumError, FormatError, SchemaVersionError, TruncatedFileError
+from deltacompress.errors import CheckpointError, ChecksumError, FormatError, InputError, SchemaVersionError, TruncatedFileError
 from deltacompress.files.json_limits import MAX_DEPTH, is_deep, parsed_bytes
 from deltacompress.files.regular import UnfitFileError, read_bytes, told
 
@@ -28,6 +28,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Read and check `directory`/manifest.json.
 
     Raises:
+        InputError: no manifest, but a checkpoint.
         TruncatedFileError: no manifest, or cut short.
         CheckpointError: the system does not read it.
         SchemaVersionError: written by a newer version.
@@ -43,6 +44,11 @@ def read_manifest_bytes(directory: Path) -> bytes:
     try:
         return read_bytes(path, at_most=MAX_MANIFEST_BYTES)
     except FileNotFoundError as error:
+        if _is_checkpoint(directory):
+            raise InputError(
+                f"{directory}: a model's checkpoint, not an artifact; give what `deltacompress compress` made of it "
+                f"(or, to compress it: deltacompress compress BASE {directory} --recipe int2-24 ...)"
+            ) from error
         raise TruncatedFileError(
             f"{directory}: no {MANIFEST}; not an artifact, or half of one; give one that `compress` published"
         ) from error
@@ -50,6 +56,14 @@ def read_manifest_bytes(directory: Path) -> bytes:
         raise FormatError(f"{path}: {told(error)}") from error
     except OSError as error:
         raise CheckpointError(f"{path}: {told(error)}") from error
+
+
+def _is_checkpoint(directory: Path) -> bool:
+    """Whether a directory without a manifest holds a model: an artifact that lost its own still has delta-* files."""
+    if not (directory / "config.json").is_file():
+        return False
+    weights = [one.name for one in directory.iterdir() if one.suffix in (".safetensors", ".bin")]
+    return bool(weights) and not any(name.startswith("delta-") for name in weights)
 
 
 def parse_manifest(raw: bytes, where: str) -> Manifest:

@@ -43,28 +43,51 @@ def check_free(out: Path, *, replaces: Replaceable | None = None) -> bool:
             return False
         if replaces is not None and replaces(out):
             return True
-        told = "" if replaces is None else ", and holds something else than what would replace it"
-        raise OutputError(f"{out}: exists already{told}; remove it or choose another {option('out')}")
+        raise OutputError(f"{out}: {_what_is_there(out)}; choose another {option('out')}, or remove it")
+
+
+def _what_is_there(out: Path) -> str:
+    """What stands in the way of an output, by the name of a file that no output of ours would have put there."""
+    if out.is_symlink() or not out.is_dir():
+        return f"exists already, and {_kind(out)}, where a directory is needed"
+    strange = _stranger(out, _of_an_artifact(out) or _of_a_checkpoint)
+    first = strange or min(one.name for one in out.iterdir())
+    return f"exists already, and holds {first}" + (", which is none of ours" if strange else "")
+
+
+def _kind(path: Path) -> str:
+    return "is a symbolic link" if path.is_symlink() else "is a file"
 
 
 def holds_artifact(path: Path) -> bool:
     """Whether the directory holds an artifact's manifest, and no other files than those that it names."""
-    try:
-        manifest = read_manifest(path)
-    except DeltaCompressError:
-        return False
-    return _holds_only(path, {MANIFEST, *(one.file for one in (*manifest.shards, *manifest.files))}.__contains__)
+    known = _of_an_artifact(path)
+    return known is not None and not path.is_symlink() and _stranger(path, known) is None
 
 
 def holds_checkpoint(path: Path) -> bool:
     """Whether the directory holds a checkpoint, and no files of other names than those that one of ours has."""
     there = (path / "config.json").is_file() and any(path.glob("model*.safetensors"))
-    return there and _holds_only(path, lambda name: bool(_WEIGHTS.fullmatch(name)) or is_side_file(name))
+    return there and not path.is_symlink() and _stranger(path, _of_a_checkpoint) is None
 
 
-def _holds_only(path: Path, known: Callable[[str], bool]) -> bool:
-    found = list(path.iterdir())
-    return not path.is_symlink() and all(known(one.name) and one.is_file() and not one.is_symlink() for one in found)
+def _of_an_artifact(path: Path) -> Callable[[str], bool] | None:
+    """Which names the artifact's manifest knows; None: there is none."""
+    try:
+        manifest = read_manifest(path)
+    except DeltaCompressError:
+        return None
+    return {MANIFEST, *(one.file for one in (*manifest.shards, *manifest.files))}.__contains__
+
+
+def _of_a_checkpoint(name: str) -> bool:
+    return bool(_WEIGHTS.fullmatch(name)) or is_side_file(name)
+
+
+def _stranger(path: Path, known: Callable[[str], bool]) -> str | None:
+    """The name of the first thing in a directory that is no plain file of a known name."""
+    found = sorted(path.iterdir())
+    return next((one.name for one in found if not known(one.name) or not one.is_file() or one.is_symlink()), None)
 
 
 def check_outside(out: Path, *inputs: Path) -> None:

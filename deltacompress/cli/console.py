@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
-from deltacompress.cli.interrupts import check, finish, held
+from deltacompress.cli.interrupts import check, finish, held, tell
 from deltacompress.cli.screen import ReaderGoneError, discard, screen
 from deltacompress.errors import DeltaCompressError, InputError, OutputError, for_the_command_line
 from deltacompress.escape import escape
@@ -111,11 +112,19 @@ class Console:
         if not self._has_output():
             return
         drawn, here = table(), screen()
-        # Never crop: a screen too narrow for the table wraps it, and a file or a pipe is as wide as the table likes.
+        # Never crop: a screen too narrow for the table wraps it; a file or a pipe is as wide as the table likes, unless
+        # COLUMNS says otherwise.
         needed = screen(width=_UNBOUNDED).measure(drawn)
-        width = max(here.width, needed.minimum) if here.is_terminal else needed.maximum
+        is_narrow = here.is_terminal or os.environ.get("COLUMNS", "").isdecimal()
+        place = screen(width=max(here.width, needed.minimum) if is_narrow else needed.maximum)
+        if here.is_terminal:
+            with _printing():
+                place.print(drawn)
+            return
+        lines = place.render_lines(drawn, pad=False)  # their cells are padded all the same
+        text = "".join("".join(part.text for part in line).rstrip(" ") + "\n" for line in lines)
         with _printing():
-            screen(width=width).print(drawn)
+            sys.stdout.write(text)
 
     def write(self, text: str) -> None:
         """Print text as it is; on a terminal, without what a terminal would obey.
@@ -184,7 +193,9 @@ def verb(body: Callable[Concatenate[Console, P], None]) -> Callable[..., None]:
         settings = Settings(json, quiet, debug)
         if isinstance(ctx.obj, Settings):
             settings |= ctx.obj
-        code = run(functools.partial(body, Console(settings), **options), debug=settings.debug)
+        again = f"{ctx.command_path} ... --out {options['out']}" if options.get("out") else ""
+        tell(at_once=not settings.quiet)
+        code = run(functools.partial(body, Console(settings), **options), debug=settings.debug, again=again)
         if code:
             raise typer.Exit(code)
 
@@ -194,8 +205,10 @@ def verb(body: Callable[Concatenate[Console, P], None]) -> Callable[..., None]:
     return command
 
 
-def run(work: Callable[[], object], *, debug: bool) -> int:
+def run(work: Callable[[], object], *, debug: bool, again: str = "") -> int:
     """Run `work`; print a failure as one line on stderr (after its traceback under debug); return the exit code.
+
+    again: what goes on after an interruption, if anything does.
 
     Typer's own exceptions (usage errors, a deliberate exit) pass through: Typer ends those.
     """
@@ -208,7 +221,7 @@ def run(work: Callable[[], object], *, debug: bool) -> int:
     except ReaderGoneError:  # and the work is done
         return 0
     except KeyboardInterrupt:
-        return _fail("interrupted; run it again", EXIT_INPUT, debug=debug)
+        return _fail("interrupted; run it again" + (again and f": {again}"), EXIT_INPUT, debug=debug)
     except DeltaCompressError as error:
         return _fail(str(error), error.exit_code, debug=debug)
     except OSError as error:
@@ -247,5 +260,11 @@ def _stderr(message: str, *, style: str | None = None) -> None:
     if getattr(sys, "stderr", None) is None:
         return
     with suppress(OSError):  # nobody can be told
+        if not sys.stderr.isatty() and not os.environ.get(
+            "FORCE_COLOR"
+        ):  # nothing to colour: rich need not be imported
+            sys.stderr.write(escape(message) + "\n")
+            sys.stderr.flush()
+            return
         # No wrapping, markup or highlighting: paths and tensor names must come out as they are, and be copied whole.
         screen(stderr=True).print(escape(message), style=style, soft_wrap=True, markup=False, highlight=False)

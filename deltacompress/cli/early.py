@@ -54,9 +54,12 @@ def folder(out: Path) -> None:
 def _can_hold(folder: Path, out: Path) -> None:
     """Whether files can be written to a folder, or to what there is of it; told in the words of whoever would try."""
     there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
-    number = errno.ENOTDIR if not there.is_dir() else errno.EACCES if not os.access(there, os.W_OK | os.X_OK) else 0
-    if number:
-        raise OutputError(f"{out}: cannot be written ({os.strerror(number)}); choose another output directory")
+    if not there.is_dir():
+        what = "is a file" if there == out.absolute() else f"{there} is a file"
+        raise OutputError(f"{out}: {what}, where a directory is needed; choose another {option('out')}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        told = os.strerror(errno.EACCES)
+        raise OutputError(f"{out}: cannot be written ({told}); choose another output directory")
 
 
 def device(*names: str) -> None:
@@ -156,6 +159,8 @@ def compression(
     Raises:
         InputError: its subclasses name the first thing that is wrong.
     """
+    _can_hold(out.absolute().parent, out)  # the cheapest first
+
     from deltacompress import lossless as codecs
     from deltacompress.codecs.recipe import Recipe
 

@@ -33,7 +33,12 @@ DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes
 DtypeOption = Annotated[Dtype, typer.Option(help="Of weights and activations; auto: float32 on a CPU, else bfloat16.")]
 BackendOption = Annotated[Backend, typer.Option(help="What computes the products of packed deltas.")]
 Temperature = Annotated[float, typer.Option(min=0, help="0 always takes the most likely token.")]
-TopP = Annotated[float, typer.Option(help="Draw from the most likely tokens that have this probability together.")]
+TopP = Annotated[
+    float,
+    typer.Option(
+        help="Draw from the most likely tokens that have this probability together; above 0, at most 1 (all tokens)."
+    ),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the draws.")]
 Bos = Annotated[
     bool | None,
@@ -63,6 +68,7 @@ def generate(
     from deltacompress.runtime.engine.wishes import Sampling
 
     early.sampling(max_new_tokens, stop or (), temperature, top_p, seed)
+    _note_greedy(console, temperature, top_p, seed)
     early.device(device)
     if prompt == "-":
         prompt = _read(whole=True).removesuffix("\n")
@@ -117,6 +123,7 @@ def chat(
     from deltacompress.runtime.engine.wishes import Sampling
 
     early.sampling(max_new_tokens, (), temperature, top_p, seed)
+    _note_greedy(console, temperature, top_p, seed)
     runtime, name = _open(console, artifact, base, zoo, device, dtype, backend)
     shows = not console.settings.json
 
@@ -128,6 +135,7 @@ def chat(
             console.write(text)
 
     said: list[dict[str, str]] = []
+    interrupts.tell(at_once=False)  # here it ends an answer, and that is told
     while line := _ask(shows):
         said.append({"role": "user", "content": line})
         prompt = runtime.chat_ids(name, said)
@@ -158,6 +166,12 @@ def chat(
             console.note(_told(runtime, done, seconds))
         else:
             console.result(_data(runtime, artifact, line, done, seconds), str)
+
+
+def _note_greedy(console: Console, temperature: float, top_p: float, seed: int) -> None:
+    for name, is_given in (("--top-p", top_p != 1), ("--seed", seed != 0)):
+        if is_given and temperature == 0:
+            console.note(f"{name}: not used, since without --temperature nothing is drawn")
 
 
 def _open(

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -36,7 +36,7 @@ class _State:
 
     number: of the signal that came first; since: when it came, in seconds; waiting: it was not raised yet, or
     swallowed; holds: what is done is being told; over: it is told, and nothing is left to stop; ends: the process does,
-    and no signal may do it in another way.
+    and no signal may do it in another way. told: whether a stop is told as soon as it comes.
     """
 
     number: int | None = None
@@ -45,6 +45,7 @@ class _State:
     holds: bool = False
     over: bool = False
     ends: bool = False
+    told: bool = False
 
 
 _state = _State()
@@ -66,7 +67,7 @@ def interrupts() -> Iterator[None]:
                 replaced.append((number, before))
     if replaced:
         forget()
-        _state.holds = _state.over = _state.ends = False
+        _state.holds = _state.over = _state.ends = _state.told = False
         sys.unraisablehook = _raise_again(unraisable)
         alarm = signal.signal(signal.SIGALRM, _try_again)
     try:
@@ -80,6 +81,11 @@ def interrupts() -> Iterator[None]:
             sys.unraisablehook = unraisable
         for number, before in replaced:
             signal.signal(number, before)
+
+
+def tell(*, at_once: bool) -> None:
+    """Whether a stop is told as soon as it comes: what is cleaned up before the end may take its time."""
+    _state.told = at_once
 
 
 def check() -> None:
@@ -131,6 +137,8 @@ def ignore() -> None:
 def _stop(number: int, frame: FrameType | None) -> None:
     if _state.number is None:
         _state.number, _state.since, _state.waiting = number, time.monotonic(), True
+        if _state.told and not _state.over:
+            _write(b"stopping; what is done is kept or cleaned up (again after 2 seconds: end at once)\n")
         _raise(frame)
     elif not _state.over and time.monotonic() - _state.since > _SAME_STOP:
         _end_at_once()
@@ -173,8 +181,14 @@ def _raise_again(before: Callable[[sys.UnraisableHookArgs], object]) -> Callable
 
 
 def _end_at_once() -> None:
-    cursor = b"\x1b[?25h" if sys.stderr is not None and sys.stderr.isatty() else b""  # the progress display hides it
     try:
-        os.write(2, cursor + b"error: interrupted again; ended at once\n")
+        _write(b"error: interrupted again; ended at once\n", ends=True)
     finally:
         os._exit(STOPPED)
+
+
+def _write(line: bytes, *, ends: bool = False) -> None:
+    """Past all buffers and locks, which whoever is interrupted may hold; in the place of the progress display."""
+    before = b"\r\x1b[2K" + (b"\x1b[?25h" if ends else b"") if os.isatty(2) else b""  # the display hides the cursor
+    with suppress(OSError):
+        os.write(2, before + line)

@@ -6,7 +6,8 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, Any
 
 import typer
 
@@ -115,7 +116,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if message := error.format_message():  # empty where the help was the answer
             context = getattr(error, "ctx", None)
             place = PROGRAM if context is None else context.command_path
-            print_error(f"{message.rstrip('.')} (see {place} --help)")
+            usage = _usage(context) if type(error).__name__ == "NoSuchOption" else ""
+            print_error(f"{message.rstrip('.')} ({usage}see {place} --help)")
         return error.exit_code
     except SystemExit:  # what Typer makes of a help that nobody reads
         return 0
@@ -128,16 +130,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code if isinstance(code, int) else 0
 
 
+def _usage(context: Any) -> str:
+    """How a verb takes its arguments: who gives an option that it does not have may look for one of them."""
+    names = " ".join(str(one.metavar) for one in _arguments(context.command))
+    return f"usage: {context.command_path} {names} [OPTIONS]; " if names else ""
+
+
+def _arguments(command: Any) -> list[Any]:
+    return [one for one in command.params if one.param_type_name == "argument"]
+
+
 def _empty_argument(argv: Sequence[str]) -> str | None:
-    """What to call the first argument without a character in it: as a path it would mean the working directory."""
+    """What the first argument without a character in it is called: as a path it would mean the working directory."""
     for i, given in enumerate(argv):
         option, equals, value = given.partition("=")
         if option.startswith("--") and equals and not value:
             return option
         if not given:
-            before = argv[i - 1] if i else ""
-            return before if before.startswith("-") else f"argument {i + 1}"
+            return _name_of(argv, i)
     return None
+
+
+def _name_of(argv: Sequence[str], place: int) -> str:
+    """Of the parameter that takes the empty argument at a place; of a command line that is wrong, its number."""
+    command: Any = typer.main.get_command(app)
+    context, rest = None, ["\0" if i == place else given for i, given in enumerate(argv)]  # no real argument has it
+    with suppress(typer.TyperException, KeyError, IndexError):
+        while True:
+            context = command.context_class(command, parent=context)
+            given, rest, _ = command.make_parser(context).parse_args(rest)
+            for one in command.params:
+                value = given.get(one.name)
+                if value == "\0" or (isinstance(value, list | tuple) and "\0" in value):
+                    return str(one.metavar).rstrip(".") if one in _arguments(command) else str(one.opts[0])
+            command, rest = command.commands[rest[0]], rest[1:]
+    return f"argument {place + 1}"
 
 
 def _print_any_path() -> None:

@@ -1,26 +1,30 @@
 """Turns results into rich tables. Pure: mappings in (what --json prints), renderables out.
 
-Whatever stands in a table is escaped here, whoever chose it.
+Whatever stands in a table is escaped here, whoever chose it. rich is imported where something is drawn: every verb
+imports this module, and what is wrong should be told at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from deltacompress.escape import escape
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.measure import Measurement
+    from rich.table import Table
 
 _UNBOUNDED = 10_000
 
 
 def summary(title: str, data: Mapping[str, Any]) -> RenderableType:
     """A two-column table of the plain values of `data`; nested ones are left to tables of their own."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(title=Text(escape(title)), title_justify="left", box=SIMPLE_HEAD, show_header=False)
     table.add_column("what")
     table.add_column("value", justify="right", overflow="fold")
@@ -36,6 +40,8 @@ def rows(title: str, data: Sequence[Mapping[str, Any]], *, spare: Sequence[str] 
     spare: columns that a narrow screen is spared, the first one first.
     """
     if not data:
+        from rich.text import Text
+
         return Text(escape(f"{title}: none"))
     return _Fitted(title, data, tuple(key for key in spare if key in data[0]))
 
@@ -63,11 +69,16 @@ class _Fitted:
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         """As narrow as without the spare columns, as wide as with them."""
+        from rich.measure import Measurement
+
         least = Measurement.get(console, options, self._drawn(len(self._spare))).minimum
         return Measurement(least, Measurement.get(console, options, self._drawn(0)).maximum)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table, and a line on what is left out."""
+        from rich.measure import Measurement
+        from rich.text import Text
+
         wide = options.update(width=_UNBOUNDED)
         left_out = 0
         while left_out < len(self._spare) and (
@@ -81,6 +92,10 @@ class _Fitted:
 
 
 def _table(title: str, data: Sequence[Mapping[str, Any]]) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(
         title=Text(escape(title)), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
     )
@@ -108,6 +123,8 @@ def summary_and_rows(
 
     spare: as `rows` takes it, of both.
     """
+    from rich.console import Group
+
     tables = [rows(name, data.get(name, ()), spare=spare) for name in (table, more) if name]
     return Group(*tables, summary(title, data))
 

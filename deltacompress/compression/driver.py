@@ -37,7 +37,7 @@ from deltacompress.compression.steps import Steps
 from deltacompress.compression.workspace import Workspace
 from deltacompress.errors import BackendError, CalibrationError, InputError, Interrupted, OutputError, option, switch
 from deltacompress.files.output import output_errors
-from deltacompress.models.config import notes
+from deltacompress.models.config import base_notes, notes
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.triton import fused
 from deltacompress.reporter import SILENT, Reporter
@@ -127,7 +127,8 @@ def compress(
             local_file(str(calibration))  # a slip of the hand is told at once, and also where the recipe needs no data
         if not chosen.needs_calibration:
             reporter.note(f"{name_of(calibration)}: not read, since recipe {chosen.name} does not calibrate")
-    elif not chosen.needs_calibration:
+    chosen.check_calibration(calibration)
+    if not chosen.needs_calibration:
         given = {"samples": samples, "seq_len": seq_len, "seed": seed}
         for name in (name for name, value in given.items() if value is not None):
             reporter.note(f"{option(name)}: not used, since recipe {chosen.name} does not calibrate")
@@ -141,9 +142,14 @@ def compress(
             )  # fmt: skip
             return _used_again(target, delta, time.monotonic() - started)
         plan, skeleton = _plan(*pair_of, chosen, where)
-        read = notes(plan.finetuned.config, plan.finetuned.path) if skeleton is not None else ()
-        for note in (*plan.notes, *read):
+        for note in plan.notes:
             reporter.note(note)
+        if skeleton is not None:
+            for note in (
+                *base_notes(plan.base.config, plan.base.path),
+                *notes(plan.finetuned.config, plan.finetuned.path),
+            ):
+                reporter.note(note)
         if where.type == "cuda" and plan.calibrated and (reason := fused.missing(where)):
             reporter.note(f"the solver's loops run in PyTorch, tens of times slower than its kernels: {reason}")
         tokens = None
@@ -251,8 +257,7 @@ def _tokens(
     seed: int | None,
 ) -> CalibrationTokens:
     spec = plan.recipe.calibration.overridden(samples=samples, seq_len=seq_len, seed=seed)
-    plan.recipe.check_calibration(source)
-    assert source is not None
+    assert source is not None  # checked before anything was opened
     tokens = calibration_tokens(plan.finetuned, source, spec)
     rows = plan.finetuned.tensors[skeleton.embedding_name].shape[0]
     if int(tokens.ids.max()) >= rows:

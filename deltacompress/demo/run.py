@@ -60,6 +60,7 @@ def run_demo(out: str | Path, *, force: bool = False, reporter: Reporter | None 
             reporter.note(f"{target}: a finished demo, used again ({switch('force')}: run it anew)")
             known = json.loads((target / RESULTS).read_text(encoding="utf-8"))
             return DemoResult(target, tuple(known["variants"]), known["seconds"])
+        reporter.note("this takes two to three minutes on two cores; stopped and run again, it goes on where it was")
         with output_errors(target):
             (target / RESULTS).unlink(missing_ok=True)  # from here on, what lies there is no finished demo
         try:

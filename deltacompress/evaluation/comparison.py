@@ -179,7 +179,7 @@ class _Work:
             out=path,
             samples=self.samples,
             seq_len=self.seq_len,
-            seed=self.seed,
+            seed=self.seed if recipe.needs_calibration else None,  # else it would be told that it is not used
             device=self.device,
             resume=True,
             force=self.force,

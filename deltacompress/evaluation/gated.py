@@ -22,10 +22,11 @@ from deltacompress.evaluation.gate.early import refuse_hopeless
 from deltacompress.evaluation.gate.rules import Gate, GateFailedError, GateResult
 from deltacompress.evaluation.labels import check_label
 from deltacompress.evaluation.report.data import REPORT, Report
-from deltacompress.evaluation.run import evaluate
+from deltacompress.evaluation.run import FILES, evaluate
 from deltacompress.evaluation.scoring.lm_eval_version import require_lm_eval
 from deltacompress.evaluation.tasks.load import load_tasks
 from deltacompress.evaluation.tasks.overlap import refuse_data
+from deltacompress.files.finished import check_room
 from deltacompress.reporter import SILENT, Reporter
 
 
@@ -87,12 +88,14 @@ def compress_gated(
     candidate, report_dir = (target.with_name(f"{target.name}.{what}") for what in ("candidate", "report"))
     waits = target if there else candidate
     _check_report(report_dir, anew=not (force or (waits.is_dir() and holds_artifact(waits))))
+    check_room(report_dir, FILES, force=force)
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
     data = Path(calibration) if isinstance(calibration, str | Path) and Path(calibration).is_file() else None
     compared = data if isinstance(calibration, str | Path) else calibration
     if compared is not None and recipe.needs_calibration and not gate.policy.allow_overlap:
         refuse_data(chosen, compared)
-    made_from = {"recipe": recipe, "calibration": calibration, "seed": seed} | options
+    drawn_with = seed if recipe.needs_calibration else None  # else only the evaluation uses it
+    made_from = {"recipe": recipe, "calibration": calibration, "seed": drawn_with} | options
     compressed = compress(
         base, finetuned, out=waits, device=device, resume=resume, force=force, reporter=reporter, **made_from
     )

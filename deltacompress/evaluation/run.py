@@ -31,7 +31,8 @@ from deltacompress.files.finished import new_output
 from deltacompress.reporter import SILENT, Reporter
 
 ANSWERS = "answers"
-_FILES = (REPORT, "report.md", "report.html", "samples/*.jsonl")
+FILES = (REPORT, "report.md", "report.html", "samples/*.jsonl")
+"""Names of all files of an evaluation, the one that says that it is finished first."""
 
 
 @checked
@@ -121,7 +122,7 @@ def run_job(
     """Do what a job says; raises as `evaluate`. compress_seconds: label -> what its making took, for the report."""
     prepared = prepare(job, reporter)
     inputs = inputs_of(prepared)
-    with new_output(job.out, _FILES, inputs, force=job.force) as output, AnswerStores(job.out / ANSWERS) as stores:
+    with new_output(job.out, FILES, inputs, force=job.force) as output, AnswerStores(job.out / ANSWERS) as stores:
         if output is None:
             again = f"used again ({switch('force')}: measure anew)"
             reporter.note(f"{job.out}: a finished report of the same input, {again}")

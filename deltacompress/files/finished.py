@@ -79,6 +79,22 @@ class Output:
         write_once(self.folder / RECORD, (json.dumps(told, indent=1) + "\n").encode(), replace=True)
 
 
+def check_room(folder: Path, files: Sequence[str], *, force: bool) -> None:
+    """Before the work whose result `new_output` is asked to take: what it would refuse, whatever the input is.
+
+    Raises:
+        OutputError: as new_output.
+    """
+    _refuse_models(folder)
+    with output_errors(folder):
+        if not folder.is_dir():
+            return
+        if force or not os.path.lexists(folder / files[0]):
+            _earlier(folder, files, force=force)
+        elif _read_record(folder) is None:
+            _check_same(folder, files[0], {})
+
+
 @contextmanager
 def new_output(
     folder: Path, files: Sequence[str], inputs: Mapping[str, Any], *, force: bool
@@ -94,11 +110,7 @@ def new_output(
         OutputError: a finished output of other input, of unknown input, or changed since; a file that would be
             replaced, and that no earlier output left; another run writes there; it cannot be written.
     """
-    for name in _OF_MODELS:
-        if os.path.lexists(folder / name):
-            raise OutputError(
-                f"{folder}: holds {name}, so it is a model or an artifact; choose another {option('out')}"
-            )
+    _refuse_models(folder)
     made = make_directory(folder)
     try:
         with lock_directory(folder):
@@ -120,6 +132,14 @@ def new_output(
     except BaseException:
         remove_empty(made)
         raise
+
+
+def _refuse_models(folder: Path) -> None:
+    for name in _OF_MODELS:
+        if os.path.lexists(folder / name):
+            raise OutputError(
+                f"{folder}: holds {name}, so it is a model or an artifact; choose another {option('out')}"
+            )
 
 
 def _check_same(folder: Path, first: str, inputs: Mapping[str, Any]) -> None:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from deltacompress.errors import BackendError, FormatError, install_hint, option
+from deltacompress.errors import BackendError, FormatError, option
 from deltacompress.lossless import _gdeflate_child as child
 
 LEVEL = 12  # the smallest output of the routine's levels (docs/lossless.md); 12 to 30 MB/s
@@ -46,7 +46,7 @@ def problem() -> str | None:
     """Why the CPU routine cannot run here, or None if it can. Starts a child once to see that it answers."""
     library = _library()
     if library is None:
-        return f"libnvcomp's CPU library is not installed (on Linux: {install_hint('gpu')})"
+        return "libnvcomp's CPU library is not installed (on Linux it comes with the packages named at the end)"
     try:
         _call(library, _DECODE, [], [], raw_bytes=[])
     except _ChildError as failed:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from deltacompress.errors import BackendError, FormatError, install_hint, option
+from deltacompress.errors import BackendError, FormatError, option
 
 ALGORITHMS = {"gdeflate": "GDeflate", "ans": "ANS"}
 _BATCH_BYTES = 1 << 28  # raw bytes on the GPU at once, so that a large tensor does not need its size there twice
@@ -28,7 +28,7 @@ def problem() -> str | None:
     try:
         nvcomp: Any = importlib.import_module("nvidia.nvcomp")
     except ImportError:
-        return f"nvCOMP is not installed ({install_hint('gpu')})"
+        return "nvCOMP is not installed"
     try:
         nvcomp.Codec(algorithm="ANS")
     except RuntimeError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -107,8 +107,21 @@ def notes(raw: Mapping[str, Any], directory: Path) -> Iterator[str]:
             told.append(f"{name} ({fields.LEFT_OUT[name]})")
         elif name in fields.INERT and name not in known and fields.says(value):
             told.append(name)
-    if told:
-        yield f"{file}: not used: {', '.join(told)}"
+    yield from _told(told, directory)
+
+
+def base_notes(raw: Mapping[str, Any], directory: Path) -> Iterator[str]:
+    """As notes, of a base: nothing is built from its config, so what would have a model refused is told too."""
+    reasons = fields.LEFT_OUT | fields.REFUSED
+    told = [
+        f"{name} ({reasons[name]})" for name, value in sorted(raw.items()) if name in reasons and fields.says(value)
+    ]
+    yield from _told(told, directory)
+
+
+def _told(unused: Sequence[str], directory: Path) -> Iterator[str]:
+    if unused:
+        yield f"{directory / CONFIG}: not used: {', '.join(unused)}"
     if (directory / ADAPTER).exists():
         yield f"{directory / ADAPTER}: not applied: the weights beside it are the model; merge the adapter to use it"
 

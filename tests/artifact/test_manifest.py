@@ -16,7 +16,7 @@ from deltacompress.artifact.manifest import parse_manifest, read_manifest
 from deltacompress.artifact.records import DTYPE_NAMES, Manifest
 from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.names import is_tensor_name
-from deltacompress.errors import ChecksumError, FormatError, IntegrityError, SchemaVersionError, TruncatedFileError
+from deltacompress.errors import ChecksumError, FormatError, InputError, IntegrityError, SchemaVersionError, TruncatedFileError
 
 
 def test_the_file_is_canonical_and_names_itself() -> None:
@@ -149,4 +149,15 @@ def test_no_manifest(tmp_path: Path) -> None:
         read_manifest(tmp_path)
     (tmp_path / "manifest.json").write_bytes(b"[]")
     with pytest.raises(FormatError, match="not an artifact's manifest"):
+        read_manifest(tmp_path)
+
+
+def test_a_checkpoint_is_told_as_such(tmp_path: Path) -> None:
+    """Unless it may be an artifact that lost its manifest."""
+    for name in ("config.json", "model-00001-of-00002.safetensors"):
+        (tmp_path / name).write_text("")
+    with pytest.raises(InputError, match="a model's checkpoint, not an artifact; give what `deltacompress compress`"):
+        read_manifest(tmp_path)
+    (tmp_path / "delta-00001.safetensors").write_text("")
+    with pytest.raises(TruncatedFileError, match="not an artifact, or half of one"):
         read_manifest(tmp_path)

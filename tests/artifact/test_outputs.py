@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,8 @@ def test_what_is_no_artifact_is_never_replaced(mine: Pair, out: Path, force: boo
 def test_a_file_that_the_artifact_does_not_name_keeps_it(mine: Pair, out: Path, name: str) -> None:
     (out / name).write_text("mine")
     before = files_of(out)
-    with pytest.raises(OutputError, match="exists already, and holds something else"):
+    told = f"exists already, and holds {name}, which is none of ours; choose another out, or remove it"
+    with pytest.raises(OutputError, match=re.escape(told)):
         mine.compress(out, recipe="lossless", force=True)
     assert files_of(out) == before
 
@@ -113,7 +115,7 @@ def test_a_manifest_of_something_else_is_no_artifact(mine: Pair, tmp_path: Path,
     (tmp_path / "out" / "manifest.json").write_text(text)
     (tmp_path / "out" / "config.json").write_text("{}")
     before = files_of(tmp_path / "out")
-    with pytest.raises(OutputError, match="exists already, and holds something else"):
+    with pytest.raises(OutputError, match=r"exists already, and holds manifest\.json, which is none of ours; choose"):
         mine.compress(tmp_path / "out", recipe="lossless", force=True)
     assert files_of(tmp_path / "out") == before
 
@@ -123,9 +125,25 @@ def test_a_file_that_no_checkpoint_of_ours_has_keeps_it(mine: Pair, out: Path, n
     model = restore(out, base=mine.base, out=out.with_name("model"))
     (model / name).write_text("mine")
     before = files_of(model)
-    with pytest.raises(OutputError, match="exists already, and holds something else"):
+    with pytest.raises(OutputError, match=rf"exists already, and holds {name}, which is none of ours; choose another"):
         restore(out, base=mine.base, out=model, force=True)
     assert files_of(model) == before
+
+
+def test_what_is_there_is_named(mine: Pair, out: Path) -> None:
+    model = restore(out, base=mine.base, out=out.with_name("model"))
+    with pytest.raises(OutputError, match=r"model: exists already, and holds config\.json; choose another out"):
+        mine.compress(model, recipe="int4", force=True)
+    for name in ("z.txt", "b.txt"):
+        (model / name).write_text("mine")
+    with pytest.raises(OutputError, match=r"model: exists already, and holds b\.txt, which is none of ours; choose"):
+        mine.compress(model, recipe="int4", force=True)
+    (out.parent / "file").write_text("mine")
+    (out.parent / "link").symlink_to(out)
+    for name, what in (("file", "file"), ("link", "symbolic link")):
+        told = f"{name}: exists already, and is a {what}, where a directory is needed; choose another out"
+        with pytest.raises(OutputError, match=told):
+            mine.compress(out.parent / name, recipe="int4", force=True)
 
 
 def test_what_a_kill_set_aside_is_found_again(mine: Pair, out: Path) -> None:

@@ -85,18 +85,18 @@ def test_what_is_wrong_is_told_without_torch(wrong: dict[str, tuple[int, str, li
         ("compress: a slip in a local path", "occupied/notes: no such directory; give one with config.json"),
         ("compress: a local path that begins with a dot", "/nobody/notes: no such directory; give one with config"),
         ("compress: a model of the hub, and a slip", "/no/such/place: no such directory; give one with config.json"),
-        ("compress: out is occupied", "occupied: exists already, and holds something else"),
+        ("compress: out is occupied", "occupied: exists already, and holds thesis.docx, which is none of ours"),
         (
             "compress: out is in a file",
-            "file/out: cannot be written (Not a directory); choose another output directory",
+            "/file is a file, where a directory is needed; choose another --out",
         ),
-        ("restore: out is occupied", "occupied: exists already, and holds something else"),
-        ("export: out is occupied", "occupied: exists already; remove it or choose another --out"),
-        ("dequantize: out is occupied", "occupied: exists already; remove it or choose another --out"),
-        ("analyze: out is a file", "file: cannot be written (Not a directory); choose another output directory"),
-        ("eval: out is a file", "file: cannot be written (Not a directory); choose another output directory"),
-        ("compare: out is a file", "file: cannot be written (Not a directory); choose another output directory"),
-        ("demo: out is a file", "file: cannot be written (Not a directory); choose another output directory"),
+        ("restore: out is occupied", "occupied: exists already, and holds thesis.docx, which is none of ours"),
+        ("export: out is occupied", "occupied: exists already, and holds thesis.docx"),
+        ("dequantize: out is occupied", "occupied: exists already, and holds thesis.docx"),
+        ("analyze: out is a file", "file: is a file, where a directory is needed; choose another --out"),
+        ("eval: out is a file", "file: is a file, where a directory is needed; choose another --out"),
+        ("compare: out is a file", "file: is a file, where a directory is needed; choose another --out"),
+        ("demo: out is a file", "file: is a file, where a directory is needed; choose another --out"),
         ("eval: no such calibration file", "nowhere.jsonl: no such file"),
         ("compare: no such calibration file", "nowhere.jsonl: no such file"),
         ("compare: no method of that name", "--methods: unknown method 'int2-42'; did you mean int2-24"),
@@ -104,8 +104,14 @@ def test_what_is_wrong_is_told_without_torch(wrong: dict[str, tuple[int, str, li
         ("bench pairs: no data", "/no/such/place: no such directory"),
         ("bench pairs: no such task", "no such file; task nothing needs a checkpoint"),
         ("compress: no gate of that name", "no policy named 'strictest'"),
+        (
+            "compress: a name that cannot be, and no zoo",
+            "team/support-bot; and give --zoo PATH, or set DELTACOMPRESS_ZOO",
+        ),
         ("verify: no base", "/no/such/place: no such directory"),
         ("restore: no artifact", "no such artifact directory"),
+        ("inspect: a model", "registry/demo/base: a model's checkpoint, not an artifact; give what"),
+        ("gate: another JSON file", "config.json: not a report of `deltacompress eval`, such as"),
         ("eval: no task of that name", "unknown task 'nothing'"),
         ("eval: no policy of that name", "no policy named 'strictest'"),
         ("eval: no artifact", "no such artifact /no/such/place"),
@@ -118,6 +124,19 @@ def test_what_is_wrong_is_told_without_torch(wrong: dict[str, tuple[int, str, li
 )
 def test_what_is_wrong_is_what_is_told(wrong: dict[str, tuple[int, str, list[str]]], name: str, words: str) -> None:
     assert words in wrong[name][1]
+
+
+def test_what_a_slip_needs_no_more_of_is_not_imported(tmp_path: Path, repo_root: Path) -> None:
+    """Each costs tens of milliseconds: rich draws tables, and colours for terminals only."""
+    (tmp_path / "file").write_text("")
+    pair = [str(repo_root / "registry" / "demo" / name) for name in ("base", "palindrome")]
+    asked = ["--tasks", "demo-palindrome", "--calibration", "x.jsonl", "--methods", "int2-42"]
+    cases = {
+        "compare": ["compare", *pair, *asked, "--out", "out"],
+        "compress": ["compress", *pair, "--recipe", "lossless", "--out", "file/out"],
+    }
+    found = run_all(cases, tmp_path, "rich.table", "rich.console", "deltacompress.artifact.manifest")
+    assert {name: (code, heavy) for name, (code, _, heavy) in found.items()} == dict.fromkeys(cases, (2, []))
 
 
 def test_what_is_in_no_zoo_imports_no_zoo(tmp_path: Path, repo_root: Path) -> None:

@@ -104,7 +104,7 @@ def test_without_a_verb_the_help_is_the_answer(argv: list[str], capsys: pytest.C
         (["inspct"], "Did you mean 'inspect'?"),
         (["bench", "obz"], "Did you mean 'obs'? (see deltacompress bench --help)"),
         (["inspect"], "ARTIFACT' (see deltacompress inspect --help)"),
-        (["compress", "a", "--recipie", "x"], "--recipe) (see deltacompress compress --help)"),
+        (["compress", "a", "--recipie", "x"], "--recipe) (usage: deltacompress compress BASE"),
         (["bench", "obs", "--size", "1000000"], "(see deltacompress bench obs --help)"),
         (["bench", "pairs", "a", "b", "--out", "c", "--device", "tpu"], "--device"),
         (["inspect", "x", "--nonsense"], "--nonsense"),
@@ -117,7 +117,12 @@ def test_without_a_verb_the_help_is_the_answer(argv: list[str], capsys: pytest.C
         (["restore", "a", "--base", "b"], "--out"),
         (["restore", "a", "--out", "b"], "--base"),
         (["restore", "a", "--base", "", "--out", "b"], "--base is empty"),
-        (["inspect", ""], "argument 2 is empty"),
+        (["inspect", ""], "ARTIFACT is empty"),
+        (["generate", "a", "", "--base", "b"], "PROMPT is empty"),
+        (["eval", "a", "", "--base", "b"], "ARTIFACT_OR_NAME is empty"),
+        (["zoo", "pull", "--json", "", "b"], "NAME is empty"),
+        (["inspect", "a", "--nonsense", ""], "argument 4 is empty"),
+        (["zoo", "pull", "a/b", "--out", "b"], "(usage: deltacompress zoo pull NAME DIR [OPTIONS]; see deltacompress"),
         (["restore", "a", "--base=", "--out", "b"], "--base is empty"),
     ],
 )
@@ -231,7 +236,8 @@ def test_the_table_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_ends_a_verb_like_ctrl_c(number: str) -> None:
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_signal_ends_a_verb_like_ctrl_c(number: str, quiet: bool) -> None:
     done = run_python(
         "import signal, sys, time\nfrom types import ModuleType\nfrom deltacompress.cli.main import main\n"
         "def load_delta(path):\n"
@@ -239,9 +245,23 @@ def test_a_signal_ends_a_verb_like_ctrl_c(number: str) -> None:
         "    time.sleep(60)\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "sys.modules['deltacompress.artifact.delta'] = room = ModuleType('artifact')\nroom.load_delta = load_delta\n"
-        "sys.exit(main(['inspect', 'x']))"
+        f"sys.exit(main(['inspect', 'x', *['--quiet'] * {quiet}]))"
     )
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: interrupted; run it again\n")
+    at_once = "stopping; what is done is kept or cleaned up (again after 2 seconds: end at once)\n"
+    told = ("" if quiet else at_once) + "error: interrupted; run it again\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+
+
+def test_an_interrupt_names_the_verb_and_the_output_that_go_on(
+    fake: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    fake("demo.run", run_demo=interrupted)
+    assert main(["demo", "--out", str(tmp_path / "out")]) == 2
+    told = f"error: interrupted; run it again: deltacompress demo ... --out {tmp_path / 'out'}"
+    assert told in capsys.readouterr().err.splitlines()
 
 
 @pytest.mark.parametrize("quiet", [True, False])
@@ -458,7 +478,7 @@ class TestOptionsReachTheWork:
         (tmp_path / "file").write_text("")
         assert main(["analyze", "B", "F", "--out", str(tmp_path / "file" / "sub")]) == 2
         told = capsys.readouterr().err
-        assert "sub: cannot be written (Not a directory); choose another output directory" in told
+        assert f"sub: {tmp_path / 'file'} is a file, where a directory is needed; choose another --out" in told
 
 
 class TestRender:
@@ -490,6 +510,22 @@ class TestRender:
         assert max(map(len, out.splitlines())) <= 80
         for kept in (row["name"], "obs 2:4 int2", "1.72", "3,532 B", "0.0032", "no room for damp fraction, status"):
             assert kept in out
+
+    def test_a_pipe_is_as_wide_as_the_table_likes_or_as_columns_says(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        rows = [{"name": name, "for": "a word " * 30} for name in ("a", "longer")]
+
+        def shown() -> list[str]:
+            Console(Settings()).result({}, lambda: render.rows("a title", rows))
+            return capsys.readouterr().out.splitlines()
+
+        monkeypatch.delenv("COLUMNS", raising=False)
+        assert max(map(len, shown())) > 200
+        monkeypatch.setenv("COLUMNS", "70")
+        lines = shown()
+        assert 60 < max(map(len, lines)) <= 70
+        assert [line for line in lines if line.endswith(" ")] == []
 
     def test_rows_of_nothing(self) -> None:
         assert text(render.rows("tensors", [])) == "tensors: none\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,33 @@ def test_a_line_reporter_is_told_what_compress_does(pair: Pair, tmp_path: Path) 
     assert lines[-1] == f"compressing ({steps} steps)"
 
 
-def test_options_of_a_calibration_that_is_none_are_told(pair: Pair, tmp_path: Path) -> None:
-    recorder = Recorder()
+@pytest.mark.parametrize("has_data", [False, True])
+def test_options_of_a_calibration_that_is_none_are_told(pair: Pair, tmp_path: Path, has_data: bool) -> None:
+    recorder, data = Recorder(), pair.data if has_data else None
     pair.compress(
-        tmp_path / "out", recipe="lossless", calibration=None, samples=3, seq_len=None, seed=0, reporter=recorder
+        tmp_path / "out", recipe="lossless", calibration=data, samples=3, seq_len=None, seed=0, reporter=recorder
     )
     told = "not used, since recipe lossless does not calibrate"
     assert [note for note in recorder.notes if "not used" in note] == [f"samples: {told}", f"seed: {told}"]
+
+
+def test_missing_calibration_data_is_told_before_a_model_is_opened(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Checkpoint, "open", lambda path: pytest.fail("perhaps a download"))
+    with pytest.raises(CalibrationError, match="recipe int4-24 calibrates: give calibration FILE"):
+        pair.compress(tmp_path / "out", recipe="int4-24", calibration=None)
+
+
+def test_what_a_base_says_and_nobody_uses_is_told(pair: Pair, tmp_path: Path) -> None:
+    base, recorder = tmp_path / "base", Recorder()
+    shutil.copytree(pair.base, base)
+    config = json.loads((base / "config.json").read_text())
+    more = {"auto_map": {"AutoModel": "m.M"}, "transformers_weights": "other.safetensors"}
+    (base / "config.json").write_text(json.dumps(config | more))
+    replace(pair, base=base).compress(tmp_path / "out", recipe="int4-24", reporter=recorder)
+    told = f"{base / 'config.json'}: not used: auto_map (code that comes with a checkpoint is never run), transformers_"
+    assert len([note for note in recorder.notes if note.startswith(told)]) == 1
 
 
 def rtn(**fields: Any) -> Recipe:

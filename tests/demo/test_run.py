@@ -80,6 +80,16 @@ def test_a_finished_demo_is_used_again_and_of_another_version_refused(
     assert len(parts.seen) == 24
 
 
+def test_it_says_at_the_start_how_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Parts(monkeypatch)
+    for is_first in (True, False):
+        assert main(["demo", "--out", str(tmp_path / "out")]) == 0
+        told = capsys.readouterr().err.splitlines()[0]
+        assert told.startswith("this takes two to three minutes on two cores") == is_first
+
+
 def test_what_a_stopped_demo_left_is_not_a_finished_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = Parts(monkeypatch)
     run.run_demo(tmp_path / "out")

@@ -154,6 +154,20 @@ def test_a_report_that_cannot_be_written_is_refused_before_any_work(
     assert "out.report: is no directory, but the report goes there" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("lm_eval", "no_compressing")
+@pytest.mark.parametrize("name", ["report.md", "samples/notes.jsonl", "config.json"])
+def test_a_file_of_others_in_the_place_of_the_report_is_told_before_any_work(
+    name: str, pair: Pair, policy: Path, task_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out.report" / name).parent.mkdir(parents=True)
+    (tmp_path / "out.report" / name).write_text("mine")
+    assert main(gated_argv(pair, tmp_path / "out", policy, task_dir)) == 2
+    told = capsys.readouterr().err
+    assert name in told
+    assert "choose another --out" in told
+    assert (tmp_path / "out.report" / name).read_text() == "mine"
+
+
 @pytest.mark.usefixtures("no_compressing")
 def test_options_of_a_gate_need_one(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(pair.argv(tmp_path / "out", "--tasks", "colours")) == 2

@@ -56,8 +56,10 @@ def test_other_reports_are_refused(written: Path, tmp_path: Path) -> None:
     written.write_text(text[:-20])
     with pytest.raises(ChecksumError, match="not JSON"):
         read_report(written)
-    written.write_text("{}")
-    with pytest.raises(FormatError, match="not an evaluation report"):
+    data = json.loads(text)
+    del data["schema_version"]
+    written.write_text(json.dumps(data))
+    with pytest.raises(ChecksumError, match="differs from its digest"):
         read_report(written)
     written.write_text(text)
     _resigned(written, schema_version=2)
@@ -66,4 +68,11 @@ def test_other_reports_are_refused(written: Path, tmp_path: Path) -> None:
     written.write_text(text)
     _resigned(written, more=1)
     with pytest.raises(FormatError, match="more"):
+        read_report(written)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "5", '{"schema_version": 1, "digest": "0"}', '{"tasks": []}'])
+def test_another_programs_json_is_wrong_input(text: str, written: Path) -> None:
+    written.write_text(text)
+    with pytest.raises(InputError, match=r"report\.json: not a report of `deltacompress eval`, such as .* DIR/report"):
         read_report(written)

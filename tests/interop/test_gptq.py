@@ -347,6 +347,6 @@ def test_force_replaces_a_checkpoint_and_nothing_else(
     (out / "optimizer.pt").write_text("mine")
     before = files_of(out)
     assert main([*argv, str(out), "--force"]) == 2
-    assert "holds something else than what would replace it" in capsys.readouterr().err
+    assert "holds optimizer.pt, which is none of ours; choose another --out" in capsys.readouterr().err
     assert files_of(out) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exported", "fresh", "out"]

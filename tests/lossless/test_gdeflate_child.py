@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from deltacompress import lossless
-from deltacompress.errors import BackendError, FormatError, install_hint
+from deltacompress.errors import BackendError, FormatError
 from deltacompress.lossless import _gdeflate_child as child
-from deltacompress.lossless import gdeflate_cpu
+from deltacompress.lossless import gdeflate_cpu, nvcomp
 from deltacompress.lossless.stream import chunk_sizes, pack
 
 RAW = bytes(range(67)) * 3000  # four pages, the last one ragged
@@ -152,15 +152,26 @@ def test_an_impossibly_long_page_never_reaches_the_child() -> None:
 
 
 @pytest.mark.parametrize("installed", [False, True])
-def test_missing_library_is_a_problem_with_a_way_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: bool
-) -> None:
+def test_missing_library_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, installed: bool) -> None:
     spec = ModuleSpec("nvidia.libnvcomp", None, is_package=True)
     spec.submodule_search_locations = [str(tmp_path)]  # a package without the file, as of another version
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec if installed else None)
     assert gdeflate_cpu.problem.__wrapped__() == (
-        f"libnvcomp's CPU library is not installed (on Linux: {install_hint('gpu')})"
+        "libnvcomp's CPU library is not installed (on Linux it comes with the packages named at the end)"
     )
+
+
+def test_the_way_out_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How to install the packages is the same for all that is missing."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "nvidia.nvcomp", None)
+    for module in (nvcomp, gdeflate_cpu):
+        monkeypatch.setattr(module, "problem", module.problem.__wrapped__)
+    with pytest.raises(
+        BackendError, match="nvCOMP is not installed; libnvcomp's CPU library is not installed"
+    ) as caught:
+        lossless.check_available("gdeflate", encode=True)
+    assert str(caught.value).count("pip install") == 1
 
 
 def test_a_library_without_the_functions_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

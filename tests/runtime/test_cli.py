@@ -111,3 +111,18 @@ def test_an_impossible_wish_is_told_before_the_model_is_loaded(monkeypatch: pyte
     for verb in (("generate", "nowhere", "w1"), ("chat", "nowhere")):
         code, _, err = run(*verb, "--base", "nowhere", "--top-p", 2)
         assert (code, err) == (2, "error: --top-p 2.0: give a share of the probability, above 0 and at most 1\n")
+
+
+@pytest.mark.parametrize("verb", [("generate", "nowhere", "w1"), ("chat", "nowhere")])
+def test_options_of_draws_that_are_none_are_told(verb: tuple[str, ...]) -> None:
+    told = "not used, since without --temperature nothing is drawn"
+    _, _, err = run(*verb, "--base", "nowhere", "--top-p", 0.5, "--seed", 3)
+    assert err.splitlines()[:2] == [f"--top-p: {told}", f"--seed: {told}"]
+    _, _, err = run(*verb, "--base", "nowhere", "--top-p", 0.5, "--seed", 3, "--temperature", 1)
+    assert told not in err
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat"])
+def test_the_help_says_what_top_p_may_be(verb: str) -> None:
+    shown = " ".join(run(verb, "--help")[1].replace("│", " ").split())
+    assert "above 0, at most 1" in shown

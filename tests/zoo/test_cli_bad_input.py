@@ -190,7 +190,7 @@ def test_entries_that_are_not_there(run: Run, cli_zoo: Path, tmp_path: Path) -> 
         failed(run(*verb), 2, "no entry t/none")
     failed(run("pull", "t/bot@9", tmp_path / "o"), 2, "has no version 9; it has 1 to 2")
     failed(run("pull", "t/bot@prod", tmp_path / "o"), 2, "no alias prod")
-    failed(run("pull", "t/bot", GOLDEN / "base"), 2, "exists already")
+    failed(run("pull", "t/bot", GOLDEN / "base"), 2, "exists already, and holds config.json; choose another directory")
     failed(run("add", tmp_path, "t/x"), 2, "adapter or base model")
     failed(run("add", GOLDEN / "restored.json", "t/x"), 2, "not a directory")
     failed(run("attest", "t/bot", GOLDEN / "base" / "model.safetensors"), 2, "not a JSON object")

@@ -54,7 +54,7 @@ def test_a_list_has_one_line_an_entry(narrow: Run) -> None:
 def test_a_wide_screen_and_a_pipe_show_everything(narrow: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     wide = narrow("list")[1]
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("COLUMNS")
     monkeypatch.delenv("TTY_COMPATIBLE")
     for out in (wide, narrow("list")[1]):
         head = next(line for line in out.splitlines() if "entry" in line).split()

@@ -22,6 +22,8 @@ from deltacompress.files.regular import ANYWHERE, read_bytes, told
 
 REPORT = "report.json"
 _MAX_BYTES = 64 << 20
+_MARKS = {"subjects", "tasks", "scores"}  # two of them tell a report, damaged or not, from another program's JSON
+_WRITES = f"such as `deltacompress eval ... --out DIR` writes as DIR/{REPORT}"
 _MAX_MEMORY = 128 << 20  # of the parsed report, by the estimate
 
 
@@ -46,15 +48,15 @@ def read_report(path: str | Path) -> Report:
     """Read and check a report (a file, or the directory that holds report.json).
 
     Raises:
-        InputError: there is none.
-        ChecksumError, SchemaVersionError, FormatError: damaged or edited, newer, or not a report.
+        InputError: there is none, or another program's JSON.
+        ChecksumError, SchemaVersionError, FormatError: damaged or edited, newer, or breaking the schema.
     """
     file = Path(path)
     file = file / REPORT if file.is_dir() else file
     try:
         raw = read_bytes(file, at_most=_MAX_BYTES, links=ANYWHERE)
     except FileNotFoundError as error:
-        raise InputError(f"{file}: no such report; `deltacompress eval ... --out DIR` writes DIR/{REPORT}") from error
+        raise InputError(f"{file}: no such report, {_WRITES}") from error
     except OSError as error:
         raise InputError(f"{file}: {told(error, 'give another report')}") from error
     if parsed_bytes(raw) > _MAX_MEMORY:
@@ -66,10 +68,10 @@ def read_report(path: str | Path) -> Report:
         raise ChecksumError(f"{file}: not JSON ({error}); evaluate again") from error
     if is_deep(raw):
         raise FormatError(f"{file}: nested deeper than {MAX_DEPTH} levels, as no report is; evaluate again")
-    if not isinstance(data, dict) or "schema_version" not in data:
-        raise FormatError(f"{file}: not an evaluation report; `deltacompress eval` writes one")
+    if not isinstance(data, dict) or len(_MARKS & data.keys()) < 2:
+        raise InputError(f"{file}: not a report of `deltacompress eval`, {_WRITES}")
     claimed = data.pop("digest", None)
-    version = data["schema_version"]
+    version = data.get("schema_version")
     if claimed != spelled:
         raise ChecksumError(f"{file}: its content differs from its digest (edited, or damaged); evaluate again")
     if version != SCHEMA_VERSION:

@@ -185,8 +185,10 @@ def _check_free(out: Path) -> None:
             raise PullError(f"{out}: give the directory a name of its own")
         if around := zoo_around(out):
             raise PullError(f"{out}: lies inside the zoo {around}; choose a directory outside of it")
-        if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
-            raise PullError(f"{out}: exists already; remove it or choose another directory")
+        if out.is_symlink() or (out.exists() and not out.is_dir()):
+            raise PullError(f"{out}: exists already, and is no directory; choose another one, or remove it")
+        if first := min((one.name for one in out.iterdir()), default="") if out.exists() else "":
+            raise PullError(f"{out}: exists already, and holds {first}; choose another directory, or remove it")
 
 
 @contextmanager

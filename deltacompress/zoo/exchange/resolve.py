@@ -81,7 +81,12 @@ def check_destination(name: str, zoo: str | os.PathLike[str] | None = None) -> N
     Raises:
         ZooError: no such zoo, no name of an entry, or its versions are of another kind.
     """
-    checked = names.parse_name(name)
+    try:
+        checked = names.parse_name(name)
+    except InvalidNameError as error:
+        if zoo is None and not os.environ.get(ENVIRONMENT):  # told at once, for one more try
+            raise InvalidNameError(f"{error}; and give --zoo PATH, or set {ENVIRONMENT}") from error
+        raise
     check_kind(open_zoo(zoo).store, checked, "delta")
 
 
