@@ -15,7 +15,14 @@ from pydantic import ValidationError
 
 from deltacompress.artifact.checks import AGAIN, check_relations
 from deltacompress.artifact.records import SCHEMA_VERSION, Manifest, _canonical, _canonical_fields, _digest, _joined
-from deltacompress.errors import CheckpointError, ChecksumError, FormatError, InputError, SchemaVersionError, TruncatedFileError
+from deltacompress.errors import (
+    CheckpointError,
+    ChecksumError,
+    FormatError,
+    InputError,
+    SchemaVersionError,
+    TruncatedFileError,
+)
 from deltacompress.files.json_limits import MAX_DEPTH, is_deep, parsed_bytes
 from deltacompress.files.regular import UnfitFileError, read_bytes, told
 

@@ -260,9 +260,7 @@ def _stderr(message: str, *, style: str | None = None) -> None:
     if getattr(sys, "stderr", None) is None:
         return
     with suppress(OSError):  # nobody can be told
-        if not sys.stderr.isatty() and not os.environ.get(
-            "FORCE_COLOR"
-        ):  # nothing to colour: rich need not be imported
+        if not (sys.stderr.isatty() or os.environ.get("FORCE_COLOR")):  # nothing to colour: rich need not be imported
             sys.stderr.write(escape(message) + "\n")
             sys.stderr.flush()
             return

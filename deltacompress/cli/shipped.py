@@ -77,10 +77,14 @@ def tasks(
 
 
 def _show(console: Console, path: Path) -> None:
+    """The file as it is: a table's lines would be broken where the screen ends."""
     from rich.text import Text
 
     text = path.read_text(encoding="utf-8").rstrip("\n")
-    console.result({"file": str(path), "text": text}, lambda: Text(text))
+    if console.settings.json or console.settings.quiet:
+        console.result({"file": str(path), "text": text}, lambda: Text(text))
+    else:
+        console.write(text + "\n")
 
 
 def _task_row(spec: LocalSpec | SuiteSpec) -> dict[str, Any]:

@@ -16,7 +16,14 @@ from deltacompress.artifact.manifest import parse_manifest, read_manifest
 from deltacompress.artifact.records import DTYPE_NAMES, Manifest
 from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.names import is_tensor_name
-from deltacompress.errors import ChecksumError, FormatError, InputError, IntegrityError, SchemaVersionError, TruncatedFileError
+from deltacompress.errors import (
+    ChecksumError,
+    FormatError,
+    InputError,
+    IntegrityError,
+    SchemaVersionError,
+    TruncatedFileError,
+)
 
 
 def test_the_file_is_canonical_and_names_itself() -> None:
