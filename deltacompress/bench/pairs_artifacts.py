@@ -19,6 +19,7 @@ from deltacompress.artifact.manifest import MANIFEST
 from deltacompress.artifact.outputs import check_free, check_outside, holds_artifact
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.made_from import standing
 from deltacompress.errors import InputError, OutputError, option
 from deltacompress.reporter import Reporter
@@ -91,16 +92,24 @@ def plan(
             check_outside(job.out, models, data)
             if check_free(job.out, replaces=holds_artifact):
                 try:
-                    standing(
-                        job.out, base, finetuned, loaded[recipe], job.calibration, samples=None, seq_len=None,
-                        seed=seed, lossless="zstd", reporter=reporter,
-                    )  # fmt: skip
+                    standing(_compression(job, loaded[recipe], seed), base, finetuned, reporter)
                 except OutputError:
                     if not force:
                         raise
                     job = replace(job, anew=True)
             jobs.append(job)
     return jobs
+
+
+def _compression(job: Job, recipe: Recipe, seed: int | None) -> CompressionJob:
+    return CompressionJob(
+        base=str(job.base),
+        finetuned=str(job.finetuned),
+        recipe=recipe,
+        out=job.out,
+        calibration=str(job.calibration),
+        seed=seed,
+    )
 
 
 def costs(job: Job, *, device: str, seed: int | None, resume: bool) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     open both -> plan every tensor -> load calibration tokens -> encode (layer by layer if the recipe calibrates)
     -> publish -> report
 
-Each step has a module of its own: planning, calibrate/, layerwise, encoding, workspace, publication.
+Each step has a module of its own: planning, layerwise, encoding, workspace, publication; calibration/ is a room.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from deltacompress.arguments import checked
 from deltacompress.artifact.delta import Delta, load_delta
 from deltacompress.artifact.outputs import check_free, check_outside, holds_artifact
 from deltacompress.calibration.data import CalibrationTokens, calibration_tokens
-from deltacompress.calibration.sources import Calibration, local_file, name_of
+from deltacompress.calibration.sources import local_file, name_of
 from deltacompress.checkpoints.pairing import pair
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.encoding import encode_uncalibrated
 from deltacompress.compression.fidelity import calibration_kl
+from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.layerwise import compress_layers
 from deltacompress.compression.made_from import standing
 from deltacompress.compression.planning import Plan, make_plan
@@ -35,7 +36,7 @@ from deltacompress.compression.publication import publish
 from deltacompress.compression.run_identity import choose_device, identity_of, solver
 from deltacompress.compression.steps import Steps
 from deltacompress.compression.workspace import Workspace
-from deltacompress.errors import BackendError, CalibrationError, InputError, Interrupted, OutputError, option, switch
+from deltacompress.errors import CalibrationError, Interrupted, option, switch
 from deltacompress.files.output import output_errors
 from deltacompress.models.config import base_notes, notes
 from deltacompress.models.skeleton import Skeleton
@@ -115,100 +116,122 @@ def compress(
         Interrupted: stopped by Ctrl-C (or SIGTERM, under the command line); what was finished stays in `out`.partial
             for `resume`.
     """
+    job = CompressionJob(
+        base=str(base),
+        finetuned=str(finetuned),
+        recipe=recipe if isinstance(recipe, Recipe) else Recipe.load(recipe),
+        out=Path(out),
+        calibration=_source(calibration),
+        samples=samples,
+        seq_len=seq_len,
+        seed=seed,
+        lossless=lossless,
+        device=device,
+        resume=resume,
+        force=force,
+    )
+    return run_job(job, reporter or SILENT)
+
+
+def run_job(job: CompressionJob, reporter: Reporter = SILENT) -> CompressResult:
+    """Do what a job says; raises as `compress`."""
     started = time.monotonic()
-    reporter = reporter or SILENT
-    target = Path(out)
-    there = check_free(target, replaces=holds_artifact)
-    chosen = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
-    where = choose_device(device)
-    _check_codec(lossless, device)
-    if calibration is not None:
-        if isinstance(calibration, str | Path):
-            local_file(str(calibration))  # a slip of the hand is told at once, and also where the recipe needs no data
-        if not chosen.needs_calibration:
-            reporter.note(f"{name_of(calibration)}: not read, since recipe {chosen.name} does not calibrate")
-    chosen.check_calibration(calibration)
-    if not chosen.needs_calibration:
-        given = {"samples": samples, "seq_len": seq_len, "seed": seed}
-        for name in (name for name, value in given.items() if value is not None):
-            reporter.note(f"{option(name)}: not used, since recipe {chosen.name} does not calibrate")
-    with _telling_what_waits(target, resume=resume):
-        pair_of = Checkpoint.open(base), Checkpoint.open(finetuned)
-        check_outside(target, *(checkpoint.path for checkpoint in pair_of))
-        if there and not force:
-            delta = standing(
-                target, *pair_of, chosen, calibration, samples=samples, seq_len=seq_len, seed=seed, lossless=lossless,
-                reporter=reporter,
-            )  # fmt: skip
-            return _used_again(target, delta, time.monotonic() - started)
-        plan, skeleton = _plan(*pair_of, chosen, where)
-        for note in plan.notes:
-            reporter.note(note)
-        if skeleton is not None:
-            for note in (
-                *base_notes(plan.base.config, plan.base.path),
-                *notes(plan.finetuned.config, plan.finetuned.path),
-            ):
-                reporter.note(note)
-        if where.type == "cuda" and plan.calibrated and (reason := fused.missing(where)):
-            reporter.note(f"the solver's loops run in PyTorch, tens of times slower than its kernels: {reason}")
-        tokens = None
-        if plan.calibrated and skeleton is not None:
-            tokens = _tokens(plan, skeleton, calibration, samples, seq_len, seed)
-        earlier = _finished_steps(target)
-        work = Workspace.open(
-            target,
-            identity_of(plan, tokens, lossless, device),
-            resume=resume,
-            replaces=holds_artifact if force else None,
-        )
-    if earlier:
-        fate = "used again" if resume else f"removed; {switch('resume')} would have used them"
-        reporter.note(f"{work.path}: {earlier} finished step{'s' * (earlier > 1)} of an earlier run {fate}")
-    kl = None
-    try:
-        with closing(Steps(plan, work, lossless, device)) as steps:
-            if tokens is not None and skeleton is not None:
-                streams = compress_layers(plan, skeleton, tokens.ids, steps, reporter)
-                publish(plan, work, steps, lossless, tokens)  # first: nothing that only informs may stand in its way
-                kl = calibration_kl(plan, skeleton, streams, steps)
-            else:
-                _compress_plain(plan, steps, reporter)
-                publish(plan, work, steps, lossless, tokens)
-    except KeyboardInterrupt as stop:
-        if work.published:
-            work.discard()
-            raise Interrupted(f"interrupted, but {target} was published whole before; nothing is left to do") from stop
-        if not work.keep():
-            raise Interrupted("interrupted before a step was finished: nothing is left of it, run it again") from stop
-        raise Interrupted(
-            f"interrupted, nothing published; what is finished waits in {work.path}: run again with {switch('resume')}"
-        ) from stop
-    except InputError as error:
-        if not isinstance(error, OutputError | BackendError) or work.published:
-            work.discard()  # other input means other bytes: nothing here could be resumed
-        elif work.keep():  # a full disk or a busy device costs no finished layer: mend it, then --resume
-            reporter.note(
-                f"what is finished waits in {work.path}: mend the cause and run again with {switch('resume')}"
-            )
-        raise
-    except BaseException:
-        if work.published:
-            work.discard()
-            reporter.note(f"{target} is published; only the look at its fidelity failed")
-        elif work.keep():  # out of memory, a lost device: what is finished is good
-            reporter.note(f"what is finished waits in {work.path}: run again with {switch('resume')}")
-        raise
-    work.discard()
+    there = check_free(job.out, replaces=holds_artifact)
+    where = choose_device(job.device)
+    lossless.check_available(job.lossless, encode=True, device=job.device)
+    _check_calibration(job, reporter)
+    with _telling_what_waits(job.out, resume=job.resume):
+        base, finetuned = Checkpoint.open(job.base), Checkpoint.open(job.finetuned)
+        check_outside(job.out, base.path, finetuned.path)
+        if there and not job.force:
+            return _used_again(job.out, standing(job, base, finetuned, reporter), time.monotonic() - started)
+        prepared = _prepare(job, base, finetuned, where, reporter)
+        work = _open_workspace(job, prepared, reporter)
+    with work:
+        kl = _encode_and_publish(job, prepared, work, reporter)
     return CompressResult(
-        out=target,
-        summary=load_delta(target).summary(),
+        out=job.out,
+        summary=load_delta(job.out).summary(),
         kl_on_calibration=kl,
         seconds=time.monotonic() - started,
         peak_memory_bytes=Steps.peak_memory(),
         peak_device_bytes=torch.cuda.max_memory_allocated() if where.type == "cuda" else None,
-        backend=_backend(where, lossless, device, calibrated=plan.calibrated),
+        backend=_backend(where, job.lossless, job.device, calibrated=prepared.plan.calibrated),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A job whose input is there and fits together. skeleton: None where the recipe asks nothing of the model; tokens:
+    None where it does not calibrate.
+    """
+
+    plan: Plan
+    skeleton: Skeleton | None
+    tokens: CalibrationTokens | None
+
+
+def _source(calibration: str | Path | Sequence[str | Mapping[str, Any]] | None) -> str | tuple[Any, ...] | None:
+    if calibration is None or isinstance(calibration, str):
+        return calibration
+    return str(calibration) if isinstance(calibration, Path) else tuple(calibration)
+
+
+def _check_calibration(job: CompressionJob, reporter: Reporter) -> None:
+    """Before anything is opened or fetched: is there something to calibrate on, and is all that is given of use?"""
+    recipe = job.recipe
+    if isinstance(job.calibration, str):
+        local_file(job.calibration)  # a slip of the hand is told at once, and also where the recipe needs no data
+    if job.calibration is not None and not recipe.needs_calibration:
+        reporter.note(f"{name_of(job.calibration)}: not read, since recipe {recipe.name} does not calibrate")
+    recipe.check_calibration(job.calibration)
+    if not recipe.needs_calibration:
+        given = {"samples": job.samples, "seq_len": job.seq_len, "seed": job.seed}
+        for name in (name for name, value in given.items() if value is not None):
+            reporter.note(f"{option(name)}: not used, since recipe {recipe.name} does not calibrate")
+
+
+def _prepare(
+    job: CompressionJob, base: Checkpoint, finetuned: Checkpoint, where: torch.device, reporter: Reporter
+) -> _Prepared:
+    plan, skeleton = _plan(base, finetuned, job.recipe, where)
+    for note in plan.notes:
+        reporter.note(note)
+    if skeleton is not None:
+        for note in (*base_notes(base.config, base.path), *notes(finetuned.config, finetuned.path)):
+            reporter.note(note)
+    if where.type == "cuda" and plan.calibrated and (reason := fused.missing(where)):
+        reporter.note(f"the solver's loops run in PyTorch, tens of times slower than its kernels: {reason}")
+    tokens = _tokens(job, plan, skeleton) if plan.calibrated and skeleton is not None else None
+    return _Prepared(plan, skeleton, tokens)
+
+
+def _open_workspace(job: CompressionJob, prepared: _Prepared, reporter: Reporter) -> Workspace:
+    earlier = _finished_steps(job.out)
+    work = Workspace.open(
+        job.out,
+        identity_of(prepared.plan, prepared.tokens, job.lossless, job.device),
+        resume=job.resume,
+        replaces=holds_artifact if job.force else None,
+        reporter=reporter,
+    )
+    if earlier:
+        fate = "used again" if job.resume else f"removed; {switch('resume')} would have used them"
+        reporter.note(f"{work.path}: {earlier} finished step{'s' * (earlier > 1)} of an earlier run {fate}")
+    return work
+
+
+def _encode_and_publish(job: CompressionJob, prepared: _Prepared, work: Workspace, reporter: Reporter) -> float | None:
+    """The long part; KL on the calibration tokens, None without them."""
+    plan, skeleton, tokens = prepared.plan, prepared.skeleton, prepared.tokens
+    with closing(Steps(plan, work, job.lossless, job.device)) as steps:
+        if tokens is None or skeleton is None:
+            _compress_plain(plan, steps, reporter)
+            publish(plan, work, steps, job.lossless, tokens)
+            return None
+        streams = compress_layers(plan, skeleton, tokens.ids, steps, reporter)
+        publish(plan, work, steps, job.lossless, tokens)  # first: nothing that only informs may stand in its way
+        return calibration_kl(plan, skeleton, streams, steps)
 
 
 def _used_again(out: Path, delta: Delta, seconds: float) -> CompressResult:
@@ -248,17 +271,9 @@ def _finished_steps(out: Path) -> int:
         return len(list(out.with_name(out.name + ".partial").glob("step-*.safetensors")))
 
 
-def _tokens(
-    plan: Plan,
-    skeleton: Skeleton,
-    source: Calibration | None,
-    samples: int | None,
-    seq_len: int | None,
-    seed: int | None,
-) -> CalibrationTokens:
-    spec = plan.recipe.calibration.overridden(samples=samples, seq_len=seq_len, seed=seed)
-    assert source is not None  # checked before anything was opened
-    tokens = calibration_tokens(plan.finetuned, source, spec)
+def _tokens(job: CompressionJob, plan: Plan, skeleton: Skeleton) -> CalibrationTokens:
+    assert job.calibration is not None  # checked before anything was opened
+    tokens = calibration_tokens(plan.finetuned, job.calibration, job.calibration_spec)
     rows = plan.finetuned.tensors[skeleton.embedding_name].shape[0]
     if int(tokens.ids.max()) >= rows:
         raise CalibrationError(
@@ -270,17 +285,12 @@ def _tokens(
 
 def _compress_plain(plan: Plan, steps: Steps, reporter: Reporter) -> None:
     """Recipes without calibration: tensor by tensor, in any order."""
-    todo = [tensor for tensor in plan.tensors.values() if tensor.fate != "alias"]
+    todo = {f"tensor-{i:05d}": one for i, one in enumerate(one for one in plan.tensors.values() if one.fate != "alias")}
     reporter.phase("compressing", len(todo))
-    for i, tensor in enumerate(todo):
-        step = f"tensor-{i:05d}"
+    for step, tensor in todo.items():
         if not steps.check(step):
             steps.save(step, [steps.finish_on_disk(tensor, encode_uncalibrated(plan, tensor))])
         reporter.step(tensor.name, loss=steps.records(step)[0].loss, memory_bytes=Steps.peak_memory())
-
-
-def _check_codec(codec: str, device: str) -> None:
-    lossless.check_available(codec, encode=True, device=device)
 
 
 def _backend(where: torch.device, codec: str, device: str, *, calibrated: bool) -> str:

@@ -6,38 +6,24 @@ calibration tokens, which are made again here.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from deltacompress.artifact.delta import Delta, load_delta, verify
 from deltacompress.artifact.records import Manifest
 from deltacompress.calibration.data import calibration_tokens
-from deltacompress.calibration.sources import Calibration
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.job import CompressionJob
 from deltacompress.errors import IntegrityError, OutputError, option, switch
 from deltacompress.reporter import Reporter
 
 
-def difference(
-    manifest: Manifest,
-    *,
-    base: Checkpoint,
-    finetuned: Checkpoint,
-    recipe: Recipe,
-    calibration: Calibration | None,
-    samples: int | None = None,
-    seq_len: int | None = None,
-    seed: int | None = None,
-    lossless: str = "zstd",
-) -> str | None:
+def difference(manifest: Manifest, job: CompressionJob, base: Checkpoint, finetuned: Checkpoint) -> str | None:
     """What would be another one if the artifact were made again ("recipe", say), None if nothing; else as compress.
 
     Raises:
         CalibrationError: the calibration data cannot be read.
     """
-    if manifest.recipe != recipe.model_dump(mode="json"):
+    if manifest.recipe != job.recipe.model_dump(mode="json"):
         return "recipe"
-    if manifest.lossless != lossless:
+    if manifest.lossless != job.lossless:
         return "lossless stage"
     for name, record, given in (("base", manifest.base, base), ("fine-tuned model", manifest.finetuned, finetuned)):
         if record.content_hash != given.fingerprint():
@@ -46,39 +32,24 @@ def difference(
         return "config or tokenizer"
     if manifest.calibration is None:
         return None
-    if calibration is None:
+    if job.calibration is None:
         return "calibration data"
-    spec = recipe.calibration.overridden(samples=samples, seq_len=seq_len, seed=seed)
-    tokens = calibration_tokens(finetuned, calibration, spec)
+    tokens = calibration_tokens(finetuned, job.calibration, job.calibration_spec)
     return (
         None if tokens.sha256 == manifest.calibration.sha256 else "calibration data, samples, sequence length or seed"
     )
 
 
-def standing(
-    out: Path,
-    base: Checkpoint,
-    finetuned: Checkpoint,
-    recipe: Recipe,
-    calibration: Calibration | None,
-    *,
-    samples: int | None,
-    seq_len: int | None,
-    seed: int | None,
-    lossless: str,
-    reporter: Reporter,
-) -> Delta:
-    """The artifact that stands at `out`, every byte checked; it is what would be made now.
+def standing(job: CompressionJob, base: Checkpoint, finetuned: Checkpoint, reporter: Reporter) -> Delta:
+    """The artifact that stands at the job's `out`, every byte checked; it is what would be made now.
 
     Raises:
         OutputError: it is not, or it is damaged.
     """
+    out = job.out
     way_out = f"choose another {option('out')}, or replace it with {switch('force')}"
     try:
-        other = difference(
-            load_delta(out).manifest, base=base, finetuned=finetuned, recipe=recipe, calibration=calibration,
-            samples=samples, seq_len=seq_len, seed=seed, lossless=lossless,
-        )  # fmt: skip
+        other = difference(load_delta(out).manifest, job, base, finetuned)
         if other is not None:
             raise OutputError(f"{out}: holds an artifact that was made with another {other}; {way_out}")
         delta = verify(out, reporter=reporter)

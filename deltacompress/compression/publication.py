@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import re
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
-from deltacompress._version import __version__
 from deltacompress.artifact.manifest import MANIFEST, parse_manifest
 from deltacompress.artifact.outputs import publish_directory
 from deltacompress.artifact.records import CalibrationRecord, FileRecord, Manifest, ModelRecord, TensorRecord
@@ -20,12 +17,12 @@ from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.checkpoints.writer import write_file, write_shards
 from deltacompress.compression.encoding import alias_record
 from deltacompress.compression.planning import Plan
+from deltacompress.compression.run_identity import tool_versions
 from deltacompress.compression.steps import Steps
 from deltacompress.compression.workspace import Workspace
 from deltacompress.files.output import output_errors
 from deltacompress.types import TensorInfo
 
-_TOOLS = ("torch", "transformers", "safetensors", "zstandard", "numpy")
 _CHUNK = 1 << 22
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -76,12 +73,6 @@ def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: Calib
     finally:
         work.published = work.out.exists() and os.path.samestat(work.out.stat(), made)  # whatever came after it
     return manifest
-
-
-def tool_versions() -> dict[str, str]:
-    """The versions that the manifest records."""
-    tools = {name: version(name) for name in _TOOLS}
-    return tools | {"deltacompress": __version__, "python": platform.python_version()}
 
 
 def _aliases(plan: Plan, steps: Steps) -> list[TensorRecord]:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from importlib.metadata import distributions
+import json
+import platform
+from importlib.metadata import distributions, version
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from deltacompress import lossless
+from deltacompress._version import __version__
 from deltacompress.calibration.data import CalibrationTokens
 from deltacompress.compression.planning import Plan
-from deltacompress.compression.publication import tool_versions
-from deltacompress.errors import BackendError, option
+from deltacompress.errors import BackendError, InputError, option, switch
+from deltacompress.files.regular import read_text
 from deltacompress.numerics.triton import fused
+
+MAX_IDENTITY_BYTES = 64 << 20
+_TOOLS = ("torch", "transformers", "safetensors", "zstandard", "numpy")
 
 
 def identity_of(plan: Plan, tokens: CalibrationTokens | None, codec: str, device: str) -> dict[str, Any]:
@@ -31,6 +38,29 @@ def identity_of(plan: Plan, tokens: CalibrationTokens | None, codec: str, device
         "threads": torch.get_num_threads(),
         "versions": tool_versions(),
     }
+
+
+def check_same(known: Path, identity: str) -> None:
+    """Compare the identity of an unfinished run with this one's; raises InputError."""
+    try:
+        text = read_text(known, at_most=MAX_IDENTITY_BYTES)
+        old = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"{known}: damaged ({error}); remove it, or leave out {switch('resume')} to start over"
+        ) from error
+    if not isinstance(old, dict):
+        raise InputError(
+            f"{known}: damaged (not a JSON object); remove it, or leave out {switch('resume')} to start over"
+        )
+    if text == identity:
+        return
+    new = json.loads(identity)
+    changed = [key for key in sorted(new.keys() | old.keys()) if json.dumps(old.get(key)) != json.dumps(new.get(key))]
+    raise InputError(
+        f"{known.parent}: the unfinished run was started with other input ({', '.join(changed) or 'other bytes'}); "
+        f"give the same again, remove it, or leave out {switch('resume')} to start over"
+    )
 
 
 def solver(device: torch.device) -> str:
@@ -65,3 +95,9 @@ def choose_device(device: str) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(device)
+
+
+def tool_versions() -> dict[str, str]:
+    """The versions that the manifest records."""
+    tools = {name: version(name) for name in _TOOLS}
+    return tools | {"deltacompress": __version__, "python": platform.python_version()}

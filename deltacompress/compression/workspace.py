@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -31,13 +32,22 @@ from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.checkpoints.writer import shard_chunks, write_file
 from deltacompress.codecs.pieces import Source
 from deltacompress.compression.encoding import DTYPE_NAMES, Outcome
-from deltacompress.errors import CheckpointError, InputError, OutputError, option, switch
+from deltacompress.compression.run_identity import check_same
+from deltacompress.errors import (
+    BackendError,
+    CheckpointError,
+    InputError,
+    Interrupted,
+    OutputError,
+    option,
+    switch,
+)
 from deltacompress.files.output import make_directory, output_errors, remove_empty, sync, take_lock
-from deltacompress.files.regular import open_regular, read_text, told
+from deltacompress.files.regular import open_regular, told
+from deltacompress.reporter import SILENT, Reporter
 from deltacompress.types import TensorInfo
 
 _IDENTITY = "identity.json"
-_MAX_IDENTITY = 64 << 20
 _CHUNK = 1 << 24
 _OURS = re.compile(r"identity\.json(\.tmp)?|step-.*\.(safetensors|tmp)|artifact(\.old-.*)?")
 
@@ -51,15 +61,23 @@ class Workspace:
         self.replaces: Replaceable | None = None
         self._lock: int | None = lock
         self._made = made
+        self._reporter: Reporter = SILENT
         self.published = False
 
     @classmethod
     def open(
-        cls, out: Path, identity: dict[str, Any], *, resume: bool, replaces: Replaceable | None = None
+        cls,
+        out: Path,
+        identity: dict[str, Any],
+        *,
+        resume: bool,
+        replaces: Replaceable | None = None,
+        reporter: Reporter = SILENT,
     ) -> Workspace:
         """Create (or, to resume, reopen) OUT.partial for the run that `identity` describes.
 
-        replaces: what may stand at OUT, and is replaced when the artifact is published; as check_free.
+        replaces: what may stand at OUT, and is replaced when the artifact is published; as check_free. reporter: is
+            told what becomes of finished steps.
 
         Raises:
             OutputError: OUT exists, or the directory cannot be written, holds other files, or another run holds it.
@@ -73,7 +91,7 @@ class Workspace:
         except BaseException:
             remove_empty(made)
             raise
-        work.replaces = replaces
+        work.replaces, work._reporter = replaces, reporter
         work._settle(json.dumps(identity, sort_keys=True, indent=1), resume)
         return work
 
@@ -81,7 +99,7 @@ class Workspace:
         known = self.path / _IDENTITY
         try:
             if resume and known.is_file():
-                _check_same(known, identity)
+                check_same(known, identity)
                 return
             self._clear()
         except BaseException:
@@ -205,6 +223,37 @@ class Workspace:
         """Where a step is, or would be."""
         return self.path / f"step-{step}.safetensors"
 
+    def __enter__(self) -> Self:
+        """While it is open: what the run ends with decides what stays."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Published, or of other input: nothing is left. Else finished steps stay, and whoever waits is told how to
+        go on; raises Interrupted in the place of a KeyboardInterrupt.
+        """
+        waits = f"what is finished waits in {self.path}"
+        again = f"run again with {switch('resume')}"
+        if isinstance(error, KeyboardInterrupt):
+            if self.published:
+                told = f"interrupted, but {self.out} was published whole before; nothing is left to do"
+            elif self.keep():
+                raise Interrupted(f"interrupted, nothing published; {waits}: {again}") from error
+            else:
+                told = "interrupted before a step was finished: nothing is left of it, run it again"
+            self.discard()
+            raise Interrupted(told) from error
+        # other input means other bytes: nothing here could be resumed
+        lasting = isinstance(error, InputError) and not isinstance(error, OutputError | BackendError)
+        if error is None or self.published or lasting:
+            self.discard()
+            if self.published and error is not None and not isinstance(error, InputError):
+                self._reporter.note(f"{self.out} is published; only the look at its fidelity failed")
+        elif self.keep():  # a full disk, a busy or lost device, out of memory: what is finished is good
+            mend = "mend the cause and " if isinstance(error, InputError) else ""
+            self._reporter.note(f"{waits}: {mend}{again}")
+
     def close(self) -> None:
         """Release the lock; what is there stays."""
         if self._lock is not None:
@@ -240,29 +289,6 @@ def _locked(path: Path) -> int:
     if path.is_symlink():
         raise OutputError(f"{path}: is a symbolic link, and a run needs a directory there; remove it")
     return take_lock(path)
-
-
-def _check_same(known: Path, identity: str) -> None:
-    """Compare the identity of an unfinished run with this one's."""
-    try:
-        text = read_text(known, at_most=_MAX_IDENTITY)
-        old = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"{known}: damaged ({error}); remove it, or leave out {switch('resume')} to start over"
-        ) from error
-    if not isinstance(old, dict):
-        raise InputError(
-            f"{known}: damaged (not a JSON object); remove it, or leave out {switch('resume')} to start over"
-        )
-    if text == identity:
-        return
-    new = json.loads(identity)
-    changed = [key for key in sorted(new.keys() | old.keys()) if json.dumps(old.get(key)) != json.dumps(new.get(key))]
-    raise InputError(
-        f"{known.parent}: the unfinished run was started with other input ({', '.join(changed) or 'other bytes'}); "
-        f"give the same again, remove it, or leave out {switch('resume')} to start over"
-    )
 
 
 def _digest(step: str, records: str) -> str:
