@@ -278,16 +278,20 @@ def test_the_dtype_is_that_of_the_config_or_of_the_rest(exported: Path, tmp_path
 
 
 class Notes:
-    """A reporter that keeps the notes."""
+    """A reporter that keeps the notes, and the steps that were announced and done."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
+        self.total: int | None = None
+        self.steps: list[str] = []
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """Nothing."""
+        """How many are announced."""
+        self.total = total
 
     def step(self, detail: str = "") -> None:
-        """Nothing."""
+        """One is done."""
+        self.steps.append(detail)
 
     def note(self, message: str) -> None:
         """Keep it."""
@@ -304,7 +308,9 @@ def test_layers_of_one_group_go_with_any_group_size_and_tiny_scales_are_told(tmp
     compress(pair.base, pair.finetuned, recipe=Recipe.load(tmp_path / "r.yaml"), out=tmp_path / "artifact")
     notes = Notes()
     out = export_gptq(tmp_path / "artifact", out=tmp_path / "out", reporter=notes)
-    assert [note for note in notes.notes if note.startswith(f"{dead}: 1 tiny scales change in fp16")]
+    told = [note for note in notes.notes if note.startswith(f"{dead}: 1 tiny scales change in fp16")]
+    assert len(told) == 1  # scales are written apart from the rest of their layer, which is not decoded again for them
+    assert len(notes.steps) == len(set(notes.steps)) == notes.total
     assert json.loads((out / "quantize_config.json").read_text())["group_size"] == 32
     dense = Checkpoint.open(dequantize(out, out=tmp_path / "dense"))
     restored = Checkpoint.open(restore(tmp_path / "artifact", base=pair.base, out=tmp_path / "restored"))
