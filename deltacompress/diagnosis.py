@@ -73,7 +73,7 @@ def _gpu() -> tuple[bool, str]:
 
     if not torch.cuda.is_available():
         why = "this torch was built without CUDA" if torch.version.cuda is None else "torch finds no driver or device"
-        return False, f"none ({why}); everything but gdeflate, ans and kernels runs on the CPU"
+        return False, f"none ({why}); everything but ans and the GPU kernels runs on the CPU"
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return True, f"{', '.join(names)}, CUDA {torch.version.cuda}"
 

@@ -17,6 +17,7 @@ import torch
 from deltacompress.calibration.packing import encode_records, pack
 from deltacompress.calibration.records import RecordFormat
 from deltacompress.calibration.sources import Calibration, name_of, open_source
+from deltacompress.codecs.recipe import MAX_SEED, CalibrationSpec
 from deltacompress.errors import CalibrationError, option
 from deltacompress.models.tokenizers import load_tokenizer
 
@@ -24,13 +25,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from deltacompress.checkpoints.reader import Checkpoint
-    from deltacompress.codecs.recipe import CalibrationSpec
 
 # transformers writes "unknown" as 1e30; no context of a real model comes near this.
 _SANE_LENGTH = 10**9
-
-_MAX_SEED = 2**50
-"""What the manifest can record: JSON numbers are exact up to 2^53 in every reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +97,8 @@ def load_calibration(
     for name, value, least in (("samples", samples, 1), ("seq_len", seq_len, 1), ("seed", seed, 0)):
         if value < least:
             raise CalibrationError(f"{option(name)} {value}: must be at least {least}")
-    if seed > _MAX_SEED:
-        raise CalibrationError(f"{option('seed')} {seed}: must be at most {_MAX_SEED}")
+    if seed > MAX_SEED:
+        raise CalibrationError(f"{option('seed')} {seed}: must be at most {MAX_SEED}")
     if max_positions is not None and max_positions < 1:
         raise CalibrationError(
             f"config.json says max_position_embeddings {max_positions}: the model can read nothing; mend the config"

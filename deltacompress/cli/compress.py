@@ -48,7 +48,9 @@ def compress(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of the sampling.", show_default="the recipe's, normally 0")
     ] = None,
-    lossless: Annotated[Lossless, typer.Option(help="Last, exact stage; gdeflate and ans need a GPU.")] = "zstd",
+    lossless: Annotated[
+        Lossless, typer.Option(help="Last, exact stage; gdeflate and ans need the extra gpu, and ans a GPU.")
+    ] = "zstd",
     device: Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")] = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run of --out stopped.")] = False,
     force: Annotated[

@@ -30,7 +30,7 @@ def summary(title: str, data: Mapping[str, Any]) -> RenderableType:
     table.add_column("value", justify="right", overflow="fold")
     for key, value in data.items():
         if isinstance(value, str | int | float) or value is None:
-            table.add_row(Text(escape(key.replace("_", " "))), Text(_format(key, value)))
+            table.add_row(Text(escape(key.replace("_", " "))), _Folding(_format(key, value)))
     return table
 
 
@@ -112,7 +112,7 @@ def _table(title: str, data: Sequence[Mapping[str, Any]]) -> Table:
             min_width=widest if number else min(widest, 10),
         )
     for row in data:
-        table.add_row(*(Text(_format(key, row.get(key))) for key in data[0]))
+        table.add_row(*(_Folding(_format(key, row.get(key))) for key in data[0]))
     return table
 
 
@@ -141,3 +141,26 @@ def _format(key: str, value: Any) -> str:
     if isinstance(value, list | tuple):
         return escape(" x ".join(str(item) for item in value))
     return escape(str(value))
+
+
+class _Folding:
+    """A cell that folds anywhere: the screen need not have room for its longest word, a tensor's name or a digest."""
+
+    least = 10
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """As wide as its characters, as narrow as the first few."""
+        from rich.cells import cell_len
+        from rich.measure import Measurement
+
+        width = cell_len(self._text)
+        return Measurement(min(width, self.least), width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The text, as its column justifies and folds it."""
+        from rich.text import Text
+
+        yield Text(self._text)

@@ -24,6 +24,8 @@ from deltacompress.files.strict_yaml import MAX_YAML_BYTES, load_yaml
 from deltacompress.types import TensorKind
 
 _FOLDER = ("calibration", "recipes")
+MAX_SEED = 2**50
+"""What the manifest can record: JSON numbers are exact up to 2^53 in every reader."""
 
 
 class _Matcher(BaseModel):
@@ -64,7 +66,7 @@ class CalibrationSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     samples: Annotated[int, Field(ge=1)] = 256
     seq_len: Annotated[int, Field(ge=2)] = 256
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
 
     def overridden(self, *, samples: int | None, seq_len: int | None, seed: int | None) -> CalibrationSpec:
         """With what is given in the place of the recipe's."""

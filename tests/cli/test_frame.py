@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -526,6 +527,25 @@ class TestRender:
         lines = shown()
         assert 60 < max(map(len, lines)) <= 70
         assert [line for line in lines if line.endswith(" ")] == []
+
+    @pytest.mark.parametrize("columns", [60, 80])
+    def test_long_names_and_digests_fold_rather_than_leave_the_screen(
+        self, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fake: Fake
+    ) -> None:
+        # not TERM=dumb, which rich takes for 80 columns
+        for variable, value in (("TTY_COMPATIBLE", "1"), ("TERM", "xterm"), ("COLUMNS", str(columns))):
+            monkeypatch.setenv(variable, value)
+        row = {"name": "model.layers.10.post_attention_layernorm.weight", "codec": "obs 2:4 int2", "status": "coded"}
+        row |= {"bits_per_weight": 8.31, "bytes": 133_000_000, "loss": 0.00335}
+        found = {"digest": "0123456789abcdef" * 4, "linear_bits_per_weight": 1.55, "tensors": [row], "parts": []}
+        fake("artifact", load_delta=lambda path: SimpleNamespace(summary=lambda: found))
+        assert main(["inspect", "x"]) == 0
+        out = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)  # bold heads
+        assert max(map(len, out.splitlines())) <= columns
+        for kept in ("8.31", "133,000,000 B", "0.00335", "linear bits per weight"):
+            assert kept in out
+        folded = out[out.index("digest") + len("digest") : out.index("linear bits per weight")]
+        assert "".join(folded.split()) == found["digest"]
 
     def test_rows_of_nothing(self) -> None:
         assert text(render.rows("tensors", [])) == "tensors: none\n"

@@ -102,6 +102,7 @@ def test_obs_needs_inputs(kind: str) -> None:
         ({"rules": [{"codec": "skip"}], "scope": "full"}, "skip"),
         ({"calibration": {"samples": 0}}, "samples"),
         ({"calibration": {"sample": 1}}, "sample"),
+        ({"calibration": {"seed": 2**50 + 1}}, "seed"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, change: dict[str, Any], told: str) -> None:

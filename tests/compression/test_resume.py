@@ -161,7 +161,7 @@ def test_killed(pair: Pair, out: Path, artifact: Path) -> None:
         "import os, signal, sys, torch\n"
         f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
         f"torch.set_num_threads({torch.get_num_threads()})\n"
-        "from pathlib import Path\nfrom pairs import Pair\nfrom deltacompress import workspace\n"
+        "from pathlib import Path\nfrom pairs import Pair\nfrom deltacompress.compression import workspace\n"
         "write = workspace.write_file\n"
         "def dying(path, chunks):\n"
         "    if 'layer-00001' not in path.name: return write(path, chunks)\n"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from evaluation.reports import fidelity, paired, report, score
-from pairs import write_data
+from pairs import Recorder, write_data
 
 from deltacompress.artifact.delta import load_delta
 from deltacompress.checkpoints.reader import Checkpoint
@@ -104,6 +105,13 @@ def test_artifacts_of_other_calibration_data_are_not_used_again(pair: Pair, tmp_
     other = write_data(tmp_path / "other.jsonl", records=70)
     with pytest.raises(InputError, match="another calibration data"):
         work_in(tmp_path / "out", pair, other).compressed("direct", recipe)
+
+
+def test_nothing_is_told_of_options_that_were_not_given(pair: Pair, tmp_path: Path) -> None:
+    told = Recorder()
+    work = replace(work_in(tmp_path / "out", pair, pair.data), reporter=told)
+    work.compressed("rtn-4bit", load_method("rtn-4bit"))
+    assert told.notes == []
 
 
 @pytest.mark.parametrize("left", ['{"a": 1', "", "[]", '{"a": "b"}', "[" * 100_000, "\xff"])

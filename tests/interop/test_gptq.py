@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import edit, files_of, make_pair
+from pairs import Recorder, edit, files_of, make_pair
 from safetensors.torch import load_file, save_file
 
 from deltacompress import compress, restore
@@ -278,23 +278,6 @@ def test_the_dtype_is_that_of_the_config_or_of_the_rest(exported: Path, tmp_path
         assert found["model.layers.0.self_attn.q_proj.weight"].dtype == (linear or rest)
 
 
-class Notes:
-    """A reporter that keeps the notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        """Nothing."""
-
-    def step(self, detail: str = "") -> None:
-        """Nothing."""
-
-    def note(self, message: str) -> None:
-        """Keep it."""
-        self.notes.append(message)
-
-
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gpt-neox"])
 def test_layers_of_one_group_go_with_any_group_size_and_tiny_scales_are_told(tmp_path: Path, architecture: str) -> None:
     pair = make_pair(tmp_path, architecture, intermediate_size=64)  # beside 32
@@ -303,9 +286,11 @@ def test_layers_of_one_group_go_with_any_group_size_and_tiny_scales_are_told(tmp
     edit(pair.finetuned, lambda weights: weights | {dead: faded(weights[dead])})
     (tmp_path / "r.yaml").write_text(RTN.format("{kind: linear, codec: rtn, bits: 4, group_size: 32, grid: symmetric}"))
     compress(pair.base, pair.finetuned, recipe=Recipe.load(tmp_path / "r.yaml"), out=tmp_path / "artifact")
-    notes = Notes()
+    notes = Recorder()
     out = export_gptq(tmp_path / "artifact", out=tmp_path / "out", reporter=notes)
-    assert [note for note in notes.notes if note.startswith(f"{dead}: 1 tiny scales change in fp16")]
+    told = [note for note in notes.notes if note.startswith(f"{dead}: 1 tiny scales change in fp16")]
+    assert len(told) == 1  # scales are written apart from the rest of their layer, which is not decoded again for them
+    assert len(notes.steps) == len(set(notes.steps)) == notes.total
     assert json.loads((out / "quantize_config.json").read_text())["group_size"] == 32
     dense = Checkpoint.open(dequantize(out, out=tmp_path / "dense"))
     restored = Checkpoint.open(restore(tmp_path / "artifact", base=pair.base, out=tmp_path / "restored"))

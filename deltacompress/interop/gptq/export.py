@@ -121,11 +121,13 @@ def _spec(delta: Delta, record: TensorRecord) -> PackedSpec:
 
 
 class _Writer:
-    """Makes the tensors one after another; a layer's parts lie side by side, so one decoded layer is remembered."""
+    """Makes the tensors one after another. A layer is decoded once: of its parts only the scales are written later,
+    behind all wider types of their file, so what waits in memory is one layer and the scales of those before it.
+    """
 
     def __init__(self, delta: Delta, reporter: Reporter) -> None:
         self._delta, self._reporter = delta, reporter
-        self._layer: tuple[str, dict[str, Tensor]] | None = None
+        self._waiting: dict[tuple[str, str], Tensor] = {}
 
     def tensors(self) -> Iterator[tuple[TensorInfo, Make]]:
         for record in self._delta.manifest.tensors:
@@ -143,10 +145,10 @@ class _Writer:
         return self._delta.restored_pieces(name, None)
 
     def _part(self, name: str, spec: PackedSpec, part: str) -> Tensor:
-        if self._layer is None or self._layer[0] != name:
+        if (name, part) not in self._waiting:
             self._reporter.step(name)
-            self._layer = name, self._packed(name, spec)
-        return self._layer[1][part]
+            self._waiting |= {(name, key): made for key, made in self._packed(name, spec).items()}
+        return self._waiting.pop((name, part))
 
     def _packed(self, name: str, spec: PackedSpec) -> dict[str, Tensor]:
         codes, _, grid = unpack_levels(spec, self._delta.parts(name))
