@@ -23,10 +23,10 @@ from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import BackendError
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.graphs import GraphedStep
 from deltacompress.runtime.engine.requests import Request, TextStream
 from deltacompress.runtime.engine.scheduler import Scheduler
-from deltacompress.runtime.engine.wishes import Sampling
 
 PROMPT = 64
 """Tokens in the cache before the first timed step."""
@@ -134,7 +134,7 @@ class _Bench:
         """Times of steps in which each of these variants (None: the base) decodes one token."""
         runtime = self.runtime
         limit = max(_WARM + self._steps + 4, columns - PROMPT)
-        scheduler = Scheduler(runtime.model, runtime.residency, max_batch=len(names), cuda_graphs=self.on_gpu)
+        scheduler = Scheduler(runtime.model, runtime.cache, max_batch=len(names), cuda_graphs=self.on_gpu)
         for index, name in enumerate(names):
             scheduler.submit(self._request(index, name, limit))
         try:
@@ -190,8 +190,8 @@ class _Bench:
 
     def _add(self, delta: Path, index: int, *, verify: bool) -> None:
         name = self.runtime.load(delta, f"v{index}", verify=verify)
-        self.runtime.residency.acquire([name])
-        self.runtime.residency.release([name])
+        self.runtime.cache.acquire([name])
+        self.runtime.cache.release([name])
         if self.on_gpu:
             torch.cuda.synchronize(self.runtime.device)
 

@@ -217,9 +217,9 @@ def sampling(max_new_tokens: int, stop: Sequence[str], temperature: float, top_p
     Raises:
         InputError: a number out of its range.
     """
-    from deltacompress.runtime.engine.wishes import Sampling, Wishes
+    from deltacompress.runtime.engine.generation_config import GenerationConfig, Sampling
 
-    Wishes.checked(max_new_tokens, stop, Sampling(temperature, top_p, seed), None, streams=False)
+    GenerationConfig.checked(max_new_tokens, stop, Sampling(temperature, top_p, seed), None, streams=False)
 
 
 def measured(found: Mapping[str, Path]) -> None:

@@ -65,7 +65,7 @@ def generate(
     zoo: ZooOption = None,
 ) -> None:
     """Continue PROMPT with the variant in ARTIFACT, served as base + packed delta."""
-    from deltacompress.runtime.engine.wishes import Sampling
+    from deltacompress.runtime.engine.generation_config import Sampling
 
     early.sampling(max_new_tokens, stop or (), temperature, top_p, seed)
     _note_greedy(console, temperature, top_p, seed)
@@ -120,7 +120,7 @@ def chat(
 
     The conversation goes through the model's chat template where it has one; else each line is a prompt of its own.
     """
-    from deltacompress.runtime.engine.wishes import Sampling
+    from deltacompress.runtime.engine.generation_config import Sampling
 
     early.sampling(max_new_tokens, (), temperature, top_p, seed)
     _note_greedy(console, temperature, top_p, seed)

@@ -285,7 +285,9 @@ def _tokens(job: CompressionJob, plan: Plan, skeleton: Skeleton) -> CalibrationT
 
 def _compress_plain(plan: Plan, steps: Steps, reporter: Reporter) -> None:
     """Recipes without calibration: tensor by tensor, in any order."""
-    todo = {f"tensor-{i:05d}": one for i, one in enumerate(one for one in plan.tensors.values() if one.fate != "alias")}
+    todo = {
+        f"tensor-{i:05d}": one for i, one in enumerate(one for one in plan.tensors.values() if one.treatment != "alias")
+    }
     reporter.phase("compressing", len(todo))
     for step, tensor in todo.items():
         if not steps.check(step):

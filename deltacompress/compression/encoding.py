@@ -45,9 +45,9 @@ class Outcome:
 def encode_uncalibrated(plan: Plan, tensor: TensorPlan) -> Encoded:
     """Encode a tensor whose codec needs no activations, piece by piece: what memory holds are its parts."""
     base, finetuned = plan.rows(tensor)
-    if tensor.fate == "identical" or isinstance(tensor.settings, SkipSettings):
+    if tensor.treatment == "identical" or isinstance(tensor.settings, SkipSettings):
         return Encoded("none", {}, {})
-    if tensor.fate in ("exact", "added"):
+    if tensor.treatment in ("exact", "added"):
         params, parts = exact.encode(finetuned, base)
         return Encoded("exact", params, parts)
     assert isinstance(tensor.settings, RtnSettings)
@@ -177,7 +177,7 @@ def alias_record(plan: Plan, tensor: TensorPlan, twin: TensorRecord) -> TensorRe
 def _record(
     plan: Plan, tensor: TensorPlan, encoded: Encoded, digest: str, parts: tuple[PartRecord, ...]
 ) -> TensorRecord:
-    status: Status = "coded" if tensor.fate == "code" else tensor.fate
+    status: Status = "coded" if tensor.treatment == "code" else tensor.treatment
     uses_base = tensor.pair.base_name if plan.recipe.scope == "delta" else None
     return TensorRecord(
         name=tensor.name,

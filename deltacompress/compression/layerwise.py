@@ -70,7 +70,7 @@ def compress_layers(plan: Plan, skeleton: Skeleton, ids: Tensor, steps: Steps, r
         skeleton.load(body, plan.finetuned.read)
         teacher, _ = capture_calls(skeleton, ids, batch, on_host=on_host)
         skeleton.free([skeleton.embedding_name])
-    restored = walk.simple("outer", [tensor for tensor in outer if tensor not in late and tensor.fate != "alias"])
+    restored = walk.simple("outer", [tensor for tensor in outer if tensor not in late and tensor.treatment != "alias"])
     skeleton.load(body, restored.__getitem__)
     del restored
     student, calls = capture_calls(skeleton, ids, batch, on_host=on_host)
@@ -141,7 +141,7 @@ class _Walk:
                 encoded = encode_uncalibrated(self.plan, tensor)
                 outcome, restored = self.steps.finish(tensor, encoded, self.plan.base_of(tensor))
                 outcomes.append(outcome)
-                if tensor.fate == "code":  # all others are restored to the teacher's own values
+                if tensor.treatment == "code":  # all others are restored to the teacher's own values
                     student[tensor.name] = self.skeleton.prepare(tensor.name, restored)
         if not groups and streams.teacher is not None:
             self._move(i, streams.teacher, streams)

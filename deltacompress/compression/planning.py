@@ -29,19 +29,19 @@ _MAX_NAME = MAX_NAME - 24  # a part is called tensor.part, in a file under the s
 _FLOATS = ("F16", "BF16", "F32", "F64")
 _READERS = 4  # tensors that are checked at once
 _LARGE = ("linear", "embedding", "head")
-Fate = Literal["code", "exact", "identical", "added", "alias"]
+Treatment = Literal["code", "exact", "identical", "added", "alias"]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
     """One fine-tuned tensor and what to do with it.
 
-    fate: code (lossy, by `settings`), exact, identical (bitwise the base's), added (exact, no base) or alias.
+    treatment: code (lossy, by `settings`), exact, identical (bitwise the base's), added (exact, no base) or alias.
     """
 
     pair: TensorPair
     kind: TensorKind
-    fate: Fate
+    treatment: Treatment
     settings: Settings
 
     @property
@@ -52,7 +52,7 @@ class TensorPlan:
     @property
     def obs(self) -> ObsSettings | None:
         """Its settings, if it is coded with calibration."""
-        return self.settings if self.fate == "code" and isinstance(self.settings, ObsSettings) else None
+        return self.settings if self.treatment == "code" and isinstance(self.settings, ObsSettings) else None
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Plan:
         finetuned, pair = Rows(self.finetuned, plan.name), plan.pair
         if self.recipe.scope == "full" or pair.base_name is None:
             return None, finetuned
-        wide = plan.fate not in ("exact", "identical")
+        wide = plan.treatment not in ("exact", "identical")
         return Rows(self.base, pair.base_name, rows=pair.base_rows, wide=wide), finetuned
 
     def base_of(self, plan: TensorPlan, device: torch.device | None = None) -> torch.Tensor | None:
@@ -112,7 +112,7 @@ class Plan:
         """
         if self.recipe.scope == "full":
             return None
-        return self.pairing.read_base(plan.pair, bits=plan.fate in ("exact", "identical"), device=device)
+        return self.pairing.read_base(plan.pair, bits=plan.treatment in ("exact", "identical"), device=device)
 
 
 def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind]) -> Plan:
@@ -138,7 +138,7 @@ def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorK
     for checkpoint in (base, finetuned):
         checkpoint.fingerprint()  # hashes all its tensors side by side; they are asked for one by one below
     tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of)}
-    if all(plan.fate in ("identical", "alias") for plan in tensors.values()):
+    if all(plan.treatment in ("identical", "alias") for plan in tensors.values()):
         raise PairError(
             f"{finetuned.path}: has the weights of the base {base.path} (content hash "
             f"{finetuned.fingerprint()[:12]}), so there is nothing to compress; give the fine-tuned model"
@@ -166,17 +166,17 @@ def _plans(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind
         name = found.info.name
         kind = kind_of(name)
         settings = recipe.rule_for(name, kind)
-        fate = _fate(pairing, found, recipe, settings)
-        if fate == "code" and isinstance(settings, ObsSettings | RtnSettings):
+        treatment = _fate(pairing, found, recipe, settings)
+        if treatment == "code" and isinstance(settings, ObsSettings | RtnSettings):
             shape = found.info.shape
             columns = shape[0] if len(shape) == 1 else found.info.numel // max(shape[0], 1)
             spec_for(settings, rows=1, columns=columns, name=name)
-        if fate == "code" and settings.codec == "skip" and found.base_rows not in (None, found.info.shape[0]):
+        if treatment == "code" and settings.codec == "skip" and found.base_rows not in (None, found.info.shape[0]):
             raise PairError(f"{name}: codec skip, but the base has fewer rows; use rtn or exact for it")
-        yield TensorPlan(found, kind, fate, settings if fate == "code" else ExactSettings())
+        yield TensorPlan(found, kind, treatment, settings if treatment == "code" else ExactSettings())
 
 
-def _fate(pairing: Pairing, found: TensorPair, recipe: Recipe, settings: Settings) -> Fate:
+def _fate(pairing: Pairing, found: TensorPair, recipe: Recipe, settings: Settings) -> Treatment:
     if found.status != "paired" and not (recipe.scope == "full" and found.status == "added"):
         return "alias" if found.status == "alias" else "added"
     info = found.info

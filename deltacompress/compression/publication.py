@@ -80,7 +80,7 @@ def _aliases(plan: Plan, steps: Steps) -> list[TensorRecord]:
     return [
         alias_record(plan, tensor, known[tensor.pair.alias_of])
         for tensor in plan.tensors.values()
-        if tensor.fate == "alias" and tensor.pair.alias_of is not None
+        if tensor.treatment == "alias" and tensor.pair.alias_of is not None
     ]
 
 

@@ -6,7 +6,7 @@ import re
 
 from deltacompress.errors import InputError
 
-FINETUNED, BASE = "finetuned", "base"
+FINETUNED_LABEL, BASE_LABEL = "finetuned", "base"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@/-]{0,99}")
 
 
@@ -20,5 +20,5 @@ def check_label(label: str) -> None:
         raise InputError(
             f"label {label!r}: use letters, digits and . _ - @ /, at most 100 (LABEL=PATH gives another one)"
         )
-    if label in (FINETUNED, BASE):
+    if label in (FINETUNED_LABEL, BASE_LABEL):
         raise InputError(f"label {label}: is taken by the {label} model; give another one (LABEL=PATH)")

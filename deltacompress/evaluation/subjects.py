@@ -15,7 +15,7 @@ from deltacompress.artifact.delta import Delta, load_delta
 from deltacompress.artifact.summary import kinds, natural
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import InputError, IntegrityError, spelled
-from deltacompress.evaluation.labels import BASE, FINETUNED, check_label
+from deltacompress.evaluation.labels import BASE_LABEL, FINETUNED_LABEL, check_label
 from deltacompress.evaluation.methods.baselines import ACCOUNT, Account, read_account
 from deltacompress.evaluation.report.records import LayerRecord, Role, SubjectRecord
 from deltacompress.evaluation.tasks.encoding import Encoder, check_same_tokenizer
@@ -115,9 +115,9 @@ def open_subjects(
     base_checkpoint = Checkpoint.open(base)
     subjects: list[Subject] = []
     if finetuned is not None:
-        subjects.append(Subject(FINETUNED, "finetuned", finetuned, Checkpoint.open(finetuned), None))
+        subjects.append(Subject(FINETUNED_LABEL, "finetuned", finetuned, Checkpoint.open(finetuned), None))
     if with_base:
-        subjects.append(Subject(BASE, "base", base, base_checkpoint, None))
+        subjects.append(Subject(BASE_LABEL, "base", base, base_checkpoint, None))
     for label, path in artifacts.items():
         delta = load_delta(path)
         delta.check_base(base_checkpoint)

@@ -14,16 +14,16 @@ import torch
 
 from deltacompress.errors import InputError
 
-BASE = -1
+NO_DELTA = -1
 """Slot of rows that use the base model only."""
 
 
 class Segments:
-    """G consecutive runs of rows, run g of slot `slots[g]` (BASE: the base model alone), padded to `capacity` runs.
+    """G consecutive runs of rows, run g of slot `slots[g]` (NO_DELTA: the base model alone), padded to `capacity` runs.
 
     Attributes:
         offsets: int32 [capacity + 1] on the device; run g is rows offsets[g] .. offsets[g + 1] - 1. Unused runs are
-            empty and belong to BASE.
+            empty and belong to NO_DELTA.
         slots: int32 [capacity] on the device.
         host_offsets, host_slots: the same without padding, on the host.
         row_limit: rows that a run may have; kernels are chosen for it, not for what the batch holds at the moment, so
@@ -37,7 +37,7 @@ class Segments:
         self.capacity, self.device, self._fixed_limit = capacity, torch.device(device), row_limit
         self._both = torch.zeros(2 * capacity + 1, dtype=torch.int32, device=self.device)
         self.offsets, self.slots = self._both[: capacity + 1], self._both[capacity + 1 :]
-        self.slots.fill_(BASE)
+        self.slots.fill_(NO_DELTA)
         self.host_offsets: tuple[int, ...] = (0,)
         self.host_slots: tuple[int, ...] = ()
 
@@ -72,7 +72,7 @@ class Segments:
             raise InputError(f"a run of {longest} rows, but these segments allow {self._fixed_limit}: raise row_limit")
         self.host_offsets, self.host_slots = tuple(offsets), tuple(slots)
         padding = self.capacity - runs
-        flat = torch.tensor([*offsets, *[offsets[-1]] * padding, *slots, *[BASE] * padding], dtype=torch.int32)
+        flat = torch.tensor([*offsets, *[offsets[-1]] * padding, *slots, *[NO_DELTA] * padding], dtype=torch.int32)
         if self.device.type == "cuda":
             # a fresh pinned block: torch hands it out again only after the copy has been done
             flat = flat.pin_memory()
@@ -91,7 +91,7 @@ class Segments:
     def run_rows(self) -> list[int]:
         """Rows of each run that is not the base's."""
         ends = zip(self.host_offsets, self.host_offsets[1:], self.host_slots, strict=False)
-        return [stop - start for start, stop, slot in ends if slot != BASE]
+        return [stop - start for start, stop, slot in ends if slot != NO_DELTA]
 
     @property
     def fixed(self) -> bool:
@@ -101,4 +101,4 @@ class Segments:
     def runs(self) -> list[tuple[int, int, int]]:
         """(start, stop, slot) of the non-empty runs that are not the base's."""
         ends = zip(self.host_offsets, self.host_offsets[1:], self.host_slots, strict=False)
-        return [(start, stop, slot) for start, stop, slot in ends if slot != BASE and stop > start]
+        return [(start, stop, slot) for start, stop, slot in ends if slot != NO_DELTA and stop > start]

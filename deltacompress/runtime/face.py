@@ -17,19 +17,19 @@ from torch import Tensor
 
 from deltacompress.errors import BackendError, InputError
 from deltacompress.models.config import notes
+from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.cache.memory import explained
-from deltacompress.runtime.cache.residency import Residency
-from deltacompress.runtime.cache.resident import Resident
+from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.engine import forwards
 from deltacompress.runtime.engine.forwards import Item, LogLikelihood
-from deltacompress.runtime.engine.intake import Ids, Intake
+from deltacompress.runtime.engine.generation_config import GenerationConfig, Sampling
+from deltacompress.runtime.engine.input_processor import Ids, InputProcessor
 from deltacompress.runtime.engine.requests import Completion, OnToken
 from deltacompress.runtime.engine.scheduler import Scheduler
 from deltacompress.runtime.engine.tokenizers import Tokenizers
-from deltacompress.runtime.engine.wishes import Sampling, Wishes
 from deltacompress.runtime.loading.collector import collector_paused
 from deltacompress.runtime.modules.model import DecoupledModel, load_base
-from deltacompress.runtime.variants.numerics import Numerics, settle
+from deltacompress.runtime.variants.precision import Numerics, resolve_device
 from deltacompress.runtime.variants.variant import Variant
 
 
@@ -41,18 +41,18 @@ class Runtime:
     """
 
     def __init__(
-        self, model: DecoupledModel, numerics: Numerics, residency: Residency, *, cuda_graphs: bool = False
+        self, model: DecoupledModel, numerics: Numerics, cache: VariantCache, *, cuda_graphs: bool = False
     ) -> None:
-        self.model, self.residency = model, residency
+        self.model, self.cache = model, cache
         self.backend, self.merge_rounding = numerics.backend.name, numerics.merge_rounding
         self.device, self.dtype = model.device, numerics.dtype
         self.notes: list[str] = []  # what a user should know about how base and variants are served
         self.last_steps = self.last_decoded = 0  # of the last `generate`: decode steps, and the tokens that they made
         self._numerics, self._cuda_graphs = numerics, cuda_graphs
         self._tokenizers = Tokenizers(model.base.checkpoint.path)
-        self._intake = Intake(model, residency.variants, self._tokenizers)
+        self._input = InputProcessor(model, cache.variants, self._tokenizers)
         self._lock = threading.RLock()
-        self._memory = partial(explained, model, residency)
+        self._memory = partial(explained, model, cache)
 
     @classmethod
     def from_base(
@@ -86,13 +86,13 @@ class Runtime:
             CheckpointError, UnsupportedModelError: the base cannot be loaded or served.
             BackendError: backend, device or memory.
         """
-        where, kind = settle(device, dtype)
+        where, kind = resolve_device(device, dtype)
         if cuda_graphs and where.type != "cuda":
             raise BackendError(f"cuda_graphs on device {where}: they need a GPU; leave them out")
         numerics = Numerics.choose(backend, where, kind, merge_rounding)
         model = load_base(str(path_or_id), device=where, dtype=kind, kernels=numerics.kernels)
-        residency = Residency(model, numerics.kernels, budget_bytes=budget_bytes, host_bytes=host_bytes)
-        made = cls(model, numerics, residency, cuda_graphs=cuda_graphs)
+        cache = VariantCache(model, numerics.kernels, budget_bytes=budget_bytes, host_bytes=host_bytes)
+        made = cls(model, numerics, cache, cuda_graphs=cuda_graphs)
         made.notes += notes(model.base.checkpoint.config, model.base.checkpoint.path)
         return made
 
@@ -103,9 +103,9 @@ class Runtime:
     # --- variants ----------------------------------------------------------------------------------------------------
 
     @property
-    def variants(self) -> Mapping[str, Resident]:
+    def variants(self) -> Mapping[str, LoadedVariant]:
         """The loaded variants by name."""
-        return MappingProxyType(self.residency.variants)
+        return MappingProxyType(self.cache.variants)
 
     def load(
         self,
@@ -126,7 +126,7 @@ class Runtime:
         Raises:
             InputError: the name is taken, or empty.
             BaseMismatchError: made from another base.
-            IntegrityError, UnsupportedModelError, PairError, BackendError: see Variant.open and Residency.add.
+            IntegrityError, UnsupportedModelError, PairError, BackendError: see Variant.open and VariantCache.add.
             ZooError: the zoo does not have the entry.
         """
         from deltacompress.zoo.exchange.resolve import artifact_path
@@ -137,16 +137,16 @@ class Runtime:
         self._check_free(name)
         with collector_paused():
             variant = Variant.open(path, self.model.base, self._numerics)
-        operands = self.residency.read(variant)  # the long part: requests run meanwhile
+        operands = self.cache.read(variant)  # the long part: requests run meanwhile
         with self._lock:
             self._check_free(name)
-            self.residency.add(name, variant, operands, verify=verify)
+            self.cache.add(name, variant, operands, verify=verify)
             self._tokenizers.add(name, path)
         try:
-            self.residency.confirm(name)  # and this one
+            self.cache.confirm(name)  # and this one
         except BaseException:  # an interrupt too: the name is free again
             with self._lock:
-                self.residency.drop(name)
+                self.cache.drop(name)
                 self._tokenizers.remove(name)
             raise
         if note := variant.note():
@@ -156,7 +156,7 @@ class Runtime:
     def _check_free(self, name: str) -> None:
         if not name:
             raise InputError("a variant's name is empty; leave it out to use the directory's or entry's")
-        if name in self.residency.variants:
+        if name in self.cache.variants:
             raise InputError(f"a variant named {name} is loaded already; give another name, or unload it first")
 
     def unload(self, name: str) -> None:
@@ -166,8 +166,8 @@ class Runtime:
             InputError: no such variant, or running requests use it.
         """
         with self._lock:
-            self._intake.resident(name)
-            self.residency.remove(name)
+            self._input.loaded(name)
+            self.cache.remove(name)
             self._tokenizers.remove(name)
 
     # --- evaluation --------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class Runtime:
             InputError: unknown variant, no tokens, tokens out of the vocabulary, or more than the context.
             BackendError: the variants do not fit the budget together.
         """
-        items = self._intake.items(requests)
+        items = self._input.items(requests)
         found: list[Tensor] = [torch.empty(0)] * len(items)
         for item, piece in self._run(items) if items else ():
             found[item.index] = piece
@@ -190,8 +190,8 @@ class Runtime:
 
         The order is that of the batches; raises as `logits`, and where a variant was unloaded before its batch came.
         """
-        items = self._intake.items(requests)
-        for batch in forwards.batches(items, self.residency.fits):
+        items = self._input.items(requests)
+        for batch in forwards.batches(items, self.cache.fits):
             for item, piece in self._run(batch):
                 yield item.index, piece
 
@@ -202,12 +202,12 @@ class Runtime:
             InputError: as `logits`; an empty context (give at least the bos token) or continuation.
         """
         items, continuations = [], []
-        for item, after in self._intake.scored(requests):
+        for item, after in self._input.scored(requests):
             items.append(item)
             continuations.append(after)
         found: list[LogLikelihood] = [LogLikelihood(0.0, False)] * len(items)
-        for batch in forwards.batches(items, self.residency.fits):
-            with self._lock, forwards.holding(self.residency, batch) as held, self._memory("log-likelihoods"):
+        for batch in forwards.batches(items, self.cache.fits):
+            with self._lock, forwards.holding(self.cache, batch) as held, self._memory("log-likelihoods"):
                 ordered, logits = forwards.run(self.model, held)
                 targets = [continuations[one.index] for one in ordered]
                 for one, result in zip(ordered, forwards.log_likelihoods(ordered, logits, targets), strict=True):
@@ -267,10 +267,12 @@ class Runtime:
         """As `generate`, with the tokens and the reason for the end of each; one that fails says so itself."""
         if max_batch < 1:
             raise InputError(f"max_batch {max_batch}: at least 1")
-        wishes = Wishes.checked(max_new_tokens, stop, sampling or Sampling(), bos, streams=on_token is not None)
-        made = self._intake.requests(requests, wishes)
+        generation = GenerationConfig.checked(
+            max_new_tokens, stop, sampling or Sampling(), bos, streams=on_token is not None
+        )
+        made = self._input.requests(requests, generation)
         scheduler = Scheduler(
-            self.model, self.residency, max_batch=max_batch, on_token=on_token, cuda_graphs=self._cuda_graphs
+            self.model, self.cache, max_batch=max_batch, on_token=on_token, cuda_graphs=self._cuda_graphs
         )
         for request in made:
             scheduler.submit(request)
@@ -292,7 +294,7 @@ class Runtime:
 
     def _run(self, items: list[Item]) -> list[tuple[Item, Tensor]]:
         told = f"one forward over {len(items)} sequences"
-        with self._lock, forwards.holding(self.residency, items) as held, self._memory(told):
+        with self._lock, forwards.holding(self.cache, items) as held, self._memory(told):
             ordered, logits = forwards.run(self.model, held)
         pieces = logits.split([one.kept for one in ordered])
         return [(one, piece[:, : one.vocabulary]) for one, piece in zip(ordered, pieces, strict=True)]

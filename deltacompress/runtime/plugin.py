@@ -30,8 +30,8 @@ from deltacompress.models.support import read_decoder
 from deltacompress.runtime.modules.batch import Batch
 from deltacompress.runtime.modules.model import ATTENTION, decouple
 from deltacompress.runtime.variants.layout import read_layout
-from deltacompress.runtime.variants.numerics import Numerics
 from deltacompress.runtime.variants.operands import placed
+from deltacompress.runtime.variants.precision import Numerics
 from deltacompress.runtime.variants.variant import Variant
 from deltacompress.zoo.exchange.resolve import artifact_path
 
@@ -122,7 +122,7 @@ class DeltaQuantizer(HfQuantizer):  # type: ignore[misc]
         decoupled.install(
             _SLOT, {path: placed(one, decoupled.device, kernels) for path, one in found if one is not None}
         )
-        decoupled.current.batch = Batch([_SLOT], decoupled.device)  # one segment, whatever the number of rows
+        decoupled.context.batch = Batch([_SLOT], decoupled.device)  # one segment, whatever the number of rows
         model.config.vocab_size = variant.vocabulary(decoupled.head_path)
         if generation := read_generation(variant.delta.path):
             model.generation_config = generation

@@ -16,7 +16,7 @@ RECIPE = Recipe.parse({"name": "mine", "rules": [{"codec": "exact"}]})
 
 def fate_of(pair: Pair, name: str) -> str:
     pairing = pair_up(Checkpoint.open(pair.base), Checkpoint.open(pair.finetuned))
-    return make_plan(pairing, RECIPE, lambda _: "other").tensors[name].fate
+    return make_plan(pairing, RECIPE, lambda _: "other").tensors[name].treatment
 
 
 @pytest.mark.parametrize("at", [0, 31, 63])

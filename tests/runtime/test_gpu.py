@@ -16,11 +16,11 @@ from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import BackendError, ChecksumError
 from deltacompress.kernels import available
 from deltacompress.runtime import DeltaConfig, Runtime
+from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.graphs import GraphedStep
 from deltacompress.runtime.engine.kvcache import RowCache
 from deltacompress.runtime.engine.requests import Request, TextStream
 from deltacompress.runtime.engine.scheduler import Scheduler
-from deltacompress.runtime.engine.wishes import Sampling
 from deltacompress.runtime.modules.batch import Batch, to_device
 from deltacompress.runtime.variants.operands import Stored
 
@@ -105,14 +105,14 @@ def test_a_step_never_waits_for_the_device(trio: dict[str, Served], backend: str
     if backend == "reference":
         pytest.skip("the reference backend serves decoded deltas; its loops are on the host")
     runtime = serve(trio, backend=backend, dtype=torch.bfloat16)
-    scheduler = Scheduler(runtime.model, runtime.residency, max_batch=8)
+    scheduler = Scheduler(runtime.model, runtime.cache, max_batch=8)
     config = runtime.model.config
     shape = (4, config.num_key_value_heads, 32, config.head_dim)
     cache = RowCache(fused=runtime.model.fused)
     for _ in range(config.num_hidden_layers):
         cache.keys.append(torch.zeros(shape, dtype=torch.bfloat16, device="cuda"))
         cache.values.append(torch.zeros(shape, dtype=torch.bfloat16, device="cuda"))
-    scheduler._cache = cache
+    scheduler._kv_cache = cache
     batch = Batch([0, 1, 2, 3], runtime.device)
     ids, positions = to_device([5, 6, 7, 8], runtime.device), to_device([3, 9, 1, 0], runtime.device)
     with torch.inference_mode():
@@ -132,8 +132,8 @@ def test_a_budget_moves_variants_in_and_out(trio: dict[str, Served], backend: st
     requests = [(name, random_ids(4 + i, i)) for i, name in enumerate(["a", "b", None, "c", "a", "b"])]
     for one, other in zip(narrow.complete(requests, 8), wide.complete(requests, 8), strict=True):
         assert one == other
-    assert narrow.residency.bytes_in_use <= max(sizes) + 1
-    assert narrow.residency.loads >= 3  # a variant on its way while the next one is loaded keeps that one out
+    assert narrow.cache.bytes_in_use <= max(sizes) + 1
+    assert narrow.cache.loads >= 3  # a variant on its way while the next one is loaded keeps that one out
 
 
 def test_merged_models_are_no_better_in_bf16(trio: dict[str, Served]) -> None:
@@ -192,9 +192,7 @@ def token_lists(runtime: Runtime, requests: list[tuple[str | None, list[int]]]) 
         )
         for i, (name, ids) in enumerate(requests)
     ]
-    scheduler = Scheduler(
-        runtime.model, runtime.residency, max_batch=8, cuda_graphs=runtime.model.device.type == "cuda"
-    )
+    scheduler = Scheduler(runtime.model, runtime.cache, max_batch=8, cuda_graphs=runtime.model.device.type == "cuda")
     for request in made:
         scheduler.submit(request)
     while scheduler.busy:

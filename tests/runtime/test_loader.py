@@ -27,8 +27,8 @@ from deltacompress.kernels.ingest import Ingest, Item
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.loading import arrangement, loader
 from deltacompress.runtime.loading.reading import Files
-from deltacompress.runtime.variants.numerics import Numerics
-from deltacompress.runtime.variants.operands import Packed, PackedRows, Stored, StoredPart
+from deltacompress.runtime.variants.operands import PackedDelta, PackedRows, Stored, StoredPart
+from deltacompress.runtime.variants.precision import Numerics
 from deltacompress.runtime.variants.variant import Variant
 
 
@@ -130,8 +130,8 @@ def test_the_same_as_decoded(
     for path, one in found.items():
         wanted = variant.operand(path)
         assert type(one) is type(wanted)
-        if isinstance(one, Packed):
-            assert isinstance(wanted, Packed)
+        if isinstance(one, PackedDelta):
+            assert isinstance(wanted, PackedDelta)
             assert (one.spec, one.out) == (wanted.spec, wanted.out)
             assert torch.equal(one.tensors["buffer"], tiling.tile(wanted.spec, wanted.tensors))
         else:
@@ -262,7 +262,7 @@ def test_a_variant_that_has_no_room_yet_is_checked_when_it_is_loaded(
     waits = runtime.variants[name]
     waits.installed, waits.verify = False, verify
     waits.host = {path: moved(one, delta, tmp_path / "delta") for path, one in stored.items()}
-    runtime.residency.confirm(name)
+    runtime.cache.confirm(name)
     part = next(iter(next(iter(stored.values())).parts.values()))
     file = tmp_path / "delta" / Path(part.file).name
     with file.open("r+b") as raw:
@@ -271,7 +271,7 @@ def test_a_variant_that_has_no_room_yet_is_checked_when_it_is_loaded(
         raw.seek(part.begin)
         raw.write(bytes([byte ^ 1]))
     with pytest.raises(ChecksumError) if verify else nullcontext():
-        runtime.residency.confirm(name)
+        runtime.cache.confirm(name)
 
 
 def moved(one: Stored, source: Path, target: Path) -> Stored:

@@ -15,7 +15,7 @@ from deltacompress.errors import BackendError
 from deltacompress.files.content import list_content
 from deltacompress.kernels import available, get_backend
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.variants.numerics import Numerics
+from deltacompress.runtime.variants.precision import Numerics
 
 RECIPES = sorted({path.stem for path in list_content("calibration/recipes", ".yaml")} - {"gptq-4bit"})
 """Its groups of 128 do not divide the columns of these models; it is for `export`."""
@@ -67,7 +67,7 @@ def test_packed_operands_give_what_decoded_ones_give(
 def test_kernels_do_not_round(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:
     backend = get_backend("reference", "cpu")
     backend.name = "triton"
-    monkeypatch.setattr("deltacompress.runtime.variants.numerics.get_backend", lambda *_: backend)
+    monkeypatch.setattr("deltacompress.runtime.variants.precision.get_backend", lambda *_: backend)
     with pytest.raises(BackendError, match="merge_rounding needs decoded deltas, backend triton"):
         Runtime.from_base(trio["a"].pair.base, backend="triton", merge_rounding=True)
     assert not Numerics.choose("triton", torch.device("cpu"), torch.float32, None).merge_rounding

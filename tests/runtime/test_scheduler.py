@@ -141,7 +141,7 @@ def test_an_interrupted_batch_lets_go_of_its_variants(runtime: Runtime) -> None:
     with pytest.raises(KeyboardInterrupt):
         runtime.generate([("a", random_ids(4)), ("b", random_ids(4))], 5, on_token=interrupt)
     assert not any(one.users for one in runtime.variants.values())
-    assert runtime.model.current.batch is None
+    assert runtime.model.context.batch is None
     runtime.unload("a")
 
 

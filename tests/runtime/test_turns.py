@@ -20,13 +20,13 @@ from deltacompress.runtime.engine.kvcache import RowCache
 from deltacompress.runtime.modules.batch import BASE, Batch
 from deltacompress.runtime.modules.linear import DecoupledLinear
 from deltacompress.runtime.modules.vectors import VectorBank
-from deltacompress.runtime.variants.numerics import Numerics
-from deltacompress.runtime.variants.operands import Packed
+from deltacompress.runtime.variants.operands import PackedDelta
+from deltacompress.runtime.variants.precision import Numerics
 
 
 def late(monkeypatch: pytest.MonkeyPatch, runtime: Runtime, names: set[str]) -> None:
     """Variants `names` are still on their way when they are first asked for, as on a GPU."""
-    ready = runtime.residency.ready
+    ready = runtime.cache.ready
 
     def scripted(name: str) -> bool:
         if name in names:
@@ -34,7 +34,7 @@ def late(monkeypatch: pytest.MonkeyPatch, runtime: Runtime, names: set[str]) -> 
             return False
         return ready(name)
 
-    monkeypatch.setattr(runtime.residency, "ready", scripted)
+    monkeypatch.setattr(runtime.cache, "ready", scripted)
 
 
 def first_tokens(runtime: Runtime, requests: list[tuple[str | None, list[int]]], max_batch: int) -> list[int]:
@@ -89,12 +89,12 @@ def test_pinned_memory_keeps_what_was_used_last(trio: dict[str, Served], monkeyp
     as_on_a_gpu(monkeypatch, runtime)
     for name, one in trio.items():
         runtime.load(one.artifact, name)
-    residency, ids = runtime.residency, random_ids(4)
+    cache, ids = runtime.cache, random_ids(4)
     sizes = {name: one.pinned_bytes for name, one in runtime.variants.items()}
     for name in ("b", "a", "c"):
         runtime.logits([(name, ids)])
-    residency.host_bytes = max(sizes["a"], sizes["b"]) + sizes["c"]
-    residency._trim_host()
+    cache.host_bytes = max(sizes["a"], sizes["b"]) + sizes["c"]
+    cache._trim_host()
     assert {name for name, one in runtime.variants.items() if one.host is not None} == {"a", "c"}
 
 
@@ -135,7 +135,7 @@ def test_what_was_unloaded_leaves_nothing_behind(trio: dict[str, Served], tmp_pa
     buffers = [
         weakref.ref(module.own_weight(slot).tensors["buffer"])
         for module in runtime.model.model.modules()
-        if isinstance(module, DecoupledLinear) and isinstance(module.own_weight(slot), Packed)
+        if isinstance(module, DecoupledLinear) and isinstance(module.own_weight(slot), PackedDelta)
     ]
     assert len(buffers) > 7
     runtime.unload("a")

@@ -1,4 +1,4 @@
-"""Added tokens, fewer tokens, ties on either side: the head and the embedding of a variant are its own."""
+"""DenseDelta tokens, fewer tokens, ties on either side: the head and the embedding of a variant are its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime_cases import Served, assert_close, oracle_logits, oracle_tokens, ra
 
 from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.variants.numerics import Numerics
+from deltacompress.runtime.variants.precision import Numerics
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ROUNDED = [True, False, "packed"]

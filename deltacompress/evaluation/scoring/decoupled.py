@@ -111,12 +111,12 @@ class DecoupledScorer(CheckpointScorer):
     @contextmanager
     def _serving(self, variants: Variants) -> Iterator[None]:
         names = {name for name in variants if name is not None}
-        self._runtime.residency.acquire(names)
+        self._runtime.cache.acquire(names)
         try:
             with self._runtime.model.serving(Batch([self._slot(name) for name in variants], self._runtime.device)):
                 yield
         finally:
-            self._runtime.residency.release(names)
+            self._runtime.cache.release(names)
 
     def _ordered(self, items: list[Any], variants: Variants) -> list[Any]:
         order = sorted(range(len(items)), key=lambda index: self._slot(variants[index]))

@@ -8,18 +8,18 @@ from contextlib import contextmanager
 import torch
 
 from deltacompress.errors import BackendError
-from deltacompress.runtime.cache.residency import Residency
+from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.modules.model import DecoupledModel
 
 
 @contextmanager
-def explained(model: DecoupledModel, residency: Residency, doing: str) -> Iterator[None]:
+def explained(model: DecoupledModel, cache: VariantCache, doing: str) -> Iterator[None]:
     """Turn running out of memory in this block into a BackendError; doing: what was being computed."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         base = sum(one.nbytes for one in model.model.parameters())
         raise BackendError(
-            f"{model.device} is out of memory ({doing}; base {base} bytes, {residency.told()}); lower budget_bytes or "
+            f"{model.device} is out of memory ({doing}; base {base} bytes, {cache.told()}); lower budget_bytes or "
             "max_batch, give fewer sequences or shorter ones"
         ) from error

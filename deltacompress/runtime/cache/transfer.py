@@ -10,7 +10,7 @@ import torch
 
 from deltacompress.errors import BackendError
 from deltacompress.kernels import Backend
-from deltacompress.runtime.cache.resident import Operands, Sources
+from deltacompress.runtime.cache.loaded_variant import Operands, Sources
 from deltacompress.runtime.loading.loader import Loader
 from deltacompress.runtime.variants.operands import Operand, Stored, pinned, placed
 from deltacompress.runtime.variants.variant import Variant

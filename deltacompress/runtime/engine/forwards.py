@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deltacompress.runtime.cache.residency import Residency
-from deltacompress.runtime.cache.resident import Resident
+from deltacompress.runtime.cache.loaded_variant import LoadedVariant
+from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.modules.batch import BASE, Batch, to_device
 from deltacompress.runtime.modules.model import DecoupledModel
 
@@ -30,7 +30,7 @@ class Item:
     """
 
     index: int
-    asked: Resident | None
+    asked: LoadedVariant | None
     vocabulary: int
     ids: list[int]
     first: int
@@ -60,20 +60,20 @@ class LogLikelihood(NamedTuple):
 
 
 @contextmanager
-def holding(residency: Residency, items: Sequence[Item]) -> Iterator[list[Item]]:
+def holding(cache: VariantCache, items: Sequence[Item]) -> Iterator[list[Item]]:
     """The items with their variants as they are loaded now, ready and held in this block.
 
     Raises:
         InputError: a variant was unloaded, or its name is another artifact's now.
         BackendError: they do not fit together.
     """
-    found = [one if one.asked is None else replace(one, asked=residency.current(one.asked)) for one in items]
+    found = [one if one.asked is None else replace(one, asked=cache.current(one.asked)) for one in items]
     names = {one.variant for one in found if one.variant is not None}
-    residency.acquire(names)
+    cache.acquire(names)
     try:
         yield found
     finally:
-        residency.release(names)
+        cache.release(names)
 
 
 @torch.inference_mode()

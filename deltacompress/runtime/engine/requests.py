@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from deltacompress.errors import DeltaCompressError
-from deltacompress.runtime.cache.resident import Resident
-from deltacompress.runtime.engine.wishes import Sampling
+from deltacompress.runtime.cache.loaded_variant import LoadedVariant
+from deltacompress.runtime.engine.generation_config import Sampling
 
 Finish = Literal["eos", "stop", "length", "context", "failed"]
 OnToken = Callable[[int, int, str], None]
@@ -54,7 +54,7 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     finished: Finish | None = None
     generator: torch.Generator | None = None
-    asked: Resident | None = None
+    asked: LoadedVariant | None = None
     error: DeltaCompressError | None = None
 
     @property

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from deltacompress.errors import InputError, IntegrityError
-from deltacompress.runtime.cache.residency import Residency
+from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.engine.graphs import GRAPH_AFTER, GraphedStep
 from deltacompress.runtime.engine.kvcache import RowCache
 from deltacompress.runtime.engine.requests import OnToken, Request, choose
@@ -37,19 +37,19 @@ class Scheduler:
     def __init__(
         self,
         model: DecoupledModel,
-        residency: Residency,
+        variants: VariantCache,
         *,
         max_batch: int,
         on_token: OnToken | None = None,
         cuda_graphs: bool = False,
     ) -> None:
         self.steps = self.decoded = 0
-        self._model, self._residency = model, residency
+        self._model, self._variants = model, variants
         self._max_batch, self._on_token = max_batch, on_token
         self._waiting: deque[Request] = deque()
         self._live: list[Request] = []
         self._rows: list[Request] = []  # what the cache's rows belong to, requests that ended included
-        self._cache = RowCache(fused=model.fused)
+        self._kv_cache = RowCache(fused=model.fused)
         self._batch: Batch | None = None
         self._graph: GraphedStep | None = None
         self._graph_version = self._plain_steps = 0
@@ -132,16 +132,16 @@ class Scheduler:
         if (name := request.variant) is None:
             return True
         if request.asked is not None:  # it may have been loaded again while the request waited
-            request.asked = self._residency.current(request.asked)
+            request.asked = self._variants.current(request.asked)
             request.slot = request.asked.slot
-        if not alone and not (self._residency.start(name) and self._residency.ready(name)):
+        if not alone and not (self._variants.start(name) and self._variants.ready(name)):
             return False
-        self._residency.acquire([name])
+        self._variants.acquire([name])
         return True
 
     def _release(self, request: Request) -> None:
         if request.variant is not None:
-            self._residency.release([request.variant])
+            self._variants.release([request.variant])
 
     def _arrange(self, new: list[Request]) -> None:
         """Run the prompts of new requests and give every running one its row.
@@ -162,7 +162,7 @@ class Scheduler:
         self._rows = [request for request, _, _ in joined]
         if self._rows:
             columns = max(len(request.ids) + request.limit for request in self._rows)
-            self._cache.rebuild([(source, row) for _, source, row in joined], caches, columns)
+            self._kv_cache.rebuild([(source, row) for _, source, row in joined], caches, columns)
             self._batch = Batch([request.slot for request in self._rows], self._model.device)
             self._graph, self._plain_steps = None, 0
 
@@ -207,7 +207,7 @@ class Scheduler:
         if self._pool is None or self._plain_steps <= GRAPH_AFTER:
             return self.forward_step(batch, inputs[:rows].unsqueeze(1), inputs[rows:], seen)
         if self._graph is None or self._graph_version != self._model.version:
-            columns = self._cache.columns
+            columns = self._kv_cache.columns
             self._graph = GraphedStep(
                 lambda ids, positions: self.forward_step(batch, ids, positions, columns), inputs, self._pool
             )
@@ -219,13 +219,13 @@ class Scheduler:
 
         seen: columns of the cache to attend to. Never waits for the device, so it can be captured in a CUDA graph.
         """
-        self._cache.at(positions, seen)
+        self._kv_cache.at(positions, seen)
         with self._model.serving(batch, positions):
             logits: Tensor = self._model.model(
                 input_ids=ids,
                 position_ids=positions.unsqueeze(1),
                 attention_mask=self._masks(positions, seen),
-                past_key_values=self._cache,
+                past_key_values=self._kv_cache,
                 use_cache=True,
             ).logits
         return logits[:, -1]

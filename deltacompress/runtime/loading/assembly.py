@@ -13,7 +13,7 @@ from deltacompress.kernels.cuda.tiling import BAD_SCALE, FAULTS
 from deltacompress.kernels.hashing import DIGEST_BYTES, Spans
 from deltacompress.kernels.ingest import Ingest, Item
 from deltacompress.runtime.loading.arrangement import Piece, place
-from deltacompress.runtime.variants.operands import Packed, PackedRows, StoredPart
+from deltacompress.runtime.variants.operands import PackedDelta, PackedRows, StoredPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Assembly:
         # one allocation: hundreds would take longer than the copies
         self._out = torch.empty(size, dtype=torch.uint8, device=device)
         self._faults = torch.zeros(len(self._order), dtype=torch.int32, device=device)
-        self._made: dict[str, Packed | PackedRows] = {}
+        self._made: dict[str, PackedDelta | PackedRows] = {}
         self._checks = [_Check.of(piece, device) for piece in pieces] if verify else []
         self._differ: list[Tensor] = []
         batches, number = [], 0
@@ -56,7 +56,7 @@ class Assembly:
                     at = {name: piece.places[place(part)] for name, part in one.parts.items()}
                     items.append(Item(one.spec, at, places[number], number))
                     buffer = self._out[places[number] : places[number] + kernels.nbytes(one.spec)]
-                    self._made[path] = Packed({"buffer": buffer}, one.spec, one.spec.rows)
+                    self._made[path] = PackedDelta({"buffer": buffer}, one.spec, one.spec.rows)
                 number += 1
             batches.append(ingest.prepare(items))
         self._batches, self._added = iter(batches), 0
@@ -80,7 +80,7 @@ class Assembly:
                 self._made[path] = PackedRows(own | {"rank": rank}, one.spec, one.dtype)
             self._added += 1
 
-    def finish(self) -> dict[str, Packed | PackedRows]:
+    def finish(self) -> dict[str, PackedDelta | PackedRows]:
         """All of it, once the device has found no fault; raises as Loader.load."""
         faults: list[int] = self._faults.tolist()
         differ: list[bool] = torch.cat(self._differ).tolist() if self._differ else []

@@ -25,7 +25,7 @@ from deltacompress.runtime.loading import arrangement
 from deltacompress.runtime.loading.arrangement import Read, Transfer
 from deltacompress.runtime.loading.assembly import Assembly, damaged
 from deltacompress.runtime.loading.reading import Batch, Files, Reading
-from deltacompress.runtime.variants.operands import Packed, PackedRows, Stored, StoredPart
+from deltacompress.runtime.variants.operands import PackedDelta, PackedRows, Stored, StoredPart
 
 THREADS = 16
 BUFFERS = 3
@@ -51,7 +51,7 @@ class Loader:
         self._pool = ThreadPoolExecutor(self._threads, "deltacompress-load")
         self._buffers: list[_Buffer] = []
 
-    def load(self, stored: Mapping[str, Stored], *, verify: bool) -> dict[str, Packed | PackedRows]:
+    def load(self, stored: Mapping[str, Stored], *, verify: bool) -> dict[str, PackedDelta | PackedRows]:
         """Operands on the device, as ready as the stream is; waits until every byte was read and checked.
 
         verify: compare every part with its recorded hash.

@@ -19,19 +19,19 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from deltacompress.kernels.triton import fused
-from deltacompress.runtime.modules.batch import Current
+from deltacompress.runtime.modules.batch import ForwardContext
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NAME = "deltacompress_sdpa"
 """Name of the attention function in transformers' registry."""
-_CURRENT = "_deltacompress_current"
+_CONTEXT = "_deltacompress_current"
 _ROTARY = "apply_rotary_pos_emb"
 _UNKNOWN = ("softcap", "s_aux", "position_bias", "sinks")  # what changes the result and is not covered here
 
 
-def fuse_attention(model: PreTrainedModel, current: Current) -> None:
+def fuse_attention(model: PreTrainedModel, context: ForwardContext) -> None:
     """Let the attention modules of a model that uses sdpa take the short way in decode steps."""
     if model.config._attn_implementation != "sdpa":
         return
@@ -41,7 +41,7 @@ def fuse_attention(model: PreTrainedModel, current: Current) -> None:
     known: dict[Any, bool] = {}
     for module in model.modules():
         if isinstance(getattr(module, "layer_idx", None), int):
-            module.__dict__[_CURRENT] = current
+            module.__dict__[_CONTEXT] = context
             _rotate_fast(module, known)
 
 
@@ -55,8 +55,8 @@ def _attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    current: Current | None = module.__dict__.get(_CURRENT)
-    positions = None if current is None else current.positions
+    context: ForwardContext | None = module.__dict__.get(_CONTEXT)
+    positions = None if context is None else context.positions
     known = all(kwargs.get(name) is None for name in _UNKNOWN)
     takes = known and positions is not None and fused.attends(query, key, value, attention_mask)
     if takes and positions is not None and attention_mask is not None:

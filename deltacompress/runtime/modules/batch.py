@@ -84,7 +84,7 @@ class Batch:
         return self._made[rows, head]
 
 
-class Current:
+class ForwardContext:
     """What is being computed; one object, known to every module of a model.
 
     batch: None for the plain base; positions: of the token of each row, int64 [rows] on the device, in a decode step.

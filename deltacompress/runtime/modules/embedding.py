@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deltacompress.kernels.triton import fused
-from deltacompress.runtime.modules.batch import MAX_VARIANTS, Batch, Current
+from deltacompress.runtime.modules.batch import MAX_VARIANTS, Batch, ForwardContext
 from deltacompress.runtime.modules.vectors import Shadow
 from deltacompress.runtime.variants.operands import PackedRows, Table
 
@@ -74,12 +74,12 @@ class Embeddings:
         return self._pointers
 
 
-def decouple_embedding(module: nn.Embedding, current: Current, *, fuse: bool = False) -> Embeddings:
+def decouple_embedding(module: nn.Embedding, context: ForwardContext, *, fuse: bool = False) -> Embeddings:
     """Let an embedding look each token up in its own variant's rows; returns the tables to fill."""
     plain, own = module.forward, Embeddings(module.weight, fuse=fuse)
 
     def forward(ids: Tensor) -> Tensor:
-        batch = current.batch
+        batch = context.batch
         if batch is None or not own.touched(batch):
             return plain(ids)
         flat = ids.reshape(-1)

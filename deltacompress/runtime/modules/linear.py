@@ -21,17 +21,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deltacompress.kernels import Backend, Table
-from deltacompress.runtime.modules.batch import MAX_VARIANTS, Batch, Current, Segment
+from deltacompress.runtime.modules.batch import MAX_VARIANTS, Batch, ForwardContext, Segment
 from deltacompress.runtime.modules.vectors import VectorBank
-from deltacompress.runtime.variants.operands import Added, Packed, Replaced
+from deltacompress.runtime.variants.operands import DenseDelta, FullWeight, PackedDelta
 
-Weight = Replaced | Added | Packed
+Weight = FullWeight | DenseDelta | PackedDelta
 
 
 class _Run(NamedTuple):
     """Neighbouring rows that one product serves: those of one whole weight, or any others."""
 
-    replaced: Replaced | None
+    replaced: FullWeight | None
     segments: list[Segment]
 
     @property
@@ -45,7 +45,7 @@ class DecoupledLinear(nn.Linear):
     biases: what the variants bring, by slot; None for a linear without bias. is_head: it may see selected rows only.
     """
 
-    def __init__(self, linear: nn.Linear, current: Current, kernels: Backend | None, *, is_head: bool) -> None:
+    def __init__(self, linear: nn.Linear, context: ForwardContext, kernels: Backend | None, *, is_head: bool) -> None:
         """kernels: what serves packed deltas; None where they are decoded."""
         nn.Module.__init__(self)  # not nn.Linear's: that would make a weight of its own
         self.in_features, self.out_features = linear.in_features, linear.out_features
@@ -53,7 +53,7 @@ class DecoupledLinear(nn.Linear):
         bias: Tensor | None = linear.bias
         self.biases: VectorBank | None = None if bias is None else VectorBank(bias)
         self._weights: dict[int, Weight] = {}
-        self._current, self.is_head = current, is_head
+        self._context, self.is_head = context, is_head
         self.group: LinearGroup | None = None  # of linears that read the same tensor
         self._kernels = kernels
         self._table: Table | None = None
@@ -77,14 +77,14 @@ class DecoupledLinear(nn.Linear):
 
     def set_weight(self, slot: int, weight: Weight | None) -> None:
         """Give `slot` its own weight, or none any more."""
-        if isinstance(self._weights.get(slot), Packed):
+        if isinstance(self._weights.get(slot), PackedDelta):
             assert self._table is not None
             self._table.clear(slot - 1)
         if weight is None:
             self._weights.pop(slot, None)
             return
         self._weights[slot] = weight
-        if isinstance(weight, Packed):
+        if isinstance(weight, PackedDelta):
             assert self._table is not None
             self._table.set(slot - 1, weight.spec, weight.tensors["buffer"])
 
@@ -93,7 +93,7 @@ class DecoupledLinear(nn.Linear):
 
         Where vocabularies differ, out is the largest one of the batch, and what lies beyond a row's own is unspecified.
         """
-        batch = self._current.batch
+        batch = self._context.batch
         if batch is None:
             return super().forward(x)
         if self.group is not None and (found := self.group.take(self, x, batch)) is not None:
@@ -109,7 +109,7 @@ class DecoupledLinear(nn.Linear):
         return y.view(*x.shape[:-1], y.shape[-1])
 
     def _products(self, x: Tensor, segments: tuple[Segment, ...], batch: Batch) -> Tensor:
-        if any(isinstance(self._weights.get(piece.slot), Packed) for piece in segments):
+        if any(isinstance(self._weights.get(piece.slot), PackedDelta) for piece in segments):
             return self._with_kernels(x, segments, batch)
         runs = self._runs(segments)
         if len(runs) == 1:
@@ -129,7 +129,7 @@ class DecoupledLinear(nn.Linear):
         self._kernels.sbmm(x, y[:, : self.out_features], on_device, self._table)
         self._add_rest(y, x, segments)
         for piece in segments:
-            if isinstance(weight := self._weights.get(piece.slot), Replaced):
+            if isinstance(weight := self._weights.get(piece.slot), FullWeight):
                 y[piece.rows, : weight.out] = self._replaced(x[piece.rows], weight, piece.slot)
         return y
 
@@ -137,7 +137,7 @@ class DecoupledLinear(nn.Linear):
         runs: list[_Run] = []
         for piece in segments:
             weight = self._weights.get(piece.slot)
-            replaced = weight if isinstance(weight, Replaced) else None
+            replaced = weight if isinstance(weight, FullWeight) else None
             if runs and replaced is None and runs[-1].replaced is None:
                 runs[-1].segments.append(piece)
             else:
@@ -154,7 +154,7 @@ class DecoupledLinear(nn.Linear):
         self._add_rest(y, x, local)
         return y
 
-    def _replaced(self, x: Tensor, weight: Replaced, slot: int) -> Tensor:
+    def _replaced(self, x: Tensor, weight: FullWeight, slot: int) -> Tensor:
         bias = None if self.biases is None else self.biases.vector(slot)
         return functional.linear(x, weight.tensors["weight"], bias)
 
@@ -168,7 +168,7 @@ class DecoupledLinear(nn.Linear):
         """What neither the base product nor a kernel does: decoded deltas, rows of added tokens, biases."""
         for piece in segments:
             weight = self._weights.get(piece.slot)
-            if isinstance(weight, Added):
+            if isinstance(weight, DenseDelta):
                 _add_product(y, x, piece, weight.tensors["delta"], 0)
             if weight is not None and (added := weight.tensors.get("added")) is not None:
                 _add_product(y, x, piece, added, weight.out - added.shape[0])
@@ -184,7 +184,7 @@ class DecoupledLinear(nn.Linear):
     def _width(self, slot: int) -> int:
         """Columns that its product has."""
         weight = self._weights.get(slot)
-        if isinstance(weight, Replaced):
+        if isinstance(weight, FullWeight):
             return weight.out
         return self.out_features if weight is None else max(weight.out, self.out_features)
 
@@ -225,7 +225,9 @@ class LinearGroup:
             if member.biases is not None and member.biases.touched(batch):
                 return False
             weights = (member.own_weight(slot) for slot in batch.active())
-            if any(one is not None and not (isinstance(one, Packed) and "added" not in one.tensors) for one in weights):
+            if any(
+                one is not None and not (isinstance(one, PackedDelta) and "added" not in one.tensors) for one in weights
+            ):
                 return False
         return True
 

@@ -20,12 +20,12 @@ from deltacompress.kernels.triton import fused
 from deltacompress.models.load import load_model
 from deltacompress.models.support import is_norm
 from deltacompress.runtime.modules.attention import fuse_attention
-from deltacompress.runtime.modules.batch import Batch, Current
+from deltacompress.runtime.modules.batch import Batch, ForwardContext
 from deltacompress.runtime.modules.embedding import Embeddings, decouple_embedding
 from deltacompress.runtime.modules.linear import DecoupledLinear, group_linears
 from deltacompress.runtime.modules.vectors import VectorBank, decouple_norm
 from deltacompress.runtime.variants.layout import Layout, read_layout
-from deltacompress.runtime.variants.operands import Added, Operand, Packed, Replaced, Vector
+from deltacompress.runtime.variants.operands import DenseDelta, FullWeight, Operand, PackedDelta, Vector
 from deltacompress.runtime.variants.variant import BaseSide, Role
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ ATTENTION = ("sdpa", "eager")
 class DecoupledModel:
     """A model whose modules serve many variants.
 
-    current: the batch that its modules read; base: names, roles and checkpoint of the base.
+    context: the batch that its modules read; base: names, roles and checkpoint of the base.
     """
 
     model: PreTrainedModel
-    current: Current
+    context: ForwardContext
     base: BaseSide
     device: torch.device
     embedding_path: str
@@ -80,11 +80,11 @@ class DecoupledModel:
     @contextmanager
     def serving(self, batch: Batch, positions: Tensor | None = None) -> Iterator[None]:
         """Forwards in this block are of `batch`; positions: of a decode step's tokens, int64 [rows] on the device."""
-        self.current.batch, self.current.positions = batch, positions
+        self.context.batch, self.context.positions = batch, positions
         try:
             yield
         finally:
-            self.current.batch = self.current.positions = None
+            self.context.batch = self.context.positions = None
 
     def install(self, slot: int, operands: dict[str, Operand]) -> None:
         """Let `slot` use these operands, by module tensor path."""
@@ -92,7 +92,7 @@ class DecoupledModel:
         for path, operand in operands.items():
             if isinstance(operand, Vector):
                 self._banks[path].set(slot, operand.tensors["vector"])
-            elif isinstance(operand, Replaced | Added | Packed):
+            elif isinstance(operand, FullWeight | DenseDelta | PackedDelta):
                 self._linears[path].set_weight(slot, operand)
             else:
                 self._rows.set(slot, operand)
@@ -123,7 +123,7 @@ def load_base(path: str, *, device: torch.device, dtype: torch.dtype, kernels: B
     if kernels is not None:
         group_linears(model, made.linears, kernels)
     if made.fused:
-        fuse_attention(model, made.current)
+        fuse_attention(model, made.context)
     return made
 
 
@@ -136,7 +136,7 @@ def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, ker
     model.eval().requires_grad_(False)
     if model.config._attn_implementation not in ATTENTION:
         model.set_attn_implementation("eager")
-    current = Current()
+    context = ForwardContext()
     fuse = kernels is not None and fused.usable(model.device)
     paths = {id(module): name for name, module in model.named_modules()}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -147,7 +147,7 @@ def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, ker
     for module_path in sorted({place.rpartition(".")[0] for place in layout.places}):
         module = model.get_submodule(module_path)
         if isinstance(module, nn.Linear):
-            linear = DecoupledLinear(module, current, kernels, is_head=module is head)
+            linear = DecoupledLinear(module, context, kernels, is_head=module is head)
             model.set_submodule(module_path, linear)
             linears[f"{module_path}.weight"] = linear
             roles[f"{module_path}.weight"] = "head" if module is head else "linear"
@@ -156,14 +156,14 @@ def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, ker
         elif is_norm(module):
             banks |= {
                 f"{module_path}.{name}": bank
-                for name, bank in decouple_norm(module, current, module_path, fuse=fuse).items()
+                for name, bank in decouple_norm(module, context, module_path, fuse=fuse).items()
             }
     roles |= dict.fromkeys(banks, "vector")
     roles[embedding_path] = "embedding"
     side = BaseSide(checkpoint, layout, roles)
-    rows = decouple_embedding(embedding, current, fuse=fuse)
+    rows = decouple_embedding(embedding, context, fuse=fuse)
     device = embedding.weight.device
-    return DecoupledModel(model, current, side, device, embedding_path, head_path, linears, banks, rows, fuse)
+    return DecoupledModel(model, context, side, device, embedding_path, head_path, linears, banks, rows, fuse)
 
 
 def mask_value(dtype: torch.dtype) -> float:

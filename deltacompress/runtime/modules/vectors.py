@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from deltacompress.errors import UnsupportedModelError
 from deltacompress.kernels.triton import fused
-from deltacompress.runtime.modules.batch import BASE, Batch, Current
+from deltacompress.runtime.modules.batch import BASE, Batch, ForwardContext
 
 
 class VectorBank:
@@ -76,7 +76,9 @@ class Shadow:
         self._own.update(self._before)
 
 
-def decouple_norm(module: nn.Module, current: Current, path: str, *, fuse: bool = False) -> dict[str, VectorBank]:
+def decouple_norm(
+    module: nn.Module, context: ForwardContext, path: str, *, fuse: bool = False
+) -> dict[str, VectorBank]:
     """Let a norm module use each row's own vectors; returns its banks by parameter name.
 
     fuse: compute it in one launch, where it is a norm that kernels/triton/fused.py knows.
@@ -94,7 +96,7 @@ def decouple_norm(module: nn.Module, current: Current, path: str, *, fuse: bool 
     known = _known_norm(module) if fuse and banks.keys() == {"weight"} else None
 
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        batch = current.batch
+        batch = context.batch
         if batch is not None and known is not None and x.dtype == module.weight.dtype and not (args or kwargs):
             return fused.rms_norm(x, banks["weight"].stacked(batch), batch.index, *known)
         if batch is None or not any(bank.touched(batch) for bank in banks.values()):

@@ -1,12 +1,12 @@
 """What a variant brings for one tensor of the model, in the form in which the forward uses it.
 
-    Replaced   a whole weight that takes the base's place for the variant's rows
-    Added      a decoded delta, whose product is added to the base's
-    Packed     the parts as they are stored, for the kernels
+    FullWeight   a whole weight that takes the base's place for the variant's rows
+    DenseDelta      a decoded delta, whose product is added to the base's
+    PackedDelta     the parts as they are stored, for the kernels
     Vector     a norm weight or a bias
     Table      rows of an embedding, in the checkpoint's dtype
     PackedRows an embedding that stays packed: the base's row plus the decoded row of the tokens in use
-    Stored     a Packed or PackedRows that lies in its file as it is; loader.py takes it from there to the device
+    Stored     a PackedDelta or PackedRows that lies in its file as it is; loader.py takes it from there to the device
 
 They are plain holders of tensors: `tensors` is all that moves between devices, and `nbytes` is what a budget counts.
 """
@@ -40,7 +40,7 @@ class _Holder:
 
 
 @dataclass(frozen=True)
-class Replaced(_Holder):
+class FullWeight(_Holder):
     """tensors: weight [out, in] in the runtime's dtype."""
 
     @property
@@ -50,7 +50,7 @@ class Replaced(_Holder):
 
 
 @dataclass(frozen=True)
-class Added(_Holder):
+class DenseDelta(_Holder):
     """tensors: delta [rows shared with the base, in]; added [more rows, in], where the vocabulary grew."""
 
     @property
@@ -60,9 +60,9 @@ class Added(_Holder):
 
 
 @dataclass(frozen=True)
-class Packed(_Holder):
+class PackedDelta(_Holder):
     """tensors: on the host the parts in the serving layout, on the device `buffer`, as the kernels pack them; added
-    [more rows, in] as in Added. spec: of a delta with a row for each row of the base's weight.
+    [more rows, in] as in DenseDelta. spec: of a delta with a row for each row of the base's weight.
     """
 
     spec: PackedSpec
@@ -112,7 +112,7 @@ class PackedRows(_Holder):
         return rows.to(base.dtype)
 
 
-Operand: TypeAlias = Replaced | Added | Packed | Vector | Table | PackedRows
+Operand: TypeAlias = FullWeight | DenseDelta | PackedDelta | Vector | Table | PackedRows
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class StoredPart:
 @dataclass(frozen=True)
 class Stored:
     """name: of the tensor; parts: in the serving layout, of every row; spec: of them; dtype: as in PackedRows, None for
-    what becomes a Packed.
+    what becomes a PackedDelta.
     """
 
     name: str
@@ -147,7 +147,7 @@ class Stored:
 def placed(operand: Operand, device: torch.device, kernels: Backend | None) -> Operand:
     """The same operand, ready for use on `device`; from pinned memory the copies run beside other work."""
     tensors = {name: part.to(device, non_blocking=True) for name, part in operand.tensors.items()}
-    if isinstance(operand, Packed):
+    if isinstance(operand, PackedDelta):
         assert kernels is not None
         parts = {name: part for name, part in tensors.items() if name != "added"}
         buffer = kernels.pack(operand.spec, parts)
@@ -160,7 +160,7 @@ def placed_bytes(operand: Operand | Stored, kernels: Backend | None) -> int:
     if isinstance(operand, Stored):
         assert kernels is not None
         return kernels.nbytes(operand.spec) if operand.dtype is None else operand.nbytes + 4 * operand.spec.rows
-    if isinstance(operand, Packed) and kernels is not None:
+    if isinstance(operand, PackedDelta) and kernels is not None:
         added = operand.tensors.get("added")
         return kernels.nbytes(operand.spec) + (0 if added is None else added.nbytes)
     return operand.nbytes

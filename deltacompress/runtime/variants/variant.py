@@ -25,19 +25,19 @@ from deltacompress.errors import FormatError, UnsupportedModelError
 from deltacompress.kernels import expand_rows
 from deltacompress.numerics.bits import packing
 from deltacompress.runtime.variants.layout import SERVE_WAY_OUT, Layout, check_alike, read_layout
-from deltacompress.runtime.variants.numerics import Numerics
 from deltacompress.runtime.variants.operands import (
-    Added,
+    DenseDelta,
+    FullWeight,
     Operand,
-    Packed,
+    PackedDelta,
     PackedRows,
-    Replaced,
     Stored,
     StoredPart,
     Table,
     Vector,
     row_bits,
 )
+from deltacompress.runtime.variants.precision import Numerics
 
 Role = Literal["linear", "head", "embedding", "vector"]
 
@@ -132,20 +132,20 @@ class Variant:
     def _weight(self, module_path: str, record: TensorRecord, parts: dict[str, Tensor]) -> Operand:
         numerics = self._numerics
         if numerics.merge_rounding or not self._is_packed_delta(module_path):
-            return Replaced({"weight": self._restored(record, parts).to(numerics.dtype)})
+            return FullWeight({"weight": self._restored(record, parts).to(numerics.dtype)})
         spec = self._spec(record)
         rows = record.base_rows if record.base_rows is not None else record.shape[0]
         more = {"added": parts.pop("added_rows").to(numerics.dtype)} if "added_rows" in parts else {}
         if numerics.kernels is not None and numerics.kernels.supports(spec):
             ours = self._base.checkpoint.tensors[self._base.layout.places[module_path].name].shape[0]
             spec, parts = _every_row(spec, parts, rows, ours)
-            return Packed(parts | more, spec, record.shape[0])
+            return PackedDelta(parts | more, spec, record.shape[0])
         delta = packed.decode(spec, parts)
         if "row_mask" in parts:
             spread = torch.zeros(rows, delta.shape[1])
             spread[row_bits(parts["row_mask"], rows)] = delta
             delta = spread
-        return Added({"delta": delta.to(numerics.dtype)} | more)
+        return DenseDelta({"delta": delta.to(numerics.dtype)} | more)
 
     def _embedding(self, module_path: str, record: TensorRecord, parts: dict[str, Tensor]) -> Operand:
         spec = self._spec(record) if record.format == "packed" else None

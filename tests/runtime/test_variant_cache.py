@@ -34,10 +34,10 @@ def test_least_recently_used_goes_first(trio: dict[str, Served]) -> None:
     found = runtime.logits([("a", ids)])[0]  # c is now the one that was not used for longest
     assert resident(runtime) == ["a", "b"]
     assert_close(found, oracle_logits(trio["a"].restored, ids))
-    loads = runtime.residency.loads
+    loads = runtime.cache.loads
     runtime.logits([("a", ids), ("b", ids), (None, ids)])
-    assert runtime.residency.loads == loads
-    assert runtime.residency.bytes_in_use <= runtime.residency.budget_bytes
+    assert runtime.cache.loads == loads
+    assert runtime.cache.bytes_in_use <= runtime.cache.budget_bytes
 
 
 def test_requests_wait_for_room(trio: dict[str, Served]) -> None:
@@ -72,7 +72,7 @@ def test_unloading_gives_everything_back(trio: dict[str, Served]) -> None:
     before = runtime.logits([(None, [5, 6])])[0]
     for name in list(runtime.variants):
         runtime.unload(name)
-    assert runtime.residency.bytes_in_use == 0
+    assert runtime.cache.bytes_in_use == 0
     assert runtime.logits([(None, [5, 6])])[0].equal(before)
     runtime.load(trio["b"].artifact, "again")
     assert runtime.variants["again"].slot == 1
@@ -95,26 +95,26 @@ def test_loads_beside_running_requests(
 ) -> None:
     wide, narrow = small(trio, 3.1), small(trio, 2.1)
     size = wide.variants["a"].nbytes
-    residency = narrow.residency
+    cache = narrow.cache
     as_on_a_gpu(monkeypatch, narrow)
-    trimming = residency._trim_host
+    trimming = cache._trim_host
     deciders: set[str] = set()
     monkeypatch.setattr(
-        residency, "_trim_host", lambda keep=None: (deciders.add(threading.current_thread().name), trimming(keep))
+        cache, "_trim_host", lambda keep=None: (deciders.add(threading.current_thread().name), trimming(keep))
     )
-    residency.host_bytes = None if host_share is None else int(host_share * size)
+    cache.host_bytes = None if host_share is None else int(host_share * size)
     requests = [(name, random_ids(4 + i, i)) for i, name in enumerate(["a", "b", "c", None, "a", "c", "b"])]
     for _ in range(2):
         assert narrow.complete(requests, 10) == wide.complete(requests, 10)
-        assert residency.bytes_in_use <= residency.budget_bytes
-    assert residency.loads > 4
+        assert cache.bytes_in_use <= cache.budget_bytes
+    assert cache.loads > 4
     assert deciders == {threading.current_thread().name}
-    held = [one for one in residency.variants.values() if one.host is not None]
+    held = [one for one in cache.variants.values() if one.host is not None]
     assert len(held) == {None: 3, 1.1: 1, 0.0: 1}[host_share]  # the last one that came is always kept
     narrow.unload("a")
     narrow.load(trio["b"].artifact, "d")
     assert_close(narrow.logits([("d", [5, 6])])[0], wide.logits([("b", [5, 6])])[0], 1e-6)
-    assert not any(one.users for one in residency.variants.values())
+    assert not any(one.users for one in cache.variants.values())
 
 
 def test_memory_goes_back_after_its_last_use(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_memory_goes_back_after_its_last_use(trio: dict[str, Served], monkeypatc
     waiting = Stream()
     monkeypatch.setattr("torch.cuda.current_stream", lambda _: "computing")
     monkeypatch.setattr(waiting, "wait_stream", done.append, raising=False)
-    monkeypatch.setattr(runtime.residency, "_stream", waiting)
+    monkeypatch.setattr(runtime.cache, "_stream", waiting)
     monkeypatch.setattr(runtime.model, "uninstall", done.append)
     slot = runtime.variants["a"].slot
     runtime.unload("a")

@@ -16,7 +16,7 @@ import torch
 
 from deltacompress.errors import BackendError, InputError
 from deltacompress.kernels import Backend
-from deltacompress.runtime.cache.resident import Operands, Resident, Sources
+from deltacompress.runtime.cache.loaded_variant import LoadedVariant, Operands, Sources
 from deltacompress.runtime.cache.transfer import Transfer
 from deltacompress.runtime.loading.loader import check_stored
 from deltacompress.runtime.modules.batch import MAX_VARIANTS
@@ -25,13 +25,13 @@ from deltacompress.runtime.variants.operands import Stored, placed_bytes
 from deltacompress.runtime.variants.variant import Variant
 
 
-class Residency:
+class VariantCache:
     """The loaded variants of one model."""
 
     def __init__(
         self, model: DecoupledModel, kernels: Backend | None, *, budget_bytes: int | None, host_bytes: int | None
     ) -> None:
-        self.variants: dict[str, Resident] = {}
+        self.variants: dict[str, LoadedVariant] = {}
         self.budget_bytes, self.host_bytes = budget_bytes, host_bytes
         self.loads = 0  # times that a variant came to the device: what a budget costs
         self._model, self._kernels = model, kernels
@@ -43,7 +43,7 @@ class Residency:
 
     # --- loading and unloading ---------------------------------------------------------------------------------------
 
-    def add(self, name: str, variant: Variant, operands: Sources, *, verify: bool = True) -> Resident:
+    def add(self, name: str, variant: Variant, operands: Sources, *, verify: bool = True) -> LoadedVariant:
         """Keep a variant, whose `read` operands these are, and bring it to the device if there is room.
 
         verify: compare what is read from files with its recorded hash, each time that it comes.
@@ -59,19 +59,19 @@ class Residency:
                 f"{variant.delta.path}: {nbytes} bytes as it is served, more than the whole budget of "
                 f"{self.budget_bytes}; raise budget_bytes"
             )
-        taken = {resident.slot for resident in self.variants.values()}
+        taken = {loaded.slot for loaded in self.variants.values()}
         slot = next(number for number in range(1, MAX_VARIANTS + 1) if number not in taken)
-        resident = Resident(name, slot, variant, nbytes, host=operands, verify=verify)
-        self.variants[name] = resident
+        loaded = LoadedVariant(name, slot, variant, nbytes, host=operands, verify=verify)
+        self.variants[name] = loaded
         try:
             self.start(name)
         except BackendError:
             del self.variants[name]
             raise
         if not self._cuda:
-            resident.host = None  # what does not fit now is read again when it is asked for
+            loaded.host = None  # what does not fit now is read again when it is asked for
         self._trim_host()
-        return resident
+        return loaded
 
     def confirm(self, name: str) -> None:
         """Wait until every byte of a new variant was read and checked; any thread may wait.
@@ -80,19 +80,19 @@ class Residency:
             IntegrityError: a part is damaged.
             BackendError: out of memory.
         """
-        resident = self.variants[name]
-        if (arriving := resident.arriving) is not None:
+        loaded = self.variants[name]
+        if (arriving := loaded.arriving) is not None:
             try:
                 arriving.result()
             finally:
                 del arriving  # what it raises knows this frame, and so all that the load has made
-        elif resident.verify and resident.host is not None and not resident.installed:
-            check_stored({path: one for path, one in resident.host.items() if isinstance(one, Stored)})
+        elif loaded.verify and loaded.host is not None and not loaded.installed:
+            check_stored({path: one for path, one in loaded.host.items() if isinstance(one, Stored)})
 
     def drop(self, name: str) -> None:
         """Forget a variant that never became usable."""
-        resident = self.variants.pop(name)
-        resident.arriving = None
+        loaded = self.variants.pop(name)
+        loaded.arriving = None
 
     def remove(self, name: str) -> None:
         """Forget a variant.
@@ -100,16 +100,16 @@ class Residency:
         Raises:
             InputError: running requests use it.
         """
-        resident = self.variants[name]
-        if resident.users:
-            raise InputError(f"variant {name} is in use by {resident.users} running requests; let them finish first")
-        self._settle(resident)
-        self._evict(resident)
+        loaded = self.variants[name]
+        if loaded.users:
+            raise InputError(f"variant {name} is in use by {loaded.users} running requests; let them finish first")
+        self._settle(loaded)
+        self._evict(loaded)
         del self.variants[name]
 
     # --- use ---------------------------------------------------------------------------------------------------------
 
-    def current(self, asked: Resident) -> Resident:
+    def current(self, asked: LoadedVariant) -> LoadedVariant:
         """What serves a request that was checked against `asked`: that, or the same artifact loaded again since then.
 
         Raises:
@@ -134,16 +134,16 @@ class Residency:
             BackendError: they do not fit beside what running requests use.
         """
         wanted = [self.variants[name] for name in sorted(set(names))]
-        for resident in wanted:
-            resident.users += 1
+        for loaded in wanted:
+            loaded.users += 1
         try:
-            for resident in wanted:
-                if not self.start(resident.name):
-                    raise self._too_small(resident)
-            for resident in wanted:
-                self._settle(resident)
+            for loaded in wanted:
+                if not self.start(loaded.name):
+                    raise self._too_small(loaded)
+            for loaded in wanted:
+                self._settle(loaded)
         except BaseException:
-            self.release(resident.name for resident in wanted)
+            self.release(loaded.name for loaded in wanted)
             raise
 
     def release(self, names: Iterable[str]) -> None:
@@ -153,39 +153,39 @@ class Residency:
 
     def start(self, name: str) -> bool:
         """Begin to bring a variant to the device, if there is or can be made room for it; False if there is not."""
-        resident = self.variants[name]
+        loaded = self.variants[name]
         self._clock += 1
-        resident.used = self._clock
-        if resident.counts:
+        loaded.used = self._clock
+        if loaded.counts:
             return True
-        if not self._make_room(resident):
+        if not self._make_room(loaded):
             return False
         self.loads += 1
         if self._cuda:
             assert self._stream is not None
             self._stream.wait_stream(torch.cuda.current_stream(self._model.device))  # evicted memory may still be read
-            resident.arriving = self._movers.submit(self._bring, resident)
+            loaded.arriving = self._movers.submit(self._bring, loaded)
         else:
-            operands = resident.host if resident.host is not None else self.read(resident.variant)
-            self._model.install(resident.slot, self._placed(resident, operands))
-            resident.installed = True
+            operands = loaded.host if loaded.host is not None else self.read(loaded.variant)
+            self._model.install(loaded.slot, self._placed(loaded, operands))
+            loaded.installed = True
         return True
 
     def ready(self, name: str) -> bool:
         """Whether a variant can be used without waiting; what has arrived is installed."""
-        resident = self.variants[name]
-        if resident.arriving is not None and resident.arriving.done():
-            self._settle(resident)
-        return resident.installed
+        loaded = self.variants[name]
+        if loaded.arriving is not None and loaded.arriving.done():
+            self._settle(loaded)
+        return loaded.installed
 
     @property
     def bytes_in_use(self) -> int:
         """Bytes of all variants on the device, those on their way included."""
-        return sum(resident.nbytes for resident in self.variants.values() if resident.counts)
+        return sum(loaded.nbytes for loaded in self.variants.values() if loaded.counts)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
-    def _make_room(self, wanted: Resident) -> bool:
+    def _make_room(self, wanted: LoadedVariant) -> bool:
         if self.budget_bytes is None:
             return True
         if self.bytes_in_use + wanted.nbytes > self.budget_bytes:
@@ -200,47 +200,47 @@ class Residency:
             self._evict(one)
         return True
 
-    def _let_unused_arrive(self, wanted: Resident) -> None:
+    def _let_unused_arrive(self, wanted: LoadedVariant) -> None:
         """Wait for what is on its way for nobody: only what has arrived can leave. An error there is its own user's."""
         for one in self.variants.values():
             if one is not wanted and one.arriving is not None and not one.users and one.arriving.exception() is None:
                 self._settle(one)
 
-    def _evict(self, resident: Resident) -> None:
+    def _evict(self, loaded: LoadedVariant) -> None:
         if self._stream is not None:  # what is on its way already may get this memory, which may still be read
             self._stream.wait_stream(torch.cuda.current_stream(self._model.device))
-        self._model.uninstall(resident.slot)
-        resident.installed = False
+        self._model.uninstall(loaded.slot)
+        loaded.installed = False
 
-    def _settle(self, resident: Resident) -> None:
+    def _settle(self, loaded: LoadedVariant) -> None:
         """Wait for a variant on its way and install it: the compute stream waits for the copies, the host does not."""
-        if resident.arriving is None:
+        if loaded.arriving is None:
             return
         try:
-            operands, event = resident.arriving.result()
+            operands, event = loaded.arriving.result()
         finally:
-            resident.arriving = None
+            loaded.arriving = None
         if event is not None:
             torch.cuda.current_stream(self._model.device).wait_event(event)
-        self._model.install(resident.slot, operands)
-        resident.installed = True
-        self._trim_host(keep=resident)
+        self._model.install(loaded.slot, operands)
+        loaded.installed = True
+        self._trim_host(keep=loaded)
 
-    def _bring(self, resident: Resident) -> tuple[Operands, torch.cuda.Event | None]:
+    def _bring(self, loaded: LoadedVariant) -> tuple[Operands, torch.cuda.Event | None]:
         """On the mover's thread: host or disk -> device, on the copy stream."""
-        if resident.host is None:
-            resident.host = self._transfer.read(resident.variant)
+        if loaded.host is None:
+            loaded.host = self._transfer.read(loaded.variant)
         started = time.perf_counter()
         with torch.cuda.stream(self._stream):
-            operands = self._placed(resident, resident.host)
+            operands = self._placed(loaded, loaded.host)
             event = torch.cuda.Event()
             event.record(self._stream)
         event.synchronize()
-        resident.brought_s = time.perf_counter() - started
+        loaded.brought_s = time.perf_counter() - started
         return operands, event
 
-    def _placed(self, resident: Resident, sources: Sources) -> Operands:
-        return self._transfer.place(sources, verify=resident.verify, told=self.told)
+    def _placed(self, loaded: LoadedVariant, sources: Sources) -> Operands:
+        return self._transfer.place(sources, verify=loaded.verify, told=self.told)
 
     def told(self) -> str:
         """What is resident, for messages."""
@@ -251,7 +251,7 @@ class Residency:
         """Every operand of a variant, decoded and checked; see Transfer.read."""
         return self._transfer.read(variant)
 
-    def _trim_host(self, keep: Resident | None = None) -> None:
+    def _trim_host(self, keep: LoadedVariant | None = None) -> None:
         """Drop pinned copies, least recently used first, until they fit the host's budget."""
         if self.host_bytes is None or not self._cuda:
             return
@@ -264,7 +264,7 @@ class Residency:
                 total -= one.pinned_bytes
                 one.host = None
 
-    def _too_small(self, wanted: Resident) -> BackendError:
+    def _too_small(self, wanted: LoadedVariant) -> BackendError:
         used = {one.name: one.nbytes for one in self.variants.values() if one.users}
         return BackendError(
             f"the variants in use ({', '.join(sorted(used))}) take {sum(used.values())} bytes, the budget is "

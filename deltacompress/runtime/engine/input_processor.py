@@ -10,11 +10,11 @@ from torch import Tensor
 
 from deltacompress.errors import InputError
 from deltacompress.models.generation import token_ids
-from deltacompress.runtime.cache.resident import Resident
+from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.engine.forwards import Item
+from deltacompress.runtime.engine.generation_config import GenerationConfig
 from deltacompress.runtime.engine.requests import Request, TextStream
 from deltacompress.runtime.engine.tokenizers import Tokenizers
-from deltacompress.runtime.engine.wishes import Wishes
 from deltacompress.runtime.modules.batch import BASE
 from deltacompress.runtime.modules.model import DecoupledModel
 from deltacompress.runtime.variants.layout import Layout
@@ -40,13 +40,13 @@ def _numbered(requests: Sequence[T], fields: int) -> Iterator[tuple[int, str, T]
         yield index, "the request" if len(requests) == 1 else f"request {index}", one
 
 
-class Intake:
+class InputProcessor:
     """Knows the model and the variants that requests name. `told`: how messages call a request."""
 
-    def __init__(self, model: DecoupledModel, variants: Mapping[str, Resident], tokenizers: Tokenizers) -> None:
+    def __init__(self, model: DecoupledModel, variants: Mapping[str, LoadedVariant], tokenizers: Tokenizers) -> None:
         self._model, self._variants, self._tokenizers = model, variants, tokenizers
 
-    def resident(self, name: str) -> Resident:
+    def loaded(self, name: str) -> LoadedVariant:
         """The loaded variant of this name.
 
         Raises:
@@ -72,24 +72,28 @@ class Intake:
             item = Item(index, asked, self._vocabulary(asked), ids[:-1], len(before) - 1, len(ids) - 1)
             yield item, after
 
-    def requests(self, requests: Sequence[tuple[str | None, str | Ids]], wishes: Wishes) -> list[Request]:
+    def requests(self, requests: Sequence[tuple[str | None, str | Ids]], generation: GenerationConfig) -> list[Request]:
         """Requests for the scheduler; raises as `Runtime.generate`."""
-        return [self._request(index, told, *one, wishes) for index, told, one in _numbered(requests, 2)]
+        return [self._request(index, told, *one, generation) for index, told, one in _numbered(requests, 2)]
 
     def _item(self, index: int, told: str, variant: str | None, ids: Ids) -> Item:
         listed, asked = _listed(ids), self._asked(variant)
         self._check(told, asked, listed)
         return Item(index, asked, self._vocabulary(asked), listed, 0, len(listed))
 
-    def _request(self, index: int, told: str, variant: str | None, prompt: str | Ids, wishes: Wishes) -> Request:
+    def _request(
+        self, index: int, told: str, variant: str | None, prompt: str | Ids, generation: GenerationConfig
+    ) -> Request:
         asked = self._asked(variant)
         is_text = isinstance(prompt, str)
-        ids = self._tokenizers.encode(variant, prompt, bos=wishes.bos) if isinstance(prompt, str) else _listed(prompt)
+        ids = (
+            self._tokenizers.encode(variant, prompt, bos=generation.bos) if isinstance(prompt, str) else _listed(prompt)
+        )
         if is_text and not ids:
             raise InputError(f"{told}: the prompt is empty; give some text, or ask for the bos token before it")
         self._check(told, asked, ids, room=1)
         layout = self._layout(asked)
-        wanted, context = wishes.max_new_tokens, layout.context
+        wanted, context = generation.max_new_tokens, layout.context
         room = wanted if context is None else min(wanted, context - len(ids))
         directory = self._model.base.checkpoint.path if asked is None else asked.variant.delta.path
         config: Any = layout.config
@@ -102,22 +106,22 @@ class Intake:
             limit=room,
             limit_reason="length" if room == wanted else "context",
             eos=frozenset(token_ids(directory, config, "eos_token_id")),
-            text=TextStream(self._tokenizers.decoder(variant), wishes.stops, streams=wishes.streams),
-            sampling=replace(wishes.sampling, seed=wishes.sampling.seed + index),
+            text=TextStream(self._tokenizers.decoder(variant), generation.stops, streams=generation.streams),
+            sampling=replace(generation.sampling, seed=generation.sampling.seed + index),
             asked=asked,
         )
 
-    def _asked(self, variant: str | None) -> Resident | None:
-        return None if variant is None else self.resident(variant)
+    def _asked(self, variant: str | None) -> LoadedVariant | None:
+        return None if variant is None else self.loaded(variant)
 
-    def _layout(self, asked: Resident | None) -> Layout:
+    def _layout(self, asked: LoadedVariant | None) -> Layout:
         return self._model.base.layout if asked is None else asked.variant.layout
 
-    def _vocabulary(self, asked: Resident | None) -> int:
+    def _vocabulary(self, asked: LoadedVariant | None) -> int:
         """Tokens that may come out."""
         return self._model.vocabulary if asked is None else asked.variant.vocabulary(self._model.head_path)
 
-    def _check(self, told: str, asked: Resident | None, ids: list[int], *, room: int = 0) -> None:
+    def _check(self, told: str, asked: LoadedVariant | None, ids: list[int], *, room: int = 0) -> None:
         who = "the base" if asked is None else f"variant {asked.name}"
         if not ids:
             raise InputError(f"{told} to {who} has no tokens; give at least one")

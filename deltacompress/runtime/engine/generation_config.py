@@ -19,7 +19,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class GenerationConfig:
     """How a call of `generate` wants its requests done; bos: see Runtime.generate; streams: somebody listens."""
 
     max_new_tokens: int
@@ -31,8 +31,8 @@ class Wishes:
     @classmethod
     def checked(
         cls, max_new_tokens: int, stop: str | Sequence[str], sampling: Sampling, bos: bool | None, *, streams: bool
-    ) -> Wishes:
-        """The wishes, if they make sense.
+    ) -> GenerationConfig:
+        """The generation_config, if they make sense.
 
         Raises:
             InputError: they do not.

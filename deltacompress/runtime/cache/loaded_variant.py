@@ -16,7 +16,7 @@ Sources = dict[str, Operand | Stored]
 
 
 @dataclass(eq=False)
-class Resident:
+class LoadedVariant:
     """One loaded variant and where it is.
 
     nbytes: on the device; brought_s: seconds that its way there took the last time; users: running requests; verify:

@@ -55,7 +55,7 @@ class Numerics:
         return f"{backend.device}, {dtype}, backend {backend.name} ({backend.why}), deltas {rounding}"
 
 
-def settle(device: str | torch.device, dtype: str | torch.dtype) -> tuple[torch.device, torch.dtype]:
+def resolve_device(device: str | torch.device, dtype: str | torch.dtype) -> tuple[torch.device, torch.dtype]:
     """Device and dtype, where "auto" is a GPU if there is one, and fp32 on a CPU, bf16 elsewhere.
 
     Raises:
