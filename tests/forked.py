@@ -82,7 +82,7 @@ def _child(argv: list[str], stderr: int, report: int) -> None:
 
 
 def _serve() -> None:
-    for module in ("driver", "evaluation", "interop", "runtime.engine", "zoo.linking", "cli.main"):
+    for module in ("compression.driver", "evaluation", "interop", "runtime.face", "zoo.entries.linking", "cli.main"):
         import_module(f"deltacompress.{module}")
     for line in sys.stdin:
         argv = json.loads(line)
