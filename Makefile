@@ -8,9 +8,14 @@
 #
 #     make reliability    kill, fail, power off, race, damage and fuzz the zoo; prints each figure, fails on any fault
 #
-# And one for whoever changes the code, seconds to hours:
+# And for whoever changes the code:
 #
-#     make mutants ROOM=numerics    plant faults in one room, count those that its tests catch (docs/testing.md)
+#     make lint         ruff and the order of imports
+#     make types        mypy
+#     make mutants ROOM=numerics    plant faults in one room, count those that its tests catch, in seconds to hours
+#                       (docs/testing.md)
+#     make demo-pair    train the demo pair again, on text that it generates (a CPU will do, a GPU is quicker)
+#     make clean        remove what these made: VENV, OUT, build/, dist/, caches
 #
 # Knobs, from the environment or the command line:
 #     PYTHON       the Python that makes the virtual environment         (python3)
@@ -65,7 +70,6 @@ lint: $(VENV)/.installed-dev
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
-# Trains the demo pair again, from nothing, on text it generates (a CPU will do, a GPU is quicker).
 demo-pair: $(VENV)/.installed
 	PYTHONPATH=tools $(BIN)/python -m demo_pair.train --out registry/demo
 

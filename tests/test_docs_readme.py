@@ -1,4 +1,4 @@
-"""README.md: its Python example runs, its command line is the real one, its links lead somewhere."""
+"""README.md, docs/cli.md, docs/python.md: the Python runs, the command line is the real one, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from pairs import files_of, make_pair, write_data
 
 from deltacompress import Gate, load_delta
 from deltacompress.cli.main import app
+from deltacompress.cli.shipped import ADVICE
 from deltacompress.evaluation.report.data import read_report
+from deltacompress.files.content import list_content
 
 ROOT = Path(__file__).resolve().parent.parent
-TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+PYTHON = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 FENCED = re.compile(r"^```(\w*).*?\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
-def blocks(language: str) -> list[str]:
-    return [found[2] for found in FENCED.finditer(TEXT) if found[1] == language]
+def blocks(text: str, language: str) -> list[str]:
+    return [found[2] for found in FENCED.finditer(text) if found[1] == language]
 
 
 def prose(page: Path) -> str:
@@ -39,11 +43,11 @@ def options(verb: str) -> set[str]:
 def test_the_python_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _ = blocks("python")
+    code, _ = blocks(PYTHON, "python")
     pair = make_pair(tmp_path, "llama", max_position_embeddings=256)
     write_data(pair.data, records=8000)
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "README.md", "exec"), {})  # noqa: S102 - what the document says, run
+    exec(compile(code, "docs/python.md", "exec"), {})  # noqa: S102 - what the document says, run
     ratio, published, texts = capsys.readouterr().out.splitlines()
     assert float(ratio) > 1
     assert published == "team/bot@1"
@@ -54,10 +58,10 @@ def test_the_python_example(
 def test_the_gate_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run as it stands there, on the pair that ships: the gate passes, and all that it asks was measured."""
     pytest.importorskip("lm_eval")
-    _, code = blocks("python")
+    _, code = blocks(PYTHON, "python")
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}
-    exec(compile(code, "README.md", "exec"), names)  # noqa: S102 - what the document says, run
+    exec(compile(code, "docs/python.md", "exec"), names)  # noqa: S102 - what the document says, run
     names["test_the_skill_is_kept"](tmp_path)
     found = Gate.load("default").check(read_report(tmp_path / "report"))
     (verdict,) = found.verdicts
@@ -67,20 +71,73 @@ def test_the_gate_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert lossy.recipe["name"] == "int4"
 
 
+def shown(block: str) -> list[tuple[str, str]]:
+    """Verb and arguments of each command line of a block."""
+    return re.findall(r"^deltacompress (\w+) +(.*?(?:\\\n.*?)*)$", block, flags=re.MULTILINE)
+
+
+def told(commands: dict[str, Any]) -> list[tuple[str, str]]:
+    """Each command and its line of the help."""
+    return [(name, " ".join((one.help or "").split("\n\n")[0].split())) for name, one in commands.items()]
+
+
 def test_every_verb_stands_in_the_command_line_section() -> None:
-    (block,) = [block for block in blocks("sh") if "deltacompress compress" in block]
-    shown = re.findall(r"^deltacompress (\w+) +(.*?(?:\\\n.*?)*)$", block, flags=re.MULTILINE)
-    assert {verb for verb, _ in shown} == set(COMMANDS)
-    for verb, arguments in shown:
+    (block,) = [block for block in blocks(CLI, "sh") if "deltacompress compress" in block]
+    assert {verb for verb, _ in shown(block)} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("text", [README, CLI], ids=["README.md", "cli.md"])
+def test_every_command_line_has_real_options(text: str) -> None:
+    lines = [line for block in blocks(text, "sh") for line in shown(block)]
+    assert {"compress", "verify", "restore"} <= {verb for verb, _ in lines}
+    for verb, arguments in lines:
         assert set(re.findall(r"--[a-z-]+", arguments.split("#")[0])) <= options(verb)
 
 
+def test_the_table_of_verbs_says_what_the_help_says() -> None:
+    """In the order of `deltacompress --help`, each with its line there and a page to go on."""
+    rows = re.findall(r"^\| \[`(\w+)`\]\(docs/[^)]+\) \| (.*) \|$", README, flags=re.MULTILINE)
+    assert rows == told(COMMANDS)
+
+
+def test_the_parts_of_bench_and_zoo_are_those_of_the_help() -> None:
+    bench = CLI.split("\n## Parts of bench\n")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \| (.*) \|$", bench, flags=re.MULTILINE) == told(COMMANDS["bench"].commands)
+    zoo = (ROOT / "docs" / "zoo.md").read_text(encoding="utf-8").split("\n## Verbs\n")[1].split("\n## ")[0]
+    first = [line.split(" | ")[0] for line in zoo.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`([a-z]+)", " ".join(first))) == sorted(COMMANDS["zoo"].commands)
+
+
+def test_the_table_of_recipes_is_the_programs_advice() -> None:
+    """The same recipes as `deltacompress recipes` advises, in the same order."""
+    table = README.split("| recipe | for whom |\n")[1].split("\n\n")[0]
+    shipped = {path.stem for path in list_content("calibration/recipes", ".yaml")}
+    advised = [word for word in re.findall(r"[\w-]+", ADVICE) if word in shipped]
+    assert re.findall(r"^\| `([\w-]+)` \|", table, flags=re.MULTILINE) == advised
+
+
+def test_the_help_of_make_names_every_target() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)
+    named = re.findall(r"^# +make ([a-z-]+)", makefile.split("\n\n")[0], flags=re.MULTILINE)
+    assert sorted([*named, "help"]) == sorted(targets.split())
+    shell = "\n".join(blocks(README, "sh"))
+    assert re.findall(r"^make ([a-z-]+)", shell, flags=re.MULTILINE) == named[:2]
+
+
 def test_every_option_of_compress_is_explained() -> None:
-    rows = [line for line in TEXT.splitlines() if line.startswith("| `--")]
-    named = {option for row in rows for option in re.findall(r"`(--[a-z-]+)", row.split(" | ")[0])}
-    output = {"--json", "--quiet", "--debug"}
-    assert named | output == {name for name in options("compress") if name.startswith("--")} - {"--help"}
-    assert all(f"`{option}`" in TEXT for option in output)
+    page, output = CLI.split("\n## Output\n")
+    named, shared = (
+        {
+            option
+            for line in part.splitlines()
+            if line.startswith("| `--")
+            for option in re.findall(r"`(--[a-z-]+)", line.split(" | ")[0])
+        }
+        for part in (page, output)
+    )
+    assert shared == {"--json", "--quiet", "--debug"}
+    assert named | shared == {name for name in options("compress") if name.startswith("--")} - {"--help"}
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
