@@ -19,9 +19,8 @@ from deltacompress.artifact.parts import CodedSource
 from deltacompress.artifact.records import PartRecord, TensorRecord
 from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.reader import Checkpoint, tensor_bytes
-from deltacompress.checkpoints.rows import Rows
+from deltacompress.checkpoints.rows import Elements, Rows
 from deltacompress.codecs import packed
-from deltacompress.codecs.elements import Elements
 from deltacompress.codecs.encoded import restore_tensor
 from deltacompress.codecs.pieces import PackedPieces, Source, restore_pieces
 from deltacompress.errors import BackendError, ChecksumError, FormatError, TruncatedFileError

@@ -1,18 +1,23 @@
-"""What every codec returns, and the one function that undoes them all."""
+"""What a lossy codec sees of a tensor, what every codec returns, and the one function that undoes them all."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from deltacompress.checkpoints.rows import Elements
 from deltacompress.codecs import exact, packed
-from deltacompress.errors import FormatError
+from deltacompress.errors import CheckpointError, FormatError, option
 from deltacompress.numerics.bits import packing
+from deltacompress.numerics.finite import extremes
 
 Format = Literal["packed", "exact", "none"]
+_LARGEST = 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,39 @@ class Encoded:
     parts: dict[str, Tensor]
     loss: float | None = None
     damp_fraction: float | None = None
+
+
+def delta_rows(finetuned: Elements, base: Elements | None, name: str) -> tuple[Callable[[int, int], Tensor], int, int]:
+    """(read, rows, columns) of the delta as a matrix, over the rows that both have; a vector is one row.
+
+    read(begin, end): those rows, f32 [end - begin, columns]; raises as delta_of.
+    """
+    shared = finetuned.shape if base is None else base.shape
+    rows, columns = (1, math.prod(shared)) if len(shared) < 2 else (shared[0], math.prod(shared[1:]))
+
+    def read(begin: int, end: int) -> Tensor:
+        some = (begin * columns, end * columns)
+        reference = None if base is None else base.read(*some)
+        return delta_of(finetuned.read(*some), reference, name).view(end - begin, columns)
+
+    return read, rows, columns
+
+
+def delta_of(finetuned: Tensor, reference: Tensor | None, name: str) -> Tensor:
+    """w_ft - w_base in f32, over the rows that both have; of finite weights.
+
+    Raises:
+        CheckpointError: it is so large that sums of it are beyond fp32.
+    """
+    delta = (finetuned if reference is None or not finetuned.dim() else finetuned[: reference.shape[0]]).float()
+    if reference is not None:
+        delta = delta - reference
+    if delta.numel() and not bool(extremes(delta).abs().max() <= _LARGEST):  # NaN compares as false
+        raise CheckpointError(
+            f"tensor {name}: weights, or their differences from the base's, are beyond {_LARGEST:g}; get the "
+            f"checkpoints again, or use {option('recipe')} lossless, which keeps any bits"
+        )
+    return delta
 
 
 def restore_tensor(

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from deltacompress.codecs import elements, exact, packed
-from deltacompress.codecs.elements import Elements, ranges
+from deltacompress.checkpoints import rows as checkpoint_rows
+from deltacompress.checkpoints.rows import Elements, ranges
+from deltacompress.codecs import exact, packed
 from deltacompress.codecs.packed import Parts
 from deltacompress.codecs.spec import FREE, PackedSpec, part_shapes
 from deltacompress.errors import FormatError
@@ -106,11 +107,11 @@ class PackedPieces:
         Raises:
             FormatError: the parts do not fit each other.
         """
-        step = max(elements.PIECE // self._spec.padded, 1)
+        step = max(checkpoint_rows.PIECE // self._spec.padded, 1)
         try:
             for begin in range(0, rows, step):
                 stored = self._stored(begin, min(step, rows - begin))
-                if self._spec.columns > elements.PIECE:
+                if self._spec.columns > checkpoint_rows.PIECE:
                     yield from self._long_row() if bool(stored) else _zeros(self._spec.columns)
                 else:
                     yield self._spread(stored)
@@ -160,7 +161,7 @@ class PackedPieces:
         self._check_rows(1)
         whole = self._spec
         unit = 8 * max(whole.sparsity.m, 1)
-        for begin in range(0, whole.columns, step := max(elements.PIECE // unit, 1) * unit):
+        for begin in range(0, whole.columns, step := max(checkpoint_rows.PIECE // unit, 1) * unit):
             size = min(step, whole.columns - begin)
             spec = replace(whole, rows=1, columns=size, group=size if whole.groups == 1 else 1)
             before, inside = (part_shapes(one, storage=self._storage) for one in (replace(spec, columns=begin), spec))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from deltacompress.checkpoints.rows import InMemory
 from deltacompress.codecs import exact, rtn
-from deltacompress.codecs.elements import InMemory
 from deltacompress.codecs.encoded import Encoded, restore_tensor
 from deltacompress.codecs.settings import RtnSettings
 from deltacompress.errors import FormatError
