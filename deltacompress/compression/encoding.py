@@ -20,9 +20,9 @@ from deltacompress.artifact.records import PartRecord, Status, TensorRecord
 from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.reader import PINNED_AT_MOST, tensor_bytes
 from deltacompress.codecs import packed
-from deltacompress.codecs.encoded import Encoded, restore_tensor
+from deltacompress.codecs.encoded import Encoded, restore_pieces, restore_tensor
 from deltacompress.codecs.packed import Parts
-from deltacompress.codecs.pieces import PartInMemory, restore_pieces
+from deltacompress.codecs.pieces import PartInMemory
 from deltacompress.codecs.registry import CODECS
 from deltacompress.compression.planning import Plan, TensorPlan
 

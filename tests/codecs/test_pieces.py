@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from deltacompress.checkpoints.rows import InMemory
 from deltacompress.codecs import exact, packed, pieces
-from deltacompress.codecs.encoded import restore_tensor
+from deltacompress.codecs.encoded import restore_pieces, restore_tensor
 from deltacompress.codecs.packed import PackedSpec, Parts
 from deltacompress.codecs.pieces import PartInMemory
 from deltacompress.codecs.rtn import magnitude_mask
@@ -50,7 +50,7 @@ class Rows(InMemory):
 def in_pieces(format_: str, params: Any, parts: Parts, base: Any, like: torch.Tensor, **options: Any) -> torch.Tensor:
     sources = {name: Part(part) for name, part in parts.items()}
     rows = None if base is None else Rows(base)
-    found = list(pieces.restore_pieces(format_, params, sources, rows, like, "t", **options))
+    found = list(restore_pieces(format_, params, sources, rows, like, "t", **options))
     assert all(piece.dim() == 1 and piece.dtype == like.dtype for piece in found)
     return torch.cat([torch.empty(0, dtype=like.dtype), *found]).reshape(like.shape)
 
