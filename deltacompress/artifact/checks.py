@@ -8,6 +8,8 @@ it is arithmetic on integers, so a file of a few kilobytes cannot ask for gigaby
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deltacompress.checkpoints.header import ITEMSIZE, MAX_NUMEL
@@ -24,12 +26,6 @@ AGAIN = "copy the artifact again"
 _OWN_VALUES, _OWN_VALUES_PER_BYTE = 1 << 28, 1 << 12
 """Values without a base that an artifact may hold, and more for each stored byte: some zeros code to nearly nothing,
 a whole model of them does not. So what `restore` writes is in proportion to what it reads."""
-_STATUSES = {
-    "packed": {"coded"},
-    "exact": {"exact", "added"},
-    "none": {"coded", "identical", "alias"},
-}
-"""What may have become of a tensor that is stored in a format."""
 
 
 def check_relations(manifest: Manifest, where: str) -> None:
@@ -56,10 +52,8 @@ def check_relations(manifest: Manifest, where: str) -> None:
             _check_part(part, manifest.lossless, f"{where}: {tensor.name}: part {part.name}")
         if tensor.status == "alias" or tensor.alias_of is not None:
             _check_alias(tensor, tensors.get(tensor.alias_of or ""), where)
-        elif tensor.format == "packed":
-            _check_packed(tensor, f"{where}: {tensor.name}", storage=manifest.lossless != "none")
-        elif tensor.format == "exact":
-            _check_exact(tensor, f"{where}: {tensor.name}")
+        elif check := FORMATS[tensor.format].check:
+            check(tensor, f"{where}: {tensor.name}", storage=manifest.lossless != "none")
     _check_totals(manifest, where)
 
 
@@ -85,7 +79,7 @@ def _check_tensor(tensor: TensorRecord, at: str, *, scope: str) -> None:
     for name, shape in (("", tensor.shape), *((f" of part {part.name}", part.shape) for part in tensor.parts)):
         if math.prod(max(size, 1) for size in shape) > MAX_NUMEL:
             raise FormatError(f"{at}: shape {list(shape)}{name} is larger than any tensor; {AGAIN}")
-    if tensor.status not in _STATUSES[tensor.format] or (tensor.format == "none" and tensor.parts):
+    if tensor.status not in FORMATS[tensor.format].statuses or (tensor.format == "none" and tensor.parts):
         raise FormatError(f"{at}: status {tensor.status}, format {tensor.format}: these contradict; {AGAIN}")
     based = tensor.base_name is not None
     if based != (tensor.base_sha256 is not None) or (tensor.base_rows is not None and not based):
@@ -121,7 +115,7 @@ def _check_alias(tensor: TensorRecord, twin: TensorRecord | None, where: str) ->
         raise FormatError(f"{where}: {tensor.name} is no fitting alias of {tensor.alias_of}; {AGAIN}")
 
 
-def _check_exact(tensor: TensorRecord, at: str) -> None:
+def _check_exact(tensor: TensorRecord, at: str, *, storage: bool) -> None:
     wanted = ("planes", "U8", (ITEMSIZE[tensor.dtype], math.prod(tensor.shape)))
     if [(part.name, part.dtype, part.shape) for part in tensor.parts] != [wanted]:
         raise FormatError(f"{at}: the exact format has one part, planes, U8 {list(wanted[2])}; {AGAIN}")
@@ -140,6 +134,22 @@ def _check_packed(tensor: TensorRecord, at: str, *, storage: bool) -> None:
         raise FormatError(f"{at}: {told}: these do not fit; {AGAIN}")
     if parts.get("added_rows") != ((tensor.dtype, added) if added else None):
         raise FormatError(f"{at}: added_rows should be {list(added) if added else 'absent'}; {AGAIN}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """statuses: what may have become of a tensor that is stored so; check: its parts against it, where it has any."""
+
+    statuses: frozenset[str]
+    check: Callable[..., None] | None
+
+
+FORMATS = {
+    "packed": _Format(frozenset({"coded"}), _check_packed),
+    "exact": _Format(frozenset({"exact", "added"}), _check_exact),
+    "none": _Format(frozenset({"coded", "identical", "alias"}), None),
+}
+"""How each decodes is codecs/encoded.py's."""
 
 
 def shared_matrix(tensor: TensorRecord) -> tuple[int, int, tuple[int, ...] | None]:

@@ -19,11 +19,10 @@ from deltacompress.artifact.parts import CodedSource
 from deltacompress.artifact.records import PartRecord, TensorRecord
 from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.reader import Checkpoint, tensor_bytes
-from deltacompress.checkpoints.rows import Rows
+from deltacompress.checkpoints.rows import Elements, Rows
 from deltacompress.codecs import packed
-from deltacompress.codecs.elements import Elements
-from deltacompress.codecs.encoded import restore_tensor
-from deltacompress.codecs.pieces import PackedPieces, Source, restore_pieces
+from deltacompress.codecs.encoded import restore_pieces, restore_tensor
+from deltacompress.codecs.pieces import PackedPieces, Source
 from deltacompress.errors import BackendError, ChecksumError, FormatError, TruncatedFileError
 
 _ANY, _GROWTH = 1 << 23, 1 << 10
@@ -133,7 +132,7 @@ def restored_pieces(
 ) -> Iterator[Tensor]:
     """As restored_tensor, flat and piece by piece; the hash is compared after the last piece.
 
-    sources, storage: as codecs.pieces.restore_pieces takes them. Raises as restored_tensor.
+    sources, storage: as codecs.encoded.restore_pieces takes them. Raises as restored_tensor.
     """
     like = torch.empty(record.shape, dtype=DTYPES[record.dtype], device="meta")
     seen = hashlib.sha256()

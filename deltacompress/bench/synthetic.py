@@ -24,9 +24,9 @@ from deltacompress.artifact.records import FileRecord, Manifest, ModelRecord, Pa
 from deltacompress.bench.kernels import random_parts
 from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.reader import Checkpoint, tensor_bytes
+from deltacompress.checkpoints.rows import InMemory
 from deltacompress.checkpoints.writer import write_checkpoint, write_file, write_shards
 from deltacompress.codecs import exact
-from deltacompress.codecs.elements import InMemory
 from deltacompress.codecs.encoded import restore_tensor
 from deltacompress.codecs.packed import PackedSpec, Parts
 from deltacompress.numerics.sparsity import Sparsity

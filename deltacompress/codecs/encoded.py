@@ -1,18 +1,25 @@
-"""What every codec returns, and the one function that undoes them all."""
+"""What a lossy codec sees of a tensor, what every codec returns, and what undoes them all."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from deltacompress.codecs import exact, packed
-from deltacompress.errors import FormatError
+from deltacompress.checkpoints.rows import Elements
+from deltacompress.codecs import exact, packed, pieces
+from deltacompress.codecs.packed import Parts
+from deltacompress.codecs.pieces import Source
+from deltacompress.errors import CheckpointError, FormatError, option
 from deltacompress.numerics.bits import packing
+from deltacompress.numerics.finite import extremes
 
 Format = Literal["packed", "exact", "none"]
+_LARGEST = 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,39 @@ class Encoded:
     damp_fraction: float | None = None
 
 
+def delta_rows(finetuned: Elements, base: Elements | None, name: str) -> tuple[Callable[[int, int], Tensor], int, int]:
+    """(read, rows, columns) of the delta as a matrix, over the rows that both have; a vector is one row.
+
+    read(begin, end): those rows, f32 [end - begin, columns]; raises as delta_of.
+    """
+    shared = finetuned.shape if base is None else base.shape
+    rows, columns = (1, math.prod(shared)) if len(shared) < 2 else (shared[0], math.prod(shared[1:]))
+
+    def read(begin: int, end: int) -> Tensor:
+        some = (begin * columns, end * columns)
+        reference = None if base is None else base.read(*some)
+        return delta_of(finetuned.read(*some), reference, name).view(end - begin, columns)
+
+    return read, rows, columns
+
+
+def delta_of(finetuned: Tensor, reference: Tensor | None, name: str) -> Tensor:
+    """w_ft - w_base in f32, over the rows that both have; of finite weights.
+
+    Raises:
+        CheckpointError: it is so large that sums of it are beyond fp32.
+    """
+    delta = (finetuned if reference is None or not finetuned.dim() else finetuned[: reference.shape[0]]).float()
+    if reference is not None:
+        delta = delta - reference
+    if delta.numel() and not bool(extremes(delta).abs().max() <= _LARGEST):  # NaN compares as false
+        raise CheckpointError(
+            f"tensor {name}: weights, or their differences from the base's, are beyond {_LARGEST:g}; get the "
+            f"checkpoints again, or use {option('recipe')} lossless, which keeps any bits"
+        )
+    return delta
+
+
 def restore_tensor(
     format_: str, params: dict[str, Any], parts: dict[str, Tensor], base: Tensor | None, like: Tensor, where: str
 ) -> Tensor:
@@ -45,14 +85,43 @@ def restore_tensor(
     Raises:
         FormatError: parts or parameters that do not fit the tensor.
     """
-    if format_ == "exact":
-        return exact.decode(params, parts, base, like, where)
-    if format_ == "none":
-        if base is None or base.shape != like.shape:
-            raise FormatError(f"{where}: stored without parts, but the base has no such tensor")
-        return base.to(like.dtype)
-    if format_ != "packed":
-        raise FormatError(f"{where}: unknown format {format_!r}")
+    return _format(format_, where).restore(params, parts, base, like, where)
+
+
+def restore_pieces(
+    format_: str,
+    params: dict[str, Any],
+    sources: Mapping[str, Source],
+    base: Elements | None,
+    like: Tensor,
+    where: str,
+    *,
+    storage: bool,
+) -> Iterator[Tensor]:
+    """What restore_tensor gives, flat and piece by piece; of parts whose shapes fit the tensor.
+
+    base: the rows that the tensor shares with its base, as restore_tensor takes them; storage: whether packed parts are
+    in the storage layout.
+
+    Raises:
+        FormatError: the parts do not fit each other.
+    """
+    yield from _format(format_, where).pieces(params, sources, base, like, where, storage=storage)
+
+
+def _format(name: str, where: str) -> _Format:
+    if name not in FORMATS:
+        raise FormatError(f"{where}: unknown format {name!r}")
+    return FORMATS[name]
+
+
+def _base(params: dict[str, Any], parts: Parts, base: Tensor | None, like: Tensor, where: str) -> Tensor:
+    if base is None or base.shape != like.shape:
+        raise FormatError(f"{where}: stored without parts, but the base has no such tensor")
+    return base.to(like.dtype)
+
+
+def _packed(params: dict[str, Any], parts: Parts, base: Tensor | None, like: Tensor, where: str) -> Tensor:
     spec = packed.PackedSpec.from_json(params, where)
     packed.check_parts(spec, parts, storage=False, where=where)
     shape = like.shape if base is None else base.shape
@@ -84,3 +153,19 @@ def _spread_rows(stored: Tensor, row_mask: Tensor, rows: int) -> Tensor:
     out = torch.zeros(rows, stored.shape[1], device=stored.device)
     out[bits] = stored
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """How parts decode: as restore_tensor and restore_pieces."""
+
+    restore: Callable[[dict[str, Any], Parts, Tensor | None, Tensor, str], Tensor]
+    pieces: Callable[..., Iterator[Tensor]]
+
+
+FORMATS: dict[str, _Format] = {
+    "packed": _Format(_packed, pieces.packed_pieces),
+    "exact": _Format(exact.decode, pieces.exact_pieces),
+    "none": _Format(_base, pieces.base_pieces),
+}
+"""What a manifest must say of each is artifact/checks.py's."""

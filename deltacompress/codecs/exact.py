@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltacompress.codecs.elements import Elements, ranges
+from deltacompress.checkpoints.rows import Elements, ranges
 from deltacompress.codecs.packed import Parts
 from deltacompress.errors import FormatError
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from deltacompress.codecs.encoded import Encoded
 from deltacompress.codecs.packed import pack, pack_values
-from deltacompress.codecs.settings import ObsSettings
-from deltacompress.codecs.shared import spec_for
+from deltacompress.codecs.settings import ObsSettings, spec_for
 from deltacompress.numerics import hessian as hessians
 from deltacompress.numerics import obs
 from deltacompress.numerics.grid import Grid, dequantize, fit_grid

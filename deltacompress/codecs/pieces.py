@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from deltacompress.codecs import elements, exact, packed
-from deltacompress.codecs.elements import Elements, ranges
+from deltacompress.checkpoints import rows as checkpoint_rows
+from deltacompress.checkpoints.rows import Elements, ranges
+from deltacompress.codecs import exact, packed
 from deltacompress.codecs.packed import Parts
 from deltacompress.codecs.spec import FREE, PackedSpec, part_shapes
 from deltacompress.errors import FormatError
@@ -48,8 +49,7 @@ class PartInMemory:
         return bytearray(self._bytes[begin:end].numpy())
 
 
-def restore_pieces(
-    format_: str,
+def packed_pieces(
     params: dict[str, Any],
     sources: Mapping[str, Source],
     base: Elements | None,
@@ -58,33 +58,19 @@ def restore_pieces(
     *,
     storage: bool,
 ) -> Iterator[Tensor]:
-    """What codecs.encoded.restore_tensor gives, flat and piece by piece; of parts whose shapes fit the tensor.
-
-    base: the rows that the tensor shares with its base, as restore_tensor takes them; storage: whether packed parts are
-    in the storage layout.
-
-    Raises:
-        FormatError: the parts do not fit each other.
-    """
-    if format_ == "exact":
-        yield from _exact(params, sources["planes"], base, like, where)
-    elif format_ == "none":
-        assert base is not None
-        for begin, end in ranges(like.numel()):
-            yield base.read(begin, end).to(like.dtype)
-    else:
-        spec = PackedSpec.from_json(params, where)
-        added = sources.get("added_rows")
-        shared = like.numel() - (added.nbytes // like.element_size() if added is not None else 0)
-        at = 0
-        for delta in PackedPieces(spec, sources, storage=storage, where=where).deltas(shared // spec.columns):
-            if base is not None:
-                delta.add_(base.read(at, at + len(delta)))
-            at += len(delta)
-            yield delta.to(like.dtype)
-        for begin, end in ranges(added.nbytes // like.element_size() if added is not None else 0):
-            assert added is not None
-            yield _tensor(added.read(begin * like.element_size(), end * like.element_size()), like.dtype)
+    """As encoded.restore_pieces, of the packed format."""
+    spec = PackedSpec.from_json(params, where)
+    added = sources.get("added_rows")
+    shared = like.numel() - (added.nbytes // like.element_size() if added is not None else 0)
+    at = 0
+    for delta in PackedPieces(spec, sources, storage=storage, where=where).deltas(shared // spec.columns):
+        if base is not None:
+            delta.add_(base.read(at, at + len(delta)))
+        at += len(delta)
+        yield delta.to(like.dtype)
+    for begin, end in ranges(added.nbytes // like.element_size() if added is not None else 0):
+        assert added is not None
+        yield _tensor(added.read(begin * like.element_size(), end * like.element_size()), like.dtype)
 
 
 class PackedPieces:
@@ -106,11 +92,11 @@ class PackedPieces:
         Raises:
             FormatError: the parts do not fit each other.
         """
-        step = max(elements.PIECE // self._spec.padded, 1)
+        step = max(checkpoint_rows.PIECE // self._spec.padded, 1)
         try:
             for begin in range(0, rows, step):
                 stored = self._stored(begin, min(step, rows - begin))
-                if self._spec.columns > elements.PIECE:
+                if self._spec.columns > checkpoint_rows.PIECE:
                     yield from self._long_row() if bool(stored) else _zeros(self._spec.columns)
                 else:
                     yield self._spread(stored)
@@ -160,7 +146,7 @@ class PackedPieces:
         self._check_rows(1)
         whole = self._spec
         unit = 8 * max(whole.sparsity.m, 1)
-        for begin in range(0, whole.columns, step := max(elements.PIECE // unit, 1) * unit):
+        for begin in range(0, whole.columns, step := max(checkpoint_rows.PIECE // unit, 1) * unit):
             size = min(step, whole.columns - begin)
             spec = replace(whole, rows=1, columns=size, group=size if whole.groups == 1 else 1)
             before, inside = (part_shapes(one, storage=self._storage) for one in (replace(spec, columns=begin), spec))
@@ -244,7 +230,17 @@ class PackedPieces:
                     raise ValueError(f"part {name} is longer than the others say")
 
 
-def _exact(params: dict[str, Any], planes: Source, base: Elements | None, like: Tensor, where: str) -> Iterator[Tensor]:
+def exact_pieces(
+    params: dict[str, Any],
+    sources: Mapping[str, Source],
+    base: Elements | None,
+    like: Tensor,
+    where: str,
+    *,
+    storage: bool,
+) -> Iterator[Tensor]:
+    """As encoded.restore_pieces, of the exact format."""
+    planes = sources["planes"]
     numel, base_numel = like.numel(), math.prod(base.shape) if base is not None else 0
     for begin, end in ranges(numel):
         rows = [planes.read(k * numel + begin, k * numel + end) for k in range(like.element_size())]
@@ -252,6 +248,21 @@ def _exact(params: dict[str, Any], planes: Source, base: Elements | None, like: 
         shared = None if base is None else base.read(min(begin, base_numel), min(end, base_numel))
         piece = torch.empty(end - begin, dtype=like.dtype, device="meta")
         yield exact.decode(params, parts, shared, piece, where)
+
+
+def base_pieces(
+    params: dict[str, Any],
+    sources: Mapping[str, Source],
+    base: Elements | None,
+    like: Tensor,
+    where: str,
+    *,
+    storage: bool,
+) -> Iterator[Tensor]:
+    """As encoded.restore_pieces, of a tensor without parts: the base's."""
+    assert base is not None
+    for begin, end in ranges(like.numel()):
+        yield base.read(begin, end).to(like.dtype)
 
 
 def _zeros(count: int) -> Iterator[Tensor]:

@@ -11,12 +11,13 @@ import reprlib
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from deltacompress.arguments import checked
-from deltacompress.codecs.settings import ExactSettings, ObsSettings, RtnSettings, Settings, SkipSettings
+from deltacompress.codecs.registry import CODECS
+from deltacompress.codecs.settings import Codec, Settings
 from deltacompress.errors import CalibrationError, RecipeError, option
 from deltacompress.files.content import content_path, list_content
 from deltacompress.files.regular import ANYWHERE, read_text
@@ -41,23 +42,22 @@ class _Matcher(BaseModel):
         return (kinds is None or kind in kinds) and (self.name is None or fnmatchcase(name, self.name))
 
 
-class ObsRule(_Matcher, ObsSettings):
-    """A rule with codec obs."""
+def _rule(codec: Codec) -> type[BaseModel]:
+    """What a rule with this codec can say: which tensors it is for, and how they are coded."""
+    title = codec.settings.__name__.removesuffix("Settings") + "Rule"
+    bases = (_Matcher, codec.settings)
+    return create_model(title, __base__=bases, __doc__=f"A rule with codec {codec.name}.", __module__=__name__)
 
 
-class RtnRule(_Matcher, RtnSettings):
-    """A rule with codec rtn."""
+RULES = {name: _rule(codec) for name, codec in CODECS.items()}
+globals().update({rule.__name__: rule for rule in RULES.values()})  # where pickle looks for them
+if TYPE_CHECKING:
 
+    class Rule(_Matcher, Settings):
+        """Any of RULES."""
 
-class ExactRule(_Matcher, ExactSettings):
-    """A rule with codec exact."""
-
-
-class SkipRule(_Matcher, SkipSettings):
-    """A rule with codec skip."""
-
-
-Rule = Annotated[ObsRule | RtnRule | ExactRule | SkipRule, Field(discriminator="codec")]
+else:
+    Rule = Annotated[Union[tuple(RULES.values())], Field(discriminator="codec")]  # noqa: UP007
 
 
 class CalibrationSpec(BaseModel):
@@ -151,14 +151,14 @@ class Recipe(BaseModel):
         """The settings of the first rule that matches.
 
         Raises:
-            RecipeError: no rule matches, or an obs rule matches a tensor that has no calibration inputs.
+            RecipeError: no rule matches, or one that calibrates matches a tensor that has no calibration inputs.
         """
         for rule in self.rules:
             if rule.matches(name, kind):
-                if rule.codec == "obs" and kind not in ("linear", "head"):
+                if CODECS[rule.codec].calibrates and kind not in ("linear", "head"):
                     raise RecipeError(
-                        f"recipe {self.name}: codec obs on {name} (kind {kind}), which has no inputs to calibrate on; "
-                        "use rtn, exact or skip for it"
+                        f"recipe {self.name}: codec {rule.codec} on {name} (kind {kind}), which has no inputs to "
+                        "calibrate on; use rtn, exact or skip for it"
                     )
                 return rule
         raise RecipeError(f"recipe {self.name}: no rule matches {name} (kind {kind}); end the rules with codec: exact")
@@ -177,7 +177,7 @@ class Recipe(BaseModel):
     @property
     def needs_calibration(self) -> bool:
         """Whether a rule uses activations."""
-        return any(rule.codec == "obs" for rule in self.rules)
+        return any(CODECS[rule.codec].calibrates for rule in self.rules)
 
     @property
     def needs_kinds(self) -> bool:

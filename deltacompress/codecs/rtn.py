@@ -11,10 +11,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from deltacompress.codecs.encoded import Encoded
+from deltacompress.checkpoints.rows import Elements
+from deltacompress.codecs.encoded import Encoded, delta_rows
 from deltacompress.codecs.packed import PackedSpec, Parts, Stack, pack, pack_values
-from deltacompress.codecs.settings import RtnSettings
-from deltacompress.codecs.shared import spec_for
+from deltacompress.codecs.settings import RtnSettings, spec_for
 from deltacompress.numerics.bits import packing
 from deltacompress.numerics.grid import dequantize, fit_grid, quantize
 from deltacompress.numerics.sparsity import Sparsity
@@ -27,6 +27,11 @@ def encode(delta: Tensor, settings: RtnSettings, name: str) -> Encoded:
     matrix = delta.reshape(1, -1) if delta.dim() < 2 else delta.reshape(delta.shape[0], -1)
     rows, columns = matrix.shape
     return encode_rows(lambda begin, end: matrix[begin:end], rows, columns, settings, name)
+
+
+def encode_elements(finetuned: Elements, base: Elements | None, settings: RtnSettings, name: str) -> Encoded:
+    """As settings.Codec.encode; raises as encode_rows and encoded.delta_of."""
+    return encode_rows(*delta_rows(finetuned, base, name), settings, name)
 
 
 def encode_rows(

@@ -1,22 +1,34 @@
-"""What a recipe can set for each codec, checked when the recipe is read."""
+"""What a codec is, and what a recipe can set for each, checked when the recipe is read: before torch is imported."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from deltacompress.codecs.spec import PackedSpec
+from deltacompress.errors import RecipeError
 from deltacompress.numerics.sparsity import Sparsity
+
+if TYPE_CHECKING:
+    from deltacompress.checkpoints.rows import Elements
+    from deltacompress.codecs.encoded import Encoded
 
 Bits = Literal[1, 2, 3, 4, 8, 16]
 GroupSize = Literal["row", 16, 32, 64, 128, 256, 512, 1024]
 
 
-class _Strict(BaseModel):
+class Settings(BaseModel):
+    """Of any codec. codec: its name, a Literal with itself as default."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
+    if TYPE_CHECKING:
+        codec: str
 
 
-class _Quantizing(_Strict):
+class Quantizing(Settings):
     """Shared by the codecs that write the packed format.
 
     bits: per kept weight; 16 keeps weights as bfloat16 (prune only), 1 is sign times scale (grid midrise).
@@ -36,7 +48,7 @@ class _Quantizing(_Strict):
         return str(Sparsity.parse(text))
 
     @model_validator(mode="after")
-    def _one_bit_is_a_sign(self) -> _Quantizing:
+    def _one_bit_is_a_sign(self) -> Quantizing:
         if self.bits == 1 and self.grid != "midrise":
             raise ValueError("bits: 1 needs grid: midrise (a sign times a scale)")
         return self
@@ -47,7 +59,7 @@ class _Quantizing(_Strict):
         return Sparsity.parse(self.sparsity)
 
 
-class ObsSettings(_Quantizing):
+class ObsSettings(Quantizing):
     """Optimal Brain Surgeon on calibration activations (DeltaZip section 4.2; SparseGPT; GPTQ).
 
     block_size: columns per lazy batch. damp_fraction: added to the Hessian's diagonal, a fraction of its mean.
@@ -79,22 +91,62 @@ class ObsSettings(_Quantizing):
         return self
 
 
-class RtnSettings(_Quantizing):
+class RtnSettings(Quantizing):
     """Round to nearest, no calibration; sparse patterns keep the largest magnitudes. All-zero rows cost nothing."""
 
     codec: Literal["rtn"] = "rtn"
 
 
-class ExactSettings(_Strict):
+class ExactSettings(Settings):
     """Lossless: restored bit for bit, NaN payloads included."""
 
     codec: Literal["exact"] = "exact"
 
 
-class SkipSettings(_Strict):
+class SkipSettings(Settings):
     """Zero bits: the tensor is restored as the base's."""
 
     codec: Literal["skip"] = "skip"
 
 
-Settings = ObsSettings | RtnSettings | ExactSettings | SkipSettings
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """A way to choose the values of a tensor; registry.CODECS lists them all.
+
+    encode: (fine-tuned tensor, its base or None, settings, tensor name for messages) -> Encoded, for a codec that needs
+    nothing else. Both tensors are read piece by piece. The base has the leading rows of the tensor, and is as Plan.rows
+    gives it; rows beyond them (added tokens) are stored by the caller where the codec writes the packed format.
+    None: the codec needs the Hessian of a linear's inputs, and compression.layerwise solves it (obs).
+    """
+
+    settings: type[Settings]
+    encode: Callable[[Elements, Elements | None, Any, str], Encoded] | None
+
+    @property
+    def name(self) -> str:
+        """What recipes and manifests call it."""
+        return str(self.settings.model_fields["codec"].default)
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether it chooses by what a tensor receives, which only linears and the head have on record."""
+        return self.encode is None
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether it writes the packed format, so that `spec_for` says of a shape whether it fits the settings."""
+        return issubclass(self.settings, Quantizing)
+
+
+def spec_for(settings: Quantizing, *, rows: int, columns: int, name: str) -> PackedSpec:
+    """The packed format that `settings` mean for one tensor.
+
+    Raises:
+        RecipeError: group_size does not divide the columns.
+    """
+    group = columns if settings.group_size == "row" else settings.group_size
+    if columns % group:
+        raise RecipeError(
+            f"{name}: group_size {group} does not divide its {columns} columns; choose a divisor or group_size: row"
+        )
+    return PackedSpec(rows, columns, settings.bits, settings.pattern, group, settings.grid)

@@ -19,19 +19,14 @@ from deltacompress import lossless
 from deltacompress.artifact.records import PartRecord, Status, TensorRecord
 from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.reader import PINNED_AT_MOST, tensor_bytes
-from deltacompress.codecs import exact, packed, rtn
-from deltacompress.codecs.encoded import Encoded, restore_tensor
+from deltacompress.codecs import packed
+from deltacompress.codecs.encoded import Encoded, restore_pieces, restore_tensor
 from deltacompress.codecs.packed import Parts
-from deltacompress.codecs.pieces import PartInMemory, restore_pieces
-from deltacompress.codecs.settings import RtnSettings, SkipSettings
+from deltacompress.codecs.pieces import PartInMemory
+from deltacompress.codecs.registry import CODECS
 from deltacompress.compression.planning import Plan, TensorPlan
-from deltacompress.errors import CheckpointError, option
-from deltacompress.numerics.finite import extremes
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-_LARGEST = 1e30
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,42 +40,16 @@ class Outcome:
 def encode_uncalibrated(plan: Plan, tensor: TensorPlan) -> Encoded:
     """Encode a tensor whose codec needs no activations, piece by piece: what memory holds are its parts."""
     base, finetuned = plan.rows(tensor)
-    if tensor.treatment == "identical" or isinstance(tensor.settings, SkipSettings):
+    if tensor.treatment == "identical":
         return Encoded("none", {}, {})
-    if tensor.treatment in ("exact", "added"):
-        params, parts = exact.encode(finetuned, base)
-        return Encoded("exact", params, parts)
-    assert isinstance(tensor.settings, RtnSettings)
+    codec = CODECS[tensor.settings.codec]
+    assert codec.encode is not None
+    encoded = codec.encode(finetuned, base, tensor.settings, tensor.name)
     shared = finetuned.shape if base is None else base.shape
-    rows, columns = (1, math.prod(shared)) if len(shared) < 2 else (shared[0], math.prod(shared[1:]))
-
-    def block(begin: int, end: int) -> Tensor:
-        some = (begin * columns, end * columns)
-        reference = None if base is None else base.read(*some)
-        return delta_of(finetuned.read(*some), reference, tensor.name).view(end - begin, columns)
-
-    encoded = rtn.encode_rows(block, rows, columns, tensor.settings, tensor.name)
-    if shared != finetuned.shape:
+    if codec.quantizes and shared != finetuned.shape:
         added = finetuned.read(math.prod(shared), math.prod(finetuned.shape))
         encoded.parts["added_rows"] = added.view(finetuned.shape[0] - shared[0], *shared[1:])
     return encoded
-
-
-def delta_of(finetuned: Tensor, reference: Tensor | None, name: str) -> Tensor:
-    """w_ft - w_base in f32, over the rows that both have; of finite weights.
-
-    Raises:
-        CheckpointError: it is so large that sums of it are beyond fp32.
-    """
-    delta = (finetuned if reference is None or not finetuned.dim() else finetuned[: reference.shape[0]]).float()
-    if reference is not None:
-        delta = delta - reference
-    if delta.numel() and not bool(extremes(delta).abs().max() <= _LARGEST):  # NaN compares as false
-        raise CheckpointError(
-            f"tensor {name}: weights, or their differences from the base's, are beyond {_LARGEST:g}; get the "
-            f"checkpoints again, or use {option('recipe')} lossless, which keeps any bits"
-        )
-    return delta
 
 
 def with_added_rows(encoded: Encoded, finetuned: Tensor, reference: Tensor | None) -> Encoded:

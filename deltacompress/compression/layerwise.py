@@ -26,7 +26,8 @@ from deltacompress.calibration.precision import reduced_precision
 from deltacompress.calibration.streams import HiddenStates, should_wait_on_host
 from deltacompress.calibration.walk import InputGroup, capture_calls, record_inputs
 from deltacompress.codecs import obs
-from deltacompress.compression.encoding import delta_of, encode_uncalibrated, with_added_rows
+from deltacompress.codecs.encoded import delta_of
+from deltacompress.compression.encoding import encode_uncalibrated, with_added_rows
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.compression.steps import Steps, Unfinished
 from deltacompress.models.skeleton import LayerCall, Skeleton

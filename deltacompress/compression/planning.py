@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
@@ -17,11 +17,10 @@ from deltacompress.artifact.records import FILE_NAME
 from deltacompress.checkpoints.names import MAX_NAME
 from deltacompress.checkpoints.pairing import Pairing, TensorPair
 from deltacompress.checkpoints.reader import Checkpoint, check_finite, is_finite
-from deltacompress.checkpoints.rows import Rows
-from deltacompress.codecs.elements import ranges
+from deltacompress.checkpoints.rows import Rows, ranges
 from deltacompress.codecs.recipe import Recipe
-from deltacompress.codecs.settings import ExactSettings, ObsSettings, RtnSettings, Settings
-from deltacompress.codecs.shared import spec_for
+from deltacompress.codecs.registry import CODECS
+from deltacompress.codecs.settings import ExactSettings, ObsSettings, Quantizing, Settings, spec_for
 from deltacompress.errors import CheckpointError, PairError
 from deltacompress.types import TensorKind
 
@@ -52,7 +51,8 @@ class TensorPlan:
     @property
     def obs(self) -> ObsSettings | None:
         """Its settings, if it is coded with calibration."""
-        return self.settings if self.treatment == "code" and isinstance(self.settings, ObsSettings) else None
+        calibrates = self.treatment == "code" and CODECS[self.settings.codec].calibrates
+        return cast(ObsSettings, self.settings) if calibrates else None
 
 
 @dataclass(frozen=True)
@@ -166,17 +166,17 @@ def _plans(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind
         name = found.info.name
         kind = kind_of(name)
         settings = recipe.rule_for(name, kind)
-        treatment = _fate(pairing, found, recipe, settings)
-        if treatment == "code" and isinstance(settings, ObsSettings | RtnSettings):
+        treatment = _treatment(pairing, found, recipe, settings)
+        if treatment == "code" and CODECS[settings.codec].quantizes:
             shape = found.info.shape
             columns = shape[0] if len(shape) == 1 else found.info.numel // max(shape[0], 1)
-            spec_for(settings, rows=1, columns=columns, name=name)
+            spec_for(cast(Quantizing, settings), rows=1, columns=columns, name=name)
         if treatment == "code" and settings.codec == "skip" and found.base_rows not in (None, found.info.shape[0]):
             raise PairError(f"{name}: codec skip, but the base has fewer rows; use rtn or exact for it")
         yield TensorPlan(found, kind, treatment, settings if treatment == "code" else ExactSettings())
 
 
-def _fate(pairing: Pairing, found: TensorPair, recipe: Recipe, settings: Settings) -> Treatment:
+def _treatment(pairing: Pairing, found: TensorPair, recipe: Recipe, settings: Settings) -> Treatment:
     if found.status != "paired" and not (recipe.scope == "full" and found.status == "added"):
         return "alias" if found.status == "alias" else "added"
     info = found.info

@@ -13,7 +13,7 @@ from deltacompress import lossless
 from deltacompress.artifact.delta import verify
 from deltacompress.artifact.restoration import restore
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.codecs import elements, packed, rtn
+from deltacompress.codecs import packed, rtn
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression import workspace
 from deltacompress.errors import CheckpointError, Interrupted
@@ -57,7 +57,7 @@ def grown(pair: Pair, tmp_path: Path) -> Pair:
 
 def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """No size is a multiple of another, nor of a row."""
-    monkeypatch.setattr(elements, "PIECE", 72)
+    monkeypatch.setattr("deltacompress.checkpoints.rows.PIECE", 72)
     monkeypatch.setattr(rtn, "_AT_A_TIME", 5 * 32)
     monkeypatch.setattr(packed, "_AT_A_TIME", 7 * 32)
     monkeypatch.setattr(workspace, "_CHUNK", 48)

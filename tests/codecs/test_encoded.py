@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
+from deltacompress.artifact.checks import FORMATS as CHECKED
+from deltacompress.artifact.records import TensorRecord
+from deltacompress.checkpoints.rows import InMemory
 from deltacompress.codecs import exact, rtn
-from deltacompress.codecs.elements import InMemory
-from deltacompress.codecs.encoded import Encoded, restore_tensor
+from deltacompress.codecs.encoded import FORMATS as DECODED
+from deltacompress.codecs.encoded import Encoded, restore_pieces, restore_tensor
 from deltacompress.codecs.settings import RtnSettings
 from deltacompress.errors import FormatError
 
@@ -130,3 +133,9 @@ def test_bad_parameters_are_a_format_error(sparse_rows: Encoded) -> None:
     broken = Encoded("packed", sparse_rows.params | {"bits": 5}, sparse_rows.parts)
     with pytest.raises(FormatError, match=r"^t: parameters"):
         restore(broken, normal(6, 8), meta(6, 8))
+
+
+def test_what_a_manifest_may_name_is_what_can_be_decoded_and_checked() -> None:
+    assert set(get_args(TensorRecord.model_fields["format"].annotation)) == set(DECODED) == set(CHECKED)
+    with pytest.raises(FormatError, match=r"^t: unknown format 'jpeg'$"):
+        list(restore_pieces("jpeg", {}, {}, None, meta(2, 2), "t", storage=False))

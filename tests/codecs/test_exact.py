@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deltacompress.checkpoints.rows import InMemory
 from deltacompress.codecs import exact
-from deltacompress.codecs.elements import InMemory
 from deltacompress.errors import FormatError
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]

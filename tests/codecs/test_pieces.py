@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltacompress.codecs import elements, exact, packed, pieces
-from deltacompress.codecs.elements import InMemory
-from deltacompress.codecs.encoded import restore_tensor
+from deltacompress.checkpoints.rows import InMemory
+from deltacompress.codecs import exact, packed, pieces
+from deltacompress.codecs.encoded import restore_pieces, restore_tensor
 from deltacompress.codecs.packed import PackedSpec, Parts
 from deltacompress.codecs.pieces import PartInMemory
 from deltacompress.codecs.rtn import magnitude_mask
@@ -28,7 +28,7 @@ PATTERNS = ["dense", "2:4", "1:4", "3:4", "4:8", "2:3", "5:16", "unstructured:0.
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor of these tests takes several."""
-    monkeypatch.setattr(elements, "PIECE", 24)
+    monkeypatch.setattr("deltacompress.checkpoints.rows.PIECE", 24)
 
 
 class Part(PartInMemory):
@@ -50,7 +50,7 @@ class Rows(InMemory):
 def in_pieces(format_: str, params: Any, parts: Parts, base: Any, like: torch.Tensor, **options: Any) -> torch.Tensor:
     sources = {name: Part(part) for name, part in parts.items()}
     rows = None if base is None else Rows(base)
-    found = list(pieces.restore_pieces(format_, params, sources, rows, like, "t", **options))
+    found = list(restore_pieces(format_, params, sources, rows, like, "t", **options))
     assert all(piece.dim() == 1 and piece.dtype == like.dtype for piece in found)
     return torch.cat([torch.empty(0, dtype=like.dtype), *found]).reshape(like.shape)
 
@@ -193,7 +193,7 @@ def test_a_row_mask_that_names_other_rows_than_are_stored() -> None:
 
 def test_memory_does_not_grow_with_the_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     """No piece is larger than it may be, of many short rows or of one long one."""
-    monkeypatch.setattr(elements, "PIECE", 4096)
+    monkeypatch.setattr("deltacompress.checkpoints.rows.PIECE", 4096)
     for rows, columns in ((3000, 7), (1, 90_000), (2, 50_000)):
         for pattern in PATTERNS:
             spec, parts = encoded(4, pattern, "minmax", torch.randn(rows, columns), columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +204,11 @@ def test_did_you_mean(name: str, meant: str) -> None:
 def test_names_like_nothing(name: str) -> None:
     with pytest.raises(RecipeError, match=r"no recipe named .*; shipped: .*\(or give a path\)"):
         Recipe.load(name)
+
+
+def test_recipes_go_to_other_processes() -> None:
+    """Their rule classes are made from the registry, and must be found by name nevertheless."""
+    recipe = Recipe.load("int4-24")
+    again = pickle.loads(pickle.dumps(recipe))  # noqa: S301  # made a line above
+    assert again == recipe
+    assert [type(rule) for rule in again.rules] == [type(rule) for rule in recipe.rules]

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deltacompress.codecs.settings import ExactSettings, ObsSettings, RtnSettings, SkipSettings
-from deltacompress.codecs.shared import spec_for
+from deltacompress.codecs.settings import ExactSettings, ObsSettings, RtnSettings, SkipSettings, spec_for
 from deltacompress.errors import RecipeError
 from deltacompress.numerics.sparsity import Sparsity
 
