@@ -22,7 +22,7 @@ from deltacompress.arguments import checked
 from deltacompress.artifact.delta import Delta, load_delta
 from deltacompress.artifact.outputs import check_free, check_outside, holds_artifact
 from deltacompress.calibration.data import CalibrationTokens, calibration_tokens
-from deltacompress.calibration.sources import local_file, name_of
+from deltacompress.calibration.sources import Calibration, local_file, name_of
 from deltacompress.checkpoints.pairing import pair
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
@@ -171,10 +171,10 @@ class _Prepared:
     tokens: CalibrationTokens | None
 
 
-def _source(calibration: str | Path | Sequence[str | Mapping[str, Any]] | None) -> str | tuple[Any, ...] | None:
-    if calibration is None or isinstance(calibration, str):
-        return calibration
-    return str(calibration) if isinstance(calibration, Path) else tuple(calibration)
+def _source(calibration: Calibration | None) -> str | tuple[Any, ...] | None:
+    if calibration is None or isinstance(calibration, str | Path):
+        return calibration and str(calibration)
+    return tuple(calibration)
 
 
 def _check_calibration(job: CompressionJob, reporter: Reporter) -> None:
@@ -216,8 +216,8 @@ def _open_workspace(job: CompressionJob, prepared: _Prepared, reporter: Reporter
         reporter=reporter,
     )
     if earlier:
-        fate = "used again" if job.resume else f"removed; {switch('resume')} would have used them"
-        reporter.note(f"{work.path}: {earlier} finished step{'s' * (earlier > 1)} of an earlier run {fate}")
+        told = "used again" if job.resume else f"removed; {switch('resume')} would have used them"
+        reporter.note(f"{work.path}: {earlier} finished step{'s' * (earlier > 1)} of an earlier run {told}")
     return work
 
 
