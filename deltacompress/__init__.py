@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from deltacompress.artifact.delta import load_delta, verify
     from deltacompress.artifact.restoration import restore
     from deltacompress.codecs.recipe import Recipe
-    from deltacompress.compression.driver import CompressResult, compress
+    from deltacompress.compression.driver import compress
+    from deltacompress.compression.job import CompressResult
     from deltacompress.errors import (
         BackendError,
         BaseMismatchError,
@@ -78,7 +79,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "CompressResult": "compression.driver",
+    "CompressResult": "compression.job",
     "Gate": "evaluation",
     "GateFailedError": "evaluation",
     "LineReporter": "reporter",

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from tiny_models import open_tiny, save_random
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from deltacompress.compression.driver import CompressResult, compress
+from deltacompress.compression.driver import compress
+from deltacompress.compression.job import CompressResult
 
 WORDS = [f"w{i}" for i in range(88)]
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]

@@ -28,7 +28,7 @@ from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.encoding import encode_uncalibrated
 from deltacompress.compression.fidelity import calibration_kl
-from deltacompress.compression.job import CompressionJob
+from deltacompress.compression.job import CompressionJob, CompressResult
 from deltacompress.compression.layerwise import compress_layers
 from deltacompress.compression.made_from import standing
 from deltacompress.compression.planning import Plan, make_plan
@@ -42,42 +42,6 @@ from deltacompress.models.config import base_notes, notes
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.triton import fused
 from deltacompress.reporter import SILENT, Reporter
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class CompressResult:
-    """What a compression achieved.
-
-    summary: Delta.summary() of the artifact. kl_on_calibration: KL(fine-tuned || compressed) in nats/token over
-    calibration tokens (in-sample: an indication, no evaluation), None where the recipe has no teacher. seconds: wall
-    time. peak_memory_bytes: resident memory of the process; peak_device_bytes: of the GPU, None on a CPU. used_again:
-    the artifact of an earlier run was verified; the figures are of that.
-    """
-
-    out: Path
-    summary: dict[str, Any]
-    kl_on_calibration: float | None
-    seconds: float
-    peak_memory_bytes: int
-    peak_device_bytes: int | None
-    backend: str
-    used_again: bool = False
-
-    def __repr__(self) -> str:
-        """Short: a notebook shows it, and the summary has a row for each tensor."""
-        size, ratio = self.summary["artifact_bytes"], self.summary["ratio"]
-        return f"<CompressResult {self.out}: {size:,} bytes, ratio {ratio:.2f}, {self.seconds:.0f} s>"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, as `compress --json` prints it."""
-        shown = {key: value for key, value in self.summary.items() if key != "tensors"}
-        return shown | {
-            "kl_on_calibration": self.kl_on_calibration,
-            "seconds": self.seconds,
-            "peak_memory_bytes": self.peak_memory_bytes,
-            "peak_device_bytes": self.peak_device_bytes,
-            "backend": self.backend,
-        }
 
 
 @checked
@@ -172,9 +136,9 @@ class _Prepared:
 
 
 def _source(calibration: Calibration | None) -> str | tuple[Any, ...] | None:
-    if calibration is None or isinstance(calibration, str | Path):
-        return calibration and str(calibration)
-    return tuple(calibration)
+    if isinstance(calibration, str | Path):
+        return str(calibration)
+    return None if calibration is None else tuple(calibration)
 
 
 def _check_calibration(job: CompressionJob, reporter: Reporter) -> None:

@@ -1,7 +1,8 @@
-"""What a compression is asked to do, as one value that can be kept, compared and sent."""
+"""What a compression is asked to do, as one value that can be kept, compared and sent; and what it achieved."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,3 +36,39 @@ class CompressionJob(BaseModel):
     def calibration_spec(self) -> CalibrationSpec:
         """How much calibration data: the recipe's wish, and what overrides it."""
         return self.recipe.calibration.overridden(samples=self.samples, seq_len=self.seq_len, seed=self.seed)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class CompressResult:
+    """What a compression achieved.
+
+    summary: Delta.summary() of the artifact. kl_on_calibration: KL(fine-tuned || compressed) in nats/token over
+    calibration tokens (in-sample: an indication, no evaluation), None where the recipe has no teacher. seconds: wall
+    time. peak_memory_bytes: resident memory of the process; peak_device_bytes: of the GPU, None on a CPU. used_again:
+    the artifact of an earlier run was verified; the figures are of that.
+    """
+
+    out: Path
+    summary: dict[str, Any]
+    kl_on_calibration: float | None
+    seconds: float
+    peak_memory_bytes: int
+    peak_device_bytes: int | None
+    backend: str
+    used_again: bool = False
+
+    def __repr__(self) -> str:
+        """Short: a notebook shows it, and the summary has a row for each tensor."""
+        size, ratio = self.summary["artifact_bytes"], self.summary["ratio"]
+        return f"<CompressResult {self.out}: {size:,} bytes, ratio {ratio:.2f}, {self.seconds:.0f} s>"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, as `compress --json` prints it."""
+        shown = {key: value for key, value in self.summary.items() if key != "tensors"}
+        return shown | {
+            "kl_on_calibration": self.kl_on_calibration,
+            "seconds": self.seconds,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "peak_device_bytes": self.peak_device_bytes,
+            "backend": self.backend,
+        }

@@ -16,7 +16,8 @@ from typing import Any
 from deltacompress.artifact.outputs import check_free, holds_artifact, publish_directory
 from deltacompress.calibration.sources import Calibration
 from deltacompress.codecs.recipe import Recipe
-from deltacompress.compression.driver import CompressResult, compress
+from deltacompress.compression.driver import compress
+from deltacompress.compression.job import CompressResult
 from deltacompress.errors import InputError, Interrupted, OutputError, option, switch
 from deltacompress.evaluation.gate.early import refuse_hopeless
 from deltacompress.evaluation.gate.rules import Gate, GateFailedError, GateResult

@@ -14,7 +14,7 @@ from deltacompress.artifact.delta import verify
 from deltacompress.artifact.manifest import read_manifest
 from deltacompress.cli.main import main
 from deltacompress.compression import driver
-from deltacompress.compression.driver import CompressResult
+from deltacompress.compression.job import CompressResult
 from deltacompress.errors import InputError
 from deltacompress.evaluation import Gate, compress_gated, gated, read_report
 
