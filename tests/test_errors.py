@@ -12,7 +12,9 @@ import pytest
 from deltacompress import errors
 from deltacompress.errors import CheckpointError, DeltaCompressError, FormatError, InputError
 from deltacompress.evaluation.gate.rules import GateFailedError
+from deltacompress.files import regular
 from deltacompress.zoo import errors as zoo_errors
+from deltacompress.zoo.store.durable import because
 
 
 def _kinds() -> list[type[DeltaCompressError]]:
@@ -70,3 +72,13 @@ def test_an_error_told_as_another_kind_keeps_its_fields() -> None:
         "wait",
     )
     assert type(error.retold(FormatError)) is FormatError
+
+
+def test_a_file_that_cannot_be_read_keeps_its_own_way_out() -> None:
+    denied = PermissionError(13, "Permission denied", "a.json")
+    error = regular.unreadable(CheckpointError, "a.json", denied, what="tensor w ")
+    assert _fields(error) == ("a.json", "tensor w cannot be read (Permission denied)", "make it readable")
+    unfit = regular.UnfitFileError("a.json", 40, "a symbolic link", "put a copy there")
+    assert regular.unreadable(CheckpointError, "a.json", unfit, "give another").way_out == "put a copy there"
+    assert _fields(because(FormatError, "a.json", unfit)) == ("a.json", "a symbolic link", "put a copy there")
+    assert because(FormatError, "a.json", denied).what == "no permission"

@@ -73,13 +73,13 @@ def plan(
             be in what is read.
     """
     if not recipes:
-        raise InputError(f"{option('recipes')}: names none; give one or more")
+        raise InputError("names none", where=option("recipes"), way_out="give one or more")
     for given, names in (("tasks", tasks), ("recipes", [Path(recipe).stem for recipe in recipes])):
         if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise InputError(f"{option(given)}: {twice[0]} is given twice, but its artifact can be there only once")
+            raise InputError(f"{twice[0]} is given twice, but its artifact can be there only once", where=option(given))
     loaded = {recipe: Recipe.load(recipe) for recipe in recipes}
     if out.exists() and not out.is_dir():
-        raise OutputError(f"{out}: is no directory; choose another {option('out')}")
+        raise OutputError("is no directory", where=out, way_out=f"choose another {option('out')}")
     base = Checkpoint.open(models / "base")
     jobs = []
     for task in tasks:

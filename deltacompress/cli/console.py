@@ -173,8 +173,11 @@ def _printing() -> Iterator[None]:
         raise ReaderGoneError from error
     except OSError as error:
         discard(sys.stdout)
-        told = f"standard output: {error.strerror or error}; the work is done, print its result to another place"
-        raise OutputError(told) from error
+        raise OutputError(
+            error.strerror or str(error),
+            where="standard output",
+            way_out="the work is done, print its result to another place",
+        ) from error
 
 
 def verb(body: Callable[Concatenate[Console, P], None]) -> Callable[..., None]:

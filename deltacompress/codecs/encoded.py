@@ -49,10 +49,10 @@ def restore_tensor(
         return exact.decode(params, parts, base, like, where)
     if format_ == "none":
         if base is None or base.shape != like.shape:
-            raise FormatError(f"{where}: stored without parts, but the base has no such tensor")
+            raise FormatError("stored without parts, but the base has no such tensor", where=where)
         return base.to(like.dtype)
     if format_ != "packed":
-        raise FormatError(f"{where}: unknown format {format_!r}")
+        raise FormatError(f"unknown format {format_!r}", where=where)
     spec = packed.PackedSpec.from_json(params, where)
     packed.check_parts(spec, parts, storage=False, where=where)
     shape = like.shape if base is None else base.shape
@@ -61,19 +61,19 @@ def restore_tensor(
         if (row_mask := parts.get("row_mask")) is not None:
             delta = _spread_rows(delta, row_mask, shape[0] if len(shape) > 1 else 1)
     except (ValueError, RuntimeError, IndexError) as error:
-        raise FormatError(f"{where}: the parts do not decode ({error})") from error
+        raise FormatError(f"the parts do not decode ({error})", where=where) from error
     if delta.numel() != shape.numel():
-        raise FormatError(f"{where}: decodes to {tuple(delta.shape)}, expected {tuple(shape)}")
+        raise FormatError(f"decodes to {tuple(delta.shape)}, expected {tuple(shape)}", where=where)
     delta = delta.reshape(shape)
     if base is not None:
         delta.add_(base)
     restored = delta.to(like.dtype)
     if (added := parts.get("added_rows")) is not None:
         if added.dtype != like.dtype or added.dim() != len(shape) or added.shape[1:] != shape[1:]:
-            raise FormatError(f"{where}: added_rows {tuple(added.shape)} do not continue {tuple(shape)}")
+            raise FormatError(f"added_rows {tuple(added.shape)} do not continue {tuple(shape)}", where=where)
         restored = torch.cat([restored, added])
     if restored.shape != like.shape:
-        raise FormatError(f"{where}: decodes to {tuple(restored.shape)}, expected {tuple(like.shape)}")
+        raise FormatError(f"decodes to {tuple(restored.shape)}, expected {tuple(like.shape)}", where=where)
     return restored
 
 

@@ -182,7 +182,8 @@ def compress(
         if not work.keep():
             raise Interrupted("interrupted before a step was finished: nothing is left of it, run it again") from stop
         raise Interrupted(
-            f"interrupted, nothing published; what is finished waits in {work.path}: run again with {switch('resume')}"
+            "interrupted, nothing published",
+            way_out=f"what is finished waits in {work.path}: run again with {switch('resume')}",
         ) from stop
     except InputError as error:
         if not isinstance(error, OutputError | BackendError) or work.published:
@@ -237,7 +238,8 @@ def _telling_what_waits(out: Path, *, resume: bool) -> Iterator[None]:
     except KeyboardInterrupt as stop:
         if resume and _finished_steps(out):
             raise Interrupted(
-                f"interrupted; what an earlier run finished waits in {out}.partial: run again with {switch('resume')}"
+                "interrupted",
+                way_out=f"what an earlier run finished waits in {out}.partial: run again with {switch('resume')}",
             ) from stop
         raise
 
@@ -262,8 +264,10 @@ def _tokens(
     rows = plan.finetuned.tensors[skeleton.embedding_name].shape[0]
     if int(tokens.ids.max()) >= rows:
         raise CalibrationError(
-            f"{plan.finetuned.path}: its tokenizer gives token {int(tokens.ids.max())}, its embedding has {rows} rows; "
-            "the tokenizer is not this model's; put the one it was trained with there"
+            f"its tokenizer gives token {int(tokens.ids.max())}, its embedding has {rows} rows; the "
+            "tokenizer is not this model's",
+            where=plan.finetuned.path,
+            way_out="put the one it was trained with there",
         )
     return tokens
 

@@ -77,8 +77,9 @@ def delta_of(finetuned: Tensor, reference: Tensor | None, name: str) -> Tensor:
         delta = delta - reference
     if delta.numel() and not bool(extremes(delta).abs().max() <= _LARGEST):  # NaN compares as false
         raise CheckpointError(
-            f"tensor {name}: weights, or their differences from the base's, are beyond {_LARGEST:g}; get the "
-            f"checkpoints again, or use {option('recipe')} lossless, which keeps any bits"
+            f"weights, or their differences from the base's, are beyond {_LARGEST:g}",
+            where=f"tensor {name}",
+            way_out=f"get the checkpoints again, or use {option('recipe')} lossless, which keeps any bits",
         )
     return delta
 

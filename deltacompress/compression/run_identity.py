@@ -59,9 +59,11 @@ def choose_device(device: str) -> torch.device:
         BackendError: another one; "cuda", and torch sees no GPU.
     """
     if device not in ("auto", "cpu", "cuda"):
-        raise BackendError(f"{option('device')} {device}: there is none of that name; give auto, cpu or cuda")
+        raise BackendError(
+            "there is none of that name", where=f"{option('device')} {device}", way_out="give auto, cpu or cuda"
+        )
     if device == "cuda" and not torch.cuda.is_available():
-        raise BackendError(f"{option('device')} cuda: torch sees no CUDA GPU here; give cpu")
+        raise BackendError("torch sees no CUDA GPU here", where=f"{option('device')} cuda", way_out="give cpu")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(device)

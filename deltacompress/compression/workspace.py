@@ -33,7 +33,7 @@ from deltacompress.codecs.pieces import Source
 from deltacompress.compression.encoding import DTYPE_NAMES, Outcome
 from deltacompress.errors import CheckpointError, InputError, OutputError, option, switch
 from deltacompress.files.output import make_directory, output_errors, remove_empty, sync, take_lock
-from deltacompress.files.regular import open_regular, read_text, told
+from deltacompress.files.regular import open_regular, read_text, unreadable
 from deltacompress.types import TensorInfo
 
 _IDENTITY = "identity.json"
@@ -99,7 +99,9 @@ class Workspace:
             strange = [found.name for found in found_there if not _OURS.fullmatch(found.name)]
             if strange:
                 raise OutputError(
-                    f"{self.path}: holds {strange[0]}, no work of a run; move it or choose another {option('out')}"
+                    f"holds {strange[0]}, no work of a run",
+                    where=self.path,
+                    way_out=f"move it or choose another {option('out')}",
                 )
             for found in found_there:
                 shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
@@ -131,14 +133,17 @@ class Workspace:
         try:
             told = read_header(path).metadata
         except CheckpointError as error:
-            why = str(error).removeprefix(f"{path}: ")
             raise OutputError(
-                f"{path}: damaged ({why}); remove it, or leave out {switch('resume')} to start over"
+                f"damaged ({error.what})",
+                where=path,
+                way_out=f"remove it, or leave out {switch('resume')} to start over",
             ) from error
         records = told.get("records", "")
         if told.get("sha256") != _digest(step, records):
             raise OutputError(
-                f"{path}: damaged (its records differ); remove it, or leave out {switch('resume')} to start over"
+                "damaged (its records differ)",
+                where=path,
+                way_out=f"remove it, or leave out {switch('resume')} to start over",
             )
         return [TensorRecord.model_validate(record) for record in json.loads(records)]
 
@@ -165,9 +170,9 @@ class Workspace:
                 file.seek(span.begin)
                 got = file.readinto(tensor_bytes(tensor))
         except OSError as error:
-            raise CheckpointError(f"{path}: {told(error)}") from error
+            raise unreadable(CheckpointError, path, error) from error
         if got != span.info.nbytes:
-            raise CheckpointError(f"{path}: cut short at {key}")
+            raise CheckpointError(f"cut short at {key}", where=path)
         return tensor
 
     def pieces(self, step: str, key: str) -> Iterator[Tensor]:
@@ -189,7 +194,7 @@ class Workspace:
         def place(name: str, part: PartRecord) -> tuple[Path, TensorSpan]:
             span = spans.get(f"{name}.{part.name}")
             if span is None:
-                raise CheckpointError(f"{self.file_of(step)}: holds no {name}.{part.name}")
+                raise CheckpointError(f"holds no {name}.{part.name}", where=self.file_of(step))
             return self.file_of(step), span
 
         return open_parts(record, place, codec, where="", device=device)
@@ -198,7 +203,7 @@ class Workspace:
         path = self.file_of(step)
         span = read_header(path).tensors.get(key)
         if span is None:
-            raise CheckpointError(f"{path}: holds no {key}")
+            raise CheckpointError(f"holds no {key}", where=path)
         return path, span
 
     def file_of(self, step: str) -> Path:
@@ -238,7 +243,7 @@ def _given(part: Tensor) -> Tensor:
 
 def _locked(path: Path) -> int:
     if path.is_symlink():
-        raise OutputError(f"{path}: is a symbolic link, and a run needs a directory there; remove it")
+        raise OutputError("is a symbolic link, and a run needs a directory there", where=path, way_out="remove it")
     return take_lock(path)
 
 
@@ -249,19 +254,22 @@ def _check_same(known: Path, identity: str) -> None:
         old = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
-            f"{known}: damaged ({error}); remove it, or leave out {switch('resume')} to start over"
+            f"damaged ({error})", where=known, way_out=f"remove it, or leave out {switch('resume')} to start over"
         ) from error
     if not isinstance(old, dict):
         raise InputError(
-            f"{known}: damaged (not a JSON object); remove it, or leave out {switch('resume')} to start over"
+            "damaged (not a JSON object)",
+            where=known,
+            way_out=f"remove it, or leave out {switch('resume')} to start over",
         )
     if text == identity:
         return
     new = json.loads(identity)
     changed = [key for key in sorted(new.keys() | old.keys()) if json.dumps(old.get(key)) != json.dumps(new.get(key))]
     raise InputError(
-        f"{known.parent}: the unfinished run was started with other input ({', '.join(changed) or 'other bytes'}); "
-        f"give the same again, remove it, or leave out {switch('resume')} to start over"
+        f"the unfinished run was started with other input ({', '.join(changed) or 'other bytes'})",
+        where=known.parent,
+        way_out=f"give the same again, remove it, or leave out {switch('resume')} to start over",
     )
 
 

@@ -88,7 +88,7 @@ class Runtime:
         """
         where, kind = settle(device, dtype)
         if cuda_graphs and where.type != "cuda":
-            raise BackendError(f"cuda_graphs on device {where}: they need a GPU; leave them out")
+            raise BackendError(f"cuda_graphs on device {where}: they need a GPU", way_out="leave them out")
         numerics = Numerics.choose(backend, where, kind, merge_rounding)
         model = load_base(str(path_or_id), device=where, dtype=kind, kernels=numerics.kernels)
         residency = Residency(model, numerics.kernels, budget_bytes=budget_bytes, host_bytes=host_bytes)
@@ -155,9 +155,11 @@ class Runtime:
 
     def _check_free(self, name: str) -> None:
         if not name:
-            raise InputError("a variant's name is empty; leave it out to use the directory's or entry's")
+            raise InputError("a variant's name is empty", way_out="leave it out to use the directory's or entry's")
         if name in self.residency.variants:
-            raise InputError(f"a variant named {name} is loaded already; give another name, or unload it first")
+            raise InputError(
+                f"a variant named {name} is loaded already", way_out="give another name, or unload it first"
+            )
 
     def unload(self, name: str) -> None:
         """Forget a variant.
@@ -266,7 +268,7 @@ class Runtime:
     ) -> list[Completion]:
         """As `generate`, with the tokens and the reason for the end of each; one that fails says so itself."""
         if max_batch < 1:
-            raise InputError(f"max_batch {max_batch}: at least 1")
+            raise InputError("at least 1", where=f"max_batch {max_batch}")
         wishes = Wishes.checked(max_new_tokens, stop, sampling or Sampling(), bos, streams=on_token is not None)
         made = self._intake.requests(requests, wishes)
         scheduler = Scheduler(
