@@ -139,7 +139,16 @@ def _compress(job: Job, *, device: str, seed: int | None, resume: bool) -> dict[
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        told = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
-        raise InputError(f"compressing {job.finetuned} with {job.recipe}: {told[-1].removeprefix('error: ')}")
+        raise _failed(done).retold(InputError, within=f"compressing {job.finetuned} with {job.recipe}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result
+
+
+def _failed(done: subprocess.CompletedProcess[str]) -> InputError:
+    """The error that --json gave last; without one, the process was ended from outside."""
+    *_, last = done.stderr.strip().splitlines() or [""]
+    try:
+        told = json.loads(last)["error"]
+    except (ValueError, TypeError, LookupError):
+        return InputError(last or f"it ended with code {done.returncode}")
+    return InputError(told["what"], where=told["where"], way_out=told["way_out"])
