@@ -47,8 +47,8 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 adapter.validate_python(value, strict=True)
             except ValidationError as error:
                 wanted = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), function.__annotations__[name])
-                told = f"{option(name)}: {value!r:.100} must be {wanted.replace(' | ', ' or ')}"
-                raise InputError(told.replace("\n", " ")) from error
+                told = f"{value!r:.100} must be {wanted.replace(' | ', ' or ')}"
+                raise InputError(told.replace("\n", " "), where=option(name)) from error
         return function(*args, **kwargs)
 
     return wrapped

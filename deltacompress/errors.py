@@ -20,22 +20,60 @@
     `-- Interrupted                    stopped by Ctrl-C or SIGTERM, can be run again: exit code 2
 
 The zoo's errors are input or integrity errors too (zoo/errors.py).
-A message is one line: it names the file, tensor or option, says what is wrong, and the way out. `option` and `switch`
-spell an option as whoever reads it gives it: on the command line, or in Python.
+A message is one line, `where: what; way out`: it names the file, tensor or option, says what is wrong, and the way out.
+Each is a field of the error; a message is put together here, and never taken apart again. `option` and `switch` spell
+an option as whoever reads it gives it: on the command line, or in Python.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+_Kind = TypeVar("_Kind", bound="DeltaCompressError")
 
 _on_command_line = False
 
 
 class DeltaCompressError(Exception):
-    """Root of the tree; `exit_code` is what the command line exits with."""
+    """Root of the tree; `exit_code` is what the command line exits with.
+
+    what: is wrong. where: the file, tensor or option, if it is about one and `what` does not begin with its name.
+    way_out: what whoever reads it can do, if there is something to do.
+    """
 
     exit_code = 2
+
+    def __init__(self, what: str, *, where: object = None, way_out: str | None = None) -> None:
+        super().__init__(what)  # its `args`, which pickle calls the class with; the other fields follow as attributes
+        self.what = what
+        self.where = None if where is None else str(where)
+        self.way_out = way_out
+
+    def __str__(self) -> str:
+        told = self.what if self.where is None else f"{self.where}: {self.what}"
+        return told if self.way_out is None else f"{told}; {self.way_out}"
+
+    def retold(
+        self,
+        kind: type[_Kind],
+        *,
+        within: object = None,
+        what: str | None = None,
+        way_out: str | None = None,
+        also: str | None = None,
+    ) -> _Kind:
+        """The same as an error of a kind; `what` and `way_out` in the place of its own, if given.
+
+        within: the file that this is a part of, which is named first. also: what the way out ends with.
+        """
+        where, what = self.where, self.what if what is None else what
+        if within is not None:
+            what = what if where is None else f"{where}: {what}"
+            where = str(within)
+        ways = [one for one in (self.way_out if way_out is None else way_out, also) if one is not None]
+        return kind(what, where=where, way_out="; ".join(ways) if ways else None)
 
 
 class InputError(DeltaCompressError):

@@ -800,8 +800,11 @@ def test_a_model_that_can_read_nothing(tmp_path: Path, refused: Refused, mine: P
     assert f"max_position_embeddings {value}" in refused(mine.argv(tmp_path / "out"))
 
 
-def test_an_error_is_text_on_stderr_under_json_too(tmp_path: Path, refused: Refused, mine: Pair) -> None:
-    assert "gone: no such directory" in refused(["--json", "analyze", str(mine.base), str(tmp_path / "gone")])
+def test_an_error_is_json_on_stderr_under_json(tmp_path: Path, mine: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "analyze", str(mine.base), str(tmp_path / "gone")]) == 2
+    captured = capsys.readouterr()
+    error = json.loads(captured.err)["error"]
+    assert (captured.out, error["where"], error["what"]) == ("", str(tmp_path / "gone"), "no such directory")
 
 
 def test_analyze_leaves_no_empty_directory(tmp_path: Path, refused: Refused, mine: Pair) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from deltacompress import lossless
 from deltacompress.artifact import manifest, records
+from deltacompress.artifact.checks import AGAIN
 from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.records import (
     CalibrationRecord,
@@ -31,10 +32,12 @@ from deltacompress.checkpoints.header import MAX_NUMEL, read_header
 from deltacompress.checkpoints.names import MAX_NAME
 from deltacompress.checkpoints.reader import content_hash, tensor_bytes
 from deltacompress.checkpoints.side_files import MAX_SIDE_FILE_BYTES
+from deltacompress.cli.failures import in_json
 from deltacompress.codecs import packed
 from deltacompress.codecs.encoded import restore_tensor
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.driver import compress
+from deltacompress.errors import FormatError
 from deltacompress.files.json_limits import MAX_DEPTH
 from deltacompress.lossless import stream
 
@@ -236,3 +239,9 @@ def test_bounds_of_the_codecs_are_those_that_are_documented() -> None:
     assert most == stream.MOST_RAW_PER_BYTE
     section = " ".join(TEXT.partition("\n## Bounds\n")[2].split())
     assert "at most 2^15 (`zstd`), 1032 (`gdeflate`) or 2^18 (`ans`) raw bytes each" in section
+
+
+def test_an_error_under_json_is_as_documented() -> None:
+    (block,) = blocks("json error")
+    error = FormatError("not an artifact's manifest (no JSON object)", where="delta/manifest.json", way_out=AGAIN)
+    assert json.loads(in_json(error)) == json.loads(block)

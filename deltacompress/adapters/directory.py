@@ -8,7 +8,7 @@ from typing import Any
 from deltacompress.checkpoints.header import load_json_object
 from deltacompress.checkpoints.side_files import link_homes
 from deltacompress.errors import CheckpointError
-from deltacompress.files.regular import read_bytes, told
+from deltacompress.files.regular import read_bytes, unreadable
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -33,7 +33,7 @@ def read_config(directory: Path) -> tuple[dict[str, Any], bytes]:
     try:
         raw = read_bytes(path, at_most=MAX_CONFIG_BYTES, links=link_homes(directory))
     except OSError as error:
-        raise CheckpointError(f"{path}: {told(error)}") from error
+        raise unreadable(CheckpointError, path, error) from error
     return load_json_object(raw, str(path)), raw
 
 
@@ -59,10 +59,13 @@ def weights_of(directory: Path) -> Path:
     pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.pkl") for file in directory.glob(pattern))
     if pickled:
         raise CheckpointError(
-            f"{directory}: only pickled weights ({pickled[0]}), which are never loaded; save it again with "
-            "safe_serialization=True"
+            f"only pickled weights ({pickled[0]}), which are never loaded",
+            where=directory,
+            way_out="save it again with safe_serialization=True",
         )
-    raise CheckpointError(f"{directory}: no {WEIGHTS}; give a directory that PEFT's save_pretrained wrote")
+    raise CheckpointError(
+        f"no {WEIGHTS}", where=directory, way_out="give a directory that PEFT's save_pretrained wrote"
+    )
 
 
 def left_out(directory: Path) -> list[str]:

@@ -96,11 +96,12 @@ def check_fields(config: Mapping[str, Any], kind: str, path: str) -> None:
             continue
         if name not in known.off:
             raise CheckpointError(
-                f"{path}: {name[:80]!a} is set, and no field of {kind} that this program knows (PEFT 0.21); upgrade "
-                f"deltacompress, or {_MERGE}"
+                f"{name[:80]!a} is set, and no field of {kind} that this program knows (PEFT 0.21)",
+                where=path,
+                way_out=f"upgrade deltacompress, or {_MERGE}",
             )
         what, way_out = known.off[name]
-        raise CheckpointError(f"{path}: {name} is set, which makes it no plain {kind} ({what}); {way_out}")
+        raise CheckpointError(f"{name} is set, which makes it no plain {kind} ({what})", where=path, way_out=way_out)
     _check_beginning(config.get("init_lora_weights"), path)
 
 
@@ -108,13 +109,19 @@ def _check_beginning(value: object, path: str) -> None:
     """How the matrices began matters where the base was changed to make up for it."""
     if value is None or isinstance(value, bool) or value in _PLAIN_BEGINNINGS:
         return
-    told = f"{path}: init_lora_weights is {str(value)[:40]!a}"
+    told = f"init_lora_weights is {str(value)[:40]!a}"
     for prefix, (called, way_out) in _OTHER_BASES.items():
         if str(value).lower().startswith(prefix):
             raise CheckpointError(
-                f"{told}: {called} changes the weights of the base, so the matrices alone do not tell it; {way_out}"
+                f"{told}: {called} changes the weights of the base, so the matrices alone do not tell it",
+                where=path,
+                way_out=way_out,
             )
-    raise CheckpointError(f"{told}, which this program does not know (PEFT 0.21); upgrade deltacompress, or {_MERGE}")
+    raise CheckpointError(
+        f"{told}, which this program does not know (PEFT 0.21)",
+        where=path,
+        way_out=f"upgrade deltacompress, or {_MERGE}",
+    )
 
 
 def _says_nothing(value: object) -> bool:

@@ -43,17 +43,17 @@ def parse_settings(config: Mapping[str, Any], path: str) -> Settings:
     """
     kind = str(config.get("peft_type", "")).lower()
     if kind not in FIELDS:
-        raise CheckpointError(f"{path}: peft_type {str(config.get('peft_type'))[:40]!a}; a zoo holds LORA and BOFT")
+        raise CheckpointError(f"peft_type {str(config.get('peft_type'))[:40]!a}; a zoo holds LORA and BOFT", where=path)
     check_fields(config, kind, path)
     targets = config.get("target_modules")
     if not isinstance(targets, str) and not (_texts(targets) and targets):
-        raise CheckpointError(f"{path}: target_modules must be text or a list of module names")
+        raise CheckpointError("target_modules must be text or a list of module names", where=path)
     saved = config.get("modules_to_save")
     if saved is not None and not _texts(saved):
-        raise CheckpointError(f"{path}: modules_to_save must be a list of module names")
+        raise CheckpointError("modules_to_save must be a list of module names", where=path)
     biases = ("none", "all", f"{kind}_only")  # which were trained; they are in the file as they are
     if config.get("bias", "none") not in biases:
-        raise CheckpointError(f"{path}: bias must be {', '.join(biases[:2])} or {biases[2]}")
+        raise CheckpointError(f"bias must be {', '.join(biases[:2])} or {biases[2]}", where=path)
     shared: dict[str, Any] = {
         "targets": targets if isinstance(targets, str) else tuple(targets),
         "saved": tuple(saved or ()),
@@ -70,14 +70,14 @@ def parse_settings(config: Mapping[str, Any], path: str) -> Settings:
     rank, ranks, alphas = _whole(config, "r", 8, path), config.get("rank_pattern"), config.get("alpha_pattern")
     ranks, alphas = ranks or {}, alphas or {}
     if rank < 1:
-        raise CheckpointError(f"{path}: r must be at least 1")
+        raise CheckpointError("r must be at least 1", where=path)
     if not isinstance(ranks, dict) or not all(type(one) is int and one > 0 for one in ranks.values()):
-        raise CheckpointError(f"{path}: rank_pattern must map module names to ranks")
+        raise CheckpointError("rank_pattern must map module names to ranks", where=path)
     if not isinstance(alphas, dict) or not all(_is_number(one) for one in alphas.values()):
-        raise CheckpointError(f"{path}: alpha_pattern must map module names to numbers")
+        raise CheckpointError("alpha_pattern must map module names to numbers", where=path)
     alpha = config.get("lora_alpha", 8)
     if not _is_number(alpha):
-        raise CheckpointError(f"{path}: lora_alpha must be a number, found {str(alpha)[:40]!a}")
+        raise CheckpointError(f"lora_alpha must be a number, found {str(alpha)[:40]!a}", where=path)
     return Settings(
         kind,
         **shared,
@@ -93,14 +93,14 @@ def parse_settings(config: Mapping[str, Any], path: str) -> Settings:
 def _whole(config: Mapping[str, Any], key: str, default: int, path: str) -> int:
     value = config.get(key, default)
     if type(value) is not int or not 0 <= value <= 1 << 20:
-        raise CheckpointError(f"{path}: {key} must be a whole number, found {str(value)[:40]!a}")
+        raise CheckpointError(f"{key} must be a whole number, found {str(value)[:40]!a}", where=path)
     return value
 
 
 def _switch(config: Mapping[str, Any], key: str, path: str) -> bool:
     value = config.get(key) or False
     if type(value) is not bool:
-        raise CheckpointError(f"{path}: {key} must be true or false, found {str(value)[:40]!a}")
+        raise CheckpointError(f"{key} must be true or false, found {str(value)[:40]!a}", where=path)
     return value
 
 

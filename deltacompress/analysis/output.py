@@ -56,7 +56,7 @@ def analyze_into(out: Path, base: Path, finetuned: Path, *, force: bool, reporte
         try:
             plot_histograms(found, output.ready / PICTURE)
         except BackendError as error:  # the figures are there all the same
-            missing = str(error).replace(str(output.ready), str(out))
+            missing = error.what if error.where is None else f"{out / PICTURE}: {error.what}"
         names = sorted(path.name for path in output.ready.iterdir())
         output.finish()
     return Written(data, tuple(out / name for name in names), missing)

@@ -46,7 +46,7 @@ def plot_histograms(analysis: Analysis, path: Path) -> None:
     try:
         figure = histogram_figure(analysis)
     except BackendError as error:
-        raise BackendError(f"{path}: not drawn: {error}") from error
+        raise BackendError(f"not drawn: {error}", where=path) from error
     _publish(figure, Path(path))
 
 
@@ -210,7 +210,7 @@ def _publish(figure: Any, path: Path) -> None:
             temporary.replace(path)
     except OSError as error:
         raise OutputError(
-            f"{path}: cannot write the picture ({error.strerror or error}); choose another path"
+            f"cannot write the picture ({error.strerror or error})", where=path, way_out="choose another path"
         ) from error
 
 

@@ -36,16 +36,18 @@ def check_relations(manifest: Manifest, where: str) -> None:
     """
     tensors = {tensor.name: tensor for tensor in manifest.tensors}
     if [tensor.name for tensor in manifest.tensors] != sorted(tensors):
-        raise FormatError(f"{where}: tensors are not listed once each, by name; {AGAIN}")
+        raise FormatError("tensors are not listed once each, by name", where=where, way_out=AGAIN)
     files = ["manifest.json", *(record.file for record in (*manifest.shards, *manifest.files))]
     if len(set(files)) != len(files):
-        raise FormatError(f"{where}: a file is listed twice; {AGAIN}")
+        raise FormatError("a file is listed twice", where=where, way_out=AGAIN)
     for record in manifest.files:
         if not is_side_file(record.file):
             told = "is no config or tokenizer file, and an artifact holds no other"
-            raise FormatError(f"{where}: {record.file} {told}; {AGAIN}")
+            raise FormatError(f"{record.file} {told}", where=where, way_out=AGAIN)
         if record.bytes > MAX_SIDE_FILE_BYTES:
-            raise FormatError(f"{where}: {record.file} has {record.bytes} bytes, as no such file has; {AGAIN}")
+            raise FormatError(
+                f"{record.file} has {record.bytes} bytes, as no such file has", where=where, way_out=AGAIN
+            )
     for tensor in manifest.tensors:
         _check_tensor(tensor, f"{where}: {shown(tensor.name)[1:-1]}", scope=manifest.scope)
         for part in tensor.parts:
@@ -75,22 +77,28 @@ def own_values(tensor: TensorRecord) -> int:
 def _check_tensor(tensor: TensorRecord, at: str, *, scope: str) -> None:
     """Its name, its shape, and whether there is a base where one belongs."""
     if not is_tensor_name(tensor.name):
-        raise FormatError(f"{at}: is no tensor name ({RULE}); {AGAIN}")
+        raise FormatError(f"is no tensor name ({RULE})", where=at, way_out=AGAIN)
     for name, shape in (("", tensor.shape), *((f" of part {part.name}", part.shape) for part in tensor.parts)):
         if math.prod(max(size, 1) for size in shape) > MAX_NUMEL:
-            raise FormatError(f"{at}: shape {list(shape)}{name} is larger than any tensor; {AGAIN}")
+            raise FormatError(f"shape {list(shape)}{name} is larger than any tensor", where=at, way_out=AGAIN)
     if tensor.status not in FORMATS[tensor.format].statuses or (tensor.format == "none" and tensor.parts):
-        raise FormatError(f"{at}: status {tensor.status}, format {tensor.format}: these contradict; {AGAIN}")
+        raise FormatError(f"status {tensor.status}, format {tensor.format}: these contradict", where=at, way_out=AGAIN)
     based = tensor.base_name is not None
     if based != (tensor.base_sha256 is not None) or (tensor.base_rows is not None and not based):
-        raise FormatError(f"{at}: base_name, base_rows and base_sha256 contradict; {AGAIN}")
+        raise FormatError("base_name, base_rows and base_sha256 contradict", where=at, way_out=AGAIN)
     may_have_one = scope == "delta" and tensor.status not in ("added", "alias")
     if based != may_have_one or (tensor.format == "none" and tensor.status != "alias" and not based):
-        raise FormatError(f"{at}: status {tensor.status} with base {tensor.base_name}, scope {scope}; {AGAIN}")
+        raise FormatError(
+            f"status {tensor.status} with base {tensor.base_name}, scope {scope}", where=at, way_out=AGAIN
+        )
     if tensor.base_rows is not None and (not tensor.shape or tensor.base_rows > tensor.shape[0]):
-        raise FormatError(f"{at}: {tensor.base_rows} rows of the base for shape {list(tensor.shape)}; {AGAIN}")
+        raise FormatError(
+            f"{tensor.base_rows} rows of the base for shape {list(tensor.shape)}", where=at, way_out=AGAIN
+        )
     if tensor.format == "none" and tensor.base_rows not in (None, *tensor.shape[:1]):
-        raise FormatError(f"{at}: stored without parts, but the base has {tensor.base_rows} rows of it; {AGAIN}")
+        raise FormatError(
+            f"stored without parts, but the base has {tensor.base_rows} rows of it", where=at, way_out=AGAIN
+        )
 
 
 def _check_part(part: PartRecord, lossless: str, at: str) -> None:
@@ -98,27 +106,29 @@ def _check_part(part: PartRecord, lossless: str, at: str) -> None:
     raw = nbytes(part)
     if lossless == "none":
         if part.blake3 is None:
-            raise FormatError(f"{at}: no blake3 hash, which lossless none needs; compress again")
+            raise FormatError("no blake3 hash, which lossless none needs", where=at, way_out="compress again")
         if part.bytes != raw:
-            raise FormatError(f"{at}: {part.bytes} bytes are not its {part.dtype} {list(part.shape)}; {AGAIN}")
+            raise FormatError(
+                f"{part.bytes} bytes are not its {part.dtype} {list(part.shape)}", where=at, way_out=AGAIN
+            )
     elif part.blake3 is not None:
-        raise FormatError(f"{at}: a blake3 hash, which only lossless none has; {AGAIN}")
+        raise FormatError("a blake3 hash, which only lossless none has", where=at, way_out=AGAIN)
     elif raw > MOST_RAW_PER_BYTE[lossless] * (part.bytes - HEADER_BYTES):
         raise FormatError(
-            f"{at}: {part.bytes} bytes of {lossless} cannot hold {part.dtype} {list(part.shape)}; {AGAIN}"
+            f"{part.bytes} bytes of {lossless} cannot hold {part.dtype} {list(part.shape)}", where=at, way_out=AGAIN
         )
 
 
 def _check_alias(tensor: TensorRecord, twin: TensorRecord | None, where: str) -> None:
     fits = twin is not None and (twin.dtype, twin.shape, twin.sha256) == (tensor.dtype, tensor.shape, tensor.sha256)
     if tensor.status != "alias" or twin is None or twin.status == "alias" or not fits:
-        raise FormatError(f"{where}: {tensor.name} is no fitting alias of {tensor.alias_of}; {AGAIN}")
+        raise FormatError(f"{tensor.name} is no fitting alias of {tensor.alias_of}", where=where, way_out=AGAIN)
 
 
 def _check_exact(tensor: TensorRecord, at: str, *, storage: bool) -> None:
     wanted = ("planes", "U8", (ITEMSIZE[tensor.dtype], math.prod(tensor.shape)))
     if [(part.name, part.dtype, part.shape) for part in tensor.parts] != [wanted]:
-        raise FormatError(f"{at}: the exact format has one part, planes, U8 {list(wanted[2])}; {AGAIN}")
+        raise FormatError(f"the exact format has one part, planes, U8 {list(wanted[2])}", where=at, way_out=AGAIN)
 
 
 def _check_packed(tensor: TensorRecord, at: str, *, storage: bool) -> None:
@@ -131,9 +141,9 @@ def _check_packed(tensor: TensorRecord, at: str, *, storage: bool) -> None:
     stored_all = spec.rows == rows if "row_mask" not in parts else spec.rows < rows
     if not stored_all or spec.columns != columns or mask != ("U8", (-(-rows // 8),)):
         told = f"{spec.rows} x {spec.columns} are stored of {list(tensor.shape)}, base rows {tensor.base_rows}"
-        raise FormatError(f"{at}: {told}: these do not fit; {AGAIN}")
+        raise FormatError(f"{told}: these do not fit", where=at, way_out=AGAIN)
     if parts.get("added_rows") != ((tensor.dtype, added) if added else None):
-        raise FormatError(f"{at}: added_rows should be {list(added) if added else 'absent'}; {AGAIN}")
+        raise FormatError(f"added_rows should be {(list(added) if added else 'absent')}", where=at, way_out=AGAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +174,14 @@ def _check_totals(manifest: Manifest, where: str) -> None:
     """The tensors are those of the fine-tuned model: as many, and no larger than its files or than can be stored."""
     count, told = len(manifest.tensors), manifest.finetuned
     if count != told.tensors:
-        raise FormatError(f"{where}: lists {count} tensors, the fine-tuned model has {told.tensors}; {AGAIN}")
+        raise FormatError(f"lists {count} tensors, the fine-tuned model has {told.tensors}", where=where, way_out=AGAIN)
     own, stored = sum(map(own_values, manifest.tensors)), sum(tensor.bytes for tensor in manifest.tensors)
     if own > _OWN_VALUES + _OWN_VALUES_PER_BYTE * stored:
-        raise FormatError(f"{where}: {own} values that no base has in {stored} bytes, as of no model; {AGAIN}")
+        raise FormatError(
+            f"{own} values that no base has in {stored} bytes, as of no model", where=where, way_out=AGAIN
+        )
     total = sum(nbytes(tensor) for tensor in manifest.tensors)
     if total > told.bytes:
-        raise FormatError(f"{where}: its tensors take {total} bytes, the fine-tuned model {told.bytes}; {AGAIN}")
+        raise FormatError(
+            f"its tensors take {total} bytes, the fine-tuned model {told.bytes}", where=where, way_out=AGAIN
+        )

@@ -40,7 +40,9 @@ def decode_part(part: PartRecord, stored: bytes, codec: str, *, where: str, devi
         BackendError: this machine cannot decode the codec, or has too little memory.
     """
     if len(stored) != part.bytes:
-        raise TruncatedFileError(f"{where}: {len(stored)} bytes, {part.bytes} recorded; copy the artifact again")
+        raise TruncatedFileError(
+            f"{len(stored)} bytes, {part.bytes} recorded", where=where, way_out="copy the artifact again"
+        )
     wanted = nbytes(part)
     try:
         if codec != "none":  # such a stream carries digests of its own
@@ -49,10 +51,12 @@ def decode_part(part: PartRecord, stored: bytes, codec: str, *, where: str, devi
             check_part(part, stored, where=where)
             raw = bytearray(stored)
     except MemoryError as error:
-        raise BackendError(f"{where}: {wanted} bytes when decoded, more than this machine's memory") from error
+        raise BackendError(f"{wanted} bytes when decoded, more than this machine's memory", where=where) from error
     if len(raw) != wanted:
         raise FormatError(
-            f"{where}: {len(raw)} bytes, its shape {list(part.shape)} needs {wanted}; copy the artifact again"
+            f"{len(raw)} bytes, its shape {list(part.shape)} needs {wanted}",
+            where=where,
+            way_out="copy the artifact again",
         )
     if not wanted:
         return torch.empty(part.shape, dtype=DTYPES[part.dtype])
@@ -67,7 +71,7 @@ def check_part(part: PartRecord, stored: bytes, *, where: str) -> None:
     """
     alike = hashlib.sha256(stored).hexdigest() == part.sha256
     if not alike or (part.blake3 is not None and blake3(stored).hexdigest() != part.blake3):
-        raise ChecksumError(f"{where}: its bytes differ from their recorded hash; copy the artifact again")
+        raise ChecksumError("its bytes differ from their recorded hash", where=where, way_out="copy the artifact again")
 
 
 def serving_parts(
@@ -103,8 +107,9 @@ def check_growth(record: TensorRecord, *, where: str = "") -> None:
     own = own_values(record)
     if own > _ANY + _GROWTH * record.bytes:
         raise FormatError(
-            f"{where}{record.name}: {own} values in {record.bytes} bytes, which takes too much memory at once; "
-            "`deltacompress restore` writes them piece by piece"
+            f"{own} values in {record.bytes} bytes, which takes too much memory at once",
+            where=f"{where}{record.name}",
+            way_out="`deltacompress restore` writes them piece by piece",
         )
 
 
@@ -121,7 +126,9 @@ def restored_tensor(record: TensorRecord, parts: dict[str, Tensor], base: Tensor
     try:
         tensor = restore_tensor(record.format, dict(record.params), parts, base, like, record.name).contiguous()
     except MemoryError as error:
-        raise BackendError(f"{where}{record.name}: shape {list(record.shape)} does not fit into memory") from error
+        raise BackendError(
+            f"shape {list(record.shape)} does not fit into memory", where=f"{where}{record.name}"
+        ) from error
     if hashlib.sha256(tensor_bytes(tensor)).hexdigest() != record.sha256:
         raise _another_tensor(record, where)
     return tensor
@@ -166,7 +173,9 @@ def check_streams(record: TensorRecord, sources: Mapping[str, Source], *, storag
 
 def _another_tensor(record: TensorRecord, where: str) -> ChecksumError:
     return ChecksumError(
-        f"{where}{record.name}: the restored tensor is not what was compressed; copy the artifact again"
+        "the restored tensor is not what was compressed",
+        where=f"{where}{record.name}",
+        way_out="copy the artifact again",
     )
 
 
@@ -185,7 +194,8 @@ def base_rows(record: TensorRecord, base: Checkpoint, *, where: str = "") -> Row
     if info is None or len(found) != len(record.shape) or found[1:] != record.shape[1:] or not enough:
         has = "has no such tensor" if info is None else f"has {list(info.shape)}"
         raise FormatError(
-            f"{where}{record.name}: {list(record.shape)} is a delta of {record.base_name}, of which its own base "
-            f"{has}; copy the artifact again"
+            f"{list(record.shape)} is a delta of {record.base_name}, of which its own base {has}",
+            where=f"{where}{record.name}",
+            way_out="copy the artifact again",
         )
     return Rows(base, record.base_name, rows=record.base_rows, wide=record.status not in ("exact", "identical"))

@@ -65,7 +65,7 @@ class Delta:
             InputError: the artifact has no such tensor.
         """
         if name not in self.tensors:
-            raise InputError(f"{self.path}: no tensor named {name}; `deltacompress inspect` lists them")
+            raise InputError(f"no tensor named {name}", where=self.path, way_out="`deltacompress inspect` lists them")
         record = self.tensors[name]
         return self.tensors[record.alias_of] if record.alias_of else record
 
@@ -188,17 +188,18 @@ class Delta:
             for name in self.tensors:
                 self.base_rows(name, base)
             return
-        told = (
-            f"{base.path}: not the base of this delta ({self.manifest.base.name} {wanted[:12]}, this is {found[:12]})"
-        )
+        told = f"not the base of this delta ({self.manifest.base.name} {wanted[:12]}, this is {found[:12]})"
+        raise BaseMismatchError(f"{told}: {self._difference(base)}", where=base.path, way_out="give the original base")
+
+    def _difference(self, base: Checkpoint) -> str:
         for record in self.manifest.tensors:
             if record.base_name is None or record.base_sha256 is None:
                 continue
             if record.base_name not in base.tensors:
-                raise BaseMismatchError(f"{told}: it has no tensor {record.base_name}; give the original base")
+                return f"it has no tensor {record.base_name}"
             if base.sha256(record.base_name) != record.base_sha256:
-                raise BaseMismatchError(f"{told}: tensor {record.base_name} differs; give the original base")
-        raise BaseMismatchError(f"{told}: its list of tensors differs; give the original base")
+                return f"tensor {record.base_name} differs"
+        return "its list of tensors differs"
 
     def summary(self) -> dict[str, Any]:
         """Plain data about the artifact: sizes, ratio, recipe, and a row per tensor (what `inspect --json` prints)."""
@@ -219,10 +220,9 @@ def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
     """
     root = Path(path)
     if not root.is_dir():
-        raise InputError(
-            f"{root}: no such artifact directory; give one that `compress` published, "
-            f"or the name of a zoo's entry and the zoo ({option('zoo')} or DELTACOMPRESS_ZOO)"
-        )
+        zoo = f"the zoo ({option('zoo')} or DELTACOMPRESS_ZOO)"
+        way_out = f"give one that `compress` published, or the name of a zoo's entry and {zoo}"
+        raise InputError("no such artifact directory", where=root, way_out=way_out)
     manifest = read_manifest(root)
     for record in (*manifest.shards, *manifest.files):
         check_size(root / record.file, record)
@@ -278,19 +278,19 @@ def _spans(root: Path, manifest: Manifest) -> dict[str, tuple[Path, TensorSpan]]
         except CheckpointError as error:
             if isinstance(error.__cause__, OSError):  # no permission: no word on the bytes
                 raise
-            raise ChecksumError(str(error)) from error
+            raise error.retold(ChecksumError) from error
         for name, span in header.tensors.items():
             if name in spans:
-                raise FormatError(f"{root}: part {name} stands in two shards; {AGAIN}")
+                raise FormatError(f"part {name} stands in two shards", where=root, way_out=AGAIN)
             spans[name] = (path, span)
     wanted = dict(_stored_parts(manifest))
     if spans.keys() != wanted.keys():
         odd = min(spans.keys() ^ wanted.keys())
-        raise FormatError(f"{root}: part {odd} is not in both manifest and shards; {AGAIN}")
+        raise FormatError(f"part {odd} is not in both manifest and shards", where=root, way_out=AGAIN)
     for key, size in wanted.items():
         if spans[key][1].info.nbytes != size:
             found = spans[key][1].info.nbytes
-            raise FormatError(f"{root}: part {key} has {found} bytes, the manifest says {size}; {AGAIN}")
+            raise FormatError(f"part {key} has {found} bytes, the manifest says {size}", where=root, way_out=AGAIN)
     return spans
 
 

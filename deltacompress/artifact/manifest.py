@@ -24,7 +24,7 @@ from deltacompress.errors import (
     TruncatedFileError,
 )
 from deltacompress.files.json_limits import MAX_DEPTH, is_deep, parsed_bytes
-from deltacompress.files.regular import UnfitFileError, read_bytes, told
+from deltacompress.files.regular import UnfitFileError, read_bytes, unreadable
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 << 20  # of 45,000 packed tensors of four parts each, or more of fewer
@@ -53,16 +53,22 @@ def read_manifest_bytes(directory: Path) -> bytes:
     except FileNotFoundError as error:
         if _is_checkpoint(directory):
             raise InputError(
-                f"{directory}: a model's checkpoint, not an artifact; give what `deltacompress compress` made of it "
-                f"(or, to compress it: deltacompress compress BASE {directory} --recipe int2-24 ...)"
+                "a model's checkpoint, not an artifact",
+                where=directory,
+                way_out=(
+                    "give what `deltacompress compress` made of it (or, to compress it: deltacompress compress "
+                    f"BASE {directory} --recipe int2-24 ...)"
+                ),
             ) from error
         raise TruncatedFileError(
-            f"{directory}: no {MANIFEST}; not an artifact, or half of one; give one that `compress` published"
+            f"no {MANIFEST}; not an artifact, or half of one",
+            where=directory,
+            way_out="give one that `compress` published",
         ) from error
     except UnfitFileError as error:
-        raise FormatError(f"{path}: {told(error)}") from error
+        raise unreadable(FormatError, path, error) from error
     except OSError as error:
-        raise CheckpointError(f"{path}: {told(error)}") from error
+        raise unreadable(CheckpointError, path, error) from error
 
 
 def _is_checkpoint(directory: Path) -> bool:
@@ -76,48 +82,50 @@ def _is_checkpoint(directory: Path) -> bool:
 def parse_manifest(raw: bytes, where: str) -> Manifest:
     """Check the bytes of a manifest; raises as read_manifest."""
     if len(raw) > MAX_MANIFEST_BYTES:
-        raise FormatError(_too_large(where))
+        raise _too_large(where)
     if parsed_bytes(raw) > _MAX_MEMORY:
-        raise FormatError(f"{where}: holds more values than any manifest does; {AGAIN}")
+        raise FormatError("holds more values than any manifest does", where=where, way_out=AGAIN)
     try:
         data = json.loads(raw, parse_constant=_refuse_constant, parse_float=_read_float)
     except (ValueError, RecursionError) as error:
         if not raw.rstrip(b"\0").endswith(b"}") or (
             isinstance(error, json.JSONDecodeError) and error.pos >= len(error.doc)
         ):
-            raise TruncatedFileError(f"{where}: cut short after {len(raw)} bytes; {AGAIN}") from error
-        raise ChecksumError(f"{where}: not JSON any more ({error}); {AGAIN}") from error
+            raise TruncatedFileError(f"cut short after {len(raw)} bytes", where=where, way_out=AGAIN) from error
+        raise ChecksumError(f"not JSON any more ({error})", where=where, way_out=AGAIN) from error
     if not isinstance(data, dict):
-        raise FormatError(f"{where}: not an artifact's manifest (no JSON object); {AGAIN}")
+        raise FormatError("not an artifact's manifest (no JSON object)", where=where, way_out=AGAIN)
     if is_deep(raw):
-        raise FormatError(f"{where}: nested deeper than {MAX_DEPTH} levels, as no recipe is; {AGAIN}")
+        raise FormatError(f"nested deeper than {MAX_DEPTH} levels, as no recipe is", where=where, way_out=AGAIN)
     version = data.get("schema_version")
     claimed = data.pop("digest", None)
     fields = _canonical_fields(data)  # once: of a large manifest this takes longer than all the rest
     digest = _digest(fields)
     if type(version) is int and version > SCHEMA_VERSION and claimed == digest:
         raise SchemaVersionError(
-            f"{where}: schema version {version}, this program reads up to {SCHEMA_VERSION}; upgrade deltacompress"
+            f"schema version {version}, this program reads up to {SCHEMA_VERSION}",
+            where=where,
+            way_out="upgrade deltacompress",
         )
     if claimed != digest or raw != _joined(fields | {"digest": _canonical(claimed)}):
-        raise ChecksumError(f"{where}: its bytes differ from its digest; {AGAIN}")
+        raise ChecksumError("its bytes differ from its digest", where=where, way_out=AGAIN)
     if type(version) is not int or version != SCHEMA_VERSION:
-        raise SchemaVersionError(f"{where}: unknown schema version {str(version)[:40]!a}; {AGAIN}")
+        raise SchemaVersionError(f"unknown schema version {str(version)[:40]!a}", where=where, way_out=AGAIN)
     try:
         manifest = Manifest.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         at = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
-        raise FormatError(f"{where}: {at}: {first['msg']}; {AGAIN}") from error
+        raise FormatError(f"{at}: {first['msg']}", where=where, way_out=AGAIN) from error
     # an absent optional field, or a value that was coerced: one spelling only
     if _canonical_fields(manifest.model_dump(mode="json")) != fields:
-        raise FormatError(f"{where}: not spelled as this format spells it; {AGAIN}")
+        raise FormatError("not spelled as this format spells it", where=where, way_out=AGAIN)
     check_relations(manifest, where)
     return manifest
 
 
-def _too_large(where: str) -> str:
-    return f"{where}: larger than {MAX_MANIFEST_BYTES} bytes; {AGAIN}"
+def _too_large(where: str) -> FormatError:
+    return FormatError(f"larger than {MAX_MANIFEST_BYTES} bytes", where=where, way_out=AGAIN)
 
 
 def _refuse_constant(name: str) -> None:

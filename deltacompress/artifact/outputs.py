@@ -35,15 +35,15 @@ def check_free(out: Path, *, replaces: Replaceable | None = None) -> bool:
     """
     with output_errors(out):
         if not out.name:
-            raise OutputError(f"{out}: give the output directory a name of its own")
+            raise OutputError("give the output directory a name of its own", where=out)
         put_back(out)
         if out.is_mount():  # nothing can be renamed to it, and that would show at the very end
-            raise OutputError(f"{out}: is a mount point; choose a new directory inside it")
+            raise OutputError("is a mount point", where=out, way_out="choose a new directory inside it")
         if not out.is_symlink() and (not out.exists() or (out.is_dir() and not any(out.iterdir()))):
             return False
         if replaces is not None and replaces(out):
             return True
-        raise OutputError(f"{out}: {_what_is_there(out)}; choose another {option('out')}, or remove it")
+        raise OutputError(_what_is_there(out), where=out, way_out=f"choose another {option('out')}, or remove it")
 
 
 def _what_is_there(out: Path) -> str:
@@ -102,7 +102,7 @@ def check_outside(out: Path, *inputs: Path) -> None:
             read = path.resolve()
             if place == read or read in place.parents or place in read.parents:
                 how = "lies inside" if read in place.parents else "is" if place == read else "holds"
-                raise OutputError(f"{out}: {how} {path}, which is read; choose another {option('out')}")
+                raise OutputError(f"{how} {path}, which is read", where=out, way_out=f"choose another {option('out')}")
 
 
 def publish_directory(ready: Path, out: Path, *, replaces: Replaceable | None = None) -> None:

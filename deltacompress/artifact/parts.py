@@ -19,7 +19,7 @@ from deltacompress.artifact.checks import AGAIN, nbytes
 from deltacompress.artifact.records import FileRecord, PartRecord, TensorRecord
 from deltacompress.checkpoints.header import ITEMSIZE, TensorSpan
 from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
-from deltacompress.files.regular import UnfitFileError, open_regular, stat_regular, told
+from deltacompress.files.regular import UnfitFileError, open_regular, stat_regular, unreadable
 from deltacompress.lossless.windows import Read, Windows
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def reader(file: BufferedReader, span: TensorSpan, name: str) -> Read:
         file.seek(span.begin + offset)
         raw = file.read(length)
         if len(raw) != length or offset + length > span.info.nbytes:
-            raise TruncatedFileError(f"{name}: its file is cut short; {AGAIN}")
+            raise TruncatedFileError("its file is cut short", where=name, way_out=AGAIN)
         return raw
 
     return read
@@ -108,7 +108,7 @@ def check_hashes(part: PartRecord, read: Read, *, where: str) -> None:
         if part.blake3 is not None:
             tree.update(raw)
     if seen.hexdigest() != part.sha256 or part.blake3 not in (None, tree.hexdigest()):
-        raise ChecksumError(f"{where}: its bytes differ from their recorded hash; {AGAIN}")
+        raise ChecksumError("its bytes differ from their recorded hash", where=where, way_out=AGAIN)
 
 
 def open_file(path: Path) -> BufferedReader:
@@ -122,11 +122,11 @@ def open_file(path: Path) -> BufferedReader:
     try:
         return open_regular(path)
     except FileNotFoundError as error:
-        raise TruncatedFileError(f"{path}: missing; {AGAIN}") from error
+        raise TruncatedFileError("missing", where=path, way_out=AGAIN) from error
     except UnfitFileError as error:
-        raise FormatError(f"{path}: {told(error)}") from error
+        raise unreadable(FormatError, path, error) from error
     except OSError as error:
-        raise CheckpointError(f"{path}: {told(error)}") from error
+        raise unreadable(CheckpointError, path, error) from error
 
 
 def check_size(path: Path, record: FileRecord) -> None:
@@ -139,11 +139,11 @@ def check_size(path: Path, record: FileRecord) -> None:
     try:
         size = stat_regular(path).st_size
     except UnfitFileError as error:
-        raise FormatError(f"{path}: {told(error)}") from error
+        raise unreadable(FormatError, path, error) from error
     except OSError as error:
-        raise TruncatedFileError(f"{path}: missing; {AGAIN}") from error
+        raise TruncatedFileError("missing", where=path, way_out=AGAIN) from error
     if size != record.bytes:
-        raise TruncatedFileError(f"{path}: {size} bytes, {record.bytes} recorded; {AGAIN}")
+        raise TruncatedFileError(f"{size} bytes, {record.bytes} recorded", where=path, way_out=AGAIN)
 
 
 def check_file(path: Path, record: FileRecord) -> None:
@@ -164,4 +164,4 @@ def checked_chunks(path: Path, record: FileRecord) -> Iterator[bytes]:
             digest.update(chunk)
             yield chunk
     if digest.hexdigest() != record.sha256:
-        raise ChecksumError(f"{path}: its bytes differ from their recorded hash; {AGAIN}")
+        raise ChecksumError("its bytes differ from their recorded hash", where=path, way_out=AGAIN)

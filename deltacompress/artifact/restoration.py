@@ -61,8 +61,9 @@ def restore(
     if there and not force:
         if not _holds(target, delta):
             raise OutputError(
-                f"{target}: holds another checkpoint; choose another {option('out')}, or replace it with "
-                f"{switch('force')}"
+                "holds another checkpoint",
+                where=target,
+                way_out=f"choose another {option('out')}, or replace it with {switch('force')}",
             )
         reporter.note(f"{target}: holds the restored checkpoint already; compared tensor by tensor, and left there")
         return target

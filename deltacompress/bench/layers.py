@@ -115,7 +115,9 @@ def run(
     shape = shape.with_layers(layers)
     flop = _flop_per_token(shape, chosen, length := seq_len or min(2048, shape.context))
     if length > shape.context:
-        raise InputError(f"{option('seq_len')} {length}: {shape} has {shape.context} positions; use that or less")
+        raise InputError(
+            f"{shape} has {shape.context} positions", where=f"{option('seq_len')} {length}", way_out="use that or less"
+        )
     rate = _product_rate(where)
     with tempfile.TemporaryDirectory(dir=scratch) as made:
         root = Path(made)
@@ -174,7 +176,9 @@ def _flop_per_token(shape: ModelShape, recipe: Recipe, seq_len: int) -> float:
     rules = [recipe.rule_for(name, kind) for name, (kind, _) in tensors.items() if kind == "linear"]
     obs = [rule for rule in rules if isinstance(rule, ObsSettings)]
     if len(obs) < len(rules):
-        raise InputError(f"recipe {recipe.name} does not calibrate every linear; give one that does (codec obs)")
+        raise InputError(
+            f"recipe {recipe.name} does not calibrate every linear", way_out="give one that does (codec obs)"
+        )
     asymmetric = any(rule.asymmetric > 0 for rule in obs)
     weights = 4 * shape.hidden**2 + 3 * shape.hidden * shape.mlp
     forward = 2 * weights + 2 * seq_len * shape.hidden

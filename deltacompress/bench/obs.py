@@ -65,7 +65,7 @@ def run(*, size: int = 4096, repeats: int = 2, device: str = "auto", reporter: R
     """
     device = choose_device(device).type
     if size < 4 or size % 4:
-        raise InputError(f"{option('size')} {size}: must be a multiple of 4, for whole 2:4 groups")
+        raise InputError("must be a multiple of 4, for whole 2:4 groups", where=f"{option('size')} {size}")
     reporter = reporter or SILENT
     weight, statistics = _problem(size, device)
     hessian, _ = statistics.copy().finish()

@@ -99,7 +99,9 @@ def run(
             made = [(job, cost) for job, cost in zip(jobs, spent, strict=True) if job.finetuned == test.finetuned]
             rows += _rows(task, test, made, score_device, precisions, reporter)
     except KeyboardInterrupt as stop:
-        raise Interrupted(f"interrupted; what is finished stays in {out}: run again with {switch('resume')}") from stop
+        raise Interrupted(
+            "interrupted", way_out=f"what is finished stays in {out}: run again with {switch('resume')}"
+        ) from stop
     # the fine-tuned rows come first in each task, so the table's columns are those of a measured row
     columns = {key: None for row in rows for key in row}
     scored_on = torch.cuda.get_device_name() if score_device == "cuda" else "CPU"
@@ -119,13 +121,15 @@ class _Test:
         """Raises InputError as read_task, or if a sample does not fit into the model."""
         tokenizer, samples = load_tokenizer(finetuned), read_task(file, limit)
         if tokenizer.bos_token_id is None or tokenizer.eos_token_id is None:
-            raise InputError(f"{finetuned}: its tokenizer has no bos or no eos token, which every sample is given here")
+            raise InputError(
+                "its tokenizer has no bos or no eos token, which every sample is given here", where=finetuned
+            )
         for sample in samples:
             for answer in sample.choices or (sample.completion,):
                 try:
                     encode(tokenizer, sample.prompt, answer)
                 except InputError as error:
-                    raise InputError(f"{file}: {error}") from error
+                    raise error.retold(InputError, within=file) from error
         return cls(finetuned, tokenizer, samples)
 
 
@@ -171,12 +175,16 @@ def arithmetic(precision: str, device: str) -> torch.autocast:
 def _check_options(precisions: Sequence[str], device: str, score_device: str) -> None:
     if not precisions or len(set(precisions)) < len(precisions) or not set(precisions) <= set(PRECISIONS):
         told = ",".join(precisions) or "names none"
-        raise InputError(f"{option('precisions')}: {told}; give one or more of {', '.join(PRECISIONS)}, each once")
+        raise InputError(
+            told, where=option("precisions"), way_out=f"give one or more of {', '.join(PRECISIONS)}, each once"
+        )
     for name, given, known in (("device", device, DEVICES), ("score_device", score_device, DEVICES[1:])):
         if given not in known:
-            raise InputError(f"{option(name)} {given}: give one of {', '.join(known)}")
+            raise InputError(f"give one of {', '.join(known)}", where=f"{option(name)} {given}")
         if given == "cuda" and not torch.cuda.is_available():
-            raise InputError(f"{option(name)} cuda: PyTorch sees no GPU here; use {option(name)} cpu")
+            raise InputError(
+                "PyTorch sees no GPU here", where=f"{option(name)} cuda", way_out=f"use {option(name)} cpu"
+            )
 
 
 def _figures(answers: Answers, reference: Answers) -> dict[str, Any]:

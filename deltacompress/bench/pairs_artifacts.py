@@ -74,13 +74,13 @@ def plan(
             be in what is read.
     """
     if not recipes:
-        raise InputError(f"{option('recipes')}: names none; give one or more")
+        raise InputError("names none", where=option("recipes"), way_out="give one or more")
     for given, names in (("tasks", tasks), ("recipes", [Path(recipe).stem for recipe in recipes])):
         if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise InputError(f"{option(given)}: {twice[0]} is given twice, but its artifact can be there only once")
+            raise InputError(f"{twice[0]} is given twice, but its artifact can be there only once", where=option(given))
     loaded = {recipe: Recipe.load(recipe) for recipe in recipes}
     if out.exists() and not out.is_dir():
-        raise OutputError(f"{out}: is no directory; choose another {option('out')}")
+        raise OutputError("is no directory", where=out, way_out=f"choose another {option('out')}")
     base = Checkpoint.open(models / "base")
     jobs = []
     for task in tasks:
@@ -148,7 +148,16 @@ def _compress(job: Job, *, device: str, seed: int | None, resume: bool) -> dict[
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        told = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
-        raise InputError(f"compressing {job.finetuned} with {job.recipe}: {told[-1].removeprefix('error: ')}")
+        raise _failed(done).retold(InputError, within=f"compressing {job.finetuned} with {job.recipe}")
     result: dict[str, Any] = json.loads(done.stdout)
     return result
+
+
+def _failed(done: subprocess.CompletedProcess[str]) -> InputError:
+    """The error that --json gave last; without one, the process was ended from outside."""
+    *_, last = done.stderr.strip().splitlines() or [""]
+    try:
+        told = json.loads(last)["error"]
+    except (ValueError, TypeError, LookupError):
+        return InputError(last or f"it ended with code {done.returncode}")
+    return InputError(told["what"], where=told["where"], way_out=told["way_out"])

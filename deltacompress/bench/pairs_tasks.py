@@ -15,7 +15,7 @@ def tasks_of(models: Path, data: Path, wanted: list[str]) -> list[str]:
     """
     for folder in (models, data):
         if not folder.is_dir():
-            raise InputError(f"{folder}: no such directory; see deltacompress bench pairs --help")
+            raise InputError("no such directory", where=folder, way_out="see deltacompress bench pairs --help")
 
     def missing(task: str) -> list[Path]:
         files = (models / task / "config.json", *(data / task / f"{name}.jsonl" for name in ("train", "validation")))
@@ -25,13 +25,14 @@ def tasks_of(models: Path, data: Path, wanted: list[str]) -> list[str]:
         for task in wanted:
             if lacking := missing(task):
                 raise InputError(
-                    f"{lacking[0]}: no such file; task {task} needs a checkpoint, train and validation data"
+                    f"no such file; task {task} needs a checkpoint, train and validation data", where=lacking[0]
                 )
         return wanted
     found = sorted(path.name for path in data.iterdir() if not missing(path.name))
     if not found:
         raise InputError(
-            f"{data}: no folder there has train.jsonl and validation.jsonl and the name of a checkpoint in {models}; "
-            "see deltacompress bench pairs --help"
+            f"no folder there has train.jsonl and validation.jsonl and the name of a checkpoint in {models}",
+            where=data,
+            way_out="see deltacompress bench pairs --help",
         )
     return found

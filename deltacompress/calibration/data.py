@@ -96,24 +96,27 @@ def load_calibration(
     """
     for name, value, least in (("samples", samples, 1), ("seq_len", seq_len, 1), ("seed", seed, 0)):
         if value < least:
-            raise CalibrationError(f"{option(name)} {value}: must be at least {least}")
+            raise CalibrationError(f"must be at least {least}", where=f"{option(name)} {value}")
     if seed > MAX_SEED:
-        raise CalibrationError(f"{option('seed')} {seed}: must be at most {MAX_SEED}")
+        raise CalibrationError(f"must be at most {MAX_SEED}", where=f"{option('seed')} {seed}")
     if max_positions is not None and max_positions < 1:
         raise CalibrationError(
-            f"config.json says max_position_embeddings {max_positions}: the model can read nothing; mend the config"
+            f"config.json says max_position_embeddings {max_positions}: the model can read nothing",
+            way_out="mend the config",
         )
     if max_positions is not None and seq_len > max_positions:
         raise CalibrationError(
-            f"{option('seq_len')} {seq_len}: the model has {max_positions} positions; use {option('seq_len')} "
-            f"{max_positions} or less"
+            f"the model has {max_positions} positions",
+            where=f"{option('seq_len')} {seq_len}",
+            way_out=f"use {option('seq_len')} {max_positions} or less",
         )
     opened = open_source(source, split=split)
     longest = tokenizer.model_max_length
     if not _is_length(longest):
         raise CalibrationError(
-            f"{tokenizer.name_or_path}: tokenizer_config.json says model_max_length {longest!r}, not a whole number "
-            "above 0; mend it"
+            f"tokenizer_config.json says model_max_length {longest!r}, not a whole number above 0",
+            where=tokenizer.name_or_path,
+            way_out="mend it",
         )
     limits = [int(n) for n in (longest, max_positions) if n is not None and n < _SANE_LENGTH]
     encoded = encode_records(
@@ -122,15 +125,15 @@ def load_calibration(
     needed = samples * seq_len
     stream, records = pack(encoded, needed)
     if len(stream) < needed:
-        called = name_of(source)
-        raise CalibrationError(
-            f"{called}: holds {len(stream)} tokens, {option('samples')} {samples} x {option('seq_len')} {seq_len} "
-            f"needs {needed}; use {option('samples')} {len(stream) // seq_len} or fewer, a shorter "
-            f"{option('seq_len')}, or more data"
-            if len(stream) >= seq_len
-            else f"{called}: holds {len(stream)} tokens, less than one row of {option('seq_len')} {seq_len} "
-            f"({needed} are needed for {option('samples')} {samples}); use a shorter {option('seq_len')} or more data"
+        rows, fewer = len(stream) // seq_len, option("samples")
+        what, way_out = (
+            f"less than one row of {option('seq_len')} {seq_len} ({needed} are needed for {fewer} {samples})",
+            (f"use a shorter {option('seq_len')} or more data"),
         )
+        if rows:
+            what = f"{fewer} {samples} x {option('seq_len')} {seq_len} needs {needed}"
+            way_out = f"use {fewer} {rows} or fewer, a shorter {option('seq_len')}, or more data"
+        raise CalibrationError(f"holds {len(stream)} tokens, {what}", where=name_of(source), way_out=way_out)
     ids = torch.tensor(stream, dtype=torch.int64).reshape(samples, seq_len)
     return CalibrationTokens(ids, opened.name, ids_sha256(ids), records, needed, seed, opened.format)
 

@@ -41,7 +41,9 @@ def open_hub(source: str, dataset_id: str, config: str | None, revision: str | N
         dataset = datasets.load_dataset(dataset_id, name=config, revision=revision, split=split, streaming=True)
         first = next(iter(dataset), None)
     if first is None:
-        raise CalibrationError(f"{source}: split {split!r} holds no records; choose another data set or a local file")
+        raise CalibrationError(
+            f"split {split!r} holds no records", where=source, way_out="choose another data set or a local file"
+        )
     format_ = format_of(first, f"{source}: record 1")
 
     def shuffled(seed: int) -> Iterator[Record]:
@@ -69,13 +71,15 @@ def _hub_errors(source: str) -> Iterator[None]:
         raise
     except (ConnectionError, TimeoutError) as error:
         raise CalibrationError(
-            f"{source}: no such local file, and no network to look for it on the Hugging Face hub; "
-            "pass a local .jsonl, .json, .parquet or .txt file"
+            "no such local file, and no network to look for it on the Hugging Face hub",
+            where=source,
+            way_out="pass a local .jsonl, .json, .parquet or .txt file",
         ) from error
     except Exception as error:  # a loader over HTTP, fsspec, arrow and several decompressors has no common error type
         raise CalibrationError(
-            f"{source}: no such local file, and the hub dataset cannot be loaded ({first_line(error)}); "
-            "pass a local file"
+            f"no such local file, and the hub dataset cannot be loaded ({first_line(error)})",
+            where=source,
+            way_out="pass a local file",
         ) from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):

@@ -92,8 +92,9 @@ def _tokenize_batch(batch: list[tuple[str, ...]], tokenizer: PreTrainedTokenizer
         encoding = tokenizer(flat, add_special_tokens=False, padding=False, truncation=False, verbose=False)
     except Exception as error:  # the Rust tokenizers raise bare Exception
         raise CalibrationError(
-            f"{tokenizer.name_or_path}: the tokenizer fails on the calibration data: {first_line(error)}; "
-            "save the one that the model was trained with there"
+            f"the tokenizer fails on the calibration data: {first_line(error)}",
+            where=tokenizer.name_or_path,
+            way_out="save the one that the model was trained with there",
         ) from error
     ids = iter(encoding["input_ids"])
     for pieces in batch:
@@ -107,14 +108,17 @@ def _pieces(record: Record, record_format: RecordFormat, tokenizer: PreTrainedTo
         return (record.fields["prompt"], record.fields["completion"])
     if tokenizer.chat_template is None:
         raise CalibrationError(
-            f"{record.where}: has `messages`, but the tokenizer has no chat template; "
-            "pass data with `text` or `prompt` + `completion`, or add a chat template to the fine-tuned model"
+            "has `messages`, but the tokenizer has no chat template",
+            where=record.where,
+            way_out=(
+                "pass data with `text` or `prompt` + `completion`, or add a chat template to the fine-tuned model"
+            ),
         )
     try:
         text = tokenizer.apply_chat_template(record.fields["messages"], tokenize=False)
     except Exception as error:  # a template is a program from the checkpoint: it may raise anything
         raise CalibrationError(
-            f"{record.where}: the chat template rejects it: {first_line(error)}; mend or remove it"
+            f"the chat template rejects it: {first_line(error)}", where=record.where, way_out="mend or remove it"
         ) from error
     check_text(text, f"{record.where}: the chat template's output")
     return (str(text),)

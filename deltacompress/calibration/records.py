@@ -47,7 +47,7 @@ def format_of(names: Iterable[str], where: str) -> RecordFormat:
     for name, fields in FIELDS.items():
         if set(fields) <= set(present):
             return name
-    raise CalibrationError(f"{where}: a calibration record needs {NEEDED}; this one has {_listed(present)}")
+    raise CalibrationError(f"a calibration record needs {NEEDED}; this one has {_listed(present)}", where=where)
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -69,14 +69,15 @@ class RecordChecker:
     def accept(self, record: object, where: str) -> bool:
         """True if the record has content, False if it is to be skipped; raises if it is malformed."""
         if not isinstance(record, dict):
-            raise CalibrationError(f"{where}: is a {_type_name(record)}, not a JSON object with {NEEDED}")
+            raise CalibrationError(f"is a {_type_name(record)}, not a JSON object with {NEEDED}", where=where)
         if self._format is None:
             self._format = format_of(record, where)
         for field in FIELDS[self._format]:
             if field not in record:
                 raise CalibrationError(
-                    f"{where}: field `{field}` is missing (the first record is {self._format}); "
-                    f"this one has {_listed(record)}; give records of one format"
+                    f"field `{field}` is missing (the first record is {self._format}); this one has {_listed(record)}",
+                    where=where,
+                    way_out="give records of one format",
                 )
         if self._format == "messages":
             return _check_messages(record["messages"], where)
@@ -88,19 +89,20 @@ class RecordChecker:
     def format(self) -> RecordFormat:
         """The format of the records seen; raises if there was none."""
         if self._format is None:
-            raise CalibrationError(f"{self.name}: holds no records; a calibration record needs {NEEDED}")
+            raise CalibrationError(f"holds no records; a calibration record needs {NEEDED}", where=self.name)
         return self._format
 
 
 def check_text(value: object, what: str) -> bool:
     """True if `value` is text with content; raises CalibrationError if a tokenizer could not take it."""
     if not isinstance(value, str):
-        raise CalibrationError(f"{what} is a {_type_name(value)}, not a string; mend or remove that record")
+        raise CalibrationError(f"{what} is a {_type_name(value)}, not a string", way_out="mend or remove that record")
     try:
         value.encode()
     except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair
         raise CalibrationError(
-            f"{what} holds an unpaired surrogate (character {error.start}), not text; mend or remove that record"
+            f"{what} holds an unpaired surrogate (character {error.start}), not text",
+            way_out="mend or remove that record",
         ) from error
     return bool(value.strip())
 
@@ -108,11 +110,13 @@ def check_text(value: object, what: str) -> bool:
 def _check_messages(value: object, where: str) -> bool:
     if not isinstance(value, list):
         raise CalibrationError(
-            f"{where}: field `messages` is a {_type_name(value)}, not a list; mend or remove that record"
+            f"field `messages` is a {_type_name(value)}, not a list", where=where, way_out="mend or remove that record"
         )
     for position, message in enumerate(value):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise CalibrationError(f"{where}: message {position} is not an object with a `role`; mend or remove it")
+            raise CalibrationError(
+                f"message {position} is not an object with a `role`", where=where, way_out="mend or remove it"
+            )
     return bool(value)
 
 

@@ -33,7 +33,7 @@ from deltacompress.calibration.records import (
 )
 from deltacompress.errors import CalibrationError, first_line, option
 from deltacompress.files.json_limits import parsed_bytes
-from deltacompress.files.regular import ANYWHERE, UnfitFileError, open_regular, read_bytes, read_text, told
+from deltacompress.files.regular import ANYWHERE, UnfitFileError, open_regular, read_bytes, read_text, unreadable
 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _MAX_LINE_BYTES = 64 << 20
@@ -70,7 +70,7 @@ def open_source(source: Calibration, *, split: str = "train") -> RecordSource:
         assert match is not None  # local_file looked
         return open_hub(source, match["id"], match["config"], match["revision"], split)
     if split != "train":
-        raise CalibrationError(f"{path}: split {split!r} asked of a local file; only `datasets` ids have splits")
+        raise CalibrationError(f"split {split!r} asked of a local file; only `datasets` ids have splits", where=path)
     with _read_errors(source):
         return _READERS[path.suffix.lower()](path)
 
@@ -85,17 +85,19 @@ def local_file(source: str) -> Path | None:
     path = Path(os.path.expanduser(source))
     if not source:
         raise CalibrationError(
-            f"{option('calibration')} is empty; pass a {_suffixes()} file or the id of a hub dataset"
+            f"{option('calibration')} is empty", way_out=f"pass a {_suffixes()} file or the id of a hub dataset"
         )
     with _read_errors(source):
         if path.is_dir():
-            raise CalibrationError(f"{source}: is a directory; pass one {_suffixes()} file")
+            raise CalibrationError("is a directory", where=source, way_out=f"pass one {_suffixes()} file")
         if path.exists():
             _check_kind(path)
             return path
     slip = path.suffix.lower() in _READERS or (path.parent.exists() if "/" in source else "." in source)
     if slip or not _HUB_ID.fullmatch(source):
-        raise CalibrationError(f"{source}: no such file; pass a {_suffixes()} file or the id of a hub dataset")
+        raise CalibrationError(
+            "no such file", where=source, way_out=f"pass a {_suffixes()} file or the id of a hub dataset"
+        )
     return None
 
 
@@ -103,14 +105,18 @@ def _check_kind(path: Path) -> None:
     try:
         opened = open_regular(path, links=ANYWHERE)
     except UnfitFileError as error:
-        raise CalibrationError(f"{path}: {error.strerror}; pass a {_suffixes()} file") from error
+        raise CalibrationError(str(error.strerror), where=path, way_out=f"pass a {_suffixes()} file") from error
     with opened as file:
         head = file.read(6)
     for magic, name in _COMPRESSED.items():
         if head.startswith(magic):
-            raise CalibrationError(f"{path}: is compressed ({name}); unpack it and pass the {_suffixes()} file inside")
+            raise CalibrationError(
+                f"is compressed ({name})", where=path, way_out=f"unpack it and pass the {_suffixes()} file inside"
+            )
     if path.suffix.lower() not in _READERS:
-        raise CalibrationError(f"{path}: unsupported file type {path.suffix!r}; pass a {_suffixes()} file")
+        raise CalibrationError(
+            f"unsupported file type {path.suffix!r}", where=path, way_out=f"pass a {_suffixes()} file"
+        )
 
 
 @contextmanager
@@ -118,9 +124,11 @@ def _read_errors(source: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CalibrationError(f"{source}: {told(error, 'make it readable or pass another file')}") from error
+        raise unreadable(CalibrationError, source, error, "make it readable or pass another file") from error
     except UnicodeDecodeError as error:
-        raise CalibrationError(f"{source}: not UTF-8 text (byte {error.start}); convert it to UTF-8") from error
+        raise CalibrationError(
+            f"not UTF-8 text (byte {error.start})", where=source, way_out="convert it to UTF-8"
+        ) from error
 
 
 def _suffixes() -> str:
@@ -139,7 +147,7 @@ def _order(count: int, seed: int) -> list[int]:
 def _local(path: Path, checker: RecordChecker, count: int, get: Callable[[int], Record]) -> RecordSource:
     format_ = checker.format
     if count == 0:
-        raise CalibrationError(f"{path}: all of its records are blank; a calibration record needs {NEEDED}")
+        raise CalibrationError(f"all of its records are blank; a calibration record needs {NEEDED}", where=path)
     return RecordSource(path.name, format_, lambda seed: map(get, _order(count, seed)))
 
 
@@ -147,9 +155,9 @@ def _parse_line(line: bytes, where: str) -> Any:
     try:
         return json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise CalibrationError(f"{where}: not UTF-8 text; convert the file to UTF-8") from error
+        raise CalibrationError("not UTF-8 text", where=where, way_out="convert the file to UTF-8") from error
     except (ValueError, RecursionError) as error:
-        raise CalibrationError(f"{where}: not valid JSON ({error}); each line must hold one JSON object") from error
+        raise CalibrationError(f"not valid JSON ({error}); each line must hold one JSON object", where=where) from error
 
 
 def _open_jsonl(path: Path) -> RecordSource:
@@ -159,7 +167,9 @@ def _open_jsonl(path: Path) -> RecordSource:
         for number, line in enumerate(iter(partial(file.readline, _MAX_LINE_BYTES + 1), b""), start=1):
             where = f"{path}: line {number}"
             if len(line) > _MAX_LINE_BYTES:
-                raise CalibrationError(f"{where}: over {_MAX_LINE_BYTES} bytes, as no record is; cut it into several")
+                raise CalibrationError(
+                    f"over {_MAX_LINE_BYTES} bytes, as no record is", where=where, way_out="cut it into several"
+                )
             if line.strip() and checker.accept(_parse_line(line, where), where):
                 offsets.append(offset)
                 numbers.append(number)
@@ -183,11 +193,11 @@ def _open_json(path: Path) -> RecordSource:
     raw = read_bytes(path, at_most=_MAX_WHOLE_BYTES, links=ANYWHERE)
     text = raw.decode("utf-8-sig")
     if parsed_bytes(raw) > _MAX_WHOLE_BYTES:
-        raise CalibrationError(f"{path}: too many values to be read at once; give JSON Lines (.jsonl)")
+        raise CalibrationError("too many values to be read at once", where=path, way_out="give JSON Lines (.jsonl)")
     try:
         items = json.loads(text)
     except (ValueError, RecursionError) as error:  # a JSONDecodeError's text ends in line and column
-        raise CalibrationError(f"{path}: not valid JSON ({error}); give an array of objects") from error
+        raise CalibrationError(f"not valid JSON ({error})", where=path, way_out="give an array of objects") from error
     checker = RecordChecker(str(path))
     records = [Record(f"{path}: record {number}", item) for number, item in enumerate(items, start=1)]
     kept = [record for record in records if checker.accept(record.fields, record.where)]
@@ -218,10 +228,14 @@ def _open_parquet(path: Path) -> RecordSource:
                 batches.append(batch)
                 size += batch.nbytes
                 if size > _MAX_WHOLE_BYTES:  # which a small file can come to: it may say one thing a million times
-                    raise CalibrationError(f"{path}: over {_MAX_WHOLE_BYTES} bytes unpacked; give JSON Lines (.jsonl)")
+                    raise CalibrationError(
+                        f"over {_MAX_WHOLE_BYTES} bytes unpacked", where=path, way_out="give JSON Lines (.jsonl)"
+                    )
             table = pa.Table.from_batches(batches) if batches else file.read(columns=list(FIELDS[format_]))
     except pa.ArrowException as error:
-        raise CalibrationError(f"{path}: not a readable parquet file ({first_line(error)}); write it again") from error
+        raise CalibrationError(
+            f"not a readable parquet file ({first_line(error)})", where=path, way_out="write it again"
+        ) from error
     checker = RecordChecker(str(path))
     kept, number = array("q"), 0
     for batch in table.to_batches(max_chunksize=1024):
@@ -247,7 +261,7 @@ def _open_txt(path: Path) -> RecordSource:
     records = [Record(f"{path}: {unit} {number}", {"text": part}) for number, part in enumerate(parts, start=1)]
     kept = [record for record in records if checker.accept(record.fields, record.where)]
     if not kept:
-        raise CalibrationError(f"{path}: is empty; a .txt file holds paragraphs separated by blank lines")
+        raise CalibrationError("is empty; a .txt file holds paragraphs separated by blank lines", where=path)
     return _local(path, checker, len(kept), kept.__getitem__)
 
 

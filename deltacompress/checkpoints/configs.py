@@ -38,8 +38,9 @@ def check_fields(checkpoint: Checkpoint) -> None:
         value = field_of(checkpoint.config, field)
         if value is not None and not is_right(value):
             raise CheckpointError(
-                f"{checkpoint.path / 'config.json'}: {field} is {reprlib.repr(value)}, not {wanted}; mend it, or get "
-                "the file that came with the weights"
+                f"{field} is {reprlib.repr(value)}, not {wanted}",
+                where=checkpoint.path / "config.json",
+                way_out="mend it, or get the file that came with the weights",
             )
 
 
@@ -48,7 +49,7 @@ def check_configs(base: Checkpoint, finetuned: Checkpoint) -> None:
 
     def differ(field: str, a: Any, b: Any) -> PairError:
         told = f"config.json has {field} {b}, the base {base.path} has {a}"
-        return PairError(f"{finetuned.path}: {told}; give the base it was tuned from")
+        return PairError(told, where=finetuned.path, way_out="give the base it was tuned from")
 
     a, b = base.config, finetuned.config
     if a.get("model_type") and b.get("model_type") and a["model_type"] != b["model_type"]:

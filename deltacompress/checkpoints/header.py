@@ -30,7 +30,7 @@ from typing import Any
 from deltacompress.checkpoints.names import RULE, is_tensor_name, shown
 from deltacompress.errors import CheckpointError
 from deltacompress.files.json_limits import MAX_DEPTH, is_deep, parsed_bytes
-from deltacompress.files.regular import NEVER, Links, open_regular, told
+from deltacompress.files.regular import NEVER, Links, open_regular, unreadable
 from deltacompress.types import TensorInfo
 
 MAX_HEADER_BYTES = 32 << 20  # of 100,000 tensors: about 16 MB
@@ -90,25 +90,31 @@ def load_json_object(raw: bytes, where: str) -> dict[str, Any]:
             lists and values than a file of this kind holds; the message starts with `where`.
     """
     if parsed_bytes(raw) > _MAX_MEMORY:
-        raise CheckpointError(f"{where}: its JSON holds more values than any such file does; get the file again")
+        raise CheckpointError(
+            "its JSON holds more values than any such file does", where=where, way_out="get the file again"
+        )
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
             twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-            raise CheckpointError(f"{where}: key {brief(twice)} is given twice; the file is damaged, get it again")
+            raise CheckpointError(
+                f"key {brief(twice)} is given twice", where=where, way_out="the file is damaged, get it again"
+            )
         return found
 
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, an endless number, endless nesting
         raise CheckpointError(
-            f"{where}: not valid JSON ({_one_line(error)}); the file is damaged, get it again"
+            f"not valid JSON ({_one_line(error)})", where=where, way_out="the file is damaged, get it again"
         ) from None
     if is_deep(raw):
-        raise CheckpointError(f"{where}: nested deeper than {MAX_DEPTH} levels; get the file again")
+        raise CheckpointError(f"nested deeper than {MAX_DEPTH} levels", where=where, way_out="get the file again")
     if not isinstance(value, dict):
-        raise CheckpointError(f"{where}: expected a JSON object, found {type(value).__name__}; get the file again")
+        raise CheckpointError(
+            f"expected a JSON object, found {type(value).__name__}", where=where, way_out="get the file again"
+        )
     return value
 
 
@@ -127,21 +133,23 @@ def read_header(path: Path, *, links: Links = NEVER) -> Header:
             prefix = file.read(8)
             if prefix == b"version ":
                 raise CheckpointError(
-                    f"{path}: a Git LFS pointer, not the weights; run `git lfs pull` in its directory"
+                    "a Git LFS pointer, not the weights", where=path, way_out="run `git lfs pull` in its directory"
                 )
             length = int.from_bytes(prefix, "little")
             if size < 8 or 8 + length > size:
                 raise CheckpointError(
-                    f"{path}: truncated or not a safetensors file ({size} bytes, but the header should end at byte "
-                    f"{8 + length}); copy or download it again"
+                    f"truncated or not a safetensors file ({size} bytes, but the header should end at byte "
+                    f"{8 + length})",
+                    where=path,
+                    way_out="copy or download it again",
                 )
             if length > MAX_HEADER_BYTES:
-                raise CheckpointError(f"{path}: a header of {length} bytes is over the cap of {MAX_HEADER_BYTES}")
+                raise CheckpointError(f"a header of {length} bytes is over the cap of {MAX_HEADER_BYTES}", where=path)
             raw = file.read(length)
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such file; get it again") from error
+        raise CheckpointError("no such file", where=path, way_out="get it again") from error
     except OSError as error:
-        raise CheckpointError(f"{path}: {told(error)}") from error
+        raise unreadable(CheckpointError, path, error) from error
     return parse_header(raw, size, str(path))
 
 
@@ -152,13 +160,15 @@ def parse_header(raw: bytes, file_bytes: int, where: str) -> Header:
         CheckpointError: any rule of this module is broken.
     """
     if not raw.startswith(b"{"):
-        raise CheckpointError(f"{where}: the header does not start with '{{': not a safetensors file; get it again")
+        raise CheckpointError(
+            "the header does not start with '{': not a safetensors file", where=where, way_out="get it again"
+        )
     if (count := raw.count(b'"data_offsets"')) > MAX_TENSORS:  # before they take memory; no name holds a quote
-        raise CheckpointError(f"{where}: {count} tensors in one file, over the cap of {MAX_TENSORS}")
+        raise CheckpointError(f"{count} tensors in one file, over the cap of {MAX_TENSORS}", where=where)
     entries = load_json_object(raw, where)
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise CheckpointError(f"{where}: __metadata__ must map text to text")
+        raise CheckpointError("__metadata__ must map text to text", where=where)
     start = 8 + len(raw)
     spans = sorted(
         (_span(name, entry, start, where) for name, entry in entries.items()),
@@ -170,27 +180,35 @@ def parse_header(raw: bytes, file_bytes: int, where: str) -> Header:
 
 def _span(name: str, entry: Any, start: int, where: str) -> TensorSpan:
     if not is_tensor_name(name):
-        raise CheckpointError(f"{where}: {shown(name)} is no tensor name ({RULE}); rename it")
+        raise CheckpointError(f"{shown(name)} is no tensor name ({RULE})", where=where, way_out="rename it")
     if not isinstance(entry, dict) or entry.keys() != _FIELDS:
-        raise CheckpointError(f"{where}: tensor {name} must have exactly the fields {', '.join(sorted(_FIELDS))}")
+        raise CheckpointError(f"tensor {name} must have exactly the fields {', '.join(sorted(_FIELDS))}", where=where)
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEMSIZE:
-        raise CheckpointError(f"{where}: tensor {name} has dtype {brief(dtype)}; readable are {', '.join(ITEMSIZE)}")
+        raise CheckpointError(
+            f"tensor {name} has dtype {brief(dtype)}; readable are {', '.join(ITEMSIZE)}", where=where
+        )
     if not _is_sizes(shape) or len(shape) > MAX_RANK:
-        raise CheckpointError(f"{where}: tensor {name} has shape {brief(shape)}; need at most {MAX_RANK} sizes >= 0")
+        raise CheckpointError(
+            f"tensor {name} has shape {brief(shape)}; need at most {MAX_RANK} sizes >= 0", where=where
+        )
     if not _is_sizes(offsets) or len(offsets) != 2:
-        raise CheckpointError(f"{where}: tensor {name} has data_offsets {brief(offsets)}; need two offsets >= 0")
+        raise CheckpointError(f"tensor {name} has data_offsets {brief(offsets)}; need two offsets >= 0", where=where)
     extent = 1
     for size in shape:
         extent *= size or 1
     if extent > MAX_NUMEL:
-        raise CheckpointError(f"{where}: tensor {name} has shape {brief(shape)}, over the cap of {MAX_NUMEL} elements")
+        raise CheckpointError(
+            f"tensor {name} has shape {brief(shape)}, over the cap of {MAX_NUMEL} elements", where=where
+        )
     numel = 0 if 0 in shape else extent
     begin, end = offsets
     if end - begin != numel * ITEMSIZE[dtype]:
         raise CheckpointError(
-            f"{where}: tensor {name}, {dtype} {shape}, needs {numel * ITEMSIZE[dtype]} bytes but is given "
-            f"[{brief(begin)}, {brief(end)}); the file is damaged, get it again"
+            f"tensor {name}, {dtype} {shape}, needs {numel * ITEMSIZE[dtype]} bytes but is given [{brief(begin)}, "
+            f"{brief(end)})",
+            where=where,
+            way_out="the file is damaged, get it again",
         )
     return TensorSpan(TensorInfo(name, dtype, tuple(shape), end - begin), start + begin, start + end)
 
@@ -201,14 +219,20 @@ def _check_coverage(spans: Iterable[TensorSpan], start: int, file_bytes: int, wh
     for span in spans:
         if span.begin != position:
             fault = "overlaps the tensor before it" if span.begin < position else "leaves a hole before it"
-            raise CheckpointError(f"{where}: tensor {span.info.name} {fault}; the file is damaged, get it again")
+            raise CheckpointError(
+                f"tensor {span.info.name} {fault}", where=where, way_out="the file is damaged, get it again"
+            )
         position = span.end
     if position > file_bytes:
         raise CheckpointError(
-            f"{where}: truncated, {position - file_bytes} of {position} bytes are missing; copy or download it again"
+            f"truncated, {position - file_bytes} of {position} bytes are missing",
+            where=where,
+            way_out="copy or download it again",
         )
     if position < file_bytes:
-        raise CheckpointError(f"{where}: {file_bytes - position} bytes follow the last tensor; get the file again")
+        raise CheckpointError(
+            f"{file_bytes - position} bytes follow the last tensor", where=where, way_out="get the file again"
+        )
 
 
 def _is_sizes(value: Any) -> bool:

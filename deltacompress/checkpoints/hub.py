@@ -29,10 +29,12 @@ def model_directory(path: str | Path) -> Path | None:
     if root.is_dir():
         return root
     if root.exists():
-        raise CheckpointError(f"{root}: not a directory; give the directory that holds config.json and the weights")
+        raise CheckpointError(
+            "not a directory", where=root, way_out="give the directory that holds config.json and the weights"
+        )
     if not _HUB_ID.fullmatch(str(path)) or root.parent.exists():
         raise CheckpointError(
-            f"{root}: no such directory; give one with config.json and the weights, or a hub id: org/name"
+            "no such directory", where=root, way_out="give one with config.json and the weights, or a hub id: org/name"
         )
     return None
 
@@ -47,7 +49,7 @@ def fetched(model: str) -> Path:
 
     # `model*`: repositories that also carry consolidated.safetensors would be fetched twice over.
     patterns = [*SIDE_FILES, "model*.safetensors", INDEX]
-    missing = f"{model}: no such directory, and "
+    missing = "no such directory, and "
     try:
         look_up_host()
     except ConnectionError as error:
@@ -55,13 +57,15 @@ def fetched(model: str) -> Path:
             return Path(snapshot_download(model, allow_patterns=patterns, local_files_only=True))
         except (OSError, ValueError):
             told = f"{missing}no network to fetch it from the hub"
-            raise CheckpointError(f"{told}; mend the path, or give a model's directory") from error
+            raise CheckpointError(told, where=model, way_out="mend the path, or give a model's directory") from error
     try:
         return Path(snapshot_download(model, allow_patterns=patterns))
     except (OSError, ValueError) as error:  # the hub's own errors are all one of these
         why = str(error).strip().partition("\n")[0]
         told = f"{missing}not fetched from the hub either ({why})"
-        raise CheckpointError(f"{told}; mend the path, or download the model and give its directory") from error
+        raise CheckpointError(
+            told, where=model, way_out="mend the path, or download the model and give its directory"
+        ) from error
 
 
 def look_up_host() -> None:

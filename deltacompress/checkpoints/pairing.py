@@ -128,7 +128,9 @@ def pair(base: Checkpoint, finetuned: Checkpoint) -> Pairing:
     _explain_leftovers(base, finetuned, counterpart, notes)
     if not any(p.base_name for p in pairs):
         raise PairError(
-            f"{finetuned.path}: no tensor in common with the base {base.path}; give the base it was tuned from"
+            f"no tensor in common with the base {base.path}",
+            where=finetuned.path,
+            way_out="give the base it was tuned from",
         )
     mixed = Counter(
         (base.tensors[p.base_name].dtype, p.info.dtype)
@@ -170,11 +172,11 @@ def _pair_one(
             return TensorPair(info, None, "added")
         if not compatible:
             told = f"{name}: {info.dtype} fine-tuned but {other.dtype} in the base {base.path}"
-            raise PairError(f"{finetuned.path}: {told}; convert one of them")
+            raise PairError(told, where=finetuned.path, way_out="convert one of them")
         if (is_embedding(name) or is_head(name)) and _same_columns(other, info):
             return _paired_rows(info, other, notes)
         told = f"{name}: shape {list(info.shape)} fine-tuned but {list(other.shape)} in the base {base.path}"
-        raise PairError(f"{finetuned.path}: {told}; give the base it was tuned from")
+        raise PairError(told, where=finetuned.path, way_out="give the base it was tuned from")
     if is_head(name) and is_tied(base.config) and (embedding := _embedding_for(info, base)) is not None:
         notes.append(f"{name} is tied to {embedding.name} in the base: paired with that")
         return _paired_rows(info, embedding, notes)
@@ -229,8 +231,10 @@ def _explain_leftovers(base: Checkpoint, finetuned: Checkpoint, counterpart: dic
             lost.append(base_name)
     if lost:
         if told := already_quantized(finetuned.config):
-            raise PairError(f"{finetuned.path}: {told}")
+            raise PairError(told, where=finetuned.path)
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise PairError(
-            f"{finetuned.path}: tensor {lost[0]}{more} of the base is missing; save the whole fine-tuned model"
+            f"tensor {lost[0]}{more} of the base is missing",
+            where=finetuned.path,
+            way_out="save the whole fine-tuned model",
         )

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any
 from deltacompress.checkpoints.header import TensorSpan, load_json_object
 from deltacompress.checkpoints.hub import fetched, model_directory
 from deltacompress.checkpoints.side_files import MAX_CONFIG_BYTES, MAX_SIDE_FILE_BYTES, is_side_file, link_homes
-from deltacompress.checkpoints.weight_files import A_PEFT_ADAPTER, ADAPTER_CONFIG, find_weights
+from deltacompress.checkpoints.weight_files import A_PEFT_ADAPTER, ADAPTER_CONFIG, USE_THE_ADAPTER, find_weights
 from deltacompress.errors import CheckpointError, option
-from deltacompress.files.regular import ANYWHERE, open_regular, read_bytes, stat_regular, told
+from deltacompress.files.regular import ANYWHERE, open_regular, read_bytes, stat_regular, unreadable
 from deltacompress.types import TensorInfo
 
 if TYPE_CHECKING:
@@ -81,17 +81,19 @@ class Checkpoint:
             file = root / "config.json"
             if not file.exists():
                 if (root / ADAPTER_CONFIG).exists():
-                    raise CheckpointError(f"{root}: {A_PEFT_ADAPTER}")
-                raise CheckpointError(f"{root}: no config.json; give a Hugging Face model directory")
+                    raise CheckpointError(A_PEFT_ADAPTER, where=root, way_out=USE_THE_ADAPTER)
+                raise CheckpointError("no config.json", where=root, way_out="give a Hugging Face model directory")
             config = load_json_object(read_bytes(file, at_most=MAX_CONFIG_BYTES, links=ANYWHERE), str(file))
             there = (*root.glob("*.safetensors"), *root.glob("*.index.json"))
             before = {one: _stamp(one.stat()) for one in there if one.exists()}
             spans, files = find_weights(root)
             made = cls(root, config, spans, files)
         except OSError as error:
-            raise CheckpointError(f"{error.filename or path}: {told(error, _READABLE)}") from error
+            raise unreadable(CheckpointError, error.filename or path, error, _READABLE) from error
         if changed := [one for one, stamp in made._stamps.items() if before.get(one) != stamp]:
-            raise CheckpointError(f"{changed[0]}: changed while its header was read; run it again when it is whole")
+            raise CheckpointError(
+                "changed while its header was read", where=changed[0], way_out="run it again when it is whole"
+            )
         return made
 
     def read(self, name: str, *, pinned: bool = False) -> torch.Tensor:
@@ -187,15 +189,17 @@ class Checkpoint:
         try:
             opened = open_regular(file, links=link_homes(self.path))
         except OSError as error:
-            raise CheckpointError(f"{file}: {told(error, 'make it readable, or remove it')}") from error
+            raise unreadable(CheckpointError, file, error, "make it readable, or remove it") from error
         if os.fstat(opened.fileno()).st_size > MAX_SIDE_FILE_BYTES:
             opened.close()
-            raise CheckpointError(f"{file}: over {MAX_SIDE_FILE_BYTES} bytes, as no such file is; remove it")
+            raise CheckpointError(
+                f"over {MAX_SIDE_FILE_BYTES} bytes, as no such file is", where=file, way_out="remove it"
+            )
         return opened
 
     def _span(self, name: str) -> tuple[Path, TensorSpan]:
         if name not in self._spans:
-            raise CheckpointError(f"{self.path}: no tensor named {name}; get the checkpoint again")
+            raise CheckpointError(f"no tensor named {name}", where=self.path, way_out="get the checkpoint again")
         return self._spans[name]
 
     @contextmanager
@@ -205,16 +209,20 @@ class Checkpoint:
         try:
             with open_regular(path, links=ANYWHERE) as file:
                 if _stamp(os.fstat(file.fileno())) != self._stamps[path]:
-                    raise CheckpointError(f"{path}: changed since it was opened; start again on a settled checkpoint")
+                    raise CheckpointError(
+                        "changed since it was opened", where=path, way_out="start again on a settled checkpoint"
+                    )
                 file.seek(span.begin + offset)
                 yield file
         except OSError as error:
-            raise CheckpointError(f"{path}: tensor {name} {told(error, _READABLE)}") from error
+            raise unreadable(CheckpointError, path, error, _READABLE, what=f"tensor {name} ") from error
 
     def _check_length(self, name: str, got: int, wanted: int) -> None:
         if got != wanted:
             path, _ = self._span(name)
-            raise CheckpointError(f"{path}: truncated while tensor {name} was read; copy or download it again")
+            raise CheckpointError(
+                f"truncated while tensor {name} was read", where=path, way_out="copy or download it again"
+            )
 
 
 def already_quantized(config: Mapping[str, Any]) -> str | None:
@@ -272,8 +280,9 @@ def check_finite(name: str, t: torch.Tensor, *, of_base: bool = False) -> None:
     nan, inf = int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
     way_out = "get the base again" if of_base else "the training run broke: take an earlier checkpoint"
     raise CheckpointError(
-        f"tensor {name}: {nan} NaN and {inf} Inf among {t.numel()} values; {way_out}, or use "
-        f"{option('recipe')} lossless, which keeps any bits"
+        f"{nan} NaN and {inf} Inf among {t.numel()} values",
+        where=f"tensor {name}",
+        way_out=f"{way_out}, or use {option('recipe')} lossless, which keeps any bits",
     )
 
 

@@ -43,10 +43,10 @@ def write_checkpoint(
     """
     todo = list(tensors)
     if not todo:
-        raise OutputError(f"{out}: a checkpoint needs at least one tensor")
+        raise OutputError("a checkpoint needs at least one tensor", where=out)
     with output_errors(out):
         if not out.is_dir() or any(out.iterdir()):
-            raise OutputError(f"{out}: weights are written into an existing empty directory")
+            raise OutputError("weights are written into an existing empty directory", where=out)
     weight_map = write_shards(out, todo, stem="model", max_shard_bytes=max_shard_bytes, single=SINGLE)
     if len(set(weight_map.values())) > 1:
         total = {"total_size": sum(info.nbytes for info, _ in todo)}
@@ -70,7 +70,7 @@ def write_shards(
     todo = sorted(tensors, key=lambda item: item[0].name)
     names = [info.name for info, _ in todo]
     if len(set(names)) != len(names) or max_shard_bytes < 1:
-        raise OutputError(f"{out}: need names given once, and max_shard_bytes of at least 1")
+        raise OutputError("need names given once, and max_shard_bytes of at least 1", where=out)
     shards: list[list[tuple[TensorInfo, Make]]] = [[]]
     filled = 0
     for info, make in todo:
@@ -113,7 +113,7 @@ def shard_chunks(
             left -= piece.nbytes
             yield tensor_bytes(piece)
         if left:
-            raise OutputError(f"{path}: tensor {info.name} lacks {left} of its {info.nbytes} bytes")
+            raise OutputError(f"tensor {info.name} lacks {left} of its {info.nbytes} bytes", where=path)
 
 
 def _pieces(made: torch.Tensor | Iterator[torch.Tensor], info: TensorInfo, path: Path) -> Iterator[torch.Tensor]:
@@ -125,8 +125,8 @@ def _pieces(made: torch.Tensor | Iterator[torch.Tensor], info: TensorInfo, path:
     whole = isinstance(made, torch.Tensor)
     for piece in [made] if isinstance(made, torch.Tensor) else made:
         if piece.dtype != DTYPES[info.dtype] or (whole and tuple(piece.shape) != info.shape):
-            raise OutputError(f"{path}: tensor {info.name} should be {info.dtype} {info.shape}, got {piece.dtype} "
-                              f"{tuple(piece.shape)}")  # fmt: skip
+            given = f"{piece.dtype} {tuple(piece.shape)}"
+            raise OutputError(f"tensor {info.name} should be {info.dtype} {info.shape}, got {given}", where=path)
         yield piece.detach().cpu().contiguous()
 
 

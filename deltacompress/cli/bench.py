@@ -26,7 +26,7 @@ def obs(
 ) -> None:
     """Time the OBS solver (2:4, 4 bits) on one linear against a plain column-by-column implementation."""
     if size % 4:  # said here too, before torch is imported
-        raise InputError(f"--size {size}: must be a multiple of 4, for whole 2:4 groups")
+        raise InputError("must be a multiple of 4, for whole 2:4 groups", where=f"--size {size}")
     early.device(device)
     from deltacompress.bench.obs import run
     from deltacompress.cli import render

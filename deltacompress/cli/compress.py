@@ -98,7 +98,7 @@ def compress(
 
         check_destination(name, zoo)
     elif zoo is not None:
-        raise InputError(f"--zoo {zoo}: give the entry a name too, --name NAMESPACE/NAME")
+        raise InputError("give the entry a name too, --name NAMESPACE/NAME", where=f"--zoo {zoo}")
     if gate is not None:
         early.gate(gate)
         if any(tasks.split(",")):  # else those that the policy requires

@@ -1,4 +1,4 @@
-"""The one place that prints: results on stdout, everything else on stderr, errors as one line with an exit code.
+"""The one place that prints: results on stdout, everything else on stderr, an error as one line with an exit code.
 
 Every verb is wrapped by `verb`, which adds `--json`, `--quiet` and `--debug` to it (they work before the verb as well
 as after it), hands the body a `Console`, and turns exceptions into the exit codes that scripts rely on:
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
+from deltacompress.cli.failures import failure, in_json
 from deltacompress.cli.interrupts import check, finish, held, tell
 from deltacompress.cli.screen import ReaderGoneError, discard, screen
 from deltacompress.errors import DeltaCompressError, InputError, OutputError, for_the_command_line
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 EXIT_INPUT = InputError.exit_code
-EXIT_INTERNAL = 70
 
 _UNBOUNDED = 10_000
 _PANEL = "Output"
@@ -173,8 +173,11 @@ def _printing() -> Iterator[None]:
         raise ReaderGoneError from error
     except OSError as error:
         discard(sys.stdout)
-        told = f"standard output: {error.strerror or error}; the work is done, print its result to another place"
-        raise OutputError(told) from error
+        raise OutputError(
+            error.strerror or str(error),
+            where="standard output",
+            way_out="the work is done, print its result to another place",
+        ) from error
 
 
 def verb(body: Callable[Concatenate[Console, P], None]) -> Callable[..., None]:
@@ -195,7 +198,12 @@ def verb(body: Callable[Concatenate[Console, P], None]) -> Callable[..., None]:
             settings |= ctx.obj
         again = f"{ctx.command_path} ... --out {options['out']}" if options.get("out") else ""
         tell(at_once=not settings.quiet)
-        code = run(functools.partial(body, Console(settings), **options), debug=settings.debug, again=again)
+        code = run(
+            functools.partial(body, Console(settings), **options),
+            debug=settings.debug,
+            as_json=settings.json,
+            again=again,
+        )
         if code:
             raise typer.Exit(code)
 
@@ -205,8 +213,8 @@ def verb(body: Callable[Concatenate[Console, P], None]) -> Callable[..., None]:
     return command
 
 
-def run(work: Callable[[], object], *, debug: bool, again: str = "") -> int:
-    """Run `work`; print a failure as one line on stderr (after its traceback under debug); return the exit code.
+def run(work: Callable[[], object], *, debug: bool, as_json: bool = False, again: str = "") -> int:
+    """Run `work`; print a failure on stderr (after its traceback under debug); return the exit code.
 
     again: what goes on after an interruption, if anything does.
 
@@ -220,40 +228,26 @@ def run(work: Callable[[], object], *, debug: bool, again: str = "") -> int:
         raise
     except ReaderGoneError:  # and the work is done
         return 0
-    except KeyboardInterrupt:
-        return _fail("interrupted; run it again" + (again and f": {again}"), EXIT_INPUT, debug=debug)
-    except DeltaCompressError as error:
-        return _fail(str(error), error.exit_code, debug=debug)
-    except OSError as error:
-        told = str(error) if error.filename is None or error.strerror is None else f"{error.filename}: {error.strerror}"
-        return _fail(f"{told}; mend that or give another path", EXIT_INPUT, debug=debug)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the last stop: whatever is left is a bug, and is reported as one
-        if _is_out_of_memory(error):
-            return _fail(f"out of memory ({error}); free some, or ask for less at once", EXIT_INPUT, debug=debug)
-        hint = "" if debug else " (run again with --debug for the traceback)"
-        return _fail(f"internal error: {type(error).__name__}: {error}{hint}", EXIT_INTERNAL, debug=debug)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - the last stop: what is left is a bug
+        if debug:
+            traceback.print_exc()
+        told = failure(error, debug=debug, again=again)
+        print_failure(told, as_json=as_json)
+        return told.exit_code
     return 0
+
+
+def print_failure(error: DeltaCompressError, *, as_json: bool) -> None:
+    """What ended the work: one line on stderr, with its fields under --json."""
+    if as_json:
+        _stderr(in_json(error))
+    else:
+        print_error(str(error))
 
 
 def print_error(message: str) -> None:
     """One line on stderr, however many the message has."""
     _stderr("error: " + " ".join(message.split()), style="red")
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether Python, or torch on a GPU or a CPU, ran out of memory (told by name: torch is not imported here)."""
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or (type(error) is RuntimeError and "DefaultCPUAllocator" in str(error))
-    )
-
-
-def _fail(message: str, code: int, *, debug: bool) -> int:
-    if debug:
-        traceback.print_exc()
-    print_error(message)
-    return code
 
 
 def _stderr(message: str, *, style: str | None = None) -> None:

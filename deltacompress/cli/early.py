@@ -56,10 +56,10 @@ def _can_hold(folder: Path, out: Path) -> None:
     there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     if not there.is_dir():
         what = "is a file" if there == out.absolute() else f"{there} is a file"
-        raise OutputError(f"{out}: {what}, where a directory is needed; choose another {option('out')}")
+        raise OutputError(f"{what}, where a directory is needed", where=out, way_out=f"choose another {option('out')}")
     if not os.access(there, os.W_OK | os.X_OK):
         told = os.strerror(errno.EACCES)
-        raise OutputError(f"{out}: cannot be written ({told}); choose another output directory")
+        raise OutputError(f"cannot be written ({told})", where=out, way_out="choose another output directory")
 
 
 def device(*names: str) -> None:
@@ -69,7 +69,7 @@ def device(*names: str) -> None:
         BackendError: one does.
     """
     if "cuda" in names and not _may_have_a_gpu():
-        raise BackendError(f"{option('device')} cuda: torch sees no CUDA GPU here; give cpu")
+        raise BackendError("torch sees no CUDA GPU here", where=f"{option('device')} cuda", way_out="give cpu")
 
 
 def _may_have_a_gpu() -> bool:

@@ -94,7 +94,9 @@ def evaluate(
         found = {label: early.place(one, zoo, base=base, reporter=reporter) for label, one in given.items()}
         for label, place in found.items():
             if not place.is_dir():
-                raise InputError(f"{label}: no such artifact {place}; give a directory; for a name, give --zoo ZOO")
+                raise InputError(
+                    f"no such artifact {place}", where=label, way_out="give a directory; for a name, give --zoo ZOO"
+                )
         early.labels([*given, *others])
         early.measured(found)
         from deltacompress.evaluation import evaluate as run
@@ -190,7 +192,7 @@ def _labelled(given: list[str]) -> dict[str, str]:
         label, equals, place = one.partition("=")
         label, place = (label, place) if equals else (Path(one).name if Path(one).is_dir() else one, one)
         if label in made:
-            raise InputError(f"{one}: two artifacts are named {label}; write LABEL={place}")
+            raise InputError(f"two artifacts are named {label}", where=one, way_out=f"write LABEL={place}")
         made[label] = place
     return made
 
@@ -203,7 +205,9 @@ def _against(given: list[str]) -> tuple[Path | None, dict[str, Path], bool]:
         if one == "base":
             with_base = True
         elif not label or not path:
-            raise InputError(f"--against {one}: write finetuned=PATH, base, or LABEL=PATH of another checkpoint")
+            raise InputError(
+                "write finetuned=PATH, base, or LABEL=PATH of another checkpoint", where=f"--against {one}"
+            )
         elif label == "finetuned":
             finetuned = model(path)
         else:

@@ -73,7 +73,9 @@ def generate(
     if prompt == "-":
         prompt = _read(whole=True).removesuffix("\n")
         if not prompt and not bos:
-            raise InputError("standard input is empty, and so is the prompt; write some text to it, or add --bos")
+            raise InputError(
+                "standard input is empty, and so is the prompt", way_out="write some text to it, or add --bos"
+            )
     runtime, name = _open(console, artifact, base, zoo, device, dtype, backend)
     shows = not console.settings.json
 
@@ -203,13 +205,15 @@ def _read(*, whole: bool) -> str:
         InputError: it is closed, or no UTF-8 text.
     """
     if sys.stdin is None:
-        raise InputError("standard input is closed, so no prompt can be read from it; leave it open")
+        raise InputError("standard input is closed, so no prompt can be read from it", way_out="leave it open")
     source = sys.stdin.buffer
     raw = source.read() if whole else source.readline()
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"standard input: byte {error.start} is not UTF-8; give the prompt as UTF-8 text") from error
+        raise InputError(
+            f"byte {error.start} is not UTF-8", where="standard input", way_out="give the prompt as UTF-8 text"
+        ) from error
 
 
 def _told(runtime: Runtime, done: Completion, seconds: float) -> str:

@@ -14,9 +14,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from types import FrameType
 from typing import Any
 
@@ -26,6 +27,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SAME_STOP = 2.0
 """Seconds in which another signal means nothing new; one waits as long as Python runs no line."""
 _OURS = ("deltacompress.cli.main", "deltacompress.cli.program")
+_FIELDS = '{"error": {"type": "Interrupted", "where": null, "what": "%s", "way_out": %s, "exit_code": 2}}\n'
+"""As failures.in_json writes them, which a program that ends early or at once does not import."""
+_ENDED_JSON = (_FIELDS % ("interrupted again; ended at once", "null")).encode()
+INTERRUPTED_JSON = _FIELDS % ("interrupted", '"run it again"')
 _AGAIN = 0.05
 """Seconds until a stop that had to wait is tried again."""
 
@@ -86,6 +91,11 @@ def interrupts() -> Iterator[None]:
 def tell(*, at_once: bool) -> None:
     """Whether a stop is told as soon as it comes: what is cleaned up before the end may take its time."""
     _state.told = at_once
+
+
+def wants_json(argv: Sequence[str]) -> bool:
+    """Whether the arguments ask for JSON, for what is to be told before or beside the verb, which reads them well."""
+    return "--json" in takewhile(lambda one: one != "--", argv)
 
 
 def check() -> None:
@@ -182,7 +192,7 @@ def _raise_again(before: Callable[[sys.UnraisableHookArgs], object]) -> Callable
 
 def _end_at_once() -> None:
     try:
-        _write(b"error: interrupted again; ended at once\n", ends=True)
+        _write(_ENDED_JSON if wants_json(sys.argv) else b"error: interrupted again; ended at once\n", ends=True)
     finally:
         os._exit(STOPPED)
 

@@ -23,15 +23,17 @@ from deltacompress.cli.console import (
     JsonFlag,
     QuietFlag,
     Settings,
-    print_error,
+    print_failure,
 )
 from deltacompress.cli.demo import demo
 from deltacompress.cli.doctor import doctor
 from deltacompress.cli.evaluate import evaluate, gate
+from deltacompress.cli.failures import UsageError
 from deltacompress.cli.generate import chat, generate
 from deltacompress.cli.interop import dequantize, export
-from deltacompress.cli.interrupts import interrupts
+from deltacompress.cli.interrupts import interrupts, wants_json
 from deltacompress.cli.shipped import gates, recipes, tasks
+from deltacompress.errors import InputError, Interrupted, OutputError
 
 PROGRAM = "deltacompress"
 EPILOG = (
@@ -104,8 +106,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Looking for plug-ins of pydantic means reading what every installed package says of itself; none has a say here.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     _print_any_path()
-    if empty := _empty_argument(sys.argv[1:] if argv is None else argv):
-        print_error(f"{empty} is empty, perhaps a variable of the shell that is not set; give it a value")
+    given = sys.argv[1:] if argv is None else argv
+    as_json = wants_json(given)
+    if empty := _empty_argument(given):
+        what = f"{empty} is empty, perhaps a variable of the shell that is not set"
+        print_failure(InputError(what, way_out="give it a value"), as_json=as_json)
         return EXIT_INPUT
     try:
         with interrupts():
@@ -117,15 +122,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             context = getattr(error, "ctx", None)
             place = PROGRAM if context is None else context.command_path
             usage = _usage(context) if type(error).__name__ == "NoSuchOption" else ""
-            print_error(f"{message.rstrip('.')} ({usage}see {place} --help)")
+            print_failure(UsageError(message.rstrip("."), way_out=f"{usage}see {place} --help"), as_json=as_json)
         return error.exit_code
     except SystemExit:  # what Typer makes of a help that nobody reads
         return 0
     except OSError as error:  # a help or a version that cannot be written: a verb tells its own
-        print_error(f"standard output: {error.strerror or error}; print to another place")
+        what = error.strerror or str(error)
+        failed = OutputError(what, where="standard output", way_out="print to another place")
+        print_failure(failed, as_json=as_json)
         return EXIT_INPUT
     except (typer.Abort, KeyboardInterrupt):  # before or after the verb, which handles its own
-        print_error("interrupted; run it again")
+        print_failure(Interrupted("interrupted", way_out="run it again"), as_json=as_json)
         return EXIT_INPUT
     return code if isinstance(code, int) else 0
 

@@ -18,7 +18,8 @@ def program() -> NoReturn:
             code = main()
         except KeyboardInterrupt:
             if sys.stderr is not None:
-                sys.stderr.write("error: interrupted; run it again\n")
+                wants_json = interrupts.wants_json(sys.argv)
+                sys.stderr.write(interrupts.INTERRUPTED_JSON if wants_json else "error: interrupted; run it again\n")
         interrupts.ignore()
         _flush()
         sys.exit(code)

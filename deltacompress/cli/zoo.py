@@ -59,10 +59,14 @@ def add(
     opened = open_zoo(zoo)
     path = Path(source)
     if path.exists() and not path.is_dir():
-        raise InputError(f"{source}: not a directory; give that of an artifact, a PEFT adapter or a base model")
+        raise InputError(
+            "not a directory", where=source, way_out="give that of an artifact, a PEFT adapter or a base model"
+        )
     if not path.is_dir():
         if source.count("/") != 1 or source.startswith((".", "/", "~")):  # told before torch is imported, for seconds
-            raise InputError(f"{source}: no such directory; give one, or the hub id of a base model: org/name")
+            raise InputError(
+                "no such directory", where=source, way_out="give one, or the hub id of a base model: org/name"
+            )
         from deltacompress.checkpoints.reader import Checkpoint
         from deltacompress.compression.publication import hub_origin
 

@@ -134,7 +134,7 @@ def fsck(
     from deltacompress.zoo.exchange.resolve import open_zoo
 
     if copy is not None and not repair:
-        raise InputError("--from is for repairing; add --repair")
+        raise InputError("--from is for repairing", way_out="add --repair")
     opened = open_zoo(zoo)
     with console.progress() as reporter:
         found = opened.fsck(repair=repair, copy=None if copy is None else Zoo.open(copy), reporter=reporter)

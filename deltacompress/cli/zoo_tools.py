@@ -45,7 +45,7 @@ def lineage(
     graph = opened.lineage(name)
     if svg is not None:
         if around := zoo_around(svg):
-            raise InputError(f"{svg}: lies inside the zoo {around}; choose a place outside of it")
+            raise InputError(f"lies inside the zoo {around}", where=svg, way_out="choose a place outside of it")
         drawn = lineage_picture.svg(graph, f"lineage of {name or opened.where}").encode()
         written = write_once(svg, drawn, replace=force)
         console.note(f"picture in {svg}" + ("" if written else ", as it was"))

@@ -65,8 +65,9 @@ def delta_of(finetuned: Tensor, reference: Tensor | None, name: str) -> Tensor:
         delta = delta - reference
     if delta.numel() and not bool(extremes(delta).abs().max() <= _LARGEST):  # NaN compares as false
         raise CheckpointError(
-            f"tensor {name}: weights, or their differences from the base's, are beyond {_LARGEST:g}; get the "
-            f"checkpoints again, or use {option('recipe')} lossless, which keeps any bits"
+            f"weights, or their differences from the base's, are beyond {_LARGEST:g}",
+            where=f"tensor {name}",
+            way_out=f"get the checkpoints again, or use {option('recipe')} lossless, which keeps any bits",
         )
     return delta
 
@@ -111,13 +112,13 @@ def restore_pieces(
 
 def _format(name: str, where: str) -> _Format:
     if name not in FORMATS:
-        raise FormatError(f"{where}: unknown format {name!r}")
+        raise FormatError(f"unknown format {name!r}", where=where)
     return FORMATS[name]
 
 
 def _base(params: dict[str, Any], parts: Parts, base: Tensor | None, like: Tensor, where: str) -> Tensor:
     if base is None or base.shape != like.shape:
-        raise FormatError(f"{where}: stored without parts, but the base has no such tensor")
+        raise FormatError("stored without parts, but the base has no such tensor", where=where)
     return base.to(like.dtype)
 
 
@@ -130,19 +131,19 @@ def _packed(params: dict[str, Any], parts: Parts, base: Tensor | None, like: Ten
         if (row_mask := parts.get("row_mask")) is not None:
             delta = _spread_rows(delta, row_mask, shape[0] if len(shape) > 1 else 1)
     except (ValueError, RuntimeError, IndexError) as error:
-        raise FormatError(f"{where}: the parts do not decode ({error})") from error
+        raise FormatError(f"the parts do not decode ({error})", where=where) from error
     if delta.numel() != shape.numel():
-        raise FormatError(f"{where}: decodes to {tuple(delta.shape)}, expected {tuple(shape)}")
+        raise FormatError(f"decodes to {tuple(delta.shape)}, expected {tuple(shape)}", where=where)
     delta = delta.reshape(shape)
     if base is not None:
         delta.add_(base)
     restored = delta.to(like.dtype)
     if (added := parts.get("added_rows")) is not None:
         if added.dtype != like.dtype or added.dim() != len(shape) or added.shape[1:] != shape[1:]:
-            raise FormatError(f"{where}: added_rows {tuple(added.shape)} do not continue {tuple(shape)}")
+            raise FormatError(f"added_rows {tuple(added.shape)} do not continue {tuple(shape)}", where=where)
         restored = torch.cat([restored, added])
     if restored.shape != like.shape:
-        raise FormatError(f"{where}: decodes to {tuple(restored.shape)}, expected {tuple(like.shape)}")
+        raise FormatError(f"decodes to {tuple(restored.shape)}, expected {tuple(like.shape)}", where=where)
     return restored
 
 

@@ -50,12 +50,12 @@ def decode(params: dict[str, Any], parts: Parts, base: Tensor | None, like: Tens
     planes = parts.get("planes")
     item = like.element_size()
     if planes is None or planes.dtype != torch.uint8 or planes.shape != (item, like.numel()):
-        raise FormatError(f"{where}: the exact format needs planes of {item} x {like.numel()} bytes")
+        raise FormatError(f"the exact format needs planes of {item} x {like.numel()} bytes", where=where)
     if base is not None and (base.shape[1:] != like.shape[1:] or base.shape[:1] > like.shape[:1]):
-        raise FormatError(f"{where}: a base of {tuple(base.shape)} does not fit {tuple(like.shape)}")
+        raise FormatError(f"a base of {tuple(base.shape)} does not fit {tuple(like.shape)}", where=where)
     transform, reference = _reference(base, torch.empty(like.shape, dtype=like.dtype))
     if params.get("transform") != transform:
-        raise FormatError(f"{where}: transform {params.get('transform')!r} does not fit {like.dtype}")
+        raise FormatError(f"transform {params.get('transform')!r} does not fit {like.dtype}", where=where)
     raw = planes.T.contiguous().view(-1)
     if transform == "xor":
         return (raw ^ _bytes(reference)).view(like.dtype).reshape(like.shape)

@@ -177,7 +177,7 @@ def to_serving(spec: PackedSpec, parts: Parts, where: str) -> Parts:
     try:
         codes, mask = symbols.symbols_to_pairs(parts, zero, spec.bits, spec.padded)
     except ValueError as error:
-        raise FormatError(f"{where}: {error}") from error
+        raise FormatError(str(error), where=where) from error
     return rest | _with_pattern(spec, mask, lambda kept: packing.pack_codes(kept, spec.bits), codes)
 
 

@@ -102,14 +102,14 @@ class PackedPieces:
                     yield self._spread(stored)
             self._check_end()
         except (ValueError, RuntimeError, IndexError) as error:
-            raise FormatError(f"{self._where}: the parts do not decode ({error})") from error
+            raise FormatError(f"the parts do not decode ({error})", where=self._where) from error
 
     def check(self, rows: int) -> None:
         """Make sure that the parts decode, without the values; of a fresh instance. rows: as `deltas`; raises alike."""
         if "row_mask" in self._sources:
             named = sum(int(self._stored(begin, end - begin).sum()) for begin, end in ranges(rows))
             if named != self._spec.rows:
-                raise FormatError(f"{self._where}: row_mask names {named} rows, {self._spec.rows} are stored")
+                raise FormatError(f"row_mask names {named} rows, {self._spec.rows} are stored", where=self._where)
         if self._spec.sparsity.kind != "dense":  # any bytes are dense codes
             sources = {name: one for name, one in self._sources.items() if name != "row_mask"}
             whole = PackedPieces(self._spec, sources, storage=self._storage, where=self._where)

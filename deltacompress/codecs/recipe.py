@@ -110,18 +110,24 @@ class Recipe(BaseModel):
             if str(name_or_path) not in names:
                 close = get_close_matches(str(name_or_path).lower(), names, n=1)
                 raise RecipeError(
-                    f"no recipe named {str(name_or_path)!r}; {f'did you mean {close[0]}? ' if close else ''}"
-                    f"shipped: {', '.join(names)} (or give a path)"
+                    f"no recipe named {str(name_or_path)!r}",
+                    way_out=(
+                        f"{(f'did you mean {close[0]}? ' if close else '')}shipped: {', '.join(names)} (or give a path)"
+                    ),
                 )
             path = content_path(*_FOLDER, f"{name_or_path}.yaml")
         try:
             text = read_text(path, at_most=MAX_YAML_BYTES, links=ANYWHERE)
         except UnicodeDecodeError as error:
-            raise RecipeError(f"{path}: not YAML (byte {error.start} is not UTF-8); save it as UTF-8 text") from error
+            raise RecipeError(
+                f"not YAML (byte {error.start} is not UTF-8)", where=path, way_out="save it as UTF-8 text"
+            ) from error
         except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
             why = getattr(error, "strerror", None) or error
             raise RecipeError(
-                f"{path}: the recipe cannot be read ({why}); give a YAML file or the name of a shipped recipe"
+                f"the recipe cannot be read ({why})",
+                where=path,
+                way_out="give a YAML file or the name of a shipped recipe",
             ) from error
         return cls.parse(load_yaml(text, str(path)), where=str(path))
 
@@ -134,7 +140,9 @@ class Recipe(BaseModel):
         """
         if not isinstance(data, dict):
             raise RecipeError(
-                f"{where}: a recipe is a mapping with name and rules, not {type(data).__name__}; see docs/recipes.md"
+                f"a recipe is a mapping with name and rules, not {type(data).__name__}",
+                where=where,
+                way_out="see docs/recipes.md",
             )
         try:
             return cls.model_validate(data)
@@ -144,7 +152,9 @@ class Recipe(BaseModel):
             told = first["msg"].removeprefix("Value error, ")
             # reprlib: a file of a few lines can name a list of billions of entries, by aliases of aliases
             raise RecipeError(
-                f"{where}: {at or 'recipe'}: {told} (got {reprlib.repr(first['input']):.80}); see docs/recipes.md"
+                f"{at or 'recipe'}: {told} (got {reprlib.repr(first['input']):.80})",
+                where=where,
+                way_out="see docs/recipes.md",
             ) from error
 
     def rule_for(self, name: str, kind: TensorKind) -> Settings:
@@ -157,11 +167,16 @@ class Recipe(BaseModel):
             if rule.matches(name, kind):
                 if CODECS[rule.codec].calibrates and kind not in ("linear", "head"):
                     raise RecipeError(
-                        f"recipe {self.name}: codec {rule.codec} on {name} (kind {kind}), which has no inputs to "
-                        "calibrate on; use rtn, exact or skip for it"
+                        f"codec {rule.codec} on {name} (kind {kind}), which has no inputs to calibrate on",
+                        where=f"recipe {self.name}",
+                        way_out="use rtn, exact or skip for it",
                     )
                 return rule
-        raise RecipeError(f"recipe {self.name}: no rule matches {name} (kind {kind}); end the rules with codec: exact")
+        raise RecipeError(
+            f"no rule matches {name} (kind {kind})",
+            where=f"recipe {self.name}",
+            way_out="end the rules with codec: exact",
+        )
 
     def check_calibration(self, source: object) -> None:
         """Make sure that there is something to calibrate on, where a rule wants it.

@@ -147,6 +147,8 @@ def spec_for(settings: Quantizing, *, rows: int, columns: int, name: str) -> Pac
     group = columns if settings.group_size == "row" else settings.group_size
     if columns % group:
         raise RecipeError(
-            f"{name}: group_size {group} does not divide its {columns} columns; choose a divisor or group_size: row"
+            f"group_size {group} does not divide its {columns} columns",
+            where=name,
+            way_out="choose a divisor or group_size: row",
         )
     return PackedSpec(rows, columns, settings.bits, settings.pattern, group, settings.grid)

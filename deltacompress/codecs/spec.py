@@ -53,10 +53,10 @@ class PackedSpec:
                 grid=params["grid"],
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"{where}: bad parameters of the packed format ({error})") from error
+            raise FormatError(f"bad parameters of the packed format ({error})", where=where) from error
         sane = spec.rows >= 0 and spec.columns > 0 and 0 < spec.group <= _MAX_GROUP and spec.bits in (1, 2, 3, 4, 8, 16)
         if not sane or spec.grid not in get_args(GridKind) or spec.to_json() != params:
-            raise FormatError(f"{where}: parameters of the packed format out of range: {reprlib.repr(params)}")
+            raise FormatError(f"parameters of the packed format out of range: {reprlib.repr(params)}", where=where)
         return spec
 
     @property
@@ -103,12 +103,12 @@ def check_shapes(
     shapes = part_shapes(spec, storage=storage)
     extra = {"row_mask", "added_rows"}  # of any packed tensor; they must fit the whole tensor, which is not known here
     if odd := (shapes.keys() - parts.keys()) | (parts.keys() - shapes.keys() - extra):
-        raise FormatError(f"{where}: part {min(odd)} is missing or does not belong to {spec.to_json()}")
+        raise FormatError(f"part {min(odd)} is missing or does not belong to {spec.to_json()}", where=where)
     for name, (dtype, shape) in shapes.items():
         found, sizes = parts[name]
         free = sizes[0] if shape == (FREE,) and len(sizes) == 1 and sizes[0] <= _most(spec, name) else FREE
         if found != dtype or sizes != tuple(free if size == FREE else size for size in shape):
-            raise FormatError(f"{where}: part {name} is {found} {list(sizes)}, expected {dtype} {list(shape)}")
+            raise FormatError(f"part {name} is {found} {list(sizes)}, expected {dtype} {list(shape)}", where=where)
 
 
 def part_shapes(spec: PackedSpec, *, storage: bool) -> Shapes:

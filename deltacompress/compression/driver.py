@@ -224,7 +224,8 @@ def _telling_what_waits(out: Path, *, resume: bool) -> Iterator[None]:
     except KeyboardInterrupt as stop:
         if resume and _finished_steps(out):
             raise Interrupted(
-                f"interrupted; what an earlier run finished waits in {out}.partial: run again with {switch('resume')}"
+                "interrupted",
+                way_out=f"what an earlier run finished waits in {out}.partial: run again with {switch('resume')}",
             ) from stop
         raise
 
@@ -241,8 +242,10 @@ def _tokens(job: CompressionJob, plan: Plan, skeleton: Skeleton) -> CalibrationT
     rows = plan.finetuned.tensors[skeleton.embedding_name].shape[0]
     if int(tokens.ids.max()) >= rows:
         raise CalibrationError(
-            f"{plan.finetuned.path}: its tokenizer gives token {int(tokens.ids.max())}, its embedding has {rows} rows; "
-            "the tokenizer is not this model's; put the one it was trained with there"
+            f"its tokenizer gives token {int(tokens.ids.max())}, its embedding has {rows} rows; the "
+            "tokenizer is not this model's",
+            where=plan.finetuned.path,
+            way_out="put the one it was trained with there",
         )
     return tokens
 

@@ -51,9 +51,9 @@ def standing(job: CompressionJob, base: Checkpoint, finetuned: Checkpoint, repor
     try:
         other = difference(load_delta(out).manifest, job, base, finetuned)
         if other is not None:
-            raise OutputError(f"{out}: holds an artifact that was made with another {other}; {way_out}")
+            raise OutputError(f"holds an artifact that was made with another {other}", where=out, way_out=way_out)
         delta = verify(out, reporter=reporter)
     except IntegrityError as error:
-        raise OutputError(f"{out}: holds a damaged artifact ({error}); {way_out}") from error
+        raise OutputError(f"holds a damaged artifact ({error})", where=out, way_out=way_out) from error
     reporter.note(f"{out}: holds the artifact of the same input; verified, and used again")
     return delta

@@ -127,12 +127,14 @@ def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorK
     base, finetuned = pairing.base, pairing.finetuned
     for file in finetuned.side_files():
         if not re.fullmatch(FILE_NAME, file.name):
-            raise CheckpointError(f"{file}: not a file name that an artifact may hold; rename or remove it")
+            raise CheckpointError(
+                "not a file name that an artifact may hold", where=file, way_out="rename or remove it"
+            )
         finetuned.open_side_file(file).close()  # it is copied at the end, and must not fail then
     for name in finetuned.tensors:
         if len(name) > _MAX_NAME:
             told = f"tensor {name[:40]}... has a name of {len(name)} characters, more than {_MAX_NAME}"
-            raise CheckpointError(f"{finetuned.path}: {told}; rename it")
+            raise CheckpointError(told, where=finetuned.path, way_out="rename it")
     for found in pairing.pairs:
         recipe.rule_for(found.info.name, kind_of(found.info.name))  # before any weight is read
     for checkpoint in (base, finetuned):
@@ -140,8 +142,10 @@ def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorK
     tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of)}
     if all(plan.treatment in ("identical", "alias") for plan in tensors.values()):
         raise PairError(
-            f"{finetuned.path}: has the weights of the base {base.path} (content hash "
-            f"{finetuned.fingerprint()[:12]}), so there is nothing to compress; give the fine-tuned model"
+            f"has the weights of the base {base.path} (content hash {finetuned.fingerprint()[:12]}), so "
+            "there is nothing to compress",
+            where=finetuned.path,
+            way_out="give the fine-tuned model",
         )
     if not recipe.lossless:
         used = sorted({plan.pair.base_name for plan in tensors.values() if plan.pair.base_name})
@@ -172,7 +176,7 @@ def _plans(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind
             columns = shape[0] if len(shape) == 1 else found.info.numel // max(shape[0], 1)
             spec_for(cast(Quantizing, settings), rows=1, columns=columns, name=name)
         if treatment == "code" and settings.codec == "skip" and found.base_rows not in (None, found.info.shape[0]):
-            raise PairError(f"{name}: codec skip, but the base has fewer rows; use rtn or exact for it")
+            raise PairError("codec skip, but the base has fewer rows", where=name, way_out="use rtn or exact for it")
         yield TensorPlan(found, kind, treatment, settings if treatment == "code" else ExactSettings())
 
 

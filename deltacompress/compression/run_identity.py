@@ -47,19 +47,22 @@ def check_same(known: Path, identity: str) -> None:
         old = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
-            f"{known}: damaged ({error}); remove it, or leave out {switch('resume')} to start over"
+            f"damaged ({error})", where=known, way_out=f"remove it, or leave out {switch('resume')} to start over"
         ) from error
     if not isinstance(old, dict):
         raise InputError(
-            f"{known}: damaged (not a JSON object); remove it, or leave out {switch('resume')} to start over"
+            "damaged (not a JSON object)",
+            where=known,
+            way_out=f"remove it, or leave out {switch('resume')} to start over",
         )
     if text == identity:
         return
     new = json.loads(identity)
     changed = [key for key in sorted(new.keys() | old.keys()) if json.dumps(old.get(key)) != json.dumps(new.get(key))]
     raise InputError(
-        f"{known.parent}: the unfinished run was started with other input ({', '.join(changed) or 'other bytes'}); "
-        f"give the same again, remove it, or leave out {switch('resume')} to start over"
+        f"the unfinished run was started with other input ({', '.join(changed) or 'other bytes'})",
+        where=known.parent,
+        way_out=f"give the same again, remove it, or leave out {switch('resume')} to start over",
     )
 
 
@@ -89,9 +92,11 @@ def choose_device(device: str) -> torch.device:
         BackendError: another one; "cuda", and torch sees no GPU.
     """
     if device not in ("auto", "cpu", "cuda"):
-        raise BackendError(f"{option('device')} {device}: there is none of that name; give auto, cpu or cuda")
+        raise BackendError(
+            "there is none of that name", where=f"{option('device')} {device}", way_out="give auto, cpu or cuda"
+        )
     if device == "cuda" and not torch.cuda.is_available():
-        raise BackendError(f"{option('device')} cuda: torch sees no CUDA GPU here; give cpu")
+        raise BackendError("torch sees no CUDA GPU here", where=f"{option('device')} cuda", way_out="give cpu")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(device)

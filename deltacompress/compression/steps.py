@@ -99,8 +99,9 @@ class Steps:
             yield
         except (IntegrityError, CheckpointError) as error:
             raise OutputError(  # not the input's fault: the other steps stay
-                f"{self._work.file_of(step)}: damaged ({error}); remove it, or leave out "
-                f"{switch('resume')} to start over"
+                f"damaged ({error})",
+                where=self._work.file_of(step),
+                way_out=f"remove it, or leave out {switch('resume')} to start over",
             ) from error
 
     def records(self, step: str) -> list[TensorRecord]:

@@ -43,7 +43,7 @@ from deltacompress.errors import (
     switch,
 )
 from deltacompress.files.output import make_directory, output_errors, remove_empty, sync, take_lock
-from deltacompress.files.regular import open_regular, told
+from deltacompress.files.regular import open_regular, unreadable
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.types import TensorInfo
 
@@ -117,7 +117,9 @@ class Workspace:
             strange = [found.name for found in found_there if not _OURS.fullmatch(found.name)]
             if strange:
                 raise OutputError(
-                    f"{self.path}: holds {strange[0]}, no work of a run; move it or choose another {option('out')}"
+                    f"holds {strange[0]}, no work of a run",
+                    where=self.path,
+                    way_out=f"move it or choose another {option('out')}",
                 )
             for found in found_there:
                 shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
@@ -149,14 +151,17 @@ class Workspace:
         try:
             told = read_header(path).metadata
         except CheckpointError as error:
-            why = str(error).removeprefix(f"{path}: ")
             raise OutputError(
-                f"{path}: damaged ({why}); remove it, or leave out {switch('resume')} to start over"
+                f"damaged ({error.what})",
+                where=path,
+                way_out=f"remove it, or leave out {switch('resume')} to start over",
             ) from error
         records = told.get("records", "")
         if told.get("sha256") != _digest(step, records):
             raise OutputError(
-                f"{path}: damaged (its records differ); remove it, or leave out {switch('resume')} to start over"
+                "damaged (its records differ)",
+                where=path,
+                way_out=f"remove it, or leave out {switch('resume')} to start over",
             )
         return [TensorRecord.model_validate(record) for record in json.loads(records)]
 
@@ -183,9 +188,9 @@ class Workspace:
                 file.seek(span.begin)
                 got = file.readinto(tensor_bytes(tensor))
         except OSError as error:
-            raise CheckpointError(f"{path}: {told(error)}") from error
+            raise unreadable(CheckpointError, path, error) from error
         if got != span.info.nbytes:
-            raise CheckpointError(f"{path}: cut short at {key}")
+            raise CheckpointError(f"cut short at {key}", where=path)
         return tensor
 
     def pieces(self, step: str, key: str) -> Iterator[Tensor]:
@@ -207,7 +212,7 @@ class Workspace:
         def place(name: str, part: PartRecord) -> tuple[Path, TensorSpan]:
             span = spans.get(f"{name}.{part.name}")
             if span is None:
-                raise CheckpointError(f"{self.file_of(step)}: holds no {name}.{part.name}")
+                raise CheckpointError(f"holds no {name}.{part.name}", where=self.file_of(step))
             return self.file_of(step), span
 
         return open_parts(record, place, codec, where="", device=device)
@@ -216,7 +221,7 @@ class Workspace:
         path = self.file_of(step)
         span = read_header(path).tensors.get(key)
         if span is None:
-            raise CheckpointError(f"{path}: holds no {key}")
+            raise CheckpointError(f"holds no {key}", where=path)
         return path, span
 
     def file_of(self, step: str) -> Path:
@@ -239,7 +244,7 @@ class Workspace:
             if self.published:
                 told = f"interrupted, but {self.out} was published whole before; nothing is left to do"
             elif self.keep():
-                raise Interrupted(f"interrupted, nothing published; {waits}: {again}") from error
+                raise Interrupted("interrupted, nothing published", way_out=f"{waits}: {again}") from error
             else:
                 told = "interrupted before a step was finished: nothing is left of it, run it again"
             self.discard()
@@ -287,7 +292,7 @@ def _given(part: Tensor) -> Tensor:
 
 def _locked(path: Path) -> int:
     if path.is_symlink():
-        raise OutputError(f"{path}: is a symbolic link, and a run needs a directory there; remove it")
+        raise OutputError("is a symbolic link, and a run needs a directory there", where=path, way_out="remove it")
     return take_lock(path)
 
 

@@ -67,7 +67,7 @@ def run_demo(out: str | Path, *, force: bool = False, reporter: Reporter | None 
             rows = _rows(target, force, reporter)
         except (Interrupted, KeyboardInterrupt) as stop:  # what compress would say, --resume, is no option of the demo
             raise Interrupted(
-                f"interrupted; run the demo again: it goes on with what this one left in {target}"
+                "interrupted", way_out=f"run the demo again: it goes on with what this one left in {target}"
             ) from stop
         found = DemoResult(target, tuple(rows), time.monotonic() - started)
         write_once(output.ready / RESULTS, (json.dumps(found.to_json(), indent=2) + "\n").encode())
@@ -136,6 +136,10 @@ def _check_ours(target: Path) -> None:
     names = [f"{variant}.{recipe}" for variant in VARIANTS for recipe in RECIPES]
     ours = {RESULTS, RECORD, *(name + end for name in names for end in ("", ".restored", ".partial"))}
     if strange := [name for name in found if name not in ours and not NEW.fullmatch(name)]:
-        raise OutputError(f"{target}: holds {strange[0]}, which no demo wrote; choose another {option('out')}")
+        raise OutputError(
+            f"holds {strange[0]}, which no demo wrote", where=target, way_out=f"choose another {option('out')}"
+        )
     if RESULTS in found and not all((target / name).is_dir() for name in names):
-        raise OutputError(f"{target}: holds a {RESULTS} but not the rest of a demo; choose another {option('out')}")
+        raise OutputError(
+            f"holds a {RESULTS} but not the rest of a demo", where=target, way_out=f"choose another {option('out')}"
+        )

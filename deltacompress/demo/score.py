@@ -56,7 +56,9 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str) -> 
     if room < 0:
         longest = tokenizer.model_max_length
         raise InputError(
-            f"completion {completion[:40]!r}...: {len(answer)} tokens, more than the model's {longest}; shorten it"
+            f"{len(answer)} tokens, more than the model's {longest}",
+            where=f"completion {completion[:40]!r}...",
+            way_out="shorten it",
         )
     question = tokenizer.encode(prompt, add_special_tokens=False)
     question = [tokenizer.bos_token_id, *question[max(0, len(question) - room) :]]

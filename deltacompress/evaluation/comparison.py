@@ -103,8 +103,9 @@ def compare(
     picture = target / "comparison.png"
     if os.path.lexists(picture) and not (force or (target / REPORT).exists()):
         raise OutputError(
-            f"{picture}: would be replaced, and no earlier run left it there; move it away, choose another "
-            f"{option('out')}, or replace it with {switch('force')}"
+            "would be replaced, and no earlier run left it there",
+            where=picture,
+            way_out=f"move it away, choose another {option('out')}, or replace it with {switch('force')}",
         )
     pair = Checkpoint.open(base), Checkpoint.open(finetuned)
     work = _Work(*pair, target / "artifacts", calibration, samples, seq_len, seed, device, force, reporter)
@@ -250,6 +251,7 @@ def _read_times(path: Path) -> dict[str, float]:
 
 def _made_otherwise(path: Path, other: str) -> InputError:
     return InputError(
-        f"{path}: made by another recipe, model or seed, or on other data (another {other}); remove it, choose another "
-        f"{option('out')}, or replace it with {switch('force')}"
+        f"made by another recipe, model or seed, or on other data (another {other})",
+        where=path,
+        way_out=f"remove it, choose another {option('out')}, or replace it with {switch('force')}",
     )

@@ -119,13 +119,13 @@ def compress_gated(
             reporter=reporter,
         )
     except KeyboardInterrupt as stop:
-        raise Interrupted(f"interrupted; {waits} is whole, run again to go on measuring it") from stop
+        raise Interrupted("interrupted", way_out=f"{waits} is whole, run again to go on measuring it") from stop
     result = gate.check(report)
     try:
         result.require()
     except GateFailedError as error:
         told = f"{target} was published before" if there else f"not published: {candidate}"
-        raise GateFailedError(f"{error}; {told}, report in {report_dir}") from error
+        raise error.retold(GateFailedError, what=f"{error.what}; {told}, report in {report_dir}") from error
     if not there:
         publish_directory(candidate, target, replaces=holds_artifact if force else None)
     summary = compressed.summary | {"artifact": str(target)}
@@ -142,10 +142,13 @@ def _check_report(folder: Path, *, anew: bool) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(
-            f"{folder}: is no directory, but the report goes there; move it, or choose another {option('out')}"
+            "is no directory, but the report goes there",
+            where=folder,
+            way_out=f"move it, or choose another {option('out')}",
         )
     if anew and (folder / REPORT).exists():
         raise OutputError(
-            f"{folder}: holds the report of an earlier run; move it, choose another {option('out')}, or replace it "
-            f"with {switch('force')}"
+            "holds the report of an earlier run",
+            where=folder,
+            way_out=f"move it, choose another {option('out')}, or replace it with {switch('force')}",
         )

@@ -18,7 +18,9 @@ def check_label(label: str) -> None:
     """
     if not _LABEL.fullmatch(label):
         raise InputError(
-            f"label {label!r}: use letters, digits and . _ - @ /, at most 100 (LABEL=PATH gives another one)"
+            "use letters, digits and . _ - @ /, at most 100 (LABEL=PATH gives another one)", where=f"label {label!r}"
         )
     if label in (FINETUNED_LABEL, BASE_LABEL):
-        raise InputError(f"label {label}: is taken by the {label} model; give another one (LABEL=PATH)")
+        raise InputError(
+            f"is taken by the {label} model", where=f"label {label}", way_out="give another one (LABEL=PATH)"
+        )

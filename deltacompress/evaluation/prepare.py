@@ -106,7 +106,7 @@ def _overlaps(
             )
     if given is not None and not records:
         raise InputError(
-            f"{option('calibration')} {given}: no artifact is evaluated that could have been calibrated on it"
+            "no artifact is evaluated that could have been calibrated on it", where=f"{option('calibration')} {given}"
         )
     return tuple(records)
 

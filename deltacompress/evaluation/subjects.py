@@ -111,7 +111,7 @@ def open_subjects(
     for label in labels:
         check_label(label)
     if len(set(labels)) != len(labels):
-        raise InputError(f"labels {', '.join(labels)}: one is used twice; write LABEL=PATH")
+        raise InputError("one is used twice", where=f"labels {', '.join(labels)}", way_out="write LABEL=PATH")
     base_checkpoint = Checkpoint.open(base)
     subjects: list[Subject] = []
     if finetuned is not None:
@@ -146,8 +146,9 @@ def _check_made_from(subjects: Sequence[Subject]) -> None:
         made_from = subject.delta.manifest.finetuned
         if made_from.content_hash != reference.identity:
             raise IntegrityError(
-                f"{spelled('--against finetuned=', 'finetuned ')}{reference.path}: {subject.path} was made from "
-                f"another model ({made_from.name}, {made_from.content_hash[:12]}); give that one"
+                f"{subject.path} was made from another model ({made_from.name}, {made_from.content_hash[:12]})",
+                where=f"{spelled('--against finetuned=', 'finetuned ')}{reference.path}",
+                way_out="give that one",
             )
 
 

@@ -25,8 +25,9 @@ def pinned(zoo: str | None, given: str) -> str:
     """
     if Path(given).is_dir():
         raise InputError(
-            f"{switch('attach')}: {given} is a directory; give the name of its entry in {option('zoo')}, or "
-            f"leave out {switch('attach')}"
+            f"{given} is a directory",
+            where=switch("attach"),
+            way_out=f"give the name of its entry in {option('zoo')}, or leave out {switch('attach')}",
         )
     found, entry = open_zoo(zoo).show(given)
     need_kind(found, entry, "delta")

@@ -138,13 +138,17 @@ def _refuse_models(folder: Path) -> None:
     for name in _OF_MODELS:
         if os.path.lexists(folder / name):
             raise OutputError(
-                f"{folder}: holds {name}, so it is a model or an artifact; choose another {option('out')}"
+                f"holds {name}, so it is a model or an artifact",
+                where=folder,
+                way_out=f"choose another {option('out')}",
             )
 
 
 def _check_same(folder: Path, first: str, inputs: Mapping[str, Any]) -> None:
     if why := _unlike(folder, first, inputs):
-        raise OutputError(f"{folder}: {why}; choose another {option('out')}, or replace it with {switch('force')}")
+        raise OutputError(
+            why, where=folder, way_out=f"choose another {option('out')}, or replace it with {switch('force')}"
+        )
 
 
 def _unlike(folder: Path, first: str, inputs: Mapping[str, Any]) -> str | None:
@@ -187,13 +191,14 @@ def _earlier(folder: Path, files: Sequence[str], *, force: bool) -> set[str]:
     for name, one in sorted(there.items()):
         if name not in ours and not force:
             raise OutputError(
-                f"{one}: would be replaced, and no earlier run left it there; move it away, choose another "
-                f"{option('out')}, or replace it with {switch('force')}"
+                "would be replaced, and no earlier run left it there",
+                where=one,
+                way_out=f"move it away, choose another {option('out')}, or replace it with {switch('force')}",
             )
     for one in sorted({*there.values(), *(one for one in within if os.path.lexists(one))}):
         if one.is_symlink() or one.is_dir() != (one in within):
             wanted = "directory" if one in within else "file"
-            raise OutputError(f"{one}: is no {wanted}, and a {wanted} goes there; move it away")
+            raise OutputError(f"is no {wanted}, and a {wanted} goes there", where=one, way_out="move it away")
     return ours & there.keys()
 
 

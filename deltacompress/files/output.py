@@ -24,7 +24,7 @@ def output_errors(path: Path, other: str = "output directory") -> Iterator[None]
         yield
     except OSError as error:
         way_out = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"choose another {other}"
-        raise OutputError(f"{path}: cannot be written ({error.strerror or error}); {way_out}") from error
+        raise OutputError(f"cannot be written ({error.strerror or error})", where=path, way_out=way_out) from error
 
 
 def write_once(path: Path, raw: bytes, *, replace: bool = False) -> bool:
@@ -61,7 +61,9 @@ def write_once(path: Path, raw: bytes, *, replace: bool = False) -> bool:
 
 def _there(path: Path) -> OutputError:
     return OutputError(
-        f"{path}: exists already, with other content; {switch('force')} replaces it, or choose another name"
+        "exists already, with other content",
+        where=path,
+        way_out=f"{switch('force')} replaces it, or choose another name",
     )
 
 
@@ -127,7 +129,7 @@ def take_lock(path: Path) -> int:
     except OSError as error:
         os.close(lock)
         raise OutputError(
-            f"{path}: another run is writing there; wait for it or choose another {option('out')}"
+            "another run is writing there", where=path, way_out=f"wait for it or choose another {option('out')}"
         ) from error
     return lock
 

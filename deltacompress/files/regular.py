@@ -2,7 +2,7 @@
 
 A named pipe in the place of a file would be waited for, a device read for ever, and a link that is copied publishes
 what it leads to. So a file is opened without waiting, and looked at before a byte of it is read. Errors are OSErrors
-that say what lies there, for each room to put into its own words: `told` ends such a message.
+that say what lies there, for each room to tell as an error of its own: `unreadable` makes one.
 
 What `links` allows, for the last name of a path (the directories on the way are the caller's own choice):
 
@@ -19,7 +19,11 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
+
+from deltacompress.errors import DeltaCompressError
+
+_Kind = TypeVar("_Kind", bound=DeltaCompressError)
 
 FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 """How `open_regular` opens a file where no link is followed. `check` must come next."""
@@ -126,10 +130,12 @@ def read_text(path: str | Path, *, at_most: int, links: Links = NEVER) -> str:
     return io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8-sig").read()
 
 
-def told(error: OSError, otherwise: str = "make it readable") -> str:
-    """The end of a message about a file: `cannot be read (why); the way out`. otherwise: where the error knows none."""
+def unreadable(
+    kind: type[_Kind], where: object, error: OSError, otherwise: str = "make it readable", *, what: str = ""
+) -> _Kind:
+    """A file that cannot be read, as an error of ours. otherwise: the way out where `error` knows none; what: of it."""
     way_out = error.way_out if isinstance(error, UnfitFileError) else otherwise
-    return f"cannot be read ({error.strerror or error}); {way_out}"
+    return kind(f"{what}cannot be read ({error.strerror or error})", where=where, way_out=way_out)
 
 
 def _within(path: str, directories: Sequence[Path]) -> str:

@@ -37,9 +37,9 @@ def load_yaml(text: str, where: str) -> Any:
     try:
         return yaml.load(text, _Strict)  # noqa: S506 - a SafeLoader, made stricter
     except RecursionError as error:
-        raise RecipeError(f"{where}: nested too deeply to be a recipe; see docs/recipes.md") from error
+        raise RecipeError("nested too deeply to be a recipe", where=where, way_out="see docs/recipes.md") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, a number beyond Python's limit
-        raise RecipeError(f"{where}: {_told(error)}") from error
+        raise RecipeError(_told(error), where=where) from error
 
 
 def _told(error: Exception) -> str:

@@ -37,9 +37,9 @@ def resolve(codec: str, *, encode: bool, device: str) -> Backend:
         BackendError: this machine cannot run the codec (on that device); the message says the way out.
     """
     if codec not in CODECS:
-        raise InputError(f"unknown lossless codec {codec!r}; choose one of {', '.join(CODECS)}")
+        raise InputError(f"unknown lossless codec {codec!r}", way_out=f"choose one of {', '.join(CODECS)}")
     if device not in DEVICES:
-        raise InputError(f"unknown device {device!r}; choose one of {', '.join(DEVICES)}")
+        raise InputError(f"unknown device {device!r}", way_out=f"choose one of {', '.join(DEVICES)}")
     if codec == "none":
         from deltacompress.lossless import stored
 
@@ -79,7 +79,7 @@ def _nvcomp_backend(codec: str, *, encode: bool, device: str) -> Backend:
             )
         reasons.append(cpu_problem)
     raise BackendError(
-        f"cannot {'code' if encode else 'decode'} {codec} here: {'; '.join(reasons)}; {_way_out(encode=encode)}"
+        f"cannot {('code' if encode else 'decode')} {codec} here: {'; '.join(reasons)}", way_out=_way_out(encode=encode)
     )
 
 

@@ -73,8 +73,8 @@ def encode_chunks(raw: memoryview, sizes: Sequence[int]) -> list[bytes]:
             coded += [bytes(page) for page in _call(_require(), _CODE, batch, [_MAX_CODED_PAGE] * len(batch), lengths)]
         except _ChildError as failed:
             raise BackendError(
-                f"GDeflate's CPU routine failed while compressing ({failed}); compress again with "
-                f"{option('lossless')} zstd"
+                f"GDeflate's CPU routine failed while compressing ({failed})",
+                way_out=f"compress again with {option('lossless')} zstd",
             ) from None
     return coded
 
@@ -96,10 +96,13 @@ def decode_chunks(chunks: Sequence[memoryview], out: Sequence[memoryview]) -> No
             pages = _call(_require(), _DECODE, batch, lengths, lengths)
         except _ChildError as failed:
             if failed.of_machine:
-                raise BackendError(f"GDeflate's CPU routine did not run to its end ({failed}); try again") from None
+                raise BackendError(
+                    f"GDeflate's CPU routine did not run to its end ({failed})", way_out="try again"
+                ) from None
             raise FormatError(
-                f"GDeflate pages {first} to {first + len(batch) - 1} do not decode ({failed}) though their checksum "
-                f"matches: they were written wrong; compress again with {option('lossless')} zstd"
+                f"GDeflate pages {first} to {first + len(batch) - 1} do not decode ({failed}) though their "
+                "checksum matches: they were written wrong",
+                way_out=f"compress again with {option('lossless')} zstd",
             ) from None
         for page, view in zip(pages, views, strict=True):
             if page.nbytes != view.nbytes:

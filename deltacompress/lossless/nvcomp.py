@@ -57,7 +57,8 @@ def encode_chunks(codec: str, raw: memoryview, sizes: Sequence[int]) -> list[byt
             coded += [np.asarray(result[index]).tobytes() for index in range(len(lengths))]
         except RuntimeError as error:
             raise BackendError(
-                f"nvCOMP failed while compressing with {codec} ({error}); compress again with {option('lossless')} zstd"
+                f"nvCOMP failed while compressing with {codec} ({error})",
+                way_out=f"compress again with {option('lossless')} zstd",
             ) from error
     return coded
 
@@ -92,8 +93,8 @@ def decode_chunks(codec: str, chunks: Sequence[memoryview], out: Sequence[memory
             raise FormatError(f"{codec} chunks {batch[0]} to {batch[-1]} do not fit their raw size: {error}") from error
         except RuntimeError as error:
             raise BackendError(
-                f"nvCOMP failed while decoding {codec} though the checksum matches ({error}); "
-                f"try another GPU, or compress again with {option('lossless')} zstd"
+                f"nvCOMP failed while decoding {codec} though the checksum matches ({error})",
+                way_out=f"try another GPU, or compress again with {option('lossless')} zstd",
             ) from error
 
 

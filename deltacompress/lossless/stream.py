@@ -104,29 +104,31 @@ def parse_frame(head: memoryview | bytes, coded_bytes: int, *, raw_bytes: int, n
         FormatError: framing that no encoder writes, or another raw length than promised.
     """
     if coded_bytes < HEADER_BYTES:
-        raise TruncatedFileError(f"{name}: {coded_bytes} bytes, shorter than a stream header of {HEADER_BYTES}")
+        raise TruncatedFileError(f"{coded_bytes} bytes, shorter than a stream header of {HEADER_BYTES}", where=name)
     magic, version, number, flags, declared, chunk_bytes, count, raw_digest, digest = _HEADER.unpack_from(head)
     if magic != MAGIC:
-        raise FormatError(f"{name}: not a lossless stream (starts with {magic.hex()} instead of {MAGIC.hex()})")
+        raise FormatError(f"not a lossless stream (starts with {magic.hex()} instead of {MAGIC.hex()})", where=name)
     if version != VERSION:
         raise SchemaVersionError(
-            f"{name}: stream version {version}, this program reads version {VERSION}; update deltacompress"
+            f"stream version {version}, this program reads version {VERSION}",
+            where=name,
+            way_out="update deltacompress",
         )
     codec = _NAMES.get(number)
     if codec is None or flags:
-        raise FormatError(f"{name}: unknown codec number {number} or flags {flags:#06x}")
+        raise FormatError(f"unknown codec number {number} or flags {flags:#06x}", where=name)
     if declared != raw_bytes:
-        raise FormatError(f"{name}: declares {declared} raw bytes where {raw_bytes} were promised")
+        raise FormatError(f"declares {declared} raw bytes where {raw_bytes} were promised", where=name)
     if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES[codec]:
-        raise FormatError(f"{name}: chunks of {chunk_bytes} bytes, {codec} allows 1 to {MAX_CHUNK_BYTES[codec]}")
+        raise FormatError(f"chunks of {chunk_bytes} bytes, {codec} allows 1 to {MAX_CHUNK_BYTES[codec]}", where=name)
     if count != -(-declared // chunk_bytes):
-        raise FormatError(f"{name}: {count} chunks of {chunk_bytes} bytes cannot hold {declared} raw bytes")
+        raise FormatError(f"{count} chunks of {chunk_bytes} bytes cannot hold {declared} raw bytes", where=name)
     if count > FEW_CHUNKS + declared // LEAST_CHUNK_BYTES:
-        raise FormatError(f"{name}: {count} chunks of {chunk_bytes} bytes; no encoder writes so many so small")
+        raise FormatError(f"{count} chunks of {chunk_bytes} bytes; no encoder writes so many so small", where=name)
     frame = Frame(codec, declared, chunk_bytes, count, raw_digest, digest)
     if coded_bytes < frame.payload_at:
         told = f"{coded_bytes} bytes, shorter than its header and chunk table ({frame.payload_at})"
-        raise TruncatedFileError(f"{name}: {told}")
+        raise TruncatedFileError(told, where=name)
     return frame
 
 
@@ -142,20 +144,24 @@ def parse_table(frame: Frame, table: memoryview | bytes, coded_bytes: int, *, na
         lengths.byteswap()
     wanted = frame.payload_at + sum(lengths)
     if coded_bytes != wanted:
-        raise TruncatedFileError(f"{name}: {coded_bytes} bytes where its chunk table says {wanted}")
+        raise TruncatedFileError(f"{coded_bytes} bytes where its chunk table says {wanted}", where=name)
     if (longest := max(lengths, default=0)) > 2 * frame.chunk_bytes + _SLACK:
-        raise FormatError(f"{name}: a coded chunk of {longest} bytes for {frame.chunk_bytes}; no encoder writes that")
+        raise FormatError(
+            f"a coded chunk of {longest} bytes for {frame.chunk_bytes}; no encoder writes that", where=name
+        )
     return lengths
 
 
 def damaged(name: str) -> ChecksumError:
     """Of a stream whose coded bytes are not those that were written."""
-    return ChecksumError(f"{name}: coded bytes differ from their checksum; the file is damaged, fetch it again")
+    return ChecksumError(
+        "coded bytes differ from their checksum", where=name, way_out="the file is damaged, fetch it again"
+    )
 
 
 def wrong(codec: str, name: str) -> ChecksumError:
     """Of a stream that decodes to other bytes than the encoder was given."""
-    return ChecksumError(f"{name}: decoded bytes differ from their checksum; the {codec} stream is unusable")
+    return ChecksumError(f"decoded bytes differ from their checksum; the {codec} stream is unusable", where=name)
 
 
 def digest(*parts: bytes | bytearray | memoryview) -> bytes:

@@ -51,7 +51,7 @@ class Windows:
         head = read(0, min(coded_bytes, stream.HEADER_BYTES))
         self.frame = stream.parse_frame(head, coded_bytes, raw_bytes=raw_bytes, name=name)
         if codec not in (None, self.frame.codec):
-            raise FormatError(f"{name}: coded with {self.frame.codec}, the manifest says {codec}")
+            raise FormatError(f"coded with {self.frame.codec}, the manifest says {codec}", where=name)
         table = read(stream.HEADER_BYTES, 4 * self.frame.count)
         lengths = stream.parse_table(self.frame, table, coded_bytes, name=name)
         self._check_coded(coded_bytes)
@@ -130,4 +130,4 @@ class Windows:
             resolve(self.frame.codec, encode=False, device=self._device).decode(chunks, views)
         except (FormatError, BackendError) as error:
             place = f"from byte {index * self._window_bytes} on: " if index else ""
-            raise type(error)(f"{self._name}: {place}{error}") from error
+            raise error.retold(type(error), within=self._name, what=f"{place}{error.what}") from error

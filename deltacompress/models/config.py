@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from deltacompress.models import fields
 from deltacompress.models.folder import check_depth, staged
 from deltacompress.models.quiet import quiet
 
-WAY_OUT = "use `--recipe lossless`, which works for any checkpoint"
+_left = ContextVar("_left", default="use `--recipe lossless`, which works for any checkpoint")
+"""The way out of an unsupported model: who compresses has this one, `other_way_out` tells others another."""
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 _COUNTED = re.compile(r"^(n|num)_(hidden_|encoder_|decoder_)?layers?$|^(en|de)coder_layers$|^num_labels$")
 """Fields of which transformers makes lists while it reads a config, until memory is full."""
@@ -33,16 +35,18 @@ _MAX_LAYERS = 1000
 _MAX_INTEGER = 1 << 62
 
 
-def unsupported(where: Path | str, reason: str) -> UnsupportedModelError:
-    """One line: where, why, and the way out."""
-    return UnsupportedModelError(f"{where}: {reason}; {WAY_OUT}")
+def unsupported(where: Path | str, reason: str, *, first: str | None = None) -> UnsupportedModelError:
+    """An error that names the way out that is left to who reads it. first: what can be tried before."""
+    way_out = _left.get() if first is None else f"{first}, or {_left.get()}"
+    return UnsupportedModelError(reason, where=where, way_out=way_out)
 
 
 def unusable(file: Path, error: Exception) -> CheckpointError:
     """One line: the config file, what transformers said of it, and the way out."""
     return CheckpointError(
-        f"{file}: transformers cannot make a model of it ({first_line(error)}); "
-        "mend that field, or get the file that came with the weights"
+        f"transformers cannot make a model of it ({first_line(error)})",
+        where=file,
+        way_out="mend that field, or get the file that came with the weights",
     )
 
 
@@ -92,10 +96,11 @@ def config_class(raw: Mapping[str, Any], file: Path, at: str = "") -> fields.Con
 @contextmanager
 def other_way_out(instead: str) -> Iterator[None]:
     """Tell who does not compress another way out of an unsupported model than a recipe."""
+    before = _left.set(instead)
     try:
         yield
-    except UnsupportedModelError as error:
-        raise UnsupportedModelError(str(error).replace(WAY_OUT, instead)) from error
+    finally:
+        _left.reset(before)
 
 
 def notes(raw: Mapping[str, Any], directory: Path) -> Iterator[str]:
@@ -136,7 +141,7 @@ def _passed(raw: Mapping[str, Any], kind: fields.ConfigClass, file: Path, tensor
         where = f"{file}: {at}{_plain(name)}"
         _check_count(name, value, file, tensors)
         if name in fields.REFUSED and fields.says(value):
-            raise UnsupportedModelError(f"{where}: {fields.REFUSED[name]}; remove that line, or {WAY_OUT}")
+            raise unsupported(where, fields.REFUSED[name], first="remove that line")
         if name in fields.REFUSED or fields.is_left_out(name):
             continue
         if name in nested:
@@ -144,9 +149,10 @@ def _passed(raw: Mapping[str, Any], kind: fields.ConfigClass, file: Path, tensor
         elif name in known or name in fields.SHARED:
             found[name] = value
         elif not fields.is_inert(name) and fields.matters(name, value):
-            raise UnsupportedModelError(
-                f"{where}: model type {kind.model_type!r} has no such field, and what else it could mean is not known "
-                f"here; remove that line if the model does without it, or {WAY_OUT}"
+            raise unsupported(
+                where,
+                f"model type {kind.model_type!r} has no such field, and what else it could mean is not known here",
+                first="remove that line if the model does without it",
             )
     return found
 
@@ -186,7 +192,9 @@ def check_layers(config: PretrainedConfig) -> None:
     """
     for name, count in config.to_dict().items():
         if _LAYERS.search(name) and isinstance(count, int) and not 1 <= count <= _MAX_LAYERS:
-            raise UnsupportedModelError(f"the base's {CONFIG}: {name} is {count}; get the file that came with it")
+            raise UnsupportedModelError(
+                f"the base's {CONFIG}: {name} is {count}", way_out="get the file that came with it"
+            )
 
 
 def _plain(name: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from deltacompress.checkpoints.header import load_json_object
 from deltacompress.checkpoints.side_files import link_homes
 from deltacompress.errors import CheckpointError
-from deltacompress.files.regular import read_bytes, told
+from deltacompress.files.regular import read_bytes, unreadable
 
 MAX_JSON_BYTES = 4 << 20
 """Of a config or a map of tokens; the largest public ones (with labels, or per-module settings) stay below 1 MB."""
@@ -36,10 +36,12 @@ def read_file(directory: Path, name: str, *, at_most: int) -> bytes | None:
         return read_bytes(file, at_most=at_most, links=link_homes(directory))
     except FileNotFoundError:
         if file.is_symlink():
-            raise CheckpointError(f"{file}: a link to nothing; put the file there, or remove the link") from None
+            raise CheckpointError(
+                "a link to nothing", where=file, way_out="put the file there, or remove the link"
+            ) from None
         return None
     except OSError as error:
-        raise CheckpointError(f"{file}: {told(error)}") from error
+        raise unreadable(CheckpointError, file, error) from error
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any] | None:
@@ -70,7 +72,9 @@ def check_depth(found: Any, file: Path) -> None:
         level = [inner for one in level for inner in _inside(one)]
         if not level:
             return
-    raise CheckpointError(f"{file}: its JSON is nested deeper than {MAX_DEPTH}; get the file that came with the model")
+    raise CheckpointError(
+        f"its JSON is nested deeper than {MAX_DEPTH}", where=file, way_out="get the file that came with the model"
+    )
 
 
 @contextmanager

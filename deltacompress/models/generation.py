@@ -46,13 +46,15 @@ def read_generation(directory: Path) -> GenerationConfig | None:
         if (value := raw.get(name)) is None:
             continue
         if not isinstance(value, int | float):
-            raise CheckpointError(f"{file}: {name} is no number; mend it, or get the file that came with the weights")
+            raise CheckpointError(
+                f"{name} is no number", where=file, way_out="mend it, or get the file that came with the weights"
+            )
         found[name] = value
     try:
         return GenerationConfig(**found)
     except (ValueError, TypeError) as error:
         raise CheckpointError(
-            f"{file}: {first_line(error)}; mend that setting, or get the file that came with the weights"
+            first_line(error), where=file, way_out="mend that setting, or get the file that came with the weights"
         ) from error
 
 
@@ -73,7 +75,8 @@ def _ids(raw: Mapping[str, Any], field: str, file: Path) -> tuple[int, ...]:
     listed = value if isinstance(value, list) else [] if value is None else [value]
     if any(type(one) is not int for one in listed):
         raise CheckpointError(
-            f"{file}: {field} is neither a token id nor a list of them; mend it, or get the file that came with the "
-            "weights"
+            f"{field} is neither a token id nor a list of them",
+            where=file,
+            way_out="mend it, or get the file that came with the weights",
         )
     return tuple(listed)

@@ -56,7 +56,7 @@ def load_model(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dty
         model, _ = _loaded(config, stored, dtype, device)
     except torch.OutOfMemoryError as error:
         told = f"{checkpoint.nbytes} bytes of weights do not fit into the memory of {device}"
-        raise BackendError(f"{checkpoint.path}: {told}; use a smaller dtype") from error
+        raise BackendError(told, where=checkpoint.path, way_out="use a smaller dtype") from error
     model.name_or_path = model.config.name_or_path = str(checkpoint.path)
     return model.eval()
 
@@ -90,7 +90,7 @@ def check_fit(checkpoint: Checkpoint, config: PretrainedConfig, dtype: torch.dty
         raise unusable(checkpoint.path / CONFIG, error) from error
     del model
     if lost := sorted(info["missing_keys"]):  # the library would go on with random numbers there
-        raise CheckpointError(f"{checkpoint.path}: no weight {lost[0]} in it; give a whole checkpoint")
+        raise CheckpointError(f"no weight {lost[0]} in it", where=checkpoint.path, way_out="give a whole checkpoint")
     for name, found, wanted in sorted(info["mismatched_keys"]):
         raise misfit(checkpoint.path, name, found, wanted)
 
@@ -98,7 +98,7 @@ def check_fit(checkpoint: Checkpoint, config: PretrainedConfig, dtype: torch.dty
 def misfit(where: Path, name: str, found: Sequence[int], wanted: Sequence[int]) -> CheckpointError:
     """One line: which tensor is not of the shape that the config implies."""
     told = f"tensor {name!r} has shape {tuple(found)}, config.json implies {tuple(wanted)}"
-    return CheckpointError(f"{where}: {told}; get the config.json that came with the weights")
+    return CheckpointError(told, where=where, way_out="get the config.json that came with the weights")
 
 
 def _loaded(

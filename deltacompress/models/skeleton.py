@@ -69,7 +69,7 @@ class Skeleton:
         file = path / CONFIG
         raw = read_json(path, CONFIG)
         if raw is None:
-            raise CheckpointError(f"{file}: missing; give the directory of a Hugging Face checkpoint")
+            raise CheckpointError("missing", where=file, way_out="give the directory of a Hugging Face checkpoint")
         config = support.read_decoder(raw, file, tensors=len(names))
         outlined = support.outline(config, file, tensors=len(names))
         layers_path = support.decoder_layers(outlined, path)

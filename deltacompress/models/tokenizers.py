@@ -78,10 +78,14 @@ def load_tokenizer(checkpoint_dir: str | Path) -> PreTrainedTokenizerBase:
     """
     directory = Path(checkpoint_dir)
     if not directory.is_dir():
-        raise CheckpointError(f"{directory}: is not a directory; pass a checkpoint that holds its tokenizer")
+        raise CheckpointError(
+            "is not a directory", where=directory, way_out="pass a checkpoint that holds its tokenizer"
+        )
     files = dict(_checked(directory))
     if not any(name in files for name in _SUFFICIENT):
-        raise CheckpointError(f"{directory}: holds no tokenizer (no tokenizer.json or tokenizer_config.json); add it")
+        raise CheckpointError(
+            "holds no tokenizer (no tokenizer.json or tokenizer_config.json)", where=directory, way_out="add it"
+        )
     model = _model(directory)  # has a say in which class the library takes
     try:
         with quiet(), staged({**files, CONFIG: json.dumps(model).encode()}) as folder:
@@ -93,11 +97,13 @@ def load_tokenizer(checkpoint_dir: str | Path) -> PreTrainedTokenizerBase:
         if not (isinstance(error, Exception) or is_panic(error)):  # the Rust tokenizers raise bare Exception
             raise
         raise CheckpointError(
-            f"{directory}: the tokenizer cannot be loaded: {first_line(error)}; save it there again"
+            f"the tokenizer cannot be loaded: {first_line(error)}", where=directory, way_out="save it there again"
         ) from error
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise CheckpointError(
-            f"{directory}: holds a {type(tokenizer).__name__}, not a text tokenizer; save the model's there"
+            f"holds a {type(tokenizer).__name__}, not a text tokenizer",
+            where=directory,
+            way_out="save the model's there",
         )
     tokenizer.name_or_path = str(directory)
     if SETTINGS not in files and TOKENIZER in files:
@@ -115,7 +121,9 @@ def _take_special_tokens(tokenizer: PreTrainedTokenizerBase, directory: Path) ->
         number = _of_type(f"{role}_token_id", listed[0], int, file)
         token = tokenizer.convert_ids_to_tokens(number) if 0 <= number < len(tokenizer) else None
         if token is None:
-            raise CheckpointError(f"{file}: {role}_token_id {listed[0]} is not in {TOKENIZER}; add {SETTINGS}")
+            raise CheckpointError(
+                f"{role}_token_id {listed[0]} is not in {TOKENIZER}", where=file, way_out=f"add {SETTINGS}"
+            )
         setattr(tokenizer, f"{role}_token", token)
 
 
@@ -137,8 +145,9 @@ def failing_tokenizer(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
         if not (isinstance(error, Exception) or is_panic(error)):
             raise
         raise CheckpointError(
-            f"{tokenizer.name_or_path}: the tokenizer or its chat template fails ({first_line(error)}); save the one "
-            "that the model was trained with there"
+            f"the tokenizer or its chat template fails ({first_line(error)})",
+            where=tokenizer.name_or_path,
+            way_out="save the one that the model was trained with there",
         ) from error
 
 
@@ -177,12 +186,13 @@ def _class(name: Any, file: Path, *, has_code: bool) -> str:
     """
     if not (isinstance(name, str) and _CLASS.fullmatch(name)):
         told = f"tokenizer_class {name!r:.60} cannot be loaded: it names no tokenizer"
-        raise CheckpointError(f"{file}: {told}; save the tokenizer there again")
+        raise CheckpointError(told, where=file, way_out="save the tokenizer there again")
     base = name.removesuffix("Fast")
     if has_code and not any(hasattr(transformers, one) for one in (name, base, f"{base}Fast")):
         raise CheckpointError(
-            f"{file}: tokenizer_class {name} cannot be loaded: transformers does not have it, and {fields.CODE}; save "
-            "a tokenizer of a class of transformers there"
+            f"tokenizer_class {name} cannot be loaded: transformers does not have it, and {fields.CODE}",
+            where=file,
+            way_out="save a tokenizer of a class of transformers there",
         )
     return name
 
@@ -254,5 +264,5 @@ def _of_type(name: str, value: Any, kind: type | tuple[type, ...], file: Path) -
         return value
     wanted = _WANTED[kind]
     raise CheckpointError(
-        f"{file}: says {name} {value!r:.60}, not {wanted}; mend it, or save the tokenizer there again"
+        f"says {name} {value!r:.60}, not {wanted}", where=file, way_out="mend it, or save the tokenizer there again"
     )

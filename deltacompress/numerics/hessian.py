@@ -111,19 +111,23 @@ def factorize(hessian: Tensor, *, damp_fraction: float, where: str) -> Factor:
     mean = float(hessian.diagonal().mean())
     if not all_finite(hessian):
         raise NumericsError(
-            f"{where}: the Hessian is not finite, so the model's activations overflow or hold NaN on this calibration "
-            "data; check that the fine-tuned model runs, or use codec rtn or exact here"
+            "the Hessian is not finite, so the model's activations overflow or hold NaN on this calibration data",
+            where=where,
+            way_out="check that the fine-tuned model runs, or use codec rtn or exact here",
         )
     if mean <= 0:
-        raise NumericsError(f"{where}: all calibration inputs are zero; calibrate on other data or use codec rtn here")
+        raise NumericsError(
+            "all calibration inputs are zero", where=where, way_out="calibrate on other data or use codec rtn here"
+        )
     for step in DAMPING_STEPS:
         fraction = damp_fraction * step
         upper = _inverse_factor(hessian, fraction * mean)
         if upper is not None:
             return Factor(upper, fraction)
     raise NumericsError(
-        f"{where}: the Hessian has no Cholesky factor even with damp_fraction {fraction:g}; "
-        "raise damp_fraction in the recipe or calibrate on more tokens"
+        f"the Hessian has no Cholesky factor even with damp_fraction {fraction:g}",
+        where=where,
+        way_out="raise damp_fraction in the recipe or calibrate on more tokens",
     )
 
 

@@ -88,7 +88,7 @@ class Runtime:
         """
         where, kind = resolve_device(device, dtype)
         if cuda_graphs and where.type != "cuda":
-            raise BackendError(f"cuda_graphs on device {where}: they need a GPU; leave them out")
+            raise BackendError(f"cuda_graphs on device {where}: they need a GPU", way_out="leave them out")
         numerics = Numerics.choose(backend, where, kind, merge_rounding)
         model = load_base(str(path_or_id), device=where, dtype=kind, kernels=numerics.kernels)
         cache = VariantCache(model, numerics.kernels, budget_bytes=budget_bytes, host_bytes=host_bytes)
@@ -155,9 +155,11 @@ class Runtime:
 
     def _check_free(self, name: str) -> None:
         if not name:
-            raise InputError("a variant's name is empty; leave it out to use the directory's or entry's")
+            raise InputError("a variant's name is empty", way_out="leave it out to use the directory's or entry's")
         if name in self.cache.variants:
-            raise InputError(f"a variant named {name} is loaded already; give another name, or unload it first")
+            raise InputError(
+                f"a variant named {name} is loaded already", way_out="give another name, or unload it first"
+            )
 
     def unload(self, name: str) -> None:
         """Forget a variant.
@@ -266,14 +268,12 @@ class Runtime:
     ) -> list[Completion]:
         """As `generate`, with the tokens and the reason for the end of each; one that fails says so itself."""
         if max_batch < 1:
-            raise InputError(f"max_batch {max_batch}: at least 1")
-        generation = GenerationConfig.checked(
-            max_new_tokens, stop, sampling or Sampling(), bos, streams=on_token is not None
-        )
+            raise InputError("at least 1", where=f"max_batch {max_batch}")
+        streams = on_token is not None
+        generation = GenerationConfig.checked(max_new_tokens, stop, sampling or Sampling(), bos, streams=streams)
         made = self._input.requests(requests, generation)
-        scheduler = Scheduler(
-            self.model, self.cache, max_batch=max_batch, on_token=on_token, cuda_graphs=self._cuda_graphs
-        )
+        graphs = self._cuda_graphs
+        scheduler = Scheduler(self.model, self.cache, max_batch=max_batch, on_token=on_token, cuda_graphs=graphs)
         for request in made:
             scheduler.submit(request)
         try:
@@ -293,8 +293,8 @@ class Runtime:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _run(self, items: list[Item]) -> list[tuple[Item, Tensor]]:
-        told = f"one forward over {len(items)} sequences"
-        with self._lock, forwards.holding(self.cache, items) as held, self._memory(told):
+        doing = self._memory(f"one forward over {len(items)} sequences")
+        with self._lock, forwards.holding(self.cache, items) as held, doing:
             ordered, logits = forwards.run(self.model, held)
         pieces = logits.split([one.kept for one in ordered])
         return [(one, piece[:, : one.vocabulary]) for one, piece in zip(ordered, pieces, strict=True)]

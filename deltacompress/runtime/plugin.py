@@ -87,7 +87,7 @@ class DeltaQuantizer(HfQuantizer):  # type: ignore[misc]
         """
         for name, reason in REFUSED.items():
             if says(getattr(config, name, None)):
-                raise UnsupportedModelError(f"the base's {CONFIG}: {name}: {reason}; remove that line")
+                raise UnsupportedModelError(f"the base's {CONFIG}: {name}: {reason}", way_out="remove that line")
         check_layers(config)
         if config._attn_implementation not in (None, *ATTENTION):  # it would be replaced later on, and might be fetched
             config._attn_implementation = None
@@ -109,7 +109,9 @@ class DeltaQuantizer(HfQuantizer):  # type: ignore[misc]
         settings = self.quantization_config
         devices = {parameter.device for parameter in model.parameters()}
         if len(devices) > 1:
-            raise InputError(f"the base is spread over {len(devices)} devices; load it on one (device_map={{'': 0}})")
+            raise InputError(
+                f"the base is spread over {len(devices)} devices", way_out="load it on one (device_map={'': 0})"
+            )
         checkpoint = self._base
         assert checkpoint is not None
         layout = read_layout(checkpoint.path, checkpoint.tensors)
@@ -141,7 +143,9 @@ def open_base(path: str) -> Checkpoint:
     read_decoder(checkpoint.config, file, tensors=tensors)
     if (checkpoint.path / ADAPTER).exists():
         raise CheckpointError(
-            f"{checkpoint.path / ADAPTER}: transformers would apply this adapter to the base; move it elsewhere"
+            "transformers would apply this adapter to the base",
+            where=checkpoint.path / ADAPTER,
+            way_out="move it elsewhere",
         )
     return checkpoint
 
@@ -156,7 +160,9 @@ def check_files(checkpoint: Checkpoint, chosen: Sequence[str]) -> None:
     for name in chosen:
         if Path(name).resolve() not in known:
             raise CheckpointError(
-                f"{name}: transformers would read weights from it, which is no file of the checkpoint; remove it"
+                "transformers would read weights from it, which is no file of the checkpoint",
+                where=name,
+                way_out="remove it",
             )
 
 

@@ -16,7 +16,7 @@ from deltacompress.zoo.errors import CapabilityError, ConflictError, NotAZooErro
 from deltacompress.zoo.ledger.records import ZooRecord, encode, nonce, read
 from deltacompress.zoo.store import osfs
 from deltacompress.zoo.store.base import NoSuchObjectError, Store
-from deltacompress.zoo.store.durable import again, reason, sync_directory
+from deltacompress.zoo.store.durable import again, because, sync_directory
 from deltacompress.zoo.store.layout import TEMPORARY, TRASH, ZOO, zoo_around
 from deltacompress.zoo.store.local import LocalStore
 
@@ -37,12 +37,12 @@ def store_at(location: str | os.PathLike[str]) -> Store:
 
         return RemoteStore.open(text)
     if "://" in text:
-        raise NotAZooError(f"{text}: give a directory or an s3://bucket/prefix URL")
+        raise NotAZooError("give a directory or an s3://bucket/prefix URL", where=text)
     if Path(text).is_file():
-        raise NotAZooError(f"{text}: a file; a zoo is a directory, make one with `zoo init`")
+        raise NotAZooError("a file", where=text, way_out="a zoo is a directory, make one with `zoo init`")
     _check_link(text)
     if not Path(text).is_dir():
-        raise NotAZooError(f"{text}: no such directory; make a zoo there with `zoo init {text}`")
+        raise NotAZooError("no such directory", where=text, way_out=f"make a zoo there with `zoo init {text}`")
     return LocalStore(Path(text))
 
 
@@ -57,7 +57,7 @@ def open_store(location: str | os.PathLike[str]) -> tuple[Store, ZooRecord]:
     try:
         return store, read(store, ZOO, ZooRecord)
     except NoSuchObjectError:
-        raise NotAZooError(f"{store.where}: not a zoo (no {ZOO}); make one with `zoo init`") from None
+        raise NotAZooError(f"not a zoo (no {ZOO})", where=store.where, way_out="make one with `zoo init`") from None
 
 
 def init(location: str | os.PathLike[str]) -> tuple[Store, ZooRecord]:
@@ -72,20 +72,20 @@ def init(location: str | os.PathLike[str]) -> tuple[Store, ZooRecord]:
     if "://" not in text:
         _check_link(text)
         if around := zoo_around(text):
-            raise ConflictError(f"{text}: lies inside the zoo {around}; choose a place outside of it")
+            raise ConflictError(f"lies inside the zoo {around}", where=text, way_out="choose a place outside of it")
         _make_directory(os.path.abspath(text))
     store = store_at(location)
     there = [key for key in store.list("") if not key.startswith((TEMPORARY, TRASH))]
     if ZOO in there:
-        raise ConflictError(f"{store.where}: a zoo already; use it, or choose another place")
+        raise ConflictError("a zoo already", where=store.where, way_out="use it, or choose another place")
     strange = [*there, *store.strays()]
     if strange:
-        raise ConflictError(f"{store.where}: holds {strange[0]}; give an empty or new place for a zoo")
+        raise ConflictError(f"holds {strange[0]}", where=store.where, way_out="give an empty or new place for a zoo")
     capabilities = probe(store)
     record = ZooRecord(id=nonce(), capabilities=capabilities)
     store.reserve()
     if not store.put_if_absent(ZOO, encode(ZOO, record)):
-        raise ConflictError(f"{store.where}: somebody else has just made a zoo here")
+        raise ConflictError("somebody else has just made a zoo here", where=store.where)
     return store, record
 
 
@@ -99,7 +99,7 @@ def probe(store: Store) -> tuple[str, ...]:
     race = key + "-race"
     try:
         if not store.put_if_absent(key, b"first") or store.get(key, limit=5) != b"first":
-            raise CapabilityError(f"{store.where}: does not give back what was put there")
+            raise CapabilityError("does not give back what was put there", where=store.where)
         if store.put_if_absent(key, b"other") or store.get(key, limit=5) != b"first":
             raise _ignored(store)
         with ThreadPoolExecutor(_RACERS) as pool:
@@ -109,21 +109,22 @@ def probe(store: Store) -> tuple[str, ...]:
         if len(won) != 1 or store.get(race, limit=4) != won[0]:
             raise _ignored(store)
         if sorted(store.list(key)) != [key, race]:
-            raise CapabilityError(f"{store.where}: a listing does not show what was put just before")
+            raise CapabilityError("a listing does not show what was put just before", where=store.where)
         if b"".join(store.stream(key, offset=1, length=3)) != b"irs":
-            raise CapabilityError(f"{store.where}: does not give parts of an object")
+            raise CapabilityError("does not give parts of an object", where=store.where)
     finally:
         store.delete(key)
         store.delete(race)
     if store.exists(key):
-        raise CapabilityError(f"{store.where}: does not delete")
+        raise CapabilityError("does not delete", where=store.where)
     return ("consistent-list", "put-if-absent", "ranges")
 
 
 def _ignored(store: Store) -> CapabilityError:
     return CapabilityError(
-        f"{store.where}: lets a second writer replace an object (it ignores conditional puts), which would lose "
-        "versions; use a local directory or an object store with If-None-Match"
+        "lets a second writer replace an object (it ignores conditional puts), which would lose versions",
+        where=store.where,
+        way_out="use a local directory or an object store with If-None-Match",
     )
 
 
@@ -131,7 +132,7 @@ def _check_link(path: str) -> None:
     """A directory that is not mounted is not made in its place."""
     if os.path.islink(path) and not os.path.exists(path):
         raise NotAZooError(
-            f"{path}: a symbolic link to {os.readlink(path)}, where nothing is; mount or make that first"
+            f"a symbolic link to {os.readlink(path)}, where nothing is", where=path, way_out="mount or make that first"
         )
 
 
@@ -146,5 +147,5 @@ def _make_directory(path: str) -> None:
             sync_directory(os.path.dirname(directory))
     except OSError as error:
         if error.errno == errno.EEXIST:
-            raise ConflictError(f"{missing[0]}: a file is in the way, or somebody else makes a zoo there") from error
-        raise StoreError(f"{missing[0]}: {reason(error)}") from error
+            raise ConflictError("a file is in the way, or somebody else makes a zoo there", where=missing[0]) from error
+        raise because(StoreError, missing[0], error) from error

@@ -16,11 +16,13 @@ from pairs import Pair, files_of
 from deltacompress.artifact.delta import load_delta
 from deltacompress.bench import pairs, pairs_artifacts
 from deltacompress.cli import early
+from deltacompress.cli.failures import in_json
 from deltacompress.cli.main import main
 from deltacompress.demo.score import Answers, TaskScore
 from deltacompress.errors import DeltaCompressError, InputError, Interrupted, OutputError
 
 TASK = "palindrome"
+TOLD_IN_JSON = in_json(InputError("no such file", where="train.jsonl", way_out="pass one"))
 
 
 @pytest.fixture
@@ -246,7 +248,9 @@ def test_what_an_earlier_run_began_has_no_time_of_its_own(pair: Pair, tmp_path: 
 @pytest.mark.parametrize(
     ("stderr", "told"),
     [
-        ("compressing (3 steps)\nerror: train.jsonl: no such file; pass one\n", "train.jsonl: no such file; pass one"),
+        (f"compressing (3 steps)\n{TOLD_IN_JSON}\n", "train.jsonl: no such file; pass one"),
+        ("Killed\n", "Killed"),
+        ("42\n", "42"),
         ("", "it ended with code 2"),
     ],
 )

@@ -121,7 +121,7 @@ def test_without_a_verb_the_help_is_the_answer(argv: list[str], capsys: pytest.C
         (["inspect", ""], "ARTIFACT is empty"),
         (["generate", "a", "", "--base", "b"], "PROMPT is empty"),
         (["eval", "a", "", "--base", "b"], "ARTIFACT_OR_NAME is empty"),
-        (["zoo", "pull", "--json", "", "b"], "NAME is empty"),
+        (["zoo", "pull", "--quiet", "", "b"], "NAME is empty"),
         (["inspect", "a", "--nonsense", ""], "argument 4 is empty"),
         (["zoo", "pull", "a/b", "--out", "b"], "(usage: deltacompress zoo pull NAME DIR [OPTIONS]; see deltacompress"),
         (["restore", "a", "--base=", "--out", "b"], "--base is empty"),

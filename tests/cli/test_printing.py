@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
@@ -60,9 +61,13 @@ def test_no_standard_output_at_all(options: str) -> None:
 def test_a_full_disk_below_standard_output_is_one_line(options: str, size: int) -> None:
     code, told = shell("run > /dev/full", WORKS % (size, options))
     assert code == 2
-    assert told == (
-        "error: standard output: No space left on device; the work is done, print its result to another place\n"
-    )
+    fields = ("standard output", "No space left on device", "the work is done, print its result to another place")
+    if options:
+        error = json.loads(told)["error"]
+        assert (error["where"], error["what"], error["way_out"]) == fields
+        assert told.count("\n") == 1
+    else:
+        assert told == "error: {}: {}; {}\n".format(*fields)
 
 
 @pytest.mark.parametrize("option", ["--help", "-V"])

@@ -25,8 +25,9 @@ def refuse_hopeless(policy: Policy, tasks: Sequence[Task], limit: int | None) ->
         for name in wanted:
             if name not in names:
                 raise InputError(
-                    f"policy {policy.name}: {key}: {name} is not measured, only {', '.join(names)}; add it to "
-                    f"{option('tasks')}"
+                    f"{key}: {name} is not measured, only {', '.join(names)}",
+                    where=f"policy {policy.name}",
+                    way_out=f"add it to {option('tasks')}",
                 )
     bounded = policy.kl is not None or policy.min_top1 is not None
     fewest = max(policy.min_samples, FEWEST if bounded else 1)
@@ -37,6 +38,8 @@ def refuse_hopeless(policy: Policy, tasks: Sequence[Task], limit: int | None) ->
             more = f"raise {option('limit')}, give more samples" if samples == limit else "give more samples"
             why = "" if fewest == policy.min_samples else "to bound its kl or min_top1, "
             raise InputError(
-                f"policy {policy.name}: {why}at least {fewest} samples of each task are needed, but {samples} of "
-                f"{task.name}{where} would be measured; {more}, or choose another {option('gate')}"
+                f"{why}at least {fewest} samples of each task are needed, but {samples} of {task.name}{where} "
+                "would be measured",
+                where=f"policy {policy.name}",
+                way_out=f"{more}, or choose another {option('gate')}",
             )

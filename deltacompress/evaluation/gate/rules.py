@@ -99,15 +99,17 @@ class Gate:
         if path.suffix not in (".yaml", ".yml") and len(path.parts) <= 1 and not path.is_file():
             names = [found.stem for found in list_content("evals/gates", ".yaml")]
             if str(name_or_path) not in names:
-                raise InputError(f"no policy named {str(name_or_path)!r}; shipped: {', '.join(names)} (or give a path)")
+                raise InputError(
+                    f"no policy named {str(name_or_path)!r}", way_out=f"shipped: {', '.join(names)} (or give a path)"
+                )
             path = content_path("evals", "gates", f"{name_or_path}.yaml")
         try:
             data = load_yaml(read_text(path, at_most=MAX_YAML_BYTES, links=ANYWHERE), str(path))
         except RecipeError as error:
-            raise InputError(str(error)) from error
+            raise error.retold(InputError) from error
         except (OSError, ValueError) as error:
             told = f"the policy cannot be read ({getattr(error, 'strerror', None) or error})"
-            raise InputError(f"{path}: {told}; give a YAML file or a shipped name") from error
+            raise InputError(told, where=path, way_out="give a YAML file or a shipped name") from error
         return cls.parse(data, where=str(path))
 
     @classmethod
@@ -119,7 +121,9 @@ class Gate:
         """
         if not isinstance(data, dict):
             raise InputError(
-                f"{where}: a policy is a mapping of limits, not {type(data).__name__}; see docs/evaluation.md"
+                f"a policy is a mapping of limits, not {type(data).__name__}",
+                where=where,
+                way_out="see docs/evaluation.md",
             )
         try:
             return cls(Policy.model_validate(data))
@@ -129,8 +133,8 @@ class Gate:
             if first["type"] == "extra_forbidden":
                 close = get_close_matches(str(first["loc"][-1]), Policy.model_fields, n=1)
                 hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(Policy.model_fields)}"
-                raise InputError(f"{where}: unknown key {at}{hint}") from error
-            raise InputError(f"{where}: {at}: {first['msg']}; see docs/evaluation.md") from error
+                raise InputError(f"unknown key {at}{hint}", where=where) from error
+            raise InputError(f"{at}: {first['msg']}", where=where, way_out="see docs/evaluation.md") from error
 
     @property
     def compares(self) -> bool:
@@ -149,8 +153,9 @@ class Gate:
             for task in limit.tasks if limit is not None else ():
                 if task not in names:
                     raise InputError(
-                        f"policy {self.policy.name}: {key}.tasks: {task} is not measured, only {', '.join(names)}; "
-                        "correct its name, or measure it"
+                        f"{key}.tasks: {task} is not measured, only {', '.join(names)}",
+                        where=f"policy {self.policy.name}",
+                        way_out="correct its name, or measure it",
                     )
 
     @checked
@@ -170,16 +175,18 @@ class Gate:
             if not deltas:
                 told = ", ".join(f"{one.label} {str(one.manifest_digest)[:12]}" for one in report.deltas) or "none"
                 raise IntegrityError(
-                    f"the report is about another manifest: {manifest_digest[:12]} is not in it (it has {told}); "
-                    "evaluate this artifact"
+                    f"the report is about another manifest: {manifest_digest[:12]} is not in it (it has {told})",
+                    way_out="evaluate this artifact",
                 )
         if not deltas:
-            raise InputError("the report measures no delta; `deltacompress eval ARTIFACT ...` makes one that does")
+            raise InputError(
+                "the report measures no delta", way_out="`deltacompress eval ARTIFACT ...` makes one that does"
+            )
         self.check_tasks([task.name for task in report.tasks])
         if self.compares and report.reference is None:
             raise InputError(
-                f"policy {self.policy.name} compares with the fine-tuned model, which the report does not have; "
-                f"evaluate with {spelled('--against finetuned=PATH', 'finetuned=PATH')}"
+                f"policy {self.policy.name} compares with the fine-tuned model, which the report does not have",
+                way_out=f"evaluate with {spelled('--against finetuned=PATH', 'finetuned=PATH')}",
             )
         verdicts = []
         for delta in deltas:

@@ -121,7 +121,7 @@ def build(
         if record.kind == "linear" and record.status == "coded" and record.base_name and len(record.shape) == 2
     }
     if not linears:
-        raise InputError(f"{donor}: codes no linear weight, so {method} has nothing to do")
+        raise InputError(f"codes no linear weight, so {method} has nothing to do", where=donor)
     began = time.monotonic()
     pair = _Pair(*checkpoints, opened, linears)
     encoded = _bitdelta(pair, calibration, spec, device, reporter) if method == "bitdelta" else _low_rank(pair)
@@ -147,7 +147,9 @@ def read_account(path: Path) -> Account:
     try:
         return Account.model_validate_json(read_bytes(path / ACCOUNT, at_most=_MAX_ACCOUNT_BYTES))
     except (OSError, ValidationError) as error:
-        raise InputError(f"{path}: no account of a baseline in it; remove it, and compare makes it again") from error
+        raise InputError(
+            "no account of a baseline in it", where=path, way_out="remove it, and compare makes it again"
+        ) from error
 
 
 def _bitdelta(pair: _Pair, calibration: str | Path, spec: CalibrationSpec, device: str, reporter: Reporter) -> _Encoded:

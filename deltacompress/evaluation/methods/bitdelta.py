@@ -113,9 +113,13 @@ def _replaced(model: nn.Module, name: str, base: Tensor) -> _SignLinear:
     try:
         linear = model.get_submodule(path)
     except AttributeError as error:
-        raise UnsupportedModelError(f"bitdelta: the model has no layer {path}; leave this method out") from error
+        raise UnsupportedModelError(
+            f"the model has no layer {path}", where="bitdelta", way_out="leave this method out"
+        ) from error
     if not isinstance(linear, nn.Linear):
-        raise UnsupportedModelError(f"bitdelta: {path} is no linear layer but {type(linear).__name__}; leave it out")
+        raise UnsupportedModelError(
+            f"{path} is no linear layer but {type(linear).__name__}", where="bitdelta", way_out="leave it out"
+        )
     made = _SignLinear(linear, base)
     model.set_submodule(path, made)
     return made

@@ -27,7 +27,7 @@ def load_methods(names: Sequence[str]) -> dict[str, Recipe | None]:
     chosen = list(names) if names else METHODS.split(",")
     recipes = {Path(name).stem: None if name in DONORS else load_method(name) for name in chosen}
     if len(recipes) != len(chosen):
-        raise InputError(f"{option('methods')} {','.join(chosen)}: a method is named twice")
+        raise InputError("a method is named twice", where=f"{option('methods')} {','.join(chosen)}")
     return recipes
 
 
@@ -46,4 +46,6 @@ def load_method(name: str) -> Recipe:
     known = sorted({*baselines, *shipped, *DONORS})
     close = get_close_matches(name, known, n=2)
     told = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
-    raise InputError(f"{option('methods')}: unknown method {name!r}; {told} (or give the path of a recipe)")
+    raise InputError(
+        f"unknown method {name!r}", where=option("methods"), way_out=f"{told} (or give the path of a recipe)"
+    )

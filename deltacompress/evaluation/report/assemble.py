@@ -44,7 +44,9 @@ def join(first: TaskRun, second: TaskRun, *, task: str) -> list[tuple[SampleRow,
     mine = {(row.doc_id, row.doc_hash): row for row in first.rows}
     theirs = {(row.doc_id, row.doc_hash): row for row in second.rows}
     if mine.keys() != theirs.keys() or not mine:
-        raise InputError(f"task {task}: two models were asked different samples; evaluate them together")
+        raise InputError(
+            "two models were asked different samples", where=f"task {task}", way_out="evaluate them together"
+        )
     return [(row, theirs[key]) for key, row in mine.items()]
 
 

@@ -18,7 +18,7 @@ from deltacompress.evaluation.report.markdown import markdown
 from deltacompress.evaluation.report.records import SCHEMA_VERSION, ReportData
 from deltacompress.files.json_limits import MAX_DEPTH, is_deep, parsed_bytes
 from deltacompress.files.output import write_once
-from deltacompress.files.regular import ANYWHERE, read_bytes, told
+from deltacompress.files.regular import ANYWHERE, read_bytes, unreadable
 
 REPORT = "report.json"
 _MAX_BYTES = 64 << 20
@@ -56,34 +56,40 @@ def read_report(path: str | Path) -> Report:
     try:
         raw = read_bytes(file, at_most=_MAX_BYTES, links=ANYWHERE)
     except FileNotFoundError as error:
-        raise InputError(f"{file}: no such report, {_WRITES}") from error
+        raise InputError(f"no such report, {_WRITES}", where=file) from error
     except OSError as error:
-        raise InputError(f"{file}: {told(error, 'give another report')}") from error
+        raise unreadable(InputError, file, error, "give another report") from error
     if parsed_bytes(raw) > _MAX_MEMORY:
-        raise FormatError(f"{file}: holds more values than any report does; evaluate again")
+        raise FormatError("holds more values than any report does", where=file, way_out="evaluate again")
     try:
         data = json.loads(raw)
         spelled = _digest({key: value for key, value in data.items() if key != "digest"}) if type(data) is dict else ""
     except (ValueError, RecursionError) as error:  # NaN and what is beyond all floats is no JSON either
-        raise ChecksumError(f"{file}: not JSON ({error}); evaluate again") from error
+        raise ChecksumError(f"not JSON ({error})", where=file, way_out="evaluate again") from error
     if is_deep(raw):
-        raise FormatError(f"{file}: nested deeper than {MAX_DEPTH} levels, as no report is; evaluate again")
+        raise FormatError(
+            f"nested deeper than {MAX_DEPTH} levels, as no report is", where=file, way_out="evaluate again"
+        )
     if not isinstance(data, dict) or len(_MARKS & data.keys()) < 2:
-        raise InputError(f"{file}: not a report of `deltacompress eval`, {_WRITES}")
+        raise InputError(f"not a report of `deltacompress eval`, {_WRITES}", where=file)
     claimed = data.pop("digest", None)
     version = data.get("schema_version")
     if claimed != spelled:
-        raise ChecksumError(f"{file}: its content differs from its digest (edited, or damaged); evaluate again")
+        raise ChecksumError(
+            "its content differs from its digest (edited, or damaged)", where=file, way_out="evaluate again"
+        )
     if version != SCHEMA_VERSION:
         raise SchemaVersionError(
-            f"{file}: report version {version!r}, this program reads {SCHEMA_VERSION}; upgrade deltacompress"
+            f"report version {version!r}, this program reads {SCHEMA_VERSION}",
+            where=file,
+            way_out="upgrade deltacompress",
         )
     try:
         return Report.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"])
-        raise FormatError(f"{file}: {at}: {first['msg']}") from error
+        raise FormatError(f"{at}: {first['msg']}", where=file) from error
 
 
 def report_schema() -> dict[str, Any]:

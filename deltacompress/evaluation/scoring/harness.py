@@ -88,24 +88,33 @@ def _suite(manager: Any, task: SuiteTask, seed: int) -> Any:
         InputError: lm-eval does not know it, its data cannot be had, or less of its metric is better.
     """
     if task.spec.suite not in manager.all_tasks:  # lm-eval would take it for a file, and run the code that it names
-        raise InputError(f"task {task.name}: lm-eval has no task named {task.spec.suite}; see `lm-eval ls tasks`")
+        raise InputError(
+            f"lm-eval has no task named {task.spec.suite}", where=f"task {task.name}", way_out="see `lm-eval ls tasks`"
+        )
     try:
         loaded = manager.load([task.spec.suite])["tasks"]
     except (OSError, ValueError, KeyError) as error:
         told = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"task {task.name}: lm-eval cannot load {task.spec.suite} ({told[:160]}); its data comes from the hub: "
-            "it needs the network once; without one, use a local task"
+            f"lm-eval cannot load {task.spec.suite} ({told[:160]}); its data comes from the hub: it needs "
+            "the network once",
+            where=f"task {task.name}",
+            way_out="without one, use a local task",
         ) from error
     if len(loaded) != 1:
-        raise InputError(f"task {task.name}: {task.spec.suite} is a group of {len(loaded)} tasks; name one of them")
+        raise InputError(
+            f"{task.spec.suite} is a group of {len(loaded)} tasks",
+            where=f"task {task.name}",
+            way_out="name one of them",
+        )
     (found,) = loaded.values()
     better = found.higher_is_better()
     if not better.get(task.spec.metric, True):
         there = ", ".join(name for name, more in better.items() if more) or "none"
         raise InputError(
-            f"task {task.name}: less of {task.spec.metric} is better, which drops and gates are not made for; "
-            f"name a metric of which more is better (it has {there})"
+            f"less of {task.spec.metric} is better, which drops and gates are not made for",
+            where=f"task {task.name}",
+            way_out=f"name a metric of which more is better (it has {there})",
         )
     if found.get_config("num_fewshot") != 0:
         found.set_config(key="num_fewshot", value=task.spec.few_shot)
@@ -179,12 +188,15 @@ def _read(found: Any, task: Task) -> TaskRun:
     results = found["results"][name]
     if f"{metric},{filtered}" not in results or not logged:
         there = ", ".join(key for key in results if "," in key and "stderr" not in key)
-        raise InputError(f"task {task.name}: lm-eval gives no metric {metric} with filter {filtered}; it gives {there}")
+        raise InputError(
+            f"lm-eval gives no metric {metric} with filter {filtered}; it gives {there}", where=f"task {task.name}"
+        )
     if not _is_number(logged[0][metric]):
         there = ", ".join(one for one in logged[0]["metrics"] if _is_number(logged[0][one])) or "none"
         raise InputError(
-            f"task {task.name}: lm-eval gives no number per sample for {metric}, so models cannot be compared by it; "
-            f"name a metric that has one (it has {there})"
+            f"lm-eval gives no number per sample for {metric}, so models cannot be compared by it",
+            where=f"task {task.name}",
+            way_out=f"name a metric that has one (it has {there})",
         )
     delimiter = len(found["configs"][name].get("target_delimiter", " "))
     rows = tuple(_row(sample, metric, delimiter) for sample in logged)

@@ -114,7 +114,11 @@ class Panel:
         leader: str | None = None,
     ) -> list[Any]:
         if (lacked := self.lacks(label, map(_ids, questions))) is not None:
-            raise InputError(f"{label}: its vocabulary has no token {lacked}, and a sample holds it; leave {label} out")
+            raise InputError(
+                f"its vocabulary has no token {lacked}, and a sample holds it",
+                where=label,
+                way_out=f"leave {label} out",
+            )
         keys = [key_of(kind, question) for question in questions]
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
         # The longest first, and choices of one question next to each other; then the same question for every subject.

@@ -33,7 +33,9 @@ class Encoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int) -> None:
         if tokenizer.eos_token_id is None:
-            raise InputError("the tokenizer names no end-of-text token; set eos_token in tokenizer_config.json")
+            raise InputError(
+                "the tokenizer names no end-of-text token", way_out="set eos_token in tokenizer_config.json"
+            )
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.eos: int = tokenizer.eos_token_id
@@ -104,7 +106,7 @@ def check_same_tokenizer(own: Path, own_encoder: Encoder, other: Path) -> None:
     try:
         tokenizer = load_tokenizer(other)
     except CheckpointError as error:
-        raise PairError(f"{error}; evaluating needs the tokenizer of every model, to compare them") from error
+        raise error.retold(PairError, also="evaluating needs the tokenizer of every model, to compare them") from error
     mine, theirs = own_encoder.tokenizer.get_vocab(), tokenizer.get_vocab()
     shared = mine.keys() & theirs.keys()
     odd = sorted(token for token in shared if mine[token] != theirs[token])
@@ -112,13 +114,18 @@ def check_same_tokenizer(own: Path, own_encoder: Encoder, other: Path) -> None:
     if odd or lost:
         token = (odd or lost)[0]
         raise PairError(
-            f"{other}: its tokenizer is not that of {own}: token {token!r} is id {theirs.get(token)} here and "
-            f"{mine.get(token)} there; models are compared on the same tokens only"
+            f"its tokenizer is not that of {own}: token {token!r} is id {theirs.get(token)} here and "
+            f"{mine.get(token)} there; models are compared on the same tokens only",
+            where=other,
         )
     for text in _PROBES:
         if own_encoder.ids(text) != list(tokenizer.encode(text, add_special_tokens=False)):
             raise PairError(
-                f"{other}: its tokenizer splits {text[:20]!r} unlike that of {own}; give the model's own one"
+                f"its tokenizer splits {text[:20]!r} unlike that of {own}",
+                where=other,
+                way_out="give the model's own one",
             )
     if (tokenizer.bos_token_id, tokenizer.eos_token_id) != (own_encoder.tokenizer.bos_token_id, own_encoder.eos):
-        raise PairError(f"{other}: its tokenizer begins or ends a text unlike that of {own}; give the model's own one")
+        raise PairError(
+            f"its tokenizer begins or ends a text unlike that of {own}", where=other, way_out="give the model's own one"
+        )

@@ -114,9 +114,9 @@ def load_tasks(names: list[str], *, task_dir: Path | None, few_shot: int | None,
         InputError: no names, a name twice, an unknown task (the nearest is told), or data that is missing or wrong.
     """
     if not names:
-        raise InputError(f"{option('tasks')}: no task named; there are {', '.join(task_names(task_dir))}")
+        raise InputError(f"no task named; there are {', '.join(task_names(task_dir))}", where=option("tasks"))
     if len(set(names)) != len(names):
-        raise InputError(f"{option('tasks')} {','.join(names)}: a task is named twice")
+        raise InputError("a task is named twice", where=f"{option('tasks')} {','.join(names)}")
     check_task_dir(task_dir)
     return [_load(name, task_dir, few_shot, limit) for name in names]
 
@@ -129,7 +129,9 @@ def check_task_dir(task_dir: Path | None) -> None:
     """
     if task_dir is not None and not task_dir.is_dir():
         raise InputError(
-            f"{option('task_dir')} {task_dir}: no such folder; give one with <task>/validation.jsonl in it"
+            "no such folder",
+            where=f"{option('task_dir')} {task_dir}",
+            way_out="give one with <task>/validation.jsonl in it",
         )
 
 
@@ -153,7 +155,9 @@ def _load(name: str, task_dir: Path | None, few_shot: int | None, limit: int | N
     choose = spec.kind == "choose"
     samples = read_samples(folder / VALIDATION, templates, choose=choose)[:limit]
     if not samples:
-        raise InputError(f"task {name}: zero samples left after {option('limit')} {limit}; give a larger one")
+        raise InputError(
+            f"zero samples left after {option('limit')} {limit}", where=f"task {name}", way_out="give a larger one"
+        )
     examples = read_samples(folder / TRAIN, templates, choose=choose) if shots else ()
     return LocalTask(spec, samples, examples, folder / VALIDATION)
 
@@ -190,17 +194,17 @@ def read_spec(path: Path) -> LocalSpec | SuiteSpec:
     try:
         data = load_yaml(read_text(path, at_most=MAX_YAML_BYTES, links=ANYWHERE), str(path))
     except RecipeError as error:
-        raise InputError(str(error)) from error
+        raise error.retold(InputError) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: the task cannot be read ({error})") from error
+        raise InputError(f"the task cannot be read ({error})", where=path) from error
     try:
         spec = _SPEC.validate_python(data)
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"][1:] or first["loc"])
-        raise InputError(f"{path}: {at or 'task'}: {first['msg']}; see docs/evaluation.md") from error
+        raise InputError(f"{at or 'task'}: {first['msg']}", where=path, way_out="see docs/evaluation.md") from error
     if spec.task != path.stem:
-        raise InputError(f"{path}: its task is named {spec.task!r}; name the file {spec.task}.yaml")
+        raise InputError(f"its task is named {spec.task!r}", where=path, way_out=f"name the file {spec.task}.yaml")
     return spec
 
 
@@ -214,10 +218,13 @@ def _folder(spec: LocalSpec, task_dir: Path | None) -> Path:
         return content_path(*spec.data.split("/"))
     if task_dir is None:
         raise InputError(
-            f"task {spec.task}: its data is not shipped; give {option('task_dir')} DIR with "
-            f"{spec.data or spec.task}/{VALIDATION}"
+            "its data is not shipped",
+            where=f"task {spec.task}",
+            way_out=f"give {option('task_dir')} DIR with {spec.data or spec.task}/{VALIDATION}",
         )
     folder = task_dir / (spec.data or spec.task)
     if not (folder / VALIDATION).is_file():
-        raise InputError(f"task {spec.task}: its data is missing: no {folder / VALIDATION}; put it there")
+        raise InputError(
+            f"its data is missing: no {folder / VALIDATION}", where=f"task {spec.task}", way_out="put it there"
+        )
     return folder

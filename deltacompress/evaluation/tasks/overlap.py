@@ -47,8 +47,10 @@ def check(task: Task, calibration: CalibrationRecord | None, given: Path | None,
     if given is not None:
         if _ids_hash(given, calibration, encoder) != calibration.sha256:
             raise InputError(
-                f"{option('calibration')} {given}: not what this delta was calibrated on ({calibration.source}, "
-                f"{calibration.samples} x {calibration.seq_len} tokens, seed {calibration.seed}); give that file"
+                f"not what this delta was calibrated on ({calibration.source}, {calibration.samples} x "
+                f"{calibration.seq_len} tokens, seed {calibration.seed})",
+                where=f"{option('calibration')} {given}",
+                way_out="give that file",
             )
         return _compare(task, calibration, given)
     for file in (task.path, task.path.with_name(TRAIN)):
@@ -79,8 +81,9 @@ def refuse(found: Sequence[tuple[str, Overlap]], *, force: bool) -> None:
     for task, overlap in found:
         if overlap.verdict == "overlaps" and not force:
             raise InputError(
-                f"task {task}: {overlap.told}; evaluate on held-out samples, or record it with "
-                f"{switch('allow_overlap')}"
+                overlap.told,
+                where=f"task {task}",
+                way_out=f"evaluate on held-out samples, or record it with {switch('allow_overlap')}",
             )
 
 
@@ -95,8 +98,9 @@ def refuse_data(tasks: Sequence[Task], calibration: Calibration) -> None:
     for task in tasks:
         if isinstance(task, LocalTask) and (count := _seen(task, texts)):
             raise InputError(
-                f"task {task.name}: {count} of {len(task.samples)} samples are in the {data}; "
-                "calibrate on other data, or set allow_overlap in the policy"
+                f"{count} of {len(task.samples)} samples are in the {data}",
+                where=f"task {task.name}",
+                way_out="calibrate on other data, or set allow_overlap in the policy",
             )
 
 

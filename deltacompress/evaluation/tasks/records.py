@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deltacompress.errors import InputError
-from deltacompress.files.regular import ANYWHERE, read_text, told
+from deltacompress.files.regular import ANYWHERE, read_text, unreadable
 
 _MAX_BYTES = 1 << 30
 _FIELD = re.compile(r"\{\{\s*(\w+)\s*\}\}")
@@ -61,19 +61,19 @@ def read_samples(path: Path, templates: Templates, *, choose: bool | None) -> tu
         lines = text.split("\n")  # splitlines would also cut at U+2028 in a text
     except FileNotFoundError as error:
         raise InputError(
-            f"{path}: no such task file; a task needs validation.jsonl (and train.jsonl for few-shot)"
+            "no such task file; a task needs validation.jsonl (and train.jsonl for few-shot)", where=path
         ) from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text (byte {error.start}); convert it to UTF-8") from error
+        raise InputError(f"not UTF-8 text (byte {error.start})", where=path, way_out="convert it to UTF-8") from error
     except OSError as error:
-        raise InputError(f"{path}: {told(error)}") from error
+        raise unreadable(InputError, path, error) from error
     samples = [
         _sample(line, f"{path}:{number}", templates, choose)
         for number, line in enumerate(lines, start=1)
         if line.strip()
     ]
     if not samples:
-        raise InputError(f"{path}: zero samples in it; give a file with at least one line")
+        raise InputError("zero samples in it", where=path, way_out="give a file with at least one line")
     return tuple(samples)
 
 
@@ -81,36 +81,38 @@ def _sample(line: str, where: str, templates: Templates, choose: bool | None) ->
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not JSON ({error}); each line needs one JSON object") from error
+        raise InputError(f"not JSON ({error}); each line needs one JSON object", where=where) from error
     if not isinstance(record, dict):
-        raise InputError(f"{where}: a {type(record).__name__}, not an object with prompt and completion")
+        raise InputError(f"a {type(record).__name__}, not an object with prompt and completion", where=where)
     prompt = _fill(templates.prompt, record, where)
     completion = _fill(templates.completion, record, where)
     if not completion:
-        raise InputError(f"{where}: the completion is empty; give the right answer")
+        raise InputError("the completion is empty", where=where, way_out="give the right answer")
     if choose is False:
         return Sample(prompt, completion)
     choices = record.get(templates.choices, ()) if isinstance(templates.choices, str) else templates.choices
     if not choices and choose is None:
         return Sample(prompt, completion)
     if not isinstance(choices, list | tuple) or len(choices) < 2 or not all(isinstance(x, str) and x for x in choices):
-        raise InputError(f"{where}: choices must be a list of at least two texts; got {str(choices)[:60]!r}")
+        raise InputError(f"choices must be a list of at least two texts; got {str(choices)[:60]!r}", where=where)
     if len(set(choices)) != len(choices):
-        raise InputError(f"{where}: a choice is given twice; a sample needs choices that differ")
+        raise InputError("a choice is given twice; a sample needs choices that differ", where=where)
     if completion not in choices:
-        raise InputError(f"{where}: the completion {completion[:60]!r} is not among the choices; add it to them")
+        raise InputError(
+            f"the completion {completion[:60]!r} is not among the choices", where=where, way_out="add it to them"
+        )
     return Sample(prompt, completion, tuple(choices))
 
 
 def _fill(template: str, record: Mapping[str, Any], where: str) -> str:
     def field(match: re.Match[str]) -> str:
         if match[1] not in record:
-            raise InputError(f"{where}: no field `{match[1]}`; it has {', '.join(sorted(record)) or 'none'}")
+            raise InputError(f"no field `{match[1]}`; it has {', '.join(sorted(record)) or 'none'}", where=where)
         value = record[match[1]]
         if isinstance(value, list) and len(value) == 1:  # natural-instructions: one reference answer in a list
             value = value[0]
         if not isinstance(value, str):
-            raise InputError(f"{where}: field `{match[1]}` is a {type(value).__name__}, not a text")
+            raise InputError(f"field `{match[1]}` is a {type(value).__name__}, not a text", where=where)
         return value
 
     return _FIELD.sub(field, template)

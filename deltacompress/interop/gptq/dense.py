@@ -98,27 +98,31 @@ def _settings(source: Checkpoint) -> _Settings:
         try:
             raw = regular.read_bytes(old, at_most=MAX_CONFIG_BYTES, links=regular.ANYWHERE)
         except OSError as error:
-            raise CheckpointError(f"{old}: {regular.told(error)}") from error
+            raise regular.unreadable(CheckpointError, old, error) from error
         where, found = old, load_json_object(raw, str(old))
     if found is None:
-        raise InputError(f"{source.path}: config.json has no quantization_config; the checkpoint is dense already")
+        raise InputError("config.json has no quantization_config; the checkpoint is dense already", where=source.path)
     if not isinstance(found, dict):
-        raise CheckpointError(f"{where}: its quantization_config is no JSON object; get the file again")
+        raise CheckpointError("its quantization_config is no JSON object", where=where, way_out="get the file again")
     # GPTQModel calls them method and format
     method = _said(found, ("quant_method", "method"), where)
     form = _said(found, ("checkpoint_format", "format"), where)
     if method != "gptq" or form not in ("gptq", "gptq_v2"):
         raise InputError(
-            f"{where}: quantized by {method!r}, format {form!r}; only gptq and gptq_v2 are read: {_OTHERWISE}"
+            f"quantized by {method!r}, format {form!r}",
+            where=where,
+            way_out=f"only gptq and gptq_v2 are read: {_OTHERWISE}",
         )
     if found.get("dynamic"):
-        raise InputError(f"{where}: some layers have settings of their own (dynamic), which are not read: {_OTHERWISE}")
+        raise InputError(
+            f"some layers have settings of their own (dynamic), which are not read: {_OTHERWISE}", where=where
+        )
     bits, group, desc_act = found.get("bits"), found.get("group_size", -1), found.get("desc_act", False)
     if type(bits) is not int or bits not in gptq.BITS:
-        raise InputError(f"{where}: bits {_brief(bits)}; only 2, 3, 4 and 8 are read: {_OTHERWISE}")
+        raise InputError(f"bits {_brief(bits)}", where=where, way_out=f"only 2, 3, 4 and 8 are read: {_OTHERWISE}")
     if type(group) is not int or not (group == -1 or group >= 1) or type(desc_act) is not bool:
         told = f"group_size {_brief(group)}, desc_act {_brief(desc_act)}"
-        raise InputError(f"{where}: {told}; expected a number of columns or -1, and true or false")
+        raise InputError(f"{told}; expected a number of columns or -1, and true or false", where=where)
     return _Settings(bits, group, desc_act, form == "gptq")
 
 
@@ -130,7 +134,7 @@ def _said(found: dict[str, Any], keys: tuple[str, ...], where: Path) -> str:
     """The value that all of these keys agree on, as far as they are there; "gptq" if none is."""
     said = {str(found[key]).lower() for key in keys if found.get(key) is not None}
     if len(said) > 1:
-        raise InputError(f"{where}: {' and '.join(keys)} contradict each other; correct one")
+        raise InputError(f"{' and '.join(keys)} contradict each other", where=where, way_out="correct one")
     return next(iter(said), "gptq")[:40]
 
 
@@ -146,20 +150,26 @@ def _layers(source: Checkpoint, settings: _Settings) -> dict[str, tuple[int, int
         if part in gptq.PARTS:
             found.setdefault(layer, {})[part] = info
     if not found:
-        raise CheckpointError(f"{source.path}: says that it is quantized, but holds no .qweight; get it again")
+        raise CheckpointError(
+            "says that it is quantized, but holds no .qweight", where=source.path, way_out="get it again"
+        )
     return {layer: _sizes(source, layer, parts, settings) for layer, parts in found.items()}
 
 
 def _sizes(source: Checkpoint, layer: str, parts: dict[str, TensorInfo], settings: _Settings) -> tuple[int, int]:
     needed = gptq.PARTS if settings.desc_act else gptq.PARTS[:-1]
     if missing := [part for part in needed if part not in parts]:
-        raise CheckpointError(f"{source.path}: {layer}.{missing[0]} is missing; get the checkpoint again")
+        raise CheckpointError(f"{layer}.{missing[0]} is missing", where=source.path, way_out="get the checkpoint again")
     if f"{layer}.weight" in source.tensors:
-        raise CheckpointError(f"{source.path}: holds both {layer}.weight and {layer}.qweight; get the checkpoint again")
+        raise CheckpointError(
+            f"holds both {layer}.weight and {layer}.qweight", where=source.path, way_out="get the checkpoint again"
+        )
     for part, info in parts.items():
         if info.dtype not in _WORDS[part] or len(info.shape) != (1 if part == "g_idx" else 2):
             raise CheckpointError(
-                f"{source.path}: {info.name} is {info.dtype} {list(info.shape)}, as in no GPTQ checkpoint; get it again"
+                f"{info.name} is {info.dtype} {list(info.shape)}, as in no GPTQ checkpoint",
+                where=source.path,
+                way_out="get it again",
             )
     words, rows = parts["qweight"].shape
     columns = words * gptq.WORD // settings.bits
@@ -171,8 +181,10 @@ def _sizes(source: Checkpoint, layer: str, parts: dict[str, TensorInfo], setting
     if odd or not columns or not gptq.fits(rows, columns, settings.bits):
         shapes = ", ".join(f"{part} {list(info.shape)}" for part, info in sorted(parts.items()))
         raise CheckpointError(
-            f"{source.path}: {layer}: shapes that do not belong together at {settings.bits} bits in groups of "
-            f"{settings.group}: {shapes}; get the checkpoint again"
+            f"{layer}: shapes that do not belong together at {settings.bits} bits in groups of "
+            f"{settings.group}: {shapes}",
+            where=source.path,
+            way_out="get the checkpoint again",
         )
     return rows, columns
 
@@ -208,11 +220,12 @@ def _dense(source: Checkpoint, layer: str, settings: _Settings, dtype: torch.dty
     try:
         weight = gptq.unpack(parts, settings.bits, zeros_less_one=settings.zeros_less_one).to(dtype)
     except ValueError as error:
-        raise CheckpointError(f"{source.path}: {layer}: {error}; get the checkpoint again") from error
+        raise CheckpointError(f"{layer}: {error}", where=source.path, way_out="get the checkpoint again") from error
     if not bool(torch.isfinite(weight).all()):
         raise CheckpointError(
-            f"{source.path}: {layer}: scales that give NaN or Inf as {dtype}; get the checkpoint again, or let its "
-            "config.json name a wider dtype"
+            f"{layer}: scales that give NaN or Inf as {dtype}",
+            where=source.path,
+            way_out="get the checkpoint again, or let its config.json name a wider dtype",
         )
     reporter.step(layer)
     return weight

@@ -74,20 +74,24 @@ def _settings(delta: Delta) -> dict[str, Any]:
     """
     if delta.manifest.scope != "full":
         raise InputError(
-            f"{delta.path}: holds deltas, and a GPTQ checkpoint whole weights; restore it, compress the result with "
-            f"recipe {_RECIPE}, and export that"
+            "holds deltas, and a GPTQ checkpoint whole weights",
+            where=delta.path,
+            way_out=f"restore it, compress the result with recipe {_RECIPE}, and export that",
         )
     specs = {record.name: _spec(delta, record) for record in _linears(delta)}
     if not specs:
-        raise InputError(f"{delta.path}: its recipe codes no linear weight; compress with recipe {_RECIPE}")
+        raise InputError(
+            "its recipe codes no linear weight", where=delta.path, way_out=f"compress with recipe {_RECIPE}"
+        )
     group = next((spec.group for spec in specs.values() if spec.groups > 1), -1)
     bits = next(iter(specs.values())).bits
     for name, spec in specs.items():
         if spec.bits != bits or (group > 0 and (spec.columns > group if spec.groups == 1 else spec.group != group)):
             told = f"{spec.bits} bits in {spec.groups} groups of {min(spec.group, spec.columns)}"
             raise InputError(
-                f"{delta.path}: {name}: {told}, others have {bits} bits in groups of {group}; a GPTQ checkpoint has "
-                f"one setting for all: compress with recipe {_RECIPE}"
+                f"{name}: {told}, others have {bits} bits in groups of {group}",
+                where=delta.path,
+                way_out=f"a GPTQ checkpoint has one setting for all: compress with recipe {_RECIPE}",
             )
     return {
         "bits": bits,
@@ -108,14 +112,18 @@ def _spec(delta: Delta, record: TensorRecord) -> PackedSpec:
     spec, where = delta.spec(record.name), f"{delta.path}: {record.name}"
     hint = f"compress with recipe {_RECIPE}"
     if spec is None or not record.name.endswith(".weight"):
-        raise InputError(f"{where}: is not quantized, and GPTQ quantizes every linear layer; {hint}")
+        raise InputError("is not quantized, and GPTQ quantizes every linear layer", where=where, way_out=hint)
     if spec.sparsity.kind != "dense" or spec.grid != "symmetric" or spec.bits not in gptq.BITS:
         told = f"{spec.bits} bits, {spec.sparsity}, grid {spec.grid}"
-        raise InputError(f"{where}: {told}; GPTQ checkpoints hold dense symmetric codes of 2, 3, 4 or 8 bits; {hint}")
+        raise InputError(
+            f"{told}; GPTQ checkpoints hold dense symmetric codes of 2, 3, 4 or 8 bits", where=where, way_out=hint
+        )
     if (spec.rows, spec.columns) != record.shape or not gptq.fits(spec.rows, spec.columns, spec.bits):
         raise InputError(
-            f"{where}: {list(record.shape)} at {spec.bits} bits does not fill whole 32-bit words, so GPTQ checkpoints "
-            "cannot hold it; `deltacompress restore` writes it dense"
+            f"{list(record.shape)} at {spec.bits} bits does not fill whole 32-bit words, so GPTQ checkpoints "
+            "cannot hold it",
+            where=where,
+            way_out="`deltacompress restore` writes it dense",
         )
     return spec
 
@@ -155,7 +163,7 @@ class _Writer:
         half = grid.scale.half().float()
         if not torch.isfinite(half).all():
             raise InputError(
-                f"{self._delta.path}: {name}: a scale is beyond fp16, which is what GPTQ checkpoints store"
+                f"{name}: a scale is beyond fp16, which is what GPTQ checkpoints store", where=self._delta.path
             )
         odd = half != grid.scale
         if bool(odd.any()):  # below fp16's normal numbers

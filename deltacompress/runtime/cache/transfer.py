@@ -71,6 +71,6 @@ class Transfer:
             return found
         except torch.OutOfMemoryError as error:
             raise BackendError(
-                f"{self._device} is out of memory while a variant is loaded ({told()}); "
-                "lower budget_bytes, max_batch or the number of variants in use"
+                f"{self._device} is out of memory while a variant is loaded ({told()})",
+                way_out="lower budget_bytes, max_batch or the number of variants in use",
             ) from error

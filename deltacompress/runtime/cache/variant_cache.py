@@ -52,12 +52,13 @@ class VariantCache:
             BackendError: the budget is too small for it, or there are too many variants.
         """
         if len(self.variants) >= MAX_VARIANTS:
-            raise BackendError(f"{MAX_VARIANTS} variants are loaded, the most there can be; unload one")
+            raise BackendError(f"{MAX_VARIANTS} variants are loaded, the most there can be", way_out="unload one")
         nbytes = sum(placed_bytes(operand, self._kernels) for operand in operands.values())
         if self.budget_bytes is not None and nbytes > self.budget_bytes:
             raise BackendError(
-                f"{variant.delta.path}: {nbytes} bytes as it is served, more than the whole budget of "
-                f"{self.budget_bytes}; raise budget_bytes"
+                f"{nbytes} bytes as it is served, more than the whole budget of {self.budget_bytes}",
+                where=variant.delta.path,
+                way_out="raise budget_bytes",
             )
         taken = {loaded.slot for loaded in self.variants.values()}
         slot = next(number for number in range(1, MAX_VARIANTS + 1) if number not in taken)
@@ -102,7 +103,9 @@ class VariantCache:
         """
         loaded = self.variants[name]
         if loaded.users:
-            raise InputError(f"variant {name} is in use by {loaded.users} running requests; let them finish first")
+            raise InputError(
+                f"variant {name} is in use by {loaded.users} running requests", way_out="let them finish first"
+            )
         self._settle(loaded)
         self._evict(loaded)
         del self.variants[name]
@@ -117,9 +120,13 @@ class VariantCache:
         """
         found = self.variants.get(asked.name)
         if found is None:
-            raise InputError(f"variant {asked.name} was unloaded while requests for it waited; load it and ask again")
+            raise InputError(
+                f"variant {asked.name} was unloaded while requests for it waited", way_out="load it and ask again"
+            )
         if found is not asked and found.variant.delta.manifest != asked.variant.delta.manifest:
-            raise InputError(f"variant {asked.name} became another one while requests for it waited; ask again")
+            raise InputError(
+                f"variant {asked.name} became another one while requests for it waited", way_out="ask again"
+            )
         return found
 
     def fits(self, names: Iterable[str]) -> bool:
@@ -268,5 +275,6 @@ class VariantCache:
         used = {one.name: one.nbytes for one in self.variants.values() if one.users}
         return BackendError(
             f"the variants in use ({', '.join(sorted(used))}) take {sum(used.values())} bytes, the budget is "
-            f"{self.budget_bytes}: no room for {wanted.name}; raise budget_bytes or use fewer at once"
+            f"{self.budget_bytes}: no room for {wanted.name}",
+            way_out="raise budget_bytes or use fewer at once",
         )

@@ -39,15 +39,15 @@ class GenerationConfig:
         """
         stops = (stop,) if isinstance(stop, str) and stop else tuple(stop)
         if max_new_tokens < 1:
-            raise InputError(f"{option('max_new_tokens')} {max_new_tokens}: at least 1")
+            raise InputError("at least 1", where=f"{option('max_new_tokens')} {max_new_tokens}")
         if any(not one for one in stops):
-            raise InputError("an empty stop string would stop everything; leave it out")
+            raise InputError("an empty stop string would stop everything", way_out="leave it out")
         if not 0 <= sampling.temperature < math.inf:
             raise InputError(
-                f"{option('temperature')} {sampling.temperature}: give 0 (always the most likely token) or more"
+                "give 0 (always the most likely token) or more", where=f"{option('temperature')} {sampling.temperature}"
             )
         if not 0 < sampling.top_p <= 1:
             raise InputError(
-                f"{option('top_p')} {sampling.top_p}: give a share of the probability, above 0 and at most 1"
+                "give a share of the probability, above 0 and at most 1", where=f"{option('top_p')} {sampling.top_p}"
             )
         return cls(max_new_tokens, stops, sampling, bos, streams)

@@ -35,7 +35,7 @@ def _numbered(requests: Sequence[T], fields: int) -> Iterator[tuple[int, str, T]
     for index, one in enumerate(requests):
         if not isinstance(one, tuple | list) or len(one) != fields:
             wanted = "(variant, prompt or ids)" if fields == 2 else "(variant, context ids, continuation ids)"
-            raise InputError(f"request {index}: {one!r:.60} is not {wanted}; give a list of those")
+            raise InputError(f"{one!r:.60} is not {wanted}", where=f"request {index}", way_out="give a list of those")
     for index, one in enumerate(requests):
         yield index, "the request" if len(requests) == 1 else f"request {index}", one
 
@@ -54,7 +54,7 @@ class InputProcessor:
         """
         if name not in self._variants:
             known = ", ".join(sorted(self._variants)) or "none"
-            raise InputError(f"no variant named {name} is loaded (loaded: {known}); load it first")
+            raise InputError(f"no variant named {name} is loaded (loaded: {known})", way_out="load it first")
         return self._variants[name]
 
     def items(self, requests: Sequence[tuple[str | None, Ids]]) -> list[Item]:
@@ -66,7 +66,7 @@ class InputProcessor:
         for index, told, (variant, context, continuation) in _numbered(requests, 3):
             before, after = _listed(context), _listed(continuation)
             if not before or not after:
-                raise InputError(f"{told}: context and continuation need at least one token each")
+                raise InputError("context and continuation need at least one token each", where=told)
             ids, asked = before + after, self._asked(variant)
             self._check(told, asked, ids)
             item = Item(index, asked, self._vocabulary(asked), ids[:-1], len(before) - 1, len(ids) - 1)
@@ -90,7 +90,9 @@ class InputProcessor:
             self._tokenizers.encode(variant, prompt, bos=generation.bos) if isinstance(prompt, str) else _listed(prompt)
         )
         if is_text and not ids:
-            raise InputError(f"{told}: the prompt is empty; give some text, or ask for the bos token before it")
+            raise InputError(
+                "the prompt is empty", where=told, way_out="give some text, or ask for the bos token before it"
+            )
         self._check(told, asked, ids, room=1)
         layout = self._layout(asked)
         wanted, context = generation.max_new_tokens, layout.context
@@ -124,15 +126,17 @@ class InputProcessor:
     def _check(self, told: str, asked: LoadedVariant | None, ids: list[int], *, room: int = 0) -> None:
         who = "the base" if asked is None else f"variant {asked.name}"
         if not ids:
-            raise InputError(f"{told} to {who} has no tokens; give at least one")
+            raise InputError(f"{told} to {who} has no tokens", way_out="give at least one")
         known = self._model.vocabulary
         if asked is not None:
             known = asked.variant.vocabulary(self._model.embedding_path)
         if odd := [token for token in ids if not 0 <= token < known]:
-            raise InputError(f"{told}: token {odd[0]} is not in the vocabulary of {who} ({known} tokens)")
+            raise InputError(f"token {odd[0]} is not in the vocabulary of {who} ({known} tokens)", where=told)
         context = self._layout(asked).context
         if context is not None and len(ids) + room > context:
-            raise InputError(f"{told} has {len(ids)} tokens, the context of {who} is {context}; shorten the prompt")
+            raise InputError(
+                f"{told} has {len(ids)} tokens, the context of {who} is {context}", way_out="shorten the prompt"
+            )
 
 
 def _listed(ids: Ids) -> list[int]:

@@ -92,6 +92,6 @@ class RowCache:
                     mine[layer : layer + 1] = [together]
         except torch.OutOfMemoryError as error:
             raise BackendError(
-                f"no memory for the keys and values of {len(order)} requests x {columns} tokens; "
-                "lower max_batch, max_new_tokens or budget_bytes"
+                f"no memory for the keys and values of {len(order)} requests x {columns} tokens",
+                way_out="lower max_batch, max_new_tokens or budget_bytes",
             ) from error

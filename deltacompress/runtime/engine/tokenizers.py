@@ -43,7 +43,9 @@ class Tokenizers:
             ids: list[int] = tokenizer.encode(text, add_special_tokens=bos is not False)
         if bos:
             if tokenizer.bos_token_id is None:
-                raise InputError(f"{self._folders[variant]}: the tokenizer has no bos token to put before the prompt")
+                raise InputError(
+                    "the tokenizer has no bos token to put before the prompt", where=self._folders[variant]
+                )
             if ids[:1] != [tokenizer.bos_token_id]:
                 ids = [tokenizer.bos_token_id, *ids]
         return ids
@@ -75,5 +77,7 @@ class Tokenizers:
             try:
                 self._opened[folder] = load_tokenizer(folder)
             except CheckpointError as error:
-                raise InputError(f"{error}, or give token ids instead of text") from error
+                instead = "give token ids instead of text"
+                way_out = instead if error.way_out is None else f"{error.way_out}, or {instead}"
+                raise error.retold(InputError, way_out=way_out) from error
         return self._opened[folder]

@@ -90,10 +90,12 @@ class Assembly:
                 raise damaged(name, part)
         for (_, one), fault in zip(self._order, faults, strict=True):
             if fault:
-                raise FormatError(f"{next(iter(one.parts.values())).file}: {one.name}: {FAULTS[fault]}")
+                raise FormatError(f"{one.name}: {FAULTS[fault]}", where=next(iter(one.parts.values())).file)
         return self._made
 
 
 def damaged(name: str, part: StoredPart) -> ChecksumError:
     """What to raise for a part (its name with the tensor's) that differs from its hash."""
-    return ChecksumError(f"{part.file}: {name}: its bytes differ from their recorded hash; copy the artifact again")
+    return ChecksumError(
+        f"{name}: its bytes differ from their recorded hash", where=part.file, way_out="copy the artifact again"
+    )

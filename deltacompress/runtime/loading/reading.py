@@ -40,7 +40,9 @@ class Files:
             except OSError as error:
                 raise _unreadable(wanted.file, error) from error
             if not count:
-                raise TruncatedFileError(f"{wanted.file}: cut short at byte {at}; copy the artifact again")
+                raise TruncatedFileError(
+                    f"cut short at byte {at}", where=wanted.file, way_out="copy the artifact again"
+                )
             at, view = at + count, view[count:]
 
     def close(self) -> None:
@@ -124,5 +126,5 @@ class Reading:
 
 def _unreadable(path: str, error: OSError) -> CheckpointError | TruncatedFileError:
     if isinstance(error, FileNotFoundError):
-        return TruncatedFileError(f"{path}: missing; copy the artifact again")
-    return CheckpointError(f"{path}: {regular.told(error)}")
+        return TruncatedFileError("missing", where=path, way_out="copy the artifact again")
+    return regular.unreadable(CheckpointError, path, error)

@@ -89,7 +89,7 @@ def decouple_norm(
     parameters = dict(module.named_parameters(recurse=False))
     if not parameters.keys() <= {"weight", "bias"} or any(p.dim() != 1 for p in parameters.values()):
         raise UnsupportedModelError(
-            f"{path}: a {type(module).__name__} with parameters {sorted(parameters)} has no rule"
+            f"a {type(module).__name__} with parameters {sorted(parameters)} has no rule", where=path
         )
     banks = {name: VectorBank(parameter) for name, parameter in parameters.items()}
     plain = module.forward

@@ -85,7 +85,9 @@ def read_layout(path: Path, names: Iterable[str]) -> Layout:
     """
     raw = read_file(path, CONFIG, at_most=MAX_JSON_BYTES)
     if raw is None:
-        raise CheckpointError(f"{path / CONFIG}: missing; give the directory of a checkpoint or an artifact")
+        raise CheckpointError(
+            "missing", where=path / CONFIG, way_out="give the directory of a checkpoint or an artifact"
+        )
     return _layout(path, raw, tuple(sorted(names)))
 
 
@@ -117,9 +119,9 @@ def check_alike(base: Layout, variant: Layout, where: str) -> None:
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key):
             told = f"config.json has {key} {theirs.get(key)!r:.200}, the base {ours.get(key)!r:.200}"
-            raise PairError(f"{where}: {told}, and one forward serves both; {SERVE_WAY_OUT}")
+            raise PairError(f"{told}, and one forward serves both", where=where, way_out=SERVE_WAY_OUT)
     if odd := base.places.keys() ^ variant.places.keys():
-        raise InputError(f"{where}: parameter {min(odd)} is not in both base and variant; {SERVE_WAY_OUT}")
+        raise InputError(f"parameter {min(odd)} is not in both base and variant", where=where, way_out=SERVE_WAY_OUT)
 
 
 def _essence(config: PreTrainedConfig) -> dict[str, Any]:

@@ -38,8 +38,8 @@ class Numerics:
             merge_rounding = is_reference and dtype == torch.float32
         if merge_rounding and not is_reference:
             raise BackendError(
-                f"merge_rounding needs decoded deltas, backend {chosen.name} serves packed ones; "
-                'use backend="reference" or merge_rounding=False'
+                f"merge_rounding needs decoded deltas, backend {chosen.name} serves packed ones",
+                way_out='use backend="reference" or merge_rounding=False',
             )
         return cls(dtype, merge_rounding, chosen)
 
@@ -66,12 +66,14 @@ def resolve_device(device: str | torch.device, dtype: str | torch.dtype) -> tupl
     try:
         where = torch.device(name)
     except RuntimeError as error:
-        raise BackendError(f"device {name}: torch knows no such device; use cpu, cuda or auto") from error
+        raise BackendError(
+            "torch knows no such device", where=f"device {name}", way_out="use cpu, cuda or auto"
+        ) from error
     if where.type == "cuda" and not torch.cuda.is_available():
-        raise BackendError("device cuda: torch sees no GPU here; use device cpu")
+        raise BackendError("device cuda: torch sees no GPU here", way_out="use device cpu")
     if dtype == "auto":
         dtype = torch.float32 if where.type == "cpu" else torch.bfloat16
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if found not in DTYPES:
-        raise InputError(f"dtype {dtype}: serve in float32, bfloat16 or float16")
+        raise InputError("serve in float32, bfloat16 or float16", where=f"dtype {dtype}")
     return where, found

@@ -195,7 +195,7 @@ class Variant:
             return
         if module_path not in self._base.roles:
             what = f"{record.name} ({self.layout.places[module_path].kind}, {record.format})"
-            raise UnsupportedModelError(f"{self.delta.path}: no rule serves {what}; {SERVE_WAY_OUT}")
+            raise UnsupportedModelError(f"no rule serves {what}", where=self.delta.path, way_out=SERVE_WAY_OUT)
 
     def note(self) -> str | None:
         """What a user should know: which linears the kernels cannot serve packed, so that they are decoded instead."""
@@ -216,7 +216,9 @@ class Variant:
         for name in ("scales", "values", "added_rows"):
             part = parts.get(name)
             if part is not None and part.is_floating_point() and not bool(torch.isfinite(part).all()):
-                raise FormatError(f"{self.delta.path}: {record.name}.{name} holds NaN or Inf; compress the model again")
+                raise FormatError(
+                    f"{record.name}.{name} holds NaN or Inf", where=self.delta.path, way_out="compress the model again"
+                )
 
 
 def _every_row(

@@ -42,7 +42,7 @@ def fsck(store: Store, reporter: Reporter, *, repair: bool = False, copy: Store 
         StoreError: something cannot be read or written at all.
     """
     if copy is not None and copy.where == store.where:
-        raise ConflictError(f"{store.where}: give another copy to repair from, not the zoo itself")
+        raise ConflictError("give another copy to repair from, not the zoo itself", where=store.where)
     same = copy is not None and _same_zoo(store, copy)
     repaired: list[str] = []
     report = verify(store, reporter)

@@ -119,7 +119,9 @@ def _as_many(found: list[_Candidate], work: Callable[[_Candidate], object]) -> l
             work(one)
         except DiskFullError as error:
             if not number:
-                raise DiskFullError(f"{error}; `zoo gc --empty-trash` frees what was collected before") from error
+                raise error.retold(
+                    DiskFullError, also="`zoo gc --empty-trash` frees what was collected before"
+                ) from error
             return found[:number]
     return found
 

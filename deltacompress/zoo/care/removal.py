@@ -43,25 +43,29 @@ def remove(store: Store, reference: Reference, *, force: bool = False) -> list[i
         ConflictError: an alias points there, or somebody removed or restored it at the same moment.
     """
     if reference.alias is not None:
-        raise ConflictError(f"{reference}: give the version to remove, not an alias that may move")
+        raise ConflictError("give the version to remove, not an alias that may move", where=reference)
     state = state_of(store, reference.name)
     if not state.versions or (reference.version is not None and reference.version not in state.versions):
-        raise NotFoundError(f"{store.where}: no entry {reference}; see `zoo list --all-versions`")
+        raise NotFoundError(f"no entry {reference}", where=store.where, way_out="see `zoo list --all-versions`")
     wanted = [reference.version] if reference.version is not None else list(state.versions)
     present = [version for version in wanted if not _surely_removed(store, state, version)]
     if not present:
-        raise NotFoundError(f"{store.where}: {reference} was removed already")
+        raise NotFoundError(f"{reference} was removed already", where=store.where)
     for version in present:
         if not force and (aliases := aliases_at(store, state.name, version)):
             raise ConflictError(
-                f"{state.name}@{version}: alias {aliases[0]} points there; move it first, or use --force"
+                f"alias {aliases[0]} points there",
+                where=f"{state.name}@{version}",
+                way_out="move it first, or use --force",
             )
     for version in present:
         key = removal_key(state.name, version, state.removals.get(version, 0) + 1)
         raw = encode(key, RemovalRecord(state="removed", nonce=nonce(), created=now()))
         mine = with_reserve(store, 1, partial(store.put_if_absent, key, raw))
         if not mine and store.get(key, limit=MAX_RECORD_BYTES) != raw:  # on a full disk the first try may have made it
-            raise ConflictError(f"{state.name}@{version}: removed or restored by somebody else at the same moment")
+            raise ConflictError(
+                "removed or restored by somebody else at the same moment", where=f"{state.name}@{version}"
+            )
     return present
 
 
@@ -75,12 +79,12 @@ def undelete(store: Store, reference: Reference, reporter: Reporter) -> None:
     """
     version = reference.version
     if version is None:
-        raise NotFoundError(f"{reference}: give the version to take back, e.g. {reference.name}@1")
+        raise NotFoundError(f"give the version to take back, e.g. {reference.name}@1", where=reference)
     state = state_of(store, reference.name)
     if version not in state.versions:
-        raise NotFoundError(f"{store.where}: no entry {reference}; see `zoo list --all-versions`")
+        raise NotFoundError(f"no entry {reference}", where=store.where, way_out="see `zoo list --all-versions`")
     if not is_removed(store, state, version):
-        raise NotFoundError(f"{store.where}: {reference} is not removed")
+        raise NotFoundError(f"{reference} is not removed", where=store.where)
     record = read(store, version_key(state.name, version), VersionRecord)
     _attach_again(store, record.manifest, reporter)
     needed = _closure(store, record.manifest, record.size, str(reference))
@@ -90,7 +94,7 @@ def undelete(store: Store, reference: Reference, reporter: Reporter) -> None:
 
     def target(publication: str) -> tuple[str, Record]:
         if store.exists(place):
-            raise ConflictError(f"{reference}: removed or restored by somebody else at the same moment")
+            raise ConflictError("removed or restored by somebody else at the same moment", where=reference)
         return place, RemovalRecord(state="restored", nonce=publication, created=now())
 
     reporter.phase("restoring", len(needed))

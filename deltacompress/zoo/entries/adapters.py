@@ -24,7 +24,7 @@ from deltacompress.zoo.ledger.blobs import Blob
 from deltacompress.zoo.ledger.canonical import sha256
 from deltacompress.zoo.ledger.entry import ADAPTER, FILE, Descriptor, EntryManifest, Lineage
 from deltacompress.zoo.store.base import CHUNK
-from deltacompress.zoo.store.durable import reason
+from deltacompress.zoo.store.durable import because
 
 
 def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, base_name: str) -> Described:
@@ -74,7 +74,9 @@ def _check(tensors: dict[str, TensorSpan], settings: Settings, base: BaseIdentit
     try:
         return check_tensors(shapes, settings, {one.name: one.shape for one in base.tensors})
     except ValueError as error:
-        raise BaseMismatchError(f"{where}: {error} (base {base_name}); give the base it was trained on") from None
+        raise BaseMismatchError(
+            f"{error} (base {base_name})", where=where, way_out="give the base it was trained on"
+        ) from None
 
 
 def _hash(path: Path) -> tuple[str, int]:
@@ -92,4 +94,4 @@ def _chunks(path: Path) -> Iterator[bytes]:
             while chunk := file.read(CHUNK):
                 yield chunk
     except OSError as error:
-        raise CheckpointError(f"{path}: {reason(error)}") from error
+        raise because(CheckpointError, path, error) from error

@@ -25,7 +25,7 @@ from deltacompress.artifact.manifest import MANIFEST, parse_manifest, read_manif
 from deltacompress.artifact.records import FileRecord, Manifest, PartRecord
 from deltacompress.checkpoints.header import Header, TensorSpan, read_header
 from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
-from deltacompress.files.regular import UnfitFileError, stat_regular, told
+from deltacompress.files.regular import UnfitFileError, stat_regular, unreadable
 from deltacompress.zoo.errors import InvalidNameError, StoreError
 from deltacompress.zoo.ledger.blobs import Blob
 from deltacompress.zoo.ledger.canonical import sha256
@@ -42,7 +42,7 @@ from deltacompress.zoo.ledger.entry import (
 )
 from deltacompress.zoo.ledger.names import check_texts
 from deltacompress.zoo.store import osfs
-from deltacompress.zoo.store.durable import again, close, reason
+from deltacompress.zoo.store.durable import again, because, close
 
 SMALL = 4096
 _CHUNK = 4 << 20
@@ -89,7 +89,7 @@ def describe(artifact: Path, *, parents: tuple[str, ...] = (), relation: str | N
         _check_parts(artifact / record.file, header, parts, seen)
         _add_shard(artifact / record.file, record, header, parts, layers, blobs)
     if missing := sorted(parts.keys() - seen):
-        raise FormatError(f"{artifact}: part {missing[0]} is not in any shard")
+        raise FormatError(f"part {missing[0]} is not in any shard", where=artifact)
     for record in manifest.files:
         path = artifact / record.file
         _check_size(path, record)
@@ -143,7 +143,7 @@ def _add_shard(
             bundle.append(piece)
             alike = alike and _hash((piece,)) == part.sha256
         if not alike:
-            raise ChecksumError(f"{path}: {span.info.name}: its bytes differ from their recorded hash")
+            raise ChecksumError(f"{span.info.name}: its bytes differ from their recorded hash", where=path)
     if bundle:
         digest, size = _hash(tuple(bundle)), sum(piece.end - piece.begin for piece in bundle)
         layers.append(_layer(BUNDLE, record.file, digest, size))
@@ -158,9 +158,9 @@ def _add_shard(
 def _check_parts(path: Path, header: Header, parts: dict[str, PartRecord], seen: set[str]) -> None:
     for name, span in header.tensors.items():
         if name in seen:
-            raise FormatError(f"{path}: part {name} stands in two shards")
+            raise FormatError(f"part {name} stands in two shards", where=path)
         if name not in parts or parts[name].bytes != span.info.nbytes:
-            raise FormatError(f"{path}: part {name} is not the one that the manifest lists")
+            raise FormatError(f"part {name} is not the one that the manifest lists", where=path)
         seen.add(name)
 
 
@@ -171,7 +171,7 @@ def _header(path: Path, record: FileRecord) -> Header:
     except CheckpointError as error:
         if isinstance(error.__cause__, OSError):  # no permission: no word on the bytes
             raise
-        raise ChecksumError(str(error)) from error
+        raise error.retold(ChecksumError) from error
     return header
 
 
@@ -219,26 +219,30 @@ def _chunks(pieces: tuple[Piece, ...]) -> Iterator[bytes]:
                 while left:
                     chunk = again(osfs.read, fd, min(_CHUNK, left))
                     if not chunk:
-                        raise TruncatedFileError(f"{path}: cut short while it was read; copy the artifact again")
+                        raise TruncatedFileError(
+                            "cut short while it was read", where=path, way_out="copy the artifact again"
+                        )
                     left -= len(chunk)
                     yield chunk
         finally:
             close(fd)
     except OSError as error:
-        raise StoreError(f"{path}: {reason(error)}") from error
+        raise because(StoreError, path, error) from error
 
 
 def _check_size(path: Path, record: FileRecord) -> None:
     try:
         size = stat_regular(path).st_size
     except UnfitFileError as error:
-        raise FormatError(f"{path}: {told(error)}") from error
+        raise unreadable(FormatError, path, error) from error
     except OSError as error:
-        raise TruncatedFileError(f"{path}: missing; copy the artifact again") from error
+        raise TruncatedFileError("missing", where=path, way_out="copy the artifact again") from error
     if size != record.bytes:
-        raise TruncatedFileError(f"{path}: {size} bytes, {record.bytes} recorded; copy the artifact again")
+        raise TruncatedFileError(
+            f"{size} bytes, {record.bytes} recorded", where=path, way_out="copy the artifact again"
+        )
 
 
 def _check_hash(path: Path, record: FileRecord, digest: str) -> None:
     if digest != record.sha256:
-        raise ChecksumError(f"{path}: its bytes differ from their recorded hash; copy the artifact again")
+        raise ChecksumError("its bytes differ from their recorded hash", where=path, way_out="copy the artifact again")

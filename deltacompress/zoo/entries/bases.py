@@ -89,7 +89,7 @@ def describe_base(directory: Path, *, hub_id: str | None, revision: str | None) 
         files = tuple(_file(path) for path in sorted({*weights, *_side_files(directory)}))
         tokenizer = _tokenizer(directory)
     except OSError as error:
-        raise CheckpointError(f"{error.filename or directory}: {regular.told(error)}") from error
+        raise regular.unreadable(CheckpointError, error.filename or directory, error) from error
     name = hub_id or directory.resolve().name
     check_texts({"hub id": hub_id, "revision": revision, "its name": name}, str(directory))
     identity = BaseIdentity(
@@ -103,7 +103,7 @@ def describe_base(directory: Path, *, hub_id: str | None, revision: str | None) 
     )
     raw = canonical.spell(identity.model_dump(mode="json"))
     if not canonical.fits(raw, MAX_IDENTITY_BYTES):
-        raise CheckpointError(f"{directory}: {len(tensors)} tensors are more than a base-ref holds")
+        raise CheckpointError(f"{len(tensors)} tensors are more than a base-ref holds", where=directory)
     blob = Blob(canonical.sha256(raw), len(raw), lambda: (raw,), str(directory))
     entry = EntryManifest(
         kind="base-ref",
@@ -128,7 +128,7 @@ def parse_base(raw: bytes, where: str) -> BaseIdentity:
     """
     identity = canonical.validate(BaseIdentity, canonical.parse(raw, where, limit=MAX_IDENTITY_BYTES), where)
     if identity.content_hash != _content_hash(identity.tensors):
-        raise DamagedRecordError(f"{where}: its list of tensors is not the one that its content hash is of")
+        raise DamagedRecordError("its list of tensors is not the one that its content hash is of", where=where)
     return identity
 
 
@@ -140,47 +140,54 @@ def check_base(identity: BaseIdentity, directory: Path, name: str) -> None:
         CheckpointError: not a checkpoint, damaged or unreadable.
     """
     try:
-        _check_tensors(identity, find_weights(directory)[0], f"{directory}: not the base {name}")
+        _check_tensors(identity, find_weights(directory)[0], directory, f"not the base {name}")
     except OSError as error:
-        raise CheckpointError(f"{error.filename or directory}: {regular.told(error)}") from error
+        raise regular.unreadable(CheckpointError, error.filename or directory, error) from error
     check_tokenizer(identity, directory, name)
 
 
 def check_tokenizer(identity: BaseIdentity, directory: Path, name: str) -> None:
     """The quick half of check_base; raises as it does."""
-    told = f"{directory}: not the base {name}"
+    told = f"not the base {name}"
     try:
         tokenizer = _tokenizer(directory)
     except OSError as error:
-        raise CheckpointError(f"{error.filename or directory}: {regular.told(error)}") from error
+        raise regular.unreadable(CheckpointError, error.filename or directory, error) from error
     common = sorted(identity.tokenizer.keys() & tokenizer.keys())
     for file in common:
         if tokenizer[file] != identity.tokenizer[file]:
             raise BaseMismatchError(
-                f"{told}: its tokenizer is another ({file} differs), whatever its weights are; give the original base"
+                f"{told}: its tokenizer is another ({file} differs), whatever its weights are",
+                where=directory,
+                way_out="give the original base",
             )
     if not common and (tokenizer or identity.tokenizer):
         odd = min(tokenizer.keys() | identity.tokenizer.keys())
         raise BaseMismatchError(
-            f"{told}: {odd} is in only one of the two, so their tokenizers cannot be compared; copy it"
+            f"{told}: {odd} is in only one of the two, so their tokenizers cannot be compared",
+            where=directory,
+            way_out="copy it",
         )
 
 
-def _check_tensors(identity: BaseIdentity, spans: dict[str, tuple[Path, TensorSpan]], told: str) -> None:
+def _check_tensors(
+    identity: BaseIdentity, spans: dict[str, tuple[Path, TensorSpan]], directory: Path, told: str
+) -> None:
     known = {tensor.name: tensor for tensor in identity.tensors}
     if odd := sorted(known.keys() ^ spans.keys()):
         has = "lacks" if odd[0] in known else "has a further"
-        raise BaseMismatchError(f"{told}: it {has} tensor {odd[0]}; give the original base")
+        raise BaseMismatchError(f"{told}: it {has} tensor {odd[0]}", where=directory, way_out="give the original base")
     for name, tensor in known.items():  # what costs nothing first
         info = spans[name][1].info
         if (info.dtype, info.shape) != (tensor.dtype, tensor.shape):
             raise BaseMismatchError(
-                f"{told}: tensor {name} is {info.dtype} {list(info.shape)}, not {tensor.dtype} {list(tensor.shape)}; "
-                "give the original base"
+                f"{told}: tensor {name} is {info.dtype} {list(info.shape)}, not {tensor.dtype} {list(tensor.shape)}",
+                where=directory,
+                way_out="give the original base",
             )
     for name, tensor in known.items():
         if _hash(*spans[name]) != tensor.sha256:
-            raise BaseMismatchError(f"{told}: tensor {name} differs; give the original base")
+            raise BaseMismatchError(f"{told}: tensor {name} differs", where=directory, way_out="give the original base")
 
 
 def _content_hash(tensors: tuple[BaseTensor, ...]) -> str:
@@ -210,7 +217,9 @@ def _tokenizer(directory: Path) -> dict[str, str]:
             try:
                 raw = canonical.spell({key: value for key, value in data.items() if key not in _RUNTIME})
             except ValueError as error:
-                raise CheckpointError(f"{file}: holds a number that is none ({error}); get it again") from error
+                raise CheckpointError(
+                    f"holds a number that is none ({error})", where=file, way_out="get it again"
+                ) from error
         found[file.name] = canonical.sha256(raw)
     return found
 
@@ -237,6 +246,6 @@ def _chunks(path: Path, begin: int, end: int) -> Iterator[bytes]:
         while begin < end:
             chunk = file.read(min(_CHUNK, end - begin))
             if not chunk:
-                raise CheckpointError(f"{path}: cut short while it was read; get it again")
+                raise CheckpointError("cut short while it was read", where=path, way_out="get it again")
             begin += len(chunk)
             yield chunk

@@ -91,7 +91,9 @@ def describe_evaluation(
     if subject is None:
         raise InputError(f"the report measures no {label}, so it cannot be attached to {found}")
     if subject.manifest_digest != entry.summary.get("artifact"):
-        raise InputError(f"{found}: not the artifact that the report measured as {label}; evaluate {found} itself")
+        raise InputError(
+            f"not the artifact that the report measured as {label}", where=found, way_out=f"evaluate {found} itself"
+        )
     verdict = next((one for one in report.verdicts if one.subject == label), None)
     raw = (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
     blob = Blob(canonical.sha256(raw), len(raw), lambda: (raw,), where)
@@ -116,10 +118,14 @@ def _parse(data: Mapping[str, Any], where: str) -> _Evaluation:
     except (ValueError, RecursionError):  # a NaN
         digest = None
     if digest is None or data.get("digest") != digest:
-        raise ChecksumError(f"{where}: its content differs from its digest (edited, or damaged); evaluate again")
+        raise ChecksumError(
+            "its content differs from its digest (edited, or damaged)", where=where, way_out="evaluate again"
+        )
     if content["schema_version"] != VERSION:
         told = ascii(str(content["schema_version"])[:20])
-        raise ZooFormatError(f"{where}: report version {told}, this program reads {VERSION}; upgrade deltacompress")
+        raise ZooFormatError(
+            f"report version {told}, this program reads {VERSION}", where=where, way_out="upgrade deltacompress"
+        )
     return canonical.checked(_Evaluation, content, where)
 
 

@@ -80,8 +80,9 @@ def add(
         added = Added(published, "base-ref", None)
     else:
         raise NotFoundError(
-            f"{source}: holds no {MANIFEST}, adapter_config.json or config.json; give an artifact, adapter or base "
-            "model"
+            f"holds no {MANIFEST}, adapter_config.json or config.json",
+            where=source,
+            way_out="give an artifact, adapter or base model",
         )
     return _compared(added, before, reporter)
 
@@ -150,8 +151,9 @@ def _base_of(zoo: Catalog, source: str, content: str, wanted: str | None, listed
     found, entry, _ = identity_of(zoo, wanted)
     if entry.lineage.base != content:
         raise BaseMismatchError(
-            f"{source}: was made from a base with content hash {content[:12]}, {found} has "
-            f"{str(entry.lineage.base)[:12]}; give its own base"
+            f"was made from a base with content hash {content[:12]}, {found} has {str(entry.lineage.base)[:12]}",
+            where=source,
+            way_out="give its own base",
         )
     return str(found)
 
@@ -166,8 +168,9 @@ def _add_adapter(
         wanted = _only(candidates, str(source))
         if wanted is None:
             raise NotFoundError(
-                f"{source}: its base {str(claimed)[:200]!a} is not in this zoo; add it (`zoo add BASE_MODEL NAME`), "
-                "or name the entry with --base"
+                f"its base {str(claimed)[:200]!a} is not in this zoo",
+                where=source,
+                way_out="add it (`zoo add BASE_MODEL NAME`), or name the entry with --base",
             )
     found, _, identity = identity_of(zoo, wanted)
     described = describe_adapter(source, base=identity, base_digest=found.manifest, base_name=str(found))
@@ -183,5 +186,5 @@ def _only(candidates: list[Listed], source: str) -> str | None:
         return None
     if len({(one.lineage.get("base"), one.summary.get("tokenizer")) for one in candidates}) > 1:
         told = ", ".join(f"{one.name}@{one.version}" for one in candidates[:4])
-        raise ConflictError(f"{source}: several bases could be meant ({told}); say which with --base")
+        raise ConflictError(f"several bases could be meant ({told})", where=source, way_out="say which with --base")
     return f"{candidates[0].name}@{candidates[0].version}"

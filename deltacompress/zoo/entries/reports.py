@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deltacompress.checkpoints.header import load_json_object
 from deltacompress.errors import CheckpointError, InputError
-from deltacompress.files.regular import ANYWHERE, read_bytes, told
+from deltacompress.files.regular import ANYWHERE, read_bytes, unreadable
 from deltacompress.zoo.catalog import Catalog
 from deltacompress.zoo.entries.artifact import Described
 from deltacompress.zoo.entries.evaluations import describe_evaluation, is_evaluation
@@ -34,22 +34,25 @@ def read_report(path: Path, found: Resolved, entry: EntryManifest) -> Described:
     try:
         raw = read_bytes(path, at_most=MAX_REPORT_BYTES, links=ANYWHERE)
     except OSError as error:
-        raise InputError(f"{path}: {told(error)}") from error
+        raise unreadable(InputError, path, error) from error
     return describe_report(raw, found, entry, str(path))
 
 
 def describe_report(raw: bytes, found: Resolved, entry: EntryManifest, where: str) -> Described:
     """As read_report, of the bytes of a report; `where` names it."""
     if not canonical.fits(raw, MAX_REPORT_BYTES):
-        raise InputError(f"{where}: over {MAX_REPORT_BYTES} bytes, or of too many values; attach a summary instead")
+        raise InputError(
+            f"over {MAX_REPORT_BYTES} bytes, or of too many values", where=where, way_out="attach a summary instead"
+        )
     try:
         data = load_json_object(raw, where)
         if is_evaluation(data):
             return describe_evaluation(data, found, entry, where)
         spelled = canonical.spell(data)
     except (CheckpointError, ValueError, RecursionError) as error:
-        told = " ".join(str(error).removeprefix(f"{where}: ").split())[:200]
-        raise InputError(f"{where}: not a JSON object ({told})") from error
+        why = error.what if isinstance(error, CheckpointError) else str(error)
+        told = " ".join(why.split())[:200]
+        raise InputError(f"not a JSON object ({told})", where=where) from error
     numbers: dict[str, str | int | float | None] = {}
     for key, value in numbers_in(data):
         if len(numbers) < MAX_SCORES:

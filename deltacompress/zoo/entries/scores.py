@@ -44,7 +44,7 @@ class Condition:
                 return cls(match[1].lower(), match[2], float(match[3]))
         except ValueError:
             pass
-        raise InputError(f"--score {text[:80]!a}: write it as a score and a bound, e.g. sst2.acc>=0.9")
+        raise InputError("write it as a score and a bound, e.g. sst2.acc>=0.9", where=f"--score {text[:80]!a}")
 
     def holds(self, found: Mapping[str, float]) -> bool:
         """Whether the score is there and as it should be."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from deltacompress.errors import BackendError, ChecksumError, InputError, install_hint
-from deltacompress.files.regular import ANYWHERE, read_bytes, told
+from deltacompress.files.regular import ANYWHERE, read_bytes, unreadable
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo.catalog import Catalog
 from deltacompress.zoo.entries.reports import read_report
@@ -31,7 +31,7 @@ from deltacompress.zoo.ledger.canonical import Strict
 from deltacompress.zoo.ledger.entry import SIGNATURE, Descriptor, EntryManifest
 from deltacompress.zoo.ledger.records import Sha256
 from deltacompress.zoo.store import osfs
-from deltacompress.zoo.store.durable import again, close, reason, sync_directory, write_all
+from deltacompress.zoo.store.durable import again, because, close, sync_directory, write_all
 from deltacompress.zoo.store.layout import zoo_around
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ def make_key(path: Path) -> str:
         InputError: one of them exists, or cannot be written; `path` is no name of a file.
     """
     if not path.name:
-        raise InputError(f"{str(path)!a}: no name of a file; give the private key to write, e.g. ann")
+        raise InputError("no name of a file", where=f"{str(path)!a}", way_out="give the private key to write, e.g. ann")
     if around := zoo_around(path):
-        raise InputError(f"{path}: lies inside the zoo {around}; choose a place outside of it")
+        raise InputError(f"lies inside the zoo {around}", where=path, way_out="choose a place outside of it")
     crypto = _crypto()
     key = crypto.ed25519.Ed25519PrivateKey.generate()
     serial = crypto.serialization
@@ -89,9 +89,11 @@ def make_key(path: Path) -> str:
                     close(fd)
                 sync_directory(str(file.parent))
             except FileExistsError as error:
-                raise InputError(f"{file}: exists already; a key is never overwritten, choose another name") from error
+                raise InputError(
+                    "exists already", where=file, way_out="a key is never overwritten, choose another name"
+                ) from error
             except OSError as error:
-                raise InputError(f"{file}: {reason(error)}") from error
+                raise because(InputError, file, error) from error
         made.pop_all()  # both are there
     return _hex(key.public_key())
 
@@ -164,7 +166,9 @@ def require(zoo: Catalog, name: str, keys: Iterable[Path]) -> Signed:
     for one in signatures(zoo, name):
         if one.what == "entry" and one.public_key in trusted:
             return one
-    raise NotFoundError(f"{zoo.where}: {name} carries no signature of a key that you trust; ask who published it")
+    raise NotFoundError(
+        f"{name} carries no signature of a key that you trust", where=zoo.where, way_out="ask who published it"
+    )
 
 
 def _attach(zoo: Catalog, private: Ed25519PrivateKey, *, target: str, subject: str, reporter: Reporter) -> None:
@@ -201,9 +205,11 @@ def _private(path: Path) -> Ed25519PrivateKey:
     try:
         key: object = crypto.serialization.load_pem_private_key(_key_bytes(path), password=None)
     except (ValueError, TypeError, crypto.UnsupportedAlgorithm) as error:
-        raise InputError(f"{path}: no unencrypted private key in PEM form; make one with `zoo keygen`") from error
+        raise InputError(
+            "no unencrypted private key in PEM form", where=path, way_out="make one with `zoo keygen`"
+        ) from error
     if not isinstance(key, crypto.ed25519.Ed25519PrivateKey):
-        raise InputError(f"{path}: not an Ed25519 key; make one with `zoo keygen`")
+        raise InputError("not an Ed25519 key", where=path, way_out="make one with `zoo keygen`")
     return key  # type: ignore[no-any-return]
 
 
@@ -212,9 +218,9 @@ def _public(path: Path) -> Ed25519PublicKey:
     try:
         key: object = crypto.serialization.load_pem_public_key(_key_bytes(path))
     except (ValueError, crypto.UnsupportedAlgorithm) as error:
-        raise InputError(f"{path}: no public key in PEM form; it is the file that ends in .pub") from error
+        raise InputError("no public key in PEM form", where=path, way_out="it is the file that ends in .pub") from error
     if not isinstance(key, crypto.ed25519.Ed25519PublicKey):
-        raise InputError(f"{path}: not an Ed25519 key")
+        raise InputError("not an Ed25519 key", where=path)
     return key  # type: ignore[no-any-return]
 
 
@@ -227,7 +233,7 @@ def _key_bytes(path: Path) -> bytes:
     try:
         return read_bytes(path, at_most=MAX_KEY_BYTES, links=ANYWHERE)
     except OSError as error:
-        raise InputError(f"{path}: {told(error)}") from error
+        raise unreadable(InputError, path, error) from error
 
 
 def _hex(key: Ed25519PublicKey) -> str:
@@ -247,7 +253,7 @@ def _crypto() -> Any:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
-        raise BackendError(f"signatures need the package cryptography; {install_hint('sign')}") from error
+        raise BackendError("signatures need the package cryptography", way_out=install_hint("sign")) from error
     return SimpleNamespace(
         InvalidSignature=InvalidSignature,
         UnsupportedAlgorithm=UnsupportedAlgorithm,

@@ -36,7 +36,7 @@ from deltacompress.zoo.ledger.entry import MAX_ENTRY_BYTES, EntryManifest, parse
 from deltacompress.zoo.ledger.records import decode
 from deltacompress.zoo.store import osfs
 from deltacompress.zoo.store.base import CHUNK
-from deltacompress.zoo.store.durable import again, close, reason
+from deltacompress.zoo.store.durable import again, because, close
 
 _Read = Callable[[int, int], bytes]
 """(offset, length) -> exactly so many bytes, or fewer at the end of the file."""
@@ -85,7 +85,7 @@ class Archive:
                     seen.update(chunk)
                     yield chunk
             if seen.hexdigest() != digest:
-                raise DamagedBlobError(f"{self.path}: blob {digest[:12]} is damaged; copy the file again")
+                raise DamagedBlobError(f"blob {digest[:12]} is damaged", where=self.path, way_out="copy the file again")
 
         return Blob(digest, size, chunks, f"{self.path}: blob {digest[:12]}")
 
@@ -103,29 +103,29 @@ def _scan(read: _Read, size: int, where: str) -> tuple[ExportRecord, dict[str, t
     try:
         length = tarfile.TarInfo.frombuf(head, "ascii", "strict").size
     except (tarfile.TarError, ValueError) as error:
-        raise FormatError(f"{where}: not a file of `zoo export`") from error
+        raise FormatError("not a file of `zoo export`", where=where) from error
     if not 0 <= length <= MAX_INDEX_BYTES or head != header_for(INDEX, length):
-        raise FormatError(f"{where}: does not begin with {INDEX}; not a file of `zoo export`")
+        raise FormatError(f"does not begin with {INDEX}; not a file of `zoo export`", where=where)
     position = BLOCK + length + len(padding_for(length))
     if position > size:
-        raise TruncatedFileError(f"{where}: ends within its list; copy it again")
+        raise TruncatedFileError("ends within its list", where=where, way_out="copy it again")
     record = _record(read(BLOCK, length), where)
     _expect(read, BLOCK + length, padding_for(length), f"{where}: after the list")
     places: dict[str, tuple[int, int]] = {}
     for blob in record.blobs:
         if blob.digest in places:
-            raise DamagedRecordError(f"{where}: blob {blob.digest[:12]} is listed twice")
+            raise DamagedRecordError(f"blob {blob.digest[:12]} is listed twice", where=where)
         told = f"{where}: blob {blob.digest[:12]}"
         _expect(read, position, header_for(blob_member(blob.digest), blob.size), told)
         places[blob.digest] = (position + BLOCK, blob.size)
         position += BLOCK + blob.size
         if position > size:
-            raise TruncatedFileError(f"{told}: {position - size} bytes are missing; copy it again")
+            raise TruncatedFileError(f"{position - size} bytes are missing", where=told, way_out="copy it again")
         _expect(read, position, padding_for(blob.size), told)
         position += len(padding_for(blob.size))
     _expect(read, position, end_of_archive(), f"{where}: its end")
     if position + len(end_of_archive()) != size:
-        raise FormatError(f"{where}: {size - position} bytes follow its last blob; not as `zoo export` wrote it")
+        raise FormatError(f"{size - position} bytes follow its last blob; not as `zoo export` wrote it", where=where)
     return record, places
 
 
@@ -133,7 +133,7 @@ def _record(raw: bytes, where: str) -> ExportRecord:
     data = parse(raw, f"{where}/{INDEX}", limit=MAX_INDEX_BYTES)
     if data.get("type") == "export" and type(data.get("format")) is int and data["format"] > FORMAT:
         raise ZooFormatError(
-            f"{where}: format {data['format']}, this program reads up to {FORMAT}; upgrade deltacompress"
+            f"format {data['format']}, this program reads up to {FORMAT}", where=where, way_out="upgrade deltacompress"
         )
     return decode(INDEX, raw, ExportRecord, where, limit=MAX_INDEX_BYTES, way="copy the file again")
 
@@ -148,19 +148,21 @@ def _manifests(
         try:
             names.parse_name(version.name)
         except InvalidNameError as error:
-            raise DamagedRecordError(f"{where}: {error}") from error
+            raise error.retold(DamagedRecordError, within=where) from error
         manifests: tuple[ExportVersion | ExportManifest, ...] = (version, *version.attached)
         for one in manifests:
             entry = _manifest(read, one, places, where) if one.manifest not in found else found[one.manifest]
             if (entry.subject is not None) != (one is not version) or entry.subject not in (None, version.manifest):
-                raise DamagedRecordError(f"{where}: {version.name}@{version.version}: what is attached is not about it")
+                raise DamagedRecordError(
+                    f"{version.name}@{version.version}: what is attached is not about it", where=where
+                )
             found[one.manifest] = entry
             needed |= {one.manifest, *entry.blobs}
             for digest, size in entry.blobs.items():
                 if digest not in places or places[digest][1] != size:
-                    raise DamagedRecordError(f"{where}: {version.name}@{version.version}: lacks blob {digest[:12]}")
+                    raise DamagedRecordError(f"{version.name}@{version.version}: lacks blob {digest[:12]}", where=where)
     if needed != places.keys():
-        raise DamagedRecordError(f"{where}: holds a blob that none of its versions needs")
+        raise DamagedRecordError("holds a blob that none of its versions needs", where=where)
     return found
 
 
@@ -168,19 +170,19 @@ def _manifest(
     read: _Read, one: ExportVersion | ExportManifest, places: dict[str, tuple[int, int]], where: str
 ) -> EntryManifest:
     if one.manifest not in places or places[one.manifest][1] != one.size or one.size > MAX_ENTRY_BYTES:
-        raise DamagedRecordError(f"{where}: lacks manifest {one.manifest[:12]}")
+        raise DamagedRecordError(f"lacks manifest {one.manifest[:12]}", where=where)
     raw = read(*places[one.manifest])
     if sha256(raw) != one.manifest:
-        raise DamagedBlobError(f"{where}: manifest {one.manifest[:12]} is damaged; copy it again")
+        raise DamagedBlobError(f"manifest {one.manifest[:12]} is damaged", where=where, way_out="copy it again")
     return parse_entry(raw, f"{where}: manifest {one.manifest[:12]}")
 
 
 def _expect(read: _Read, offset: int, wanted: bytes, what: str) -> None:
     found = read(offset, len(wanted))
     if len(found) < len(wanted):
-        raise TruncatedFileError(f"{what}: missing; copy it again")
+        raise TruncatedFileError("missing", where=what, way_out="copy it again")
     if found != wanted:
-        raise FormatError(f"{what}: not as `zoo export` wrote it; copy it again")
+        raise FormatError("not as `zoo export` wrote it", where=what, way_out="copy it again")
 
 
 @contextmanager
@@ -201,4 +203,4 @@ def _reader(path: Path) -> Iterator[tuple[_Read, int]]:
         finally:
             close(fd)
     except OSError as error:
-        raise StoreError(f"{path}: {reason(error)}") from error
+        raise because(StoreError, path, error) from error

@@ -27,7 +27,7 @@ from deltacompress.zoo.ledger.entry import BUNDLE, HEADER, SHARD_TYPES, Descript
 from deltacompress.zoo.ledger.versions import Resolved
 from deltacompress.zoo.store import osfs
 from deltacompress.zoo.store.base import CHUNK, NoSuchObjectError, Store
-from deltacompress.zoo.store.durable import again, close, reason, sync_directory, write_all
+from deltacompress.zoo.store.durable import again, because, close, sync_directory, write_all
 from deltacompress.zoo.store.layout import zoo_around
 
 _Segment = bytes | Descriptor
@@ -48,7 +48,7 @@ def pull(store: Store, found: Resolved, entry: EntryManifest, out: Path, reporte
         raw, manifest = _manifest(store, found, entry)
         records = {one.file: (one.bytes, one.sha256) for one in (*manifest.shards, *manifest.files)}
         if records.keys() != files.keys():
-            raise DamagedRecordError(f"{found}: the entry's files are not those of its artifact")
+            raise DamagedRecordError("the entry's files are not those of its artifact", where=found)
     work = out.with_name(out.name + ".partial")
     with _locked(work, {*files, MANIFEST}):
         reporter.phase("pulling", len(files))
@@ -56,7 +56,7 @@ def pull(store: Store, found: Resolved, entry: EntryManifest, out: Path, reporte
             with _told(work / name):
                 size, digest = _write(store, found, work / name, _segments(store, found, name, layers))
             if records and records[name] != (size, digest):
-                raise DamagedRecordError(f"{found}: {name}: its parts do not make up the file that was published")
+                raise DamagedRecordError(f"{name}: its parts do not make up the file that was published", where=found)
             reporter.step(name)
         if entry.kind == "delta":
             with _told(work / MANIFEST):
@@ -74,7 +74,7 @@ def _manifest(store: Store, found: Resolved, entry: EntryManifest) -> tuple[byte
     raw = blobs.read(store, config.digest, config.size, limit=MAX_MANIFEST_BYTES, what=f"{MANIFEST} of {found}")
     manifest = parse_manifest(raw, f"{found}: {MANIFEST}")
     if manifest.digest != entry.summary.get("artifact"):
-        raise DamagedRecordError(f"{found}: its {MANIFEST} is that of another artifact")
+        raise DamagedRecordError(f"its {MANIFEST} is that of another artifact", where=found)
     return raw, manifest
 
 
@@ -86,12 +86,12 @@ def _segments(store: Store, found: Resolved, name: str, layers: tuple[Descriptor
     where = f"{found}: {name}"
     head, rest = layers[0], list(layers[1:])
     if head.media_type != HEADER:
-        raise DamagedRecordError(f"{where}: does not begin with a header")
+        raise DamagedRecordError("does not begin with a header", where=where)
     raw = blobs.read(store, head.digest, head.size, limit=MAX_HEADER_BYTES + 8, what=f"header of {name} of {found}")
     try:
         header = parse_header(raw[8:], sum(layer.size for layer in layers), where)
     except CheckpointError as error:
-        raise DamagedRecordError(str(error)) from error
+        raise error.retold(DamagedRecordError) from error
     bundle = b""
     if rest and rest[0].media_type == BUNDLE:
         whole = sum(span.info.nbytes for span, small in runs(header) if small)
@@ -104,7 +104,7 @@ def _segments(store: Store, found: Resolved, name: str, layers: tuple[Descriptor
             yield bundle[taken : taken + span.info.nbytes]
             taken += span.info.nbytes
         elif not rest or rest[0].size != span.info.nbytes or rest[0].annotations.get("part") != span.info.name:
-            raise DamagedRecordError(f"{where}: part {span.info.name} is not the next of its layers")
+            raise DamagedRecordError(f"part {span.info.name} is not the next of its layers", where=where)
         else:
             yield rest.pop(0)  # none is left over: together they are as long as the header says
 
@@ -182,13 +182,17 @@ def _same(fd: int, position: int, size: int, digest: str, whole: hashlib._Hash) 
 def _check_free(out: Path) -> None:
     with _told(out):
         if not out.name:
-            raise PullError(f"{out}: give the directory a name of its own")
+            raise PullError("give the directory a name of its own", where=out)
         if around := zoo_around(out):
-            raise PullError(f"{out}: lies inside the zoo {around}; choose a directory outside of it")
+            raise PullError(f"lies inside the zoo {around}", where=out, way_out="choose a directory outside of it")
         if out.is_symlink() or (out.exists() and not out.is_dir()):
-            raise PullError(f"{out}: exists already, and is no directory; choose another one, or remove it")
+            raise PullError(
+                "exists already, and is no directory", where=out, way_out="choose another one, or remove it"
+            )
         if first := min((one.name for one in out.iterdir()), default="") if out.exists() else "":
-            raise PullError(f"{out}: exists already, and holds {first}; choose another directory, or remove it")
+            raise PullError(
+                f"exists already, and holds {first}", where=out, way_out="choose another directory, or remove it"
+            )
 
 
 @contextmanager
@@ -202,13 +206,17 @@ def _locked(work: Path, expected: set[str]) -> Iterator[None]:
             there = again(osfs.scan, str(work))
             strange = [name for name, kind in there if name not in expected or kind != "file"]
             if strange:
-                raise PullError(f"{work}: holds {strange[0]}, which is not of this entry; move it away") from None
+                raise PullError(
+                    f"holds {strange[0]}, which is not of this entry", where=work, way_out="move it away"
+                ) from None
         lock = again(osfs.open_, str(work), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise PullError(f"{work}: another pull works there; wait for it or choose another directory") from error
+            raise PullError(
+                "another pull works there", where=work, way_out="wait for it or choose another directory"
+            ) from error
         yield
     finally:
         with suppress(OSError):  # nothing was written through it
@@ -220,4 +228,4 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise PullError(f"{path}: {reason(error)}") from error
+        raise because(PullError, path, error) from error

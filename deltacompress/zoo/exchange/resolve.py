@@ -26,7 +26,7 @@ from deltacompress.zoo.ledger.entry import EntryManifest
 from deltacompress.zoo.ledger.publish import check_kind
 from deltacompress.zoo.ledger.read import need_kind
 from deltacompress.zoo.store.base import CHUNK
-from deltacompress.zoo.store.durable import reason
+from deltacompress.zoo.store.durable import because
 from deltacompress.zoo.zoo import Zoo
 
 ENVIRONMENT = "DELTACOMPRESS_ZOO"
@@ -63,7 +63,9 @@ def artifact_path(
         ZooError: the zoo does not have the entry, or it is damaged.
     """
     if not os.fspath(spec):
-        raise InvalidNameError("an artifact's path is empty; give its directory, or the name of an entry of a zoo")
+        raise InvalidNameError(
+            "an artifact's path is empty", way_out="give its directory, or the name of an entry of a zoo"
+        )
     path = Path(spec)
     name = _name(spec)
     if path.is_dir() or name is None or not (zoo or os.environ.get(ENVIRONMENT)):
@@ -85,7 +87,7 @@ def check_destination(name: str, zoo: str | os.PathLike[str] | None = None) -> N
         checked = names.parse_name(name)
     except InvalidNameError as error:
         if zoo is None and not os.environ.get(ENVIRONMENT):  # told at once, for one more try
-            raise InvalidNameError(f"{error}; and give --zoo PATH, or set {ENVIRONMENT}") from error
+            raise error.retold(InvalidNameError, also=f"and give --zoo PATH, or set {ENVIRONMENT}") from error
         raise
     check_kind(open_zoo(zoo).store, checked, "delta")
 
@@ -137,9 +139,10 @@ def _cache() -> Path:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = root.lstat()
     except OSError as error:
-        raise PullError(f"{root}: {reason(error)} (set {CACHE} to use another cache)") from error
+        refused = because(PullError, root, error)
+        raise refused.retold(PullError, way_out=f"{refused.way_out} (set {CACHE} to use another cache)") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise PullError(f"{root}: not a directory of yours; set {CACHE} to one that is")
+        raise PullError("not a directory of yours", where=root, way_out=f"set {CACHE} to one that is")
     return root
 
 
@@ -182,7 +185,7 @@ def _remove(path: Path) -> None:
         else:
             path.unlink()
     except OSError as error:
-        raise PullError(f"{path}: {reason(error)}") from error
+        raise because(PullError, path, error) from error
 
 
 @contextmanager
@@ -191,7 +194,7 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise PullError(f"{path}: {reason(error)}") from error
+        raise because(PullError, path, error) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

@@ -40,7 +40,7 @@ from deltacompress.zoo.ledger.entry import EntryManifest
 from deltacompress.zoo.ledger.records import encode
 from deltacompress.zoo.ledger.versions import open_version, state_of
 from deltacompress.zoo.store import osfs
-from deltacompress.zoo.store.durable import NO_HARD_LINKS, again, reason, sync_directory, write_new
+from deltacompress.zoo.store.durable import NO_HARD_LINKS, again, because, sync_directory, write_new
 from deltacompress.zoo.store.layout import zoo_around
 
 
@@ -82,14 +82,14 @@ def export(zoo: Catalog, wanted: Sequence[str], out: Path, *, reporter: Reporter
             attached=tuple(ExportManifest(manifest=one.digest, size=size) for one, size in attached),
         )
     if not versions:
-        raise ConflictError(f"{zoo.where}: nothing to export; name some versions")
+        raise ConflictError("nothing to export", where=zoo.where, way_out="name some versions")
     record = ExportRecord(
         versions=tuple(sorted(versions.values(), key=lambda one: (one.name, one.version))),
         blobs=tuple(ExportBlob(digest=blob.digest, size=blob.size) for blob in sources.values()),
     )
     index = encode(INDEX, record)
     if not canonical.fits(index, MAX_INDEX_BYTES):
-        raise ConflictError(f"{zoo.where}: too many blobs for one export; export fewer versions at a time")
+        raise ConflictError("too many blobs for one export", where=zoo.where, way_out="export fewer versions at a time")
     reporter.phase("exporting", len(sources))
     written = _write(out, index, list(sources.values()), reporter)
     return Exported(tuple(versions), len(sources), written)
@@ -143,11 +143,13 @@ def _version_with(zoo: Catalog, name: str, manifest: str) -> str | None:
 def _check_target(out: Path) -> None:
     """Refuse what cannot be the name of a new file, before any work."""
     if not out.name:
-        raise PullError(f"{str(out)!a}: no name of a file; give the tar file to write, e.g. models.tar")
+        raise PullError(
+            "no name of a file", where=f"{str(out)!a}", way_out="give the tar file to write, e.g. models.tar"
+        )
     if os.path.lexists(out):
-        raise PullError(f"{out}: exists already; remove it or choose another name")
+        raise PullError("exists already", where=out, way_out="remove it or choose another name")
     if around := zoo_around(out):
-        raise PullError(f"{out}: lies inside the zoo {around}; choose a place outside of it")
+        raise PullError(f"lies inside the zoo {around}", where=out, way_out="choose a place outside of it")
 
 
 def _write(out: Path, index: bytes, sources: list[Blob], reporter: Reporter) -> int:
@@ -165,10 +167,10 @@ def _write(out: Path, index: bytes, sources: list[Blob], reporter: Reporter) -> 
         try:
             _give_name(str(temporary), str(out))
         except FileExistsError as error:
-            raise PullError(f"{out}: exists already; remove it or choose another name") from error
+            raise PullError("exists already", where=out, way_out="remove it or choose another name") from error
         sync_directory(str(out.parent))
     except OSError as error:
-        raise PullError(f"{out}: {reason(error)}") from error
+        raise because(PullError, out, error) from error
     finally:
         with suppress(OSError):
             again(osfs.unlink, str(temporary))

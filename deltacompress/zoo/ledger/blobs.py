@@ -42,7 +42,7 @@ class Blob:
             yield chunk
         if size != self.size or seen.hexdigest() != self.digest:
             raise ConflictError(
-                f"{self.origin}: not what its hash says, or changed while it was published; copy it again"
+                "not what its hash says, or changed while it was published", where=self.origin, way_out="copy it again"
             )
 
 
@@ -106,7 +106,7 @@ def stream(store: Store, key: str, digest: str, size: int) -> Iterator[bytes]:
         seen.update(chunk)
         yield chunk
     if got != size or seen.hexdigest() != digest:
-        raise DamagedBlobError(f"{store.where}/{key}: damaged, its bytes differ from its name")
+        raise DamagedBlobError("damaged, its bytes differ from its name", where=f"{store.where}/{key}")
 
 
 def read(store: Store, digest: str, size: int, *, limit: int, what: str) -> bytes:
@@ -117,7 +117,7 @@ def read(store: Store, digest: str, size: int, *, limit: int, what: str) -> byte
         DamagedRecordError: whatever lists it gives it a size over the limit.
     """
     if size > limit:
-        raise DamagedRecordError(f"{store.where}: {what}: {size} bytes, over the cap of {limit}")
+        raise DamagedRecordError(f"{what}: {size} bytes, over the cap of {limit}", where=store.where)
     damaged = False
     for key in keys(store, digest):
         try:
@@ -134,8 +134,8 @@ def lost(store: Store, digest: str, what: str, damaged: bool) -> MissingBlobErro
     told = f"blob {digest[:12]} ({what})"
     way = "repair it with `zoo fsck --repair --from COPY`, or publish the same entry again"
     if damaged:
-        return DamagedBlobError(f"{store.where}: {told} is damaged; {way}")
-    return MissingBlobError(f"{store.where}: {told} is missing; {way}")
+        return DamagedBlobError(f"{told} is damaged", where=store.where, way_out=way)
+    return MissingBlobError(f"{told} is missing", where=store.where, way_out=way)
 
 
 def stored(store: Store, digest: str, size: int, *, trash: bool = False) -> Blob:

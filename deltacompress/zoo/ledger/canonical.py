@@ -54,14 +54,14 @@ def parse(raw: bytes, where: str, *, limit: int = MAX_BYTES) -> dict[str, Any]:
             object, or not spelled canonically.
     """
     if not fits(raw, limit):
-        raise DamagedRecordError(f"{where}: damaged, {len(raw)} bytes are more than it may have or hold")
+        raise DamagedRecordError(f"damaged, {len(raw)} bytes are more than it may have or hold", where=where)
     try:
         data = json.loads(raw, object_hook=_frozen)
         if isinstance(data, dict) and spell(data) == raw:
             return data
     except (ValueError, RecursionError):
         pass
-    raise DamagedRecordError(f"{where}: damaged, it is not the canonical JSON that was written")
+    raise DamagedRecordError("damaged, it is not the canonical JSON that was written", where=where)
 
 
 def validate(model: type[_Model], data: dict[str, Any], where: str) -> _Model:
@@ -72,7 +72,7 @@ def validate(model: type[_Model], data: dict[str, Any], where: str) -> _Model:
     """
     found = checked(model, data, where)
     if spell(found.model_dump(mode="json")) != spell(data):
-        raise DamagedRecordError(f"{where}: not spelled as this format spells it")
+        raise DamagedRecordError("not spelled as this format spells it", where=where)
     return found
 
 
@@ -83,7 +83,7 @@ def checked(model: type[_Model], data: Mapping[str, Any], where: str) -> _Model:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         at = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
-        raise DamagedRecordError(f"{where}: {at}: {first['msg']}") from error
+        raise DamagedRecordError(f"{at}: {first['msg']}", where=where) from error
 
 
 def fits(raw: bytes, limit: int = MAX_BYTES) -> bool:

@@ -140,5 +140,5 @@ def parse_entry(raw: bytes, where: str) -> EntryManifest:
     sizes: dict[str, int] = {}
     for one in entry.descriptors:
         if sizes.setdefault(one.digest, one.size) != one.size:
-            raise DamagedRecordError(f"{where}: blob {one.digest[:12]} is given two sizes")
+            raise DamagedRecordError(f"blob {one.digest[:12]} is given two sizes", where=where)
     return entry

@@ -42,26 +42,26 @@ def parse(text: str) -> Reference:
         InvalidNameError: says which part breaks which rule.
     """
     if not text:
-        raise InvalidNameError("an empty name; write it as namespace/name, e.g. team/support-bot")
+        raise InvalidNameError("an empty name", way_out="write it as namespace/name, e.g. team/support-bot")
     shown = ascii(text if len(text) <= 120 else text[:117] + "...")
     if not text.isascii():
         nfc = "" if unicodedata.is_normalized("NFC", text) else ", and not normalized (NFC)"
-        raise InvalidNameError(f"{shown}: not ASCII{nfc}; names use a-z, 0-9 and . _ - between them")
+        raise InvalidNameError(f"not ASCII{nfc}; names use a-z, 0-9 and . _ - between them", where=shown)
     path, at, selector = text.partition("@")
     parts = path.split("/")
     if len(parts) != 2:
-        raise InvalidNameError(f"{shown}: write it as namespace/name, with exactly one slash, e.g. team/support-bot")
+        raise InvalidNameError("write it as namespace/name, with exactly one slash, e.g. team/support-bot", where=shown)
     for what, part in zip(("namespace", "name"), parts, strict=True):
         _check(part, what, shown)
     if not at:
         return Reference(path)
     if "@" in selector:
-        raise InvalidNameError(f"{shown}: more than one @")
+        raise InvalidNameError("more than one @", where=shown)
     if selector == LATEST:
         return Reference(path)
     if selector.isdecimal():
         if not _VERSION.fullmatch(selector):
-            raise InvalidNameError(f"{shown}: {selector[:20]} is no version; versions are 1 to {LAST_NUMBER}")
+            raise InvalidNameError(f"{selector[:20]} is no version; versions are 1 to {LAST_NUMBER}", where=shown)
         return Reference(path, version=int(selector))
     _check(selector, "alias", shown)
     return Reference(path, alias=selector)
@@ -75,7 +75,9 @@ def parse_name(text: str) -> str:
     """
     reference = parse(text)
     if "@" in text:
-        raise InvalidNameError(f"{text!a}: a new version gets its number from the zoo; leave out @...")
+        raise InvalidNameError(
+            "a new version gets its number from the zoo", where=f"{text!a}", way_out="leave out @..."
+        )
     return reference.name
 
 
@@ -87,9 +89,9 @@ def parse_alias(text: str) -> str:
     """
     shown = ascii(text if len(text) <= 120 else text[:117] + "...")
     if text == LATEST:
-        raise InvalidNameError(f"{shown} always means the newest version; choose another alias")
+        raise InvalidNameError(f"{shown} always means the newest version", way_out="choose another alias")
     if text.isdecimal():
-        raise InvalidNameError(f"{shown}: a number would be taken for a version; choose another alias")
+        raise InvalidNameError("a number would be taken for a version", where=shown, way_out="choose another alias")
     _check(text, "alias", shown)
     return text
 
@@ -107,22 +109,28 @@ def check_texts(texts: Mapping[str, object], where: str) -> None:
         if not isinstance(text, str):
             continue
         if len(text) > MAX_TEXT:
-            raise InvalidNameError(f"{where}: {what}: {len(text)} characters, at most {MAX_TEXT} fit; shorten it")
+            raise InvalidNameError(
+                f"{what}: {len(text)} characters, at most {MAX_TEXT} fit", where=where, way_out="shorten it"
+            )
         if not text.isprintable():
             raise InvalidNameError(
-                f"{where}: {what} {text[:80]!a} holds characters that cannot be printed; give it a plain name"
+                f"{what} {text[:80]!a} holds characters that cannot be printed",
+                where=where,
+                way_out="give it a plain name",
             )
 
 
 def _check(part: str, what: str, shown: str) -> None:
     if not part:
-        raise InvalidNameError(f"{shown}: the {what} is empty")
+        raise InvalidNameError(f"the {what} is empty", where=shown)
     if len(part) > MAX_PART:
-        raise InvalidNameError(f"{shown}: the {what} is longer than {MAX_PART} characters")
+        raise InvalidNameError(f"the {what} is longer than {MAX_PART} characters", where=shown)
     if _PART.fullmatch(part):
         return
     if part != part.lower() and _PART.fullmatch(part.lower()):
-        raise InvalidNameError(f"{shown}: the {what} has capitals; write {part.lower()}")
+        raise InvalidNameError(f"the {what} has capitals", where=shown, way_out=f"write {part.lower()}")
     raise InvalidNameError(
-        f"{shown}: {part[:40]!a} is no {what}; use a-z and 0-9, with . _ - between them but not at either end"
+        f"{part[:40]!a} is no {what}",
+        where=shown,
+        way_out="use a-z and 0-9, with . _ - between them but not at either end",
     )

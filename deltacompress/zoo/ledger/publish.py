@@ -47,7 +47,9 @@ def check_kind(store: Store, name: str, kind: str) -> None:
         except (NotFoundError, IntegrityError, NoSuchObjectError):  # removed, or damaged: it decides nothing
             continue
         if there != kind:
-            raise ConflictError(f"{name}: its versions are of kind {there}, this is a {kind}; choose another name")
+            raise ConflictError(
+                f"its versions are of kind {there}, this is a {kind}", where=name, way_out="choose another name"
+            )
         return
 
 
@@ -65,7 +67,9 @@ def publish_entry(
     def target(publication: str) -> tuple[str, Record]:
         last = max((number_of(key) or 0 for key in store.list(name_prefix(name) + "v/")), default=0)
         if last == LAST_NUMBER:
-            raise ConflictError(f"{name}: has {LAST_NUMBER} versions, no more fit; publish under another name")
+            raise ConflictError(
+                f"has {LAST_NUMBER} versions, no more fit", where=name, way_out="publish under another name"
+            )
         record = VersionRecord(manifest=entry.digest, size=needed[-1].size, txn=publication, created=now())
         return version_key(name, last + 1), record
 
@@ -86,7 +90,7 @@ def needed_for(entry: EntryManifest, sources: Iterable[blobs.Blob], what: str) -
     raw = entry.to_bytes()
     if not canonical.fits(raw, MAX_ENTRY_BYTES):
         raise ConflictError(
-            f"{len(entry.layers)} parts are more than an entry holds; publish a model with fewer tensors"
+            f"{len(entry.layers)} parts are more than an entry holds", way_out="publish a model with fewer tensors"
         )
     given = {blob.digest: blob for blob in sources}
     if {digest: blob.size for digest, blob in given.items()} != entry.blobs:

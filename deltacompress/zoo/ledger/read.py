@@ -36,4 +36,4 @@ def need_kind(found: Resolved, entry: EntryManifest, *kinds: str) -> None:
         NotFoundError: says what it is.
     """
     if entry.kind not in kinds:
-        raise NotFoundError(f"{found}: a {entry.kind}, not a {' or '.join(kinds)}")
+        raise NotFoundError(f"a {entry.kind}, not a {' or '.join(kinds)}", where=found)

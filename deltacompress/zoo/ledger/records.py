@@ -146,19 +146,19 @@ def decode(
     except DamagedRecordError as error:
         if key == ZOO:  # without it a zoo cannot be opened, so not mended either
             way = "put back that of a copy of this zoo"
-        raise DamagedRecordError(f"{error}; {way}") from error
+        raise error.retold(DamagedRecordError, also=way) from error
 
 
 def _decode(key: str, raw: bytes, kind: type[_Any], place: str, limit: int) -> _Any:
     data = canonical.parse(raw, place, limit=limit)
     digest = data.pop("digest", None)
     if digest != canonical.sha256(canonical.spell(data)):
-        raise DamagedRecordError(f"{place}: damaged, its bytes differ from its digest")
+        raise DamagedRecordError("damaged, its bytes differ from its digest", where=place)
     if data.pop("key", None) != key:
-        raise DamagedRecordError(f"{place}: was written for another place")
+        raise DamagedRecordError("was written for another place", where=place)
     if kind is ZooRecord and type(data.get("format")) is int and data["format"] > FORMAT:
         raise ZooFormatError(
-            f"{place}: format {data['format']}, this program reads up to {FORMAT}; upgrade deltacompress"
+            f"format {data['format']}, this program reads up to {FORMAT}", where=place, way_out="upgrade deltacompress"
         )
     return canonical.validate(kind, data, place)
 

@@ -49,9 +49,9 @@ def head(store: Store, subject: str, manifest: str, number: int) -> ReferrerReco
     try:
         record = read(store, key, ReferrerRecord)
     except NoSuchObjectError as error:
-        raise DamagedRecordError(f"{store.where}/{key}: vanished; see `zoo verify`") from error
+        raise DamagedRecordError("vanished", where=f"{store.where}/{key}", way_out="see `zoo verify`") from error
     if record.manifest != manifest:
-        raise DamagedRecordError(f"{store.where}/{key}: names another manifest; {REPAIR}")
+        raise DamagedRecordError("names another manifest", where=f"{store.where}/{key}", way_out=REPAIR)
     return record
 
 
@@ -79,7 +79,7 @@ def open_referrer(store: Store, subject: str, record: ReferrerRecord) -> EntryMa
     entry = open_manifest(store, record.manifest, record.size, f"referrer {record.manifest[:12]}")
     if entry.subject != subject:
         raise DamagedRecordError(
-            f"{store.where}: referrer {record.manifest[:12]} is attached to something that it is not about"
+            f"referrer {record.manifest[:12]} is attached to something that it is not about", where=store.where
         )
     return entry
 

@@ -46,7 +46,9 @@ def tag(store: Store, reference: Reference, alias: str, *, expect: int | None = 
     current = moves[-1].version if moves else 0
     if expect is not None and expect != current:
         at = f"points to version {current}" if current else "does not exist"
-        raise ConflictError(f"{target.name}@{alias} {at}, not {expect or 'new'}; look at `zoo history`, then decide")
+        raise ConflictError(
+            f"{target.name}@{alias} {at}, not {expect or 'new'}", way_out="look at `zoo history`, then decide"
+        )
     if current == target.version:
         store.put_if_absent(alias_key(target.name, alias, len(moves)), b"")  # there: only makes it durable
         return moves[-1]
@@ -61,7 +63,8 @@ def tag(store: Store, reference: Reference, alias: str, *, expect: int | None = 
     )
     if not store.put_if_absent(key, encode(key, record)):
         raise ConflictError(
-            f"{target.name}@{alias} was moved by somebody else at the same moment; look at `zoo history`, then decide"
+            f"{target.name}@{alias} was moved by somebody else at the same moment",
+            way_out="look at `zoo history`, then decide",
         )
     return Move(target.name, alias, generation, target.version, record.rollback, record.created)
 
@@ -79,12 +82,16 @@ def history(store: Store, name: str, alias: str) -> list[Move]:
         try:
             raw = store.get(key, limit=MAX_RECORD_BYTES)
         except NoSuchObjectError:
-            raise DamagedRecordError(f"{store.where}/{key}: missing, later moves are there; {REPAIR}") from None
+            raise DamagedRecordError(
+                "missing, later moves are there", where=f"{store.where}/{key}", way_out=REPAIR
+            ) from None
         record = decode(key, raw, AliasRecord, store.where)
         if record.previous != (sha256(before) if before is not None else None):
-            raise DamagedRecordError(f"{store.where}/{key}: does not follow from the move before it; {REPAIR}")
+            raise DamagedRecordError(
+                "does not follow from the move before it", where=f"{store.where}/{key}", way_out=REPAIR
+            )
         if record.rollback != bool(moves and record.version < moves[-1].version):
-            raise DamagedRecordError(f"{store.where}/{key}: hides or invents a rollback; {REPAIR}")
+            raise DamagedRecordError("hides or invents a rollback", where=f"{store.where}/{key}", way_out=REPAIR)
         before = raw
         moves.append(Move(name, alias, generation, record.version, record.rollback, record.created))
     return moves
@@ -104,7 +111,7 @@ def known_history(store: Store, reference: Reference) -> list[Move]:
     """
     moves = history(store, reference.name, reference.alias or "")
     if not moves:
-        raise NotFoundError(f"{store.where}: {reference.name} has no alias {reference.alias or '(none given)'}")
+        raise NotFoundError(f"{reference.name} has no alias {reference.alias or '(none given)'}", where=store.where)
     return moves
 
 

@@ -66,7 +66,7 @@ def publish(store: Store, what: str, needed: list[blobs.Blob], target: Target, p
     intent = IntentRecord(what=what[:4096], blobs=tuple(sorted({one.digest for one in needed})), created=now())
     store.reserve()
     if not canonical.fits(encode(INTENTS + nonce(), intent)):
-        raise ConflictError(f"{what}: {len(intent.blobs)} blobs are more than one publication holds")
+        raise ConflictError(f"{len(intent.blobs)} blobs are more than one publication holds", where=what)
     for attempt in range(ATTEMPTS):
         if attempt > 1:  # many publish under one name: spread them, or they overtake each other for ever
             time.sleep(random.random() * min(1.0, 0.005 * attempt * store.workers))
@@ -91,7 +91,9 @@ def publish(store: Store, what: str, needed: list[blobs.Blob], target: Target, p
         if committed is not None and committed.state == "commit" and complete(store, committed):
             _tidy(store, txn)
             return Placed(place)
-    raise ConflictError(f"{what}: overtaken {ATTEMPTS} times; run it again when fewer others publish there")
+    raise ConflictError(
+        f"overtaken {ATTEMPTS} times", where=what, way_out="run it again when fewer others publish there"
+    )
 
 
 def decide(store: Store, txn: str, wanted: OutcomeRecord) -> OutcomeRecord | None:

@@ -52,7 +52,7 @@ def resolve(store: Store, reference: Reference) -> Resolved:
     """
     state = state_of(store, reference.name)
     if not state.versions:
-        raise NotFoundError(f"{store.where}: no entry {reference.name}; see `zoo list`")
+        raise NotFoundError(f"no entry {reference.name}", where=store.where, way_out="see `zoo list`")
     if reference.version is not None:
         return open_version(store, state, reference.version)
     if reference.alias is not None:
@@ -60,13 +60,15 @@ def resolve(store: Store, reference: Reference) -> Resolved:
         if record is None:
             known = ", ".join(sorted(state.aliases)) or "none"
             raise NotFoundError(
-                f"{store.where}: {reference.name} has no alias {reference.alias}; it has: {known[:200]}"
+                f"{reference.name} has no alias {reference.alias}; it has: {known[:200]}", where=store.where
             )
         return open_version(store, state, record.version, reference.alias)
     for version in reversed(state.versions):
         if not is_removed(store, state, version):
             return open_version(store, state, version)
-    raise NotFoundError(f"{store.where}: every version of {reference.name} was removed; see `zoo undelete`")
+    raise NotFoundError(
+        f"every version of {reference.name} was removed", where=store.where, way_out="see `zoo undelete`"
+    )
 
 
 def open_version(store: Store, state: NameState, version: int, alias: str | None = None) -> Resolved:
@@ -77,11 +79,13 @@ def open_version(store: Store, state: NameState, version: int, alias: str | None
     """
     if version not in state.versions:
         has = f"{state.versions[0]} to {state.versions[-1]}" if state.versions else "none"
-        raise NotFoundError(f"{store.where}: {state.name} has no version {version}; it has {has}")
+        raise NotFoundError(f"{state.name} has no version {version}; it has {has}", where=store.where)
     if is_removed(store, state, version):
         through = f" (alias {alias})" if alias else ""
         raise NotFoundError(
-            f"{store.where}: {state.name}@{version}{through} was removed; `zoo undelete {state.name}@{version}`"
+            f"{state.name}@{version}{through} was removed",
+            where=store.where,
+            way_out=f"`zoo undelete {state.name}@{version}`",
         )
     record = read(store, version_key(state.name, version), VersionRecord)
     return Resolved(state.name, version, record.manifest, record.size, record.created, alias)
@@ -130,4 +134,4 @@ def _read(store: Store, key: str, kind: type[_Record]) -> _Record:
     try:
         return read(store, key, kind)
     except NoSuchObjectError as error:
-        raise DamagedRecordError(f"{store.where}/{key}: vanished; see `zoo verify`") from error
+        raise DamagedRecordError("vanished", where=f"{store.where}/{key}", way_out="see `zoo verify`") from error

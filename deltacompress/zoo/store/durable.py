@@ -8,11 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from deltacompress.errors import DeltaCompressError
 from deltacompress.files import regular
 from deltacompress.zoo.store import osfs
 from deltacompress.zoo.store.base import Source, chunks_of
 
 _T = TypeVar("_T")
+_Kind = TypeVar("_Kind", bound=DeltaCompressError)
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -68,16 +70,21 @@ def again(call: Callable[..., _T], *args: object) -> _T:
             continue
 
 
-def reason(error: OSError) -> str:
-    """What an operating system error means for the user, with the way out."""
+def because(kind: type[_Kind], where: object, error: OSError) -> _Kind:
+    """What an operating system error means for the user, as an error of ours, with the way out."""
+    what, way_out = _meaning(error)
+    return kind(what, where=where, way_out=way_out)
+
+
+def _meaning(error: OSError) -> tuple[str, str]:
     if isinstance(error, regular.UnfitFileError):
-        return f"{error.strerror}; {error.way_out}"
+        return str(error.strerror), error.way_out
     if error.errno in FULL:
-        return "the disk is full; free some space and run it again"
+        return "the disk is full", "free some space and run it again"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "no permission; check who owns it and whether it is mounted read-only"
+        return "no permission", "check who owns it and whether it is mounted read-only"
     if error.errno == errno.ENOENT:
-        return "no such file or directory; check the path"
+        return "no such file or directory", "check the path"
     if error.errno == errno.ELOOP:
-        return "a symbolic link; a zoo holds none, remove it"
-    return f"{error.strerror or error}; check the disk and run it again"
+        return "a symbolic link", "a zoo holds none, remove it"
+    return error.strerror or str(error), "check the disk and run it again"

@@ -23,7 +23,7 @@ from pathlib import Path
 from deltacompress.zoo.errors import CapabilityError, DiskFullError, StoreError
 from deltacompress.zoo.store import osfs
 from deltacompress.zoo.store.base import CHUNK, NoSuchObjectError, Source, check_key, check_prefix, is_key
-from deltacompress.zoo.store.durable import FULL, NO_HARD_LINKS, again, close, reason, sync_directory, write_new
+from deltacompress.zoo.store.durable import FULL, NO_HARD_LINKS, again, because, close, sync_directory, write_new
 
 TEMPORARY = "tmp"
 RESERVED = 512 << 10
@@ -63,7 +63,9 @@ class LocalStore:
                     made = self._write_and_link(source, path)
                     sync_directory(os.path.dirname(path))
                     return made
-            raise StoreError(f"{path}: temporary files vanish as soon as they are written; does a clean-up run there?")
+            raise StoreError(
+                "temporary files vanish as soon as they are written; does a clean-up run there?", where=path
+            )
 
     def get(self, key: str, *, limit: int) -> bytes:
         """As Store.get."""
@@ -75,7 +77,7 @@ class LocalStore:
                 while chunk := again(osfs.read, fd, CHUNK):
                     found = found + chunk if found else chunk
                     if len(found) > limit:
-                        raise StoreError(f"{path}: larger than the {limit} bytes that this object may have")
+                        raise StoreError(f"larger than the {limit} bytes that this object may have", where=path)
                 return found
             finally:
                 close(fd)
@@ -199,7 +201,7 @@ class LocalStore:
         except FileNotFoundError:
             return False
         if not stat.S_ISREG(found.st_mode):
-            raise StoreError(f"{path}: not a plain file; a zoo holds no links, remove it")
+            raise StoreError("not a plain file", where=path, way_out="a zoo holds no links, remove it")
         return True
 
     def _parents(self, directory: str) -> None:
@@ -211,7 +213,9 @@ class LocalStore:
             again(osfs.mkdir, directory)
         except FileExistsError:
             if not stat.S_ISDIR(again(osfs.lstat, directory).st_mode):
-                raise StoreError(f"{directory}: not a directory; a zoo holds no links, remove it") from None
+                raise StoreError(
+                    "not a directory", where=directory, way_out="a zoo holds no links, remove it"
+                ) from None
         sync_directory(os.path.dirname(directory))
         self._durable.add(directory)
 
@@ -247,9 +251,9 @@ def _link(source: str, target: str) -> bool:
     except OSError as error:
         if error.errno in NO_HARD_LINKS:
             raise CapabilityError(
-                f"{os.path.dirname(target)}: this file system makes no hard links ({error.strerror}), without which a "
-                "zoo cannot publish safely; keep it on one that does (ext4, xfs, btrfs, APFS, NFS), and carry it with "
-                "`zoo export`"
+                f"this file system makes no hard links ({error.strerror}), without which a zoo cannot publish safely",
+                where=os.path.dirname(target),
+                way_out="keep it on one that does (ext4, xfs, btrfs, APFS, NFS), and carry it with `zoo export`",
             ) from error
         raise
     return True
@@ -264,4 +268,4 @@ def _told(path: str, key: str | None = None) -> Iterator[None]:
         if key is not None and isinstance(error, FileNotFoundError):
             raise NoSuchObjectError(key) from error
         kind = DiskFullError if error.errno in FULL else StoreError
-        raise kind(f"{path}: {reason(error)}") from error
+        raise because(kind, path, error) from error

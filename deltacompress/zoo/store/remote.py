@@ -42,9 +42,10 @@ _CREDENTIALS = (
 )
 """Variables of which one says where credentials come from, or that none are needed."""
 _METADATA = ("169.254.169.254", "169.254.170.2", "/latest/api/token", "/latest/meta-data/")
-_NO_CREDENTIALS = (
-    "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles in ~/.aws are not read), or run where "
-    "the machine has a role"
+_NO_CREDENTIALS = "no credentials"
+_GIVE_CREDENTIALS = (
+    "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles in ~/.aws are not read), or run where the machine has a "
+    "role"
 )
 _ONCE: Any = {"max_retries": 0}
 
@@ -70,10 +71,10 @@ class RemoteStore:
         parts = urlsplit(url)
         prefix = parts.path.strip("/")
         if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
-            raise NotAZooError(f"{url}: write it as s3://bucket/prefix")
+            raise NotAZooError("write it as s3://bucket/prefix", where=url)
         options: Any = {"allow_http": True} if _endpoint().startswith("http://") else {}
         if not any(os.environ.get(name) for name in _CREDENTIALS) and not _machine_may_have_a_role():
-            raise StoreError(f"{url}: {_NO_CREDENTIALS}")
+            raise StoreError(_NO_CREDENTIALS, where=url, way_out=_GIVE_CREDENTIALS)
         with _told(url):
             store, once = (
                 S3Store(
@@ -110,14 +111,14 @@ class RemoteStore:
                 last = error
             else:
                 return True
-        raise StoreError(f"{self._url}/{key}: {_why(last or exceptions.BaseError())}")
+        raise _refused(f"{self._url}/{key}", last or exceptions.BaseError())
 
     def get(self, key: str, *, limit: int) -> bytes:
         """As Store.get."""
         with _told(f"{self._url}/{key}", key):
             found = obstore.get(self._store, check_key(key))
             if found.meta["size"] > limit:
-                raise StoreError(f"{self._url}/{key}: larger than the {limit} bytes that this object may have")
+                raise StoreError(f"larger than the {limit} bytes that this object may have", where=f"{self._url}/{key}")
             return bytes(found.bytes())
 
     def stream(self, key: str, *, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
@@ -213,28 +214,34 @@ def _told(what: str, key: str | None = None) -> Iterator[None]:
     except (exceptions.NotFoundError, FileNotFoundError) as error:
         if key is not None:
             raise NoSuchObjectError(key) from error
-        raise StoreError(f"{what}: {_why(error)}") from error
+        raise _refused(what, error) from error
     except (exceptions.BaseError, OSError, ValueError) as error:
-        raise StoreError(f"{what}: {_why(error)}") from error
+        raise _refused(what, error) from error
 
 
-def _why(error: Exception) -> str:
-    """What an error of the client means for the user, with the way out; nothing about its insides."""
+def _refused(where: str, error: Exception) -> StoreError:
+    """An error of the client as one of ours."""
+    what, way_out = _why(error)
+    return StoreError(what, where=where, way_out=way_out)
+
+
+def _why(error: Exception) -> tuple[str, str]:
+    """What an error of the client means for the user, and the way out; nothing about its insides."""
     told = str(error).partition("Debug source")[0]
     if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-        return "access denied; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and what they may do in this bucket"
+        return "access denied", "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and what they may do in this bucket"
     if any(part in told for part in _METADATA):
-        return _NO_CREDENTIALS
+        return _NO_CREDENTIALS, _GIVE_CREDENTIALS
     if "Missing" in told and "Key" in told:
-        return "half of the credentials; set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        return "half of the credentials", "set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     if "NoSuchBucket" in told:
-        return "no such bucket; check its name, or make it first"
+        return "no such bucket", "check its name, or make it first"
     if "redirect" in told:
-        return "the bucket is in another region; set AWS_REGION to it"
+        return "the bucket is in another region", "set AWS_REGION to it"
     if "error sending request" in told:
         at = f" at {_endpoint()} (AWS_ENDPOINT_URL)" if _endpoint() else ""
-        return f"the server cannot be reached{at}; check the address and the network"
-    return f"{' '.join(told.split())[:200]}; check the address, the credentials and the network"
+        return f"the server cannot be reached{at}", "check the address and the network"
+    return " ".join(told.split())[:200], "check the address, the credentials and the network"
 
 
 def _endpoint() -> str:

@@ -68,7 +68,7 @@ def select(zoo: Catalog, entries: Iterable[Listed], wanted: Wanted, note: Callab
     if not known:
         note(f"--score {min(asked)}: nothing here has a score; `zoo attest` attaches a report")
     elif not asked <= known:
-        raise InputError(_unknown(min(asked - known), sorted(known)))
+        raise _unknown(min(asked - known), sorted(known))
     return [one for one in scored if all(condition.holds(one.scores) for condition in wanted.conditions)]
 
 
@@ -92,9 +92,9 @@ def _scores(zoo: Catalog, one: Listed) -> dict[str, float]:
     return {} if one.problem is not None or one.removed else scores(zoo, f"{one.name}@{one.version}")
 
 
-def _unknown(score: str, known: Sequence[str]) -> str:
+def _unknown(score: str, known: Sequence[str]) -> InputError:
     """What is spelled like it comes first."""
     alike = get_close_matches(score, known, n=_NAMED, cutoff=0.5)
     named = [*alike, *(one for one in known if one not in alike)]
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
-    return f"--score {score}: no entry has it; there are {', '.join(named[:_NAMED])}{more}"
+    return InputError(f"no entry has it; there are {', '.join(named[:_NAMED])}{more}", where=f"--score {score}")
