@@ -31,6 +31,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from deltacompress.escape import escape
+
 _Kind = TypeVar("_Kind", bound="DeltaCompressError")
 
 _on_command_line = False
@@ -187,4 +189,5 @@ def first_line(error: BaseException) -> str:
         told = f"{told} {more.pop(0)}"
     if isinstance(error, LookupError | AssertionError | AttributeError | TypeError):  # the text alone may be a mere key
         told = f"{type(error).__name__}: {told}"
+    told = escape(told)  # it may quote a file
     return told if len(told) <= 300 else told[:297] + "..."
