@@ -538,7 +538,7 @@ class TestRender:
         row = {"name": "model.layers.10.post_attention_layernorm.weight", "codec": "obs 2:4 int2", "status": "coded"}
         row |= {"bits_per_weight": 8.31, "bytes": 133_000_000, "loss": 0.00335}
         found = {"digest": "0123456789abcdef" * 4, "linear_bits_per_weight": 1.55, "tensors": [row], "parts": []}
-        fake("artifact", load_delta=lambda path: SimpleNamespace(summary=lambda: found))
+        fake("artifact.delta", load_delta=lambda path: SimpleNamespace(summary=lambda: found))
         assert main(["inspect", "x"]) == 0
         out = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)  # bold heads
         assert max(map(len, out.splitlines())) <= columns
