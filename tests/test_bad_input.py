@@ -263,7 +263,7 @@ def test_a_config_that_transformers_cannot_use(
     told = refused(mine.argv(tmp_path / "out"))
     assert f"{mine.finetuned / 'config.json'}: transformers cannot make a model of it (" in told
     assert said in told
-    assert told.rstrip().endswith("mend that field, or get the file that came with the weights")
+    assert told.rstrip().endswith("mend config.json, or get the file that came with the weights")
     assert len(told) < len(str(mine.finetuned)) + 450
 
 

@@ -75,7 +75,7 @@ def own_values(tensor: TensorRecord) -> int:
 
 
 def _check_tensor(tensor: TensorRecord, at: str, *, scope: str) -> None:
-    """Its name, its shape, and whether there is a base where one belongs."""
+    """Its names, its shape, its figures, and whether there is a base where one belongs."""
     if not is_tensor_name(tensor.name):
         raise FormatError(f"is no tensor name ({RULE})", where=at, way_out=AGAIN)
     for name, shape in (("", tensor.shape), *((f" of part {part.name}", part.shape) for part in tensor.parts)):
@@ -83,6 +83,11 @@ def _check_tensor(tensor: TensorRecord, at: str, *, scope: str) -> None:
             raise FormatError(f"shape {list(shape)}{name} is larger than any tensor", where=at, way_out=AGAIN)
     if tensor.status not in FORMATS[tensor.format].statuses or (tensor.format == "none" and tensor.parts):
         raise FormatError(f"status {tensor.status}, format {tensor.format}: these contradict", where=at, way_out=AGAIN)
+    if tensor.base_name is not None and not is_tensor_name(tensor.base_name):
+        raise FormatError(f"base_name {shown(tensor.base_name)} is no tensor name ({RULE})", where=at, way_out=AGAIN)
+    for field, value in (("loss", tensor.loss), ("damp_fraction", tensor.damp_fraction)):
+        if value is not None and value < 0:
+            raise FormatError(f"{field} {value} is below 0", where=at, way_out=AGAIN)
     based = tensor.base_name is not None
     if based != (tensor.base_sha256 is not None) or (tensor.base_rows is not None and not based):
         raise FormatError("base_name, base_rows and base_sha256 contradict", where=at, way_out=AGAIN)

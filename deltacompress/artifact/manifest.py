@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -88,9 +89,9 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
     try:
         data = json.loads(raw, parse_constant=_refuse_constant, parse_float=_read_float)
     except (ValueError, RecursionError) as error:
-        if not raw.rstrip(b"\0").endswith(b"}") or (
-            isinstance(error, json.JSONDecodeError) and error.pos >= len(error.doc)
-        ):
+        begun = raw.strip(b"\0")[:1] in (b"", b"{")
+        unended = isinstance(error, json.JSONDecodeError) and error.pos >= len(error.doc)
+        if begun and (unended or not raw.rstrip(b"\0").endswith(b"}")):
             raise TruncatedFileError(f"cut short after {len(raw)} bytes", where=where, way_out=AGAIN) from error
         raise ChecksumError(f"not JSON any more ({error})", where=where, way_out=AGAIN) from error
     if not isinstance(data, dict):
@@ -103,7 +104,7 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
     digest = _digest(fields)
     if type(version) is int and version > SCHEMA_VERSION and claimed == digest:
         raise SchemaVersionError(
-            f"schema version {version}, this program reads up to {SCHEMA_VERSION}",
+            f"schema version {reprlib.repr(version)}, this program reads up to {SCHEMA_VERSION}",
             where=where,
             way_out="upgrade deltacompress",
         )

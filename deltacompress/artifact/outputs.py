@@ -16,6 +16,7 @@ from deltacompress.checkpoints.side_files import is_side_file
 from deltacompress.errors import DeltaCompressError, OutputError, option
 from deltacompress.files.exchange import put_back, put_in_place
 from deltacompress.files.output import output_errors, sync
+from deltacompress.files.places import check_place
 
 _WEIGHTS = re.compile(
     r"model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json|quantize_config\.json|account\.json"
@@ -31,11 +32,12 @@ def check_free(out: Path, *, replaces: Replaceable | None = None) -> bool:
     replaces: what may be (`holds_artifact`, say); without it nothing is.
 
     Raises:
-        OutputError: `out` is there already (an empty directory is taken).
+        OutputError: `out` is there already (an empty directory is taken), or lies inside a zoo or an artifact.
     """
     with output_errors(out):
         if not out.name:
             raise OutputError("give the output directory a name of its own", where=out)
+        check_place(out)
         put_back(out)
         if out.is_mount():  # nothing can be renamed to it, and that would show at the very end
             raise OutputError("is a mount point", where=out, way_out="choose a new directory inside it")

@@ -144,7 +144,11 @@ def read_header(path: Path, *, links: Links = NEVER) -> Header:
                     way_out="copy or download it again",
                 )
             if length > MAX_HEADER_BYTES:
-                raise CheckpointError(f"a header of {length} bytes is over the cap of {MAX_HEADER_BYTES}", where=path)
+                raise CheckpointError(
+                    f"a header of {length} bytes is over the cap of {MAX_HEADER_BYTES}",
+                    where=path,
+                    way_out="get it again",
+                )
             raw = file.read(length)
     except FileNotFoundError as error:
         raise CheckpointError("no such file", where=path, way_out="get it again") from error
@@ -164,11 +168,13 @@ def parse_header(raw: bytes, file_bytes: int, where: str) -> Header:
             "the header does not start with '{': not a safetensors file", where=where, way_out="get it again"
         )
     if (count := raw.count(b'"data_offsets"')) > MAX_TENSORS:  # before they take memory; no name holds a quote
-        raise CheckpointError(f"{count} tensors in one file, over the cap of {MAX_TENSORS}", where=where)
+        raise CheckpointError(
+            f"{count} tensors in one file, over the cap of {MAX_TENSORS}", where=where, way_out="get it again"
+        )
     entries = load_json_object(raw, where)
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise CheckpointError("__metadata__ must map text to text", where=where)
+        raise CheckpointError("__metadata__ must map text to text", where=where, way_out="get it again")
     start = 8 + len(raw)
     spans = sorted(
         (_span(name, entry, start, where) for name, entry in entries.items()),
@@ -182,7 +188,11 @@ def _span(name: str, entry: Any, start: int, where: str) -> TensorSpan:
     if not is_tensor_name(name):
         raise CheckpointError(f"{shown(name)} is no tensor name ({RULE})", where=where, way_out="rename it")
     if not isinstance(entry, dict) or entry.keys() != _FIELDS:
-        raise CheckpointError(f"tensor {name} must have exactly the fields {', '.join(sorted(_FIELDS))}", where=where)
+        raise CheckpointError(
+            f"tensor {name} must have exactly the fields {', '.join(sorted(_FIELDS))}",
+            where=where,
+            way_out="get it again",
+        )
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEMSIZE:
         raise CheckpointError(
@@ -190,16 +200,24 @@ def _span(name: str, entry: Any, start: int, where: str) -> TensorSpan:
         )
     if not _is_sizes(shape) or len(shape) > MAX_RANK:
         raise CheckpointError(
-            f"tensor {name} has shape {brief(shape)}; need at most {MAX_RANK} sizes >= 0", where=where
+            f"tensor {name} has shape {brief(shape)}; need at most {MAX_RANK} sizes >= 0",
+            where=where,
+            way_out="get it again",
         )
     if not _is_sizes(offsets) or len(offsets) != 2:
-        raise CheckpointError(f"tensor {name} has data_offsets {brief(offsets)}; need two offsets >= 0", where=where)
+        raise CheckpointError(
+            f"tensor {name} has data_offsets {brief(offsets)}; need two offsets >= 0",
+            where=where,
+            way_out="get it again",
+        )
     extent = 1
     for size in shape:
         extent *= size or 1
     if extent > MAX_NUMEL:
         raise CheckpointError(
-            f"tensor {name} has shape {brief(shape)}, over the cap of {MAX_NUMEL} elements", where=where
+            f"tensor {name} has shape {brief(shape)}, over the cap of {MAX_NUMEL} elements",
+            where=where,
+            way_out="get it again",
         )
     numel = 0 if 0 in shape else extent
     begin, end = offsets

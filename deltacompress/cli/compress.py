@@ -100,9 +100,7 @@ def compress(
     elif zoo is not None:
         raise InputError("give the entry a name too, --name NAMESPACE/NAME", where=f"--zoo {zoo}")
     if gate is not None:
-        early.gate(gate)
-        if any(tasks.split(",")):  # else those that the policy requires
-            early.tasks(tasks, task_dir, limit=limit)
+        early.gate(gate, tasks, task_dir, limit=limit)
     early.compression(base, finetuned, out, recipe, calibration, lossless, device)
     from deltacompress.codecs.recipe import Recipe
     from deltacompress.compression.driver import compress as compress_pair

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from deltacompress.errors import BackendError, OutputError, option
+from deltacompress.files.places import check_folder, check_place
 from deltacompress.reporter import SILENT, Reporter
 
 
@@ -46,8 +47,9 @@ def folder(out: Path) -> None:
     """A directory that gets files, and may hold others.
 
     Raises:
-        OutputError: it is none, or nothing can be written there.
+        OutputError: it is none, lies inside a zoo or an artifact, or nothing can be written there.
     """
+    check_folder(out)
     _can_hold(out.absolute(), out)
 
 
@@ -160,6 +162,7 @@ def compression(
         InputError: its subclasses name the first thing that is wrong.
     """
     _can_hold(out.absolute().parent, out)  # the cheapest first
+    check_place(out)
 
     from deltacompress import lossless as codecs
     from deltacompress.codecs.recipe import Recipe
@@ -188,7 +191,7 @@ def tasks(names: str, task_dir: Path | None, *, few_shot: int | None = None, lim
     load_tasks([name for name in names.split(",") if name], task_dir=task_dir, few_shot=few_shot, limit=limit)
 
 
-def gate(policy: str | Path) -> None:
+def policy(given: str | Path) -> None:
     """A policy, by name or path.
 
     Raises:
@@ -196,7 +199,20 @@ def gate(policy: str | Path) -> None:
     """
     from deltacompress.evaluation.gate.rules import Gate
 
-    Gate.load(policy)
+    Gate.load(given)
+
+
+def gate(given: str | Path, names: str, task_dir: Path | None, *, limit: int | None = None) -> None:
+    """A policy that is going to be held against tasks: those that are named, or that it requires.
+
+    Raises:
+        InputError: there is none; as `tasks`; or neither names a task.
+    """
+    from deltacompress.evaluation.gate.early import tasks_for
+    from deltacompress.evaluation.gate.rules import Gate
+
+    found = tasks_for(Gate.load(given).policy, [name for name in names.split(",") if name])
+    tasks(",".join(found), task_dir, limit=limit)
 
 
 def labels(given: Iterable[str]) -> None:

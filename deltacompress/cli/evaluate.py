@@ -80,7 +80,7 @@ def evaluate(
     given = _labelled(artifacts)
     early.tasks(tasks, task_dir, few_shot=few_shot, limit=limit)
     if policy != "none":
-        early.gate(policy)
+        early.policy(policy)
     early.device(device)
     if calibration is not None:
         early.calibration(calibration)
@@ -156,9 +156,11 @@ def gate(
     from deltacompress.evaluation.gate.output import append_summary
     from deltacompress.evaluation.gate.output import junit as junit_of
     from deltacompress.evaluation.gate.rules import Gate
-    from deltacompress.evaluation.report.data import read_report
+    from deltacompress.evaluation.gate.targets import check_targets
+    from deltacompress.evaluation.report.data import REPORT, read_report
     from deltacompress.files.output import write_once
 
+    check_targets(junit, summary, (report, report / REPORT, Path(policy)), force=force)
     chosen, found = Gate.load(policy), read_report(report)
     digest = None if artifact is None else read_manifest(artifact).digest
     result = chosen.check(found, manifest_digest=digest)

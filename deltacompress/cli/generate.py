@@ -65,8 +65,9 @@ def generate(
     zoo: ZooOption = None,
 ) -> None:
     """Continue PROMPT with the variant in ARTIFACT, served as base + packed delta."""
-    from deltacompress.runtime.engine.generation_config import Sampling
+    from deltacompress.runtime.engine.generation_config import Sampling, check_text
 
+    check_text("PROMPT", prompt)
     early.sampling(max_new_tokens, stop or (), temperature, top_p, seed)
     _note_greedy(console, temperature, top_p, seed)
     early.device(device)

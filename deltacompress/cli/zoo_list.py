@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,6 +10,7 @@ import typer
 
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.zoo_options import ZooOption, date
+from deltacompress.errors import InputError
 
 if TYPE_CHECKING:
     from deltacompress.zoo.entries.listing import Listed
@@ -34,6 +36,9 @@ def list_(
 ) -> None:
     """List the entries, or every version."""
     from deltacompress.cli import render
+
+    if min_ratio is not None and not math.isfinite(min_ratio):
+        raise InputError("give a finite number, such as 8", where=f"--min-ratio {min_ratio}")
     from deltacompress.zoo.entries.scores import Condition
     from deltacompress.zoo.exchange.resolve import open_zoo
     from deltacompress.zoo.views.selection import Wanted, select

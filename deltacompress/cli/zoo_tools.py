@@ -31,10 +31,9 @@ def lineage(
     """What came from what: base, fine-tuned, delta, and what was made from that."""
     from rich.text import Text
 
-    from deltacompress.errors import InputError
     from deltacompress.files.output import write_once
+    from deltacompress.files.places import check_place
     from deltacompress.zoo.exchange.resolve import open_zoo
-    from deltacompress.zoo.store.layout import zoo_around
     from deltacompress.zoo.views import lineage_picture
 
     opened = open_zoo(zoo)
@@ -44,8 +43,7 @@ def lineage(
                 console.warn(problem)
     graph = opened.lineage(name)
     if svg is not None:
-        if around := zoo_around(svg):
-            raise InputError(f"lies inside the zoo {around}", where=svg, way_out="choose a place outside of it")
+        check_place(svg)
         drawn = lineage_picture.svg(graph, f"lineage of {name or opened.where}").encode()
         written = write_once(svg, drawn, replace=force)
         console.note(f"picture in {svg}" + ("" if written else ", as it was"))

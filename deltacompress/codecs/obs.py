@@ -75,7 +75,7 @@ def encode(jobs: list[Job], statistics: hessians.HessianAccumulator, settings: O
                 scale, zero = own.columns(0, columns)
                 decoded = codes[rows].float().sub_(zero).mul_(scale).mul_(mask[rows])
             scale_of_loss = _weighted(delta[rows], hessian)
-            loss = _weighted(decoded - target[rows], hessian) / scale_of_loss if scale_of_loss > 0 else 0.0
+            loss = max(_weighted(decoded - target[rows], hessian), 0.0) / scale_of_loss if scale_of_loss > 0 else 0.0
             out[job.name] = Encoded("packed", spec.to_json(), parts, loss=loss, damp_fraction=factor.damp_fraction)
     return out
 

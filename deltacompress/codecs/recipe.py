@@ -19,7 +19,7 @@ from deltacompress.arguments import checked
 from deltacompress.codecs.registry import CODECS
 from deltacompress.codecs.settings import Codec, Settings
 from deltacompress.errors import CalibrationError, RecipeError, option
-from deltacompress.files.content import content_path, list_content
+from deltacompress.files.content import content_path, is_path, list_content
 from deltacompress.files.regular import ANYWHERE, read_text
 from deltacompress.files.strict_yaml import MAX_YAML_BYTES, load_yaml
 from deltacompress.types import TensorKind
@@ -105,7 +105,7 @@ class Recipe(BaseModel):
             RecipeError: no such recipe, not YAML, or a field that is unknown, given twice or out of range.
         """
         path = Path(name_or_path)
-        if path.suffix not in (".yaml", ".yml") and len(path.parts) <= 1 and not path.is_file():
+        if not is_path(name_or_path):
             names = [found.stem for found in list_content("/".join(_FOLDER), ".yaml")]
             if str(name_or_path) not in names:
                 close = get_close_matches(str(name_or_path).lower(), names, n=1)

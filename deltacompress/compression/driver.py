@@ -38,7 +38,7 @@ from deltacompress.compression.steps import Steps
 from deltacompress.compression.workspace import Workspace
 from deltacompress.errors import CalibrationError, Interrupted, option, switch
 from deltacompress.files.output import output_errors
-from deltacompress.models.config import base_notes, notes
+from deltacompress.models.config import base_notes, notes, stored_notes
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.triton import fused
 from deltacompress.reporter import SILENT, Reporter
@@ -126,9 +126,7 @@ def run_job(job: CompressionJob, reporter: Reporter = SILENT) -> CompressResult:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A job whose input is there and fits together. skeleton: None where the recipe asks nothing of the model; tokens:
-    None where it does not calibrate.
-    """
+    """A job whose input fits together. skeleton: None if nothing is asked of the model; tokens: if not calibrated."""
 
     plan: Plan
     skeleton: Skeleton | None
@@ -159,11 +157,12 @@ def _prepare(
     job: CompressionJob, base: Checkpoint, finetuned: Checkpoint, where: torch.device, reporter: Reporter
 ) -> _Prepared:
     plan, skeleton = _plan(base, finetuned, job.recipe, where)
-    for note in plan.notes:
-        reporter.note(note)
     if skeleton is not None:
-        for note in (*base_notes(base.config, base.path), *notes(finetuned.config, finetuned.path)):
-            reporter.note(note)
+        told = (*base_notes(base.config, base.path), *notes(finetuned.config, finetuned.path))
+    else:
+        told = tuple(stored_notes(finetuned.config, finetuned.path))
+    for note in (*plan.notes, *told):
+        reporter.note(note)
     if where.type == "cuda" and plan.calibrated and (reason := fused.missing(where)):
         reporter.note(f"the solver's loops run in PyTorch, tens of times slower than its kernels: {reason}")
     tokens = _tokens(job, plan, skeleton) if plan.calibrated and skeleton is not None else None

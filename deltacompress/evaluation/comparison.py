@@ -29,6 +29,7 @@ from deltacompress.evaluation.report.data import REPORT, Report
 from deltacompress.evaluation.run import evaluate
 from deltacompress.evaluation.tasks.load import load_tasks
 from deltacompress.files.output import write_once
+from deltacompress.files.places import check_folder
 from deltacompress.files.regular import read_bytes
 from deltacompress.reporter import SILENT, Reporter
 
@@ -100,6 +101,7 @@ def compare(
     recipes = load_methods(methods or ())
     load_tasks(list(tasks), task_dir=None if task_dir is None else Path(task_dir), few_shot=None, limit=limit)
     target = Path(out)
+    check_folder(target)
     picture = target / "comparison.png"
     if os.path.lexists(picture) and not (force or (target / REPORT).exists()):
         raise OutputError(

@@ -19,7 +19,7 @@ from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.driver import compress
 from deltacompress.compression.job import CompressResult
 from deltacompress.errors import InputError, Interrupted, OutputError, option, switch
-from deltacompress.evaluation.gate.early import refuse_hopeless
+from deltacompress.evaluation.gate.early import refuse_hopeless, tasks_for
 from deltacompress.evaluation.gate.rules import Gate, GateFailedError, GateResult
 from deltacompress.evaluation.labels import check_label
 from deltacompress.evaluation.report.data import REPORT, Report
@@ -78,11 +78,7 @@ def compress_gated(
     there = check_free(target, replaces=holds_artifact) and not force
     check_label(target.name)
     require_lm_eval()
-    names = list(tasks) or list(gate.policy.require_tasks)
-    if not names:
-        raise InputError(
-            f"policy {gate.policy.name} requires no tasks by name, so say what to measure: {option('tasks')}"
-        )
+    names = tasks_for(gate.policy, tasks)
     chosen = load_tasks(names, task_dir=None if task_dir is None else Path(task_dir), few_shot=None, limit=limit)
     gate.check_tasks(names)
     refuse_hopeless(gate.policy, chosen, limit)

@@ -7,6 +7,7 @@ or an editable install).
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from deltacompress.errors import InputError
@@ -49,6 +50,16 @@ def content_path(*parts: str) -> Path:
         beside = ", ".join(sorted(p.name for p in path.parent.iterdir())) if path.parent.is_dir() else "nothing"
         raise InputError(f"no shipped content {'/'.join(parts)}; beside it: {beside}")
     return path
+
+
+def is_path(given: str | Path) -> bool:
+    """Whether somebody who may give the name of a shipped YAML file, or a path, gave a path.
+
+    A directory that is called as a shipped file is not in its way.
+    """
+    text = str(given)
+    there = os.path.lexists(text) and not os.path.isdir(text)
+    return there or os.sep in text or text.endswith((".yaml", ".yml"))
 
 
 def list_content(folder: str, suffix: str) -> tuple[Path, ...]:

@@ -21,6 +21,7 @@ from typing import Any
 
 from deltacompress.errors import OutputError, option, switch
 from deltacompress.files.output import lock_directory, make_directory, output_errors, remove_empty, sync, write_once
+from deltacompress.files.places import check_folder
 from deltacompress.files.regular import read_text
 
 RECORD = "inputs.json"
@@ -86,6 +87,7 @@ def check_room(folder: Path, files: Sequence[str], *, force: bool) -> None:
         OutputError: as new_output.
     """
     _refuse_models(folder)
+    check_folder(folder)
     with output_errors(folder):
         if not folder.is_dir():
             return
@@ -107,10 +109,12 @@ def new_output(
     inputs: plain data, all that can change the output. force: whatever is there is to be made anew, and replaced.
 
     Raises:
-        OutputError: a finished output of other input, of unknown input, or changed since; a file that would be
-            replaced, and that no earlier output left; another run writes there; it cannot be written.
+        OutputError: the folder lies inside a zoo or an artifact; a finished output of other input, of unknown input, or
+            changed since; a file that would be replaced, and that no earlier output left; another run writes there; it
+            cannot be written.
     """
     _refuse_models(folder)
+    check_folder(folder)
     made = make_directory(folder)
     try:
         with lock_directory(folder):
@@ -132,6 +136,11 @@ def new_output(
     except BaseException:
         remove_empty(made)
         raise
+
+
+def finished_around(path: Path) -> Path | None:
+    """The directory of the finished output of several files that `path` lies in; what is changed there is told."""
+    return next((one for one in path.resolve().parents if _read_record(one) is not None), None)
 
 
 def _refuse_models(folder: Path) -> None:

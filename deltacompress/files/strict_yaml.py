@@ -28,8 +28,8 @@ class _Strict(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-def load_yaml(text: str, where: str) -> Any:
-    """Parse one YAML document to plain data.
+def load_yaml(text: str, where: str, *, what: str = "a recipe", docs: str = "docs/recipes.md") -> Any:
+    """Parse one YAML document to plain data. what: it should be; docs: where that is described.
 
     Raises:
         RecipeError: not YAML, a key given twice, or an unquoted `n:m`; names the line.
@@ -37,18 +37,18 @@ def load_yaml(text: str, where: str) -> Any:
     try:
         return yaml.load(text, _Strict)  # noqa: S506 - a SafeLoader, made stricter
     except RecursionError as error:
-        raise RecipeError("nested too deeply to be a recipe", where=where, way_out="see docs/recipes.md") from error
+        raise RecipeError(f"nested too deeply to be {what}", where=where, way_out=f"see {docs}") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, a number beyond Python's limit
-        raise RecipeError(_told(error), where=where) from error
+        raise RecipeError(_told(error, docs), where=where) from error
 
 
-def _told(error: Exception) -> str:
+def _told(error: Exception, docs: str) -> str:
     told = " ".join(str(error).split())
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         told = f"line {error.problem_mark.line + 1}: {error.problem}"
         if isinstance(error, yaml.constructor.ConstructorError):  # YAML it is, but not plain data without traps
             return f"{told}; mend it there"
-    return f"not YAML ({told}); mend it, see docs/recipes.md"
+    return f"not YAML ({told}); mend it, see {docs}"
 
 
 def _mapping(loader: _Strict, node: yaml.MappingNode) -> dict[Any, Any]:

@@ -51,7 +51,11 @@ class Windows:
         head = read(0, min(coded_bytes, stream.HEADER_BYTES))
         self.frame = stream.parse_frame(head, coded_bytes, raw_bytes=raw_bytes, name=name)
         if codec not in (None, self.frame.codec):
-            raise FormatError(f"coded with {self.frame.codec}, the manifest says {codec}", where=name)
+            raise FormatError(
+                f"coded with {self.frame.codec}, the manifest says {codec}",
+                where=name,
+                way_out="copy the artifact again",
+            )
         table = read(stream.HEADER_BYTES, 4 * self.frame.count)
         lengths = stream.parse_table(self.frame, table, coded_bytes, name=name)
         self._check_coded(coded_bytes)

@@ -46,7 +46,7 @@ def unusable(file: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"transformers cannot make a model of it ({first_line(error)})",
         where=file,
-        way_out="mend that field, or get the file that came with the weights",
+        way_out=f"mend {file.name}, or get the file that came with the weights",
     )
 
 
@@ -122,6 +122,14 @@ def base_notes(raw: Mapping[str, Any], directory: Path) -> Iterator[str]:
         f"{name} ({reasons[name]})" for name, value in sorted(raw.items()) if name in reasons and fields.says(value)
     ]
     yield from _told(told, directory)
+
+
+def stored_notes(raw: Mapping[str, Any], directory: Path) -> Iterator[str]:
+    """As notes, of a fine-tuned model that is stored without being built: what will have it refused once it is run."""
+    reasons = fields.REFUSED | {"quantization_config": fields.REFUSED["quantization"]}
+    told = [f"{name} ({reason})" for name, reason in sorted(reasons.items()) if fields.says(raw.get(name))]
+    if told:
+        yield f"{directory / CONFIG}: stored as it is, but no verb will run a model with {', '.join(told)}"
 
 
 def _told(unused: Sequence[str], directory: Path) -> Iterator[str]:

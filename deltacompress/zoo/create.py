@@ -12,12 +12,13 @@ import secrets
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from deltacompress.files.places import check_place
 from deltacompress.zoo.errors import CapabilityError, ConflictError, NotAZooError, StoreError
 from deltacompress.zoo.ledger.records import ZooRecord, encode, nonce, read
 from deltacompress.zoo.store import osfs
 from deltacompress.zoo.store.base import NoSuchObjectError, Store
 from deltacompress.zoo.store.durable import again, because, sync_directory
-from deltacompress.zoo.store.layout import TEMPORARY, TRASH, ZOO, zoo_around
+from deltacompress.zoo.store.layout import TEMPORARY, TRASH, ZOO
 from deltacompress.zoo.store.local import LocalStore
 
 _RACERS = 8
@@ -65,14 +66,14 @@ def init(location: str | os.PathLike[str]) -> tuple[Store, ZooRecord]:
 
     Raises:
         ConflictError: a zoo is there already, or something else.
+        OutputError: the place lies inside a zoo or an artifact.
         CapabilityError: the store cannot do what a zoo needs.
         StoreError: it cannot be written.
     """
     text = os.fspath(location)
     if "://" not in text:
         _check_link(text)
-        if around := zoo_around(text):
-            raise ConflictError(f"lies inside the zoo {around}", where=text, way_out="choose a place outside of it")
+        check_place(text)
         _make_directory(os.path.abspath(text))
     store = store_at(location)
     there = [key for key in store.list("") if not key.startswith((TEMPORARY, TRASH))]

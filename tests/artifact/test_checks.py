@@ -82,6 +82,9 @@ def test_what_adds_up(tensor: dict[str, Any]) -> None:
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a name of two words": (record("a b"), "is no tensor name"),
     "a name with an escape": (record("a\x1b[31m"), r"a\x1b[31m: is no tensor name"),
+    "a base's name with an escape": (record("a", base_name="b\x1b"), r"a: base_name 'b\x1b' is no tensor name"),
+    "a loss below 0": (packed(loss=-5.0), "a: loss -5.0 is below 0"),
+    "a damping below 0": (packed(damp_fraction=-1.0), "a: damp_fraction -1.0 is below 0"),
     "a name in two spellings": (record("e\u0301"), "is no tensor name"),
     "larger than any tensor": (exact([(1 << 48) + 1], 1 << 40), "larger than any tensor"),
     "a zero and a huge side": (exact([0, 1 << 49], 80), "larger than any tensor"),
@@ -150,6 +153,7 @@ def test_contradictions_of_a_tensor(tensor: dict[str, Any], told: str) -> None:
     assert str(caught.value).startswith("here: ")
     assert told in str(caught.value)
     assert str(caught.value).isprintable()
+    assert str(caught.value).endswith(("; copy the artifact again", "; compress again"))
 
 
 @pytest.mark.parametrize(("bits", "sparsity", "name", "most"), [

@@ -39,7 +39,7 @@ def test_dtypes_are_those_of_checkpoints() -> None:
 
 @given(
     name=st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=40).filter(is_tensor_name),
-    loss=st.floats(allow_nan=False, allow_infinity=False),
+    loss=st.floats(min_value=0, allow_nan=False, allow_infinity=False),
 )
 @settings(max_examples=50, deadline=None)
 def test_any_name_and_number_comes_back(name: str, loss: float) -> None:
@@ -93,6 +93,18 @@ def test_every_cut_is_noticed_as_one() -> None:
     for length in range(len(raw)):
         with pytest.raises(TruncatedFileError, match="cut short"):
             parse_manifest(raw[:length], "m")
+
+
+def test_other_bytes_are_not_cut_short() -> None:
+    for raw in (b"\x9f\x00random", b"PK\x03\x04", b"thesis"):
+        with pytest.raises(ChecksumError, match="not JSON any more"):
+            parse_manifest(raw, "m")
+
+
+def test_a_version_of_many_digits_is_told_in_few() -> None:
+    with pytest.raises(SchemaVersionError) as caught:
+        parse_manifest(sealed(plain(schema_version=10**400)), "m")
+    assert len(str(caught.value)) < 150
 
 
 def test_a_newer_schema_is_told_from_damage() -> None:

@@ -127,6 +127,8 @@ def test_refuses(case: str) -> None:
     assert "\n" not in message
     assert message.isascii()
     assert len(message) < 500
+    way_out = (" get it again", "; copy or download it again", "; rename it")
+    assert message.endswith(way_out) or "readable are" in message
 
 
 def test_trailing_padding_is_allowed() -> None:

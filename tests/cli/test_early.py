@@ -119,6 +119,12 @@ def test_what_is_wrong_is_told_without_torch(wrong: dict[str, tuple[int, str, li
         ("eval: a label that cannot be", "label 'a b'"),
         ("eval: no such backend", "--backend"),
         ("generate: top-p out of range", "--top-p 2.0: give a share of the probability"),
+        ("generate: a prompt of other bytes", "PROMPT is not valid UTF-8 (character 0); give it as UTF-8 text"),
+        ("generate: no finite temperature", "--temperature inf: give 0 (always the most likely token), or a finite"),
+        ("restore: out is in a zoo", "zoo/out: lies inside the zoo "),
+        ("compress: a gate that names no tasks", "policy default requires no tasks by name, so say what to measure"),
+        ("eval: no tasks", "--tasks: no task named; there are "),
+        ("zoo list: no finite ratio", "--min-ratio nan: give a finite number"),
         ("bench pairs: no models", "/no/such/place: no such directory"),
     ],
 )

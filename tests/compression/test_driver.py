@@ -84,6 +84,19 @@ def test_what_a_base_says_and_nobody_uses_is_told(pair: Pair, tmp_path: Path) ->
     assert len([note for note in recorder.notes if note.startswith(told)]) == 1
 
 
+def test_what_is_stored_but_will_not_run_is_told(pair: Pair, tmp_path: Path) -> None:
+    recorder = Recorder()
+    fields = {"transformers_weights": "other.safetensors", "quantization_config": {"quant_method": "gptq"}}
+    odd = changed(pair, tmp_path, lambda weights: weights, **fields)
+    odd.compress(tmp_path / "out", recipe="lossless", reporter=recorder)
+    (told,) = (note for note in recorder.notes if "stored as it is" in note)
+    assert told.startswith(f"{odd.finetuned / 'config.json'}: stored as it is, but no verb will run a model with quant")
+    assert "transformers_weights (it names other weights" in told
+    plain = Recorder()
+    pair.compress(tmp_path / "plain", recipe="lossless", reporter=plain)
+    assert not any("stored as it is" in note for note in plain.notes)
+
+
 def rtn(**fields: Any) -> Recipe:
     return Recipe.parse({"name": "mine", "rules": [{"codec": "rtn", "kind": "linear", **fields}, {"codec": "exact"}]})
 

@@ -46,11 +46,11 @@ def test_gate_exit_codes(written: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert (tmp_path / "j.xml").is_file()
     assert "passed" in (tmp_path / "s.md").read_text()
     assert call("gate", str(written), str(policy), *extras[:2]) == 0  # equal: left there
-    (tmp_path / "j.xml").write_text("mine")
+    (tmp_path / "j.xml").write_text("<?xml mine")
     capsys.readouterr()
     assert call("gate", str(written), str(policy), *extras[:2]) == 2
     assert f"{tmp_path / 'j.xml'}: exists already, with other content" in capsys.readouterr().err
-    assert (tmp_path / "j.xml").read_text() == "mine"
+    assert (tmp_path / "j.xml").read_text() == "<?xml mine"
     assert call("gate", str(written), str(policy), *extras[:2], "--force") == 0
     assert (tmp_path / "j.xml").read_text().startswith("<?xml")
     policy.write_text("name: p\nmin_ratio: 20\n")
@@ -63,6 +63,46 @@ def test_gate_exit_codes(written: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "unknown key min_ration" in capsys.readouterr().err
     written.write_text(written.read_text().replace("0.33", "0.99"))
     assert call("gate", str(written), "default") == 3
+
+
+def test_gate_writes_into_nothing_that_is_read_or_finished(
+    artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done, loose, policy = tmp_path / "done", tmp_path / "loose.json", tmp_path / "p.yaml"
+    done.mkdir()
+    report().write(done / "report.json")
+    (done / "inputs.json").write_text('{"inputs": {}, "files": {"report.json": ""}}')
+    loose.write_bytes((done / "report.json").read_bytes())
+    policy.write_text("name: p\nmin_ratio: 2\n")
+    (tmp_path / "data.json").write_text('{"mine": 1}')
+    (tmp_path / "rows.jsonl").write_text('[{"mine": 1}]')
+    (tmp_path / "w.safetensors").write_bytes((64).to_bytes(8, "little") + b'{"a": 1}')
+    (tmp_path / "notes.md").write_text("# mine")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before |= {path: path.read_bytes() for path in artifact.iterdir()}
+    for options, told in (
+        (["--summary", loose], "is read by this run"),
+        (["--junit", loose, "--force"], "is read by this run"),
+        (["--summary", policy], "is read by this run"),
+        (["--junit", tmp_path / "new", "--summary", tmp_path / "new"], "is the file of --junit too"),
+        (["--summary", done / "report.md"], f"lies in the finished output {done}"),
+        (["--junit", done / "samples" / "new.xml"], f"lies in the finished output {done}"),
+        (["--summary", artifact / "manifest.json"], "lies inside the artifact"),
+        (["--junit", artifact / "config.json", "--force"], "lies inside the artifact"),
+        (["--summary", tmp_path / "data.json"], "holds no Markdown"),
+        (["--summary", tmp_path / "rows.jsonl"], "holds no Markdown"),
+        (["--junit", tmp_path / "new.xml", "--summary", tmp_path / "w.safetensors"], "holds no Markdown"),
+        (["--junit", tmp_path / "notes.md", "--force"], "holds no XML"),
+    ):
+        for given in (loose,) if loose in options else (loose, done):
+            assert call("gate", str(given), str(policy), *map(str, options)) == 2
+            assert told in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (*tmp_path.rglob("*"), *artifact.iterdir()) if path.is_file()} == before
+    for name in ("notes.md", "empty"):
+        (tmp_path / name).touch()
+        assert call("gate", str(loose), str(policy), "--summary", str(tmp_path / name)) == 0
+    (tmp_path / "empty.xml").touch()
+    assert call("gate", str(loose), str(policy), "--junit", str(tmp_path / "empty.xml"), "--force") == 0
 
 
 def test_gate_of_another_artifact(written: Path, artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -230,6 +231,14 @@ def test_reports_that_cannot_be_judged() -> None:
         ("name: p\nname: q\n", "given twice"),
         ("- 1\n", "a mapping of limits, not list"),
         ("a: [\n", "line"),
+        ("name: p\ndrop: {max: .nan}\n", "drop.max: Input should be a finite number"),
+        ("name: p\ndrop: {max: .inf}\n", "drop.max: Input should be a finite number"),
+        ("name: p\ndrop: {max: 1, tasks: {a: .nan}}\n", "drop.tasks.a: Input should be a finite number"),
+        ("name: p\nkl: {max: .inf}\n", "kl.max: Input should be a finite number"),
+        ("name: p\nmin_score: {t: .nan}\n", "min_score.t: Input should be a finite number"),
+        ("name: p\nmin_ratio: .inf\n", "min_ratio: Input should be a finite number"),
+        ("[" * 5000, "nested too deeply to be a policy; see docs/evaluation.md"),
+        ("a: b: c\n", "mend it, see docs/evaluation.md"),
     ],
 )
 def test_bad_policies(tmp_path: Path, text: str, told: str) -> None:
@@ -239,13 +248,18 @@ def test_bad_policies(tmp_path: Path, text: str, told: str) -> None:
         Gate.load(path)
 
 
-def test_policies_by_name(tmp_path: Path) -> None:
+def test_policies_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in list_content("evals/gates", ".yaml"):
         assert Gate.load(path.stem).policy.name == path.stem
     with pytest.raises(InputError, match="shipped: default, one-bit, strict"):
         Gate.load("defalt")
     with pytest.raises(InputError, match="cannot be read"):
         Gate.load(tmp_path / "none.yaml")
+    os.mkfifo(tmp_path / "fifo")
+    monkeypatch.chdir(tmp_path)
+    for given in ("./fifo", "fifo"):
+        with pytest.raises(InputError, match=r"the policy cannot be read \(a named pipe"):
+            Gate.load(given)
 
 
 def test_outputs_for_ci(tmp_path: Path) -> None:

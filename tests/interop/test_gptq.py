@@ -224,6 +224,7 @@ def test_damaged_checkpoints_are_refused(exported: Path, tmp_path: Path, how: st
     [
         ({"quant_method": "awq"}, "quantized by 'awq'"),
         ({"bits": 5}, "bits 5; only"),
+        ({"bits": None}, "no bits are given; only 2, 3, 4 and 8"),
         ({"bits": 4.0}, "bits 4.0; only"),
         ({"bits": [4]}, "only 2, 3, 4 and 8"),
         ({"group_size": "128"}, "group_size '128'"),

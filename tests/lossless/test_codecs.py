@@ -125,7 +125,7 @@ def test_what_a_decoder_gets_wrong_is_noticed_at_the_end(monkeypatch: pytest.Mon
 
 def test_another_codec_than_promised() -> None:
     data = lossless.encode(b"abc" * 100, "none")
-    with pytest.raises(FormatError, match="coded with none, the manifest says zstd"):
+    with pytest.raises(FormatError, match="coded with none, the manifest says zstd; copy the artifact again"):
         lossless.decode(data, raw_bytes=300, codec="zstd")
     assert lossless.decode(data, raw_bytes=300, codec="none") == b"abc" * 100
 

@@ -96,7 +96,9 @@ def test_requests(base: Runtime, requests: list[tuple[str | None, list[int]]], m
         ({"max_new_tokens": 0}, "max_new_tokens 0"),
         ({"max_batch": 0}, "max_batch 0"),
         ({"stop": ["a", ""]}, "empty stop string"),
+        ({"stop": ["\udcff"]}, "stop is not valid UTF-8"),
         ({"temperature": -1.0}, "temperature -1.0"),
+        ({"temperature": float("inf")}, "temperature inf: give 0 .* or a finite number"),
         ({"top_p": 0.0}, "top_p 0.0"),
     ],
 )
@@ -110,6 +112,8 @@ def test_a_prompt_that_fills_the_context(base: Runtime) -> None:
         base.generate([(None, [5] * 64)])
     with pytest.raises(InputError, match="the prompt is empty"):
         base.generate([(None, "")])
+    with pytest.raises(InputError, match="the prompt is not valid UTF-8"):
+        base.generate([(None, "a\udcff")])
     with pytest.raises(InputError, match="context and continuation need at least one token each"):
         base.loglikelihood([(None, [], [5])])
 

@@ -10,6 +10,18 @@ from deltacompress.evaluation.scoring.statistics import FEWEST
 from deltacompress.evaluation.tasks.load import LocalTask, Task
 
 
+def tasks_for(policy: Policy, given: Sequence[str]) -> list[str]:
+    """Names of the tasks to measure for a policy: those that are given, else those that it requires.
+
+    Raises:
+        InputError: neither names one.
+    """
+    names = list(given) or list(policy.require_tasks)
+    if not names:
+        raise InputError(f"policy {policy.name} requires no tasks by name, so say what to measure: {option('tasks')}")
+    return names
+
+
 def refuse_hopeless(policy: Policy, tasks: Sequence[Task], limit: int | None) -> None:
     """Make sure that the policy can pass on these tasks; `limit` is the most samples of each that are measured.
 

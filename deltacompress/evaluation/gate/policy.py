@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Positive = Annotated[float, Field(ge=0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+"""No measured value can be held against nan, and against inf none fails."""
+Positive = Annotated[Finite, Field(ge=0)]
 
 
 class _Strict(BaseModel):
@@ -20,9 +22,9 @@ class DropLimit(_Strict):
     for some tasks, which must be in the report.
     """
 
-    max: float
+    max: Finite
     bound: Literal["upper", "point"] = "upper"
-    tasks: dict[str, float] = Field(default_factory=dict)
+    tasks: dict[str, Finite] = Field(default_factory=dict)
 
 
 class KlLimit(_Strict):
@@ -53,6 +55,6 @@ class Policy(_Strict):
     kl: KlLimit | None = None
     min_top1: Annotated[float, Field(ge=0, le=1)] | None = None
     min_recovery: Positive | None = None
-    min_score: dict[str, float] = Field(default_factory=dict)
+    min_score: dict[str, Finite] = Field(default_factory=dict)
     min_ratio: Positive | None = None
     allow_overlap: bool = False

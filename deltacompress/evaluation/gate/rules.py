@@ -23,7 +23,7 @@ from deltacompress.evaluation.gate.policy import Policy
 from deltacompress.evaluation.report.data import Report
 from deltacompress.evaluation.report.records import Check, PairedRecord, ScoreRecord, SubjectRecord, Verdict
 from deltacompress.evaluation.scoring.statistics import FEWEST
-from deltacompress.files.content import content_path, list_content
+from deltacompress.files.content import content_path, is_path, list_content
 from deltacompress.files.regular import ANYWHERE, read_text
 from deltacompress.files.strict_yaml import MAX_YAML_BYTES, load_yaml
 
@@ -96,7 +96,7 @@ class Gate:
             InputError: no such policy, not YAML, or a key that is unknown or wrong; names it.
         """
         path = Path(name_or_path)
-        if path.suffix not in (".yaml", ".yml") and len(path.parts) <= 1 and not path.is_file():
+        if not is_path(name_or_path):
             names = [found.stem for found in list_content("evals/gates", ".yaml")]
             if str(name_or_path) not in names:
                 raise InputError(
@@ -104,7 +104,8 @@ class Gate:
                 )
             path = content_path("evals", "gates", f"{name_or_path}.yaml")
         try:
-            data = load_yaml(read_text(path, at_most=MAX_YAML_BYTES, links=ANYWHERE), str(path))
+            text = read_text(path, at_most=MAX_YAML_BYTES, links=ANYWHERE)
+            data = load_yaml(text, str(path), what="a policy", docs="docs/evaluation.md")
         except RecipeError as error:
             raise error.retold(InputError) from error
         except (OSError, ValueError) as error:

@@ -192,7 +192,8 @@ def read_spec(path: Path) -> LocalSpec | SuiteSpec:
         InputError: not YAML, or a key that is unknown, missing or wrong; names it.
     """
     try:
-        data = load_yaml(read_text(path, at_most=MAX_YAML_BYTES, links=ANYWHERE), str(path))
+        text = read_text(path, at_most=MAX_YAML_BYTES, links=ANYWHERE)
+        data = load_yaml(text, str(path), what="a task", docs="docs/evaluation.md")
     except RecipeError as error:
         raise error.retold(InputError) from error
     except (OSError, UnicodeDecodeError) as error:

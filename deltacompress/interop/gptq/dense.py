@@ -119,7 +119,8 @@ def _settings(source: Checkpoint) -> _Settings:
         )
     bits, group, desc_act = found.get("bits"), found.get("group_size", -1), found.get("desc_act", False)
     if type(bits) is not int or bits not in gptq.BITS:
-        raise InputError(f"bits {_brief(bits)}", where=where, way_out=f"only 2, 3, 4 and 8 are read: {_OTHERWISE}")
+        told = "no bits are given" if bits is None else f"bits {_brief(bits)}"
+        raise InputError(told, where=where, way_out=f"only 2, 3, 4 and 8 are read: {_OTHERWISE}")
     if type(group) is not int or not (group == -1 or group >= 1) or type(desc_act) is not bool:
         told = f"group_size {_brief(group)}, desc_act {_brief(desc_act)}"
         raise InputError(f"{told}; expected a number of columns or -1, and true or false", where=where)

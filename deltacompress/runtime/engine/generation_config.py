@@ -9,6 +9,20 @@ from dataclasses import dataclass
 from deltacompress.errors import InputError, option
 
 
+def check_text(name: str, text: str) -> None:
+    """Refuse text that no tokenizer takes: what the command line got was other bytes than UTF-8.
+
+    Raises:
+        InputError: a surrogate is in it.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{name} is not valid UTF-8 (character {error.start})", way_out="give it as UTF-8 text"
+        ) from error
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen. temperature 0 is greedy; top_p in (0, 1]; seed: of each request's own generator."""
@@ -42,9 +56,12 @@ class GenerationConfig:
             raise InputError("at least 1", where=f"{option('max_new_tokens')} {max_new_tokens}")
         if any(not one for one in stops):
             raise InputError("an empty stop string would stop everything", way_out="leave it out")
+        for one in stops:
+            check_text(option("stop"), one)
         if not 0 <= sampling.temperature < math.inf:
             raise InputError(
-                "give 0 (always the most likely token) or more", where=f"{option('temperature')} {sampling.temperature}"
+                "give 0 (always the most likely token), or a finite number above it",
+                where=f"{option('temperature')} {sampling.temperature}",
             )
         if not 0 < sampling.top_p <= 1:
             raise InputError(

@@ -12,7 +12,7 @@ from deltacompress.errors import InputError
 from deltacompress.models.generation import token_ids
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.engine.forwards import Item
-from deltacompress.runtime.engine.generation_config import GenerationConfig
+from deltacompress.runtime.engine.generation_config import GenerationConfig, check_text
 from deltacompress.runtime.engine.requests import Request, TextStream
 from deltacompress.runtime.engine.tokenizers import Tokenizers
 from deltacompress.runtime.modules.batch import BASE
@@ -86,6 +86,8 @@ class InputProcessor:
     ) -> Request:
         asked = self._asked(variant)
         is_text = isinstance(prompt, str)
+        if isinstance(prompt, str):
+            check_text(f"{told}: the prompt", prompt)
         ids = (
             self._tokenizers.encode(variant, prompt, bos=generation.bos) if isinstance(prompt, str) else _listed(prompt)
         )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from deltacompress.errors import BackendError, ChecksumError, InputError, install_hint
+from deltacompress.files.places import check_place
 from deltacompress.files.regular import ANYWHERE, read_bytes, unreadable
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo.catalog import Catalog
@@ -32,7 +33,6 @@ from deltacompress.zoo.ledger.entry import SIGNATURE, Descriptor, EntryManifest
 from deltacompress.zoo.ledger.records import Sha256
 from deltacompress.zoo.store import osfs
 from deltacompress.zoo.store.durable import again, because, close, sync_directory, write_all
-from deltacompress.zoo.store.layout import zoo_around
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -69,8 +69,7 @@ def make_key(path: Path) -> str:
     """
     if not path.name:
         raise InputError("no name of a file", where=f"{str(path)!a}", way_out="give the private key to write, e.g. ann")
-    if around := zoo_around(path):
-        raise InputError(f"lies inside the zoo {around}", where=path, way_out="choose a place outside of it")
+    check_place(path)
     crypto = _crypto()
     key = crypto.ed25519.Ed25519PrivateKey.generate()
     serial = crypto.serialization

@@ -18,6 +18,7 @@ from deltacompress.artifact.manifest import MANIFEST, MAX_MANIFEST_BYTES, parse_
 from deltacompress.artifact.records import Manifest
 from deltacompress.checkpoints.header import MAX_HEADER_BYTES, parse_header
 from deltacompress.errors import CheckpointError
+from deltacompress.files.places import check_place
 from deltacompress.reporter import Reporter
 from deltacompress.zoo.entries.artifact import runs
 from deltacompress.zoo.errors import DamagedBlobError, DamagedRecordError, PullError
@@ -28,7 +29,6 @@ from deltacompress.zoo.ledger.versions import Resolved
 from deltacompress.zoo.store import osfs
 from deltacompress.zoo.store.base import CHUNK, NoSuchObjectError, Store
 from deltacompress.zoo.store.durable import again, because, close, sync_directory, write_all
-from deltacompress.zoo.store.layout import zoo_around
 
 _Segment = bytes | Descriptor
 
@@ -183,8 +183,7 @@ def _check_free(out: Path) -> None:
     with _told(out):
         if not out.name:
             raise PullError("give the directory a name of its own", where=out)
-        if around := zoo_around(out):
-            raise PullError(f"lies inside the zoo {around}", where=out, way_out="choose a directory outside of it")
+        check_place(out)
         if out.is_symlink() or (out.exists() and not out.is_dir()):
             raise PullError(
                 "exists already, and is no directory", where=out, way_out="choose another one, or remove it"

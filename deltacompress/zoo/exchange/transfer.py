@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from deltacompress.files.places import check_place
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo.catalog import Catalog
 from deltacompress.zoo.errors import ConflictError, DamagedRecordError, NotFoundError, PullError
@@ -41,7 +42,6 @@ from deltacompress.zoo.ledger.records import encode
 from deltacompress.zoo.ledger.versions import open_version, state_of
 from deltacompress.zoo.store import osfs
 from deltacompress.zoo.store.durable import NO_HARD_LINKS, again, because, sync_directory, write_new
-from deltacompress.zoo.store.layout import zoo_around
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +148,7 @@ def _check_target(out: Path) -> None:
         )
     if os.path.lexists(out):
         raise PullError("exists already", where=out, way_out="remove it or choose another name")
-    if around := zoo_around(out):
-        raise PullError(f"lies inside the zoo {around}", where=out, way_out="choose a place outside of it")
+    check_place(out)
 
 
 def _write(out: Path, index: bytes, sources: list[Blob], reporter: Reporter) -> int:

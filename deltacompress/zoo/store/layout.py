@@ -17,9 +17,9 @@ that was ever condemned is never relied on again; whoever needs the same bytes p
 
 from __future__ import annotations
 
-import os
+from deltacompress.files import places
 
-ZOO = "zoo.json"
+ZOO = places.ZOO
 BLOBS = "blobs/sha256/"
 NAMES = "names/"
 REFERRERS = "referrers/"
@@ -86,16 +86,6 @@ def number_of(key: str) -> int | None:
     """The number that a version, removal or alias key ends in, or None if it ends in none."""
     last = key.rpartition("/")[2]
     return int(last) if len(last) == DIGITS and last.isascii() and last.isdecimal() and int(last) else None
-
-
-def zoo_around(path: str | os.PathLike[str]) -> str | None:
-    """The directory of the zoo that `path` lies in; nobody writes there but a zoo."""
-    place = os.path.dirname(os.path.realpath(path))
-    while place != os.path.dirname(place):
-        if os.path.isfile(os.path.join(place, ZOO)):
-            return place
-        place = os.path.dirname(place)
-    return None
 
 
 def _leaf(digest: str, generation: int) -> str:
