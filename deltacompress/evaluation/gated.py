@@ -18,7 +18,7 @@ from deltacompress.calibration.sources import Calibration
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.driver import compress
 from deltacompress.compression.job import CompressResult
-from deltacompress.errors import InputError, Interrupted, OutputError, option, switch
+from deltacompress.errors import Interrupted, OutputError, option, switch
 from deltacompress.evaluation.gate.early import refuse_hopeless, tasks_for
 from deltacompress.evaluation.gate.rules import Gate, GateFailedError, GateResult
 from deltacompress.evaluation.labels import check_label

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from deltacompress.errors import InputError
 from deltacompress.files import regular
 from deltacompress.files.regular import ANYWHERE, NEVER, UnfitFileError
 
@@ -144,8 +145,14 @@ def test_the_end_of_a_message(root: Path) -> None:
     os.mkfifo(root / "pipe")
     with pytest.raises(UnfitFileError) as caught:
         regular.open_regular(root / "pipe")
-    told = "cannot be read (a named pipe, not a regular file); give the right file"
-    assert regular.told(caught.value) == regular.told(caught.value, "other") == told
+    told = "here: cannot be read (a named pipe, not a regular file); give the right file"
+    for otherwise in ((), ("other",)):
+        assert str(regular.unreadable(InputError, "here", caught.value, *otherwise)) == told
     denied = PermissionError(errno.EACCES, "Permission denied")
-    assert regular.told(denied) == "cannot be read (Permission denied); make it readable"
-    assert regular.told(denied, "get it") == "cannot be read (Permission denied); get it"
+    error = regular.unreadable(InputError, "here", denied)
+    assert (error.where, error.what, error.way_out) == (
+        "here",
+        "cannot be read (Permission denied)",
+        "make it readable",
+    )
+    assert str(regular.unreadable(InputError, "here", denied, "get it")).endswith("; get it")
