@@ -1,5 +1,5 @@
 """The delta zoo: what the command line and a notebook use. Each method is one verb; the modules beside do the work,
-on the smaller `Catalog`.
+on the smaller `Catalog`; those of the rarer verbs are imported when they are called, so that a slip is told at once.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo import create
@@ -17,16 +17,16 @@ from deltacompress.zoo.care.gc import GRACE, GcReport, collect
 from deltacompress.zoo.care.usage import Usage, usage
 from deltacompress.zoo.care.verify import VerifyReport, verify
 from deltacompress.zoo.catalog import Catalog
-from deltacompress.zoo.entries import linking, reports, signing
-from deltacompress.zoo.entries.signing import Signed
-from deltacompress.zoo.exchange import pull, transfer
-from deltacompress.zoo.exchange.transfer import Exported, Imported
+from deltacompress.zoo.exchange import pull
 from deltacompress.zoo.ledger import names, referrers, tags
 from deltacompress.zoo.ledger.publish import Published
 from deltacompress.zoo.ledger.read import copy_sources, need_kind, open_entry
 from deltacompress.zoo.ledger.tags import Move
-from deltacompress.zoo.views import card, diff, lineage
-from deltacompress.zoo.views.lineage import Lineage
+
+if TYPE_CHECKING:
+    from deltacompress.zoo.entries.signing import Signed
+    from deltacompress.zoo.exchange.transfer import Exported, Imported
+    from deltacompress.zoo.views.lineage import Lineage
 
 
 class Zoo(Catalog):
@@ -61,6 +61,8 @@ class Zoo(Catalog):
 
         What it belongs to is found, see linking.add, which also says what the options mean.
         """
+        from deltacompress.zoo.entries import linking
+
         return linking.add(
             self,
             Path(source),
@@ -128,23 +130,33 @@ class Zoo(Catalog):
 
     def lineage(self, name: str | None = None) -> Lineage:
         """What came from what; with a name, only what that entry came from and what came of it."""
+        from deltacompress.zoo.views import lineage
+
         entries = self.list(all_versions=True)
         return lineage.lineage(entries, None if name is None else lineage.meant(entries, name, self.resolve(name)))
 
     def diff(self, a: str, b: str) -> dict[str, Any]:
         """What differs between two entries; see diff.diff."""
+        from deltacompress.zoo.views import diff
+
         return diff.diff(self, a, b)
 
     def card(self, name: str) -> str:
         """The Hugging Face model card of an entry."""
+        from deltacompress.zoo.views import card
+
         return card.card(self, name)
 
     def export(self, names: Iterable[str], out: str | os.PathLike[str], *, reporter: Reporter = SILENT) -> Exported:
         """Write versions, with what is attached to them, to one tar file."""
+        from deltacompress.zoo.exchange import transfer
+
         return transfer.export(self, tuple(names), Path(out), reporter=reporter)
 
     def import_(self, path: str | os.PathLike[str], *, reporter: Reporter = SILENT) -> Sequence[Imported]:
         """Publish what an export holds and this zoo lacks."""
+        from deltacompress.zoo.exchange import transfer
+
         return transfer.import_(self, Path(path), reporter=reporter)
 
     def attest(
@@ -160,16 +172,24 @@ class Zoo(Catalog):
         report.json of `deltacompress eval` counts for the artifact that it measured; every number of any other JSON
         object counts for the version.
         """
+        from deltacompress.zoo.entries import signing
+
         return signing.attest(self, name, Path(report), key=None if key is None else Path(key), reporter=reporter)
 
     def scores(self, name: str) -> Mapping[str, float]:
         """What the reports that are attached to a version measured."""
+        from deltacompress.zoo.entries import reports
+
         return reports.scores(self, name)
 
     def sign(self, name: str, key: str | os.PathLike[str], *, reporter: Reporter = SILENT) -> str:
         """Sign a version with a private key (PEM); the public key as hex."""
+        from deltacompress.zoo.entries import signing
+
         return signing.sign(self, name, Path(key), reporter=reporter)
 
     def signatures(self, name: str) -> Sequence[Signed]:
         """Every signature of a version and of its reports; raises ChecksumError if one of them is not good."""
+        from deltacompress.zoo.entries import signing
+
         return signing.signatures(self, name)
