@@ -221,5 +221,6 @@ def test_a_forward_that_a_config_breaks_is_told_as_that(
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | more))
     scorer = CheckpointScorer.open(tmp_path)
-    with pytest.raises(CheckpointError, match=r"config\.json: transformers cannot make a model of it \(.*\); mend config"):
+    told = r"config\.json: transformers cannot make a model of it \(.*\); mend config"
+    with pytest.raises(CheckpointError, match=told):
         scorer.loglikelihood([Row(None, (5, 6), (7,))])
