@@ -5,7 +5,7 @@ written anew only while the format they show is unreleased.
 
     zoo.tar.xz       a zoo: a base, two versions of a delta (an alias moved from one to the other, the first removed),
                      an evaluation attached; a tar, because the files of a zoo are read-only and git keeps no modes
-    report/          what `deltacompress eval` wrote of the second version
+    report/          what `deltacompress eval` wrote of the second version, but for its page
     expected.json    what was read from them on that day
 """
 
@@ -78,6 +78,7 @@ def make(folder: Path) -> None:
             with_base=True,
             out=folder / "report",
         )
+        (folder / "report" / "report.html").unlink()  # a page for people: no later version reads it
         zoo.attest("team/tiny@prod", folder / "report" / "report.json")
         zoo.rm("team/tiny@1")
         expected = {"zoo": read_zoo(zoo), "report": judged(report)}
