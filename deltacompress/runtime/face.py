@@ -29,6 +29,7 @@ from deltacompress.runtime.engine.scheduler import Scheduler
 from deltacompress.runtime.engine.tokenizers import Tokenizers
 from deltacompress.runtime.loading.collector import collector_paused
 from deltacompress.runtime.modules.model import DecoupledModel, load_base
+from deltacompress.runtime.variants.delta import DeltaVariant
 from deltacompress.runtime.variants.precision import Numerics, resolve_device
 from deltacompress.runtime.variants.variant import Variant
 
@@ -126,7 +127,7 @@ class Runtime:
         Raises:
             InputError: the name is taken, or empty.
             BaseMismatchError: made from another base.
-            IntegrityError, UnsupportedModelError, PairError, BackendError: see Variant.open and VariantCache.add.
+            IntegrityError, UnsupportedModelError, PairError, BackendError: see DeltaVariant.open and VariantCache.add.
             ZooError: the zoo does not have the entry.
         """
         from deltacompress.zoo.exchange.resolve import artifact_path
@@ -134,14 +135,19 @@ class Runtime:
         path = artifact_path(artifact, zoo, base=self.model.base.checkpoint.path)
         if name is None:
             name = path.resolve().name if path == Path(artifact) else str(artifact)
-        self._check_free(name)
+        self.cache.check_free(name)
         with collector_paused():
-            variant = Variant.open(path, self.model.base, self._numerics)
-        operands = self.cache.read(variant)  # the long part: requests run meanwhile
+            variant = DeltaVariant.open(path, self.model.base, self._numerics)
+        return self.add(variant, name, verify=verify)
+
+    def add(self, variant: Variant, name: str, *, verify: bool = True) -> str:
+        """Load an opened variant of any kind; raises as `load`."""
+        self.cache.check_free(name)
+        sources = self.cache.read(variant)  # the long part: requests run meanwhile
         with self._lock:
-            self._check_free(name)
-            self.cache.add(name, variant, operands, verify=verify)
-            self._tokenizers.add(name, path)
+            self.cache.check_free(name)
+            self.cache.add(name, variant, sources, verify=verify)
+            self._tokenizers.add(name, variant.folder)
         try:
             self.cache.confirm(name)  # and this one
         except BaseException:  # an interrupt too: the name is free again
@@ -152,14 +158,6 @@ class Runtime:
         if note := variant.note():
             self.notes.append(f"{name}: {note}")
         return name
-
-    def _check_free(self, name: str) -> None:
-        if not name:
-            raise InputError("a variant's name is empty", way_out="leave it out to use the directory's or entry's")
-        if name in self.cache.variants:
-            raise InputError(
-                f"a variant named {name} is loaded already", way_out="give another name, or unload it first"
-            )
 
     def unload(self, name: str) -> None:
         """Forget a variant.

@@ -27,12 +27,11 @@ from deltacompress.models.fields import REFUSED, says
 from deltacompress.models.generation import read_generation
 from deltacompress.models.load import misfit
 from deltacompress.models.support import read_decoder
-from deltacompress.runtime.modules.batch import Batch
+from deltacompress.runtime.batch import Batch
 from deltacompress.runtime.modules.model import ATTENTION, decouple
+from deltacompress.runtime.variants.delta import DeltaVariant
 from deltacompress.runtime.variants.layout import read_layout
-from deltacompress.runtime.variants.operands import placed
 from deltacompress.runtime.variants.precision import Numerics
-from deltacompress.runtime.variants.variant import Variant
 from deltacompress.zoo.exchange.resolve import artifact_path
 
 if TYPE_CHECKING:
@@ -118,15 +117,13 @@ class DeltaQuantizer(HfQuantizer):  # type: ignore[misc]
         numerics = Numerics.choose(settings.backend, devices.pop(), model.dtype, settings.merge_rounding)
         decoupled = decouple(model, checkpoint, layout, numerics.kernels)
         delta = artifact_path(settings.delta, settings.zoo, base=checkpoint.path)
-        variant = Variant.open(delta, decoupled.base, numerics)
+        variant = DeltaVariant.open(delta, decoupled.base, numerics)
         found = ((path, variant.operand(path)) for path in variant.paths())
-        kernels = numerics.kernels
-        decoupled.install(
-            _SLOT, {path: placed(one, decoupled.device, kernels) for path, one in found if one is not None}
-        )
+        device, kernels = decoupled.device, numerics.kernels
+        decoupled.install(_SLOT, {path: one.placed(device, kernels) for path, one in found if one is not None})
         decoupled.context.batch = Batch([_SLOT], decoupled.device)  # one segment, whatever the number of rows
         model.config.vocab_size = variant.vocabulary(decoupled.head_path)
-        if generation := read_generation(variant.delta.path):
+        if generation := read_generation(variant.folder):
             model.generation_config = generation
         return model
 

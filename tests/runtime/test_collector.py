@@ -11,12 +11,12 @@ from runtime_cases import Served
 from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.loading.collector import collector_paused
-from deltacompress.runtime.variants.variant import Variant
+from deltacompress.runtime.variants.delta import DeltaVariant
 
 
 def test_loads_pause_it(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime, seen, opened = Runtime.from_base(trio["a"].pair.base), [], Variant.open
-    monkeypatch.setattr(Variant, "open", lambda *given: (seen.append(gc.isenabled()), opened(*given))[1])
+    runtime, seen, opened = Runtime.from_base(trio["a"].pair.base), [], DeltaVariant.open
+    monkeypatch.setattr(DeltaVariant, "open", lambda *given: (seen.append(gc.isenabled()), opened(*given))[1])
     runtime.load(trio["a"].artifact, "a")
     assert seen == [False]
     assert gc.isenabled()
@@ -25,7 +25,7 @@ def test_loads_pause_it(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch
         seen.append(gc.isenabled())
         raise InputError("told")
 
-    monkeypatch.setattr(Variant, "open", fail)
+    monkeypatch.setattr(DeltaVariant, "open", fail)
     with pytest.raises(InputError, match="told"):
         runtime.load(trio["b"].artifact, "b")
     assert seen == [False, False]

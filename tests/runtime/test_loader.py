@@ -25,11 +25,14 @@ from deltacompress.kernels import hashing
 from deltacompress.kernels.cuda import tiling
 from deltacompress.kernels.ingest import Ingest, Item
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.cache.loaded_variant import Sources
 from deltacompress.runtime.loading import arrangement, loader
 from deltacompress.runtime.loading.reading import Files
-from deltacompress.runtime.variants.operands import PackedDelta, PackedRows, Stored, StoredPart
+from deltacompress.runtime.operands.embedding_rows import PackedRows
+from deltacompress.runtime.operands.packed_delta import PackedDelta
+from deltacompress.runtime.operands.stored import Stored, StoredPart
+from deltacompress.runtime.variants.delta import DeltaVariant
 from deltacompress.runtime.variants.precision import Numerics
-from deltacompress.runtime.variants.variant import Variant
 
 
 class Tiler(Ingest):
@@ -85,13 +88,13 @@ def delta(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def variant(delta: Path) -> Variant:
+def variant(delta: Path) -> DeltaVariant:
     runtime = Runtime.from_base(delta.parent / "base", merge_rounding=False)
-    return Variant.open(delta, runtime.model.base, Numerics(torch.float32, False, Tiles()))  # type: ignore[arg-type]
+    return DeltaVariant.open(delta, runtime.model.base, Numerics(torch.float32, False, Tiles()))  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def stored(variant: Variant) -> dict[str, Stored]:
+def stored(variant: DeltaVariant) -> dict[str, Stored]:
     return {path: one for path in variant.paths() if (one := variant.stored(path)) is not None}
 
 
@@ -121,7 +124,12 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("piece", [1, 20_000, 50_000, 1 << 30])
 def test_the_same_as_decoded(
-    variant: Variant, stored: dict[str, Stored], load: Any, verify: bool, piece: int, monkeypatch: pytest.MonkeyPatch
+    variant: DeltaVariant,
+    stored: dict[str, Stored],
+    load: Any,
+    verify: bool,
+    piece: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(arrangement, "PIECE_BYTES", piece)
     assert len(stored) == 7 * SHAPE_TINY.layers + 2
@@ -261,7 +269,7 @@ def test_a_variant_that_has_no_room_yet_is_checked_when_it_is_loaded(
     name = runtime.load(shutil.copytree(delta, tmp_path / "delta"))
     waits = runtime.variants[name]
     waits.installed, waits.verify = False, verify
-    waits.host = {path: moved(one, delta, tmp_path / "delta") for path, one in stored.items()}
+    waits.sources = Sources({}, {path: moved(one, delta, tmp_path / "delta") for path, one in stored.items()})
     runtime.cache.confirm(name)
     part = next(iter(next(iter(stored.values())).parts.values()))
     file = tmp_path / "delta" / Path(part.file).name

@@ -13,7 +13,7 @@ from runtime_cases import Served, assert_close, load, oracle_logits, oracle_toke
 
 from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.modules.batch import Batch, Segment
+from deltacompress.runtime.batch import Batch, Segment
 
 NAMES = [None, "a", "b", "c"]
 
@@ -162,9 +162,9 @@ def test_loglikelihoods(runtime: Runtime, trio: dict[str, Served]) -> None:
 
 def test_segments_of_a_batch() -> None:
     batch = Batch([0, 0, 2, 5, 5], torch.device("cpu"), keep=[0, 1, 9], kept=[2, 0, 0, 1, 0])
-    assert batch.segments(15) == (Segment(0, 0, 6), Segment(2, 6, 9), Segment(5, 9, 15))
-    assert batch.segments(3, head=True) == (Segment(0, 0, 2), Segment(5, 2, 3))
-    on_device = batch.on_device(15)
+    assert batch.rows(15).segments == (Segment(0, 0, 6), Segment(2, 6, 9), Segment(5, 9, 15))
+    assert batch.rows(3, head=True).segments == (Segment(0, 0, 2), Segment(5, 2, 3))
+    on_device = batch.rows(15).on_device
     assert on_device.offsets.tolist() == [0, 6, 9, 15]
     assert on_device.slots.tolist() == [-1, 1, 4]
     assert batch.uniform is None

@@ -16,11 +16,12 @@ from runtime_cases import Served, as_on_a_gpu, assert_close, oracle_logits, rand
 from transformers import DynamicCache
 
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.batch import BASE, Batch
 from deltacompress.runtime.engine.kvcache import RowCache
-from deltacompress.runtime.modules.batch import BASE, Batch
 from deltacompress.runtime.modules.linear import DecoupledLinear
 from deltacompress.runtime.modules.vectors import VectorBank
-from deltacompress.runtime.variants.operands import PackedDelta
+from deltacompress.runtime.operands.operand import Vector
+from deltacompress.runtime.operands.packed_delta import PackedProduct
 from deltacompress.runtime.variants.precision import Numerics
 
 
@@ -95,7 +96,7 @@ def test_pinned_memory_keeps_what_was_used_last(trio: dict[str, Served], monkeyp
         runtime.logits([(name, ids)])
     cache.host_bytes = max(sizes["a"], sizes["b"]) + sizes["c"]
     cache._trim_host()
-    assert {name for name, one in runtime.variants.items() if one.host is not None} == {"a", "c"}
+    assert {name for name, one in runtime.variants.items() if one.sources is not None} == {"a", "c"}
 
 
 @pytest.fixture
@@ -133,9 +134,11 @@ def test_what_was_unloaded_leaves_nothing_behind(trio: dict[str, Served], tmp_pa
     runtime.load(trio["a"].artifact, "a")
     slot = runtime.variants["a"].slot
     buffers = [
-        weakref.ref(module.own_weight(slot).tensors["buffer"])
+        weakref.ref(product.operands[slot].tensors["buffer"])
         for module in runtime.model.model.modules()
-        if isinstance(module, DecoupledLinear) and isinstance(module.own_weight(slot), PackedDelta)
+        if isinstance(module, DecoupledLinear)
+        for product in module.products([slot])
+        if isinstance(product, PackedProduct)
     ]
     assert len(buffers) > 7
     runtime.unload("a")
@@ -150,7 +153,7 @@ def test_what_was_unloaded_leaves_nothing_behind(trio: dict[str, Served], tmp_pa
 
 def test_slots_above_the_last_with_its_own_vector_use_the_base_s() -> None:
     bank = VectorBank(torch.zeros(3))
-    bank.set(2, torch.full((3,), 2.0))
+    bank.set(2, Vector({"vector": torch.full((3,), 2.0)}))
     batch = Batch([BASE, 1, 2, 3, 7], torch.device("cpu"))
     assert bank.shaped(batch, 2)[:, 0].tolist() == [0, 0, 2, 0, 0]
     assert bank.shaped(batch, 3).shape == (5, 1, 3)

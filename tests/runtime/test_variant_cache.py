@@ -109,7 +109,7 @@ def test_loads_beside_running_requests(
         assert cache.bytes_in_use <= cache.budget_bytes
     assert cache.loads > 4
     assert deciders == {threading.current_thread().name}
-    held = [one for one in cache.variants.values() if one.host is not None]
+    held = [one for one in cache.variants.values() if one.sources is not None]
     assert len(held) == {None: 3, 1.1: 1, 0.0: 1}[host_share]  # the last one that came is always kept
     narrow.unload("a")
     narrow.load(trio["b"].artifact, "d")
@@ -152,7 +152,7 @@ def test_what_goes_wrong_on_the_way_is_told(trio: dict[str, Served], monkeypatch
     def no_memory(*_: object) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr("deltacompress.runtime.cache.transfer.placed", no_memory)
+    monkeypatch.setattr("deltacompress.runtime.operands.operand.Operand.placed", no_memory)
     with pytest.raises(BackendError, match=r"out of memory while a variant is loaded \(resident, in bytes: .*"):
         runtime.logits([("a", [5])])
     monkeypatch.undo()

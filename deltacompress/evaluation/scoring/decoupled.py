@@ -21,7 +21,7 @@ from deltacompress.evaluation.scoring.checkpoints import CheckpointScorer, Varia
 from deltacompress.evaluation.scoring.scorer import Prompt, Row
 from deltacompress.models.generation import token_ids
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.modules.batch import BASE, Batch
+from deltacompress.runtime.batch import BASE, Batch
 
 
 class DecoupledScorer(CheckpointScorer):
@@ -95,7 +95,7 @@ class DecoupledScorer(CheckpointScorer):
             checkpoint = self._runtime.model.base.checkpoint
             return frozenset(token_ids(checkpoint.path, self._runtime.model.config, "eos_token_id"))
         opened = self._runtime.variants[variant].variant
-        return frozenset(token_ids(opened.delta.path, opened.layout.config, "eos_token_id"))
+        return frozenset(token_ids(opened.folder, opened.layout.config, "eos_token_id"))
 
     def vocabulary(self, variant: str | None) -> int:
         """As scorer.Scorer says."""

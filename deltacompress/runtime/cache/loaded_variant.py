@@ -7,12 +7,29 @@ from dataclasses import dataclass
 
 import torch
 
-from deltacompress.runtime.variants.operands import Operand, Stored
+from deltacompress.kernels import Backend
+from deltacompress.runtime.operands.operand import Operand
+from deltacompress.runtime.operands.stored import Stored
 from deltacompress.runtime.variants.variant import Variant
 
 Operands = dict[str, Operand]
-Sources = dict[str, Operand | Stored]
-"""Operands in host memory, or where they lie in files."""
+"""By module tensor path."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What a variant comes to the device from: operands in host memory, and others that lie in files. Both by path."""
+
+    host: Operands
+    stored: dict[str, Stored]
+
+    def placed_bytes(self, kernels: Backend | None) -> int:
+        """Bytes on the device."""
+        found = sum(one.placed_bytes(kernels) for one in self.host.values())
+        if self.stored:
+            assert kernels is not None
+            found += sum(one.placed_bytes(kernels) for one in self.stored.values())
+        return found
 
 
 @dataclass(eq=False)
@@ -28,7 +45,7 @@ class LoadedVariant:
     variant: Variant
     nbytes: int
     brought_s: float = 0.0
-    host: Sources | None = None
+    sources: Sources | None = None
     installed: bool = False
     arriving: Future[tuple[Operands, torch.cuda.Event | None]] | None = None
     users: int = 0
@@ -38,7 +55,7 @@ class LoadedVariant:
     @property
     def pinned_bytes(self) -> int:
         """Of host memory that it holds."""
-        return sum(one.nbytes for one in (self.host or {}).values() if not isinstance(one, Stored))
+        return 0 if self.sources is None else sum(one.nbytes for one in self.sources.host.values())
 
     @property
     def counts(self) -> bool:

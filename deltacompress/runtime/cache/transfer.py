@@ -12,7 +12,7 @@ from deltacompress.errors import BackendError
 from deltacompress.kernels import Backend
 from deltacompress.runtime.cache.loaded_variant import Operands, Sources
 from deltacompress.runtime.loading.loader import Loader
-from deltacompress.runtime.variants.operands import Operand, Stored, pinned, placed
+from deltacompress.runtime.operands.operand import Operand
 from deltacompress.runtime.variants.variant import Variant
 
 
@@ -37,18 +37,19 @@ class Transfer:
             IntegrityError: a part is damaged or not finite.
             BackendError: this machine cannot decode the lossless codec.
         """
+        paths, stored = variant.paths(), {}
+        if self._loader is not None:
+            stored = {path: one for path in paths if (one := variant.stored(path)) is not None}
+        rest = [path for path in paths if path not in stored]
 
-        def one(path: str) -> tuple[str, Operand | Stored | None]:
-            if self._loader is not None and (stored := variant.stored(path)) is not None:
-                return path, stored
+        def operand(path: str) -> Operand | None:
             found = variant.operand(path)
-            return path, pinned(found) if found is not None and self.stream is not None else found
+            return found if found is None or self.stream is None else found.pinned()
 
-        paths = variant.paths()
         # threads help where there is something to decode; small tensors only wait for each other's Python
-        coded = self.stream is not None and variant.delta.manifest.lossless != "none"
-        pairs = self._readers.map(one, paths) if coded else map(one, paths)
-        return {path: operand for path, operand in pairs if operand is not None}
+        shared = self.stream is not None and variant.decodes
+        found = self._readers.map(operand, rest) if shared else map(operand, rest)
+        return Sources({path: one for path, one in zip(rest, found, strict=True) if one is not None}, stored)
 
     def place(self, sources: Sources, *, verify: bool, told: Callable[[], str]) -> Operands:
         """Operands on the device, laid out as its kernels want them.
@@ -59,16 +60,12 @@ class Transfer:
             IntegrityError: a part is damaged.
             BackendError: out of memory.
         """
-        stored = {path: one for path, one in sources.items() if isinstance(one, Stored)}
         try:
             found: Operands = {}
-            if stored:
+            if sources.stored:
                 assert self._loader is not None
-                found |= self._loader.load(stored, verify=verify)
-            for path, one in sources.items():
-                if not isinstance(one, Stored):
-                    found[path] = placed(one, self._device, self._kernels)
-            return found
+                found |= self._loader.load(sources.stored, verify=verify)
+            return found | {path: one.placed(self._device, self._kernels) for path, one in sources.host.items()}
         except torch.OutOfMemoryError as error:
             raise BackendError(
                 f"{self._device} is out of memory while a variant is loaded ({told()})",

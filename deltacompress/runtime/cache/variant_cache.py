@@ -16,12 +16,11 @@ import torch
 
 from deltacompress.errors import BackendError, InputError
 from deltacompress.kernels import Backend
+from deltacompress.runtime.batch import MAX_VARIANTS
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant, Operands, Sources
 from deltacompress.runtime.cache.transfer import Transfer
 from deltacompress.runtime.loading.loader import check_stored
-from deltacompress.runtime.modules.batch import MAX_VARIANTS
 from deltacompress.runtime.modules.model import DecoupledModel
-from deltacompress.runtime.variants.operands import Stored, placed_bytes
 from deltacompress.runtime.variants.variant import Variant
 
 
@@ -43,8 +42,21 @@ class VariantCache:
 
     # --- loading and unloading ---------------------------------------------------------------------------------------
 
-    def add(self, name: str, variant: Variant, operands: Sources, *, verify: bool = True) -> LoadedVariant:
-        """Keep a variant, whose `read` operands these are, and bring it to the device if there is room.
+    def check_free(self, name: str) -> None:
+        """Make sure that a variant can have this name.
+
+        Raises:
+            InputError: the name is taken, or empty.
+        """
+        if not name:
+            raise InputError("a variant's name is empty", way_out="leave it out to use the directory's or entry's")
+        if name in self.variants:
+            raise InputError(
+                f"a variant named {name} is loaded already", way_out="give another name, or unload it first"
+            )
+
+    def add(self, name: str, variant: Variant, sources: Sources, *, verify: bool = True) -> LoadedVariant:
+        """Keep a variant, of which `read` gave these sources, and bring it to the device if there is room.
 
         verify: compare what is read from files with its recorded hash, each time that it comes.
 
@@ -53,16 +65,16 @@ class VariantCache:
         """
         if len(self.variants) >= MAX_VARIANTS:
             raise BackendError(f"{MAX_VARIANTS} variants are loaded, the most there can be", way_out="unload one")
-        nbytes = sum(placed_bytes(operand, self._kernels) for operand in operands.values())
+        nbytes = sources.placed_bytes(self._kernels)
         if self.budget_bytes is not None and nbytes > self.budget_bytes:
             raise BackendError(
                 f"{nbytes} bytes as it is served, more than the whole budget of {self.budget_bytes}",
-                where=variant.delta.path,
+                where=variant.folder,
                 way_out="raise budget_bytes",
             )
         taken = {loaded.slot for loaded in self.variants.values()}
         slot = next(number for number in range(1, MAX_VARIANTS + 1) if number not in taken)
-        loaded = LoadedVariant(name, slot, variant, nbytes, host=operands, verify=verify)
+        loaded = LoadedVariant(name, slot, variant, nbytes, sources=sources, verify=verify)
         self.variants[name] = loaded
         try:
             self.start(name)
@@ -70,7 +82,7 @@ class VariantCache:
             del self.variants[name]
             raise
         if not self._cuda:
-            loaded.host = None  # what does not fit now is read again when it is asked for
+            loaded.sources = None  # what does not fit now is read again when it is asked for
         self._trim_host()
         return loaded
 
@@ -87,8 +99,8 @@ class VariantCache:
                 arriving.result()
             finally:
                 del arriving  # what it raises knows this frame, and so all that the load has made
-        elif loaded.verify and loaded.host is not None and not loaded.installed:
-            check_stored({path: one for path, one in loaded.host.items() if isinstance(one, Stored)})
+        elif loaded.verify and loaded.sources is not None and not loaded.installed:
+            check_stored(loaded.sources.stored)
 
     def drop(self, name: str) -> None:
         """Forget a variant that never became usable."""
@@ -123,7 +135,7 @@ class VariantCache:
             raise InputError(
                 f"variant {asked.name} was unloaded while requests for it waited", way_out="load it and ask again"
             )
-        if found is not asked and found.variant.delta.manifest != asked.variant.delta.manifest:
+        if found is not asked and found.variant.identity != asked.variant.identity:
             raise InputError(
                 f"variant {asked.name} became another one while requests for it waited", way_out="ask again"
             )
@@ -173,8 +185,8 @@ class VariantCache:
             self._stream.wait_stream(torch.cuda.current_stream(self._model.device))  # evicted memory may still be read
             loaded.arriving = self._movers.submit(self._bring, loaded)
         else:
-            operands = loaded.host if loaded.host is not None else self.read(loaded.variant)
-            self._model.install(loaded.slot, self._placed(loaded, operands))
+            sources = loaded.sources if loaded.sources is not None else self.read(loaded.variant)
+            self._model.install(loaded.slot, self._placed(loaded, sources))
             loaded.installed = True
         return True
 
@@ -235,11 +247,11 @@ class VariantCache:
 
     def _bring(self, loaded: LoadedVariant) -> tuple[Operands, torch.cuda.Event | None]:
         """On the mover's thread: host or disk -> device, on the copy stream."""
-        if loaded.host is None:
-            loaded.host = self._transfer.read(loaded.variant)
+        if loaded.sources is None:
+            loaded.sources = self._transfer.read(loaded.variant)
         started = time.perf_counter()
         with torch.cuda.stream(self._stream):
-            operands = self._placed(loaded, loaded.host)
+            operands = self._placed(loaded, loaded.sources)
             event = torch.cuda.Event()
             event.record(self._stream)
         event.synchronize()
@@ -262,14 +274,14 @@ class VariantCache:
         """Drop pinned copies, least recently used first, until they fit the host's budget."""
         if self.host_bytes is None or not self._cuda:
             return
-        holders = [one for one in self.variants.values() if one.host is not None]
+        holders = [one for one in self.variants.values() if one.sources is not None]
         total = sum(one.pinned_bytes for one in holders)
         for one in sorted(holders, key=lambda one: one.used):
             if total <= self.host_bytes:
                 return
             if one is not keep and one.arriving is None:
                 total -= one.pinned_bytes
-                one.host = None
+                one.sources = None
 
     def _too_small(self, wanted: LoadedVariant) -> BackendError:
         used = {one.name: one.nbytes for one in self.variants.values() if one.users}

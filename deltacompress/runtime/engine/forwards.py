@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from deltacompress.runtime.batch import BASE, Batch, to_device
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.cache.variant_cache import VariantCache
-from deltacompress.runtime.modules.batch import BASE, Batch, to_device
 from deltacompress.runtime.modules.model import DecoupledModel
 
 BATCH_TOKENS = 4096

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from deltacompress.errors import InputError
 from deltacompress.models.generation import token_ids
+from deltacompress.runtime.batch import BASE
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.engine.forwards import Item
 from deltacompress.runtime.engine.generation_config import GenerationConfig, check_text
 from deltacompress.runtime.engine.requests import Request, TextStream
 from deltacompress.runtime.engine.tokenizers import Tokenizers
-from deltacompress.runtime.modules.batch import BASE
 from deltacompress.runtime.modules.model import DecoupledModel
 from deltacompress.runtime.variants.layout import Layout
 
@@ -99,7 +99,7 @@ class InputProcessor:
         layout = self._layout(asked)
         wanted, context = generation.max_new_tokens, layout.context
         room = wanted if context is None else min(wanted, context - len(ids))
-        directory = self._model.base.checkpoint.path if asked is None else asked.variant.delta.path
+        directory = self._model.base.checkpoint.path if asked is None else asked.variant.folder
         config: Any = layout.config
         return Request(
             index,

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from deltacompress.errors import BackendError
 from deltacompress.kernels.triton import fused
-from deltacompress.runtime.modules.batch import to_device
+from deltacompress.runtime.batch import to_device
 
 
 class RowCache:

@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from deltacompress.errors import InputError, IntegrityError
+from deltacompress.runtime.batch import Batch, to_device
 from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.engine.graphs import GRAPH_AFTER, GraphedStep
 from deltacompress.runtime.engine.kvcache import RowCache
 from deltacompress.runtime.engine.requests import OnToken, Request, choose
-from deltacompress.runtime.modules.batch import Batch, to_device
 from deltacompress.runtime.modules.model import DecoupledModel, additive
 
 PROMPT_TOKENS = 8192

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from deltacompress.kernels.parts import ALIGN
-from deltacompress.runtime.variants.operands import Stored, StoredPart
+from deltacompress.runtime.operands.stored import Stored, StoredPart
 
 READ_BYTES = 8 << 20
 """Of one read, by one thread."""

@@ -13,7 +13,9 @@ from deltacompress.kernels.cuda.tiling import BAD_SCALE, FAULTS
 from deltacompress.kernels.hashing import DIGEST_BYTES, Spans
 from deltacompress.kernels.ingest import Ingest, Item
 from deltacompress.runtime.loading.arrangement import Piece, place
-from deltacompress.runtime.variants.operands import PackedDelta, PackedRows, StoredPart
+from deltacompress.runtime.operands.embedding_rows import PackedRows
+from deltacompress.runtime.operands.packed_delta import PackedDelta
+from deltacompress.runtime.operands.stored import StoredPart
 
 
 @dataclass(frozen=True, slots=True)

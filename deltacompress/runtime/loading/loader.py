@@ -25,7 +25,9 @@ from deltacompress.runtime.loading import arrangement
 from deltacompress.runtime.loading.arrangement import Read, Transfer
 from deltacompress.runtime.loading.assembly import Assembly, damaged
 from deltacompress.runtime.loading.reading import Batch, Files, Reading
-from deltacompress.runtime.variants.operands import PackedDelta, PackedRows, Stored, StoredPart
+from deltacompress.runtime.operands.embedding_rows import PackedRows
+from deltacompress.runtime.operands.packed_delta import PackedDelta
+from deltacompress.runtime.operands.stored import Stored, StoredPart
 
 THREADS = 16
 BUFFERS = 3

@@ -19,7 +19,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from deltacompress.kernels.triton import fused
-from deltacompress.runtime.modules.batch import ForwardContext
+from deltacompress.runtime.batch import ForwardContext
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -6,36 +6,33 @@ numbers as tokens.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from deltacompress.kernels.triton import fused
-from deltacompress.runtime.modules.batch import MAX_VARIANTS, Batch, ForwardContext
+from deltacompress.runtime.batch import MAX_VARIANTS, Batch, ForwardContext
 from deltacompress.runtime.modules.vectors import Shadow
-from deltacompress.runtime.variants.operands import PackedRows, Table
-
-Rows = Table | PackedRows
-_NAMES = ("codes", "scales", "zeros", "rank")
+from deltacompress.runtime.operands.embedding_rows import POINTERS, EmbeddingRows, LookupFormat
 
 
 class Embeddings:
-    """Tables by slot; slots without one use the base's."""
+    """Rows by slot; slots without any use the base's."""
 
     def __init__(self, weight: Tensor, *, fuse: bool) -> None:
         """fuse: look tables of one format up in one launch."""
         self._weight, self._fuse = weight, fuse
-        self._own: dict[int, Rows] = {}
+        self._own: dict[int, EmbeddingRows] = {}
+        self._formats: dict[int, LookupFormat | None] = {}
         self._pointers: Tensor | None = None
 
-    def set(self, slot: int, rows: Rows | None) -> None:
-        """Give `slot` its own table, or none any more."""
-        if rows is None:
+    def set(self, slot: int, operand: EmbeddingRows | None) -> None:
+        """Give `slot` its own rows, or none any more."""
+        if operand is None:
             self._own.pop(slot, None)
+            self._formats.pop(slot, None)
         else:
-            self._own[slot] = rows
+            self._own[slot], self._formats[slot] = operand, operand.format
         self._pointers = None
 
     def touched(self, batch: Batch) -> bool:
@@ -44,29 +41,27 @@ class Embeddings:
 
     def rows(self, ids: Tensor, batch: Batch) -> Tensor:
         """Rows [tokens, hidden] of `ids` [tokens], in the dtype of the base's table."""
-        if self._fuse and (first := self._alike(batch)) is not None:
-            return fused.lookup(ids, batch.index, self._weight, self._addresses(), first.spec, first.dtype)
+        if self._fuse and (shared := self._format(batch)) is not None:
+            return fused.lookup(ids, batch.index, self._weight, self._addresses(), *shared)
         pieces = [
             self._own[piece.slot].lookup(ids[piece.first : piece.last], self._weight)
             if piece.slot in self._own
             else functional.embedding(ids[piece.first : piece.last], self._weight)
-            for piece in batch.segments(ids.shape[0])
+            for piece in batch.rows(ids.shape[0]).segments
         ]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def _alike(self, batch: Batch) -> PackedRows | None:
-        """One of this batch's tables, if all of them are packed in the same way and have no more rows than the base."""
-        tables = [self._own[slot] for slot in batch.active() if slot in self._own]
-        packed = [one for one in tables if isinstance(one, PackedRows) and "added" not in one.tensors]
-        formats = {(replace(one.spec, rows=0), one.dtype) for one in packed}
-        return packed[0] if len(packed) == len(tables) and len(formats) == 1 else None
+    def _format(self, batch: Batch) -> LookupFormat | None:
+        """What the fused lookup reads all of this batch's rows as; None if it cannot."""
+        formats = {self._formats[slot] for slot in batch.active() if slot in self._own}
+        return formats.pop() if len(formats) == 1 else None
 
     def _addresses(self) -> Tensor:
         if self._pointers is None:
-            table = [[0] * len(_NAMES) for _ in range(1 + MAX_VARIANTS)]
+            table = [[0] * len(POINTERS) for _ in range(1 + MAX_VARIANTS)]
             for slot, rows in self._own.items():
-                if isinstance(rows, PackedRows):
-                    table[slot] = [rows.tensors[n].data_ptr() if n in rows.tensors else 0 for n in _NAMES]
+                if self._formats[slot] is not None:
+                    table[slot] = [rows.tensors[n].data_ptr() if n in rows.tensors else 0 for n in POINTERS]
             made = torch.tensor(table, dtype=torch.int64)
             if self._weight.is_cuda:
                 made = made.pin_memory()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,13 @@ from deltacompress.kernels import Backend
 from deltacompress.kernels.triton import fused
 from deltacompress.models.load import load_model
 from deltacompress.models.support import is_norm
+from deltacompress.runtime.batch import Batch, ForwardContext
 from deltacompress.runtime.modules.attention import fuse_attention
-from deltacompress.runtime.modules.batch import Batch, ForwardContext
-from deltacompress.runtime.modules.embedding import Embeddings, decouple_embedding
+from deltacompress.runtime.modules.embedding import decouple_embedding
 from deltacompress.runtime.modules.linear import DecoupledLinear, group_linears
 from deltacompress.runtime.modules.vectors import VectorBank, decouple_norm
+from deltacompress.runtime.operands.operand import Operand
 from deltacompress.runtime.variants.layout import Layout, read_layout
-from deltacompress.runtime.variants.operands import DenseDelta, FullWeight, Operand, PackedDelta, Vector
 from deltacompress.runtime.variants.variant import BaseSide, Role
 
 if TYPE_CHECKING:
@@ -36,11 +36,19 @@ ATTENTION = ("sdpa", "eager")
 """Implementations of transformers that the masks of the scheduler are for."""
 
 
+class Seat(Protocol):
+    """A module (or a parameter of one) that takes operands, by slot."""
+
+    def set(self, slot: int, operand: Any) -> None:
+        """Give `slot` its operand, of a kind for this place, or (None) none any more."""
+
+
 @dataclass(eq=False)
 class DecoupledModel:
     """A model whose modules serve many variants.
 
-    context: the batch that its modules read; base: names, roles and checkpoint of the base.
+    context: the batch that its modules read; base: names, roles and checkpoint of the base. _seats: by module tensor
+    path.
     """
 
     model: PreTrainedModel
@@ -49,9 +57,7 @@ class DecoupledModel:
     device: torch.device
     embedding_path: str
     head_path: str
-    _linears: dict[str, DecoupledLinear]
-    _banks: dict[str, VectorBank]
-    _rows: Embeddings
+    _seats: dict[str, Seat]
     fused: bool = False  # whether decode steps use kernels/triton/fused.py
     version: int = 0  # counts changes of what is installed
 
@@ -72,11 +78,6 @@ class DecoupledModel:
         found: torch.dtype = self.model.dtype
         return found
 
-    @property
-    def linears(self) -> tuple[DecoupledLinear, ...]:
-        """All of them."""
-        return tuple(self._linears.values())
-
     @contextmanager
     def serving(self, batch: Batch, positions: Tensor | None = None) -> Iterator[None]:
         """Forwards in this block are of `batch`; positions: of a decode step's tokens, int64 [rows] on the device."""
@@ -90,22 +91,13 @@ class DecoupledModel:
         """Let `slot` use these operands, by module tensor path."""
         self.version += 1
         for path, operand in operands.items():
-            if isinstance(operand, Vector):
-                self._banks[path].set(slot, operand.tensors["vector"])
-            elif isinstance(operand, FullWeight | DenseDelta | PackedDelta):
-                self._linears[path].set_weight(slot, operand)
-            else:
-                self._rows.set(slot, operand)
+            self._seats[path].set(slot, operand)
 
     def uninstall(self, slot: int) -> None:
         """Let go of everything of `slot`."""
         self.version += 1
-        for bank in self._banks.values():
-            if slot in bank.own:
-                bank.set(slot, None)
-        for linear in self._linears.values():
-            linear.set_weight(slot, None)
-        self._rows.set(slot, None)
+        for seat in self._seats.values():
+            seat.set(slot, None)
 
 
 def load_base(path: str, *, device: torch.device, dtype: torch.dtype, kernels: Backend | None) -> DecoupledModel:
@@ -121,7 +113,7 @@ def load_base(path: str, *, device: torch.device, dtype: torch.dtype, kernels: B
     model = load_model(checkpoint, device=device, dtype=dtype)
     made = decouple(model, checkpoint, layout, kernels)
     if kernels is not None:
-        group_linears(model, made.linears, kernels)
+        group_linears(model, [module for module in model.modules() if isinstance(module, DecoupledLinear)])
     if made.fused:
         fuse_attention(model, made.context)
     return made
@@ -161,9 +153,8 @@ def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, ker
     roles |= dict.fromkeys(banks, "vector")
     roles[embedding_path] = "embedding"
     side = BaseSide(checkpoint, layout, roles)
-    rows = decouple_embedding(embedding, context, fuse=fuse)
-    device = embedding.weight.device
-    return DecoupledModel(model, context, side, device, embedding_path, head_path, linears, banks, rows, fuse)
+    seats: dict[str, Seat] = {**linears, **banks, embedding_path: decouple_embedding(embedding, context, fuse=fuse)}
+    return DecoupledModel(model, context, side, embedding.weight.device, embedding_path, head_path, seats, fuse)
 
 
 def mask_value(dtype: torch.dtype) -> float:

@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from deltacompress.errors import UnsupportedModelError
 from deltacompress.kernels.triton import fused
-from deltacompress.runtime.modules.batch import BASE, Batch, ForwardContext
+from deltacompress.runtime.batch import BASE, Batch, ForwardContext
+from deltacompress.runtime.operands.operand import Vector
 
 
 class VectorBank:
@@ -26,12 +27,12 @@ class VectorBank:
         self.own: dict[int, Tensor] = {}
         self._stack: Tensor | None = None
 
-    def set(self, slot: int, vector: Tensor | None) -> None:
+    def set(self, slot: int, operand: Vector | None) -> None:
         """Give `slot` its own vector (the base's shape), or none any more."""
-        if vector is None:
-            self.own.pop(slot, None)
-        else:
-            self.own[slot] = vector
+        if operand is not None:
+            self.own[slot] = operand.tensors["vector"]
+        elif self.own.pop(slot, None) is None:
+            return
         self._stack = None
 
     def vector(self, slot: int) -> Tensor:

@@ -36,6 +36,23 @@ class Segment(NamedTuple):
         return slice(self.first, self.last)
 
 
+class Rows:
+    """The rows of one flattened activation, by variant."""
+
+    def __init__(self, segments: tuple[Segment, ...], device: torch.device) -> None:
+        self.segments, self._device = segments, device
+        self._on_device: kernels.Segments | None = None
+
+    @property
+    def on_device(self) -> kernels.Segments:
+        """The same for the kernels; made once."""
+        if self._on_device is None:
+            offsets = [0, *(piece.last for piece in self.segments)]
+            slots = [kernel_slot(piece.slot) for piece in self.segments]
+            self._on_device = kernels.Segments.build(offsets, slots, self._device)
+        return self._on_device
+
+
 class Batch:
     """One forward's requests.
 
@@ -56,7 +73,7 @@ class Batch:
         self._runs = _runs(slots, (1,) * len(slots))
         self._kept_runs = None if keep is None else _runs(slots, kept)
         self._active = tuple(run.slot for run in self._runs)
-        self._made: dict[tuple[int, bool], kernels.Segments] = {}
+        self._made: dict[tuple[int, bool], Rows] = {}
 
     @property
     def uniform(self) -> int | None:
@@ -67,21 +84,15 @@ class Batch:
         """The slots in use, ascending."""
         return self._active
 
-    def segments(self, rows: int, *, head: bool = False) -> tuple[Segment, ...]:
-        """Segments, none empty, of a flattened activation with `rows` rows; head: of what the head sees."""
-        if head and self._kept_runs is not None:
-            return self._kept_runs
-        each = rows // len(self.slots)
-        return tuple(Segment(run.slot, run.first * each, run.last * each) for run in self._runs)
-
-    def on_device(self, rows: int, *, head: bool = False) -> kernels.Segments:
-        """The same for the kernels; made once for each number of rows."""
-        if (rows, head) not in self._made:
-            segments = self.segments(rows, head=head)
-            offsets = [0, *(piece.last for piece in segments)]
-            slots = [kernel_slot(piece.slot) for piece in segments]
-            self._made[rows, head] = kernels.Segments.build(offsets, slots, self._device)
-        return self._made[rows, head]
+    def rows(self, count: int, *, head: bool = False) -> Rows:
+        """Those of a flattened activation with `count` rows, no segment empty; head: what the head sees."""
+        if (count, head) not in self._made:
+            runs = self._kept_runs if head else None
+            if runs is None:
+                each = count // len(self.slots)
+                runs = tuple(Segment(run.slot, run.first * each, run.last * each) for run in self._runs)
+            self._made[count, head] = Rows(runs, self._device)
+        return self._made[count, head]
 
 
 class ForwardContext:

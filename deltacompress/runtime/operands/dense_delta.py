@@ -1,0 +1,41 @@
+"""A decoded delta, whose product is added to the base's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from typing_extensions import override
+
+from deltacompress.runtime.batch import Rows
+from deltacompress.runtime.operands.product import LinearOperand, Product, add_linear
+
+
+@dataclass(frozen=True)
+class DenseDelta(LinearOperand):
+    """tensors: delta [rows shared with the base, in]; added [more rows, in], where the vocabulary grew."""
+
+    @property
+    @override
+    def product(self) -> type[DenseProduct]:
+        return DenseProduct
+
+    @property
+    def out(self) -> int:
+        """Rows of the variant's weight."""
+        return sum(tensor.shape[0] for tensor in self.tensors.values())
+
+
+class DenseProduct(Product[DenseDelta]):
+    """y[rows] += x[rows] D^T; rows of added tokens have no base."""
+
+    @override
+    def width(self, slot: int) -> int:
+        return max(self.operands[slot].out, self.site.out_features)
+
+    @override
+    def add(self, y: Tensor, x: Tensor, rows: Rows) -> None:
+        for piece, operand in self.own(rows):
+            add_linear(y, x, piece, operand.tensors["delta"], 0)
+            if (added := operand.tensors.get("added")) is not None:
+                add_linear(y, x, piece, added, operand.out - added.shape[0])

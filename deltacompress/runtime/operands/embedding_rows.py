@@ -1,0 +1,83 @@
+"""What a variant brings for the input embedding: a table of its own, or the rows that changed, packed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from typing_extensions import override
+
+from deltacompress.codecs import packed
+from deltacompress.codecs.packed import PackedSpec
+from deltacompress.runtime.operands.operand import Operand
+
+POINTERS = ("codes", "scales", "zeros", "rank")
+"""Tensors that the fused lookup finds by address, in its order."""
+
+
+class LookupFormat(NamedTuple):
+    """What tables share that one launch of the fused lookup serves; spec: of any number of rows."""
+
+    spec: PackedSpec
+    dtype: torch.dtype
+
+
+class EmbeddingRows(Operand, ABC):
+    """An operand of the embedding."""
+
+    @abstractmethod
+    def lookup(self, ids: Tensor, base: Tensor) -> Tensor:
+        """Rows [tokens, hidden] of `ids` [tokens], in the dtype of the base's table. Never waits for the device."""
+
+    @property
+    def format(self) -> LookupFormat | None:
+        """As what the fused lookup reads it; None: it does not."""
+        return None
+
+
+@dataclass(frozen=True)
+class EmbeddingTable(EmbeddingRows):
+    """tensors: table [vocabulary, hidden] in the checkpoint's dtype."""
+
+    @override
+    def lookup(self, ids: Tensor, base: Tensor) -> Tensor:
+        return functional.embedding(ids, self.tensors["table"]).to(base.dtype)
+
+
+@dataclass(frozen=True)
+class PackedRows(EmbeddingRows):
+    """An embedding that stays packed: the base's row plus the decoded row of the tokens in use.
+
+    tensors: dense parts of the stored rows, bits and rank [rows] (where a row is stored, -1 if it is not), added.
+    dtype: of the checkpoint, in which base + delta is rounded, as restoring does.
+    """
+
+    spec: PackedSpec
+    dtype: torch.dtype
+
+    @property
+    @override
+    def format(self) -> LookupFormat | None:
+        return None if "added" in self.tensors else LookupFormat(replace(self.spec, rows=0), self.dtype)
+
+    @override
+    def lookup(self, ids: Tensor, base: Tensor) -> Tensor:
+        rank = self.tensors["rank"]
+        shared = ids.clamp(max=rank.shape[0] - 1)
+        stored = rank[shared]
+        parts = {
+            name: part.index_select(0, stored.clamp(min=0))
+            for name, part in self.tensors.items()
+            if name in ("codes", "scales", "zeros")
+        }
+        delta = packed.decode(replace(self.spec, rows=ids.shape[0]), parts)
+        delta = torch.where((stored >= 0)[:, None], delta, 0.0)
+        rows = (functional.embedding(shared, base).float() + delta).to(self.dtype)
+        if (added := self.tensors.get("added")) is not None:
+            own = functional.embedding((ids - rank.shape[0]).clamp(min=0), added)
+            rows = torch.where((ids >= rank.shape[0])[:, None], own, rows)
+        return rows.to(base.dtype)

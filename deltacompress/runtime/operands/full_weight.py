@@ -1,0 +1,38 @@
+"""A whole weight, which takes the base's place for the rows of its variant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+from typing_extensions import override
+
+from deltacompress.runtime.batch import Rows
+from deltacompress.runtime.operands.product import LinearOperand, Product
+
+
+@dataclass(frozen=True)
+class FullWeight(LinearOperand):
+    """tensors: weight [out, in] in the runtime's dtype; out may differ from the base's."""
+
+    @property
+    @override
+    def product(self) -> type[FullWeightProduct]:
+        return FullWeightProduct
+
+
+class FullWeightProduct(Product[FullWeight]):
+    """y[rows] = x[rows] W^T + bias."""
+
+    replaces = True
+
+    @override
+    def width(self, slot: int) -> int:
+        return self.operands[slot].tensors["weight"].shape[0]
+
+    @override
+    def add(self, y: Tensor, x: Tensor, rows: Rows) -> None:
+        for piece, operand in self.own(rows):
+            weight = operand.tensors["weight"]
+            y[piece.rows, : weight.shape[0]] = functional.linear(x[piece.rows], weight, self.site.bias(piece.slot))

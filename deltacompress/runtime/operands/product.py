@@ -1,0 +1,119 @@
+"""What variants do in a linear layer. Each kind of operand has one `Product`, which serves all rows of a batch at once.
+
+    y = after(base(before(x)) + add(before(x))) + bias
+
+and each part may be left out: a packed delta is added (one kernel launch for all variants), low rank B A x would be
+too, a rotation x R comes before, a scale of the outputs after. A whole weight takes the base's place for its rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+from torch import Tensor
+from torch.nn import functional
+
+from deltacompress.kernels import Backend
+from deltacompress.runtime.batch import Rows, Segment
+from deltacompress.runtime.operands.operand import Operand
+
+
+class BaseProduct(Protocol):
+    """The base's part of a linear, or of several that read one input and lie side by side."""
+
+    def __call__(self, x: Tensor, *, with_bias: bool = True) -> Tensor:
+        """[..., in] -> [..., out]."""
+
+
+class LocalProduct:
+    """A base whose weight [out, in] (and bias [out]) is in this process."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: Tensor, *, with_bias: bool = True) -> Tensor:
+        """As BaseProduct says."""
+        return functional.linear(x, self.weight, self.bias if with_bias else None)
+
+
+@dataclass(frozen=True)
+class Site:
+    """The linear that a product serves. kernels: what serves packed deltas; bias: of a slot, None without."""
+
+    in_features: int
+    out_features: int
+    kernels: Backend | None
+    bias: Callable[[int], Tensor | None]
+
+
+class LinearOperand(Operand, ABC):
+    """An operand of a linear's weight."""
+
+    @property
+    @abstractmethod
+    def product(self) -> type[Product[Any]]:
+        """What computes with operands of this kind."""
+
+
+O = TypeVar("O", bound=LinearOperand)  # noqa: E741
+
+
+class Product(Generic[O]):
+    """The operands of one kind in one linear, by slot (batch.py), and what they do to rows of those slots.
+
+    replaces: `add` writes the whole result of its rows, bias included, and the base leaves them out. acts_after:
+    `after` does something, so biases wait for it.
+    """
+
+    replaces: ClassVar[bool] = False
+    acts_after: ClassVar[bool] = False
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.operands: dict[int, O] = {}
+
+    def set(self, slot: int, operand: O | None) -> None:
+        """Give `slot` its operand, on the device, or none any more."""
+        if operand is None:
+            self.operands.pop(slot, None)
+        else:
+            self.operands[slot] = operand
+
+    def serves(self, slots: Iterable[int]) -> bool:
+        """Whether one of these slots has an operand of this kind."""
+        return any(slot in self.operands for slot in slots)
+
+    def width(self, slot: int) -> int:
+        """Columns of y that `slot`, one of its own, needs."""
+        return self.site.out_features
+
+    def before(self, x: Tensor, rows: Rows) -> Tensor:
+        """What the base and all products take in place of x [rows, in], which must not be written to."""
+        return x
+
+    def add(self, y: Tensor, x: Tensor, rows: Rows) -> None:
+        """Add to y [rows, at least out], in place, for rows of its slots; x [rows, in]."""
+
+    def after(self, y: Tensor, rows: Rows) -> None:
+        """Change y in place, for rows of its slots, once everything but the biases is in it."""
+
+    def joins(self, slots: Iterable[int]) -> bool:
+        """Whether `add` alone, in one `add_group`, serves these slots in linears that read one input."""
+        return False
+
+    @classmethod
+    def add_group(cls, y: Tensor, x: Tensor, rows: Rows, products: Sequence[Self]) -> None:
+        """`add` for linears that read the same x; y: their results side by side."""
+        raise NotImplementedError
+
+    def own(self, rows: Rows) -> Iterable[tuple[Segment, O]]:
+        """Segments of its slots with their operands."""
+        return ((piece, self.operands[piece.slot]) for piece in rows.segments if piece.slot in self.operands)
+
+
+def add_linear(y: Tensor, x: Tensor, piece: Segment, weight: Tensor, column: int) -> None:
+    """y[rows, column:] += x[rows] @ weight^T."""
+    y[piece.rows, column : column + weight.shape[0]].addmm_(x[piece.rows], weight.T)
