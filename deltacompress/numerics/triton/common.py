@@ -12,6 +12,17 @@ def column_of(tile, index, at):  # type: ignore[no-untyped-def]
     return tl.sum(tl.where(index == at, tile, 0.0), 0)
 
 
+@triton.jit
+def four_columns(tile, index, a):  # type: ignore[no-untyped-def]
+    """Columns a to a + 3 of a tile, as column_of."""
+    return (
+        column_of(tile, index, a),
+        column_of(tile, index, a + 1),
+        column_of(tile, index, a + 2),
+        column_of(tile, index, a + 3),
+    )
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def rounded(weight, scale, step, zero, top, QUANTIZED: tl.constexpr, VALUE: tl.constexpr):  # type: ignore[no-untyped-def]
     """(value, code): the nearest on the grid, or in the dtype VALUE."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deltacompress.numerics.triton.common import column_of, grid_of, placed, rounded
+from deltacompress.numerics.triton.common import column_of, four_columns, grid_of, placed, rounded
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -21,6 +21,19 @@ def _cheaper(square, cross, k, i: tl.constexpr, j: tl.constexpr, wi, wj, best, p
     cost += tl.load(cross + k) * wi * wj
     lower = cost < best
     return tl.where(lower, cost, best), tl.where(lower, k, pick)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _cheapest(square, cross, w0, w1, w2, w3, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The pair of a group of four that costs least to prune, for each row."""
+    best, pick = tl.full([ROWS], float("inf"), tl.float32), tl.zeros([ROWS], tl.int32)
+    best, pick = _cheaper(square, cross, 0, 0, 1, w0, w1, best, pick)
+    best, pick = _cheaper(square, cross, 1, 0, 2, w0, w2, best, pick)
+    best, pick = _cheaper(square, cross, 2, 0, 3, w0, w3, best, pick)
+    best, pick = _cheaper(square, cross, 3, 1, 2, w1, w2, best, pick)
+    best, pick = _cheaper(square, cross, 4, 1, 3, w1, w3, best, pick)
+    best, pick = _cheaper(square, cross, 5, 2, 3, w2, w3, best, pick)
+    return pick
 
 
 @triton.jit
@@ -63,16 +76,8 @@ def fix_pairs(  # type: ignore[no-untyped-def]
     tile = tl.load(at_tile, mask=(index[:, None] < width) & inside[None, :], other=0.0)
     for a in range(0, whole, 4):
         g = a // 4
-        w0, w1 = column_of(tile, index[:, None], a), column_of(tile, index[:, None], a + 1)
-        w2, w3 = column_of(tile, index[:, None], a + 2), column_of(tile, index[:, None], a + 3)
-        best, pick = tl.full([ROWS], float("inf"), tl.float32), tl.zeros([ROWS], tl.int32)
-        costs, mixed = square + g * 24, cross + g * 6
-        best, pick = _cheaper(costs, mixed, 0, 0, 1, w0, w1, best, pick)
-        best, pick = _cheaper(costs, mixed, 1, 0, 2, w0, w2, best, pick)
-        best, pick = _cheaper(costs, mixed, 2, 0, 3, w0, w3, best, pick)
-        best, pick = _cheaper(costs, mixed, 3, 1, 2, w1, w2, best, pick)
-        best, pick = _cheaper(costs, mixed, 4, 1, 3, w1, w3, best, pick)
-        best, pick = _cheaper(costs, mixed, 5, 2, 3, w2, w3, best, pick)
+        w0, w1, w2, w3 = four_columns(tile, index[:, None], a)
+        pick = _cheapest(square + g * 24, cross + g * 6, w0, w1, w2, w3, ROWS)
         s, t, z = grid_of(scale, step, zero, group_of, a, rows, r, inside, QUANTIZED)
         first = _dot(moves + g * 48 + pick * 4, w0, w1, w2, w3)
         second = _dot(moves + g * 48 + 24 + pick * 4, w0, w1, w2, w3)
@@ -98,6 +103,21 @@ def fix_pairs(  # type: ignore[no-untyped-def]
             reach = tl.load(upper + (a + k) * width + index, mask=(index > a + 3) & (index < width), other=0.0)
             tile -= reach[:, None] * error[None, :]
     tl.store(at_tile, tile, mask=(index[:, None] >= whole) & (index[:, None] < width) & inside[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _smallest_pruned(  # type: ignore[no-untyped-def]
+    score, index, a, width, N: tl.constexpr, M: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr
+):
+    """1 where a column is among the N of a..a+M-1 with the largest squared scores (the first of equals), else 0."""
+    score *= score
+    rank = tl.zeros([BLOCK, ROWS], tl.int32)
+    for k in range(M):
+        other = column_of(score, index[:, None], a + k)
+        earlier = (a + k < index)[:, None]
+        above = (other[None, :] > score) | ((other[None, :] == score) & earlier)
+        rank += tl.where(above & (a + k < width), 1, 0)
+    return tl.where(rank < N, 1.0, 0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -135,15 +155,7 @@ def fix_columns(  # type: ignore[no-untyped-def]
     keep = tl.load(mask + at_tile, mask=all_inside, other=0).to(tl.float32)
     for a in range(first, width, M):
         if CHOOSE:
-            score = tile / diagonal[:, None]
-            score *= score
-            rank = tl.zeros([BLOCK, ROWS], tl.int32)
-            for k in range(M):
-                other = column_of(score, index[:, None], a + k)
-                earlier = (a + k < index)[:, None]
-                above = (other[None, :] > score) | ((other[None, :] == score) & earlier)
-                rank += tl.where(above & (a + k < width), 1, 0)
-            keep = tl.where(rank < N, 1.0, 0.0)
+            keep = _smallest_pruned(tile / diagonal[:, None], index, a, width, N, M, BLOCK, ROWS)
         for k in range(M):
             j = a + k
             there = inside & (tl.full([ROWS], j, tl.int32) < width)

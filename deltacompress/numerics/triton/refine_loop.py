@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deltacompress.numerics.triton.common import column_of, grid_of, placed, rounded
+from deltacompress.numerics.triton.common import column_of, four_columns, grid_of, placed, rounded
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -33,6 +33,49 @@ def _candidate(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _best(  # type: ignore[no-untyped-def]
+    h00, h01, h02, h03, h11, h12, h13, h22, h23, h33, c0, c1, c2, c3, v0, best, s, t, z, top, ROWS: tl.constexpr
+):
+    """(pair, its two values, their codes) of the least cost below `best`; pair -1 where none is. v0: for its shape."""
+    pick = tl.full([ROWS], -1, tl.int32)
+    bi, bj, qi, qj = v0 * 0.0, v0 * 0.0, v0 * 0.0, v0 * 0.0
+    for left in tl.static_range(1, -1, -1):
+        best, pick, bi, bj, qi, qj = _candidate(
+            h00, h11, h01, c0, c1, s, t, z, top, 0, best, pick, bi, bj, qi, qj, left == 1
+        )
+        best, pick, bi, bj, qi, qj = _candidate(
+            h00, h22, h02, c0, c2, s, t, z, top, 1, best, pick, bi, bj, qi, qj, left == 1
+        )
+        best, pick, bi, bj, qi, qj = _candidate(
+            h00, h33, h03, c0, c3, s, t, z, top, 2, best, pick, bi, bj, qi, qj, left == 1
+        )
+        best, pick, bi, bj, qi, qj = _candidate(
+            h11, h22, h12, c1, c2, s, t, z, top, 3, best, pick, bi, bj, qi, qj, left == 1
+        )
+        best, pick, bi, bj, qi, qj = _candidate(
+            h11, h33, h13, c1, c3, s, t, z, top, 4, best, pick, bi, bj, qi, qj, left == 1
+        )
+        best, pick, bi, bj, qi, qj = _candidate(
+            h22, h33, h23, c2, c3, s, t, z, top, 5, best, pick, bi, bj, qi, qj, left == 1
+        )
+    return pick, bi, bj, qi, qj
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _one_of(k: tl.constexpr, v0, v1, v2, v3):  # type: ignore[no-untyped-def]
+    """Number k of four."""
+    if k == 0:
+        found = v0
+    elif k == 1:
+        found = v1
+    elif k == 2:
+        found = v2
+    else:
+        found = v3
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def refine_pairs(  # type: ignore[no-untyped-def]
     gradient,
     value,
@@ -53,53 +96,32 @@ def refine_pairs(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
 ):
     """Best pair and codes of each group of four before column `whole`; `gradient` is right for the columns after it."""
-    r = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    index, r = tl.arange(0, BLOCK), tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = r < rows
-    index = tl.arange(0, BLOCK)
     at_tile = gradient + index[:, None].to(tl.int64) * rows + r[None, :]
     tile = tl.load(at_tile, mask=(index[:, None] < width) & inside[None, :], other=0.0)
     for a in range(0, whole, 4):
         to = a * rows + r
-        v0 = tl.load(value + to, mask=inside, other=0.0)
-        v1 = tl.load(value + to + rows, mask=inside, other=0.0)
-        v2 = tl.load(value + to + 2 * rows, mask=inside, other=0.0)
-        v3 = tl.load(value + to + 3 * rows, mask=inside, other=0.0)
+        v0, v1 = tl.load(value + to, mask=inside, other=0.0), tl.load(value + to + rows, mask=inside, other=0.0)
+        to2 = value + to + 2 * rows
+        v2, v3 = tl.load(to2, mask=inside, other=0.0), tl.load(to2 + rows, mask=inside, other=0.0)
         h = hessian + a * width + a
         h00, h01, h02, h03 = tl.load(h), tl.load(h + 1), tl.load(h + 2), tl.load(h + 3)
-        h += width
-        h11, h12, h13 = tl.load(h + 1), tl.load(h + 2), tl.load(h + 3)
-        h += width
-        h22, h23 = tl.load(h + 2), tl.load(h + 3)
-        h33 = tl.load(h + width + 3)
+        h += width + 1
+        h11, h12, h13 = tl.load(h), tl.load(h + 1), tl.load(h + 2)
+        h += width + 1
+        h22, h23, h33 = tl.load(h), tl.load(h + 1), tl.load(h + width + 1)
         u0 = h00 * v0 + h01 * v1 + h02 * v2 + h03 * v3
         u1 = h01 * v0 + h11 * v1 + h12 * v2 + h13 * v3
         u2 = h02 * v0 + h12 * v1 + h22 * v2 + h23 * v3
         u3 = h03 * v0 + h13 * v1 + h23 * v2 + h33 * v3
-        c0, c1 = u0 - column_of(tile, index[:, None], a), u1 - column_of(tile, index[:, None], a + 1)
-        c2, c3 = u2 - column_of(tile, index[:, None], a + 2), u3 - column_of(tile, index[:, None], a + 3)
+        g0, g1, g2, g3 = four_columns(tile, index[:, None], a)
+        c0, c1, c2, c3 = u0 - g0, u1 - g1, u2 - g2, u3 - g3
         s, t, z = grid_of(scale, step, zero, group_of, a, rows, r, inside, True)
         best = v0 * (0.5 * u0 - c0) + v1 * (0.5 * u1 - c1) + v2 * (0.5 * u2 - c2) + v3 * (0.5 * u3 - c3)
-        pick = tl.full([ROWS], -1, tl.int32)
-        bi, bj, qi, qj = v0 * 0.0, v0 * 0.0, v0 * 0.0, v0 * 0.0
-        for left in tl.static_range(1, -1, -1):
-            best, pick, bi, bj, qi, qj = _candidate(
-                h00, h11, h01, c0, c1, s, t, z, top, 0, best, pick, bi, bj, qi, qj, left == 1
-            )
-            best, pick, bi, bj, qi, qj = _candidate(
-                h00, h22, h02, c0, c2, s, t, z, top, 1, best, pick, bi, bj, qi, qj, left == 1
-            )
-            best, pick, bi, bj, qi, qj = _candidate(
-                h00, h33, h03, c0, c3, s, t, z, top, 2, best, pick, bi, bj, qi, qj, left == 1
-            )
-            best, pick, bi, bj, qi, qj = _candidate(
-                h11, h22, h12, c1, c2, s, t, z, top, 3, best, pick, bi, bj, qi, qj, left == 1
-            )
-            best, pick, bi, bj, qi, qj = _candidate(
-                h11, h33, h13, c1, c3, s, t, z, top, 4, best, pick, bi, bj, qi, qj, left == 1
-            )
-            best, pick, bi, bj, qi, qj = _candidate(
-                h22, h33, h23, c2, c3, s, t, z, top, 5, best, pick, bi, bj, qi, qj, left == 1
-            )
+        pick, bi, bj, qi, qj = _best(
+            h00, h01, h02, h03, h11, h12, h13, h22, h23, h33, c0, c1, c2, c3, v0, best, s, t, z, top, ROWS
+        )
         changed = inside & (pick >= 0)
         pair = kept + tl.maximum(pick, 0) * 2
         at, then = tl.load(pair), tl.load(pair + 1)
@@ -107,18 +129,10 @@ def refine_pairs(  # type: ignore[no-untyped-def]
             new = placed(at, then, bi, bj, k)
             tl.store(codes + to + k * rows, placed(at, then, qi, qj, k).to(tl.uint8), mask=changed)
             tl.store(mask + to + k * rows, ((at == k) | (then == k)).to(tl.uint8), mask=changed)
-            if k == 0:
-                old = v0
-            elif k == 1:
-                old = v1
-            elif k == 2:
-                old = v2
-            else:
-                old = v3
-            change = tl.where(changed, new - old, 0.0)
+            change = tl.where(changed, new - _one_of(k, v0, v1, v2, v3), 0.0)
             tl.store(value + to + k * rows, new, mask=changed)
-            before = tl.load(error + to + k * rows, mask=changed, other=0.0)
-            tl.store(error + to + k * rows, before + change, mask=changed)
+            moved = error + to + k * rows
+            tl.store(moved, tl.load(moved, mask=changed, other=0.0) + change, mask=changed)
             pull = tl.load(hessian + (a + k) * width + index, mask=index < width, other=0.0)
             tile += pull[:, None] * change[None, :]
     tl.store(at_tile, tile, mask=(index[:, None] >= whole) & (index[:, None] < width) & inside[None, :])
