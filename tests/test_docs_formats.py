@@ -30,8 +30,9 @@ from deltacompress.artifact.records import (
 from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.header import MAX_NUMEL, read_header
 from deltacompress.checkpoints.names import MAX_NAME
-from deltacompress.checkpoints.reader import content_hash, tensor_bytes
+from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.checkpoints.side_files import MAX_SIDE_FILE_BYTES
+from deltacompress.checkpoints.weight_files import content_hash
 from deltacompress.cli.failures import in_json
 from deltacompress.codecs import packed
 from deltacompress.codecs.encoded import restore_tensor

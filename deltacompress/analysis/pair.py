@@ -31,6 +31,7 @@ from deltacompress.analysis.result import (
 )
 from deltacompress.analysis.statistics import Histogram, Moments
 from deltacompress.arguments import checked
+from deltacompress.checkpoints.header import FLOATS
 from deltacompress.checkpoints.names import GROUPS, group_of, is_linear, layer_of, module_of
 from deltacompress.checkpoints.pairing import Pairing, TensorPair, pair
 from deltacompress.checkpoints.reader import Checkpoint, check_finite
@@ -38,7 +39,6 @@ from deltacompress.reporter import SILENT, Reporter
 
 __all__ = ["Analysis", "analyze"]
 
-_FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 """Other dtypes (integers, 8-bit floats) only have an exact codec: no difference is taken, so none is described."""
 
 
@@ -126,7 +126,7 @@ def _measure(pairing: Pairing, entry: TensorPair) -> _Measured:
         return _Measured()
     base, finetuned = pairing.read(entry)
     shared = finetuned if entry.base_rows is None else finetuned[: entry.base_rows]
-    if info.dtype not in _FLOATS:
+    if info.dtype not in FLOATS:
         return _Measured(identical=base is not None and torch.equal(base, shared))
     finetuned = finetuned.to(torch.float32)
     check_finite(f"{info.name} of {pairing.finetuned.path}", finetuned)

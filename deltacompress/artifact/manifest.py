@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from deltacompress.artifact.checks import AGAIN, check_relations
-from deltacompress.artifact.records import SCHEMA_VERSION, Manifest, _canonical, _canonical_fields, _digest, _joined
+from deltacompress.artifact.records import SCHEMA_VERSION, Manifest
 from deltacompress.errors import (
     CheckpointError,
     ChecksumError,
@@ -24,6 +24,8 @@ from deltacompress.errors import (
     SchemaVersionError,
     TruncatedFileError,
 )
+from deltacompress.files.canonical_json import canonical_bytes, canonical_fields, join_fields
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.files.json_limits import MAX_DEPTH, is_deep, parsed_bytes
 from deltacompress.files.regular import UnfitFileError, read_bytes, unreadable
 
@@ -100,15 +102,15 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
         raise FormatError(f"nested deeper than {MAX_DEPTH} levels, as no recipe is", where=where, way_out=AGAIN)
     version = data.get("schema_version")
     claimed = data.pop("digest", None)
-    fields = _canonical_fields(data)  # once: of a large manifest this takes longer than all the rest
-    digest = _digest(fields)
+    fields = canonical_fields(data)  # once: of a large manifest this takes longer than all the rest
+    digest = sha256_hex(join_fields(fields))
     if type(version) is int and version > SCHEMA_VERSION and claimed == digest:
         raise SchemaVersionError(
             f"schema version {reprlib.repr(version)}, this program reads up to {SCHEMA_VERSION}",
             where=where,
             way_out="upgrade deltacompress",
         )
-    if claimed != digest or raw != _joined(fields | {"digest": _canonical(claimed)}):
+    if claimed != digest or raw != join_fields(fields | {"digest": canonical_bytes(claimed)}):
         raise ChecksumError("its bytes differ from its digest", where=where, way_out=AGAIN)
     if type(version) is not int or version != SCHEMA_VERSION:
         raise SchemaVersionError(f"unknown schema version {str(version)[:40]!a}", where=where, way_out=AGAIN)
@@ -119,7 +121,7 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
         at = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
         raise FormatError(f"{at}: {first['msg']}", where=where, way_out=AGAIN) from error
     # an absent optional field, or a value that was coerced: one spelling only
-    if _canonical_fields(manifest.model_dump(mode="json")) != fields:
+    if canonical_fields(manifest.model_dump(mode="json")) != fields:
         raise FormatError("not spelled as this format spells it", where=where, way_out=AGAIN)
     check_relations(manifest, where)
     return manifest

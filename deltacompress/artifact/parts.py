@@ -19,6 +19,7 @@ from deltacompress.artifact.checks import AGAIN, nbytes
 from deltacompress.artifact.records import FileRecord, PartRecord, TensorRecord
 from deltacompress.checkpoints.header import ITEMSIZE, TensorSpan
 from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
+from deltacompress.files.hashing import hash_file, read_chunks
 from deltacompress.files.regular import UnfitFileError, open_regular, stat_regular, unreadable
 from deltacompress.lossless.windows import Read, Windows
 
@@ -129,6 +130,12 @@ def open_file(path: Path) -> BufferedReader:
         raise unreadable(CheckpointError, path, error) from error
 
 
+def file_record(path: Path) -> FileRecord:
+    """What a manifest says of a file of the artifact that is there already."""
+    digest, size = hash_file(path)
+    return FileRecord(file=path.name, bytes=size, sha256=digest)
+
+
 def check_size(path: Path, record: FileRecord) -> None:
     """Compare the size of a file of an artifact with the recorded one.
 
@@ -160,7 +167,7 @@ def checked_chunks(path: Path, record: FileRecord) -> Iterator[bytes]:
     """The bytes of a whole file; its hash is compared after the last of them, and raises as check_file."""
     digest = hashlib.sha256()
     with open_file(path) as file:
-        while chunk := file.read(_CHUNK):
+        for chunk in read_chunks(file):
             digest.update(chunk)
             yield chunk
     if digest.hexdigest() != record.sha256:

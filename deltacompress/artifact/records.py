@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, field_validator
 from pydantic.json_schema import SkipJsonSchema
 
+from deltacompress.checkpoints.header import ITEMSIZE
+from deltacompress.files.canonical_json import canonical_bytes, canonical_digest, canonical_fields, join_fields
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.types import TensorKind
 
 SCHEMA_VERSION = 1
@@ -20,11 +21,7 @@ Shape = Annotated[tuple[Count, ...], Field(max_length=16), FailFast()]
 Name = Annotated[str, Field(min_length=1, max_length=1100)]
 FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}$"
 FileName = Annotated[str, Field(pattern=FILE_NAME)]
-DTYPE_NAMES = tuple(
-    "BOOL U8 U16 U32 U64 I8 I16 I32 I64 F16 BF16 F32 F64 C64 F8_E4M3 F8_E4M3FNUZ F8_E5M2 F8_E5M2FNUZ".split()
-)
-"""The keys of dtypes.DTYPES, without the torch that they stand for."""
-Dtype = Annotated[str, Field(pattern=rf"^({'|'.join(DTYPE_NAMES)})$")]
+Dtype = Annotated[str, Field(pattern=rf"^({'|'.join(ITEMSIZE)})$")]
 Status = Literal["coded", "exact", "identical", "added", "alias"]
 
 
@@ -147,27 +144,10 @@ class Manifest(_Record):
 
     def to_bytes(self) -> bytes:
         """The file's bytes, digest included."""
-        fields = _canonical_fields(self.model_dump(mode="json"))
-        return _joined(fields | {"digest": _canonical(_digest(fields))})
+        fields = canonical_fields(self.model_dump(mode="json"))
+        return join_fields(fields | {"digest": canonical_bytes(sha256_hex(join_fields(fields)))})
 
     @property
     def digest(self) -> str:
         """What names this artifact: sha256 over the canonical manifest without its digest."""
-        return _digest(_canonical_fields(self.model_dump(mode="json")))
-
-
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
-
-
-def _canonical_fields(data: dict[str, Any]) -> dict[str, bytes]:
-    """Name -> canonical value of the top level; `_joined` makes them the whole."""
-    return {name: _canonical(value) for name, value in data.items()}
-
-
-def _joined(fields: dict[str, bytes]) -> bytes:
-    return b"{" + b",".join(_canonical(name) + b":" + fields[name] for name in sorted(fields)) + b"}"
-
-
-def _digest(fields: dict[str, bytes]) -> str:
-    return hashlib.sha256(_joined(fields)).hexdigest()
+        return canonical_digest(self.model_dump(mode="json"))

@@ -27,7 +27,8 @@ from deltacompress.artifact.outputs import (
 from deltacompress.artifact.parts import checked_chunks
 from deltacompress.artifact.records import TensorRecord
 from deltacompress.checkpoints.dtypes import DTYPES
-from deltacompress.checkpoints.reader import Checkpoint, content_hash
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.checkpoints.weight_files import content_hash
 from deltacompress.checkpoints.writer import write_checkpoint, write_file
 from deltacompress.errors import CheckpointError, OutputError, option, switch
 from deltacompress.files.output import make_directory, output_errors, remove_empty

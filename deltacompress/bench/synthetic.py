@@ -20,9 +20,10 @@ from blake3 import blake3
 from torch import Tensor
 
 from deltacompress.artifact.manifest import MANIFEST
-from deltacompress.artifact.records import FileRecord, Manifest, ModelRecord, PartRecord, TensorRecord
+from deltacompress.artifact.parts import file_record
+from deltacompress.artifact.records import Manifest, ModelRecord, PartRecord, TensorRecord
 from deltacompress.bench.kernels import random_parts
-from deltacompress.checkpoints.dtypes import DTYPES
+from deltacompress.checkpoints.dtypes import DTYPE_NAMES
 from deltacompress.checkpoints.reader import Checkpoint, tensor_bytes
 from deltacompress.checkpoints.rows import InMemory
 from deltacompress.checkpoints.writer import write_checkpoint, write_file, write_shards
@@ -32,7 +33,6 @@ from deltacompress.codecs.packed import PackedSpec, Parts
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.types import TensorInfo, TensorKind
 
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _STD = 0.02
 
 
@@ -155,8 +155,8 @@ def write_delta(out: Path, shape: ModelShape, base: Checkpoint, device: torch.de
         calibration=None,
         lossless="none",
         tensors=tuple(records),
-        shards=tuple(_file(out / name) for name in shards),
-        files=(_file(out / "config.json"),),
+        shards=tuple(file_record(out / name) for name in shards),
+        files=(file_record(out / "config.json"),),
         tools={},
     )
     write_file(out / MANIFEST, [manifest.to_bytes()])
@@ -203,7 +203,7 @@ def _part(name: str, tensor: Tensor) -> PartRecord:
     raw = tensor_bytes(tensor.contiguous())
     return PartRecord(
         name=name,
-        dtype=_NAMES[tensor.dtype],
+        dtype=DTYPE_NAMES[tensor.dtype],
         shape=tuple(tensor.shape),
         bytes=tensor.nbytes,
         sha256=hashlib.sha256(raw).hexdigest(),
@@ -215,10 +215,4 @@ def _info(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorInfo:
     size = dtype.itemsize
     for n in shape:
         size *= n
-    return TensorInfo(name, _NAMES[dtype], shape, size)
-
-
-def _file(path: Path) -> FileRecord:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileRecord(file=path.name, bytes=path.stat().st_size, sha256=digest)
+    return TensorInfo(name, DTYPE_NAMES[dtype], shape, size)

@@ -1,4 +1,4 @@
-"""What torch calls the dtypes of safetensors. Beside `checkpoint`, so that a checkpoint is opened without torch."""
+"""What torch calls the dtypes of safetensors, which `header` lists; a checkpoint is opened without torch."""
 
 from __future__ import annotations
 
@@ -17,3 +17,5 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType({
 })
 # fmt: on
 """safetensors dtype name -> torch dtype."""
+DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
+"""The other way round."""

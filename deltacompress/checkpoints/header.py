@@ -39,27 +39,16 @@ MAX_TENSORS = 100_000  # per file; the largest public mixture-of-experts shards 
 MAX_RANK = 16
 MAX_NUMEL = 2**48  # product of the dimensions that are not 0, so that [0, 2^62] cannot overflow a stride
 
+# fmt: off
 ITEMSIZE = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E4M3FNUZ": 1,
-    "F8_E5M2": 1,
-    "F8_E5M2FNUZ": 1,
-    "I16": 2,
-    "U16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "I32": 4,
-    "U32": 4,
-    "F32": 4,
-    "I64": 8,
-    "U64": 8,
-    "F64": 8,
-    "C64": 8,
+    "BOOL": 1, "U8": 1, "U16": 2, "U32": 4, "U64": 8, "I8": 1, "I16": 2, "I32": 4, "I64": 8,
+    "F16": 2, "BF16": 2, "F32": 4, "F64": 8, "C64": 8,
+    "F8_E4M3": 1, "F8_E4M3FNUZ": 1, "F8_E5M2": 1, "F8_E5M2FNUZ": 1,
 }
+# fmt: on
 """Bytes per element of every dtype that is read; the format's sub-byte types (F4, F6) are refused."""
+FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
+"""The dtypes that values are computed in, which may differ between a base and what was tuned from it."""
 
 _FIELDS = {"dtype", "shape", "data_offsets"}
 

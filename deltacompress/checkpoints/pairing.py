@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from deltacompress.checkpoints.configs import check_configs, check_fields, is_tied
+from deltacompress.checkpoints.header import FLOATS
 from deltacompress.checkpoints.reader import Checkpoint, already_quantized
 from deltacompress.errors import PairError
 from deltacompress.types import TensorInfo
@@ -40,7 +41,6 @@ _EMBEDDING = re.compile(r"(.*\.)?(embed_tokens|embed_in|wte|word_embeddings)\.we
 _HEAD = re.compile(r"(.*\.)?(lm_head\.weight|embed_out\.weight|lm_head\.bias)|output\.weight")
 _BUFFER = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|(attention|attn|self_attn)\.(bias|masked_bias))")
 _PREFIXES = ("model.", "transformer.", "gpt_neox.")
-_MIXING = {"F16", "BF16", "F32", "F64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Pairing:
         if pair.base_rows is not None:
             base = base[: pair.base_rows]
         base = base.to(device, non_blocking=True)  # before the cast, which widens it
-        return base if bits or self.base.tensors[pair.base_name].dtype not in _MIXING else base.float()
+        return base if bits or self.base.tensors[pair.base_name].dtype not in FLOATS else base.float()
 
 
 def is_embedding(name: str) -> bool:
@@ -164,7 +164,7 @@ def _pair_one(
         return TensorPair(info, None, "alias", alias_of=twin)
     if name in counterpart:
         other = base.tensors[counterpart[name]]
-        compatible = other.dtype == info.dtype or {other.dtype, info.dtype} <= _MIXING
+        compatible = other.dtype == info.dtype or {other.dtype, info.dtype} <= FLOATS
         if other.shape == info.shape and compatible:
             return TensorPair(info, other.name, "paired")
         if _is_buffer(info):
@@ -202,9 +202,9 @@ def _embedding_for(head: TensorInfo, checkpoint: Checkpoint) -> TensorInfo | Non
     fits = [
         info
         for name, info in checkpoint.tensors.items()
-        if is_embedding(name) and len(info.shape) == 2 and _same_columns(info, head) and info.dtype in _MIXING
+        if is_embedding(name) and len(info.shape) == 2 and _same_columns(info, head) and info.dtype in FLOATS
     ]
-    return fits[0] if len(fits) == 1 and head.dtype in _MIXING else None
+    return fits[0] if len(fits) == 1 and head.dtype in FLOATS else None
 
 
 def _twin(info: TensorInfo, finetuned: Checkpoint) -> str | None:

@@ -16,8 +16,6 @@ Hashes are over raw little-endian bytes, so the fingerprint does not see shardin
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,8 +28,15 @@ from typing import TYPE_CHECKING, Any
 from deltacompress.checkpoints.header import TensorSpan, load_json_object
 from deltacompress.checkpoints.hub import fetched, model_directory
 from deltacompress.checkpoints.side_files import MAX_CONFIG_BYTES, MAX_SIDE_FILE_BYTES, is_side_file, link_homes
-from deltacompress.checkpoints.weight_files import A_PEFT_ADAPTER, ADAPTER_CONFIG, USE_THE_ADAPTER, find_weights
+from deltacompress.checkpoints.weight_files import (
+    A_PEFT_ADAPTER,
+    ADAPTER_CONFIG,
+    USE_THE_ADAPTER,
+    content_hash,
+    find_weights,
+)
 from deltacompress.errors import CheckpointError, option
+from deltacompress.files.hashing import hash_chunks, read_chunks
 from deltacompress.files.regular import ANYWHERE, open_regular, read_bytes, stat_regular, unreadable
 from deltacompress.types import TensorInfo
 
@@ -41,7 +46,6 @@ if TYPE_CHECKING:
 _READABLE = "make it readable, or get the checkpoint again"
 PINNED_AT_MOST = 2**29
 """Bytes of a tensor that is worth pinned memory, which torch never gives back: most linears, few embeddings."""
-_CHUNK = 4 * 2**20  # bytes hashed at a time
 
 
 class Checkpoint:
@@ -135,13 +139,11 @@ class Checkpoint:
             CheckpointError: as `read`.
         """
         if name not in self._hashes:
-            digest, left = hashlib.sha256(), self._span(name)[1].info.nbytes
+            nbytes = self._span(name)[1].info.nbytes
             with self._at(name) as file:
-                while left and (chunk := file.read(min(left, _CHUNK))):
-                    digest.update(chunk)
-                    left -= len(chunk)
-            self._check_length(name, self.tensors[name].nbytes - left, self.tensors[name].nbytes)
-            self._hashes[name] = digest.hexdigest()
+                digest, got = hash_chunks(read_chunks(file, nbytes))
+            self._check_length(name, got, nbytes)
+            self._hashes[name] = digest
         return self._hashes[name]
 
     def fingerprint(self) -> str:
@@ -177,7 +179,7 @@ class Checkpoint:
         found = {}
         for file in self.side_files():
             with self.open_side_file(file) as opened:
-                found[file.name] = hashlib.file_digest(opened, "sha256").hexdigest()
+                found[file.name] = hash_chunks(read_chunks(opened))[0]
         return found
 
     def open_side_file(self, file: Path) -> BufferedReader:
@@ -232,12 +234,6 @@ def already_quantized(config: Mapping[str, Any]) -> str | None:
     gptq = isinstance(found, dict) and found.get("quant_method") == "gptq"
     other = ", or from what `deltacompress dequantize` makes of this one" if gptq else ""
     return f"the weights are quantized already; start from the unquantized checkpoint{other}"
-
-
-def content_hash(entries: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
-    """Hex sha256 over the canonical JSON (RFC 8785) of the sorted list of [name, dtype, shape, sha256]."""
-    rows = sorted([name, dtype, list(shape), digest] for name, dtype, shape, digest in entries)
-    return hashlib.sha256(json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()
 
 
 def tensor_bytes(t: torch.Tensor) -> memoryview:

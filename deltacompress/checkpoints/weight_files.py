@@ -1,11 +1,14 @@
 """The weight files of a checkpoint directory: one file, or the shards that an index names, which must agree with it.
+And what the weights in them hash to. No torch.
 
 No pickle is read, and nothing is guessed: where two files could each be the model, neither is.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from deltacompress.checkpoints.header import (
@@ -16,6 +19,7 @@ from deltacompress.checkpoints.header import (
     read_header,
 )
 from deltacompress.errors import CheckpointError
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.files.regular import ANYWHERE, read_bytes
 
 SINGLE = "model.safetensors"
@@ -68,6 +72,14 @@ def find_weights(root: Path) -> tuple[dict[str, tuple[Path, TensorSpan]], list[P
         what = f"only pickled weights ({pickles[0]}), which are never loaded"
         raise CheckpointError(what, where=root, way_out="convert them to safetensors with save_pretrained")
     raise CheckpointError(f"no weights; expected {SINGLE}, or {INDEX} and its shards", where=root)
+
+
+def content_hash(entries: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
+    """What identifies weights, in whatever files they lie: hex SHA-256 over the canonical JSON (RFC 8785) of the sorted
+    list of [name, dtype, shape, sha256 of the bytes].
+    """
+    rows = sorted([name, dtype, list(shape), digest] for name, dtype, shape, digest in entries)
+    return sha256_hex(json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode())
 
 
 def _read_shards(root: Path, index: Path) -> tuple[dict[str, tuple[Path, TensorSpan]], list[Path]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from deltacompress import lossless
 from deltacompress.artifact.records import PartRecord, Status, TensorRecord
-from deltacompress.checkpoints.dtypes import DTYPES
+from deltacompress.checkpoints.dtypes import DTYPE_NAMES, DTYPES
 from deltacompress.checkpoints.reader import PINNED_AT_MOST, tensor_bytes
 from deltacompress.codecs import packed
 from deltacompress.codecs.encoded import Encoded, restore_pieces, restore_tensor
@@ -25,8 +25,7 @@ from deltacompress.codecs.packed import Parts
 from deltacompress.codecs.pieces import PartInMemory
 from deltacompress.codecs.registry import CODECS
 from deltacompress.compression.planning import Plan, TensorPlan
-
-DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+from deltacompress.files.hashing import hash_chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +109,12 @@ def finish_on_disk(plan: Plan, tensor: TensorPlan, encoded: Encoded, codec: str,
     base, finetuned = plan.rows(tensor)
     sources = {name: PartInMemory(part) for name, part in encoded.parts.items()}
     like = torch.empty(finetuned.shape, dtype=finetuned.dtype, device="meta")
-    digest = hashlib.sha256()
-    for piece in restore_pieces(encoded.format, encoded.params, sources, base, like, tensor.name, storage=False):
-        digest.update(tensor_bytes(piece))
+    pieces = restore_pieces(encoded.format, encoded.params, sources, base, like, tensor.name, storage=False)
+    digest, _ = hash_chunks(map(tensor_bytes, pieces))
     parts = encoded.parts
     if codec != "none" and encoded.format == "packed":
         parts = packed.to_storage(packed.PackedSpec.from_json(encoded.params, tensor.name), parts)
-    return _coded(plan, tensor, encoded, parts, digest.hexdigest(), codec, device)
+    return _coded(plan, tensor, encoded, parts, digest, codec, device)
 
 
 def _coded(

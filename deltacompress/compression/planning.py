@@ -14,6 +14,7 @@ from typing import Literal, cast
 import torch
 
 from deltacompress.artifact.records import FILE_NAME
+from deltacompress.checkpoints.header import FLOATS
 from deltacompress.checkpoints.names import MAX_NAME
 from deltacompress.checkpoints.pairing import Pairing, TensorPair
 from deltacompress.checkpoints.reader import Checkpoint, check_finite, is_finite
@@ -25,7 +26,6 @@ from deltacompress.errors import CheckpointError, PairError
 from deltacompress.types import TensorKind
 
 _MAX_NAME = MAX_NAME - 24  # a part is called tensor.part, in a file under the same rules
-_FLOATS = ("F16", "BF16", "F32", "F64")
 _READERS = 4  # tensors that are checked at once
 _LARGE = ("linear", "embedding", "head")
 Treatment = Literal["code", "exact", "identical", "added", "alias"]
@@ -78,7 +78,7 @@ class Plan:
         """What a user should know of the pair, a line each."""
         notes = list(self.pairing.notes)
         whole = Counter(plan.pair.info.dtype for plan in self.tensors.values() if plan.kind in _LARGE)
-        notes += [f"{n} weights are {dtype}: stored exactly" for dtype, n in whole.items() if dtype not in _FLOATS]
+        notes += [f"{n} weights are {dtype}: stored exactly" for dtype, n in whole.items() if dtype not in FLOATS]
         return tuple(notes)
 
     @property
@@ -184,7 +184,7 @@ def _treatment(pairing: Pairing, found: TensorPair, recipe: Recipe, settings: Se
     if found.status != "paired" and not (recipe.scope == "full" and found.status == "added"):
         return "alias" if found.status == "alias" else "added"
     info = found.info
-    lossy = info.dtype in _FLOATS and len(info.shape) >= 1 and info.numel > 0
+    lossy = info.dtype in FLOATS and len(info.shape) >= 1 and info.numel > 0
     if recipe.scope == "delta" and found.base_name is not None and found.base_rows is None:
         other = pairing.base.tensors[found.base_name]
         same = (other.dtype, other.shape) == (info.dtype, info.shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from functools import partial
@@ -10,9 +9,9 @@ from pathlib import Path
 
 from deltacompress.artifact.manifest import MANIFEST, parse_manifest
 from deltacompress.artifact.outputs import publish_directory
-from deltacompress.artifact.records import CalibrationRecord, FileRecord, Manifest, ModelRecord, TensorRecord
+from deltacompress.artifact.parts import file_record
+from deltacompress.artifact.records import CalibrationRecord, Manifest, ModelRecord, TensorRecord
 from deltacompress.calibration.data import CalibrationTokens
-from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.checkpoints.writer import write_file, write_shards
 from deltacompress.compression.encoding import alias_record
@@ -20,10 +19,10 @@ from deltacompress.compression.planning import Plan
 from deltacompress.compression.run_identity import tool_versions
 from deltacompress.compression.steps import Steps
 from deltacompress.compression.workspace import Workspace
+from deltacompress.files.hashing import read_chunks
 from deltacompress.files.output import output_errors
 from deltacompress.types import TensorInfo
 
-_CHUNK = 1 << 22
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -51,7 +50,7 @@ def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: Calib
     side_files = plan.finetuned.side_files()
     for file in side_files:
         with plan.finetuned.open_side_file(file) as opened:
-            write_file(ready / file.name, iter(partial(opened.read, _CHUNK), b""))
+            write_file(ready / file.name, read_chunks(opened))
     manifest = Manifest(
         base=_model(plan.base),
         finetuned=_model(plan.finetuned),
@@ -60,8 +59,8 @@ def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: Calib
         calibration=_calibration(tokens),
         lossless=codec,  # type: ignore[arg-type]
         tensors=tuple(records),
-        shards=tuple(_file(ready / name) for name in shards),
-        files=tuple(_file(ready / file.name) for file in side_files),
+        shards=tuple(file_record(ready / name) for name in shards),
+        files=tuple(file_record(ready / file.name) for file in side_files),
         tools=tool_versions(),
     )
     raw = manifest.to_bytes()
@@ -89,7 +88,7 @@ def _stored_info(record: TensorRecord, index: int, codec: str) -> TensorInfo:
     name = f"{record.name}.{part.name}"
     if codec == "none":
         return TensorInfo(name, part.dtype, part.shape, part.bytes)
-    return TensorInfo(name, "U8", (part.bytes // DTYPES["U8"].itemsize,), part.bytes)
+    return TensorInfo(name, "U8", (part.bytes,), part.bytes)
 
 
 def _model(checkpoint: Checkpoint) -> ModelRecord:
@@ -126,11 +125,3 @@ def _calibration(tokens: CalibrationTokens | None) -> CalibrationRecord | None:
         tokens=tokens.tokens,
         seed=tokens.seed,
     )
-
-
-def _file(path: Path) -> FileRecord:
-    raw = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            raw.update(chunk)
-    return FileRecord(file=path.name, bytes=path.stat().st_size, sha256=raw.hexdigest())

@@ -26,12 +26,12 @@ from torch import Tensor
 from deltacompress.artifact.outputs import Replaceable, check_free
 from deltacompress.artifact.parts import open_parts, reader
 from deltacompress.artifact.records import PartRecord, TensorRecord
-from deltacompress.checkpoints.dtypes import DTYPES
+from deltacompress.checkpoints.dtypes import DTYPE_NAMES, DTYPES
 from deltacompress.checkpoints.header import TensorSpan, read_header
 from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.checkpoints.writer import shard_chunks, write_file
 from deltacompress.codecs.pieces import Source
-from deltacompress.compression.encoding import DTYPE_NAMES, Outcome
+from deltacompress.compression.encoding import Outcome
 from deltacompress.compression.run_identity import check_same
 from deltacompress.errors import (
     BackendError,

@@ -6,7 +6,6 @@ and every restored model is scored on held-out samples beside the base and the f
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from dataclasses import dataclass
@@ -22,7 +21,9 @@ from deltacompress.demo.score import score_checkpoint
 from deltacompress.errors import Interrupted, OutputError, option, switch
 from deltacompress.files.content import content_path
 from deltacompress.files.finished import NEW, RECORD, new_output
+from deltacompress.files.hashing import hash_file
 from deltacompress.files.output import output_errors, write_once
+from deltacompress.files.regular import ANYWHERE
 from deltacompress.reporter import SILENT, Reporter
 
 VARIANTS = ("palindrome", "majority")
@@ -80,7 +81,7 @@ def _inputs() -> dict[str, Any]:
     pair = content_path("registry", "demo")
     files = sorted(path for path in pair.rglob("*") if path.is_file())
     return {
-        "shipped pair": {str(path.relative_to(pair)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
+        "shipped pair": {str(path.relative_to(pair)): hash_file(path, links=ANYWHERE)[0] for path in files},
         "recipes": [Recipe.load(name).model_dump(mode="json") for name in RECIPES],
         "version": __version__,
     }

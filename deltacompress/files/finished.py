@@ -7,7 +7,6 @@ the hash of every file. Without the first file nothing is finished there, and wh
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -20,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from deltacompress.errors import OutputError, option, switch
+from deltacompress.files.hashing import hash_file
 from deltacompress.files.output import lock_directory, make_directory, output_errors, remove_empty, sync, write_once
 from deltacompress.files.places import check_folder
-from deltacompress.files.regular import read_text
+from deltacompress.files.regular import ANYWHERE, read_text
 
 RECORD = "inputs.json"
 _LARGEST_RECORD = 16 << 20
@@ -54,7 +54,7 @@ class Output:
     def _finish(self) -> None:
         first, folder = self.files[0], self.folder
         new = {one.relative_to(self.ready).as_posix(): one for one in sorted(self.ready.rglob("*")) if one.is_file()}
-        digests = {name: _digest(one) for name, one in new.items()}
+        digests = {name: hash_file(one)[0] for name, one in new.items()}
         for one in new.values():
             sync(one)
         old = _earlier(folder, self.files, force=self.force)
@@ -171,7 +171,7 @@ def _unlike(folder: Path, first: str, inputs: Mapping[str, Any]) -> str | None:
     if other:
         return f"holds a finished {first} of other input (another {', '.join(other)})"
     for name, digest in files.items():
-        if not (folder / name).is_file() or _digest(folder / name) != digest:
+        if not (folder / name).is_file() or hash_file(folder / name, links=ANYWHERE)[0] != digest:
             return f"holds a finished {first}, but {name} has changed since"
     return None
 
@@ -209,8 +209,3 @@ def _earlier(folder: Path, files: Sequence[str], *, force: bool) -> set[str]:
             wanted = "directory" if one in within else "file"
             raise OutputError(f"is no {wanted}, and a {wanted} goes there", where=one, way_out="move it away")
     return ours & there.keys()
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

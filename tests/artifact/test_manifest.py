@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from manifests import HASH, PART, canonical, plain, record, sealed
 
 from deltacompress.artifact.manifest import parse_manifest, read_manifest
-from deltacompress.artifact.records import DTYPE_NAMES, Manifest
-from deltacompress.checkpoints.dtypes import DTYPES
+from deltacompress.artifact.records import Manifest
 from deltacompress.checkpoints.names import is_tensor_name
 from deltacompress.errors import (
     ChecksumError,
@@ -31,10 +30,6 @@ def test_the_file_is_canonical_and_names_itself() -> None:
     assert manifest.to_bytes() == sealed(plain())
     assert manifest.digest == hashlib.sha256(canonical(plain())).hexdigest()
     assert parse_manifest(manifest.to_bytes(), "m") == manifest
-
-
-def test_dtypes_are_those_of_checkpoints() -> None:
-    assert set(DTYPE_NAMES) == set(DTYPES)
 
 
 @given(

@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 
 from deltacompress.checkpoints import hub
 from deltacompress.checkpoints.dtypes import DTYPES
-from deltacompress.checkpoints.reader import Checkpoint, check_finite, content_hash, tensor_bytes
-from deltacompress.checkpoints.weight_files import find_weights
+from deltacompress.checkpoints.reader import Checkpoint, check_finite, tensor_bytes
+from deltacompress.checkpoints.weight_files import content_hash, find_weights
 from deltacompress.checkpoints.writer import write_checkpoint
 from deltacompress.errors import CheckpointError, OutputError
 from deltacompress.types import TensorInfo

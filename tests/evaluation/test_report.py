@@ -10,7 +10,8 @@ from evaluation.reports import report
 from jsonschema import Draft202012Validator
 
 from deltacompress.errors import ChecksumError, FormatError, InputError, SchemaVersionError
-from deltacompress.evaluation.report.data import _digest, read_report, report_schema
+from deltacompress.evaluation.report.data import read_report, report_schema
+from deltacompress.files.canonical_json import canonical_digest
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def _resigned(path: Path, **changes: object) -> None:
     data = json.loads(path.read_text())
     del data["digest"]
     data |= changes
-    path.write_text(json.dumps(data | {"digest": _digest(data)}))
+    path.write_text(json.dumps(data | {"digest": canonical_digest(data)}))
 
 
 def test_other_reports_are_refused(written: Path, tmp_path: Path) -> None:

@@ -35,10 +35,10 @@ from zoo.fuzz import VALUES, change, mutate
 
 from deltacompress.checkpoints.reader import is_side_file
 from deltacompress.errors import DeltaCompressError
+from deltacompress.files.canonical_json import canonical_bytes, canonical_digest
 from deltacompress.files.content import content_root
 from deltacompress.models import fields
 from deltacompress.models.tokenizers import FILES, is_panic
-from deltacompress.zoo.ledger import canonical
 
 MEMORY = 256 << 20
 SECONDS = 60
@@ -122,8 +122,8 @@ def resealed(manifest: bytes, name: str, raw: bytes) -> bytes:
 def sealed(data: dict[str, Any]) -> bytes:
     """A manifest with its digest made right."""
     data.pop("digest", None)
-    data["digest"] = canonical.sha256(canonical.spell(data))
-    return canonical.spell(data)
+    data["digest"] = canonical_digest(data)
+    return canonical_bytes(data)
 
 
 @contextmanager

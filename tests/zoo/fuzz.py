@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from zoo.fuzz_targets import Target, hungry, special, targets
 
 from deltacompress.errors import DeltaCompressError
-from deltacompress.zoo.ledger import canonical
+from deltacompress.files.canonical_json import canonical_bytes, canonical_digest
 
 MEMORY = 256 << 20
 TOKENS = (
@@ -108,11 +108,11 @@ def resealed(rng: random.Random, raw: bytes) -> bytes:
     if isinstance(data, dict) and "digest" in data:
         data.pop("digest")
         try:
-            data["digest"] = canonical.sha256(canonical.spell(data))
+            data["digest"] = canonical_digest(data)
         except ValueError:
             return raw
     try:
-        return canonical.spell(data) if isinstance(data, dict) else json.dumps(data).encode()
+        return canonical_bytes(data) if isinstance(data, dict) else json.dumps(data).encode()
     except ValueError:
         return raw
 

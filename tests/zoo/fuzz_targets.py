@@ -10,6 +10,8 @@ from pathlib import Path
 from deltacompress.adapters.settings import parse_settings
 from deltacompress.artifact.manifest import parse_manifest
 from deltacompress.checkpoints.header import load_json_object, parse_header
+from deltacompress.files.canonical_json import canonical_bytes, canonical_digest
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.files.json_limits import parsed_bytes
 from deltacompress.zoo.care import check
 from deltacompress.zoo.entries.artifact import describe
@@ -69,7 +71,7 @@ def archive(entries: list[tuple[str, bytes, dict[str, bytes]]]) -> bytes:
     blobs: dict[str, bytes] = {}
     versions = []
     for name, raw, needs in entries:
-        digest = canonical.sha256(raw)
+        digest = sha256_hex(raw)
         blobs |= {digest: raw} | needs
         versions.append(ExportVersion(name=name, version=1, manifest=digest, size=len(raw), attached=()))
     listed = tuple(ExportBlob(digest=digest, size=len(raw)) for digest, raw in blobs.items())
@@ -147,7 +149,7 @@ def targets() -> dict[str, Target]:
             limit=MAX_REPORT_BYTES,
         ),
         "signature": Target(
-            [canonical.spell(signature.model_dump(mode="json"))],
+            [canonical_bytes(signature.model_dump(mode="json"))],
             lambda data: canonical.validate(Signature, canonical.parse(data, "x"), "x"),
             limit=0,
         ),
@@ -161,11 +163,7 @@ def targets() -> dict[str, Target]:
         ),
         "condition": Target([b"sst2.accuracy>=0.9"], lambda d: Condition.parse(d.decode("latin-1")), json=False),
         "tar": Target(
-            [
-                archive(
-                    [("t/bot", raw, needs), ("t/base", base.entry.to_bytes(), {canonical.sha256(identity): identity})]
-                )
-            ],
+            [archive([("t/bot", raw, needs), ("t/base", base.entry.to_bytes(), {sha256_hex(identity): identity})])],
             read_archive,
             json=False,
         ),
@@ -186,7 +184,7 @@ def evaluation(entry: EntryManifest) -> bytes:
         "scores": [{"task": "sst2", "subject": "bot", "value": 0.5, "fidelity": {"kl": 0.001}}],
         "verdicts": [{"policy": "default", "subject": "bot", "passed": True}],
     }
-    return json.dumps(data | {"digest": canonical.sha256(canonical.spell(data))}).encode()
+    return json.dumps(data | {"digest": canonical_digest(data)}).encode()
 
 
 def special(target: Target) -> list[bytes]:
@@ -219,6 +217,6 @@ def hungry(target: Target) -> Iterator[bytes]:
             data = json.loads(record)
             if key in data:
                 count = (target.limit - len(record)) // (len(unit) + 1) - 8
-                before, after = canonical.spell(data | {key: ["@"]}).split(b'["@"]')
+                before, after = canonical_bytes(data | {key: ["@"]}).split(b'["@"]')
                 yield before + b"[" + (unit + b",") * count + unit + b"]" + after
                 yield before + b"[" + (unit + b",") * count + b"0]" + after

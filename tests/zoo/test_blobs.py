@@ -9,12 +9,12 @@ import pytest
 from zoo.memory import MemoryStore
 from zoo.samples import make_artifact, sample_parts
 
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.entries.artifact import describe
 from deltacompress.zoo.errors import ConflictError, DamagedBlobError, DamagedRecordError
 from deltacompress.zoo.ledger import blobs
 from deltacompress.zoo.ledger.blobs import Blob
-from deltacompress.zoo.ledger.canonical import sha256
 from deltacompress.zoo.ledger.entry import MAX_ENTRY_BYTES
 from deltacompress.zoo.ledger.records import VersionRecord, encode, nonce, now
 from deltacompress.zoo.store.layout import blob_key, version_key
@@ -32,7 +32,7 @@ class Slow(MemoryStore):
 
 
 def test_no_blob_is_read_beyond_its_size() -> None:
-    digest = sha256(b"right")
+    digest = sha256_hex(b"right")
     store = Slow({blob_key(digest, 0): b"right, and a million more"})
     seen: list[bytes] = []
     chunks = map(seen.append, blobs.stream(store, blob_key(digest, 0), digest, 5))
@@ -57,7 +57,7 @@ def test_a_size_beyond_the_cap_is_damage_before_anything_is_read(tmp_path: Path)
 @pytest.mark.parametrize("changed", [b"other!", b"longer than it was", b""])
 def test_a_source_that_changes_meanwhile_is_told_and_not_stored(changed: bytes) -> None:
     store = MemoryStore()
-    blob = Blob(sha256(b"promis"), 6, lambda: (changed,), "the file")
+    blob = Blob(sha256_hex(b"promis"), 6, lambda: (changed,), "the file")
     with pytest.raises(ConflictError, match="the file: not what its hash says, or changed while it was published"):
         blobs.ensure(store, blob)
     assert not list(store.list("blobs/"))

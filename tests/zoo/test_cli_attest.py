@@ -16,9 +16,9 @@ from deltacompress.errors import ChecksumError, FormatError, InputError, SchemaV
 from deltacompress.evaluation.report.data import Report, read_report
 from deltacompress.evaluation.report.records import SCHEMA_VERSION
 from deltacompress.evaluation.zoo import attach_report
+from deltacompress.files.canonical_json import canonical_digest
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.entries import evaluations
-from deltacompress.zoo.ledger import canonical
 
 
 def measured(*artifacts: str) -> Report:
@@ -80,7 +80,7 @@ def test_from_python_a_changed_report_is_refused(run: Run, cli_zoo: Path, file: 
         error = SchemaVersionError if damage == "version" else FormatError
         told |= {"schema_version": 2} if damage == "version" else {"subjects": {"int2-24": 1}}
         content = {key: value for key, value in told.items() if key != "digest"}
-        told["digest"] = canonical.sha256(canonical.spell(content))
+        told["digest"] = canonical_digest(content)
     file.write_text(json.dumps(told))
     zoo = Zoo.open(cli_zoo)
     with pytest.raises(error, match=r"report\.json: "):

@@ -12,6 +12,7 @@ from zoo.reliability.scenarios import report
 from zoo.samples import files_of, make_artifact, sample_parts
 
 from deltacompress.errors import ChecksumError, FormatError, TruncatedFileError
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.entries.artifact import describe
 from deltacompress.zoo.errors import (
@@ -25,7 +26,6 @@ from deltacompress.zoo.errors import (
 )
 from deltacompress.zoo.ledger import blobs, referrers
 from deltacompress.zoo.ledger.blobs import Blob
-from deltacompress.zoo.ledger.canonical import sha256
 from deltacompress.zoo.ledger.entry import FILE, Descriptor, EntryManifest
 from deltacompress.zoo.ledger.records import AliasRecord, ReferrerRecord, VersionRecord, ZooRecord, encode, nonce
 from deltacompress.zoo.store.layout import alias_key, blob_key, referrer_key, removal_key, version_key
@@ -226,7 +226,7 @@ def crafted(zoo: Zoo, artifact: Path, change: Callable[[EntryManifest], EntryMan
     """Publish the artifact as team/odd under a manifest that somebody changed, with further blobs."""
     described = describe(artifact)
     entry = change(described.entry)
-    added = [Blob(sha256(raw), len(raw), lambda raw=raw: (raw,), "more") for raw in more]  # type: ignore[misc]
+    added = [Blob(sha256_hex(raw), len(raw), lambda raw=raw: (raw,), "more") for raw in more]  # type: ignore[misc]
     zoo.publish(entry, [one for one in (*described.blobs, *added) if one.digest in entry.blobs], "team/odd")
 
 
@@ -235,7 +235,7 @@ def with_layers(entry: EntryManifest, *layers: Descriptor) -> EntryManifest:
 
 
 def file_of(name: str, raw: bytes) -> Descriptor:
-    return Descriptor(media_type=FILE, digest=sha256(raw), size=len(raw), annotations={"file": name})
+    return Descriptor(media_type=FILE, digest=sha256_hex(raw), size=len(raw), annotations={"file": name})
 
 
 def test_an_entry_that_is_not_its_artifact_is_not_pulled(zoo: Zoo, artifact: Path, tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_move_of_an_alias_that_hides_something_is_damage(zoo: Zoo, artifact: P
     for _ in range(3):
         zoo.add(artifact, "team/bot")
     zoo.tag("team/bot@2", "prod")
-    first = sha256(zoo.store.get(alias_key("team/bot", "prod", 1), limit=1 << 20))
+    first = sha256_hex(zoo.store.get(alias_key("team/bot", "prod", 1), limit=1 << 20))
     key = alias_key("team/bot", "prod", 2)
     for told, version, previous, rollback in (
         ("hides or invents a rollback", 1, first, False),
@@ -413,10 +413,10 @@ def test_a_manifest_that_says_another_size_is_told(zoo: Zoo, artifact: Path) -> 
         one.model_copy(update={"size": one.size + 1}) if "part" in one.annotations else one for one in entry.layers
     )
     raw = entry.model_copy(update={"layers": layers}).to_bytes()
-    zoo.store.put_if_absent(blob_key(sha256(raw), 0), raw)
+    zoo.store.put_if_absent(blob_key(sha256_hex(raw), 0), raw)
     key = version_key("a/odd", 1)
     zoo.store.put_if_absent(
-        key, encode(key, VersionRecord(manifest=sha256(raw), size=len(raw), txn=nonce(), created=1.0))
+        key, encode(key, VersionRecord(manifest=sha256_hex(raw), size=len(raw), txn=nonce(), created=1.0))
     )
     found = zoo.verify("a/odd").problems
     assert len(found) == len([one for one in layers if "part" in one.annotations])

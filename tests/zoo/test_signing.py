@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from deltacompress.errors import BackendError, ChecksumError, InputError, install_hint
+from deltacompress.files.canonical_json import canonical_bytes
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.entries.reports import scores
 from deltacompress.zoo.entries.signing import attest, make_key, require, sign, signatures
 from deltacompress.zoo.errors import NotFoundError
-from deltacompress.zoo.ledger import canonical
 from deltacompress.zoo.ledger.blobs import Blob
 from deltacompress.zoo.ledger.entry import SIGNATURE, Descriptor, EntryManifest
 from deltacompress.zoo.store import osfs
@@ -94,8 +95,8 @@ def test_a_signature_that_is_not_good_is_noticed(zoo: Zoo, tmp_path: Path, lie: 
         "no key": good | {"public_key": "0" * 64},
     }[lie]
     assert len(signatures(zoo, "t/bot@2")) == 1
-    raw = canonical.spell(told)
-    blob = Blob(canonical.sha256(raw), len(raw), lambda: (raw,), "x")
+    raw = canonical_bytes(told)
+    blob = Blob(sha256_hex(raw), len(raw), lambda: (raw,), "x")
     config = Descriptor(media_type=SIGNATURE, digest=blob.digest, size=blob.size)
     zoo.attach(EntryManifest(kind="signature", config=config, subject=good["target"]), [blob])
     for ask in (lambda: signatures(zoo, "t/bot@2"), lambda: require(zoo, "t/bot@2", [tmp_path / "ann.pub"])):

@@ -6,7 +6,6 @@ Scores and drops are fractions, sizes bytes, divergences nats per token, times s
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from pydantic import ValidationError
 from deltacompress.errors import ChecksumError, FormatError, InputError, SchemaVersionError
 from deltacompress.evaluation.report.markdown import markdown
 from deltacompress.evaluation.report.records import SCHEMA_VERSION, ReportData
+from deltacompress.files.canonical_json import canonical_digest
 from deltacompress.files.json_limits import MAX_DEPTH, is_deep, parsed_bytes
 from deltacompress.files.output import write_once
 from deltacompress.files.regular import ANYWHERE, read_bytes, unreadable
@@ -37,7 +37,7 @@ class Report(ReportData):
     def to_bytes(self) -> bytes:
         """The file's bytes, digest included."""
         data = self.model_dump(mode="json")
-        return (json.dumps(data | {"digest": _digest(data)}, indent=1, allow_nan=False) + "\n").encode()
+        return (json.dumps(data | {"digest": canonical_digest(data)}, indent=1, allow_nan=False) + "\n").encode()
 
     def write(self, path: Path) -> None:
         """Write report.json; raises OutputError."""
@@ -63,7 +63,8 @@ def read_report(path: str | Path) -> Report:
         raise FormatError("holds more values than any report does", where=file, way_out="evaluate again")
     try:
         data = json.loads(raw)
-        spelled = _digest({key: value for key, value in data.items() if key != "digest"}) if type(data) is dict else ""
+        content = {key: value for key, value in data.items() if key != "digest"} if type(data) is dict else {}
+        digest = canonical_digest(content)
     except (ValueError, RecursionError) as error:  # NaN and what is beyond all floats is no JSON either
         raise ChecksumError(f"not JSON ({error})", where=file, way_out="evaluate again") from error
     if is_deep(raw):
@@ -74,7 +75,7 @@ def read_report(path: str | Path) -> Report:
         raise InputError(f"not a report of `deltacompress eval`, {_WRITES}", where=file)
     claimed = data.pop("digest", None)
     version = data.get("schema_version")
-    if claimed != spelled:
+    if claimed != digest:
         raise ChecksumError(
             "its content differs from its digest (edited, or damaged)", where=file, way_out="evaluate again"
         )
@@ -105,8 +106,3 @@ def report_schema() -> dict[str, Any]:
         if "properties" in record:
             record["required"] = sorted(record["properties"])
     return schema
-
-
-def _digest(data: dict[str, Any]) -> str:
-    spelled = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(spelled.encode()).hexdigest()

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from deltacompress.checkpoints.header import ITEMSIZE
 from deltacompress.numerics.bits import packing
 from deltacompress.types import TensorInfo
 
@@ -35,9 +36,8 @@ def part_infos(layer: str, out_features: int, in_features: int, bits: int, group
         "scales": ("F16", (groups, out_features)),
         "g_idx": ("I32", (in_features,)),
     }
-    size = {"I32": 4, "F16": 2}
     return [
-        TensorInfo(f"{layer}.{part}", dtype, shape, size[dtype] * torch.Size(shape).numel())
+        TensorInfo(f"{layer}.{part}", dtype, shape, ITEMSIZE[dtype] * torch.Size(shape).numel())
         for part, (dtype, shape) in shapes.items()
     ]
 

@@ -7,7 +7,6 @@ pickled weights (adapter_model.bin) are refused, and a trainer's pickles beside 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,13 +16,12 @@ from deltacompress.adapters.shapes import check_tensors
 from deltacompress.checkpoints.header import TensorSpan, read_header
 from deltacompress.checkpoints.side_files import link_homes
 from deltacompress.errors import BaseMismatchError, CheckpointError
+from deltacompress.files.hashing import hash_chunks, read_chunks, sha256_hex
 from deltacompress.files.regular import open_regular
 from deltacompress.zoo.entries.artifact import Described
 from deltacompress.zoo.entries.bases import BaseIdentity
 from deltacompress.zoo.ledger.blobs import Blob
-from deltacompress.zoo.ledger.canonical import sha256
 from deltacompress.zoo.ledger.entry import ADAPTER, FILE, Descriptor, EntryManifest, Lineage
-from deltacompress.zoo.store.base import CHUNK
 from deltacompress.zoo.store.durable import because
 
 
@@ -46,12 +44,12 @@ def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, b
         path = directory / name
         if not path.exists() or path.is_dir():
             continue
-        digest, size = (sha256(raw), len(raw)) if name == CONFIG else _hash(path)
+        digest, size = (sha256_hex(raw), len(raw)) if name == CONFIG else hash_chunks(_chunks(path))
         layers.append(Descriptor(media_type=FILE, digest=digest, size=size, annotations={"file": name}))
         blobs.append(Blob(digest, size, lambda path=path: _chunks(path), str(path)))  # type: ignore[misc]
     entry = EntryManifest(
         kind="adapter",
-        config=Descriptor(media_type=ADAPTER, digest=sha256(raw), size=len(raw)),
+        config=Descriptor(media_type=ADAPTER, digest=sha256_hex(raw), size=len(raw)),
         layers=tuple(layers),
         lineage=Lineage(
             base=base.content_hash, base_name=base.hub_id or base_name, parents=(base_digest,), relation="adapter"
@@ -79,19 +77,9 @@ def _check(tensors: dict[str, TensorSpan], settings: Settings, base: BaseIdentit
         ) from None
 
 
-def _hash(path: Path) -> tuple[str, int]:
-    seen = hashlib.sha256()
-    size = 0
-    for chunk in _chunks(path):
-        seen.update(chunk)
-        size += len(chunk)
-    return seen.hexdigest(), size
-
-
 def _chunks(path: Path) -> Iterator[bytes]:
     try:
         with open_regular(path, links=link_homes(path.parent)) as file:
-            while chunk := file.read(CHUNK):
-                yield chunk
+            yield from read_chunks(file)
     except OSError as error:
         raise because(CheckpointError, path, error) from error

@@ -25,10 +25,10 @@ from deltacompress.artifact.manifest import MANIFEST, parse_manifest, read_manif
 from deltacompress.artifact.records import FileRecord, Manifest, PartRecord
 from deltacompress.checkpoints.header import Header, TensorSpan, read_header
 from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.files.regular import UnfitFileError, stat_regular, unreadable
 from deltacompress.zoo.errors import InvalidNameError, StoreError
 from deltacompress.zoo.ledger.blobs import Blob
-from deltacompress.zoo.ledger.canonical import sha256
 from deltacompress.zoo.ledger.entry import (
     ARTIFACT,
     BUNDLE,
@@ -79,7 +79,7 @@ def describe(artifact: Path, *, parents: tuple[str, ...] = (), relation: str | N
     manifest = parse_manifest(raw, str(artifact / MANIFEST))
     named = {"name of the base": manifest.base.name, "name of the fine-tuned model": manifest.finetuned.name}
     check_texts(named | {"recipe": manifest.recipe.get("name")}, str(artifact / MANIFEST))
-    config = Descriptor(media_type=ARTIFACT, digest=sha256(raw), size=len(raw))
+    config = Descriptor(media_type=ARTIFACT, digest=sha256_hex(raw), size=len(raw))
     blobs = [Blob(config.digest, config.size, lambda: (raw,), str(artifact / MANIFEST))]
     layers: list[Descriptor] = []
     parts = {f"{t.name}.{p.name}": p for t in manifest.tensors for p in t.parts}

@@ -8,10 +8,6 @@ identity: the files that define it, without what saving changes (spelling of the
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
@@ -20,10 +16,12 @@ from pydantic import FailFast, Field
 
 from deltacompress.checkpoints.header import TensorSpan, load_json_object
 from deltacompress.checkpoints.side_files import MAX_SIDE_FILE_BYTES
-from deltacompress.checkpoints.weight_files import find_weights
+from deltacompress.checkpoints.weight_files import content_hash, find_weights
 from deltacompress.errors import BaseMismatchError, CheckpointError
 from deltacompress.files import regular
-from deltacompress.files.regular import ANYWHERE, open_regular, read_bytes, stat_regular
+from deltacompress.files.canonical_json import canonical_bytes, canonical_digest
+from deltacompress.files.hashing import hash_chunks, hash_file, read_chunks, sha256_hex
+from deltacompress.files.regular import ANYWHERE, open_regular, read_bytes
 from deltacompress.zoo.entries.artifact import Described
 from deltacompress.zoo.errors import DamagedRecordError
 from deltacompress.zoo.ledger import canonical
@@ -35,7 +33,6 @@ from deltacompress.zoo.ledger.records import Sha256, Size, Text
 
 MAX_IDENTITY_BYTES = 16 << 20
 """And canonical.MAX_MEMORY: about 60,000 tensors."""
-_CHUNK = 4 << 20
 _TOKENIZER = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json", "*.model", "*.tiktoken")
 _OTHER = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 _RUNTIME = ("padding", "truncation")  # what a program last asked of the tokenizer, saved with it
@@ -61,7 +58,7 @@ class BaseFile(Strict):
 class BaseIdentity(Strict):
     """The config of a base-ref entry.
 
-    content_hash: checkpoint.content_hash of `tensors`; bytes: of `files` together; tokenizer: file that defines it ->
+    content_hash: content_hash of `tensors`; bytes: of `files` together; tokenizer: file that defines it ->
     sha256 of what it says.
     """
 
@@ -101,10 +98,10 @@ def describe_base(directory: Path, *, hub_id: str | None, revision: str | None) 
         tokenizer=tokenizer,
         files=files,
     )
-    raw = canonical.spell(identity.model_dump(mode="json"))
+    raw = canonical_bytes(identity.model_dump(mode="json"))
     if not canonical.fits(raw, MAX_IDENTITY_BYTES):
         raise CheckpointError(f"{len(tensors)} tensors are more than a base-ref holds", where=directory)
-    blob = Blob(canonical.sha256(raw), len(raw), lambda: (raw,), str(directory))
+    blob = Blob(sha256_hex(raw), len(raw), lambda: (raw,), str(directory))
     entry = EntryManifest(
         kind="base-ref",
         config=Descriptor(media_type=BASE, digest=blob.digest, size=blob.size),
@@ -114,7 +111,7 @@ def describe_base(directory: Path, *, hub_id: str | None, revision: str | None) 
             "revision": revision,
             "base_bytes": identity.bytes,
             "tensors": len(tensors),
-            "tokenizer": canonical.sha256(canonical.spell(dict(tokenizer))) if tokenizer else None,
+            "tokenizer": canonical_digest(dict(tokenizer)) if tokenizer else None,
         },
     )
     return Described(entry, [blob])
@@ -191,9 +188,7 @@ def _check_tensors(
 
 
 def _content_hash(tensors: tuple[BaseTensor, ...]) -> str:
-    """As checkpoint.content_hash, which cannot be imported without torch; a test holds them together."""
-    rows = sorted([one.name, one.dtype, list(one.shape), one.sha256] for one in tensors)
-    return canonical.sha256(json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode())
+    return content_hash((one.name, one.dtype, one.shape, one.sha256) for one in tensors)
 
 
 def _side_files(directory: Path) -> list[Path]:
@@ -215,37 +210,24 @@ def _tokenizer(directory: Path) -> dict[str, str]:
         if file.suffix == ".json":
             data = load_json_object(raw, str(file))
             try:
-                raw = canonical.spell({key: value for key, value in data.items() if key not in _RUNTIME})
+                raw = canonical_bytes({key: value for key, value in data.items() if key not in _RUNTIME})
             except ValueError as error:
                 raise CheckpointError(
                     f"holds a number that is none ({error})", where=file, way_out="get it again"
                 ) from error
-        found[file.name] = canonical.sha256(raw)
+        found[file.name] = sha256_hex(raw)
     return found
 
 
 def _hash(path: Path, span: TensorSpan) -> str:
-    return _digest(path, span.begin, span.end)
+    with open_regular(path, links=ANYWHERE) as file:
+        file.seek(span.begin)
+        digest, size = hash_chunks(read_chunks(file, span.info.nbytes))
+    if size != span.info.nbytes:
+        raise CheckpointError("cut short while it was read", where=path, way_out="get it again")
+    return digest
 
 
 def _file(path: Path) -> BaseFile:
-    size = stat_regular(path, links=ANYWHERE).st_size
-    return BaseFile(file=path.name, bytes=size, sha256=_digest(path, 0, size))
-
-
-def _digest(path: Path, begin: int, end: int) -> str:
-    seen = hashlib.sha256()
-    for chunk in _chunks(path, begin, end):
-        seen.update(chunk)
-    return seen.hexdigest()
-
-
-def _chunks(path: Path, begin: int, end: int) -> Iterator[bytes]:
-    with open_regular(path, links=ANYWHERE) as file:
-        file.seek(begin, os.SEEK_SET)
-        while begin < end:
-            chunk = file.read(min(_CHUNK, end - begin))
-            if not chunk:
-                raise CheckpointError("cut short while it was read", where=path, way_out="get it again")
-            begin += len(chunk)
-            yield chunk
+    digest, size = hash_file(path, links=ANYWHERE)
+    return BaseFile(file=path.name, bytes=size, sha256=digest)

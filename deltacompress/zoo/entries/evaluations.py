@@ -13,6 +13,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from deltacompress.errors import ChecksumError, InputError
+from deltacompress.files.canonical_json import canonical_digest
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.zoo.entries.artifact import Described
 from deltacompress.zoo.entries.scores import MAX_SCORES, score_key
 from deltacompress.zoo.errors import ZooFormatError
@@ -96,7 +98,7 @@ def describe_evaluation(
         )
     verdict = next((one for one in report.verdicts if one.subject == label), None)
     raw = (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
-    blob = Blob(canonical.sha256(raw), len(raw), lambda: (raw,), where)
+    blob = Blob(sha256_hex(raw), len(raw), lambda: (raw,), where)
     facts: dict[str, str | int | float | None] = {
         "tasks": ",".join(task.name for task in report.tasks)[:500],
         "gate": None if verdict is None else verdict.policy,
@@ -114,7 +116,7 @@ def describe_evaluation(
 def _parse(data: Mapping[str, Any], where: str) -> _Evaluation:
     content = {key: value for key, value in data.items() if key != "digest"}
     try:
-        digest = canonical.sha256(canonical.spell(content))
+        digest = canonical_digest(content)
     except (ValueError, RecursionError):  # a NaN
         digest = None
     if digest is None or data.get("digest") != digest:

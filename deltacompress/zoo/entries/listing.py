@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from deltacompress.errors import IntegrityError
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.zoo.entries import index
 from deltacompress.zoo.errors import StoreError
-from deltacompress.zoo.ledger.canonical import sha256
 from deltacompress.zoo.ledger.read import open_manifest
 from deltacompress.zoo.ledger.records import MAX_RECORD_BYTES, AliasRecord, RemovalRecord, VersionRecord, decode
 from deltacompress.zoo.ledger.versions import NameState, states
@@ -103,7 +103,7 @@ class _Reader:
         stamp = self.stamps.get(key)
         if stamp is None:
             raw = self.store.get(key, limit=MAX_RECORD_BYTES)
-            stamp = sha256(raw)
+            stamp = sha256_hex(raw)
         known = self._known.get((key, stamp))
         if known is None:
             known = read(self.store.get(key, limit=MAX_RECORD_BYTES) if raw is None else raw)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from deltacompress.checkpoints.header import load_json_object
 from deltacompress.errors import CheckpointError, InputError
+from deltacompress.files.canonical_json import canonical_bytes
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.files.regular import ANYWHERE, read_bytes, unreadable
 from deltacompress.zoo.catalog import Catalog
 from deltacompress.zoo.entries.artifact import Described
@@ -48,7 +50,7 @@ def describe_report(raw: bytes, found: Resolved, entry: EntryManifest, where: st
         data = load_json_object(raw, where)
         if is_evaluation(data):
             return describe_evaluation(data, found, entry, where)
-        spelled = canonical.spell(data)
+        spelled = canonical_bytes(data)
     except (CheckpointError, ValueError, RecursionError) as error:
         why = error.what if isinstance(error, CheckpointError) else str(error)
         told = " ".join(why.split())[:200]
@@ -57,7 +59,7 @@ def describe_report(raw: bytes, found: Resolved, entry: EntryManifest, where: st
     for key, value in numbers_in(data):
         if len(numbers) < MAX_SCORES:
             numbers.setdefault(key, value)
-    blob = Blob(canonical.sha256(spelled), len(spelled), lambda: (spelled,), where)
+    blob = Blob(sha256_hex(spelled), len(spelled), lambda: (spelled,), where)
     attached = EntryManifest(
         kind="report",
         config=Descriptor(media_type=REPORT, digest=blob.digest, size=blob.size),

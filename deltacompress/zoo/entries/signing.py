@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from deltacompress.errors import BackendError, ChecksumError, InputError, install_hint
+from deltacompress.files.canonical_json import canonical_bytes
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.files.places import check_place
 from deltacompress.files.regular import ANYWHERE, read_bytes, unreadable
 from deltacompress.reporter import SILENT, Reporter
@@ -174,8 +176,8 @@ def _attach(zoo: Catalog, private: Ed25519PrivateKey, *, target: str, subject: s
     statement = Signature(
         target=target, public_key=_hex(private.public_key()), signature=private.sign(_said(target)).hex()
     )
-    raw = canonical.spell(statement.model_dump(mode="json"))
-    blob = Blob(canonical.sha256(raw), len(raw), lambda: (raw,), "a signature")
+    raw = canonical_bytes(statement.model_dump(mode="json"))
+    blob = Blob(sha256_hex(raw), len(raw), lambda: (raw,), "a signature")
     entry = EntryManifest(
         kind="signature",
         config=Descriptor(media_type=SIGNATURE, digest=blob.digest, size=blob.size),

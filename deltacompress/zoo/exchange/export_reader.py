@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deltacompress.errors import FormatError, TruncatedFileError
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.zoo.errors import DamagedBlobError, DamagedRecordError, InvalidNameError, StoreError, ZooFormatError
 from deltacompress.zoo.exchange.export_format import (
     BLOCK,
@@ -31,7 +32,7 @@ from deltacompress.zoo.exchange.export_format import (
 )
 from deltacompress.zoo.ledger import names
 from deltacompress.zoo.ledger.blobs import Blob
-from deltacompress.zoo.ledger.canonical import parse, sha256
+from deltacompress.zoo.ledger.canonical import parse
 from deltacompress.zoo.ledger.entry import MAX_ENTRY_BYTES, EntryManifest, parse_entry
 from deltacompress.zoo.ledger.records import decode
 from deltacompress.zoo.store import osfs
@@ -172,7 +173,7 @@ def _manifest(
     if one.manifest not in places or places[one.manifest][1] != one.size or one.size > MAX_ENTRY_BYTES:
         raise DamagedRecordError(f"lacks manifest {one.manifest[:12]}", where=where)
     raw = read(*places[one.manifest])
-    if sha256(raw) != one.manifest:
+    if sha256_hex(raw) != one.manifest:
         raise DamagedBlobError(f"manifest {one.manifest[:12]} is damaged", where=where, way_out="copy it again")
     return parse_entry(raw, f"{where}: manifest {one.manifest[:12]}")
 

@@ -18,12 +18,12 @@ from deltacompress.artifact.manifest import MANIFEST, MAX_MANIFEST_BYTES, parse_
 from deltacompress.artifact.records import Manifest
 from deltacompress.checkpoints.header import MAX_HEADER_BYTES, parse_header
 from deltacompress.errors import CheckpointError
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.files.places import check_place
 from deltacompress.reporter import Reporter
 from deltacompress.zoo.entries.artifact import runs
 from deltacompress.zoo.errors import DamagedBlobError, DamagedRecordError, PullError
 from deltacompress.zoo.ledger import blobs
-from deltacompress.zoo.ledger.canonical import sha256
 from deltacompress.zoo.ledger.entry import BUNDLE, HEADER, SHARD_TYPES, Descriptor, EntryManifest
 from deltacompress.zoo.ledger.versions import Resolved
 from deltacompress.zoo.store import osfs
@@ -118,7 +118,7 @@ def _write(store: Store, found: Resolved, path: Path, segments: Iterator[_Segmen
         there = os.fstat(fd).st_size
         for segment in segments:
             size = len(segment) if isinstance(segment, bytes) else segment.size
-            digest = sha256(segment) if isinstance(segment, bytes) else segment.digest
+            digest = sha256_hex(segment) if isinstance(segment, bytes) else segment.digest
             if there >= position + size:
                 trial = whole.copy()
                 if _same(fd, position, size, digest, trial):

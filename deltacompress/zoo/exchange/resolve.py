@@ -8,7 +8,6 @@ byte hashed; if anything differs, it is pulled again. One process at a time work
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import shutil
 import stat
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deltacompress.artifact.manifest import MANIFEST, read_manifest
-from deltacompress.files.regular import open_regular
+from deltacompress.files.hashing import hash_file
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo.entries.linking import add, check_base_of
 from deltacompress.zoo.errors import InvalidNameError, NotAZooError, PullError
@@ -25,7 +24,6 @@ from deltacompress.zoo.ledger import names
 from deltacompress.zoo.ledger.entry import EntryManifest
 from deltacompress.zoo.ledger.publish import check_kind
 from deltacompress.zoo.ledger.read import need_kind
-from deltacompress.zoo.store.base import CHUNK
 from deltacompress.zoo.store.durable import because
 from deltacompress.zoo.zoo import Zoo
 
@@ -152,29 +150,18 @@ def _is_whole(directory: Path, entry: EntryManifest) -> bool:
         if not stat.S_ISDIR(directory.lstat().st_mode):
             return False
         if entry.kind == "delta":
-            if _hash(directory / MANIFEST) != (entry.config.size, entry.config.digest):
+            if hash_file(directory / MANIFEST) != (entry.config.digest, entry.config.size):
                 return False
             manifest = read_manifest(directory)
-            wanted = {one.file: (one.bytes, one.sha256) for one in (*manifest.shards, *manifest.files)}
-            wanted[MANIFEST] = (entry.config.size, entry.config.digest)
+            wanted = {one.file: (one.sha256, one.bytes) for one in (*manifest.shards, *manifest.files)}
+            wanted[MANIFEST] = (entry.config.digest, entry.config.size)
         else:
-            wanted = {name: (layers[0].size, layers[0].digest) for name, layers in entry.files().items()}
+            wanted = {name: (layers[0].digest, layers[0].size) for name, layers in entry.files().items()}
         return {one.name for one in directory.iterdir()} == wanted.keys() and all(
-            _hash(directory / name) == told for name, told in wanted.items()
+            hash_file(directory / name) == known for name, known in wanted.items()
         )
     except OSError:
         return False
-
-
-def _hash(path: Path) -> tuple[int, str]:
-    """Size and sha256 of a plain file; following no link."""
-    seen = hashlib.sha256()
-    with open_regular(path) as file:
-        size = 0
-        while chunk := file.read(CHUNK):
-            seen.update(chunk)
-            size += len(chunk)
-    return size, seen.hexdigest()
 
 
 def _remove(path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 
+from deltacompress.files.hashing import hash_chunks
 from deltacompress.zoo.errors import ConflictError, DamagedBlobError, DamagedRecordError, MissingBlobError
 from deltacompress.zoo.ledger.records import CondemnedRecord, encode
 from deltacompress.zoo.store.base import NoSuchObjectError, Store
@@ -71,15 +72,12 @@ def condemn(store: Store, digest: str, generation: int) -> None:
 
 def intact(store: Store, key: str, digest: str, size: int | None = None) -> bool:
     """Whether the object under `key` is there and has this digest (and size)."""
-    seen = hashlib.sha256()
     try:
         if size is not None and store.size(key) != size:
             return False
-        for chunk in store.stream(key):
-            seen.update(chunk)
+        return hash_chunks(store.stream(key))[0] == digest
     except NoSuchObjectError:
         return False
-    return seen.hexdigest() == digest
 
 
 def keys(store: Store, digest: str) -> Iterator[str]:

@@ -10,13 +10,13 @@ first fault, not after a list of all of them: no input, of whatever size, takes 
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from deltacompress.files.canonical_json import canonical_bytes
 from deltacompress.files.json_limits import parsed_bytes
 from deltacompress.zoo.errors import DamagedRecordError
 
@@ -36,16 +36,6 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-def spell(data: dict[str, Any]) -> bytes:
-    """Canonical JSON."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
-
-
-def sha256(raw: bytes) -> str:
-    """Hex digest."""
-    return hashlib.sha256(raw).hexdigest()
-
-
 def parse(raw: bytes, where: str, *, limit: int = MAX_BYTES) -> dict[str, Any]:
     """The object that `raw` spells, its lists as tuples.
 
@@ -57,7 +47,7 @@ def parse(raw: bytes, where: str, *, limit: int = MAX_BYTES) -> dict[str, Any]:
         raise DamagedRecordError(f"damaged, {len(raw)} bytes are more than it may have or hold", where=where)
     try:
         data = json.loads(raw, object_hook=_frozen)
-        if isinstance(data, dict) and spell(data) == raw:
+        if isinstance(data, dict) and canonical_bytes(data) == raw:
             return data
     except (ValueError, RecursionError):
         pass
@@ -71,7 +61,7 @@ def validate(model: type[_Model], data: dict[str, Any], where: str) -> _Model:
         DamagedRecordError: a field is missing, unknown or out of range.
     """
     found = checked(model, data, where)
-    if spell(found.model_dump(mode="json")) != spell(data):
+    if canonical_bytes(found.model_dump(mode="json")) != canonical_bytes(data):
         raise DamagedRecordError("not spelled as this format spells it", where=where)
     return found
 

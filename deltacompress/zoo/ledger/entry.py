@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import FailFast, Field, model_validator
 
 from deltacompress.artifact.records import FILE_NAME
+from deltacompress.files.canonical_json import canonical_bytes
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.zoo.errors import DamagedRecordError
 from deltacompress.zoo.ledger import canonical
 from deltacompress.zoo.ledger.canonical import Strict
@@ -57,7 +59,7 @@ class Descriptor(Strict):
 class Lineage(Strict):
     """What an entry descends from.
 
-    base, finetuned: content hashes of checkpoints (checkpoint.content_hash); parents: digests of entries; relation: how
+    base, finetuned: content hashes of checkpoints (content_hash); parents: digests of entries; relation: how
     the entry came from them, in Hugging Face's words for base_model_relation or ours.
     """
 
@@ -121,12 +123,12 @@ class EntryManifest(Strict):
 
     def to_bytes(self) -> bytes:
         """The bytes whose sha256 is the entry's digest."""
-        return canonical.spell(self.model_dump(mode="json"))
+        return canonical_bytes(self.model_dump(mode="json"))
 
     @property
     def digest(self) -> str:
         """sha256 of to_bytes."""
-        return canonical.sha256(self.to_bytes())
+        return sha256_hex(self.to_bytes())
 
 
 def parse_entry(raw: bytes, where: str) -> EntryManifest:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import FailFast, Field
 
+from deltacompress.files.canonical_json import canonical_bytes, canonical_digest
 from deltacompress.zoo.errors import DamagedRecordError, ZooFormatError
 from deltacompress.zoo.ledger import canonical
 from deltacompress.zoo.ledger.canonical import Strict
@@ -129,7 +130,7 @@ def now() -> float:
 def encode(key: str, record: Record) -> bytes:
     """The bytes of `record` under `key`."""
     data: dict[str, Any] = record.model_dump(mode="json") | {"key": key}
-    return canonical.spell(data | {"digest": canonical.sha256(canonical.spell(data))})
+    return canonical_bytes(data | {"digest": canonical_digest(data)})
 
 
 def decode(
@@ -152,7 +153,7 @@ def decode(
 def _decode(key: str, raw: bytes, kind: type[_Any], place: str, limit: int) -> _Any:
     data = canonical.parse(raw, place, limit=limit)
     digest = data.pop("digest", None)
-    if digest != canonical.sha256(canonical.spell(data)):
+    if digest != canonical_digest(data):
         raise DamagedRecordError("damaged, its bytes differ from its digest", where=place)
     if data.pop("key", None) != key:
         raise DamagedRecordError("was written for another place", where=place)

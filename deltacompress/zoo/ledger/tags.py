@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.zoo.errors import ConflictError, DamagedRecordError, NotFoundError
-from deltacompress.zoo.ledger.canonical import sha256
 from deltacompress.zoo.ledger.names import Reference, parse_alias
 from deltacompress.zoo.ledger.records import MAX_RECORD_BYTES, REPAIR, AliasRecord, decode, encode, nonce, now
 from deltacompress.zoo.ledger.versions import resolve, state_of
@@ -86,7 +86,7 @@ def history(store: Store, name: str, alias: str) -> list[Move]:
                 "missing, later moves are there", where=f"{store.where}/{key}", way_out=REPAIR
             ) from None
         record = decode(key, raw, AliasRecord, store.where)
-        if record.previous != (sha256(before) if before is not None else None):
+        if record.previous != (sha256_hex(before) if before is not None else None):
             raise DamagedRecordError(
                 "does not follow from the move before it", where=f"{store.where}/{key}", way_out=REPAIR
             )
@@ -116,4 +116,4 @@ def known_history(store: Store, reference: Reference) -> list[Move]:
 
 
 def _hash(store: Store, key: str) -> str:
-    return sha256(store.get(key, limit=MAX_RECORD_BYTES))
+    return sha256_hex(store.get(key, limit=MAX_RECORD_BYTES))

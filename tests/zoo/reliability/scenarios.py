@@ -18,12 +18,12 @@ from unittest.mock import patch
 
 from zoo.samples import files_of, make_artifact, sample_parts
 
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.entries.artifact import Described, describe
 from deltacompress.zoo.exchange import transfer
 from deltacompress.zoo.ledger import blobs, txn
 from deltacompress.zoo.ledger.blobs import Blob
-from deltacompress.zoo.ledger.canonical import sha256
 from deltacompress.zoo.ledger.entry import FILE, REPORT, Descriptor, EntryManifest
 from deltacompress.zoo.ledger.names import parse
 from deltacompress.zoo.ledger.records import IntentRecord, OutcomeRecord, VersionRecord, encode, nonce, now
@@ -67,7 +67,7 @@ def state_of(store: Store) -> State:
 
 def report(subject: str, text: bytes = b"a report") -> tuple[EntryManifest, list[Blob]]:
     """A referrer of the manifest `subject`."""
-    blob = Blob(sha256(text), len(text), lambda: (text,), "a report")
+    blob = Blob(sha256_hex(text), len(text), lambda: (text,), "a report")
     layer = Descriptor(media_type=FILE, digest=blob.digest, size=blob.size, annotations={"file": "report.json"})
     config = Descriptor(media_type=REPORT, digest=blob.digest, size=blob.size)
     return EntryManifest(kind="report", config=config, layers=(layer,), subject=subject), [blob]

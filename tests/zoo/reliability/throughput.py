@@ -12,9 +12,9 @@ from pathlib import Path
 
 from zoo.samples import make_artifact, some_bytes
 
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.entries.index import index_path
-from deltacompress.zoo.ledger.canonical import sha256
 from deltacompress.zoo.ledger.records import VersionRecord, encode, nonce, now
 from deltacompress.zoo.store.layout import blob_key, version_key
 
@@ -58,8 +58,8 @@ def list_seconds(folder: Path, *, entries: int = 10_000) -> tuple[float, float, 
         changed = entry.model_copy(update={"summary": {**entry.summary, "number": number}})
         raw, name = changed.to_bytes(), f"team/m{number}"
         key = version_key(name, 1)
-        record = VersionRecord(manifest=sha256(raw), size=len(raw), txn=nonce(), created=now())
-        for place, content in ((blob_key(sha256(raw), 0), raw), (key, encode(key, record))):
+        record = VersionRecord(manifest=sha256_hex(raw), size=len(raw), txn=nonce(), created=now())
+        for place, content in ((blob_key(sha256_hex(raw), 0), raw), (key, encode(key, record))):
             path = folder / "zoo" / place  # the format's own spelling, without ten thousand fsyncs
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
