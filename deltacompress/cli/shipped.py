@@ -25,9 +25,9 @@ def recipes(console: Console, name: Shown = None) -> None:
     """List the recipes of `compress`, with advice on which to take; NAME shows one."""
     from deltacompress.cli import render
     from deltacompress.codecs.recipe import Recipe
-    from deltacompress.files.content import list_content
+    from deltacompress.files.content import shipped_yaml
 
-    found = {path.stem: path for path in list_content("calibration/recipes", ".yaml")}
+    found = shipped_yaml("calibration/recipes")
     if name is not None:
         Recipe.load(name)  # or what is wrong with the name
         _show(console, found.get(name, Path(name)))
@@ -42,9 +42,9 @@ def gates(console: Console, name: Shown = None) -> None:
     """List the policies of `gate` and `compress --gate`; NAME shows one."""
     from deltacompress.cli import render
     from deltacompress.evaluation.gate.rules import Gate
-    from deltacompress.files.content import list_content
+    from deltacompress.files.content import shipped_yaml
 
-    found = {path.stem: path for path in list_content("evals/gates", ".yaml")}
+    found = shipped_yaml("evals/gates")
     if name is not None:
         Gate.load(name)
         _show(console, found.get(name, Path(name)))

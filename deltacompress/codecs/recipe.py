@@ -8,7 +8,6 @@ calibration/recipes/ and are named without their suffix.
 from __future__ import annotations
 
 import reprlib
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
@@ -19,12 +18,11 @@ from deltacompress.arguments import checked
 from deltacompress.codecs.registry import CODECS
 from deltacompress.codecs.settings import Codec, Settings
 from deltacompress.errors import CalibrationError, RecipeError, option
-from deltacompress.files.content import content_path, is_path, list_content
-from deltacompress.files.regular import ANYWHERE, read_text
-from deltacompress.files.strict_yaml import MAX_YAML_BYTES, load_yaml
+from deltacompress.files.content import find_yaml
+from deltacompress.files.strict_yaml import read_yaml
 from deltacompress.types import TensorKind
 
-_FOLDER = ("calibration", "recipes")
+_FOLDER = "calibration/recipes"
 MAX_SEED = 2**50
 """What the manifest can record: JSON numbers are exact up to 2^53 in every reader."""
 
@@ -104,32 +102,9 @@ class Recipe(BaseModel):
         Raises:
             RecipeError: no such recipe, not YAML, or a field that is unknown, given twice or out of range.
         """
-        path = Path(name_or_path)
-        if not is_path(name_or_path):
-            names = [found.stem for found in list_content("/".join(_FOLDER), ".yaml")]
-            if str(name_or_path) not in names:
-                close = get_close_matches(str(name_or_path).lower(), names, n=1)
-                raise RecipeError(
-                    f"no recipe named {str(name_or_path)!r}",
-                    way_out=(
-                        f"{(f'did you mean {close[0]}? ' if close else '')}shipped: {', '.join(names)} (or give a path)"
-                    ),
-                )
-            path = content_path(*_FOLDER, f"{name_or_path}.yaml")
-        try:
-            text = read_text(path, at_most=MAX_YAML_BYTES, links=ANYWHERE)
-        except UnicodeDecodeError as error:
-            raise RecipeError(
-                f"not YAML (byte {error.start} is not UTF-8)", where=path, way_out="save it as UTF-8 text"
-            ) from error
-        except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
-            why = getattr(error, "strerror", None) or error
-            raise RecipeError(
-                f"the recipe cannot be read ({why})",
-                where=path,
-                way_out="give a YAML file or the name of a shipped recipe",
-            ) from error
-        return cls.parse(load_yaml(text, str(path)), where=str(path))
+        path = find_yaml(name_or_path, _FOLDER, what="recipe", kind=RecipeError)
+        data = read_yaml(path, what="recipe", docs="docs/recipes.md", kind=RecipeError)
+        return cls.parse(data, where=str(path))
 
     @classmethod
     def parse(cls, data: Any, *, where: str = "recipe") -> Recipe:

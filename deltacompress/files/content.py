@@ -8,9 +8,13 @@ or an editable install).
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from pathlib import Path
+from typing import TypeVar
 
 from deltacompress.errors import InputError
+
+_Kind = TypeVar("_Kind", bound=InputError)
 
 FOLDERS = ("calibration", "evals", "registry")
 """The content folders; nothing else can be asked for."""
@@ -52,17 +56,32 @@ def content_path(*parts: str) -> Path:
     return path
 
 
-def is_path(given: str | Path) -> bool:
-    """Whether somebody who may give the name of a shipped YAML file, or a path, gave a path.
-
-    A directory that is called as a shipped file is not in its way.
-    """
-    text = str(given)
-    there = os.path.lexists(text) and not os.path.isdir(text)
-    return there or os.sep in text or text.endswith((".yaml", ".yml"))
-
-
 def list_content(folder: str, suffix: str) -> tuple[Path, ...]:
     """The shipped files of one folder that end in `suffix`, sorted by name, e.g. `("calibration/recipes", ".yaml")`."""
     directory = content_path(*folder.split("/"))
     return tuple(sorted(path for path in directory.iterdir() if path.is_file() and path.name.endswith(suffix)))
+
+
+def shipped_yaml(folder: str) -> dict[str, Path]:
+    """The shipped YAML files of one folder by their names, without suffix."""
+    return {path.stem: path for path in list_content(folder, ".yaml")}
+
+
+def find_yaml(given: str | Path, folder: str, *, what: str, kind: type[_Kind]) -> Path:
+    """The YAML file of somebody who may give the name of a shipped one, or the path of any.
+
+    It is a path if it leads to a file, or has a suffix or a directory part; a directory that is called as a shipped
+    file is not in its way. what: "recipe", say; kind: of the error.
+
+    Raises:
+        kind: nothing is shipped under that name; the message lists what is.
+    """
+    text, shipped = str(given), shipped_yaml(folder)
+    there = os.path.lexists(text) and not os.path.isdir(text)
+    if there or os.sep in text or text.endswith((".yaml", ".yml")):
+        return Path(given)
+    if text in shipped:
+        return shipped[text]
+    close = get_close_matches(text.lower(), shipped, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    raise kind(f"no {what} named {text!r}", way_out=f"{hint}shipped: {', '.join(shipped)} (or give a path)")

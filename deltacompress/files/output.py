@@ -124,14 +124,26 @@ def take_lock(path: Path) -> int:
     """A descriptor of the directory `path`; it is locked until that is closed. Raises as lock_directory."""
     with output_errors(path):
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    if not try_lock(lock):
         os.close(lock)
         raise OutputError(
             "another run is writing there", where=path, way_out=f"wait for it or choose another {option('out')}"
-        ) from error
+        )
     return lock
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file or directory until it is closed; False: another process has it locked."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def wait_for_lock(descriptor: int) -> None:
+    """As `try_lock`, once whoever has it locked has closed it."""
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def sync(path: Path) -> None:

@@ -6,13 +6,15 @@ number 124, in base 60.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from deltacompress.errors import RecipeError
+from deltacompress.errors import InputError
+from deltacompress.files.regular import ANYWHERE, read_text
 
-MAX_YAML_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 """Of a file; what is written by hand has a thousandth of it."""
 _MAX_MERGED = 10_000
 
@@ -28,18 +30,26 @@ class _Strict(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-def load_yaml(text: str, where: str, *, what: str = "a recipe", docs: str = "docs/recipes.md") -> Any:
-    """Parse one YAML document to plain data. what: it should be; docs: where that is described.
+def read_yaml(path: Path, *, what: str, docs: str, kind: type[InputError]) -> Any:
+    """The plain data of the one YAML document in a file. what: "recipe", say; docs: where such files are described.
 
     Raises:
-        RecipeError: not YAML, a key given twice, or an unquoted `n:m`; names the line.
+        kind: it cannot be read, is not YAML, holds a key given twice or an unquoted `n:m`; names the line.
     """
+    try:
+        text = read_text(path, at_most=_MAX_BYTES, links=ANYWHERE)
+    except UnicodeDecodeError as error:
+        told = f"not YAML (byte {error.start} is not UTF-8)"
+        raise kind(told, where=path, way_out="save it as UTF-8 text") from error
+    except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
+        told = f"the {what} cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise kind(told, where=path, way_out=f"give a YAML file or the name of a shipped {what}") from error
     try:
         return yaml.load(text, _Strict)  # noqa: S506 - a SafeLoader, made stricter
     except RecursionError as error:
-        raise RecipeError(f"nested too deeply to be {what}", where=where, way_out=f"see {docs}") from error
+        raise kind(f"nested too deeply to be a {what}", where=path, way_out=f"see {docs}") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, a number beyond Python's limit
-        raise RecipeError(_told(error, docs), where=where) from error
+        raise kind(_told(error, docs), where=path) from error
 
 
 def _told(error: Exception, docs: str) -> str:

@@ -17,15 +17,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from deltacompress.arguments import checked
-from deltacompress.errors import DeltaCompressError, InputError, IntegrityError, RecipeError, spelled
+from deltacompress.errors import DeltaCompressError, InputError, IntegrityError, spelled
 from deltacompress.evaluation.gate.output import summary
 from deltacompress.evaluation.gate.policy import Policy
 from deltacompress.evaluation.report.data import Report
 from deltacompress.evaluation.report.records import Check, PairedRecord, ScoreRecord, SubjectRecord, Verdict
 from deltacompress.evaluation.scoring.statistics import FEWEST
-from deltacompress.files.content import content_path, is_path, list_content
-from deltacompress.files.regular import ANYWHERE, read_text
-from deltacompress.files.strict_yaml import MAX_YAML_BYTES, load_yaml
+from deltacompress.files.content import find_yaml
+from deltacompress.files.strict_yaml import read_yaml
 
 
 class GateFailedError(DeltaCompressError):
@@ -95,22 +94,8 @@ class Gate:
         Raises:
             InputError: no such policy, not YAML, or a key that is unknown or wrong; names it.
         """
-        path = Path(name_or_path)
-        if not is_path(name_or_path):
-            names = [found.stem for found in list_content("evals/gates", ".yaml")]
-            if str(name_or_path) not in names:
-                raise InputError(
-                    f"no policy named {str(name_or_path)!r}", way_out=f"shipped: {', '.join(names)} (or give a path)"
-                )
-            path = content_path("evals", "gates", f"{name_or_path}.yaml")
-        try:
-            text = read_text(path, at_most=MAX_YAML_BYTES, links=ANYWHERE)
-            data = load_yaml(text, str(path), what="a policy", docs="docs/evaluation.md")
-        except RecipeError as error:
-            raise error.retold(InputError) from error
-        except (OSError, ValueError) as error:
-            told = f"the policy cannot be read ({getattr(error, 'strerror', None) or error})"
-            raise InputError(told, where=path, way_out="give a YAML file or a shipped name") from error
+        path = find_yaml(name_or_path, "evals/gates", what="policy", kind=InputError)
+        data = read_yaml(path, what="policy", docs="docs/evaluation.md", kind=InputError)
         return cls.parse(data, where=str(path))
 
     @classmethod

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.errors import InputError, option
-from deltacompress.files.content import list_content
+from deltacompress.files.content import shipped_yaml
 
 METHODS = (
     "sparsegpt-direct-4bit,gptq-direct-4bit,rtn-direct-4bit,rtn-4bit,sign-rtn,bitdelta,low-rank,int4-24,int2-24,sign-24"
@@ -37,8 +37,7 @@ def load_method(name: str) -> Recipe:
     Raises:
         InputError: no such method.
     """
-    baselines = {path.stem: path for path in list_content("evals/baselines", ".yaml")}
-    shipped = {path.stem for path in list_content("calibration/recipes", ".yaml")}
+    baselines, shipped = shipped_yaml("evals/baselines"), shipped_yaml("calibration/recipes")
     if name in baselines:
         return Recipe.load(baselines[name])
     if name in shipped or Path(name).suffix in (".yaml", ".yml"):

@@ -14,13 +14,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from deltacompress.errors import InputError, RecipeError, option
+from deltacompress.errors import InputError, option
 from deltacompress.evaluation.tasks.records import Sample, Templates, read_samples
-from deltacompress.files.content import content_path, list_content
-from deltacompress.files.regular import ANYWHERE, read_text
-from deltacompress.files.strict_yaml import MAX_YAML_BYTES, load_yaml
+from deltacompress.files.content import content_path, shipped_yaml
+from deltacompress.files.strict_yaml import read_yaml
 
 VALIDATION, TRAIN = "validation.jsonl", "train.jsonl"
+_FOLDER = "evals/tasks"
 _BELOW = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$"
 """A folder below another: plain names, none of which leads out."""
 
@@ -137,7 +137,7 @@ def check_task_dir(task_dir: Path | None) -> None:
 
 def task_names(task_dir: Path | None) -> list[str]:
     """Every task that could be named."""
-    names = {path.stem for path in list_content("evals/tasks", ".yaml")}
+    names = set(shipped_yaml(_FOLDER))
     if task_dir is not None and task_dir.is_dir():
         names |= {path.parent.name for path in task_dir.glob(f"*/{VALIDATION}")}
         names |= {path.stem for path in task_dir.glob("*.yaml")}
@@ -173,11 +173,11 @@ def find_spec(name: str, task_dir: Path | None) -> LocalSpec | SuiteSpec:
         if own.is_file():
             return read_spec(own)
         data = task_dir / name / VALIDATION
-        if data.is_file() and name not in {path.stem for path in list_content("evals/tasks", ".yaml")}:
+        if data.is_file() and name not in shipped_yaml(_FOLDER):
             first = read_samples(data, Templates(), choose=None)
             return LocalSpec(task=name, kind="choose" if first[0].choices else "generate")
     known = task_names(task_dir)
-    shipped = {path.stem: path for path in list_content("evals/tasks", ".yaml")}
+    shipped = shipped_yaml(_FOLDER)
     if name not in shipped:
         close = get_close_matches(name.lower(), known, n=3, cutoff=0.5)
         told = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
@@ -191,13 +191,7 @@ def read_spec(path: Path) -> LocalSpec | SuiteSpec:
     Raises:
         InputError: not YAML, or a key that is unknown, missing or wrong; names it.
     """
-    try:
-        text = read_text(path, at_most=MAX_YAML_BYTES, links=ANYWHERE)
-        data = load_yaml(text, str(path), what="a task", docs="docs/evaluation.md")
-    except RecipeError as error:
-        raise error.retold(InputError) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"the task cannot be read ({error})", where=path) from error
+    data = read_yaml(path, what="task", docs="docs/evaluation.md", kind=InputError)
     try:
         spec = _SPEC.validate_python(data)
     except ValidationError as error:

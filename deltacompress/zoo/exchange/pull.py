@@ -7,7 +7,6 @@ finds is hashed blob by blob and cut off at the first byte that is not right.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from deltacompress.artifact.records import Manifest
 from deltacompress.checkpoints.header import MAX_HEADER_BYTES, parse_header
 from deltacompress.errors import CheckpointError
 from deltacompress.files.hashing import sha256_hex
+from deltacompress.files.output import try_lock
 from deltacompress.files.places import check_place
 from deltacompress.reporter import Reporter
 from deltacompress.zoo.entries.artifact import runs
@@ -210,12 +210,8 @@ def _locked(work: Path, expected: set[str]) -> Iterator[None]:
                 ) from None
         lock = again(osfs.open_, str(work), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise PullError(
-                "another pull works there", where=work, way_out="wait for it or choose another directory"
-            ) from error
+        if not try_lock(lock):
+            raise PullError("another pull works there", where=work, way_out="wait for it or choose another directory")
         yield
     finally:
         with suppress(OSError):  # nothing was written through it

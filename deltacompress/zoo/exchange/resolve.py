@@ -7,7 +7,6 @@ byte hashed; if anything differs, it is pulled again. One process at a time work
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import stat
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from deltacompress.artifact.manifest import MANIFEST, read_manifest
 from deltacompress.files.hashing import hash_file
+from deltacompress.files.output import wait_for_lock
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo.entries.linking import add, check_base_of
 from deltacompress.zoo.errors import InvalidNameError, NotAZooError, PullError
@@ -183,7 +183,7 @@ def _locked(path: Path) -> Iterator[None]:
     except OSError as error:
         raise because(PullError, path, error) from error
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        wait_for_lock(fd)
         yield
     finally:
         os.close(fd)
