@@ -6,21 +6,29 @@ from pathlib import Path
 from typing import Any
 
 from deltacompress.checkpoints.header import load_json_object
-from deltacompress.checkpoints.side_files import link_homes
+from deltacompress.checkpoints.side_files import (
+    ADDED_TOKENS,
+    MAX_USED_CONFIG_BYTES,
+    SPECIAL_TOKENS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    VOCABULARY,
+    link_homes,
+)
+from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from deltacompress.errors import CheckpointError
 from deltacompress.files.regular import read_bytes, unreadable
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
-MAX_CONFIG_BYTES = 1 << 20
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json")
-KEPT = (CONFIG, WEIGHTS, "README.md", *_TOKENIZER, "vocab.txt", "merges.txt", "tokenizer.model", "chat_template.jinja")
+KEPT = (
+    *(ADAPTER_CONFIG, ADAPTER_WEIGHTS, "README.md", TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS),
+    *(*VOCABULARY, "tokenizer.model", "chat_template.jinja"),
+)
 """Names of the files that belong to an adapter."""
 
 
 def is_adapter(directory: Path) -> bool:
     """Whether a directory looks like a PEFT adapter."""
-    return (directory / CONFIG).is_file()
+    return (directory / ADAPTER_CONFIG).is_file()
 
 
 def read_config(directory: Path) -> tuple[dict[str, Any], bytes]:
@@ -29,9 +37,9 @@ def read_config(directory: Path) -> tuple[dict[str, Any], bytes]:
     Raises:
         CheckpointError: none, or one that cannot be read.
     """
-    path = directory / CONFIG
+    path = directory / ADAPTER_CONFIG
     try:
-        raw = read_bytes(path, at_most=MAX_CONFIG_BYTES, links=link_homes(directory))
+        raw = read_bytes(path, at_most=MAX_USED_CONFIG_BYTES, links=link_homes(directory))
     except OSError as error:
         raise unreadable(CheckpointError, path, error) from error
     return load_json_object(raw, str(path)), raw
@@ -54,8 +62,8 @@ def weights_of(directory: Path) -> Path:
     Raises:
         CheckpointError: there is none, or a pickled one only.
     """
-    if (directory / WEIGHTS).is_file():
-        return directory / WEIGHTS
+    if (directory / ADAPTER_WEIGHTS).is_file():
+        return directory / ADAPTER_WEIGHTS
     pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.pkl") for file in directory.glob(pattern))
     if pickled:
         raise CheckpointError(
@@ -64,7 +72,7 @@ def weights_of(directory: Path) -> Path:
             way_out="save it again with safe_serialization=True",
         )
     raise CheckpointError(
-        f"no {WEIGHTS}", where=directory, way_out="give a directory that PEFT's save_pretrained wrote"
+        f"no {ADAPTER_WEIGHTS}", where=directory, way_out="give a directory that PEFT's save_pretrained wrote"
     )
 
 

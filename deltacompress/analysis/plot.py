@@ -7,9 +7,7 @@ display nor pyplot's global state is involved, and it is published by a rename: 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deltacompress.analysis.result import Analysis, Family, HistogramData
-from deltacompress.errors import BackendError, OutputError, install_hint
+from deltacompress.errors import BackendError, install_hint
+from deltacompress.files.output import output_errors, write_once
 
 Array = npt.NDArray[np.float64]
 
@@ -198,27 +197,9 @@ def _short(value: float) -> str:
 
 
 def _publish(figure: Any, path: Path) -> None:
-    """Save beside the target, then rename over it; leaves nothing behind when it fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with output_errors(path, "path"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _removed_on_failure(temporary), temporary.open("wb") as stream:
-            # No software version in the file: the same analysis gives the same bytes with the same matplotlib.
-            figure.savefig(stream, format="png", dpi=150, metadata={"Software": None})
-            stream.flush()
-            os.fsync(stream.fileno())
-            temporary.replace(path)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write the picture ({error.strerror or error})", where=path, way_out="choose another path"
-        ) from error
-
-
-@contextmanager
-def _removed_on_failure(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):  # the reason for the failure is worth more than a leftover file
-            file.unlink(missing_ok=True)
-        raise
+    image = BytesIO()
+    # No software version in the file: the same analysis gives the same bytes with the same matplotlib.
+    figure.savefig(image, format="png", dpi=150, metadata={"Software": None})
+    write_once(path, image.getvalue(), replace=True)

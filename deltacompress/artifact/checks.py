@@ -17,6 +17,7 @@ from deltacompress.checkpoints.names import RULE, is_tensor_name, shown
 from deltacompress.checkpoints.side_files import MAX_SIDE_FILE_BYTES, is_side_file
 from deltacompress.codecs.spec import PackedSpec, check_shapes
 from deltacompress.errors import FormatError
+from deltacompress.files.places import MANIFEST
 from deltacompress.lossless.stream import HEADER_BYTES, MOST_RAW_PER_BYTE
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def check_relations(manifest: Manifest, where: str) -> None:
     tensors = {tensor.name: tensor for tensor in manifest.tensors}
     if [tensor.name for tensor in manifest.tensors] != sorted(tensors):
         raise FormatError("tensors are not listed once each, by name", where=where, way_out=AGAIN)
-    files = ["manifest.json", *(record.file for record in (*manifest.shards, *manifest.files))]
+    files = [MANIFEST, *(record.file for record in (*manifest.shards, *manifest.files))]
     if len(set(files)) != len(files):
         raise FormatError("a file is listed twice", where=where, way_out=AGAIN)
     for record in manifest.files:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from deltacompress.arguments import checked
 from deltacompress.artifact.checks import AGAIN
-from deltacompress.artifact.manifest import MANIFEST, read_manifest
+from deltacompress.artifact.manifest import read_manifest
 from deltacompress.artifact.parts import check_file, check_hashes, check_size, open_file, open_parts, reader
 from deltacompress.artifact.records import Manifest, PartRecord, TensorRecord
 from deltacompress.artifact.summary import summarize
@@ -22,6 +22,7 @@ from deltacompress.checkpoints.header import TensorSpan, read_header
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.spec import PackedSpec
 from deltacompress.errors import BaseMismatchError, CheckpointError, ChecksumError, FormatError, InputError, option
+from deltacompress.files.places import MANIFEST
 from deltacompress.reporter import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ class Delta:
         self.path = path
         self.manifest = manifest
         self.tensors = {record.name: record for record in manifest.tensors}
-        self._specs, self._spans = specs, spans
-        self._device = device
+        self._specs, self._spans, self._device = specs, spans, device
 
     @property
     def artifact_bytes(self) -> int:

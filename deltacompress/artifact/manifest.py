@@ -27,9 +27,9 @@ from deltacompress.errors import (
 from deltacompress.files.canonical_json import canonical_bytes, canonical_fields, join_fields
 from deltacompress.files.hashing import sha256_hex
 from deltacompress.files.json_limits import MAX_DEPTH, is_deep, parsed_bytes
+from deltacompress.files.places import CONFIG, MANIFEST
 from deltacompress.files.regular import UnfitFileError, read_bytes, unreadable
 
-MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 << 20  # of 45,000 packed tensors of four parts each, or more of fewer
 _MAX_MEMORY = 256 << 20  # of the parsed manifest, by the estimate
 
@@ -76,7 +76,7 @@ def read_manifest_bytes(directory: Path) -> bytes:
 
 def _is_checkpoint(directory: Path) -> bool:
     """Whether a directory without a manifest holds a model: an artifact that lost its own still has delta-* files."""
-    if not (directory / "config.json").is_file():
+    if not (directory / CONFIG).is_file():
         return False
     weights = [one.name for one in directory.iterdir() if one.suffix in (".safetensors", ".bin")]
     return bool(weights) and not any(name.startswith("delta-") for name in weights)

@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from deltacompress.artifact.manifest import MANIFEST, read_manifest
+from deltacompress.artifact.manifest import read_manifest
 from deltacompress.checkpoints.side_files import is_side_file
 from deltacompress.errors import DeltaCompressError, OutputError, option
 from deltacompress.files.exchange import put_back, put_in_place
 from deltacompress.files.output import output_errors, sync
-from deltacompress.files.places import check_place
+from deltacompress.files.places import CONFIG, MANIFEST, check_place
 
 _WEIGHTS = re.compile(
     r"model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json|quantize_config\.json|account\.json"
@@ -69,7 +69,7 @@ def holds_artifact(path: Path) -> bool:
 
 def holds_checkpoint(path: Path) -> bool:
     """Whether the directory holds a checkpoint, and no files of other names than those that one of ours has."""
-    there = (path / "config.json").is_file() and any(path.glob("model*.safetensors"))
+    there = (path / CONFIG).is_file() and any(path.glob("model*.safetensors"))
     return there and not path.is_symlink() and _stranger(path, _of_a_checkpoint) is None
 
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from deltacompress.artifact.delta import load_delta
-from deltacompress.artifact.manifest import MANIFEST
 from deltacompress.artifact.outputs import check_free, check_outside, holds_artifact
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.made_from import standing
 from deltacompress.errors import InputError, OutputError, option
+from deltacompress.files.places import MANIFEST
 from deltacompress.reporter import Reporter
 
 

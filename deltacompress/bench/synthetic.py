@@ -19,7 +19,6 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from deltacompress.artifact.manifest import MANIFEST
 from deltacompress.artifact.parts import file_record
 from deltacompress.artifact.records import Manifest, ModelRecord, PartRecord, TensorRecord
 from deltacompress.bench.kernels import random_parts
@@ -30,6 +29,7 @@ from deltacompress.checkpoints.writer import write_checkpoint, write_file, write
 from deltacompress.codecs import exact
 from deltacompress.codecs.encoded import restore_tensor
 from deltacompress.codecs.packed import PackedSpec, Parts
+from deltacompress.files.places import CONFIG, MANIFEST
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.types import TensorInfo, TensorKind
 
@@ -116,7 +116,7 @@ def write_base(out: Path, shape: ModelShape, device: torch.device) -> None:
             for name, (kind, size) in shape.tensors().items()
         ],
     )
-    write_file(out / "config.json", [json.dumps(shape.config()).encode()])
+    write_file(out / CONFIG, [json.dumps(shape.config()).encode()])
 
 
 def write_finetuned(out: Path, shape: ModelShape, device: torch.device, *, base: Path) -> None:
@@ -128,7 +128,7 @@ def write_finetuned(out: Path, shape: ModelShape, device: torch.device, *, base:
         return (weight.float() + torch.randn(weight.shape, device=device) * (0.1 * _STD)).to(weight.dtype).cpu()
 
     write_checkpoint(out, [(info, partial(make, name)) for name, info in source.tensors.items()])
-    write_file(out / "config.json", [json.dumps(shape.config()).encode()])
+    write_file(out / CONFIG, [json.dumps(shape.config()).encode()])
 
 
 def write_delta(out: Path, shape: ModelShape, base: Checkpoint, device: torch.device) -> Manifest:
@@ -145,7 +145,7 @@ def write_delta(out: Path, shape: ModelShape, base: Checkpoint, device: torch.de
 
     made = [(_info(name, tensor.dtype, tuple(tensor.shape)), ready(tensor)) for name, tensor in stored.items()]
     shards = sorted(set(write_shards(out, made, stem="delta").values()))
-    write_file(out / "config.json", [json.dumps(shape.config()).encode()])
+    write_file(out / CONFIG, [json.dumps(shape.config()).encode()])
     side = ModelRecord(name="synthetic", content_hash=base.fingerprint(), bytes=base.nbytes, tensors=len(records))
     manifest = Manifest(
         base=side,
@@ -156,7 +156,7 @@ def write_delta(out: Path, shape: ModelShape, base: Checkpoint, device: torch.de
         lossless="none",
         tensors=tuple(records),
         shards=tuple(file_record(out / name) for name in shards),
-        files=(file_record(out / "config.json"),),
+        files=(file_record(out / CONFIG),),
         tools={},
     )
     write_file(out / MANIFEST, [manifest.to_bytes()])

@@ -9,6 +9,7 @@ from typing import Any
 
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import CheckpointError, PairError
+from deltacompress.files.places import CONFIG
 
 _ARCHITECTURE_SUFFIX = re.compile(r"(ForCausalLM|LMHeadModel|Model)$")
 _SIZES = (("hidden_size", "n_embd", "d_model"), ("num_hidden_layers", "n_layer", "num_layers"))
@@ -39,7 +40,7 @@ def check_fields(checkpoint: Checkpoint) -> None:
         if value is not None and not is_right(value):
             raise CheckpointError(
                 f"{field} is {reprlib.repr(value)}, not {wanted}",
-                where=checkpoint.path / "config.json",
+                where=checkpoint.path / CONFIG,
                 way_out="mend it, or get the file that came with the weights",
             )
 

@@ -37,6 +37,7 @@ from deltacompress.checkpoints.weight_files import (
 )
 from deltacompress.errors import CheckpointError, option
 from deltacompress.files.hashing import hash_chunks, read_chunks
+from deltacompress.files.places import CONFIG
 from deltacompress.files.regular import ANYWHERE, open_regular, read_bytes, stat_regular, unreadable
 from deltacompress.types import TensorInfo
 
@@ -82,11 +83,11 @@ class Checkpoint:
         """
         try:
             root = model_directory(path) or fetched(str(path))
-            file = root / "config.json"
+            file = root / CONFIG
             if not file.exists():
                 if (root / ADAPTER_CONFIG).exists():
                     raise CheckpointError(A_PEFT_ADAPTER, where=root, way_out=USE_THE_ADAPTER)
-                raise CheckpointError("no config.json", where=root, way_out="give a Hugging Face model directory")
+                raise CheckpointError(f"no {CONFIG}", where=root, way_out="give a Hugging Face model directory")
             config = load_json_object(read_bytes(file, at_most=MAX_CONFIG_BYTES, links=ANYWHERE), str(file))
             there = (*root.glob("*.safetensors"), *root.glob("*.index.json"))
             before = {one: _stamp(one.stat()) for one in there if one.exists()}

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from deltacompress.files.places import CONFIG
+
+GENERATION_CONFIG = "generation_config.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+SPECIAL_TOKENS, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
+VOCABULARY = ("vocab.json", "vocab.txt", "merges.txt")
+CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 SIDE_FILES = (
-    *("config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "chat_template.json", "chat_template.jinja"),
+    *(CONFIG, GENERATION_CONFIG, "tokenizer*.json", SPECIAL_TOKENS, ADDED_TOKENS, *VOCABULARY),
+    *("*.model", "*.tiktoken", *CHAT_TEMPLATES),
     *("preprocessor_config.json", "processor_config.json", "image_processor_config.json"),
 )
 """Patterns of their names; the only files that are copied into an artifact, and that an artifact may hold."""
+TOKENIZER_FILES = (TOKENIZER, *VOCABULARY, ADDED_TOKENS, "*.model", "*.tiktoken")
+"""Patterns of those that say which tokens a text becomes."""
 MAX_SIDE_FILE_BYTES = 512 << 20
 """Of each; the largest tokenizers take some 40 MB."""
 MAX_CONFIG_BYTES = 16 << 20
-"""Of a config.json and its like, which is read whole."""
+"""Of a config.json that is kept as it is, and read whole for the few fields that pairing compares."""
+MAX_USED_CONFIG_BYTES = 4 << 20
+"""Of a config or a map of tokens that a model is made of; the largest public ones (with labels, or per-module settings)
+stay below 1 MB.
+"""
+MAX_CONFIG_DEPTH = 16
+"""Of nested objects and lists in one: a sub-config of a sub-config, with rotary settings for each kind of layer."""
 
 
 def link_homes(directory: Path) -> tuple[Path, ...]:
@@ -31,4 +47,9 @@ def link_homes(directory: Path) -> tuple[Path, ...]:
 
 def is_side_file(name: str) -> bool:
     """Whether a file name is that of a config, tokenizer or chat-template file."""
-    return any(fnmatchcase(name, pattern) for pattern in SIDE_FILES)
+    return matches(name, SIDE_FILES)
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a file name is one of these, or fits a pattern among them."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -20,11 +20,12 @@ from deltacompress.checkpoints.header import (
 )
 from deltacompress.errors import CheckpointError
 from deltacompress.files.hashing import sha256_hex
+from deltacompress.files.places import MANIFEST
 from deltacompress.files.regular import ANYWHERE, read_bytes
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 A_PEFT_ADAPTER = "a PEFT adapter (LoRA and the like), not a whole model"
 USE_THE_ADAPTER = (
     "merge it into its base (PeftModel.from_pretrained(...).merge_and_unload().save_pretrained(DIR)) and give that, "
@@ -53,10 +54,10 @@ def find_weights(root: Path) -> tuple[dict[str, tuple[Path, TensorSpan]], list[P
     if others:
         if SINGLE in others:
             raise CheckpointError("no regular file, maybe a broken link", where=single, way_out="put the weights there")
-        if "adapter_model.safetensors" in others:
+        if ADAPTER_WEIGHTS in others:
             raise CheckpointError(A_PEFT_ADAPTER, where=root, way_out=USE_THE_ADAPTER)
         hint = f"found {others[0]}"
-        if (root / "manifest.json").is_file() and others[0].startswith("delta-"):
+        if (root / MANIFEST).is_file() and others[0].startswith("delta-"):
             raise CheckpointError(
                 "an artifact of deltacompress, not a model", where=root, way_out="`restore` makes a model of it"
             )

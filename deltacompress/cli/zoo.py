@@ -162,9 +162,10 @@ def pull(
 ) -> None:
     """Get an entry, verified while it streams; run it again to go on after an interruption."""
     from deltacompress.cli import render
+    from deltacompress.files.places import ZOO
     from deltacompress.zoo.exchange.resolve import open_zoo
 
-    if "://" in target or (Path(target) / "zoo.json").is_file():
+    if "://" in target or (Path(target) / ZOO).is_file():
         _copy(console, name, zoo, target, None)
         return
     opened = open_zoo(zoo)

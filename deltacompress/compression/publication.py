@@ -7,7 +7,7 @@ import re
 from functools import partial
 from pathlib import Path
 
-from deltacompress.artifact.manifest import MANIFEST, parse_manifest
+from deltacompress.artifact.manifest import parse_manifest
 from deltacompress.artifact.outputs import publish_directory
 from deltacompress.artifact.parts import file_record
 from deltacompress.artifact.records import CalibrationRecord, Manifest, ModelRecord, TensorRecord
@@ -21,6 +21,7 @@ from deltacompress.compression.steps import Steps
 from deltacompress.compression.workspace import Workspace
 from deltacompress.files.hashing import read_chunks
 from deltacompress.files.output import output_errors
+from deltacompress.files.places import MANIFEST
 from deltacompress.types import TensorInfo
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -21,12 +21,12 @@ from typing import Any
 from deltacompress.errors import OutputError, option, switch
 from deltacompress.files.hashing import hash_file
 from deltacompress.files.output import lock_directory, make_directory, output_errors, remove_empty, sync, write_once
-from deltacompress.files.places import check_folder
+from deltacompress.files.places import CONFIG, MANIFEST, check_folder
 from deltacompress.files.regular import ANYWHERE, read_text
 
 RECORD = "inputs.json"
 _LARGEST_RECORD = 16 << 20
-_OF_MODELS = ("manifest.json", "config.json")
+_OF_MODELS = (MANIFEST, CONFIG)
 """In whose directories nothing else belongs: an artifact beside other files is not used again."""
 NEW = re.compile(r"\.new-[0-9a-f]{16}")
 """Names of the directories in which outputs are made."""

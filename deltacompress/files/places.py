@@ -13,8 +13,12 @@ from deltacompress.errors import OutputError
 
 ZOO = "zoo.json"
 """In a directory, it says that this is a zoo."""
-_MANIFEST, _ITS_BEGINNING = "manifest.json", b'{"base":{"'
-"""Other programs have a manifest.json too; an artifact's begins with this, since its keys are sorted."""
+MANIFEST = "manifest.json"
+"""In a directory, it says that this is an artifact; other programs have a manifest.json too."""
+CONFIG = "config.json"
+"""In a directory, it says that this is a model."""
+_MANIFEST_BEGINS = b'{"base":{"'
+"""An artifact's manifest, since its keys are sorted."""
 
 
 def check_place(path: str | os.PathLike[str]) -> None:
@@ -46,7 +50,7 @@ def _holds(place: str) -> str | None:
     if os.path.isfile(os.path.join(place, ZOO)):
         return "zoo"
     try:
-        is_artifact = Path(place, _MANIFEST).is_file() and _begins(Path(place, _MANIFEST))
+        is_artifact = Path(place, MANIFEST).is_file() and _begins(Path(place, MANIFEST))
     except OSError:  # not ours to read
         return None
     return "artifact" if is_artifact else None
@@ -54,4 +58,4 @@ def _holds(place: str) -> str | None:
 
 def _begins(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(len(_ITS_BEGINNING)) == _ITS_BEGINNING
+        return file.read(len(_MANIFEST_BEGINS)) == _MANIFEST_BEGINS

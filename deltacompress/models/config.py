@@ -18,14 +18,15 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
 from deltacompress.checkpoints.reader import already_quantized
+from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG
 from deltacompress.errors import CheckpointError, UnsupportedModelError, first_line
+from deltacompress.files.places import CONFIG
 from deltacompress.models import fields
 from deltacompress.models.folder import check_depth, staged
 from deltacompress.models.quiet import quiet
 
 _left = ContextVar("_left", default="use `--recipe lossless`, which works for any checkpoint")
 """The way out of an unsupported model: who compresses has this one, `other_way_out` tells others another."""
-CONFIG, ADAPTER = "config.json", "adapter_config.json"
 _COUNTED = re.compile(r"^(n|num)_(hidden_|encoder_|decoder_)?layers?$|^(en|de)coder_layers$|^num_labels$")
 """Fields of which transformers makes lists while it reads a config, until memory is full."""
 _MAX_COUNT = 10_000
@@ -135,8 +136,9 @@ def stored_notes(raw: Mapping[str, Any], directory: Path) -> Iterator[str]:
 def _told(unused: Sequence[str], directory: Path) -> Iterator[str]:
     if unused:
         yield f"{directory / CONFIG}: not used: {', '.join(unused)}"
-    if (directory / ADAPTER).exists():
-        yield f"{directory / ADAPTER}: not applied: the weights beside it are the model; merge the adapter to use it"
+    if (directory / ADAPTER_CONFIG).exists():
+        told = "not applied: the weights beside it are the model; merge the adapter to use it"
+        yield f"{directory / ADAPTER_CONFIG}: {told}"
 
 
 def _passed(raw: Mapping[str, Any], kind: fields.ConfigClass, file: Path, tensors: int, at: str = "") -> dict[str, Any]:

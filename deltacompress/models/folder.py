@@ -13,14 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from deltacompress.checkpoints.header import load_json_object
-from deltacompress.checkpoints.side_files import link_homes
+from deltacompress.checkpoints.side_files import MAX_CONFIG_DEPTH, MAX_USED_CONFIG_BYTES, link_homes
 from deltacompress.errors import CheckpointError
 from deltacompress.files.regular import read_bytes, unreadable
-
-MAX_JSON_BYTES = 4 << 20
-"""Of a config or a map of tokens; the largest public ones (with labels, or per-module settings) stay below 1 MB."""
-MAX_DEPTH = 16
-"""Of nested objects and lists in one: a sub-config of a sub-config, with rotary settings for each kind of layer."""
 
 
 def read_file(directory: Path, name: str, *, at_most: int) -> bytes | None:
@@ -50,7 +45,7 @@ def read_json(directory: Path, name: str) -> dict[str, Any] | None:
     Raises:
         CheckpointError: as read_file; no such JSON.
     """
-    raw = read_file(directory, name, at_most=MAX_JSON_BYTES)
+    raw = read_file(directory, name, at_most=MAX_USED_CONFIG_BYTES)
     return None if raw is None else parsed(raw, directory / name)
 
 
@@ -68,12 +63,14 @@ def check_depth(found: Any, file: Path) -> None:
         CheckpointError: names the file.
     """
     level = [found]
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_CONFIG_DEPTH):
         level = [inner for one in level for inner in _inside(one)]
         if not level:
             return
     raise CheckpointError(
-        f"its JSON is nested deeper than {MAX_DEPTH}", where=file, way_out="get the file that came with the model"
+        f"its JSON is nested deeper than {MAX_CONFIG_DEPTH}",
+        where=file,
+        way_out="get the file that came with the model",
     )
 
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig
 
+from deltacompress.checkpoints.side_files import GENERATION_CONFIG
 from deltacompress.errors import CheckpointError, first_line
+from deltacompress.files.places import CONFIG
 from deltacompress.models.folder import read_json
 
 if TYPE_CHECKING:
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig
 
-GENERATION = "generation_config.json"
 _NUMBERS = (
     "max_length max_new_tokens min_length min_new_tokens do_sample temperature top_k top_p min_p typical_p "
     "epsilon_cutoff eta_cutoff repetition_penalty length_penalty no_repeat_ngram_size num_beams"
@@ -34,10 +35,10 @@ def read_generation(directory: Path) -> GenerationConfig | None:
     Raises:
         CheckpointError: the file is no JSON, or a setting is no number, or none that transformers takes.
     """
-    raw = read_json(directory, GENERATION)
+    raw = read_json(directory, GENERATION_CONFIG)
     if raw is None:
         return None
-    file = directory / GENERATION
+    file = directory / GENERATION_CONFIG
     found: dict[str, Any] = {name: list(_ids(raw, name, file)) for name in _ID_LISTS if raw.get(name) is not None}
     for name in _IDS:
         if ids := _ids(raw, name, file):
@@ -64,10 +65,10 @@ def token_ids(directory: Path, config: PretrainedConfig, field: str) -> tuple[in
     Raises:
         CheckpointError: the field holds something else, or the file is no JSON.
     """
-    raw = read_json(directory, GENERATION) or {}
+    raw = read_json(directory, GENERATION_CONFIG) or {}
     if raw.get(field) is not None:
-        return _ids(raw, field, directory / GENERATION)
-    return _ids({field: getattr(config, field, None)}, field, directory / "config.json")
+        return _ids(raw, field, directory / GENERATION_CONFIG)
+    return _ids({field: getattr(config, field, None)}, field, directory / CONFIG)
 
 
 def _ids(raw: Mapping[str, Any], field: str, file: Path) -> tuple[int, ...]:

@@ -20,7 +20,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import BackendError, CheckpointError
-from deltacompress.models.config import CONFIG, other_way_out, read_config, unsupported, unusable
+from deltacompress.files.places import CONFIG
+from deltacompress.models.config import other_way_out, read_config, unsupported, unusable
 from deltacompress.models.quiet import quiet
 from deltacompress.models.support import is_dense_decoder, outline, try_forward
 

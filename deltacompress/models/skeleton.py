@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 from deltacompress.errors import CheckpointError
+from deltacompress.files.places import CONFIG
 from deltacompress.models import support
-from deltacompress.models.config import CONFIG, unsupported
+from deltacompress.models.config import unsupported
 from deltacompress.models.folder import read_json
 from deltacompress.models.load import misfit
 from deltacompress.models.names import Slot, match_names

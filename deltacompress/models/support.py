@@ -19,7 +19,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
-from deltacompress.models.config import CONFIG, config_class, read_config, unsupported, unusable
+from deltacompress.files.places import CONFIG
+from deltacompress.models.config import config_class, read_config, unsupported, unusable
 from deltacompress.models.fields import ConfigClass, default
 from deltacompress.models.quiet import quiet
 

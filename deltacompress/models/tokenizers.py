@@ -17,25 +17,28 @@ from typing import Any
 import transformers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from deltacompress.checkpoints.side_files import (
+    ADDED_TOKENS,
+    CHAT_TEMPLATES,
+    SPECIAL_TOKENS,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    VOCABULARY,
+)
 from deltacompress.errors import CheckpointError, first_line
+from deltacompress.files.places import CONFIG
 from deltacompress.models import fields
-from deltacompress.models.config import CONFIG
 from deltacompress.models.folder import read_file, read_json, staged
 from deltacompress.models.quiet import quiet
 
-TOKENIZER, SETTINGS, SPECIAL, ADDED = (
-    *("tokenizer.json", "tokenizer_config.json"),
-    *("special_tokens_map.json", "added_tokens.json"),
-)
 _VOCABULARIES = (
-    *(TOKENIZER, "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model"),
+    *(TOKENIZER, *VOCABULARY, "tokenizer.model", "spiece.model"),
     *("sentencepiece.bpe.model", "tiktoken.model", "tokenizer.tiktoken"),
 )
 """Files that are staged byte for byte; the library parses them as data."""
-_TEMPLATES = ("chat_template.jinja", "chat_template.json")
-FILES = (*_VOCABULARIES, SETTINGS, SPECIAL, ADDED, *_TEMPLATES)
+FILES = (*_VOCABULARIES, TOKENIZER_CONFIG, SPECIAL_TOKENS, ADDED_TOKENS, *CHAT_TEMPLATES)
 """Every file of a directory that opening its tokenizer reads, beside config.json."""
-_SUFFICIENT = (TOKENIZER, SETTINGS, "tokenizer.model", "vocab.json", "vocab.txt")
+_SUFFICIENT = (TOKENIZER, TOKENIZER_CONFIG, "tokenizer.model", "vocab.json", "vocab.txt")
 
 MAX_VOCABULARY_BYTES = 64 << 20
 """Of a vocabulary file: twice the largest public one, of 262,144 tokens and their merges."""
@@ -89,7 +92,7 @@ def load_tokenizer(checkpoint_dir: str | Path) -> PreTrainedTokenizerBase:
     model = _model(directory)  # has a say in which class the library takes
     try:
         with quiet(), staged({**files, CONFIG: json.dumps(model).encode()}) as folder:
-            if SETTINGS in files or TOKENIZER not in files:
+            if TOKENIZER_CONFIG in files or TOKENIZER not in files:
                 tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
             else:
                 tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / TOKENIZER))
@@ -106,7 +109,7 @@ def load_tokenizer(checkpoint_dir: str | Path) -> PreTrainedTokenizerBase:
             way_out="save the model's there",
         )
     tokenizer.name_or_path = str(directory)
-    if SETTINGS not in files and TOKENIZER in files:
+    if TOKENIZER_CONFIG not in files and TOKENIZER in files:
         _take_special_tokens(tokenizer, directory)
     return tokenizer
 
@@ -122,14 +125,14 @@ def _take_special_tokens(tokenizer: PreTrainedTokenizerBase, directory: Path) ->
         token = tokenizer.convert_ids_to_tokens(number) if 0 <= number < len(tokenizer) else None
         if token is None:
             raise CheckpointError(
-                f"{role}_token_id {listed[0]} is not in {TOKENIZER}", where=file, way_out=f"add {SETTINGS}"
+                f"{role}_token_id {listed[0]} is not in {TOKENIZER}", where=file, way_out=f"add {TOKENIZER_CONFIG}"
             )
         setattr(tokenizer, f"{role}_token", token)
 
 
 def has_tokenizer(directory: Path) -> bool:
     """Whether there is a tokenizer in a directory (settings alone are none)."""
-    return any((directory / name).is_file() for name in _SUFFICIENT if name != SETTINGS)
+    return any((directory / name).is_file() for name in _SUFFICIENT if name != TOKENIZER_CONFIG)
 
 
 @contextmanager
@@ -161,10 +164,10 @@ def _checked(directory: Path) -> Iterator[tuple[str, bytes]]:
     for name in _VOCABULARIES:
         if (raw := read_file(directory, name, at_most=MAX_VOCABULARY_BYTES)) is not None:
             yield name, raw
-    for name in _TEMPLATES:
+    for name in CHAT_TEMPLATES:
         if (raw := read_file(directory, name, at_most=MAX_TEMPLATE_BYTES)) is not None:
             yield name, raw
-    for name, keep in ((SETTINGS, _settings), (SPECIAL, _special), (ADDED, _added)):
+    for name, keep in ((TOKENIZER_CONFIG, _settings), (SPECIAL_TOKENS, _special), (ADDED_TOKENS, _added)):
         if (found := read_json(directory, name)) is not None:
             yield name, json.dumps(dict(keep(found, directory / name))).encode()
 

@@ -21,8 +21,10 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG
 from deltacompress.errors import CheckpointError, InputError, UnsupportedModelError
-from deltacompress.models.config import ADAPTER, CONFIG, check_layers
+from deltacompress.files.places import CONFIG
+from deltacompress.models.config import check_layers
 from deltacompress.models.fields import REFUSED, says
 from deltacompress.models.generation import read_generation
 from deltacompress.models.load import misfit
@@ -138,10 +140,10 @@ def open_base(path: str) -> Checkpoint:
     checkpoint = Checkpoint.open(path)
     file, tensors = checkpoint.path / CONFIG, len(checkpoint.tensors)
     read_decoder(checkpoint.config, file, tensors=tensors)
-    if (checkpoint.path / ADAPTER).exists():
+    if (checkpoint.path / ADAPTER_CONFIG).exists():
         raise CheckpointError(
             "transformers would apply this adapter to the base",
-            where=checkpoint.path / ADAPTER,
+            where=checkpoint.path / ADAPTER_CONFIG,
             way_out="move it elsewhere",
         )
     return checkpoint

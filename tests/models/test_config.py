@@ -14,10 +14,11 @@ import torch
 import transformers
 from models.published import PUBLISHED
 
+from deltacompress.checkpoints.side_files import MAX_CONFIG_DEPTH, MAX_USED_CONFIG_BYTES
 from deltacompress.errors import CheckpointError, UnsupportedModelError
 from deltacompress.models import fields
 from deltacompress.models.config import notes, read_config
-from deltacompress.models.folder import MAX_DEPTH, MAX_JSON_BYTES, read_json
+from deltacompress.models.folder import read_json
 from deltacompress.models.support import outline, read_decoder
 
 LLAMA = PUBLISHED["Llama 3.1"]
@@ -222,8 +223,14 @@ def test_files_are_bounded(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     assert read_json(tmp_path, "config.json") is None
     for raw, told in (
-        (b" " * MAX_JSON_BYTES + b"{}", f"{MAX_JSON_BYTES + 2} bytes, more than the {MAX_JSON_BYTES} it may have"),
-        (b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1), f"nested deeper than {MAX_DEPTH}"),
+        (
+            b" " * MAX_USED_CONFIG_BYTES + b"{}",
+            f"{MAX_USED_CONFIG_BYTES + 2} bytes, more than the {MAX_USED_CONFIG_BYTES} it may have",
+        ),
+        (
+            b'{"a":' * (MAX_CONFIG_DEPTH + 1) + b"1" + b"}" * (MAX_CONFIG_DEPTH + 1),
+            f"nested deeper than {MAX_CONFIG_DEPTH}",
+        ),
         (b'{"a":1,"a":2}', "key 'a' is given twice"),
         (b"[]", "expected a JSON object"),
         (b'{"a":"\xff"}', "not valid JSON"),
@@ -231,7 +238,7 @@ def test_files_are_bounded(tmp_path: Path) -> None:
         file.write_bytes(raw)
         with pytest.raises(CheckpointError, match=told):
             read_json(tmp_path, "config.json")
-    file.write_bytes(b'{"a":' * (MAX_DEPTH - 1) + b"{}" + b"}" * (MAX_DEPTH - 1))
+    file.write_bytes(b'{"a":' * (MAX_CONFIG_DEPTH - 1) + b"{}" + b"}" * (MAX_CONFIG_DEPTH - 1))
     assert read_json(tmp_path, "config.json")
 
 

@@ -11,8 +11,9 @@ import pytest
 from zoo.samples import files_of, make_artifact
 
 from deltacompress.artifact.delta import verify
-from deltacompress.artifact.manifest import MANIFEST, read_manifest
+from deltacompress.artifact.manifest import read_manifest
 from deltacompress.errors import CheckpointError, ChecksumError
+from deltacompress.files.places import MANIFEST
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.entries.artifact import SMALL, describe
 from deltacompress.zoo.ledger.entry import BUNDLE, HEADER, PART

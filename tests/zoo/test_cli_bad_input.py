@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from zoo.cli_helpers import GOLDEN, Run, data, failed
 
-from deltacompress.artifact.manifest import MANIFEST, read_manifest
+from deltacompress.artifact.manifest import read_manifest
+from deltacompress.files.places import MANIFEST
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.ledger import publish
 from deltacompress.zoo.ledger.entry import EntryManifest

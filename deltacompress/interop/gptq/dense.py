@@ -25,8 +25,9 @@ from deltacompress.checkpoints.side_files import MAX_CONFIG_BYTES
 from deltacompress.checkpoints.writer import write_checkpoint, write_file
 from deltacompress.errors import CheckpointError, InputError
 from deltacompress.files import regular
+from deltacompress.files.places import CONFIG
 from deltacompress.interop.gptq import tensors as gptq
-from deltacompress.interop.gptq.export import CONFIG, QUANTIZE_CONFIG
+from deltacompress.interop.gptq.export import QUANTIZE_CONFIG
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.types import TensorInfo
 

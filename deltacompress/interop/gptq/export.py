@@ -25,13 +25,14 @@ from deltacompress.checkpoints.side_files import MAX_CONFIG_BYTES
 from deltacompress.checkpoints.writer import Make, write_checkpoint, write_file
 from deltacompress.codecs.packed import PackedSpec, unpack_levels
 from deltacompress.errors import InputError
+from deltacompress.files.places import CONFIG
 from deltacompress.files.regular import read_bytes
 from deltacompress.interop.gptq import tensors as gptq
 from deltacompress.numerics.grid import constant_zero
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.types import TensorInfo
 
-CONFIG, QUANTIZE_CONFIG = "config.json", "quantize_config.json"
+QUANTIZE_CONFIG = "quantize_config.json"
 _RECIPE = "gptq-4bit"
 
 

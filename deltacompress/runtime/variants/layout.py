@@ -14,9 +14,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deltacompress.checkpoints.side_files import MAX_USED_CONFIG_BYTES
 from deltacompress.errors import CheckpointError, InputError, PairError
-from deltacompress.models.config import CONFIG, other_way_out
-from deltacompress.models.folder import MAX_JSON_BYTES, parsed, read_file
+from deltacompress.files.places import CONFIG
+from deltacompress.models.config import other_way_out
+from deltacompress.models.folder import parsed, read_file
 from deltacompress.models.names import match_names
 from deltacompress.models.support import decoder_layers, outline, read_decoder
 from deltacompress.types import TensorKind
@@ -83,7 +85,7 @@ def read_layout(path: Path, names: Iterable[str]) -> Layout:
         CheckpointError: no usable config.json.
         UnsupportedModelError: an architecture that the runtime cannot serve.
     """
-    raw = read_file(path, CONFIG, at_most=MAX_JSON_BYTES)
+    raw = read_file(path, CONFIG, at_most=MAX_USED_CONFIG_BYTES)
     if raw is None:
         raise CheckpointError(
             "missing", where=path / CONFIG, way_out="give the directory of a checkpoint or an artifact"

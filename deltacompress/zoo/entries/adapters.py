@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from deltacompress.adapters.directory import CONFIG, KEPT, read_config, weights_of
+from deltacompress.adapters.directory import KEPT, read_config, weights_of
 from deltacompress.adapters.settings import Settings, parse_settings
 from deltacompress.adapters.shapes import check_tensors
 from deltacompress.checkpoints.header import TensorSpan, read_header
 from deltacompress.checkpoints.side_files import link_homes
+from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG
 from deltacompress.errors import BaseMismatchError, CheckpointError
 from deltacompress.files.hashing import hash_chunks, read_chunks, sha256_hex
 from deltacompress.files.regular import open_regular
@@ -35,7 +36,7 @@ def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, b
         BaseMismatchError: it does not fit the base.
     """
     config, raw = read_config(directory)
-    settings = parse_settings(config, str(directory / CONFIG))
+    settings = parse_settings(config, str(directory / ADAPTER_CONFIG))
     weights = weights_of(directory)
     tensors = read_header(weights, links=link_homes(directory)).tensors
     modules = _check(tensors, settings, base, str(weights), base_name)
@@ -44,7 +45,7 @@ def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, b
         path = directory / name
         if not path.exists() or path.is_dir():
             continue
-        digest, size = (sha256_hex(raw), len(raw)) if name == CONFIG else hash_chunks(_chunks(path))
+        digest, size = (sha256_hex(raw), len(raw)) if name == ADAPTER_CONFIG else hash_chunks(_chunks(path))
         layers.append(Descriptor(media_type=FILE, digest=digest, size=size, annotations={"file": name}))
         blobs.append(Blob(digest, size, lambda path=path: _chunks(path), str(path)))  # type: ignore[misc]
     entry = EntryManifest(

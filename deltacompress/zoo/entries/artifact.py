@@ -21,11 +21,12 @@ from typing import Any
 
 from blake3 import blake3
 
-from deltacompress.artifact.manifest import MANIFEST, parse_manifest, read_manifest_bytes
+from deltacompress.artifact.manifest import parse_manifest, read_manifest_bytes
 from deltacompress.artifact.records import FileRecord, Manifest, PartRecord
 from deltacompress.checkpoints.header import Header, TensorSpan, read_header
 from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
 from deltacompress.files.hashing import sha256_hex
+from deltacompress.files.places import MANIFEST
 from deltacompress.files.regular import UnfitFileError, stat_regular, unreadable
 from deltacompress.zoo.errors import InvalidNameError, StoreError
 from deltacompress.zoo.ledger.blobs import Blob

@@ -8,19 +8,26 @@ identity: the files that define it, without what saving changes (spelling of the
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import FailFast, Field
 
 from deltacompress.checkpoints.header import TensorSpan, load_json_object
-from deltacompress.checkpoints.side_files import MAX_SIDE_FILE_BYTES
+from deltacompress.checkpoints.side_files import (
+    GENERATION_CONFIG,
+    MAX_SIDE_FILE_BYTES,
+    SPECIAL_TOKENS,
+    TOKENIZER_CONFIG,
+    TOKENIZER_FILES,
+    matches,
+)
 from deltacompress.checkpoints.weight_files import content_hash, find_weights
 from deltacompress.errors import BaseMismatchError, CheckpointError
 from deltacompress.files import regular
 from deltacompress.files.canonical_json import canonical_bytes, canonical_digest
 from deltacompress.files.hashing import hash_chunks, hash_file, read_chunks, sha256_hex
+from deltacompress.files.places import CONFIG
 from deltacompress.files.regular import ANYWHERE, open_regular, read_bytes
 from deltacompress.zoo.entries.artifact import Described
 from deltacompress.zoo.errors import DamagedRecordError
@@ -33,8 +40,7 @@ from deltacompress.zoo.ledger.records import Sha256, Size, Text
 
 MAX_IDENTITY_BYTES = 16 << 20
 """And canonical.MAX_MEMORY: about 60,000 tensors."""
-_TOKENIZER = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt", "added_tokens.json", "*.model", "*.tiktoken")
-_OTHER = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
+_OTHER = (CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG, SPECIAL_TOKENS)
 _RUNTIME = ("padding", "truncation")  # what a program last asked of the tokenizer, saved with it
 
 
@@ -192,19 +198,15 @@ def _content_hash(tensors: tuple[BaseTensor, ...]) -> str:
 
 
 def _side_files(directory: Path) -> list[Path]:
-    wanted = (*_TOKENIZER, *_OTHER)
-    return [
-        file
-        for file in directory.iterdir()
-        if any(fnmatchcase(file.name, pattern) for pattern in wanted) and not file.is_dir()
-    ]
+    wanted = (*TOKENIZER_FILES, *_OTHER)
+    return [file for file in directory.iterdir() if matches(file.name, wanted) and not file.is_dir()]
 
 
 def _tokenizer(directory: Path) -> dict[str, str]:
     """File -> sha256 of what it says about the tokenizer."""
     found = {}
     for file in sorted(_side_files(directory)):
-        if not any(fnmatchcase(file.name, pattern) for pattern in _TOKENIZER):
+        if not matches(file.name, TOKENIZER_FILES):
             continue
         raw = read_bytes(file, at_most=MAX_SIDE_FILE_BYTES, links=ANYWHERE)
         if file.suffix == ".json":

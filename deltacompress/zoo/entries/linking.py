@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deltacompress.adapters.directory import claimed_base, is_adapter, left_out
-from deltacompress.artifact.manifest import MANIFEST, read_manifest
+from deltacompress.artifact.manifest import read_manifest
+from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG
 from deltacompress.errors import BaseMismatchError
+from deltacompress.files.places import CONFIG, MANIFEST
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo.catalog import Catalog
 from deltacompress.zoo.entries.adapters import describe_adapter
@@ -75,12 +77,12 @@ def add(
         added = Added(published, "delta", ref)
     elif is_adapter(source):
         added = _add_adapter(zoo, source, name, base, before, reporter)
-    elif (source / "config.json").is_file():
+    elif (source / CONFIG).is_file():
         published = zoo.add_base(source, name, hub_id=hub_id, revision=revision, reporter=reporter)
         added = Added(published, "base-ref", None)
     else:
         raise NotFoundError(
-            f"holds no {MANIFEST}, adapter_config.json or config.json",
+            f"holds no {MANIFEST}, {ADAPTER_CONFIG} or {CONFIG}",
             where=source,
             way_out="give an artifact, adapter or base model",
         )

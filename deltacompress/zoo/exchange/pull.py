@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from deltacompress.artifact.manifest import MANIFEST, MAX_MANIFEST_BYTES, parse_manifest
+from deltacompress.artifact.manifest import MAX_MANIFEST_BYTES, parse_manifest
 from deltacompress.artifact.records import Manifest
 from deltacompress.checkpoints.header import MAX_HEADER_BYTES, parse_header
 from deltacompress.errors import CheckpointError
 from deltacompress.files.hashing import sha256_hex
 from deltacompress.files.output import try_lock
-from deltacompress.files.places import check_place
+from deltacompress.files.places import MANIFEST, check_place
 from deltacompress.reporter import Reporter
 from deltacompress.zoo.entries.artifact import runs
 from deltacompress.zoo.errors import DamagedBlobError, DamagedRecordError, PullError

@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deltacompress.artifact.manifest import MANIFEST, read_manifest
+from deltacompress.artifact.manifest import read_manifest
 from deltacompress.files.hashing import hash_file
 from deltacompress.files.output import wait_for_lock
+from deltacompress.files.places import MANIFEST
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo.entries.linking import add, check_base_of
 from deltacompress.zoo.errors import InvalidNameError, NotAZooError, PullError
