@@ -71,7 +71,9 @@ def _library(name: str) -> tuple[bool, str]:
 def _gpu() -> tuple[bool, str]:
     import torch
 
-    if not torch.cuda.is_available():
+    from deltacompress.devices import has_gpu
+
+    if not has_gpu():
         why = "this torch was built without CUDA" if torch.version.cuda is None else "torch finds no driver or device"
         return False, f"none ({why}); everything but ans and the GPU kernels runs on the CPU"
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -97,13 +99,12 @@ def _lossless(codec: str) -> tuple[bool, str]:
 
 
 def _kernels(name: str) -> tuple[bool, str]:
-    import torch
-
+    from deltacompress.devices import named_device
     from deltacompress.errors import BackendError
     from deltacompress.kernels import get_backend
 
     try:
-        return True, f"run on {get_backend(name, 'cuda' if torch.cuda.is_available() else 'cpu').device}"
+        return True, f"run on {get_backend(name, named_device('auto')).device}"
     except BackendError as error:
         return False, str(error)
 

@@ -7,7 +7,6 @@ of the base's products once, the packed deltas of every variant) at the copy ban
 from __future__ import annotations
 
 import datetime
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from deltacompress.bench import figures
 from deltacompress.bench.clock import clocked, copy_bandwidth, cpu_time, gpu_clock
 from deltacompress.bench.synthetic import SHAPE_7B, SHAPE_TINY, ModelShape, write_base, write_delta
 from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.devices import device_name, free_bytes, resolve_device
 from deltacompress.errors import BackendError
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.runtime import Runtime
@@ -84,7 +84,7 @@ def run(
         BackendError: the backend cannot run on the device, or it does not fit.
     """
     reporter = reporter or SILENT
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    where = resolve_device(device)
     shape = shape or (SHAPE_7B if where.type == "cuda" else SHAPE_TINY)
     reporter.phase("decode", 5)
     with tempfile.TemporaryDirectory(prefix="deltacompress-bench-", dir=scratch) as root:
@@ -107,11 +107,16 @@ def run(
         if memory is not None and "step" in memory:
             rows.append(memory.pop("step"))
         reporter.step("measured")
-        name = torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {os.cpu_count()} cores"
         return DecodeBench(
-            name, bench.runtime.describe(), str(shape), bench.bandwidth / 1e12, tuple(rows), tuple(loads), memory,
+            device_name(where),
+            bench.runtime.describe(),
+            str(shape),
+            bench.bandwidth / 1e12,
+            tuple(rows),
+            tuple(loads),
+            memory,
             tuple(bench.runtime.notes),
-        )  # fmt: skip
+        )
 
 
 class _Bench:
@@ -171,13 +176,12 @@ class _Bench:
             self._add(delta, i, verify=False)
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-        free, total = torch.cuda.mem_get_info(device)
         found: dict[str, Any] = {
             "variants": most,
             "variant_bytes": next(iter(self.runtime.variants.values())).nbytes,
             "allocated_bytes": torch.cuda.memory_allocated(device),
-            "free_bytes": free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device),
-            "device_bytes": total,
+            "free_bytes": free_bytes(device),
+            "device_bytes": torch.cuda.mem_get_info(device)[1],
         }
         columns, cache = figures.cache_columns(self._shape.layers, self._shape.hidden, most, KV_BYTES)
         try:

@@ -8,7 +8,6 @@ codes and patterns. The floor is the time that the packed deltas take at the cop
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from deltacompress.bench.clock import Times, copy_bandwidth, cpu_time, gpu_clock
 from deltacompress.bench.figures import kernel_times, median
 from deltacompress.codecs import packed
 from deltacompress.codecs.packed import PackedSpec, Parts, part_shapes
+from deltacompress.devices import device_name, resolve_device
 from deltacompress.kernels import Backend, Segments, get_backend
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.reporter import SILENT, Reporter
@@ -116,7 +116,7 @@ def run(
         BackendError: the backend cannot run on the device.
     """
     reporter = reporter or SILENT
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    where = resolve_device(device)
     kernels = get_backend(backend, where)
     on_gpu = where.type == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32
@@ -128,9 +128,8 @@ def run(
     for shape in shapes:
         rows.append(_measure(kernels, shape, dtype, bandwidth, lambda work: clock(work, repeats), baselines))
         reporter.step(f"{shape.columns} -> {shape.out}, {rows[-1]['format']}: {rows[-1]['us']:.1f} us")
-    name = torch.cuda.get_device_name(where) if on_gpu else f"CPU, {os.cpu_count()} cores"
     return KernelBench(
-        name, kernels.name, kernels.why, str(dtype).removeprefix("torch."), bandwidth / 1e12, tuple(rows)
+        device_name(where), kernels.name, kernels.why, str(dtype).removeprefix("torch."), bandwidth / 1e12, tuple(rows)
     )
 
 

@@ -26,7 +26,7 @@ from deltacompress.checkpoints.writer import write_file
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.settings import ObsSettings
 from deltacompress.compression.driver import compress
-from deltacompress.compression.run_identity import choose_device
+from deltacompress.devices import named_device
 from deltacompress.errors import InputError, Interrupted, option, switch
 from deltacompress.reporter import SILENT, Reporter
 
@@ -108,7 +108,7 @@ def run(
         InputError: a recipe that does not calibrate every linear, or a longer sequence.
         BackendError: no such device here.
     """
-    where = choose_device(device)
+    where = named_device(device)
     chosen = Recipe.load(recipe)
     reporter = reporter or SILENT
     shape = shape or (SHAPE_7B if where.type == "cuda" else SHAPE_TINY)

@@ -9,7 +9,6 @@ packing included: the speed that users get, which buys a lower loss than the oth
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ from deltacompress.codecs.encoded import Encoded
 from deltacompress.codecs.obs import Job, encode
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.settings import ObsSettings
-from deltacompress.compression.run_identity import choose_device
+from deltacompress.devices import device_name, named_device
 from deltacompress.errors import InputError, option
 from deltacompress.numerics.grid import fit_grid
 from deltacompress.numerics.hessian import HessianAccumulator, factorize
@@ -63,7 +62,7 @@ def run(*, size: int = 4096, repeats: int = 2, device: str = "auto", reporter: R
         InputError: the size is no multiple of 4.
         BackendError: device "cuda", and there is none.
     """
-    device = choose_device(device).type
+    device = named_device(device).type
     if size < 4 or size % 4:
         raise InputError("must be a multiple of 4, for whole 2:4 groups", where=f"{option('size')} {size}")
     reporter = reporter or SILENT
@@ -88,7 +87,7 @@ def run(*, size: int = 4096, repeats: int = 2, device: str = "auto", reporter: R
         loss = (result.loss or 0.0) if isinstance(result, Encoded) else _relative_loss(result, weight, damped)
         rows.append({"implementation": name, "seconds": best, "relative_loss": loss})
         reporter.step(name, loss=loss)
-    shown = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {os.cpu_count()} cores"
+    shown = device_name(torch.device(device))
     return ObsBench(size, shown, tuple(rows))
 
 

@@ -23,6 +23,7 @@ from deltacompress.bench.figures import accuracy, flips
 from deltacompress.bench.pairs_artifacts import Job, costs, plan
 from deltacompress.bench.pairs_tasks import tasks_of
 from deltacompress.demo.score import Answers, divergence, encode, read_task, score_model
+from deltacompress.devices import gpu_name, has_gpu
 from deltacompress.errors import InputError, Interrupted, option, switch
 from deltacompress.evaluation.scoring.checkpoints import load_model
 from deltacompress.evaluation.scoring.statistics import mcnemar
@@ -104,7 +105,7 @@ def run(
         ) from stop
     # the fine-tuned rows come first in each task, so the table's columns are those of a measured row
     columns = {key: None for row in rows for key in row}
-    scored_on = torch.cuda.get_device_name() if score_device == "cuda" else "CPU"
+    scored_on = gpu_name(torch.device(score_device)) or "CPU"
     return PairsBench(scored_on, tuple({key: row.get(key) for key in columns} for row in rows))
 
 
@@ -181,7 +182,7 @@ def _check_options(precisions: Sequence[str], device: str, score_device: str) ->
     for name, given, known in (("device", device, DEVICES), ("score_device", score_device, DEVICES[1:])):
         if given not in known:
             raise InputError(f"give one of {', '.join(known)}", where=f"{option(name)} {given}")
-        if given == "cuda" and not torch.cuda.is_available():
+        if given == "cuda" and not has_gpu():
             raise InputError(
                 "PyTorch sees no GPU here", where=f"{option(name)} cuda", way_out=f"use {option(name)} cpu"
             )

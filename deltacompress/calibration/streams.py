@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from deltacompress.devices import free_bytes
+
 DEVICE_SHARE = 0.25
 """Share of the free device memory that all streams together may take; the rest is for a layer and its statistics."""
 
@@ -59,6 +61,4 @@ def should_wait_on_host(device: torch.device, nbytes: int) -> bool:
     """
     if device.type != "cuda":
         return False
-    free, _ = torch.cuda.mem_get_info(device)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return nbytes > DEVICE_SHARE * (free + cached)
+    return nbytes > DEVICE_SHARE * free_bytes(device)

@@ -9,6 +9,7 @@ import typer
 
 from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
+from deltacompress.devices import check_driver
 from deltacompress.errors import InputError
 
 app = typer.Typer(help="Measure the speed of the parts on this machine.", no_args_is_help=True)
@@ -27,7 +28,7 @@ def obs(
     """Time the OBS solver (2:4, 4 bits) on one linear against a plain column-by-column implementation."""
     if size % 4:  # said here too, before torch is imported
         raise InputError("must be a multiple of 4, for whole 2:4 groups", where=f"--size {size}")
-    early.device(device)
+    check_driver(device)
     from deltacompress.bench.obs import run
     from deltacompress.cli import render
 
@@ -63,7 +64,7 @@ def layers(
     from deltacompress.cli import render
 
     early.recipes(recipe)
-    early.device(device)
+    check_driver(device)
     from deltacompress.bench.layers import run
 
     with console.progress() as reporter:
@@ -90,7 +91,7 @@ def kernels(
     ] = "auto",
 ) -> None:
     """Time the products of packed deltas (SBMM) against dense deltas and against decoding first."""
-    early.device(device)
+    check_driver(device)
     from deltacompress.bench.kernels import run
     from deltacompress.cli import render
 
@@ -122,7 +123,7 @@ def decode(
     ] = None,
 ) -> None:
     """Time decode steps of a random model (7B-shaped on a GPU) with many variants, and how fast variants load."""
-    early.device(device)
+    check_driver(device)
     from deltacompress.bench.decode import run
     from deltacompress.cli import render
 
@@ -167,7 +168,7 @@ def pairs(
     from deltacompress.cli import render
 
     early.recipes(*_names(recipes))
-    early.device(device, score_device)
+    check_driver(device, score_device)
     early.folder(out)
     from deltacompress.bench.pairs_tasks import tasks_of
 

@@ -11,6 +11,7 @@ from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.evaluate import Backend, BatchSize, Device, Force, Limit, TaskDir, Tasks
 from deltacompress.cli.models import model
+from deltacompress.devices import check_driver
 
 
 @verb
@@ -51,7 +52,7 @@ def compare(
 
     early.tasks(tasks, task_dir, limit=limit)
     early.methods(methods)
-    early.device(device)
+    check_driver(device)
     early.calibration(calibration)
     early.folder(out)
     early.checkpoints(base, finetuned)

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from deltacompress.errors import BackendError, OutputError, option
+from deltacompress.devices import check_driver
+from deltacompress.errors import OutputError, option
 from deltacompress.files.places import check_folder, check_place
 from deltacompress.reporter import SILENT, Reporter
 
@@ -62,30 +63,6 @@ def _can_hold(folder: Path, out: Path) -> None:
     if not os.access(there, os.W_OK | os.X_OK):
         told = os.strerror(errno.EACCES)
         raise OutputError(f"cannot be written ({told})", where=out, way_out="choose another output directory")
-
-
-def device(*names: str) -> None:
-    """None asks for a GPU where there certainly is none: torch itself knows more, and is asked later.
-
-    Raises:
-        BackendError: one does.
-    """
-    if "cuda" in names and not _may_have_a_gpu():
-        raise BackendError("torch sees no CUDA GPU here", where=f"{option('device')} cuda", way_out="give cpu")
-
-
-def _may_have_a_gpu() -> bool:
-    """Whether a driver is here: NVIDIA's, which torch too opens by this name, or AMD's."""
-    import ctypes
-    import sys
-
-    if sys.platform != "linux" or Path("/dev/kfd").exists():
-        return True
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
 
 
 def calibration(given: str | Path) -> None:
@@ -168,7 +145,7 @@ def compression(
     from deltacompress.codecs.recipe import Recipe
 
     chosen = Recipe.load(recipe)
-    device(device_name)
+    check_driver(device_name)
     if lossless in ("none", "zstd"):  # the others ask torch for a GPU
         codecs.check_available(lossless, encode=True, device=device_name)
     if calibrated_on is not None:

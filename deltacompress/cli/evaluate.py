@@ -11,6 +11,7 @@ from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.models import model
 from deltacompress.cli.zoo_options import ZooOption
+from deltacompress.devices import check_driver
 from deltacompress.errors import InputError
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def evaluate(
     early.tasks(tasks, task_dir, few_shot=few_shot, limit=limit)
     if policy != "none":
         early.policy(policy)
-    early.device(device)
+    check_driver(device)
     if calibration is not None:
         early.calibration(calibration)
     early.folder(out)

@@ -13,6 +13,7 @@ from deltacompress.cli import early, interrupts
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.models import model
 from deltacompress.cli.zoo_options import ZooOption
+from deltacompress.devices import check_driver
 from deltacompress.errors import InputError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def generate(
     check_text("PROMPT", prompt)
     early.sampling(max_new_tokens, stop or (), temperature, top_p, seed)
     _note_greedy(console, temperature, top_p, seed)
-    early.device(device)
+    check_driver(device)
     if prompt == "-":
         prompt = _read(whole=True).removesuffix("\n")
         if not prompt and not bos:

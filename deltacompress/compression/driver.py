@@ -33,9 +33,10 @@ from deltacompress.compression.layerwise import compress_layers
 from deltacompress.compression.made_from import standing
 from deltacompress.compression.planning import Plan, make_plan
 from deltacompress.compression.publication import publish
-from deltacompress.compression.run_identity import choose_device, identity_of, solver
+from deltacompress.compression.run_identity import identity_of, solver
 from deltacompress.compression.steps import Steps
 from deltacompress.compression.workspace import Workspace
+from deltacompress.devices import gpu_name, named_device
 from deltacompress.errors import CalibrationError, Interrupted, option, switch
 from deltacompress.files.output import output_errors
 from deltacompress.models.config import base_notes, notes, stored_notes
@@ -101,7 +102,7 @@ def run_job(job: CompressionJob, reporter: Reporter = SILENT) -> CompressResult:
     """Do what a job says; raises as `compress`."""
     started = time.monotonic()
     there = check_free(job.out, replaces=holds_artifact)
-    where = choose_device(job.device)
+    where = named_device(job.device)
     lossless.check_available(job.lossless, encode=True, device=job.device)
     _check_calibration(job, reporter)
     with _telling_what_waits(job.out, resume=job.resume):
@@ -263,6 +264,6 @@ def _compress_plain(plan: Plan, steps: Steps, reporter: Reporter) -> None:
 
 def _backend(where: torch.device, codec: str, device: str, *, calibrated: bool) -> str:
     compute = f"CPU, {torch.get_num_threads()} threads"
-    if where.type == "cuda":
-        compute = torch.cuda.get_device_name(where) + (f", {solver(where)}" if calibrated else "")
+    if gpu := gpu_name(where):
+        compute = gpu + (f", {solver(where)}" if calibrated else "")
     return f"{compute}; {lossless.backend_for(codec, encode=True, device=device)}"

@@ -14,7 +14,8 @@ from deltacompress import lossless
 from deltacompress._version import __version__
 from deltacompress.calibration.data import CalibrationTokens
 from deltacompress.compression.planning import Plan
-from deltacompress.errors import BackendError, InputError, option, switch
+from deltacompress.devices import gpu_name, named_device
+from deltacompress.errors import InputError, switch
 from deltacompress.files.regular import read_text
 from deltacompress.numerics.triton import fused
 
@@ -24,7 +25,7 @@ _TOOLS = ("torch", "transformers", "safetensors", "zstandard", "numpy")
 
 def identity_of(plan: Plan, tokens: CalibrationTokens | None, codec: str, device: str) -> dict[str, Any]:
     """Everything that can change a byte of the artifact: what a resumed run must share with the interrupted one."""
-    where = choose_device(device)
+    where = named_device(device)
     return {
         "base": plan.base.fingerprint(),
         "fine-tuned": plan.finetuned.fingerprint(),
@@ -32,7 +33,7 @@ def identity_of(plan: Plan, tokens: CalibrationTokens | None, codec: str, device
         "recipe": plan.recipe.model_dump(mode="json"),
         "calibration": tokens.sha256 if tokens else None,
         "lossless": _coder(codec, device),
-        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
+        "device": gpu_name(where) or "cpu",
         "solver": solver(where) if plan.calibrated else None,
         "processor": _processor(),
         "threads": torch.get_num_threads(),
@@ -83,23 +84,6 @@ def _coder(codec: str, device: str) -> list[str]:
     if codec in ("gdeflate", "ans"):
         found += sorted(f"{one.name} {one.version}" for one in distributions() if "nvcomp" in one.name.lower())
     return found
-
-
-def choose_device(device: str) -> torch.device:
-    """What "auto", "cpu" or "cuda" means here.
-
-    Raises:
-        BackendError: another one; "cuda", and torch sees no GPU.
-    """
-    if device not in ("auto", "cpu", "cuda"):
-        raise BackendError(
-            "there is none of that name", where=f"{option('device')} {device}", way_out="give auto, cpu or cuda"
-        )
-    if device == "cuda" and not torch.cuda.is_available():
-        raise BackendError("torch sees no CUDA GPU here", where=f"{option('device')} cuda", way_out="give cpu")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)
 
 
 def tool_versions() -> dict[str, str]:

@@ -12,6 +12,7 @@ import torch
 
 from deltacompress._version import __version__
 from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.devices import resolve_device
 from deltacompress.errors import InputError, option, spelled
 from deltacompress.evaluation.gate.rules import Gate
 from deltacompress.evaluation.job import EvaluationJob
@@ -24,7 +25,7 @@ from deltacompress.evaluation.tasks.load import Task, load_tasks
 from deltacompress.models.config import notes, other_way_out
 from deltacompress.models.load import WAY_OUT
 from deltacompress.reporter import Reporter
-from deltacompress.runtime.variants.precision import resolve_device
+from deltacompress.runtime.variants.precision import resolve_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ class Prepared:
 def prepare(job: EvaluationJob, reporter: Reporter) -> Prepared:
     """Open and check everything that a job names; raises as run.evaluate."""
     lm_eval_version = require_lm_eval()
-    device, kind = resolve_device(job.device, job.dtype)
+    device = resolve_device(job.device)
+    kind = resolve_dtype(job.dtype, device)
     job = job.model_copy(update={"device": str(device), "dtype": str(kind).removeprefix("torch.")})
     gate = None if job.policy is None else Gate.load(job.policy)
     tasks = load_tasks(list(job.tasks), task_dir=job.task_dir, few_shot=job.few_shot, limit=job.limit)

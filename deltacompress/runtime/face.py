@@ -15,6 +15,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from deltacompress.devices import resolve_device
 from deltacompress.errors import BackendError, InputError
 from deltacompress.models.config import notes
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
@@ -30,7 +31,7 @@ from deltacompress.runtime.engine.tokenizers import Tokenizers
 from deltacompress.runtime.loading.collector import collector_paused
 from deltacompress.runtime.modules.model import DecoupledModel, load_base
 from deltacompress.runtime.variants.delta import DeltaVariant
-from deltacompress.runtime.variants.precision import Numerics, resolve_device
+from deltacompress.runtime.variants.precision import Numerics, resolve_dtype
 from deltacompress.runtime.variants.variant import Variant
 
 
@@ -87,7 +88,8 @@ class Runtime:
             CheckpointError, UnsupportedModelError: the base cannot be loaded or served.
             BackendError: backend, device or memory.
         """
-        where, kind = resolve_device(device, dtype)
+        where = resolve_device(device)
+        kind = resolve_dtype(dtype, where)
         if cuda_graphs and where.type != "cuda":
             raise BackendError(f"cuda_graphs on device {where}: they need a GPU", way_out="leave them out")
         numerics = Numerics.choose(backend, where, kind, merge_rounding)

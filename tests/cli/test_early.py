@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from deltacompress.cli import early
+from deltacompress.devices import check_driver
 from deltacompress.errors import BackendError, OutputError
 from deltacompress.zoo import Zoo
 
@@ -187,22 +188,22 @@ def test_a_gpu_is_missed_at_once_where_no_driver_is(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr(Path, "exists", lambda _: False)
     monkeypatch.setattr("ctypes.CDLL", absent)
-    early.device("cpu", "auto")
+    check_driver("cpu", "auto")
     assert asked == []
     with pytest.raises(BackendError, match="device cuda: torch sees no CUDA GPU here; give cpu"):
-        early.device("cpu", "cuda")
+        check_driver("cpu", "cuda")
     assert asked == ["libcuda.so.1"]
     monkeypatch.setattr("ctypes.CDLL", asked.append)
-    early.device("cuda")
+    check_driver("cuda")
 
 
 def test_a_gpu_of_another_kind_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda _: pytest.fail("looked for NVIDIA's driver"))
     monkeypatch.setattr("sys.platform", "darwin")
-    early.device("cuda")
+    check_driver("cuda")
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/dev/kfd")
-    early.device("cuda")
+    check_driver("cuda")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -55,25 +55,15 @@ class Numerics:
         return f"{backend.device}, {dtype}, backend {backend.name} ({backend.why}), deltas {rounding}"
 
 
-def resolve_device(device: str | torch.device, dtype: str | torch.dtype) -> tuple[torch.device, torch.dtype]:
-    """Device and dtype, where "auto" is a GPU if there is one, and fp32 on a CPU, bf16 elsewhere.
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """What weights and activations are; "auto" is fp32 on a CPU, bf16 elsewhere.
 
     Raises:
         InputError: no such dtype.
-        BackendError: no such device here.
     """
-    name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    try:
-        where = torch.device(name)
-    except RuntimeError as error:
-        raise BackendError(
-            "torch knows no such device", where=f"device {name}", way_out="use cpu, cuda or auto"
-        ) from error
-    if where.type == "cuda" and not torch.cuda.is_available():
-        raise BackendError("device cuda: torch sees no GPU here", way_out="use device cpu")
     if dtype == "auto":
-        dtype = torch.float32 if where.type == "cpu" else torch.bfloat16
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if found not in DTYPES:
         raise InputError("serve in float32, bfloat16 or float16", where=f"dtype {dtype}")
-    return where, found
+    return found

@@ -1,0 +1,116 @@
+"""Where tensors are computed: what a device's name means, whether a GPU is here, what it is called, what is free on it.
+
+No torch until one of these is called: the command line names devices before it waits for that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from deltacompress.errors import BackendError, option
+
+if TYPE_CHECKING:
+    import torch
+
+DeviceName = Literal["auto", "cpu", "cuda"]
+"""What can be given on the command line; auto is a GPU where there is one."""
+
+
+def has_gpu() -> bool:
+    """Whether torch can compute on a GPU here."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def has_driver() -> bool:
+    """Whether there may be a GPU, as far as can be told without torch: NVIDIA's driver is here, or AMD's."""
+    import ctypes
+
+    if sys.platform != "linux" or Path("/dev/kfd").exists():
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")  # as torch does
+    except OSError:
+        return False
+    return True
+
+
+def check_driver(*names: str) -> None:
+    """None of these asks for a GPU where there certainly is none: torch itself knows more, and is asked later.
+
+    Raises:
+        BackendError: one does.
+    """
+    if "cuda" in names and not has_driver():
+        raise _no_gpu()
+
+
+def named_device(name: str) -> torch.device:
+    """What "auto", "cpu" or "cuda" means here.
+
+    Raises:
+        BackendError: another one; "cuda", and torch sees no GPU.
+    """
+    import torch
+
+    if name not in ("auto", "cpu", "cuda"):
+        raise BackendError(
+            "there is none of that name", where=f"{option('device')} {name}", way_out="give auto, cpu or cuda"
+        )
+    if name == "cuda" and not has_gpu():
+        raise _no_gpu()
+    return torch.device(_chosen(name))
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """Any device that torch knows ("cuda:1", say), where "auto" is a GPU if there is one.
+
+    Raises:
+        BackendError: no such device here.
+    """
+    import torch
+
+    name = _chosen(device) if isinstance(device, str) else device
+    try:
+        found = torch.device(name)
+    except RuntimeError as error:
+        raise BackendError(
+            "torch knows no such device", where=f"device {name}", way_out="use cpu, cuda or auto"
+        ) from error
+    if found.type == "cuda" and not has_gpu():
+        raise BackendError("device cuda: torch sees no GPU here", way_out="use device cpu")
+    return found
+
+
+def gpu_name(device: torch.device) -> str | None:
+    """What the maker calls a GPU; None of another device."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+
+
+def device_name(device: torch.device) -> str:
+    """What a table of measurements calls a device."""
+    return gpu_name(device) or f"CPU, {os.cpu_count()} cores"
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a GPU that can still be had: free, or kept by torch for the next tensors."""
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def _chosen(name: str) -> str:
+    if name != "auto":
+        return name
+    return "cuda" if has_gpu() else "cpu"
+
+
+def _no_gpu() -> BackendError:
+    return BackendError("torch sees no CUDA GPU here", where=f"{option('device')} cuda", way_out="give cpu")
