@@ -72,7 +72,6 @@ class _Laps:
         self.laps: list[dict[str, Any]] = []
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """Pass it on."""
         self._outer.phase(name, total)
 
     def step(self, label: str, *, loss: float | None = None, memory_bytes: int | None = None) -> None:

@@ -82,11 +82,9 @@ class _Line(ProgressColumn):
         self._pace, self._label, self._more = Pace(None), "", list[str]()
 
     def begin(self, phase: str, total: int | None) -> None:
-        """Another phase."""
         self.phase, self._pace, self._label, self._more = phase, Pace(total), "", []
 
     def step(self, label: str, more: list[str]) -> None:
-        """One more step."""
         self._pace.step()
         self._label, self._more = label, more
 

@@ -45,7 +45,6 @@ class TensorPlan:
 
     @property
     def name(self) -> str:
-        """Checkpoint name."""
         return self.pair.info.name
 
     @property
@@ -65,12 +64,10 @@ class Plan:
 
     @property
     def base(self) -> Checkpoint:
-        """The base checkpoint."""
         return self.pairing.base
 
     @property
     def finetuned(self) -> Checkpoint:
-        """The fine-tuned checkpoint."""
         return self.pairing.finetuned
 
     @property

@@ -11,6 +11,7 @@ from collections import OrderedDict
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from deltacompress.codecs import packed
 from deltacompress.codecs.packed import PackedSpec, Parts
@@ -37,19 +38,20 @@ class ReferenceBackend(Backend):
         """Every format."""
         return True
 
+    @override
     def nbytes(self, spec: PackedSpec) -> int:
-        """See Backend."""
         return flat.align(4 * spec.rows * spec.columns) if _is_free(spec) else flat.flat_bytes(spec)
 
+    @override
     def pack(self, spec: PackedSpec, parts: Parts) -> Tensor:
-        """See Backend. The flat buffer of the serving parts; decoded fp32 values for unstructured patterns."""
+        """The flat buffer of the serving parts; decoded fp32 values for unstructured patterns."""
         if not _is_free(spec):
             return flat.flatten(spec, parts)
         raw = packed.decode(spec, parts).view(torch.uint8).flatten()
         return torch.nn.functional.pad(raw, (0, self.nbytes(spec) - raw.numel()))
 
+    @override
     def sbmm(self, x: Tensor, y: Tensor, segments: Segments, table: Table) -> None:
-        """See Backend."""
         for start, stop, slot in segments.runs():
             entry = table.entries[slot]
             if entry is None:

@@ -37,7 +37,6 @@ class Catalog:
 
     @property
     def where(self) -> str:
-        """Path or URL."""
         return self.store.where
 
     def resolve(self, name: str) -> Resolved:

@@ -15,12 +15,10 @@ class Judged(Protocol):
     """What is written of a gate's result: verdicts, and how a check's measured value is shown."""
 
     @property
-    def verdicts(self) -> tuple[Verdict, ...]:
-        """One per delta."""
+    def verdicts(self) -> tuple[Verdict, ...]: ...
 
     @property
-    def passed(self) -> bool:
-        """Whether all of them pass."""
+    def passed(self) -> bool: ...
 
     def measured(self, check: Check) -> str:
         """What a table shows of a check."""

@@ -43,12 +43,10 @@ class GateResult:
 
     @property
     def passed(self) -> bool:
-        """Whether all of them pass."""
         return all(verdict.passed for verdict in self.verdicts)
 
     @property
     def failures(self) -> tuple[Check, ...]:
-        """The checks that failed."""
         return tuple(check for verdict in self.verdicts for check in verdict.checks if not check.passed)
 
     def require(self) -> GateResult:

@@ -86,7 +86,6 @@ class LocalTask:
 
     @property
     def name(self) -> str:
-        """The task's name."""
         return self.spec.task
 
 
@@ -98,7 +97,6 @@ class SuiteTask:
 
     @property
     def name(self) -> str:
-        """The task's name."""
         return self.spec.task
 
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from deltacompress.codecs.packed import PackedSpec, Parts, part_shapes
 from deltacompress.errors import BackendError, FormatError
@@ -46,8 +47,8 @@ class CudaIngest(Ingest):
         self._kernels: dict[tuple[str, int, bool], nvrtc.Kernel] = {}
         self._lock = threading.Lock()  # loads have a thread of their own
 
+    @override
     def digests(self, data: Tensor, spans: Spans) -> Tensor:
-        """See Ingest."""
         found = torch.empty(len(spans), DIGEST_BYTES, dtype=torch.uint8, device=self._device)
         if not len(spans):
             return found
@@ -58,15 +59,15 @@ class CudaIngest(Ingest):
         self._kernel("roots").launch(len(spans), SUBTREE, self._stream(), (table, between, out))
         return found
 
+    @override
     def prepare(self, items: Sequence[Item]) -> list[_Batch]:
-        """See Ingest."""
         groups: dict[tuple[int, bool], list[Item]] = {}
         for item in items:
             groups.setdefault((item.spec.bits, item.spec.is_24), []).append(item)
         return [self._batch(members) for members in groups.values()]
 
+    @override
     def pack(self, prepared: list[_Batch], data: Tensor, out: Tensor, faults: Tensor) -> None:
-        """See Ingest."""
         self._pack(prepared, data.data_ptr(), out.data_ptr(), faults)
 
     def pack_one(self, spec: PackedSpec, parts: Parts) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from deltacompress.codecs.packed import PackedSpec, Parts
 from deltacompress.errors import BackendError, InputError
@@ -97,24 +98,25 @@ class CudaBackend(Backend):
         self._variants: dict[tuple[object, ...], Variant] = {}
         self.ingest = CudaIngest(self.device, self._arch)
 
+    @override
     def supports(self, spec: PackedSpec) -> bool:
-        """See Backend."""
         return tiling.supported(spec)
 
+    @override
     def nbytes(self, spec: PackedSpec) -> int:
-        """See Backend."""
         return tiling.tiled_bytes(spec)
 
+    @override
     def pack(self, spec: PackedSpec, parts: Parts) -> Tensor:
-        """See Backend."""
         return tiling.tile(spec, parts) if parts["scales"].device.type == "cpu" else self.ingest.pack_one(spec, parts)
 
+    @override
     def sbmm(self, x: Tensor, y: Tensor, segments: Segments, table: Table) -> None:
-        """See Backend."""
         self.sbmm_group(x, y, segments, (table,))
 
+    @override
     def sbmm_group(self, x: Tensor, y: Tensor, segments: Segments, tables: Sequence[Table]) -> None:
-        """See Backend. Runs of few rows take one launch for all tables of one format."""
+        """Runs of few rows take one launch for all tables of one format."""
         if x.dtype not in _DTYPES or y.dtype != x.dtype:
             raise InputError(f"activations must be bf16, fp16 or fp32 and alike, not {x.dtype} and {y.dtype}")
         if x.stride(-1) != 1 or y.stride(-1) != 1:

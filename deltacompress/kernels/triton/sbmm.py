@@ -12,6 +12,7 @@ import os
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from deltacompress.codecs.packed import PackedSpec, Parts
 from deltacompress.errors import BackendError, InputError, install_hint
@@ -43,22 +44,23 @@ class TritonBackend(Backend):
 
     name = "triton"
 
+    @override
     def supports(self, spec: PackedSpec) -> bool:
-        """See Backend."""
         return spec.bits <= 4 and (spec.sparsity.kind == "dense" or spec.is_24)
 
+    @override
     def nbytes(self, spec: PackedSpec) -> int:
-        """See Backend."""
         return flat.flat_bytes(spec)
 
+    @override
     def pack(self, spec: PackedSpec, parts: Parts) -> Tensor:
-        """See Backend. Impossible content is not looked for."""
+        """Impossible content is not looked for."""
         if not self.supports(spec):
             raise BackendError(f"the triton backend does not read {spec.to_json()}: use the reference backend for it")
         return flat.flatten(spec, parts)
 
+    @override
     def sbmm(self, x: Tensor, y: Tensor, segments: Segments, table: Table) -> None:
-        """See Backend."""
         from deltacompress.kernels.triton.sbmm_kernel import sbmm
 
         if x.dtype != y.dtype or x.stride(-1) != 1 or y.stride(-1) != 1:

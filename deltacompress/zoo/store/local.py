@@ -20,9 +20,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from typing_extensions import override
+
 from deltacompress.zoo.errors import CapabilityError, DiskFullError, StoreError
 from deltacompress.zoo.store import osfs
-from deltacompress.zoo.store.base import CHUNK, NoSuchObjectError, Source, check_key, check_prefix, is_key
+from deltacompress.zoo.store.base import CHUNK, NoSuchObjectError, Source, Store, check_key, check_prefix, is_key
 from deltacompress.zoo.store.durable import FULL, NO_HARD_LINKS, again, because, close, sync_directory, write_new
 
 TEMPORARY = "tmp"
@@ -35,7 +37,7 @@ class _SweptError(Exception):
     """The temporary file is gone: a collector with little patience took it for a dead writer's."""
 
 
-class LocalStore:
+class LocalStore(Store):
     """The store in directory `root`, which must exist."""
 
     workers = 1  # calls do not wait for a network, and a disk is not quicker for being asked twice
@@ -46,11 +48,10 @@ class LocalStore:
 
     @property
     def where(self) -> str:
-        """The directory, without symbolic links."""
         return self._root
 
+    @override
     def put_if_absent(self, key: str, source: Source) -> bool:
-        """As Store.put_if_absent."""
         path = self._path(key)
         with _told(path):
             self._parents(os.path.dirname(path))
@@ -67,8 +68,8 @@ class LocalStore:
                 "temporary files vanish as soon as they are written; does a clean-up run there?", where=path
             )
 
+    @override
     def get(self, key: str, *, limit: int) -> bytes:
-        """As Store.get."""
         path = self._path(key)
         with _told(path, key):  # not through `stream`: a list does this ten thousand times
             fd = again(osfs.open_plain, path)
@@ -82,8 +83,8 @@ class LocalStore:
             finally:
                 close(fd)
 
+    @override
     def stream(self, key: str, *, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """As Store.stream."""
         path = self._path(key)
         with _told(path, key):
             fd = again(osfs.open_plain, path)
@@ -99,32 +100,33 @@ class LocalStore:
             finally:
                 close(fd)
 
+    @override
     def exists(self, key: str) -> bool:
-        """As Store.exists."""
         path = self._path(key)
         with _told(path):
             return self._there(path)
 
+    @override
     def size(self, key: str) -> int:
-        """As Store.size."""
         path = self._path(key)
         with _told(path, key):
             return again(osfs.lstat, path).st_size
 
+    @override
     def list(self, prefix: str) -> Iterator[str]:
-        """As Store.list."""
         folder, _, start = check_prefix(prefix).rpartition("/")
         for key, kind in self._walk(folder, start):
             if kind == "file" and is_key(key):
                 yield key
 
+    @override
     def stamps(self, prefix: str) -> Iterator[tuple[str, str | None]]:
-        """As Store.stamps. Times and numbers of files can come back, with a copy of the zoo for one; bytes tell."""
+        """Times and numbers of files can come back, with a copy of the zoo for one; bytes tell."""
         for key in self.list(prefix):
             yield key, None
 
+    @override
     def move(self, key: str, target: str) -> None:
-        """As Store.move."""
         old, new = self._path(key), self._path(target)
         with _told(new):
             self._parents(os.path.dirname(new))
@@ -136,36 +138,37 @@ class LocalStore:
             with suppress(FileNotFoundError):
                 again(osfs.unlink, old)
 
+    @override
     def prepare(self, key: str) -> None:
-        """As Store.prepare: the directories on the way."""
+        """Make the directories on the way."""
         path = self._path(key)
         with _told(path):
             self._parents(os.path.dirname(path))
 
+    @override
     def delete(self, key: str) -> None:
-        """As Store.delete."""
         path = self._path(key)
         with _told(path), suppress(FileNotFoundError):
             again(osfs.unlink, path)
 
+    @override
     def reserve(self) -> None:
-        """As Store.reserve."""
         for part in (2, 1):
             if not self.exists(_reserve_key(part)):
                 self.put_if_absent(_reserve_key(part), lambda: (os.urandom(RESERVED),))  # not zeros: some disks pack
 
+    @override
     def release(self, part: int) -> None:
-        """As Store.release."""
         self.delete(_reserve_key(part))
 
+    @override
     def strays(self) -> Iterator[str]:
-        """As Store.strays."""
         for key, kind in self._walk("", ""):
             if kind == "other" or not is_key(key):
                 yield key
 
+    @override
     def sweep(self, older_than: float) -> int:
-        """As Store.sweep."""
         count = 0
         for key in self.list(TEMPORARY + "/"):
             if key in (_reserve_key(1), _reserve_key(2)):

@@ -21,9 +21,20 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from typing_extensions import override
+
 from deltacompress.errors import install_hint
 from deltacompress.zoo.errors import CapabilityError, NotAZooError, StoreError
-from deltacompress.zoo.store.base import CHUNK, NoSuchObjectError, Source, check_key, check_prefix, chunks_of, is_key
+from deltacompress.zoo.store.base import (
+    CHUNK,
+    NoSuchObjectError,
+    Source,
+    Store,
+    check_key,
+    check_prefix,
+    chunks_of,
+    is_key,
+)
 
 try:
     import obstore
@@ -50,7 +61,7 @@ _GIVE_CREDENTIALS = (
 _ONCE: Any = {"max_retries": 0}
 
 
-class RemoteStore:
+class RemoteStore(Store):
     """The store under a bucket's prefix; make it with `RemoteStore.open`."""
 
     workers = 8  # each call waits for the network
@@ -90,11 +101,10 @@ class RemoteStore:
 
     @property
     def where(self) -> str:
-        """The URL."""
         return self._url
 
+    @override
     def put_if_absent(self, key: str, source: Source) -> bool:
-        """As Store.put_if_absent."""
         check_key(key)
         if not isinstance(source, bytes) and self.exists(key):
             return False  # spares sending what may be long
@@ -113,16 +123,16 @@ class RemoteStore:
                 return True
         raise _refused(f"{self._url}/{key}", last or exceptions.BaseError())
 
+    @override
     def get(self, key: str, *, limit: int) -> bytes:
-        """As Store.get."""
         with _told(f"{self._url}/{key}", key):
             found = obstore.get(self._store, check_key(key))
             if found.meta["size"] > limit:
                 raise StoreError(f"larger than the {limit} bytes that this object may have", where=f"{self._url}/{key}")
             return bytes(found.bytes())
 
+    @override
     def stream(self, key: str, *, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
-        """As Store.stream."""
         size = self.size(key)
         end = size if length is None else min(size, offset + length)
         if end <= offset:
@@ -132,30 +142,31 @@ class RemoteStore:
             for chunk in found.stream(min_chunk_size=CHUNK):
                 yield bytes(chunk)
 
+    @override
     def exists(self, key: str) -> bool:
-        """As Store.exists."""
         try:
             self.size(key)
         except NoSuchObjectError:
             return False
         return True
 
+    @override
     def size(self, key: str) -> int:
-        """As Store.size."""
         with _told(f"{self._url}/{key}", key):
             return int(obstore.head(self._store, check_key(key))["size"])
 
+    @override
     def list(self, prefix: str) -> Iterator[str]:
-        """As Store.list."""
         yield from (key for key, _ in self.stamps(prefix))
 
+    @override
     def stamps(self, prefix: str) -> Iterator[tuple[str, str | None]]:
-        """As Store.stamps: the ETag."""
+        """The ETag."""
         found = self._objects(check_prefix(prefix))
         yield from sorted((meta["path"], meta["e_tag"]) for meta in found if is_key(meta["path"]))
 
+    @override
     def move(self, key: str, target: str) -> None:
-        """As Store.move."""
         with _told(f"{self._url}/{key}"):
             try:
                 obstore.copy(self._store, check_key(key), check_key(target))
@@ -163,29 +174,33 @@ class RemoteStore:
                 return  # somebody has moved it
         self.delete(key)
 
+    @override
     def prepare(self, key: str) -> None:
-        """As Store.prepare: nothing."""
+        """A bucket has no directories."""
 
+    @override
     def delete(self, key: str) -> None:
-        """As Store.delete."""
         with _told(f"{self._url}/{key}"):
             try:
                 obstore.delete(self._store, check_key(key))
             except (exceptions.NotFoundError, FileNotFoundError):
                 return
 
+    @override
     def reserve(self) -> None:
-        """As Store.reserve: a bucket has no bounds."""
+        """A bucket has no bounds."""
 
+    @override
     def release(self, part: int) -> None:
-        """As Store.release."""
+        """A bucket has no reserve."""
 
+    @override
     def strays(self) -> Iterator[str]:
-        """As Store.strays."""
         yield from sorted(meta["path"] for meta in self._objects("") if not is_key(meta["path"]))
 
+    @override
     def sweep(self, older_than: float) -> int:
-        """As Store.sweep: nothing is left behind here but by a probe that was interrupted."""
+        """Nothing is left behind here but by a probe that was interrupted."""
         now = datetime.now(UTC)
         written = {meta["path"]: meta["last_modified"] for meta in self._objects("tmp/")}
         old = [key for key, time in written.items() if (now - time).total_seconds() >= older_than]
