@@ -9,16 +9,14 @@ import typer
 
 from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
-from deltacompress.cli.models import model
+from deltacompress.cli.options import BaseArgument, FinetunedArgument
 
 
 @verb
 def analyze(
     console: Console,
-    base: Annotated[Path, typer.Argument(metavar="BASE", parser=model, help="Directory of the base model.")],
-    finetuned: Annotated[
-        Path, typer.Argument(metavar="FINETUNED", parser=model, help="Directory of the fine-tuned model.")
-    ],
+    base: BaseArgument,
+    finetuned: FinetunedArgument,
     *,
     out: Annotated[
         Path | None,

@@ -10,19 +10,15 @@ import typer
 from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.models import model
+from deltacompress.cli.options import ArtifactArgument, BaseOption, ReplaceCheckpoint
 from deltacompress.cli.zoo_options import ZooOption
-
-Artifact = Annotated[
-    str, typer.Argument(metavar="ARTIFACT", help="Directory of the artifact, or the name of an entry of --zoo.")
-]
-
 
 _SPARE = ("damp_fraction", "status", "shape", "kind")
 """Columns that a narrow screen is spared."""
 
 
 @verb
-def inspect(console: Console, artifact: Artifact, *, zoo: ZooOption = None) -> None:
+def inspect(console: Console, artifact: ArtifactArgument, *, zoo: ZooOption = None) -> None:
     """Show what an artifact holds: per tensor its codec, bits per weight, bytes and loss."""
     from deltacompress.artifact.delta import load_delta
     from deltacompress.cli import render
@@ -35,7 +31,7 @@ def inspect(console: Console, artifact: Artifact, *, zoo: ZooOption = None) -> N
 @verb
 def verify(
     console: Console,
-    artifact: Artifact,
+    artifact: ArtifactArgument,
     *,
     base: Annotated[
         Path | None,
@@ -58,17 +54,12 @@ def verify(
 @verb
 def restore(
     console: Console,
-    artifact: Artifact,
+    artifact: ArtifactArgument,
     *,
-    base: Annotated[
-        Path,
-        typer.Option(metavar="<path>", parser=model, help="Directory of the base model the delta was made from."),
-    ],
+    base: BaseOption,
     out: Annotated[Path, typer.Option(help="Directory to write the restored checkpoint to.")],
     zoo: ZooOption = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace another checkpoint in --out, once the new one is whole.")
-    ] = False,
+    force: ReplaceCheckpoint = False,
 ) -> None:
     """Write the fine-tuned model back as a Hugging Face checkpoint: base + delta."""
     from deltacompress.cli import render

@@ -9,7 +9,8 @@ import typer
 
 from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
-from deltacompress.devices import check_driver
+from deltacompress.cli.options import BenchBackend, BenchDevice
+from deltacompress.devices import DeviceName, check_driver
 from deltacompress.errors import InputError
 
 app = typer.Typer(help="Measure the speed of the parts on this machine.", no_args_is_help=True)
@@ -23,7 +24,7 @@ def obs(
     size: Annotated[
         int, typer.Option(min=64, max=32768, help="Rows and columns of the layer, a multiple of 4.")
     ] = 4096,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")] = "auto",
+    device: BenchDevice = "auto",
 ) -> None:
     """Time the OBS solver (2:4, 4 bits) on one linear against a plain column-by-column implementation."""
     if size % 4:  # said here too, before torch is imported
@@ -42,7 +43,7 @@ def obs(
 def layers(
     console: Console,
     *,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")] = "auto",
+    device: BenchDevice = "auto",
     recipe: Annotated[str, typer.Option(help="Name of a shipped recipe, or the path of a YAML file.")] = "int4-24",
     samples: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 256,
     seq_len: Annotated[
@@ -85,10 +86,8 @@ def layers(
 def kernels(
     console: Console,
     *,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")] = "auto",
-    backend: Annotated[
-        Literal["auto", "reference", "triton", "cuda"], typer.Option(help="What computes the products.")
-    ] = "auto",
+    device: BenchDevice = "auto",
+    backend: BenchBackend = "auto",
 ) -> None:
     """Time the products of packed deltas (SBMM) against dense deltas and against decoding first."""
     check_driver(device)
@@ -106,10 +105,8 @@ def kernels(
 def decode(
     console: Console,
     *,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")] = "auto",
-    backend: Annotated[
-        Literal["auto", "reference", "triton", "cuda"], typer.Option(help="What computes the products.")
-    ] = "auto",
+    device: BenchDevice = "auto",
+    backend: BenchBackend = "auto",
     variants: Annotated[int, typer.Option(min=2, max=256, help="Variants that decode at once.")] = 16,
     most: Annotated[int, typer.Option(min=2, max=256, help="Variants to load at the end, on a GPU.")] = 32,
     scratch: Annotated[
@@ -156,7 +153,7 @@ def pairs(
         int | None,
         typer.Option(min=0, max=2**50, help="Seed of the calibration.", show_default="the recipe's, normally 0"),
     ] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compress.")] = "auto",
+    device: Annotated[DeviceName, typer.Option(help="Where to compress.")] = "auto",
     score_device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to score.")] = "cpu",
     precisions: Annotated[
         str, typer.Option(help="Score in each of these, separated by commas: fp32, bf16-autocast.")

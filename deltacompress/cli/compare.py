@@ -9,43 +9,53 @@ import typer
 
 from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
-from deltacompress.cli.evaluate import Backend, BatchSize, Device, Force, Limit, TaskDir, Tasks
-from deltacompress.cli.models import model
+from deltacompress.cli.options import (
+    BaseArgument,
+    BatchSize,
+    EvalBackend,
+    EvalDevice,
+    FinetunedArgument,
+    Limit,
+    MakeAnew,
+    TaskDir,
+    Tasks,
+)
 from deltacompress.devices import check_driver
+
+Samples = Annotated[
+    int | None, typer.Option(min=1, help="Calibration sequences.", show_default="the recipes', normally 256")
+]
+SeqLen = Annotated[
+    int | None, typer.Option(min=2, help="Tokens of each sequence.", show_default="the recipes', normally 256")
+]
+Methods = Annotated[
+    str,
+    typer.Option(
+        help="Recipes by name (calibration/recipes, evals/baselines) or path, bitdelta, low-rank; separated by commas.",
+        show_default="all baselines, and ours at 4, 2 and 1 bit",
+    ),
+]
 
 
 @verb
 def compare(
     console: Console,
-    base: Annotated[Path, typer.Argument(metavar="BASE", parser=model, help="Directory of the base model.")],
-    finetuned: Annotated[
-        Path, typer.Argument(metavar="FINETUNED", parser=model, help="Directory of the fine-tuned model.")
-    ],
+    base: BaseArgument,
+    finetuned: FinetunedArgument,
     *,
     tasks: Tasks,
     calibration: Annotated[Path, typer.Option(help="Calibration data of the methods that want some.")],
-    samples: Annotated[
-        int | None, typer.Option(min=1, help="Calibration sequences.", show_default="the recipes', normally 256")
-    ] = None,
-    seq_len: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of each sequence.", show_default="the recipes', normally 256")
-    ] = None,
+    samples: Samples = None,
+    seq_len: SeqLen = None,
     out: Annotated[Path, typer.Option(help="Directory for artifacts, report and comparison.png.")],
-    methods: Annotated[
-        str,
-        typer.Option(
-            help="Recipes by name (calibration/recipes, evals/baselines) or path, bitdelta, low-rank; separated by "
-            "commas.",
-            show_default="all baselines, and ours at 4, 2 and 1 bit",
-        ),
-    ] = "",
+    methods: Methods = "",
     task_dir: TaskDir = None,
     limit: Limit = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the calibration sampling, and of bootstraps.")] = 0,
     batch_size: BatchSize = 64,
-    device: Device = "cpu",
-    backend: Backend = "auto",
-    force: Force = False,
+    device: EvalDevice = "cpu",
+    backend: EvalBackend = "auto",
+    force: MakeAnew = False,
 ) -> None:
     """Compress FINETUNED with several methods, and show size, quality, fidelity and time of each."""
     from deltacompress.cli import render

@@ -3,113 +3,89 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.models import model
+from deltacompress.cli.options import BatchSize, EvalBackend, EvalDevice, Limit, MakeAnew, TaskDir, Tasks
 from deltacompress.cli.zoo_options import ZooOption
 from deltacompress.devices import check_driver
 from deltacompress.errors import InputError
 
 if TYPE_CHECKING:
     from deltacompress.evaluation.report.data import Report
+    from deltacompress.reporter import Reporter
 
+_Checkpoints = tuple[Path | None, dict[str, Path], bool]
+"""The fine-tuned model, other checkpoints, whether the base too."""
+Artifacts = Annotated[
+    list[str],
+    typer.Argument(metavar="ARTIFACT_OR_NAME...", help="Artifact directories, or names in --zoo; LABEL=... names one."),
+]
 Base = Annotated[Path, typer.Option(metavar="<path>", parser=model, help="Directory of the base model.")]
-Tasks = Annotated[str, typer.Option(help="Tasks, separated by commas: names of evals/tasks, or folders of --task-dir.")]
-TaskDir = Annotated[
-    Path | None, typer.Option(help="Folder with <task>/validation.jsonl (and train.jsonl), or <task>.yaml.")
+Out = Annotated[Path, typer.Option(help="Directory for report.json, report.md, report.html and samples/.")]
+Against = Annotated[
+    list[str] | None,
+    typer.Option(help="finetuned=PATH (the reference), base, or LABEL=PATH of another checkpoint; repeatable."),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="Only the first samples of each task.")]
+Attach = Annotated[bool, typer.Option("--attach", help="Attach the report to its entry in --zoo.")]
+FewShot = Annotated[
+    int | None, typer.Option(min=0, max=64, help="Solved examples in each prompt.", show_default="the task's own")
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of few-shot examples and of bootstraps.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Rows of a batch, at most.")]
-Device = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")]
-
-Force = Annotated[
-    bool, typer.Option("--force", help="Make anew, and replace what --out holds of another input, once that is done.")
+Dtype = Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="What to compute in.")]
+Calibration = Annotated[
+    Path | None, typer.Option(help="File the delta was calibrated on, to compare its texts with the samples.")
 ]
-Backend = Annotated[Literal["auto", "reference", "triton", "cuda"], typer.Option(help="Kernels of the runtime.")]
+AllowOverlap = Annotated[
+    bool, typer.Option("--allow-overlap", help="Evaluate on samples that were seen in calibration; it is recorded.")
+]
+PolicyOption = Annotated[str, typer.Option(help="Gate whose verdict the report begins with; 'none' for none.")]
+Margin = Annotated[float, typer.Option(min=0, help="Margin of non-inferiority, 0.02 = two points.")]
 
 
 @verb
 def evaluate(
     console: Console,
-    artifacts: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="ARTIFACT_OR_NAME...", help="Artifact directories, or names in --zoo; LABEL=... names one."
-        ),
-    ],
+    artifacts: Artifacts,
     *,
     base: Base,
     tasks: Tasks,
-    out: Annotated[Path, typer.Option(help="Directory for report.json, report.md, report.html and samples/.")],
+    out: Out,
     task_dir: TaskDir = None,
-    against: Annotated[
-        list[str] | None,
-        typer.Option(help="finetuned=PATH (the reference), base, or LABEL=PATH of another checkpoint; repeatable."),
-    ] = None,
+    against: Against = None,
     zoo: ZooOption = None,
-    attach: Annotated[bool, typer.Option("--attach", help="Attach the report to its entry in --zoo.")] = False,
-    few_shot: Annotated[
-        int | None, typer.Option(min=0, max=64, help="Solved examples in each prompt.", show_default="the task's own")
-    ] = None,
+    attach: Attach = False,
+    few_shot: FewShot = None,
     limit: Limit = None,
     seed: Seed = 0,
     batch_size: BatchSize = 64,
-    device: Device = "cpu",
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"], typer.Option(help="What to compute in.")] = "float32",
-    backend: Backend = "auto",
-    calibration: Annotated[
-        Path | None, typer.Option(help="File the delta was calibrated on, to compare its texts with the samples.")
-    ] = None,
-    allow_overlap: Annotated[
-        bool, typer.Option("--allow-overlap", help="Evaluate on samples that were seen in calibration; it is recorded.")
-    ] = False,
-    policy: Annotated[
-        str, typer.Option(help="Gate whose verdict the report begins with; 'none' for none.")
-    ] = "default",
-    margin: Annotated[float, typer.Option(min=0, help="Margin of non-inferiority, 0.02 = two points.")] = 0.02,
-    force: Force = False,
+    device: EvalDevice = "cpu",
+    dtype: Dtype = "float32",
+    backend: EvalBackend = "auto",
+    calibration: Calibration = None,
+    allow_overlap: AllowOverlap = False,
+    policy: PolicyOption = "default",
+    margin: Margin = 0.02,
+    force: MakeAnew = False,
 ) -> None:
     """Measure what compressed deltas keep of their fine-tuned model; run again to go on after an interruption."""
-    from deltacompress.cli import render
-
-    finetuned, others, with_base = _against(against or [])
+    checkpoints = _against(against or [])
     given = _labelled(artifacts)
     early.tasks(tasks, task_dir, few_shot=few_shot, limit=limit)
-    if policy != "none":
-        early.policy(policy)
-    check_driver(device)
-    if calibration is not None:
-        early.calibration(calibration)
-    early.folder(out)
-    early.checkpoints(base, *((finetuned,) if finetuned else ()), *others.values())
-    if attach:
-        from deltacompress.evaluation.zoo import attach_report, pinned
-
-        given = {label: pinned(zoo, one) for label, one in given.items()}
+    _check(base, checkpoints, out, policy=policy, device=device, calibration=calibration)
+    entries = _pinned(given, zoo) if attach else {}
     with console.progress() as reporter:
-        found = {label: early.place(one, zoo, base=base, reporter=reporter) for label, one in given.items()}
-        for label, place in found.items():
-            if not place.is_dir():
-                raise InputError(
-                    f"no such artifact {place}", where=label, way_out="give a directory; for a name, give --zoo ZOO"
-                )
-        early.labels([*given, *others])
-        early.measured(found)
-        from deltacompress.evaluation import evaluate as run
-
-        report = run(
+        found = _places(entries or given, checkpoints, zoo, base, reporter)
+        report = _measure(
             found,
+            checkpoints,
             base=base,
             tasks=[name for name in tasks.split(",") if name],
             out=out,
-            finetuned=finetuned,
-            others=others,
-            with_base=with_base,
             task_dir=task_dir,
             few_shot=few_shot,
             limit=limit,
@@ -125,9 +101,67 @@ def evaluate(
             force=force,
             reporter=reporter,
         )
-        if attach:
-            for label, one in given.items():
-                console.note(f"attached to {one}: {attach_report(zoo, one, label, report)}")
+        _attach(console, zoo, entries, report)
+    _show(console, out, report)
+
+
+def _check(
+    base: Path, checkpoints: _Checkpoints, out: Path, *, policy: str, device: str, calibration: Path | None
+) -> None:
+    """What can be told to be wrong before anything is opened."""
+    if policy != "none":
+        early.policy(policy)
+    check_driver(device)
+    if calibration is not None:
+        early.calibration(calibration)
+    early.folder(out)
+    finetuned, others, _ = checkpoints
+    early.checkpoints(base, *((finetuned,) if finetuned else ()), *others.values())
+
+
+def _pinned(given: dict[str, str], zoo: str | None) -> dict[str, str]:
+    from deltacompress.evaluation.zoo import pinned
+
+    return {label: pinned(zoo, one) for label, one in given.items()}
+
+
+def _places(
+    given: dict[str, str], checkpoints: _Checkpoints, zoo: str | None, base: Path, reporter: Reporter
+) -> dict[str, Path]:
+    """The directory of each artifact, pulled if it is an entry's name.
+
+    Raises:
+        InputError: there is none, or a label cannot be used.
+    """
+    found = {label: early.place(one, zoo, base=base, reporter=reporter) for label, one in given.items()}
+    for label, place in found.items():
+        if not place.is_dir():
+            raise InputError(
+                f"no such artifact {place}", where=label, way_out="give a directory; for a name, give --zoo ZOO"
+            )
+    early.labels([*given, *checkpoints[1]])
+    early.measured(found)
+    return found
+
+
+def _measure(found: dict[str, Path], checkpoints: _Checkpoints, **options: Any) -> Report:
+    from deltacompress.evaluation import evaluate as run
+
+    finetuned, others, with_base = checkpoints
+    return run(found, finetuned=finetuned, others=others, with_base=with_base, **options)
+
+
+def _attach(console: Console, zoo: str | None, entries: dict[str, str], report: Report) -> None:
+    """Attach the report to the entries that were measured."""
+    from deltacompress.evaluation.zoo import attach_report
+
+    for label, one in entries.items():
+        console.note(f"attached to {one}: {attach_report(zoo, one, label, report)}")
+
+
+def _show(console: Console, out: Path, report: Report) -> None:
+    from deltacompress.cli import render
+
     for pair in report.agreement:
         console.note(
             f"{pair.task}: {pair.first} and {pair.second} give the same answer to {pair.same} of {pair.samples}"
@@ -200,8 +234,8 @@ def _labelled(given: list[str]) -> dict[str, str]:
     return made
 
 
-def _against(given: list[str]) -> tuple[Path | None, dict[str, Path], bool]:
-    """(fine-tuned model, other checkpoints, whether the base too)."""
+def _against(given: list[str]) -> _Checkpoints:
+    """What --against names."""
     finetuned, others, with_base = None, dict[str, Path](), False
     for one in (part for text in given for part in text.split(",") if part):
         label, _, path = one.partition("=")

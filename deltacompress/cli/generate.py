@@ -5,13 +5,24 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from deltacompress.cli import early, interrupts
 from deltacompress.cli.console import Console, verb
-from deltacompress.cli.models import model
+from deltacompress.cli.options import (
+    ArtifactArgument,
+    BaseOption,
+    Bos,
+    Device,
+    DrawSeed,
+    NewTokens,
+    ServingBackend,
+    ServingDtype,
+    Temperature,
+    TopP,
+)
 from deltacompress.cli.zoo_options import ZooOption
 from deltacompress.devices import check_driver
 from deltacompress.errors import InputError
@@ -19,38 +30,11 @@ from deltacompress.errors import InputError
 if TYPE_CHECKING:
     from deltacompress.runtime import Completion, Runtime
 
-Device = Literal["auto", "cpu", "cuda"]
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Backend = Literal["auto", "reference", "triton", "cuda"]
-
-Artifact = Annotated[
-    str, typer.Argument(metavar="ARTIFACT", help="Directory of the artifact, or the name of an entry of --zoo.")
-]
-BaseOption = Annotated[
-    Path, typer.Option(metavar="<path>", parser=model, help="Directory of the base model the delta was made from.")
-]
-NewTokens = Annotated[int, typer.Option(min=1, help="Tokens to write at most.")]
-DeviceOption = Annotated[Device, typer.Option(help="Where to compute; auto takes a GPU if there is one.")]
-DtypeOption = Annotated[Dtype, typer.Option(help="Of weights and activations; auto: float32 on a CPU, else bfloat16.")]
-BackendOption = Annotated[Backend, typer.Option(help="What computes the products of packed deltas.")]
-Temperature = Annotated[float, typer.Option(min=0, help="0 always takes the most likely token.")]
-TopP = Annotated[
-    float,
-    typer.Option(
-        help="Draw from the most likely tokens that have this probability together; above 0, at most 1 (all tokens)."
-    ),
-]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the draws.")]
-Bos = Annotated[
-    bool | None,
-    typer.Option("--bos/--no-bos", help="Put the bos token before the prompt.", show_default="as the tokenizer does"),
-]
-
 
 @verb
 def generate(
     console: Console,
-    artifact: Artifact,
+    artifact: ArtifactArgument,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue; - reads it from the input.")],
     *,
     base: BaseOption,
@@ -58,11 +42,11 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
-    seed: Seed = 0,
+    seed: DrawSeed = 0,
     bos: Bos = None,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    backend: BackendOption = "auto",
+    device: Device = "auto",
+    dtype: ServingDtype = "auto",
+    backend: ServingBackend = "auto",
     zoo: ZooOption = None,
 ) -> None:
     """Continue PROMPT with the variant in ARTIFACT, served as base + packed delta."""
@@ -95,27 +79,23 @@ def generate(
     )[0]
     if done.error is not None:
         raise done.error
-    if shows:
-        console.write("\n")
-        console.note(_told(runtime, done, time.perf_counter() - begun))
-        return
-    console.result(_data(runtime, artifact, prompt, done, time.perf_counter() - begun), str)
+    _show_answer(console, runtime, artifact, prompt, done, time.perf_counter() - begun)
 
 
 @verb
 def chat(
     console: Console,
-    artifact: Artifact,
+    artifact: ArtifactArgument,
     *,
     base: BaseOption,
     max_new_tokens: NewTokens = 256,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
-    seed: Seed = 0,
+    seed: DrawSeed = 0,
     bos: Bos = None,
-    device: DeviceOption = "auto",
-    dtype: DtypeOption = "auto",
-    backend: BackendOption = "auto",
+    device: Device = "auto",
+    dtype: ServingDtype = "auto",
+    backend: ServingBackend = "auto",
     zoo: ZooOption = None,
 ) -> None:
     """Talk to the variant in ARTIFACT, a line at a time; an empty line or the end of the input ends it.
@@ -128,6 +108,7 @@ def chat(
 
     early.sampling(max_new_tokens, (), temperature, top_p, seed)
     _note_greedy(console, temperature, top_p, seed)
+    sampling = Sampling(temperature, top_p, seed)
     runtime, name = _open(console, artifact, base, zoo, device, dtype, backend)
     shows = not console.settings.json
 
@@ -146,30 +127,32 @@ def chat(
         begun = time.perf_counter()
         try:
             done = runtime.complete(
-                [(name, line if prompt is None else prompt)],
-                max_new_tokens,
-                on_token=show,
-                sampling=Sampling(temperature, top_p, seed),
-                bos=bos,
+                [(name, line if prompt is None else prompt)], max_new_tokens, on_token=show, sampling=sampling, bos=bos
             )[0]
         except KeyboardInterrupt:
             if not interrupts.is_ctrl_c():
                 raise
             interrupts.forget()
+            console.note("\nstopped; Ctrl-C at the prompt ends the chat")
             said.append({"role": "assistant", "content": "".join(heard)})
             heard.clear()
-            console.note("\nstopped; Ctrl-C at the prompt ends the chat")
             continue
         if done.error is not None:
             raise done.error
         heard.clear()
-        seconds = time.perf_counter() - begun
         said.append({"role": "assistant", "content": done.text})
-        if shows:
-            console.write("\n")
-            console.note(_told(runtime, done, seconds))
-        else:
-            console.result(_data(runtime, artifact, line, done, seconds), str)
+        _show_answer(console, runtime, artifact, line, done, time.perf_counter() - begun)
+
+
+def _show_answer(
+    console: Console, runtime: Runtime, artifact: str, prompt: str, done: Completion, seconds: float
+) -> None:
+    """How fast the text came, which is on the screen already; or all of it as JSON."""
+    if console.settings.json:
+        console.result(_data(runtime, artifact, prompt, done, seconds), str)
+        return
+    console.write("\n")
+    console.note(_told(runtime, done, seconds))
 
 
 def _note_greedy(console: Console, temperature: float, top_p: float, seed: int) -> None:
@@ -179,7 +162,7 @@ def _note_greedy(console: Console, temperature: float, top_p: float, seed: int) 
 
 
 def _open(
-    console: Console, artifact: str, base: Path, zoo: str | None, device: Device, dtype: Dtype, backend: Backend
+    console: Console, artifact: str, base: Path, zoo: str | None, device: str, dtype: str, backend: str
 ) -> tuple[Runtime, str]:
     """The base with the variant loaded, and the variant's name."""
     with console.progress() as reporter:

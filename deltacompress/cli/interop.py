@@ -8,22 +8,20 @@ from typing import Annotated
 import typer
 
 from deltacompress.cli import early
-from deltacompress.cli.artifact import Artifact
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.models import model
+from deltacompress.cli.options import ArtifactArgument, ReplaceCheckpoint
 from deltacompress.cli.zoo_options import ZooOption
 
 
 @verb
 def export(
     console: Console,
-    artifact: Artifact,
+    artifact: ArtifactArgument,
     *,
     out: Annotated[Path, typer.Option(help="Directory to write the GPTQ checkpoint to.")],
     zoo: ZooOption = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace another checkpoint in --out, once the new one is whole.")
-    ] = False,
+    force: ReplaceCheckpoint = False,
 ) -> None:
     """Write an artifact of recipe gptq-4bit as a GPTQ checkpoint, for engines that serve one model alone."""
     from deltacompress.cli import render
@@ -44,9 +42,7 @@ def dequantize(
     model: Annotated[Path, typer.Argument(metavar="MODEL", parser=model, help="Directory of a GPTQ checkpoint.")],
     *,
     out: Annotated[Path, typer.Option(help="Directory to write the dense checkpoint to.")],
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace another checkpoint in --out, once the new one is whole.")
-    ] = False,
+    force: ReplaceCheckpoint = False,
 ) -> None:
     """Write the dense checkpoint that a GPTQ checkpoint stands for, so that every other verb can take it."""
     from deltacompress.cli import render

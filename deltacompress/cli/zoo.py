@@ -10,6 +10,7 @@ import typer
 from deltacompress.cli import zoo_care, zoo_list, zoo_tools
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.zoo_options import Name, ZooOption, date
+from deltacompress.errors import InputError
 
 app = typer.Typer(help="Keep deltas, adapters and base identities in a zoo.", no_args_is_help=True)
 Relation = Literal["quantized", "recompressed", "merge", "distilled", "finetune"]
@@ -52,27 +53,11 @@ def add(
     """Publish a directory as the next version of NAME; prints name@version once that is durable."""
     from rich.text import Text
 
-    from deltacompress.errors import InputError
     from deltacompress.zoo.entries import linking
     from deltacompress.zoo.exchange.resolve import open_zoo
 
     opened = open_zoo(zoo)
-    path = Path(source)
-    if path.exists() and not path.is_dir():
-        raise InputError(
-            "not a directory", where=source, way_out="give that of an artifact, a PEFT adapter or a base model"
-        )
-    if not path.is_dir():
-        if source.count("/") != 1 or source.startswith((".", "/", "~")):  # told before torch is imported, for seconds
-            raise InputError(
-                "no such directory", where=source, way_out="give one, or the hub id of a base model: org/name"
-            )
-        from deltacompress.checkpoints.reader import Checkpoint
-        from deltacompress.compression.publication import hub_origin
-
-        path = Checkpoint.open(source).path  # a base model of the hub, or a clear error
-        found, commit = hub_origin(path)
-        hub_id, revision = hub_id or found, revision or commit
+    path, found_id, commit = _source(source)
     with console.progress() as reporter:
         added = linking.add(
             opened,
@@ -81,8 +66,8 @@ def add(
             base=base,
             parents=parent or (),
             relation=relation,
-            hub_id=hub_id,
-            revision=revision,
+            hub_id=hub_id or found_id,
+            revision=revision or commit,
             reporter=reporter,
         )
     published = added.published
@@ -96,6 +81,29 @@ def add(
         "bytes": published.bytes,
     }
     console.result(data, lambda: Text(str(published)))
+
+
+def _source(source: str) -> tuple[Path, str | None, str | None]:
+    """The directory to add; of a base model that is fetched from the hub, its id and commit, too.
+
+    Raises:
+        InputError: neither a directory nor what may be a hub id.
+        CheckpointError: it cannot be fetched.
+    """
+    path = Path(source)
+    if path.exists() and not path.is_dir():
+        raise InputError(
+            "not a directory", where=source, way_out="give that of an artifact, a PEFT adapter or a base model"
+        )
+    if path.is_dir():
+        return path, None, None
+    if source.count("/") != 1 or source.startswith((".", "/", "~")):  # told before torch is imported, for seconds
+        raise InputError("no such directory", where=source, way_out="give one, or the hub id of a base model: org/name")
+    from deltacompress.checkpoints.reader import Checkpoint
+    from deltacompress.compression.publication import hub_origin
+
+    path = Checkpoint.open(source).path  # a base model of the hub, or a clear error
+    return path, *hub_origin(path)
 
 
 @app.command("show")
