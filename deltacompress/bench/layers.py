@@ -26,6 +26,7 @@ from deltacompress.checkpoints.writer import write_file
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.settings import ObsSettings
 from deltacompress.compression.driver import compress
+from deltacompress.compression.job import CompressResult
 from deltacompress.devices import named_device
 from deltacompress.errors import InputError, Interrupted, option, switch
 from deltacompress.reporter import SILENT, Reporter
@@ -112,31 +113,18 @@ def run(
     reporter = reporter or SILENT
     shape = shape or (SHAPE_7B if where.type == "cuda" else SHAPE_TINY)
     shape = shape.with_layers(layers)
-    flop = _flop_per_token(shape, chosen, length := seq_len or min(2048, shape.context))
+    length = seq_len or min(2048, shape.context)
+    flop = _flop_per_token(shape, chosen, length)
     if length > shape.context:
         raise InputError(
             f"{shape} has {shape.context} positions", where=f"{option('seq_len')} {length}", way_out="use that or less"
         )
     rate = _product_rate(where)
+    laps = _Laps(reporter)
     with tempfile.TemporaryDirectory(dir=scratch) as made:
-        root = Path(made)
         reporter.phase("writing a random pair", 3)
-        _write_pair(root, shape, samples * length, where, reporter)
-        laps = _Laps(reporter)
-        try:
-            done = compress(
-                root / "base",
-                root / "finetuned",
-                recipe=chosen,
-                out=root / "out",
-                calibration=root / "calibration.txt",
-                samples=samples,
-                seq_len=length,
-                device=where.type,
-                reporter=laps,
-            )
-        except Interrupted as stop:
-            raise KeyboardInterrupt from stop  # nothing waits for --resume: the files go
+        _write_pair(Path(made), shape, samples * length, where, reporter)
+        done = _compress_pair(Path(made), chosen, samples, length, where, laps)
     settings = {"shape": str(shape), "recipe": recipe, "samples": samples, "seq_len": length, "layers": layers}
     return LayersBench(
         settings,
@@ -148,6 +136,25 @@ def run(
         done.peak_memory_bytes,
         done.peak_device_bytes,
     )
+
+
+def _compress_pair(
+    root: Path, recipe: Recipe, samples: int, seq_len: int, device: torch.device, reporter: Reporter
+) -> CompressResult:
+    try:
+        return compress(
+            root / "base",
+            root / "finetuned",
+            recipe=recipe,
+            out=root / "out",
+            calibration=root / "calibration.txt",
+            samples=samples,
+            seq_len=seq_len,
+            device=device.type,
+            reporter=reporter,
+        )
+    except Interrupted as stop:
+        raise KeyboardInterrupt from stop  # nothing waits for --resume: the files go
 
 
 def _write_pair(root: Path, shape: ModelShape, tokens: int, device: torch.device, reporter: Reporter) -> None:

@@ -94,6 +94,28 @@ def load_calibration(
             tokens than asked.
 
     """
+    _check_counts(samples, seq_len, seed, max_positions)
+    opened = open_source(source, split=split)
+    longest = tokenizer.model_max_length
+    if not _is_length(longest):
+        raise CalibrationError(
+            f"tokenizer_config.json says model_max_length {longest!r}, not a whole number above 0",
+            where=tokenizer.name_or_path,
+            way_out="mend it",
+        )
+    limits = [int(n) for n in (longest, max_positions) if n is not None and n < _SANE_LENGTH]
+    encoded = encode_records(
+        opened.shuffled(seed), opened.format, tokenizer, max_record_tokens=min(limits, default=None)
+    )
+    needed = samples * seq_len
+    stream, records = pack(encoded, needed)
+    if len(stream) < needed:
+        raise _too_few(len(stream), samples, seq_len, name_of(source))
+    ids = torch.tensor(stream, dtype=torch.int64).reshape(samples, seq_len)
+    return CalibrationTokens(ids, opened.name, ids_sha256(ids), records, needed, seed, opened.format)
+
+
+def _check_counts(samples: int, seq_len: int, seed: int, max_positions: int | None) -> None:
     for name, value, least in (("samples", samples, 1), ("seq_len", seq_len, 1), ("seed", seed, 0)):
         if value < least:
             raise CalibrationError(f"must be at least {least}", where=f"{option(name)} {value}")
@@ -110,32 +132,18 @@ def load_calibration(
             where=f"{option('seq_len')} {seq_len}",
             way_out=f"use {option('seq_len')} {max_positions} or less",
         )
-    opened = open_source(source, split=split)
-    longest = tokenizer.model_max_length
-    if not _is_length(longest):
-        raise CalibrationError(
-            f"tokenizer_config.json says model_max_length {longest!r}, not a whole number above 0",
-            where=tokenizer.name_or_path,
-            way_out="mend it",
-        )
-    limits = [int(n) for n in (longest, max_positions) if n is not None and n < _SANE_LENGTH]
-    encoded = encode_records(
-        opened.shuffled(seed), opened.format, tokenizer, max_record_tokens=min(limits, default=None)
-    )
-    needed = samples * seq_len
-    stream, records = pack(encoded, needed)
-    if len(stream) < needed:
-        rows, fewer = len(stream) // seq_len, option("samples")
-        what, way_out = (
-            f"less than one row of {option('seq_len')} {seq_len} ({needed} are needed for {fewer} {samples})",
-            (f"use a shorter {option('seq_len')} or more data"),
-        )
-        if rows:
-            what = f"{fewer} {samples} x {option('seq_len')} {seq_len} needs {needed}"
-            way_out = f"use {fewer} {rows} or fewer, a shorter {option('seq_len')}, or more data"
-        raise CalibrationError(f"holds {len(stream)} tokens, {what}", where=name_of(source), way_out=way_out)
-    ids = torch.tensor(stream, dtype=torch.int64).reshape(samples, seq_len)
-    return CalibrationTokens(ids, opened.name, ids_sha256(ids), records, needed, seed, opened.format)
+
+
+def _too_few(tokens: int, samples: int, seq_len: int, source: str) -> CalibrationError:
+    """Of a source with fewer tokens than `samples` rows of `seq_len` take."""
+    needed, rows, fewer = samples * seq_len, tokens // seq_len, option("samples")
+    if rows:
+        what = f"{fewer} {samples} x {option('seq_len')} {seq_len} needs {needed}"
+        way_out = f"use {fewer} {rows} or fewer, a shorter {option('seq_len')}, or more data"
+    else:
+        what = f"less than one row of {option('seq_len')} {seq_len} ({needed} are needed for {fewer} {samples})"
+        way_out = f"use a shorter {option('seq_len')} or more data"
+    return CalibrationError(f"holds {tokens} tokens, {what}", where=source, way_out=way_out)
 
 
 def _is_length(value: object) -> bool:

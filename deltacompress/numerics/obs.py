@@ -73,7 +73,6 @@ def solve(
     joint = selection == "joint" and (sparsity.n, sparsity.m) == (2, 4)
     if joint and grid is not None and grid.group % 4 and grid.group < columns:
         raise ValueError(f"joint selection needs scales shared by each group of four, not by {grid.group} columns")
-    numbers = torch.arange(columns, device=target.device) if order is None else order
     if value_dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"values are kept in float32 or bfloat16, not {value_dtype}")
     work = (target if order is None else target[:, order]).T.clone(memory_format=torch.contiguous_format)
@@ -82,14 +81,9 @@ def solve(
     mask = torch.ones(columns, rows, dtype=torch.bool, device=target.device)
     codes = torch.zeros(columns, rows, dtype=torch.uint8, device=target.device)
     loss = torch.zeros(rows, device=target.device)
-    pairs = PairSolver(upper) if joint else None
-    fix: Callable[[fused.Block, int], None]
-    if fused.usable(target.device):
-        width = min(block, fused.BLOCK // step * step)
-        fix = partial(fused.fix, sparsity=sparsity, pairs=pairs, scales=fused.Scales.of(grid, numbers, value_dtype))
-    else:
-        width = block
-        fix = _Loop(sparsity, pairs, _Rounding(grid, value_dtype), numbers.tolist(), upper.diagonal().tolist())
+    numbers = torch.arange(columns, device=target.device) if order is None else order
+    fix = _fixer(upper, sparsity, grid, value_dtype, PairSolver(upper) if joint else None, numbers)
+    width = min(block, fused.BLOCK // step * step) if fused.usable(target.device) else block
     scratch = torch.empty(min(width, columns), rows, device=target.device)
     for start in range(0, columns, block):
         stop = min(start + block, columns)
@@ -108,6 +102,20 @@ def solve(
         mask=_back(mask, order),
         loss=loss,
     )
+
+
+def _fixer(
+    upper: Tensor,
+    sparsity: Sparsity,
+    grid: Grid | None,
+    value_dtype: torch.dtype,
+    pairs: PairSolver | None,
+    numbers: Tensor,
+) -> Callable[[fused.Block, int], None]:
+    """What fixes the columns of a block, from which column on: on a GPU one kernel. Arguments: as of `_Loop`."""
+    if fused.usable(upper.device):
+        return partial(fused.fix, sparsity=sparsity, pairs=pairs, scales=fused.Scales.of(grid, numbers, value_dtype))
+    return _Loop(sparsity, pairs, _Rounding(grid, value_dtype), numbers.tolist(), upper.diagonal().tolist())
 
 
 class _Loop:
