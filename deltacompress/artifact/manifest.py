@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from deltacompress.artifact.checks import AGAIN, check_relations
 from deltacompress.artifact.records import SCHEMA_VERSION, Manifest
+from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG
 from deltacompress.errors import (
     CheckpointError,
     ChecksumError,
@@ -38,7 +39,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Read and check `directory`/manifest.json.
 
     Raises:
-        InputError: no manifest, but a checkpoint.
+        InputError: no manifest, but a checkpoint or an adapter.
         TruncatedFileError: no manifest, or cut short.
         CheckpointError: the system does not read it.
         SchemaVersionError: written by a newer version.
@@ -54,6 +55,10 @@ def read_manifest_bytes(directory: Path) -> bytes:
     try:
         return read_bytes(path, at_most=MAX_MANIFEST_BYTES)
     except FileNotFoundError as error:
+        if (directory / ADAPTER_CONFIG).is_file():
+            raise InputError(
+                "a PEFT adapter, not an artifact", where=directory, way_out="publish it with `deltacompress zoo add`"
+            ) from error
         if _is_checkpoint(directory):
             raise InputError(
                 "a model's checkpoint, not an artifact",

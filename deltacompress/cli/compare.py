@@ -61,11 +61,13 @@ def compare(
     from deltacompress.cli import render
 
     early.tasks(tasks, task_dir, limit=limit)
-    early.methods(methods)
+    calibrates = early.methods(methods)
     check_driver(device)
     early.calibration(calibration)
     early.folder(out)
     early.checkpoints(base, finetuned)
+    if not calibrates:
+        console.note(f"{calibration}: not read, since none of these methods calibrates")
     from deltacompress.evaluation import compare as run
 
     with console.progress() as reporter:

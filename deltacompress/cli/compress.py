@@ -113,6 +113,8 @@ def compress(
     if gate is not None:
         early.gate(gate, tasks, task_dir, limit=limit)
     early.compression(base, finetuned, out, recipe, calibration, lossless, device)
+    if resume and not early.waits(out):
+        console.note(f"--resume: no unfinished run of {out} is there to go on with")
     options: dict[str, Any] = {
         "recipe": recipe,
         "calibration": calibration,

@@ -107,6 +107,12 @@ def place(spec: str, zoo: str | None, *, base: Path | None = None, reporter: Rep
     return artifact_path(spec, zoo, base=base, reporter=reporter)
 
 
+def waits(out: Path) -> bool:
+    """Whether an unfinished run of `compress` lies beside `out`, with or without a gate."""
+    names = (f"{out.name}.partial", f"{out.name}.candidate", f"{out.name}.candidate.partial")
+    return any(out.with_name(name).exists() for name in names)
+
+
 def recipes(*names: str) -> None:
     """Each is a recipe, by name or path.
 
@@ -119,15 +125,16 @@ def recipes(*names: str) -> None:
         Recipe.load(name)
 
 
-def methods(names: str) -> None:
-    """Methods that are compared, separated by commas.
+def methods(names: str) -> bool:
+    """Methods that are compared, separated by commas; whether any of them calibrates.
 
     Raises:
         InputError: no such method, or one twice.
     """
     from deltacompress.evaluation.methods.names import load_methods
 
-    load_methods([name for name in names.split(",") if name])
+    chosen = load_methods([name for name in names.split(",") if name])
+    return any(recipe is None or recipe.needs_calibration for recipe in chosen.values())
 
 
 def compression(

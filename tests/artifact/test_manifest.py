@@ -175,3 +175,10 @@ def test_a_checkpoint_is_told_as_such(tmp_path: Path) -> None:
     (tmp_path / "delta-00001.safetensors").write_text("")
     with pytest.raises(TruncatedFileError, match="not an artifact, or half of one"):
         read_manifest(tmp_path)
+
+
+def test_an_adapter_is_no_artifact(tmp_path: Path) -> None:
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(InputError, match="a PEFT adapter, not an artifact; publish it with `deltacompress zoo add`"):
+        read_manifest(tmp_path)

@@ -212,3 +212,19 @@ def test_an_output_that_cannot_be_made(tmp_path: Path) -> None:
     for check in (early.output, early.folder):
         with pytest.raises(OutputError, match=r"out: cannot be written \(Permission denied\); choose another"):
             check(tmp_path / "new" / "out")
+
+
+def test_whether_a_method_calibrates() -> None:
+    assert early.methods("")
+    assert early.methods("int2-24,rtn-4bit")
+    assert not early.methods("rtn-4bit")
+
+
+def test_whether_a_run_waits(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert not early.waits(out)
+    (tmp_path / "out.partial").mkdir()
+    assert early.waits(out)
+    (tmp_path / "out.partial").rmdir()
+    (tmp_path / "out.candidate.partial").mkdir()
+    assert early.waits(out)

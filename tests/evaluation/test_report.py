@@ -10,6 +10,7 @@ from evaluation.reports import report
 from jsonschema import Draft202012Validator
 
 from deltacompress.errors import ChecksumError, FormatError, InputError, SchemaVersionError
+from deltacompress.evaluation.report import data
 from deltacompress.evaluation.report.data import read_report, report_schema
 from deltacompress.files.canonical_json import canonical_digest
 
@@ -69,6 +70,14 @@ def test_other_reports_are_refused(written: Path, tmp_path: Path) -> None:
     written.write_text(text)
     _resigned(written, more=1)
     with pytest.raises(FormatError, match="more"):
+        read_report(written)
+
+
+@pytest.mark.parametrize("text", ['{"a": [[], []]}', '{"a": ' + "[" * 80 + "]" * 80 + "}"])
+def test_so_is_that_of_which_there_is_much(text: str, written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "_MAX_MEMORY", 500)
+    written.write_text(text)
+    with pytest.raises(InputError, match="not a report of `deltacompress eval`"):
         read_report(written)
 
 

@@ -60,6 +60,8 @@ def read_report(path: str | Path) -> Report:
     except OSError as error:
         raise unreadable(InputError, file, error, "give another report") from error
     if parsed_bytes(raw) > _MAX_MEMORY:
+        if sum(f'"{mark}"'.encode() in raw for mark in _MARKS) < 2:
+            raise _foreign(file)
         raise FormatError("holds more values than any report does", where=file, way_out="evaluate again")
     try:
         data = json.loads(raw)
@@ -67,12 +69,12 @@ def read_report(path: str | Path) -> Report:
         digest = canonical_digest(content)
     except (ValueError, RecursionError) as error:  # NaN and what is beyond all floats is no JSON either
         raise ChecksumError(f"not JSON ({error})", where=file, way_out="evaluate again") from error
+    if not isinstance(data, dict) or len(_MARKS & data.keys()) < 2:
+        raise _foreign(file)
     if is_deep(raw):
         raise FormatError(
             f"nested deeper than {MAX_DEPTH} levels, as no report is", where=file, way_out="evaluate again"
         )
-    if not isinstance(data, dict) or len(_MARKS & data.keys()) < 2:
-        raise InputError(f"not a report of `deltacompress eval`, {_WRITES}", where=file)
     claimed = data.pop("digest", None)
     version = data.get("schema_version")
     if claimed != digest:
@@ -91,6 +93,10 @@ def read_report(path: str | Path) -> Report:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"])
         raise FormatError(f"{at}: {first['msg']}", where=file) from error
+
+
+def _foreign(file: Path) -> InputError:
+    return InputError(f"not a report of `deltacompress eval`, {_WRITES}", where=file)
 
 
 def report_schema() -> dict[str, Any]:
