@@ -11,7 +11,7 @@ from deltacompress.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AdapterConfig:
     """What of adapter_config.json decides shapes and scale.
 
     kind: "lora" or "boft"; rank, ranks: r and rank_pattern, alpha, alphas: lora_alpha and alpha_pattern, rslora:
@@ -35,7 +35,7 @@ class Settings:
     blocks: int = 0
 
 
-def parse_settings(config: Mapping[str, Any], path: str) -> Settings:
+def parse_settings(config: Mapping[str, Any], path: str) -> AdapterConfig:
     """Check an adapter's config, `path` names it.
 
     Raises:
@@ -60,7 +60,7 @@ def parse_settings(config: Mapping[str, Any], path: str) -> Settings:
         "transposed": _switch(config, "fan_in_fan_out", path),
     }
     if kind == "boft":
-        return Settings(
+        return AdapterConfig(
             kind,
             **shared,
             factors=_whole(config, "boft_n_butterfly_factor", 1, path),
@@ -78,7 +78,7 @@ def parse_settings(config: Mapping[str, Any], path: str) -> Settings:
     alpha = config.get("lora_alpha", 8)
     if not _is_number(alpha):
         raise CheckpointError(f"lora_alpha must be a number, found {str(alpha)[:40]!a}", where=path)
-    return Settings(
+    return AdapterConfig(
         kind,
         **shared,
         rank=rank,

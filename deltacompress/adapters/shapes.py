@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from deltacompress.adapters.settings import Settings
+from deltacompress.adapters.settings import AdapterConfig
 
 Shape = tuple[int, ...]
 _PREFIX = "base_model.model."
@@ -29,7 +29,7 @@ _LORA = {
 _BOFT = {"boft_R": "R", "boft_s": "s"}
 
 
-def check_tensors(adapter: Mapping[str, Shape], settings: Settings, base: Mapping[str, Shape]) -> int:
+def check_tensors(adapter: Mapping[str, Shape], settings: AdapterConfig, base: Mapping[str, Shape]) -> int:
     """How many modules of the base the adapter changes.
 
     adapter, base: tensor name -> shape.
@@ -68,7 +68,7 @@ def check_tensors(adapter: Mapping[str, Shape], settings: Settings, base: Mappin
     return len(modules)
 
 
-def _check_lora(module: str, parts: Mapping[str, Shape], weight: Shape, settings: Settings) -> None:
+def _check_lora(module: str, parts: Mapping[str, Shape], weight: Shape, settings: AdapterConfig) -> None:
     rank = _rank(module, settings)
     wanted: dict[str, Shape] = {}
     if parts.keys() >= {"EA", "EB"} and parts.keys() <= {"EA", "EB"}:
@@ -85,7 +85,7 @@ def _check_lora(module: str, parts: Mapping[str, Shape], weight: Shape, settings
         _same(module, f"lora {role}", shape, wanted[role])
 
 
-def _check_boft(module: str, parts: Mapping[str, Shape], weight: Shape, settings: Settings) -> None:
+def _check_boft(module: str, parts: Mapping[str, Shape], weight: Shape, settings: AdapterConfig) -> None:
     if parts.keys() != {"R", "s"}:
         raise ValueError(f"module {module} has {', '.join(sorted(parts))} only; boft_R and boft_s belong together")
     outputs, inputs = reversed(weight) if settings.transposed else weight
@@ -99,7 +99,7 @@ def _check_boft(module: str, parts: Mapping[str, Shape], weight: Shape, settings
 
 
 def _check_whole(
-    name: str, shape: Shape, settings: Settings, base: Mapping[str, Shape], modules: Mapping[str, Collection[str]]
+    name: str, shape: Shape, settings: AdapterConfig, base: Mapping[str, Shape], modules: Mapping[str, Collection[str]]
 ) -> None:
     """A tensor that replaces one of the base. modules: those that have matrices, and which."""
     module, _, leaf = name[len(_PREFIX) :].rpartition(".")
@@ -139,7 +139,7 @@ def _find(name: str, base: Mapping[str, Shape]) -> str | None:
     return None
 
 
-def _rank(module: str, settings: Settings) -> int:
+def _rank(module: str, settings: AdapterConfig) -> int:
     for pattern, rank in settings.ranks.items():
         if module == pattern.lstrip("^") or module.endswith("." + pattern):
             return rank

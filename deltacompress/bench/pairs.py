@@ -20,7 +20,7 @@ import torch
 
 from deltacompress.artifact.restoration import restore
 from deltacompress.bench.figures import accuracy, flips
-from deltacompress.bench.pairs_artifacts import Job, costs, plan
+from deltacompress.bench.pairs_artifacts import PairJob, costs, plan
 from deltacompress.bench.pairs_tasks import tasks_of
 from deltacompress.demo.score import Answers, divergence, encode, read_task, score_model
 from deltacompress.devices import gpu_name, has_gpu
@@ -137,7 +137,7 @@ class _Test:
 def _rows(
     task: str,
     test: _Test,
-    jobs: list[tuple[Job, dict[str, Any]]],
+    jobs: list[tuple[PairJob, dict[str, Any]]],
     device: str,
     precisions: Sequence[str],
     reporter: Reporter,

@@ -26,7 +26,7 @@ from deltacompress.reporter import Reporter
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PairJob:
     """One compression: where its pair and its calibration data are, and where the artifact goes."""
 
     base: Path
@@ -63,7 +63,7 @@ def plan(
     seed: int | None,
     force: bool,
     reporter: Reporter,
-) -> list[Job]:
+) -> list[PairJob]:
     """The jobs of all tasks, in their order; an artifact that is there already is checked to the last byte.
 
     force: an artifact of other input is to be replaced.
@@ -86,7 +86,7 @@ def plan(
     for task in tasks:
         finetuned = Checkpoint.open(models / task)
         for recipe in recipes:
-            job = Job(
+            job = PairJob(
                 models / "base", models / task, recipe, data / task / "train.jsonl", out / f"{task}.{Path(recipe).stem}"
             )
             check_outside(job.out, models, data)
@@ -101,7 +101,7 @@ def plan(
     return jobs
 
 
-def _compression(job: Job, recipe: Recipe, seed: int | None) -> CompressionJob:
+def _compression(job: PairJob, recipe: Recipe, seed: int | None) -> CompressionJob:
     return CompressionJob(
         base=str(job.base),
         finetuned=str(job.finetuned),
@@ -112,7 +112,7 @@ def _compression(job: Job, recipe: Recipe, seed: int | None) -> CompressionJob:
     )
 
 
-def costs(job: Job, *, device: str, seed: int | None, resume: bool) -> dict[str, Any]:
+def costs(job: PairJob, *, device: str, seed: int | None, resume: bool) -> dict[str, Any]:
     """Make the artifact, unless it is there, and say what it took: None if an earlier run did any of it.
 
     Raises:
@@ -133,7 +133,7 @@ def costs(job: Job, *, device: str, seed: int | None, resume: bool) -> dict[str,
     }
 
 
-def _compress(job: Job, *, device: str, seed: int | None, resume: bool) -> dict[str, Any]:
+def _compress(job: PairJob, *, device: str, seed: int | None, resume: bool) -> dict[str, Any]:
     """What `deltacompress compress --json` prints.
 
     Raises:

@@ -65,15 +65,15 @@ DebugFlag = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class OutputOptions:
     """The output options, as given before the verb, after it, or both."""
 
     json: bool = False
     quiet: bool = False
     debug: bool = False
 
-    def __or__(self, other: Settings) -> Settings:
-        return Settings(self.json or other.json, self.quiet or other.quiet, self.debug or other.debug)
+    def __or__(self, other: OutputOptions) -> OutputOptions:
+        return OutputOptions(self.json or other.json, self.quiet or other.quiet, self.debug or other.debug)
 
 
 class _Quiet:
@@ -94,7 +94,7 @@ class _Quiet:
 class Console:
     """What the body of a verb prints with."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: OutputOptions) -> None:
         self.settings = settings
 
     def result(self, data: Mapping[str, Any] | Sequence[Any], table: Callable[[], RenderableType]) -> None:
@@ -193,8 +193,8 @@ def verb(body: Callable[Concatenate[Console, P], None]) -> Callable[..., None]:
 
     @functools.wraps(body)
     def command(*, ctx: typer.Context, json: bool, quiet: bool, debug: bool, **options: Any) -> None:
-        settings = Settings(json, quiet, debug)
-        if isinstance(ctx.obj, Settings):
+        settings = OutputOptions(json, quiet, debug)
+        if isinstance(ctx.obj, OutputOptions):
             settings |= ctx.obj
         again = f"{ctx.command_path} ... --out {options['out']}" if options.get("out") else ""
         tell(at_once=not settings.quiet)

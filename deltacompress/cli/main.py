@@ -21,8 +21,8 @@ from deltacompress.cli.console import (
     EXIT_INPUT,
     DebugFlag,
     JsonFlag,
+    OutputOptions,
     QuietFlag,
-    Settings,
     print_failure,
 )
 from deltacompress.cli.demo import demo
@@ -72,7 +72,7 @@ def frame(
     debug: DebugFlag = False,
 ) -> None:
     """Compress a fine-tuned model into a small, verified delta of its base model, and get it back."""
-    ctx.obj = Settings(json, quiet, debug)
+    ctx.obj = OutputOptions(json, quiet, debug)
 
 
 app.command()(compress)

@@ -26,7 +26,7 @@ from deltacompress.zoo.ledger.tags import Move
 if TYPE_CHECKING:
     from deltacompress.zoo.entries.signing import Signed
     from deltacompress.zoo.exchange.transfer import Exported, Imported
-    from deltacompress.zoo.views.lineage import Lineage
+    from deltacompress.zoo.views.lineage import LineageGraph
 
 
 class Zoo(Catalog):
@@ -128,7 +128,7 @@ class Zoo(Catalog):
         """Logical and physical size."""
         return usage(self.store)
 
-    def lineage(self, name: str | None = None) -> Lineage:
+    def lineage(self, name: str | None = None) -> LineageGraph:
         """What came from what; with a name, only what that entry came from and what came of it."""
         from deltacompress.zoo.views import lineage
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deltacompress.adapters.fields import FIELDS
-from deltacompress.adapters.settings import Settings, parse_settings
+from deltacompress.adapters.settings import AdapterConfig, parse_settings
 from deltacompress.adapters.shapes import check_tensors
 from deltacompress.errors import CheckpointError
 
@@ -179,15 +179,15 @@ def test_what_a_config_leaves_out_is_what_peft_takes() -> None:
     """The defaults of LoraConfig and BOFTConfig."""
     targets = {"target_modules": ["q_proj"]}
     lora = parse_settings({"peft_type": "LORA"} | targets, "c")
-    assert lora == Settings("lora", rank=8, alpha=8.0, targets=("q_proj",))
+    assert lora == AdapterConfig("lora", rank=8, alpha=8.0, targets=("q_proj",))
     boft = parse_settings({"peft_type": "BOFT"} | targets, "c")
-    assert boft == Settings("boft", factors=1, block=4, blocks=0, targets=("q_proj",))
+    assert boft == AdapterConfig("boft", factors=1, block=4, blocks=0, targets=("q_proj",))
 
 
 def test_what_is_read() -> None:
     given = {"r": 3, "lora_alpha": 12, "use_rslora": True, "lora_bias": True, "fan_in_fan_out": True}
     given |= {"rank_pattern": {"v_proj": 4}, "alpha_pattern": {"v_proj": 6.5}, "modules_to_save": ["lm_head"]}
-    assert parse_settings(LORA | given, "c") == Settings(
+    assert parse_settings(LORA | given, "c") == AdapterConfig(
         "lora",
         rank=3,
         ranks={"v_proj": 4},
@@ -206,7 +206,9 @@ def test_what_is_read() -> None:
         "boft_n_butterfly_factor": 2,
         "target_modules": "all-linear",
     }
-    assert parse_settings(BOFT | rotated, "c") == Settings("boft", targets="all-linear", factors=2, block=0, blocks=8)
+    assert parse_settings(BOFT | rotated, "c") == AdapterConfig(
+        "boft", targets="all-linear", factors=2, block=0, blocks=8
+    )
 
 
 AT = "base_model.model."
@@ -215,7 +217,7 @@ A_B = {f"{AT}model.a.lora_A.weight": (2, 8), f"{AT}model.a.lora_B.weight": (4, 2
 
 
 def test_biases_are_trained_under_the_name_that_peft_gives_them() -> None:
-    plain = Settings("lora", rank=2, targets=("a",))
+    plain = AdapterConfig("lora", rank=2, targets=("a",))
     trained = A_B | {f"{AT}model.a.base_layer.bias": (4,), f"{AT}model.b.bias": (4,)}
     assert check_tensors(trained, plain, BASE) == 1
     with pytest.raises(ValueError, match=r"bias has shape \[5\], the base needs \[4\]"):
@@ -225,16 +227,16 @@ def test_biases_are_trained_under_the_name_that_peft_gives_them() -> None:
     with pytest.raises(ValueError, match="but lora_bias is not set"):
         check_tensors(A_B | {f"{AT}model.a.lora_B.bias": (4,)}, plain, BASE)
     assert check_tensors(
-        A_B | {f"{AT}model.a.lora_B.bias": (4,)}, Settings("lora", 2, targets=("a",), biased=True), BASE
+        A_B | {f"{AT}model.a.lora_B.bias": (4,)}, AdapterConfig("lora", 2, targets=("a",), biased=True), BASE
     )
 
 
 def test_only_an_embedding_or_a_head_brings_the_weight_it_is_trained_beside() -> None:
-    settings = Settings("lora", rank=2, targets=("a", "embed", "lm_head"))
+    settings = AdapterConfig("lora", rank=2, targets=("a", "embed", "lm_head"))
     at = f"{AT}model.embed."
     tables = {f"{at}lora_embedding_A": (2, 12), f"{at}lora_embedding_B": (8, 2), f"{at}base_layer.weight": (12, 8)}
     head = {f"{AT}lm_head.{one}": shape for one, shape in (("lora_A.weight", (2, 8)), ("lora_B.weight", (12, 2)))}
     head |= {f"{AT}lm_head.base_layer.weight": (12, 8)}
     assert check_tensors(A_B | tables | head, settings, BASE | {"lm_head.weight": (12, 8)}) == 3
     with pytest.raises(ValueError, match=r"a is not among modules_to_save"):
-        check_tensors(A_B | {f"{AT}model.a.base_layer.weight": (4, 8)}, Settings("lora", 2, targets=("a",)), BASE)
+        check_tensors(A_B | {f"{AT}model.a.base_layer.weight": (4, 8)}, AdapterConfig("lora", 2, targets=("a",)), BASE)

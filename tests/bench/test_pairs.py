@@ -220,8 +220,8 @@ def test_seed_device_and_resume_reach_the_compression(demo: dict[str, Any], monk
     ]
 
 
-def _job(pair: Pair, out: Path) -> pairs_artifacts.Job:
-    return pairs_artifacts.Job(pair.base, pair.finetuned, "lossless", pair.data, out)
+def _job(pair: Pair, out: Path) -> pairs_artifacts.PairJob:
+    return pairs_artifacts.PairJob(pair.base, pair.finetuned, "lossless", pair.data, out)
 
 
 def test_a_compression_has_a_process_of_its_own(pair: Pair, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -316,7 +316,7 @@ def test_costs_are_those_that_compressing_told(pair: Pair, tmp_path: Path, monke
     pair.compress(out, recipe="lossless")
     told = {"seconds": 3.5, "peak_memory_bytes": 2_500_000_000, "backend": "CPU, 2 threads"}
     monkeypatch.setattr(pairs_artifacts, "_compress", lambda *_, **__: told)
-    monkeypatch.setattr(pairs_artifacts.Job, "finished", False)
+    monkeypatch.setattr(pairs_artifacts.PairJob, "finished", False)
     found = pairs_artifacts.costs(_job(pair, out), device="cpu", seed=None, resume=False)
     assert (found["seconds"], found["peak_memory_gb"], found["backend"]) == (3.5, 2.5, "CPU, 2 threads")
     stored = sum(file.stat().st_size for file in out.iterdir())

@@ -19,7 +19,7 @@ from rich.console import Console as RichConsole
 
 from deltacompress import __version__, errors
 from deltacompress.cli import early, render
-from deltacompress.cli.console import Console, Settings
+from deltacompress.cli.console import Console, OutputOptions
 from deltacompress.cli.main import app, main
 from deltacompress.cli.progress import RichReporter
 
@@ -269,14 +269,14 @@ def test_an_interrupt_names_the_verb_and_the_output_that_go_on(
 def test_a_signal_that_somebody_swallowed_is_told_again(quiet: bool) -> None:
     """As a library may that is being imported."""
     done = run_python(
-        "import signal, sys\nfrom deltacompress.cli.console import Console, Settings, run\n"
+        "import signal, sys\nfrom deltacompress.cli.console import Console, OutputOptions, run\n"
         "from deltacompress.cli.interrupts import interrupts\n"
         "def work():\n"
         "    try:\n"
         "        signal.raise_signal(signal.SIGTERM)\n"
         "    except BaseException:\n"
         "        pass\n"
-        f"    with Console(Settings(quiet={quiet})).progress() as reporter:\n"
+        f"    with Console(OutputOptions(quiet={quiet})).progress() as reporter:\n"
         "        reporter.phase('importing')\n"
         "        print('went on')\n"
         "with interrupts():\n"
@@ -491,7 +491,7 @@ class TestRender:
         for variable, value in (("FORCE_COLOR", "1"), ("TERM", "dumb"), ("COLUMNS", columns)):
             monkeypatch.setenv(variable, value)
         rows = [{"name": name, "weights": 123_456_789, "relative_size": 0.0123, "bits_per_weight": 1.27}]
-        Console(Settings()).result({}, lambda: render.rows("tensors", rows))
+        Console(OutputOptions()).result({}, lambda: render.rows("tensors", rows))
         out = capsys.readouterr().out
         for number in ("123,456,789", "0.0123", "1.27", "relative", "weights"):
             assert number in out
@@ -518,7 +518,7 @@ class TestRender:
         rows = [{"name": name, "for": "a word " * 30} for name in ("a", "longer")]
 
         def shown() -> list[str]:
-            Console(Settings()).result({}, lambda: render.rows("a title", rows))
+            Console(OutputOptions()).result({}, lambda: render.rows("a title", rows))
             return capsys.readouterr().out.splitlines()
 
         monkeypatch.delenv("COLUMNS", raising=False)

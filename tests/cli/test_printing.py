@@ -14,7 +14,7 @@ import pytest
 from rich.text import Text
 
 from deltacompress.cli import render
-from deltacompress.cli.console import Console, Settings, print_error
+from deltacompress.cli.console import Console, OutputOptions, print_error
 from deltacompress.cli.progress import RichReporter
 from deltacompress.escape import escape
 
@@ -82,8 +82,8 @@ def test_a_help_that_cannot_be_written_is_one_line(option: str) -> None:
 def test_nobody_reads_what_is_said(where: str) -> None:
     """Neither notes and progress nor errors: only the exit code can tell then."""
     talks = (
-        "from deltacompress.cli.console import Console, Settings, run\nimport sys, time\n"
-        "def work():\n    console = Console(Settings())\n    time.sleep(0.2)\n    console.note('a')\n"
+        "from deltacompress.cli.console import Console, OutputOptions, run\nimport sys, time\n"
+        "def work():\n    console = Console(OutputOptions())\n    time.sleep(0.2)\n    console.note('a')\n"
         "    with console.progress() as reporter:\n        reporter.phase('one', 2)\n        reporter.note('b')\n"
         "        reporter.step('c')\n    raise ValueError\n"
         "code = run(work, debug=False)\nassert code == 70\n"
@@ -97,7 +97,7 @@ def test_what_a_terminal_would_obey_is_escaped_wherever_it_is_printed(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "300")
-    console = Console(Settings())
+    console = Console(OutputOptions())
     tables = [
         render.summary(EVIL, {EVIL: EVIL}),
         render.rows(EVIL, [{"name": EVIL, EVIL: 1}]),
@@ -128,7 +128,8 @@ def test_escaping_keeps_what_can_be_seen() -> None:
 
 
 def test_text_of_a_model_is_escaped_for_a_terminal_and_left_alone_for_a_file(tmp_path: Path) -> None:
-    code = f"from deltacompress.cli.console import Console, Settings\nConsole(Settings()).write({EVIL!r} + '\\t.')"
+    imports = "from deltacompress.cli.console import Console, OutputOptions"
+    code = f"{imports}\nConsole(OutputOptions()).write({EVIL!r} + '\\t.')"
     file = tmp_path / "out"
     with file.open("wb") as out:
         subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
@@ -149,8 +150,8 @@ def test_a_locale_that_knows_few_letters(locale: Mapping[str, str]) -> None:
 from deltacompress.cli.main import _print_any_path
 _print_any_path()
 from deltacompress.cli import render
-from deltacompress.cli.console import Console, Settings, print_error
-console = Console(Settings())
+from deltacompress.cli.console import Console, OutputOptions, print_error
+console = Console(OutputOptions())
 console.result({}, lambda: render.rows("\u251c", [{"n\xe4me": "\u6a21", "x": 1}]))
 console.write("\u6a21\n")
 print_error("M\xfcller")

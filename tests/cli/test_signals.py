@@ -15,7 +15,7 @@ import pytest
 BEGIN = """
 import signal, sys, time
 from deltacompress.cli import interrupts
-from deltacompress.cli.console import Console, Settings, run
+from deltacompress.cli.console import Console, OutputOptions, run
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
 def again(number=signal.SIGINT):
     signal.raise_signal(number)
@@ -99,7 +99,7 @@ def test_no_signal_changes_what_finished_work_ends_with() -> None:
     """Neither one while the result is printed, nor one after that."""
     for printed in ("sys.stdout.write = lambda text: again()", "sys.stdout.flush = again"):
         code, told = python(
-            f"def work():\n    {printed}\n    Console(Settings(json=True)).result({{}}, str)\n"
+            f"def work():\n    {printed}\n    Console(OutputOptions(json=True)).result({{}}, str)\n"
             "with interrupts.interrupts():\n    code = run(work, debug=False)\n    again()\n    time.sleep(0.2)\n"
             "sys.stdout = None\nsys.exit(code)"
         )

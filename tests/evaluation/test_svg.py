@@ -95,7 +95,10 @@ def within(picture: ElementTree.Element) -> None:
 
 
 def test_a_change_stands_where_its_axis_says() -> None:
-    rows = [svg.Row("one", -1.0, -3.0, 1.0, "delta"), svg.Row("a-very-long-name" * 8, 0.5, 0.25, 1.0, "checkpoint")]
+    rows = [
+        svg.ForestRow("one", -1.0, -3.0, 1.0, "delta"),
+        svg.ForestRow("a-very-long-name" * 8, 0.5, 0.25, 1.0, "checkpoint"),
+    ]
     picture = parsed(svg.forest(rows, margin=2.0, span=(-3.0, 1.0), title="t", description="d"))
     within(picture)
     scale = {one.text: at(one, "x")[0] for one in of(picture, "text", "tick")}
@@ -121,12 +124,16 @@ def test_a_change_stands_where_its_axis_says() -> None:
 
 
 def test_charts_side_by_side_have_one_axis() -> None:
-    row = svg.Row("one", 0.0, -0.5, 0.5, "delta")
+    row = svg.ForestRow("one", 0.0, -0.5, 0.5, "delta")
     pictures = [
         parsed(svg.forest([row], margin=2.0, span=(-12.0, 4.0), title="t", description="d")),
         parsed(
             svg.forest(
-                [svg.Row("one", -9.0, -12.0, 4.0, "delta")], margin=2.0, span=(-12.0, 4.0), title="t", description="d"
+                [svg.ForestRow("one", -9.0, -12.0, 4.0, "delta")],
+                margin=2.0,
+                span=(-12.0, 4.0),
+                title="t",
+                description="d",
             )
         ),
     ]

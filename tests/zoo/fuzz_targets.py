@@ -36,8 +36,8 @@ from deltacompress.zoo.ledger.records import (
     MAX_RECORD_BYTES,
     AliasRecord,
     IntentRecord,
+    LedgerRecord,
     OutcomeRecord,
-    Record,
     ReferrerRecord,
     RemovalRecord,
     VersionRecord,
@@ -51,7 +51,7 @@ from deltacompress.zoo.store.base import check_key
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
 HEX = "0123456789abcdef" * 4
-RECORDS: dict[str, Record] = {
+RECORDS: dict[str, LedgerRecord] = {
     layout.ZOO: ZooRecord(id=HEX[:32], capabilities=("ranges",)),
     layout.version_key("t/bot", 1): VersionRecord(manifest=HEX, size=9, txn=HEX[:32], created=1.5),
     layout.removal_key("t/bot", 1, 1): RemovalRecord(state="removed", nonce=HEX[:32], created=1.5),
@@ -100,7 +100,7 @@ def read_key(raw: bytes) -> None:
     check.kind_of(text)
 
 
-def _decode(key: str, kind: type[Record], raw: bytes) -> Record:
+def _decode(key: str, kind: type[LedgerRecord], raw: bytes) -> LedgerRecord:
     return decode(key, raw, kind, "zoo")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from zoo.checkpoints import BOFT, LORA, Tensor, boft, files_of, lora, tensor, weights, write_adapter, write_base
 
-from deltacompress.adapters.settings import Settings
+from deltacompress.adapters.settings import AdapterConfig
 from deltacompress.adapters.shapes import check_tensors
 from deltacompress.errors import BaseMismatchError, CheckpointError, DeltaCompressError
 from deltacompress.zoo import Zoo
@@ -129,7 +129,7 @@ def test_its_base_must_be_known(tmp_path: Path, zoo: Zoo) -> None:
 
 def test_what_peft_can_also_write() -> None:
     base = {"model.embed_tokens.weight": (12, 8), "model.a.weight": (4, 8), "h.c.weight": (8, 24), "model.a.bias": (4,)}
-    lora_ = Settings(
+    lora_ = AdapterConfig(
         "lora", rank=2, targets=("a", "embed_tokens", "c"), saved=("lm_head",), ranks={"a": 3}, biased=True
     )
     at = "base_model.model."
@@ -146,13 +146,13 @@ def test_what_peft_can_also_write() -> None:
     }
     assert check_tensors(tensors, lora_, base) == 3
     for pattern, rank in (("^model.a", 3), ("model.a", 3), ("a", 3), ("odel.a", 2), (".a", 2), ("b", 2)):
-        only = Settings("lora", rank=2, targets=("a",), ranks={pattern: 3})  # whole names, or their last parts
+        only = AdapterConfig("lora", rank=2, targets=("a",), ranks={pattern: 3})  # whole names, or their last parts
         found = {f"{at}model.a.lora_A.weight": (rank, 8), f"{at}model.a.lora_B.weight": (4, rank)}
         assert check_tensors(found, only, base) == 1
-    conv = Settings("lora", rank=2, targets="all-linear", transposed=True)
+    conv = AdapterConfig("lora", rank=2, targets="all-linear", transposed=True)
     swapped = {f"{at}h.c.lora_A.weight": (2, 8), f"{at}h.c.lora_B.weight": (24, 2)}
     assert check_tensors(swapped, conv, base) == 1
-    rotated = Settings("boft", targets=("a",), blocks=4, factors=2)
+    rotated = AdapterConfig("boft", targets=("a",), blocks=4, factors=2)
     for factors in (1, 2):  # PEFT without its CUDA extension makes one
         turned = {f"{at}model.a.boft_R": (factors, 4, 2, 2), f"{at}model.a.boft_s": (4, 1)}
         assert check_tensors(turned, rotated, base) == 1

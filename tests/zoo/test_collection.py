@@ -16,7 +16,15 @@ from deltacompress.zoo.entries.artifact import Described, describe
 from deltacompress.zoo.errors import ConflictError
 from deltacompress.zoo.ledger import blobs, referrers, tags, txn
 from deltacompress.zoo.ledger.blobs import Blob
-from deltacompress.zoo.ledger.records import IntentRecord, OutcomeRecord, Record, VersionRecord, encode, nonce, now
+from deltacompress.zoo.ledger.records import (
+    IntentRecord,
+    LedgerRecord,
+    OutcomeRecord,
+    VersionRecord,
+    encode,
+    nonce,
+    now,
+)
 from deltacompress.zoo.store import osfs
 from deltacompress.zoo.store.base import Store
 from deltacompress.zoo.store.layout import INTENTS, OUTCOMES, blob_key, removal_key, version_key
@@ -306,7 +314,7 @@ def test_of_two_who_remove_one_is_told(zoo: Zoo, artifact: Path, monkeypatch: py
     zoo.add(artifact, "team/bot")
     real = removal.encode
 
-    def encode_late(key: str, record: Record) -> bytes:
+    def encode_late(key: str, record: LedgerRecord) -> bytes:
         with monkeypatch.context() as patch:
             patch.setattr(removal, "encode", real)
             Zoo.open(zoo.where).rm("team/bot@1")
@@ -375,7 +383,7 @@ def test_of_two_who_move_an_alias_one_is_told(zoo: Zoo, artifact: Path, monkeypa
     zoo.add(artifact, "team/bot")
     real = tags.encode
 
-    def encode_late(key: str, record: Record) -> bytes:
+    def encode_late(key: str, record: LedgerRecord) -> bytes:
         with monkeypatch.context() as patch:
             patch.setattr(tags, "encode", real)
             Zoo.open(zoo.where).tag("team/bot@1", "prod")

@@ -16,7 +16,7 @@ from deltacompress.zoo import Zoo
 from deltacompress.zoo.entries import linking
 from deltacompress.zoo.entries.listing import Listed
 from deltacompress.zoo.store import osfs
-from deltacompress.zoo.views.lineage import Lineage, lineage
+from deltacompress.zoo.views.lineage import LineageGraph, lineage
 from deltacompress.zoo.views.lineage_picture import mermaid, svg, tree
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
@@ -42,7 +42,7 @@ FAMILY = [
 ]
 
 
-def edges(graph: Lineage) -> set[tuple[str, str, str]]:
+def edges(graph: LineageGraph) -> set[tuple[str, str, str]]:
     return {(edge.parent, edge.child, edge.relation) for edge in graph.edges}
 
 

@@ -19,12 +19,12 @@ def sections(report: ReportData) -> Iterator[str]:
 
 def _changes(report: ReportData) -> Iterator[str]:
     roles = {one.label: one.role for one in report.subjects}
-    rows: dict[str, list[svg.Row]] = {}
+    rows: dict[str, list[svg.ForestRow]] = {}
     for score in report.scores:
         if score.paired is None or roles[score.subject] == "base":
             continue
         change, low, high = (100 * (0.0 - value) for value in (score.paired.drop, score.paired.high, score.paired.low))
-        rows.setdefault(score.task, []).append(svg.Row(score.subject, change, low, high, roles[score.subject]))
+        rows.setdefault(score.task, []).append(svg.ForestRow(score.subject, change, low, high, roles[score.subject]))
     if not rows:
         return
     yield "<h2>Change against the fine-tuned model</h2>"

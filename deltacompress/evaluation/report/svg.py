@@ -34,7 +34,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ForestRow:
     """One line of a forest chart, in points."""
 
     label: str
@@ -78,7 +78,7 @@ def scatter(marks: Sequence[Mark], *, title: str, description: str, x_label: str
     return _svg(height, title, description, body)
 
 
-def forest(rows: Sequence[Row], *, margin: float, span: tuple[float, float], title: str, description: str) -> str:
+def forest(rows: Sequence[ForestRow], *, margin: float, span: tuple[float, float], title: str, description: str) -> str:
     """Changes with their intervals, in points, around zero; a dashed line marks the margin of non-inferiority.
 
     span: the least and the largest change that the axis must hold, the same for charts side by side.

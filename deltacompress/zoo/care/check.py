@@ -11,8 +11,8 @@ from deltacompress.zoo.errors import StoreError
 from deltacompress.zoo.ledger.records import (
     AliasRecord,
     IntentRecord,
+    LedgerRecord,
     OutcomeRecord,
-    Record,
     ReferrerRecord,
     RemovalRecord,
     VersionRecord,
@@ -72,7 +72,7 @@ def check_records(store: Store) -> list[Problem]:
     return problems
 
 
-def kind_of(key: str) -> type[Record] | None:
+def kind_of(key: str) -> type[LedgerRecord] | None:
     """What kind of record belongs under `key`; None for blobs and for what does not belong there.
 
     The marks of condemned blobs are not read: that they are there is all they say.

@@ -62,7 +62,7 @@ def collect(store: Store, *, grace: float = GRACE, empty_trash: bool = False) ->
     swept = store.sweep(grace)
     with suppress(DiskFullError):
         store.reserve()
-    live = needed_digests(store, with_reserve(store, 1, lambda: txn.settle(store, grace, count)))
+    live = needed_digests(store, with_reserve(store, 1, lambda: txn.recover(store, grace, count)))
     found = [_Candidate(key, digest, number, size_of(store, key)) for key, digest, number in _unneeded(store, live)]
     candidates = _as_many(
         sorted(found, key=lambda one: -one.size),
@@ -71,7 +71,7 @@ def collect(store: Store, *, grace: float = GRACE, empty_trash: bool = False) ->
     doomed = _doomed_attachments(store, live)
     # Everything again, now that no new publication can begin to rely on a candidate. First the publications, then the
     # roots: what is settled in between is among the roots.
-    live = needed_digests(store, with_reserve(store, 2, lambda: txn.settle(store, grace, count)))
+    live = needed_digests(store, with_reserve(store, 2, lambda: txn.recover(store, grace, count)))
     live = with_reserve(store, 2, partial(_end_attachments, store, doomed, live))
     removable = {key for key, _, _ in _unneeded(store, live)}
     moved = _as_many(

@@ -18,7 +18,7 @@ from deltacompress.zoo.ledger.names import Reference
 from deltacompress.zoo.ledger.read import copy_sources
 from deltacompress.zoo.ledger.records import (
     MAX_RECORD_BYTES,
-    Record,
+    LedgerRecord,
     RemovalRecord,
     VersionRecord,
     encode,
@@ -92,7 +92,7 @@ def undelete(store: Store, reference: Reference, reporter: Reporter) -> None:
         needed |= _closure(store, one.manifest, one.size, f"referrer of {reference}")
     place = removal_key(state.name, version, state.removals[version] + 1)
 
-    def target(publication: str) -> tuple[str, Record]:
+    def target(publication: str) -> tuple[str, LedgerRecord]:
         if store.exists(place):
             raise ConflictError("removed or restored by somebody else at the same moment", where=reference)
         return place, RemovalRecord(state="restored", nonce=publication, created=now())

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deltacompress.adapters.directory import KEPT, read_config, weights_of
-from deltacompress.adapters.settings import Settings, parse_settings
+from deltacompress.adapters.settings import AdapterConfig, parse_settings
 from deltacompress.adapters.shapes import check_tensors
 from deltacompress.checkpoints.header import TensorSpan, read_header
 from deltacompress.checkpoints.side_files import link_homes
@@ -68,7 +68,9 @@ def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, b
     return Described(entry, blobs)
 
 
-def _check(tensors: dict[str, TensorSpan], settings: Settings, base: BaseIdentity, where: str, base_name: str) -> int:
+def _check(
+    tensors: dict[str, TensorSpan], settings: AdapterConfig, base: BaseIdentity, where: str, base_name: str
+) -> int:
     shapes = {name: span.info.shape for name, span in tensors.items()}
     try:
         return check_tensors(shapes, settings, {one.name: one.shape for one in base.tensors})

@@ -50,7 +50,7 @@ _CHUNK = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FileRange:
     """Bytes [begin, end) of a file."""
 
     path: str
@@ -94,7 +94,7 @@ def describe(artifact: Path, *, parents: tuple[str, ...] = (), relation: str | N
     for record in manifest.files:
         path = artifact / record.file
         _check_size(path, record)
-        pieces = (Piece(str(path), 0, record.bytes),)
+        pieces = (FileRange(str(path), 0, record.bytes),)
         _check_hash(path, record, _hash(pieces))
         layers.append(_layer(FILE, record.file, record.sha256, record.bytes))
         blobs.append(_blob(record.sha256, pieces))
@@ -131,14 +131,14 @@ def _add_shard(
     blobs: list[Blob],
 ) -> None:
     data = min((span.begin for span in header.tensors.values()), default=header.file_bytes)
-    _check_hash(path, record, _hash((Piece(str(path), 0, record.bytes),)))
-    head = (Piece(str(path), 0, data),)
+    _check_hash(path, record, _hash((FileRange(str(path), 0, record.bytes),)))
+    head = (FileRange(str(path), 0, data),)
     digest = _hash(head)
     layers.append(_layer(HEADER, record.file, digest, data))
     blobs.append(_blob(digest, head))
     bundle = []
     for span, small in runs(header):
-        piece, part = Piece(str(path), span.begin, span.end), parts[span.info.name]
+        piece, part = FileRange(str(path), span.begin, span.end), parts[span.info.name]
         alike = part.blake3 is None or _hash((piece,), blake3) == part.blake3
         if small:
             bundle.append(piece)
@@ -153,7 +153,7 @@ def _add_shard(
         if not small:  # the bytes are those of the file's hash; those of the part's hash they must be to be stored
             name = span.info.name
             layers.append(_layer(PART, record.file, parts[name].sha256, span.info.nbytes, part=name))
-            blobs.append(_blob(parts[name].sha256, (Piece(str(path), span.begin, span.end),)))
+            blobs.append(_blob(parts[name].sha256, (FileRange(str(path), span.begin, span.end),)))
 
 
 def _check_parts(path: Path, header: Header, parts: dict[str, PartRecord], seen: set[str]) -> None:
@@ -195,18 +195,18 @@ def _layer(media_type: str, file: str, digest: str, size: int, **annotations: st
     return Descriptor(media_type=media_type, digest=digest, size=size, annotations={"file": file, **annotations})
 
 
-def _blob(digest: str, pieces: tuple[Piece, ...]) -> Blob:
+def _blob(digest: str, pieces: tuple[FileRange, ...]) -> Blob:
     return Blob(digest, sum(piece.end - piece.begin for piece in pieces), lambda: _chunks(pieces), pieces[0].path)
 
 
-def _hash(pieces: tuple[Piece, ...], algorithm: Callable[[], Any] = hashlib.sha256) -> str:
+def _hash(pieces: tuple[FileRange, ...], algorithm: Callable[[], Any] = hashlib.sha256) -> str:
     seen = algorithm()
     for chunk in _chunks(pieces):
         seen.update(chunk)
     return str(seen.hexdigest())
 
 
-def _chunks(pieces: tuple[Piece, ...]) -> Iterator[bytes]:
+def _chunks(pieces: tuple[FileRange, ...]) -> Iterator[bytes]:
     """The bytes of some pieces of one file."""
     if not pieces:
         return

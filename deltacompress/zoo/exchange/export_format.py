@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import FailFast
 
 from deltacompress.zoo.ledger.canonical import Strict
-from deltacompress.zoo.ledger.records import Number, Record, Sha256, Size, Text
+from deltacompress.zoo.ledger.records import LedgerRecord, Number, Sha256, Size, Text
 
 FORMAT = 1
 INDEX = "zoo-export.json"
@@ -43,7 +43,7 @@ class ExportBlob(Strict):
     size: Size
 
 
-class ExportRecord(Record):
+class ExportRecord(LedgerRecord):
     """zoo-export.json. versions, by name and number; blobs in the order of the archive."""
 
     type: Literal["export"] = "export"

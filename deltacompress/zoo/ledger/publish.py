@@ -12,7 +12,7 @@ from deltacompress.zoo.ledger import blobs, canonical, txn
 from deltacompress.zoo.ledger.entry import MAX_ENTRY_BYTES, EntryManifest
 from deltacompress.zoo.ledger.names import check_texts
 from deltacompress.zoo.ledger.read import open_entry
-from deltacompress.zoo.ledger.records import Record, VersionRecord, now
+from deltacompress.zoo.ledger.records import LedgerRecord, VersionRecord, now
 from deltacompress.zoo.ledger.versions import open_version, state_of
 from deltacompress.zoo.store.base import NoSuchObjectError, Store
 from deltacompress.zoo.store.layout import LAST_NUMBER, name_prefix, number_of, version_key
@@ -64,7 +64,7 @@ def publish_entry(
     """
     needed = needed_for(entry, sources, name)
 
-    def target(publication: str) -> tuple[str, Record]:
+    def target(publication: str) -> tuple[str, LedgerRecord]:
         last = max((number_of(key) or 0 for key in store.list(name_prefix(name) + "v/")), default=0)
         if last == LAST_NUMBER:
             raise ConflictError(

@@ -33,13 +33,13 @@ Text = Annotated[str, Field(max_length=4096)]
 Time = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 
 
-class Record(Strict):
+class LedgerRecord(Strict):
     """What all of them have. type is fixed by the subclass."""
 
     type: str
 
 
-class ZooRecord(Record):
+class ZooRecord(LedgerRecord):
     """zoo.json. id: random, the same in every copy; capabilities: what `init` saw the store do."""
 
     type: Literal["zoo"] = "zoo"
@@ -48,7 +48,7 @@ class ZooRecord(Record):
     capabilities: Annotated[tuple[Text, ...], FailFast()]
 
 
-class VersionRecord(Record):
+class VersionRecord(LedgerRecord):
     """One version: which manifest. txn: the publication that put it; created: seconds since 1970, for display."""
 
     type: Literal["version"] = "version"
@@ -58,7 +58,7 @@ class VersionRecord(Record):
     created: Time
 
 
-class RemovalRecord(Record):
+class RemovalRecord(LedgerRecord):
     """A version was removed, or is back. nonce: the publication that restored it (which secured its blobs again)."""
 
     type: Literal["removal"] = "removal"
@@ -67,7 +67,7 @@ class RemovalRecord(Record):
     created: Time
 
 
-class AliasRecord(Record):
+class AliasRecord(LedgerRecord):
     """One move of an alias. previous: sha256 of the move before it (None for the first)."""
 
     type: Literal["alias"] = "alias"
@@ -78,7 +78,7 @@ class AliasRecord(Record):
     created: Time
 
 
-class ReferrerRecord(Record):
+class ReferrerRecord(LedgerRecord):
     """`manifest` (of `size` bytes) is attached to the manifest that the key names, or no longer is."""
 
     type: Literal["referrer"] = "referrer"
@@ -89,7 +89,7 @@ class ReferrerRecord(Record):
     created: Time
 
 
-class IntentRecord(Record):
+class IntentRecord(LedgerRecord):
     """A publication begins: `blobs` are in use until its outcome is known and settled."""
 
     type: Literal["intent"] = "intent"
@@ -98,7 +98,7 @@ class IntentRecord(Record):
     created: Time
 
 
-class OutcomeRecord(Record):
+class OutcomeRecord(LedgerRecord):
     """How a publication ended. commit: `raw`, a record, belongs under `target`; anybody may put it there."""
 
     type: Literal["outcome"] = "outcome"
@@ -108,13 +108,13 @@ class OutcomeRecord(Record):
     nonce: Nonce
 
 
-class CondemnedRecord(Record):
+class CondemnedRecord(LedgerRecord):
     """A blob key that nobody may begin to rely on."""
 
     type: Literal["condemned"] = "condemned"
 
 
-_Any = TypeVar("_Any", bound=Record)
+_Any = TypeVar("_Any", bound=LedgerRecord)
 
 
 def nonce() -> str:
@@ -127,7 +127,7 @@ def now() -> float:
     return round(time.time(), 3)
 
 
-def encode(key: str, record: Record) -> bytes:
+def encode(key: str, record: LedgerRecord) -> bytes:
     """The bytes of `record` under `key`."""
     data: dict[str, Any] = record.model_dump(mode="json") | {"key": key}
     return canonical_bytes(data | {"digest": canonical_digest(data)})

@@ -19,7 +19,7 @@ from deltacompress.zoo.ledger import blobs, txn
 from deltacompress.zoo.ledger.entry import EntryManifest
 from deltacompress.zoo.ledger.publish import needed_for, publish_blobs
 from deltacompress.zoo.ledger.read import open_manifest
-from deltacompress.zoo.ledger.records import REPAIR, Record, ReferrerRecord, encode, nonce, now, read
+from deltacompress.zoo.ledger.records import REPAIR, LedgerRecord, ReferrerRecord, encode, nonce, now, read
 from deltacompress.zoo.store.base import NoSuchObjectError, Store
 from deltacompress.zoo.store.layout import REFERRERS, condemned_key, number_of, referrer_key
 
@@ -97,7 +97,7 @@ def attach(store: Store, entry: EntryManifest, sources: Iterable[blobs.Blob], re
     digest = entry.digest
     needed = needed_for(entry, sources, f"a {entry.kind}")
 
-    def target(publication: str) -> tuple[str, Record] | txn.Placed:
+    def target(publication: str) -> tuple[str, LedgerRecord] | txn.Placed:
         last = heads(store, subject).get(subject, {}).get(digest, 0)
         key = referrer_key(subject, digest, last)
         there = last > 0 and head(store, subject, digest, last).state == "attached"

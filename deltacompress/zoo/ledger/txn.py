@@ -28,8 +28,8 @@ from deltacompress.zoo.ledger import blobs, canonical
 from deltacompress.zoo.ledger.records import (
     MAX_RECORD_BYTES,
     IntentRecord,
+    LedgerRecord,
     OutcomeRecord,
-    Record,
     encode,
     nonce,
     now,
@@ -50,7 +50,7 @@ class Placed:
     key: str
 
 
-Target = Callable[[str], tuple[str, Record] | Placed]
+Target = Callable[[str], tuple[str, LedgerRecord] | Placed]
 """Given the publication's id: where the object goes and what it is; or Placed, if that is done already."""
 
 
@@ -120,7 +120,7 @@ def forget(store: Store, txn: str, outcome: OutcomeRecord) -> None:
         store.delete(OUTCOMES + txn)
 
 
-def settle(store: Store, grace: float, report: Callable[[str], None]) -> set[str]:
+def recover(store: Store, grace: float, report: Callable[[str], None]) -> set[str]:
     """Bring every publication to its end that can be; the digests that the others still use.
 
     Undecided ones older than `grace` seconds are aborted, committed ones completed. `report` is told "aborted" or

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from deltacompress.zoo.errors import DamagedRecordError, NotFoundError
 from deltacompress.zoo.ledger.names import Reference
-from deltacompress.zoo.ledger.records import AliasRecord, Record, RemovalRecord, VersionRecord, read
+from deltacompress.zoo.ledger.records import AliasRecord, LedgerRecord, RemovalRecord, VersionRecord, read
 from deltacompress.zoo.store.base import NoSuchObjectError, Store
 from deltacompress.zoo.store.layout import alias_key, name_prefix, number_of, removal_key, version_key
 
-_Record = TypeVar("_Record", bound=Record)
+_Record = TypeVar("_Record", bound=LedgerRecord)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
+class LineageGraph:
     """A graph without cycles. nodes: parents before children."""
 
     nodes: tuple[Node, ...]
@@ -106,7 +106,7 @@ def _by(keyed: Iterable[tuple[str, Edge]]) -> dict[str, list[Edge]]:
     return found
 
 
-def lineage(entries: Iterable[Listed], focus: Collection[str] | None = None) -> Lineage:
+def lineage(entries: Iterable[Listed], focus: Collection[str] | None = None) -> LineageGraph:
     """The graph of `entries` (every version of a zoo); `focus`: only what these digests came from, and what of them.
 
     Entries with a `problem` have no lineage that could be read; they are left out, as `list` shows them.
@@ -118,7 +118,7 @@ def lineage(entries: Iterable[Listed], focus: Collection[str] | None = None) -> 
         nodes = {key: node for key, node in nodes.items() if key in kept}
         edges = {key: edge for key, edge in edges.items() if edge.parent in kept and edge.child in kept}
     order = _order(nodes, edges)
-    return Lineage(
+    return LineageGraph(
         tuple(nodes[key] for key in order),
         tuple(sorted(edges.values(), key=lambda edge: (order[edge.parent], order[edge.child]))),
     )

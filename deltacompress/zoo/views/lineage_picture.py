@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.sax.saxutils import escape
 
-from deltacompress.zoo.views.lineage import Lineage, Node
+from deltacompress.zoo.views.lineage import LineageGraph, Node
 
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y, _MARGIN = 250, 46, 90, 22, 16
 _CHARACTERS = 34
@@ -29,7 +29,7 @@ _STYLE = """
 """
 
 
-def tree(graph: Lineage) -> str:
+def tree(graph: LineageGraph) -> str:
     """Indented text. A node with several parents is drawn out under the first and mentioned under the others."""
     nodes = {node.id: node for node in graph.nodes}
     children = graph.children()
@@ -53,7 +53,7 @@ def tree(graph: Lineage) -> str:
     return "\n".join(lines)
 
 
-def mermaid(graph: Lineage) -> str:
+def mermaid(graph: LineageGraph) -> str:
     """A Mermaid flowchart."""
     ids = {node.id: f"n{number}" for number, node in enumerate(graph.nodes)}
     lines = ["flowchart LR"]
@@ -66,7 +66,7 @@ def mermaid(graph: Lineage) -> str:
     return "\n".join(lines)
 
 
-def svg(graph: Lineage, title: str) -> str:
+def svg(graph: LineageGraph, title: str) -> str:
     """A picture, parents left of their children."""
     places = _places(graph)
     columns = max((column for column, _ in places.values()), default=0) + 1
@@ -83,7 +83,7 @@ def svg(graph: Lineage, title: str) -> str:
     )
 
 
-def _places(graph: Lineage) -> dict[str, tuple[int, int]]:
+def _places(graph: LineageGraph) -> dict[str, tuple[int, int]]:
     """Node -> (column, row): one column right of the farthest parent, in the first free row from a parent's on."""
     parents = graph.parents()
     columns: dict[str, int] = {}
@@ -102,7 +102,7 @@ def _corner(column: int, row: int) -> tuple[int, int]:
     return _MARGIN + column * (_WIDTH + _GAP_X), _MARGIN + row * (_HEIGHT + _GAP_Y)
 
 
-def _edges(graph: Lineage, places: dict[str, tuple[int, int]]) -> Iterator[str]:
+def _edges(graph: LineageGraph, places: dict[str, tuple[int, int]]) -> Iterator[str]:
     """All lines, then what stands on them."""
     labels = []
     for edge in graph.edges:

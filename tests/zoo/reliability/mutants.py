@@ -116,19 +116,19 @@ def publisher_ignores_the_condemned() -> Any:
 def gc_reads_roots_first() -> Any:
     """What is settled between the two readings belongs to neither."""
 
-    real = txn.settle
+    real = txn.recover
     needed = gc.needed_digests
 
     @contextmanager
     def swapped() -> Iterator[None]:
         held: list[set[str]] = []
 
-        def settle(store: Store, grace: float, report: Callable[[str], None]) -> set[str]:
+        def recover(store: Store, grace: float, report: Callable[[str], None]) -> set[str]:
             held.append(needed(store))
             return real(store, grace, report)
 
         with (
-            patch.object(txn, "settle", settle),
+            patch.object(txn, "recover", recover),
             patch.object(gc, "needed_digests", lambda store, more=(): held[-1] | set(more)),
         ):
             yield
