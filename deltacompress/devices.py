@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from deltacompress.errors import BackendError, option
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 """What can be given on the command line; auto is a GPU where there is one."""
+NAMES: tuple[str, ...] = get_args(DeviceName)
 
 
 def has_gpu() -> bool:
@@ -57,7 +58,7 @@ def named_device(name: str) -> torch.device:
     """
     import torch
 
-    if name not in ("auto", "cpu", "cuda"):
+    if name not in NAMES:
         raise BackendError(
             "there is none of that name", where=f"{option('device')} {name}", way_out="give auto, cpu or cuda"
         )

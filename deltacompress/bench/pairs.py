@@ -23,7 +23,7 @@ from deltacompress.bench.figures import accuracy, flips
 from deltacompress.bench.pairs_artifacts import PairJob, costs, plan
 from deltacompress.bench.pairs_tasks import tasks_of
 from deltacompress.demo.score import Answers, divergence, encode, read_task, score_model
-from deltacompress.devices import gpu_name, has_gpu
+from deltacompress.devices import NAMES, gpu_name, has_gpu
 from deltacompress.errors import InputError, Interrupted, option, switch
 from deltacompress.evaluation.scoring.checkpoints import load_model
 from deltacompress.evaluation.scoring.statistics import mcnemar
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "bf16-autocast"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 """In what a forward runs; under autocast the weights stay fp32, and products are taken in bf16."""
-DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +178,7 @@ def _check_options(precisions: Sequence[str], device: str, score_device: str) ->
         raise InputError(
             told, where=option("precisions"), way_out=f"give one or more of {', '.join(PRECISIONS)}, each once"
         )
-    for name, given, known in (("device", device, DEVICES), ("score_device", score_device, DEVICES[1:])):
+    for name, given, known in (("device", device, NAMES), ("score_device", score_device, NAMES[1:])):
         if given not in known:
             raise InputError(f"give one of {', '.join(known)}", where=f"{option(name)} {given}")
         if given == "cuda" and not has_gpu():

@@ -85,7 +85,6 @@ class Segments:
 
     @property
     def row_limit(self) -> int:
-        """See the class."""
         return self._fixed_limit if self._fixed_limit is not None else max(self.run_rows(), default=0)
 
     def run_rows(self) -> list[int]:

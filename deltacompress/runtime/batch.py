@@ -32,7 +32,6 @@ class Segment(NamedTuple):
 
     @property
     def rows(self) -> slice:
-        """Its rows."""
         return slice(self.first, self.last)
 
 

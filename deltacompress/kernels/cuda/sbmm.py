@@ -18,6 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.codecs.packed import PackedSpec, Parts
+from deltacompress.devices import gpu_name, has_gpu
 from deltacompress.errors import BackendError, InputError
 from deltacompress.kernels.backend import Backend
 from deltacompress.kernels.cuda import nvrtc, tiling
@@ -39,10 +40,10 @@ def missing(device: torch.device) -> str | None:
     """None if the kernels run on `device`, else why not."""
     if device.type != "cuda":
         return f"it needs an NVIDIA GPU, not {device.type}"
-    if not torch.cuda.is_available():
+    if not has_gpu():
         return "PyTorch sees no NVIDIA GPU"
     if torch.cuda.get_device_capability(device) < (8, 0):
-        return f"{torch.cuda.get_device_name(device)} is older than Ampere (compute capability 8.0)"
+        return f"{gpu_name(device)} is older than Ampere (compute capability 8.0)"
     return nvrtc.missing()
 
 
@@ -188,7 +189,7 @@ class CudaBackend(Backend):
                 break
         else:
             raise BackendError(
-                f"{torch.cuda.get_device_name(self.device)} has too little shared memory for {spec.to_json()}: "
+                f"{gpu_name(self.device)} has too little shared memory for {spec.to_json()}: "
                 "use the triton or the reference backend"
             )
         macros |= {"STAGES": stages, "PER_SM": per_processor}

@@ -15,6 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.codecs.packed import PackedSpec, Parts
+from deltacompress.devices import has_gpu
 from deltacompress.errors import BackendError, InputError, install_hint
 from deltacompress.kernels import parts as flat
 from deltacompress.kernels.backend import Backend
@@ -31,7 +32,7 @@ def missing(device: torch.device) -> str | None:
         return None
     if device.type != "cuda":
         return f"Triton needs a GPU, not {device.type} (TRITON_INTERPRET=1 interprets its kernels, slowly)"
-    return None if torch.cuda.is_available() else "PyTorch sees no GPU"
+    return None if has_gpu() else "PyTorch sees no GPU"
 
 
 def interpreted() -> bool:

@@ -38,12 +38,10 @@ class Item:
 
     @property
     def variant(self) -> str | None:
-        """Name of its variant."""
         return None if self.asked is None else self.asked.name
 
     @property
     def slot(self) -> int:
-        """Of its variant."""
         return BASE if self.asked is None else self.asked.slot
 
     @property

@@ -47,7 +47,6 @@ class DecoupledLinear(nn.Linear):
 
     @property
     def has_bias(self) -> bool:
-        """Whether the base's has one."""
         return self.biases is not None
 
     def product(self, kind: type[Product[Any]]) -> Product[Any]:

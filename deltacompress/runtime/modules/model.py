@@ -63,7 +63,6 @@ class DecoupledModel:
 
     @property
     def config(self) -> Any:
-        """The base's transformers config."""
         return self.model.config
 
     @property

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
 from deltacompress.kernels import Backend
 from deltacompress.runtime.batch import Rows, Segment
@@ -28,14 +29,14 @@ class BaseProduct(Protocol):
         """[..., in] -> [..., out]."""
 
 
-class LocalProduct:
+class LocalProduct(BaseProduct):
     """A base whose weight [out, in] (and bias [out]) is in this process."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
 
+    @override
     def __call__(self, x: Tensor, *, with_bias: bool = True) -> Tensor:
-        """As BaseProduct says."""
         return functional.linear(x, self.weight, self.bias if with_bias else None)
 
 

@@ -37,7 +37,6 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its parts."""
         return sum(part.nbytes for part in self.parts.values())
 
     def placed_bytes(self, kernels: Backend) -> int:
