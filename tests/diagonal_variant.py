@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from typing_extensions import override
 
-from deltacompress.runtime.batch import Rows
+from deltacompress.runtime.batch import BatchRows
 from deltacompress.runtime.operands.operand import Operand
 from deltacompress.runtime.operands.product import LinearOperand, Product
 from deltacompress.runtime.variants.layout import check_alike, read_layout
@@ -31,7 +31,7 @@ class Diagonal(LinearOperand):
 
 class DiagonalProduct(Product[Diagonal]):
     @override
-    def add(self, y: Tensor, x: Tensor, rows: Rows) -> None:
+    def add(self, y: Tensor, x: Tensor, rows: BatchRows) -> None:
         for piece, operand in self.own(rows):
             y[piece.rows, : self.site.out_features] += x[piece.rows] * operand.tensors["d"]
 

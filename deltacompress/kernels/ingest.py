@@ -18,7 +18,7 @@ from deltacompress.kernels.hashing import Spans
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class PackTask:
     """One tensor to pack. parts: part -> its first byte in the input; into: the first byte of the output; fault: its
     place among the faults.
     """
@@ -37,12 +37,12 @@ class Ingest(ABC):
         """As hashing.digests."""
 
     @abstractmethod
-    def prepare(self, items: Sequence[Item]) -> Any:
+    def prepare(self, tasks: Sequence[PackTask]) -> Any:
         """What `pack` takes for these tensors, whose formats the backend supports."""
 
     @abstractmethod
     def pack(self, prepared: Any, data: Tensor, out: Tensor, faults: Tensor) -> None:
         """What Backend.pack makes of each tensor whose serving parts lie in data u8, into out u8.
 
-        faults: int32; an item's is set to one of tiling.FAULTS where content is impossible, else left.
+        faults: int32; a task's is set to one of tiling.FAULTS where content is impossible, else left.
         """

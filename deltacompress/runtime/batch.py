@@ -35,7 +35,7 @@ class Segment(NamedTuple):
         return slice(self.first, self.last)
 
 
-class Rows:
+class BatchRows:
     """The rows of one flattened activation, by variant."""
 
     def __init__(self, segments: tuple[Segment, ...], device: torch.device) -> None:
@@ -72,7 +72,7 @@ class Batch:
         self._runs = _runs(slots, (1,) * len(slots))
         self._kept_runs = None if keep is None else _runs(slots, kept)
         self._active = tuple(run.slot for run in self._runs)
-        self._made: dict[tuple[int, bool], Rows] = {}
+        self._made: dict[tuple[int, bool], BatchRows] = {}
 
     @property
     def uniform(self) -> int | None:
@@ -83,14 +83,14 @@ class Batch:
         """The slots in use, ascending."""
         return self._active
 
-    def rows(self, count: int, *, head: bool = False) -> Rows:
+    def rows(self, count: int, *, head: bool = False) -> BatchRows:
         """Those of a flattened activation with `count` rows, no segment empty; head: what the head sees."""
         if (count, head) not in self._made:
             runs = self._kept_runs if head else None
             if runs is None:
                 each = count // len(self.slots)
                 runs = tuple(Segment(run.slot, run.first * each, run.last * each) for run in self._runs)
-            self._made[count, head] = Rows(runs, self._device)
+            self._made[count, head] = BatchRows(runs, self._device)
         return self._made[count, head]
 
 

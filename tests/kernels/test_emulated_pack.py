@@ -17,7 +17,7 @@ from kernels.sbmm_cases import Case, random_parts
 from deltacompress.codecs.packed import Parts
 from deltacompress.kernels.cuda import ingest as cuda_ingest
 from deltacompress.kernels.cuda import tiling
-from deltacompress.kernels.ingest import Item
+from deltacompress.kernels.ingest import PackTask
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 SIZES = [(200, 260, 260), (8, 64, 16), (130, 1040, 208), (256, 48, 48)]
@@ -39,7 +39,7 @@ def run(library: Any, skip: int, cases: list[tuple[Case, Parts]], *fault: tuple[
             raw = part.contiguous().view(torch.uint8).flatten()
             places[name], at = at, at + raw.numel() + skip
             data += [raw, torch.zeros(skip, dtype=torch.uint8)]
-        items.append(Item(case.spec(), places, size, len(items)))
+        items.append(PackTask(case.spec(), places, size, len(items)))
         size += tiling.tiled_bytes(case.spec())
     ingest = cuda_ingest.CudaIngest(torch.device("cpu"), "")
     ingest._kernel = lambda *_, **__: SimpleNamespace()  # type: ignore[assignment, return-value, method-assign]

@@ -12,7 +12,7 @@ from kernels.sbmm_cases import Case, make_problem, plain, random_parts, relative
 
 from deltacompress.errors import FormatError
 from deltacompress.kernels import Backend, Segments, get_backend, hashing
-from deltacompress.kernels.ingest import Item
+from deltacompress.kernels.ingest import PackTask
 
 pytestmark = [
     pytest.mark.gpu,
@@ -151,7 +151,7 @@ def test_packing_many_at_once(skip: int) -> None:
         for name, part in parts.items():
             places[name] = sum(piece.numel() for piece in data)
             data += [part.contiguous().view(torch.uint8).flatten(), torch.zeros(skip, dtype=torch.uint8)]
-        items.append(Item(case.spec(), places, size, i))
+        items.append(PackTask(case.spec(), places, size, i))
         wanted.append(backend.pack(case.spec(), parts))
         size += wanted[-1].numel()
     found = torch.full((size,), 7, dtype=torch.uint8, device="cuda")

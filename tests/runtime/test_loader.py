@@ -23,7 +23,7 @@ from deltacompress.codecs.packed import part_shapes
 from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
 from deltacompress.kernels import hashing
 from deltacompress.kernels.cuda import tiling
-from deltacompress.kernels.ingest import Ingest, Item
+from deltacompress.kernels.ingest import Ingest, PackTask
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.cache.loaded_variant import Sources
 from deltacompress.runtime.loading import arrangement, loader
@@ -41,10 +41,10 @@ class Tiler(Ingest):
     def digests(self, data: Tensor, spans: hashing.Spans) -> Tensor:
         return hashing.digests(data, spans)
 
-    def prepare(self, items: Sequence[Item]) -> list[Item]:
+    def prepare(self, items: Sequence[PackTask]) -> list[PackTask]:
         return list(items)
 
-    def pack(self, prepared: list[Item], data: Tensor, out: Tensor, faults: Tensor) -> None:
+    def pack(self, prepared: list[PackTask], data: Tensor, out: Tensor, faults: Tensor) -> None:
         for item in prepared:
             parts = {}
             for name, (dtype, shape) in part_shapes(item.spec, storage=False).items():

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.batch import Batch, ForwardContext, Rows
+from deltacompress.runtime.batch import Batch, BatchRows, ForwardContext
 from deltacompress.runtime.modules.linear import DecoupledLinear, LinearGroup
 from deltacompress.runtime.operands.dense_delta import DenseDelta
 from deltacompress.runtime.operands.full_weight import FullWeight
@@ -95,7 +95,7 @@ class Turn(LinearOperand):
 
 
 class TurnProduct(Product[Turn]):
-    def before(self, x: Tensor, rows: Rows) -> Tensor:
+    def before(self, x: Tensor, rows: BatchRows) -> Tensor:
         x = x.clone()
         for piece, operand in self.own(rows):
             x[piece.rows] = x[piece.rows] @ operand.tensors["r"]
@@ -114,7 +114,7 @@ class Scale(LinearOperand):
 class ScaleProduct(Product[Scale]):
     acts_after = True
 
-    def after(self, y: Tensor, rows: Rows) -> None:
+    def after(self, y: Tensor, rows: BatchRows) -> None:
         for piece, operand in self.own(rows):
             y[piece.rows] *= operand.tensors["s"]
 

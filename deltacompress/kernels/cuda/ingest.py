@@ -17,7 +17,7 @@ from deltacompress.codecs.packed import PackedSpec, Parts, part_shapes
 from deltacompress.errors import BackendError, FormatError
 from deltacompress.kernels.cuda import nvrtc, tiling
 from deltacompress.kernels.hashing import DIGEST_BYTES, SUBTREE, Spans
-from deltacompress.kernels.ingest import Ingest, Item
+from deltacompress.kernels.ingest import Ingest, PackTask
 from deltacompress.kernels.parts import align
 
 _THREADS = 256
@@ -30,7 +30,7 @@ _JOB = np.dtype(
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class _Launch:
     """Tensors of one number of bits, dense or 2:4. jobs: _JOB [count] as bytes, on the device; blocks: to launch."""
 
     kernel: nvrtc.Kernel
@@ -60,14 +60,14 @@ class CudaIngest(Ingest):
         return found
 
     @override
-    def prepare(self, items: Sequence[Item]) -> list[_Batch]:
-        groups: dict[tuple[int, bool], list[Item]] = {}
-        for item in items:
-            groups.setdefault((item.spec.bits, item.spec.is_24), []).append(item)
-        return [self._batch(members) for members in groups.values()]
+    def prepare(self, tasks: Sequence[PackTask]) -> list[_Launch]:
+        groups: dict[tuple[int, bool], list[PackTask]] = {}
+        for task in tasks:
+            groups.setdefault((task.spec.bits, task.spec.is_24), []).append(task)
+        return [self._launch(members) for members in groups.values()]
 
     @override
-    def pack(self, prepared: list[_Batch], data: Tensor, out: Tensor, faults: Tensor) -> None:
+    def pack(self, prepared: list[_Launch], data: Tensor, out: Tensor, faults: Tensor) -> None:
         self._pack(prepared, data.data_ptr(), out.data_ptr(), faults)
 
     def pack_one(self, spec: PackedSpec, parts: Parts) -> Tensor:
@@ -79,24 +79,24 @@ class CudaIngest(Ingest):
                 raise FormatError(f"part {name} has shape {list(held[name].shape)}, expected {list(shape)}")
         out = torch.empty(_layout(spec).nbytes, dtype=torch.uint8, device=self._device)
         faults = torch.zeros(1, dtype=torch.int32, device=self._device)
-        item = Item(spec, {name: part.data_ptr() for name, part in held.items()}, out.data_ptr(), 0)
-        self._pack(self.prepare([item]), 0, 0, faults)  # addresses, not places in a buffer
+        task = PackTask(spec, {name: part.data_ptr() for name, part in held.items()}, out.data_ptr(), 0)
+        self._pack(self.prepare([task]), 0, 0, faults)  # addresses, not places in a buffer
         if fault := int(faults):
             raise FormatError(tiling.FAULTS[fault])
         return out
 
-    def _batch(self, members: list[Item]) -> _Batch:
+    def _launch(self, members: list[PackTask]) -> _Launch:
         jobs, first = np.empty(len(members), _JOB), 0
-        for i, item in enumerate(members):
-            layout, at = _layout(item.spec), item.parts
-            places = (at["codes"], at.get("pattern", 0), at["scales"], at.get("zeros", -1), item.into)
-            jobs[i] = (*places, layout.blocks_at, first, *layout.sizes, item.fault)
+        for i, task in enumerate(members):
+            layout, at = _layout(task.spec), task.parts
+            places = (at["codes"], at.get("pattern", 0), at["scales"], at.get("zeros", -1), task.into)
+            jobs[i] = (*places, layout.blocks_at, first, *layout.sizes, task.fault)
             first += layout.launched
         table = torch.from_numpy(jobs.view(np.uint8)).to(self._device)
         spec = members[0].spec
-        return _Batch(self._kernel("pack", spec.bits, is_24=spec.is_24), table, len(members), first)
+        return _Launch(self._kernel("pack", spec.bits, is_24=spec.is_24), table, len(members), first)
 
-    def _pack(self, prepared: list[_Batch], data: int, out: int, faults: Tensor) -> None:
+    def _pack(self, prepared: list[_Launch], data: int, out: int, faults: Tensor) -> None:
         for batch in prepared:
             pointers = (ctypes.c_void_p(at) for at in (data, out, faults.data_ptr(), batch.jobs.data_ptr()))
             batch.kernel.launch(batch.blocks, _THREADS, self._stream(), (*pointers, ctypes.c_int(batch.count)))

@@ -29,7 +29,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class HostCopy:
     """Bytes [begin, begin + nbytes) of a raw piece, and what of files they are made of."""
 
     begin: int
@@ -78,7 +78,7 @@ class Piece:
             at = run.at + part.begin - run.begin
             self.places[place(part)], self.size = at, at + part.nbytes
 
-    def transfers(self) -> Iterator[Transfer]:
+    def transfers(self) -> Iterator[HostCopy]:
         """What to read and copy, in order of place; none is empty, and the last one completes the piece."""
         for begin in range(0, self.size, BUFFER_BYTES):
             end = min(begin + BUFFER_BYTES, self.size)
@@ -88,7 +88,7 @@ class Piece:
                 for at in range(low, high, READ_BYTES):
                     size = min(READ_BYTES, high - at)
                     reads.append(Read(run.parts[0].file, run.begin + at - run.at, at - begin, size))
-            yield Transfer(begin, end - begin, reads)
+            yield HostCopy(begin, end - begin, reads)
 
 
 def pieces(stored: Mapping[str, Stored]) -> Iterator[Piece]:

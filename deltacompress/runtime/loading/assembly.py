@@ -11,7 +11,7 @@ from deltacompress.errors import ChecksumError, FormatError
 from deltacompress.kernels import Backend
 from deltacompress.kernels.cuda.tiling import BAD_SCALE, FAULTS
 from deltacompress.kernels.hashing import DIGEST_BYTES, Spans
-from deltacompress.kernels.ingest import Ingest, Item
+from deltacompress.kernels.ingest import Ingest, PackTask
 from deltacompress.runtime.loading.arrangement import Piece, place
 from deltacompress.runtime.operands.embedding_rows import PackedRows
 from deltacompress.runtime.operands.packed_delta import PackedDelta
@@ -56,7 +56,7 @@ class Assembly:
             for path, one in piece.members:
                 if one.dtype is None:
                     at = {name: piece.places[place(part)] for name, part in one.parts.items()}
-                    items.append(Item(one.spec, at, places[number], number))
+                    items.append(PackTask(one.spec, at, places[number], number))
                     buffer = self._out[places[number] : places[number] + kernels.nbytes(one.spec)]
                     self._made[path] = PackedDelta({"buffer": buffer}, one.spec, one.spec.rows)
                 number += 1

@@ -22,9 +22,9 @@ from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.kernels import Backend
 from deltacompress.kernels.ingest import Ingest
 from deltacompress.runtime.loading import arrangement
-from deltacompress.runtime.loading.arrangement import Read, Transfer
+from deltacompress.runtime.loading.arrangement import HostCopy, Read
 from deltacompress.runtime.loading.assembly import Assembly, damaged
-from deltacompress.runtime.loading.reading import Batch, Files, Reading
+from deltacompress.runtime.loading.reading import Files, PendingReads, Reading
 from deltacompress.runtime.operands.embedding_rows import PackedRows
 from deltacompress.runtime.operands.packed_delta import PackedDelta
 from deltacompress.runtime.operands.stored import Stored, StoredPart
@@ -66,7 +66,7 @@ class Loader:
             self._buffers = [_Buffer() for _ in range(BUFFERS)]
         pieces = list(arrangement.pieces(stored))
         rest = zip((one for piece in pieces for one in piece.transfers()), cycle(self._buffers), strict=False)
-        under_way: deque[tuple[Transfer, _Buffer, Batch]] = deque()
+        under_way: deque[tuple[HostCopy, _Buffer, PendingReads]] = deque()
         with (
             Reading(_files(stored), self._pool, self._threads) as reading,
             torch.cuda.device(self._kernels.device),

@@ -51,7 +51,7 @@ class Files:
             os.close(descriptor)
 
 
-class Batch:
+class PendingReads:
     """Reads that were asked for together."""
 
     def __init__(self, count: int) -> None:
@@ -80,7 +80,7 @@ class Reading:
     def __init__(self, files: Files, pool: ThreadPoolExecutor, threads: int) -> None:
         """threads: of the pool, at most."""
         self._files = files
-        self._jobs: SimpleQueue[tuple[Read, memoryview, Batch] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Read, memoryview, PendingReads] | None] = SimpleQueue()
         self._workers: list[Future[None]] = []
         try:
             for _ in range(threads):
@@ -95,9 +95,9 @@ class Reading:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self, reads: Sequence[Read], into: memoryview) -> Batch:
+    def start(self, reads: Sequence[Read], into: memoryview) -> PendingReads:
         """Ask for reads into their places in a buffer."""
-        batch = Batch(len(reads))
+        batch = PendingReads(len(reads))
         for read in reads:
             self._jobs.put((read, into, batch))
         return batch

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from deltacompress.kernels import Backend
-from deltacompress.runtime.batch import Batch, ForwardContext, Rows
+from deltacompress.runtime.batch import Batch, BatchRows, ForwardContext
 from deltacompress.runtime.modules.vectors import VectorBank
 from deltacompress.runtime.operands.product import BaseProduct, LinearOperand, LocalProduct, Product, Site
 
@@ -87,7 +87,7 @@ class DecoupledLinear(nn.Linear):
         y = self._combined(flat, batch.rows(flat.shape[0], head=self.is_head), active, own_bias=own_bias)
         return y.view(*x.shape[:-1], y.shape[-1])
 
-    def _combined(self, x: Tensor, rows: Rows, active: list[Product[Any]], *, own_bias: bool) -> Tensor:
+    def _combined(self, x: Tensor, rows: BatchRows, active: list[Product[Any]], *, own_bias: bool) -> Tensor:
         """The base's product and all others, as operands/product.py says."""
         for product in active:
             x = product.before(x, rows)
@@ -105,7 +105,7 @@ class DecoupledLinear(nn.Linear):
         return y
 
     def _base_rows(
-        self, x: Tensor, rows: Rows, active: list[Product[Any]], replaced: AbstractSet[int], *, with_bias: bool
+        self, x: Tensor, rows: BatchRows, active: list[Product[Any]], replaced: AbstractSet[int], *, with_bias: bool
     ) -> Tensor:
         """The base's product, as wide as the widest variant of the batch; rows of `replaced` slots are unspecified."""
         widths = [self.out_features for piece in rows.segments if piece.slot not in replaced]
@@ -122,7 +122,7 @@ class DecoupledLinear(nn.Linear):
         return None if self.biases is None else self.biases.vector(slot)
 
 
-def _runs(rows: Rows, replaced: AbstractSet[int]) -> Iterator[slice]:
+def _runs(rows: BatchRows, replaced: AbstractSet[int]) -> Iterator[slice]:
     """Neighbouring rows that one base product serves."""
     for is_replaced, pieces in groupby(rows.segments, key=lambda piece: piece.slot in replaced):
         if not is_replaced:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from typing_extensions import override
 
-from deltacompress.runtime.batch import Rows
+from deltacompress.runtime.batch import BatchRows
 from deltacompress.runtime.operands.product import LinearOperand, Product, add_linear
 
 
@@ -34,7 +34,7 @@ class DenseProduct(Product[DenseDelta]):
         return max(self.operands[slot].out, self.site.out_features)
 
     @override
-    def add(self, y: Tensor, x: Tensor, rows: Rows) -> None:
+    def add(self, y: Tensor, x: Tensor, rows: BatchRows) -> None:
         for piece, operand in self.own(rows):
             add_linear(y, x, piece, operand.tensors["delta"], 0)
             if (added := operand.tensors.get("added")) is not None:

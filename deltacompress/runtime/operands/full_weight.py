@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 from typing_extensions import override
 
-from deltacompress.runtime.batch import Rows
+from deltacompress.runtime.batch import BatchRows
 from deltacompress.runtime.operands.product import LinearOperand, Product
 
 
@@ -32,7 +32,7 @@ class FullWeightProduct(Product[FullWeight]):
         return self.operands[slot].tensors["weight"].shape[0]
 
     @override
-    def add(self, y: Tensor, x: Tensor, rows: Rows) -> None:
+    def add(self, y: Tensor, x: Tensor, rows: BatchRows) -> None:
         for piece, operand in self.own(rows):
             weight = operand.tensors["weight"]
             y[piece.rows, : weight.shape[0]] = functional.linear(x[piece.rows], weight, self.site.bias(piece.slot))

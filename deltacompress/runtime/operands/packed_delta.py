@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from deltacompress.codecs.packed import PackedSpec
 from deltacompress.kernels import Backend
-from deltacompress.runtime.batch import MAX_VARIANTS, Rows, kernel_slot
+from deltacompress.runtime.batch import MAX_VARIANTS, BatchRows, kernel_slot
 from deltacompress.runtime.operands.product import LinearOperand, Product, Site, add_linear
 
 
@@ -71,7 +71,7 @@ class PackedProduct(Product[PackedDelta]):
         return max(self.operands[slot].out, self.site.out_features)
 
     @override
-    def add(self, y: Tensor, x: Tensor, rows: Rows) -> None:
+    def add(self, y: Tensor, x: Tensor, rows: BatchRows) -> None:
         self._kernels.sbmm(x, y[:, : self.site.out_features], rows.on_device, self._table)
         for piece in rows.segments:
             if (operand := self._grown.get(piece.slot)) is not None:
@@ -84,5 +84,5 @@ class PackedProduct(Product[PackedDelta]):
 
     @classmethod
     @override
-    def add_group(cls, y: Tensor, x: Tensor, rows: Rows, products: Sequence[Self]) -> None:
+    def add_group(cls, y: Tensor, x: Tensor, rows: BatchRows, products: Sequence[Self]) -> None:
         products[0]._kernels.sbmm_group(x, y, rows.on_device, [one._table for one in products])

@@ -18,7 +18,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from deltacompress.kernels import Backend
-from deltacompress.runtime.batch import Rows, Segment
+from deltacompress.runtime.batch import BatchRows, Segment
 from deltacompress.runtime.operands.operand import Operand
 
 
@@ -91,14 +91,14 @@ class Product(Generic[O]):
         """Columns of y that `slot`, one of its own, needs."""
         return self.site.out_features
 
-    def before(self, x: Tensor, rows: Rows) -> Tensor:
+    def before(self, x: Tensor, rows: BatchRows) -> Tensor:
         """What the base and all products take in place of x [rows, in], which must not be written to."""
         return x
 
-    def add(self, y: Tensor, x: Tensor, rows: Rows) -> None:
+    def add(self, y: Tensor, x: Tensor, rows: BatchRows) -> None:
         """Add to y [rows, at least out], in place, for rows of its slots; x [rows, in]."""
 
-    def after(self, y: Tensor, rows: Rows) -> None:
+    def after(self, y: Tensor, rows: BatchRows) -> None:
         """Change y in place, for rows of its slots, once everything but the biases is in it."""
 
     def joins(self, slots: Iterable[int]) -> bool:
@@ -106,11 +106,11 @@ class Product(Generic[O]):
         return False
 
     @classmethod
-    def add_group(cls, y: Tensor, x: Tensor, rows: Rows, products: Sequence[Self]) -> None:
+    def add_group(cls, y: Tensor, x: Tensor, rows: BatchRows, products: Sequence[Self]) -> None:
         """`add` for linears that read the same x; y: their results side by side."""
         raise NotImplementedError
 
-    def own(self, rows: Rows) -> Iterable[tuple[Segment, O]]:
+    def own(self, rows: BatchRows) -> Iterable[tuple[Segment, O]]:
         """Segments of its slots with their operands."""
         return ((piece, self.operands[piece.slot]) for piece in rows.segments if piece.slot in self.operands)
 
