@@ -90,10 +90,10 @@ def _extra(extra: str) -> tuple[bool, str]:
 
 def _lossless(codec: str) -> tuple[bool, str]:
     from deltacompress.errors import BackendError
-    from deltacompress.lossless import backend_for
+    from deltacompress.lossless import coder
 
     try:
-        return True, backend_for(codec, encode=True)
+        return True, coder(codec).name
     except BackendError as error:
         return False, str(error)
 

@@ -13,7 +13,6 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from deltacompress import lossless
 from deltacompress.artifact.checks import nbytes, own_values, shared_matrix
 from deltacompress.artifact.parts import CodedSource
 from deltacompress.artifact.records import PartRecord, TensorRecord
@@ -24,16 +23,16 @@ from deltacompress.codecs import packed
 from deltacompress.codecs.encoded import restore_pieces, restore_tensor
 from deltacompress.codecs.pieces import PackedPieces, Source
 from deltacompress.errors import BackendError, ChecksumError, FormatError, TruncatedFileError
+from deltacompress.lossless import Coder
 
 _ANY, _GROWTH = 1 << 23, 1 << 10
 """Values that may come of nothing, and of each stored byte: `check_growth`."""
 
 
-def decode_part(part: PartRecord, stored: bytes, codec: str, *, where: str, device: str = "auto") -> Tensor:
+def decode_part(part: PartRecord, stored: bytes, coder: Coder, *, where: str) -> Tensor:
     """One part as it was before the lossless stage, on the CPU.
 
-    stored: its bytes in the shard; codec: the manifest's `lossless`; where: how messages call it; device: as
-    `lossless.decode`.
+    stored: its bytes in the shard; coder: of the manifest's `lossless`; where: how messages call it.
 
     Raises:
         IntegrityError: the bytes are not those that were recorded.
@@ -45,8 +44,8 @@ def decode_part(part: PartRecord, stored: bytes, codec: str, *, where: str, devi
         )
     wanted = nbytes(part)
     try:
-        if codec != "none":  # such a stream carries digests of its own
-            raw = lossless.decode(stored, raw_bytes=wanted, codec=codec, device=device, name=where)
+        if coder.codec != "none":  # such a stream carries digests of its own
+            raw = coder.decode(stored, raw_bytes=wanted, name=where)
         else:
             check_part(part, stored, where=where)
             raw = bytearray(stored)
@@ -75,7 +74,7 @@ def check_part(part: PartRecord, stored: bytes, *, where: str) -> None:
 
 
 def serving_parts(
-    record: TensorRecord, codec: str, read: Callable[[PartRecord], bytes], *, where: str = "", device: str = "auto"
+    record: TensorRecord, coder: Coder, read: Callable[[PartRecord], bytes], *, where: str = ""
 ) -> dict[str, Tensor]:
     """All parts of a tensor in the serving layout (codecs.packed), as CPU tensors.
 
@@ -85,13 +84,13 @@ def serving_parts(
         IntegrityError, BackendError: as decode_part; parts that do not fit each other.
     """
     parts = {
-        part.name: decode_part(part, read(part), codec, where=f"{where}{record.name}.{part.name}", device=device)
+        part.name: decode_part(part, read(part), coder, where=f"{where}{record.name}.{part.name}")
         for part in record.parts
     }
     if record.format != "packed":
         return parts
     spec = packed.PackedSpec.from_json(dict(record.params), record.name)
-    coded = codec != "none"
+    coded = coder.codec != "none"
     packed.check_parts(spec, parts, storage=coded, where=record.name)
     return packed.to_serving(spec, parts, record.name) if coded else parts
 

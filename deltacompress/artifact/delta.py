@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deltacompress import lossless
 from deltacompress.arguments import checked
 from deltacompress.artifact.checks import AGAIN
 from deltacompress.artifact.manifest import read_manifest
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from deltacompress.checkpoints.rows import Rows
     from deltacompress.codecs.pieces import Source
+    from deltacompress.lossless import Coder
 
 
 class Delta:
@@ -44,13 +46,12 @@ class Delta:
         manifest: Manifest,
         specs: dict[str, PackedSpec],
         spans: dict[str, tuple[Path, TensorSpan]],
-        *,
-        device: str = "auto",
+        coder: Coder,
     ) -> None:
         self.path = path
         self.manifest = manifest
         self.tensors = {record.name: record for record in manifest.tensors}
-        self._specs, self._spans, self._device = specs, spans, device
+        self._specs, self._spans, self._coder = specs, spans, coder
 
     @property
     def artifact_bytes(self) -> int:
@@ -87,10 +88,9 @@ class Delta:
         decoding.check_growth(record, where=f"{self.path}: ")
         return decoding.serving_parts(
             record,
-            self.manifest.lossless,
+            self._coder,
             lambda part: self.stored_part(record.name, part),
             where=f"{self.path}: ",
-            device=self._device,
         )
 
     def stored_part(self, name: str, part: PartRecord) -> bytes:
@@ -172,7 +172,7 @@ class Delta:
         return None if base is None else decoding.base_rows(self.record(name), base, where=f"{self.path}: ")
 
     def _open_parts(self, record: TensorRecord) -> AbstractContextManager[dict[str, Source]]:
-        return open_parts(record, self.where, self.manifest.lossless, where=f"{self.path}: ", device=self._device)
+        return open_parts(record, self.where, self._coder, where=f"{self.path}: ")
 
     def check_base(self, base: Checkpoint) -> None:
         """Make sure that `base` is the one this delta was made from.
@@ -231,7 +231,8 @@ def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
         for tensor in manifest.tensors
         if tensor.format == "packed"
     }
-    return Delta(root, manifest, specs, _spans(root, manifest), device=device)
+    coder = lossless.coder(manifest.lossless, device=device, encode=False)
+    return Delta(root, manifest, specs, _spans(root, manifest), coder)
 
 
 @checked

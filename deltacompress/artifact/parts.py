@@ -21,6 +21,7 @@ from deltacompress.checkpoints.header import ITEMSIZE, TensorSpan
 from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
 from deltacompress.files.hashing import hash_file, read_chunks
 from deltacompress.files.regular import UnfitFileError, open_regular, stat_regular, unreadable
+from deltacompress.lossless import Coder
 from deltacompress.lossless.windows import Read, Windows
 
 if TYPE_CHECKING:
@@ -54,12 +55,10 @@ class CodedSource:
 
 
 @contextmanager
-def open_parts(
-    record: TensorRecord, place: Where, codec: str, *, where: str, device: str = "auto"
-) -> Iterator[dict[str, Source]]:
+def open_parts(record: TensorRecord, place: Where, coder: Coder, *, where: str) -> Iterator[dict[str, Source]]:
     """The parts of a tensor, their stored bytes checked, while the block runs.
 
-    codec: the manifest's `lossless`; where: prefix of messages; device: as `lossless.decode`.
+    coder: of the manifest's `lossless`; where: prefix of messages.
 
     Raises:
         IntegrityError: the bytes are not those that were recorded.
@@ -71,15 +70,14 @@ def open_parts(
             path, span = place(record.name, part)
             name = f"{where}{record.name}.{part.name}"
             read = reader(opened.enter_context(open_file(path)), span, name)
-            if codec == "none":
+            if coder.codec == "none":
                 check_hashes(part, read, where=name)
                 sources[part.name] = PlainSource(read, part.bytes)
                 continue
             keep = ITEMSIZE[record.dtype] if record.format == "exact" else 1  # one window for each plane
-            windows = Windows(
-                read, part.bytes, raw_bytes=nbytes(part), codec=codec, device=device, name=name, keep=keep
+            sources[part.name] = CodedSource(
+                coder.windows(read, part.bytes, raw_bytes=nbytes(part), name=name, keep=keep)
             )
-            sources[part.name] = CodedSource(windows)
         yield sources
 
 

@@ -154,7 +154,7 @@ def compression(
     chosen = Recipe.load(recipe)
     check_driver(device_name)
     if lossless in ("none", "zstd"):  # the others ask torch for a GPU
-        codecs.check_available(lossless, encode=True, device=device_name)
+        codecs.coder(lossless, device=device_name)
     if calibrated_on is not None:
         calibration(calibrated_on)
     chosen.check_calibration(calibrated_on)

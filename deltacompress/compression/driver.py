@@ -39,6 +39,7 @@ from deltacompress.compression.workspace import Workspace
 from deltacompress.devices import gpu_name, named_device
 from deltacompress.errors import CalibrationError, Interrupted, option, switch
 from deltacompress.files.output import output_errors
+from deltacompress.lossless import Coder
 from deltacompress.models.config import base_notes, notes, stored_notes
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.triton import fused
@@ -103,7 +104,7 @@ def run_job(job: CompressionJob, reporter: Reporter = SILENT) -> CompressResult:
     started = time.monotonic()
     there = check_free(job.out, replaces=holds_artifact)
     where = named_device(job.device)
-    lossless.check_available(job.lossless, encode=True, device=job.device)
+    coder = lossless.coder(job.lossless, device=job.device)
     _check_calibration(job, reporter)
     with _telling_what_waits(job.out, resume=job.resume):
         base, finetuned = Checkpoint.open(job.base), Checkpoint.open(job.finetuned)
@@ -111,9 +112,9 @@ def run_job(job: CompressionJob, reporter: Reporter = SILENT) -> CompressResult:
         if there and not job.force:
             return _used_again(job.out, standing(job, base, finetuned, reporter), time.monotonic() - started)
         prepared = _prepare(job, base, finetuned, where, reporter)
-        work = _open_workspace(job, prepared, reporter)
+        work = _open_workspace(job, prepared, where, coder, reporter)
     with work:
-        kl = _encode_and_publish(job, prepared, work, reporter)
+        kl = _encode_and_publish(prepared, work, coder, reporter)
     return CompressResult(
         out=job.out,
         summary=load_delta(job.out).summary(),
@@ -121,7 +122,7 @@ def run_job(job: CompressionJob, reporter: Reporter = SILENT) -> CompressResult:
         seconds=time.monotonic() - started,
         peak_memory_bytes=Steps.peak_memory(),
         peak_device_bytes=torch.cuda.max_memory_allocated() if where.type == "cuda" else None,
-        backend=_backend(where, job.lossless, job.device, calibrated=prepared.plan.calibrated),
+        backend=_backend(where, coder, calibrated=prepared.plan.calibrated),
     )
 
 
@@ -170,11 +171,13 @@ def _prepare(
     return _Prepared(plan, skeleton, tokens)
 
 
-def _open_workspace(job: CompressionJob, prepared: _Prepared, reporter: Reporter) -> Workspace:
+def _open_workspace(
+    job: CompressionJob, prepared: _Prepared, where: torch.device, coder: Coder, reporter: Reporter
+) -> Workspace:
     earlier = _finished_steps(job.out)
     work = Workspace.open(
         job.out,
-        identity_of(prepared.plan, prepared.tokens, job.lossless, job.device),
+        identity_of(prepared.plan, prepared.tokens, where, coder),
         resume=job.resume,
         replaces=holds_artifact if job.force else None,
         reporter=reporter,
@@ -185,16 +188,16 @@ def _open_workspace(job: CompressionJob, prepared: _Prepared, reporter: Reporter
     return work
 
 
-def _encode_and_publish(job: CompressionJob, prepared: _Prepared, work: Workspace, reporter: Reporter) -> float | None:
+def _encode_and_publish(prepared: _Prepared, work: Workspace, coder: Coder, reporter: Reporter) -> float | None:
     """The long part; KL on the calibration tokens, None without them."""
     plan, skeleton, tokens = prepared.plan, prepared.skeleton, prepared.tokens
-    with closing(Steps(plan, work, job.lossless, job.device)) as steps:
+    with closing(Steps(plan, work, coder)) as steps:
         if tokens is None or skeleton is None:
             _compress_plain(plan, steps, reporter)
-            publish(plan, work, steps, job.lossless, tokens)
+            publish(plan, work, steps, coder.codec, tokens)
             return None
         streams = compress_layers(plan, skeleton, tokens.ids, steps, reporter)
-        publish(plan, work, steps, job.lossless, tokens)  # first: nothing that only informs may stand in its way
+        publish(plan, work, steps, coder.codec, tokens)  # first: nothing that only informs may stand in its way
         return calibration_kl(plan, skeleton, streams, steps)
 
 
@@ -262,8 +265,8 @@ def _compress_plain(plan: Plan, steps: Steps, reporter: Reporter) -> None:
         reporter.step(tensor.name, loss=steps.records(step)[0].loss, memory_bytes=Steps.peak_memory())
 
 
-def _backend(where: torch.device, codec: str, device: str, *, calibrated: bool) -> str:
+def _backend(where: torch.device, coder: Coder, *, calibrated: bool) -> str:
     compute = f"CPU, {torch.get_num_threads()} threads"
     if gpu := gpu_name(where):
         compute = gpu + (f", {solver(where)}" if calibrated else "")
-    return f"{compute}; {lossless.backend_for(codec, encode=True, device=device)}"
+    return f"{compute}; {coder.name}"

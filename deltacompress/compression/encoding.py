@@ -15,7 +15,6 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from deltacompress import lossless
 from deltacompress.artifact.records import PartRecord, Status, TensorRecord
 from deltacompress.checkpoints.dtypes import DTYPE_NAMES, DTYPES
 from deltacompress.checkpoints.reader import PINNED_AT_MOST, tensor_bytes
@@ -26,6 +25,7 @@ from deltacompress.codecs.pieces import PartInMemory
 from deltacompress.codecs.registry import CODECS
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.files.hashing import hash_chunks
+from deltacompress.lossless import Coder
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _on_host(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
-def lay_out(tensor: TensorPlan, encoded: Encoded, reference: Tensor | None, codec: str) -> LaidOut:
+def lay_out(tensor: TensorPlan, encoded: Encoded, reference: Tensor | None, coder: Coder) -> LaidOut:
     """Restore an encoded tensor as any reader will, and rearrange its parts for the lossless stage.
 
     Both happen where the parts are: all of it is exact, so a GPU gives the bytes that a CPU gives.
@@ -93,18 +93,18 @@ def lay_out(tensor: TensorPlan, encoded: Encoded, reference: Tensor | None, code
     like = torch.empty(info.shape, dtype=DTYPES[info.dtype], device="meta")
     base = None if reference is None else reference.to(place)
     restored = restore_tensor(encoded.format, encoded.params, parts, base, like, tensor.name).contiguous()
-    if codec != "none" and encoded.format == "packed":
+    if coder.codec != "none" and encoded.format == "packed":
         parts = packed.to_storage(packed.PackedSpec.from_json(encoded.params, tensor.name), parts)
     return LaidOut(encoded, parts, restored)
 
 
-def finish(plan: Plan, tensor: TensorPlan, laid_out: LaidOut, codec: str, device: str) -> Outcome:
+def finish(plan: Plan, tensor: TensorPlan, laid_out: LaidOut, coder: Coder) -> Outcome:
     """Hash a tensor that is in host memory and run the lossless stage: a CPU's work, but for codecs that need a GPU."""
     digest = hashlib.sha256(tensor_bytes(laid_out.restored)).hexdigest()
-    return _coded(plan, tensor, laid_out.encoded, laid_out.parts, digest, codec, device)
+    return _coded(plan, tensor, laid_out.encoded, laid_out.parts, digest, coder)
 
 
-def finish_on_disk(plan: Plan, tensor: TensorPlan, encoded: Encoded, codec: str, device: str) -> Outcome:
+def finish_on_disk(plan: Plan, tensor: TensorPlan, encoded: Encoded, coder: Coder) -> Outcome:
     """`lay_out` and `finish` of a tensor that no model in memory waits for: restored piece by piece, for its hash."""
     base, finetuned = plan.rows(tensor)
     sources = {name: PartInMemory(part) for name, part in encoded.parts.items()}
@@ -112,24 +112,22 @@ def finish_on_disk(plan: Plan, tensor: TensorPlan, encoded: Encoded, codec: str,
     pieces = restore_pieces(encoded.format, encoded.params, sources, base, like, tensor.name, storage=False)
     digest, _ = hash_chunks(map(tensor_bytes, pieces))
     parts = encoded.parts
-    if codec != "none" and encoded.format == "packed":
+    if coder.codec != "none" and encoded.format == "packed":
         parts = packed.to_storage(packed.PackedSpec.from_json(encoded.params, tensor.name), parts)
-    return _coded(plan, tensor, encoded, parts, digest, codec, device)
+    return _coded(plan, tensor, encoded, parts, digest, coder)
 
 
-def _coded(
-    plan: Plan, tensor: TensorPlan, encoded: Encoded, parts: Parts, digest: str, codec: str, device: str
-) -> Outcome:
+def _coded(plan: Plan, tensor: TensorPlan, encoded: Encoded, parts: Parts, digest: str, coder: Coder) -> Outcome:
     """Run the lossless stage over the stored parts. digest: of the restored tensor."""
     records, streams = [], {}
     for name, part in sorted(parts.items()):
         stored = part.contiguous()
-        if codec != "none":
-            stored = torch.frombuffer(lossless.encode(tensor_bytes(stored), codec, device=device), dtype=torch.uint8)
+        if coder.codec != "none":
+            stored = torch.frombuffer(coder.encode(tensor_bytes(stored)), dtype=torch.uint8)
         streams[name] = stored
         raw = tensor_bytes(stored)
         hashes = {"sha256": hashlib.sha256(raw).hexdigest()}
-        if codec == "none":
+        if coder.codec == "none":
             hashes["blake3"] = blake3(raw).hexdigest()
         size = tuple(part.shape)
         records.append(PartRecord(name=name, dtype=DTYPE_NAMES[part.dtype], shape=size, bytes=raw.nbytes, **hashes))

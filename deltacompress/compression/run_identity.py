@@ -10,29 +10,28 @@ from typing import Any
 
 import torch
 
-from deltacompress import lossless
 from deltacompress._version import __version__
 from deltacompress.calibration.data import CalibrationTokens
 from deltacompress.compression.planning import Plan
-from deltacompress.devices import gpu_name, named_device
+from deltacompress.devices import gpu_name
 from deltacompress.errors import InputError, switch
 from deltacompress.files.regular import read_text
+from deltacompress.lossless import Coder
 from deltacompress.numerics.triton import fused
 
 MAX_IDENTITY_BYTES = 64 << 20
 _TOOLS = ("torch", "transformers", "safetensors", "zstandard", "numpy")
 
 
-def identity_of(plan: Plan, tokens: CalibrationTokens | None, codec: str, device: str) -> dict[str, Any]:
+def identity_of(plan: Plan, tokens: CalibrationTokens | None, where: torch.device, coder: Coder) -> dict[str, Any]:
     """Everything that can change a byte of the artifact: what a resumed run must share with the interrupted one."""
-    where = named_device(device)
     return {
         "base": plan.base.fingerprint(),
         "fine-tuned": plan.finetuned.fingerprint(),
         "config": plan.finetuned.config,
         "recipe": plan.recipe.model_dump(mode="json"),
         "calibration": tokens.sha256 if tokens else None,
-        "lossless": _coder(codec, device),
+        "lossless": _lossless(coder),
         "device": gpu_name(where) or "cpu",
         "solver": solver(where) if plan.calibrated else None,
         "processor": _processor(),
@@ -78,10 +77,10 @@ def _processor() -> list[str]:
     return [torch.backends.cpu.get_cpu_capability(), *sorted(name for name, has in known.items() if has is True)]
 
 
-def _coder(codec: str, device: str) -> list[str]:
+def _lossless(coder: Coder) -> list[str]:
     """What runs the lossless stage, with the versions of the libraries that tool_versions does not know."""
-    found = [lossless.backend_for(codec, encode=True, device=device)]
-    if codec in ("gdeflate", "ans"):
+    found = [coder.name]
+    if coder.codec in ("gdeflate", "ans"):
         found += sorted(f"{one.name} {one.version}" for one in distributions() if "nvcomp" in one.name.lower())
     return found
 

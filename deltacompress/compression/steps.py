@@ -18,6 +18,7 @@ from deltacompress.compression.encoding import LaidOut, Outcome, finish, finish_
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.compression.workspace import Workspace
 from deltacompress.errors import CheckpointError, IntegrityError, OutputError, switch
+from deltacompress.lossless import Coder
 
 Unfinished = Callable[[], Outcome]
 """Waits for an outcome and returns it, or raises what went wrong."""
@@ -26,8 +27,8 @@ Unfinished = Callable[[], Outcome]
 class Steps:
     """What a run has finished so far."""
 
-    def __init__(self, plan: Plan, work: Workspace, codec: str, device: str) -> None:
-        self._plan, self._work, self._codec, self._device = plan, work, codec, device
+    def __init__(self, plan: Plan, work: Workspace, coder: Coder) -> None:
+        self._plan, self._work, self._coder = plan, work, coder
         self._records: dict[str, list[TensorRecord]] = {}
         self._finisher = ThreadPoolExecutor(1, "finish")  # starts no thread before the first submit
 
@@ -36,26 +37,26 @@ class Steps:
         self._finisher.shutdown(cancel_futures=True)
 
     def finish(self, tensor: TensorPlan, encoded: Encoded, reference: Tensor | None) -> tuple[Unfinished, Tensor]:
-        """Lay out, hash and code a tensor with this run's lossless codec; returns (the outcome to come, restored).
+        """Lay out, hash and code a tensor with this run's coder; returns (the outcome to come, restored).
 
         Hashing and coding are a CPU's work: while a GPU solves the next tensor they go on beside it. On a CPU, where
         they would only take its cores from it, they are done at once.
         """
-        laid_out = lay_out(tensor, encoded, reference, self._codec)
+        laid_out = lay_out(tensor, encoded, reference, self._coder)
         if _on_cpu(laid_out):
-            outcome = finish(self._plan, tensor, laid_out, self._codec, self._device)
+            outcome = finish(self._plan, tensor, laid_out, self._coder)
             return lambda: outcome, laid_out.restored
         on_host, wait = laid_out.to_host()
 
         def work() -> Outcome:
             wait()
-            return finish(self._plan, tensor, on_host, self._codec, self._device)
+            return finish(self._plan, tensor, on_host, self._coder)
 
         return self._finisher.submit(work).result, laid_out.restored
 
     def finish_on_disk(self, tensor: TensorPlan, encoded: Encoded) -> Unfinished:
         """As `finish`, where nobody waits for the restored tensor: memory holds its parts, and never all of it."""
-        outcome = finish_on_disk(self._plan, tensor, encoded, self._codec, self._device)
+        outcome = finish_on_disk(self._plan, tensor, encoded, self._coder)
         return lambda: outcome
 
     def save(self, step: str, outcomes: Iterable[Unfinished]) -> None:
@@ -80,8 +81,8 @@ class Steps:
         self._records[step] = records
         for record in records:
             base, _ = self._plan.rows(self._plan.tensors[record.name])
-            with self._damage_told(step), self._work.open_parts(step, record, self._codec, self._device) as sources:
-                for _ in restored_pieces(record, sources, base, storage=self._codec != "none"):
+            with self._damage_told(step), self._work.open_parts(step, record, self._coder) as sources:
+                for _ in restored_pieces(record, sources, base, storage=self._coder.codec != "none"):
                     pass
         return True
 
@@ -91,7 +92,7 @@ class Steps:
 
         base = self._plan.base_of(self._plan.tensors[record.name])  # outside: damage of the base is not the step's
         with self._damage_told(step):
-            return restored_tensor(record, serving_parts(record, self._codec, stored, device=self._device), base)
+            return restored_tensor(record, serving_parts(record, self._coder, stored), base)
 
     @contextmanager
     def _damage_told(self, step: str) -> Iterator[None]:

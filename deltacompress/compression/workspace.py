@@ -44,6 +44,7 @@ from deltacompress.errors import (
 )
 from deltacompress.files.output import make_directory, output_errors, remove_empty, sync, take_lock
 from deltacompress.files.regular import open_regular, unreadable
+from deltacompress.lossless import Coder
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.types import TensorInfo
 
@@ -203,9 +204,7 @@ class Workspace:
                 raw = bytearray(read(begin, min(_CHUNK, span.info.nbytes - begin)))
                 yield torch.frombuffer(raw, dtype=dtype)
 
-    def open_parts(
-        self, step: str, record: TensorRecord, codec: str, device: str
-    ) -> AbstractContextManager[dict[str, Source]]:
+    def open_parts(self, step: str, record: TensorRecord, coder: Coder) -> AbstractContextManager[dict[str, Source]]:
         """The stored parts of a tensor, as parts.open_parts gives them; raises as it, and as `read`."""
         spans = read_header(self.file_of(step)).tensors
 
@@ -215,7 +214,7 @@ class Workspace:
                 raise CheckpointError(f"holds no {name}.{part.name}", where=self.file_of(step))
             return self.file_of(step), span
 
-        return open_parts(record, place, codec, where="", device=device)
+        return open_parts(record, place, coder, where="")
 
     def _place(self, step: str, key: str) -> tuple[Path, TensorSpan]:
         path = self.file_of(step)

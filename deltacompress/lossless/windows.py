@@ -1,6 +1,6 @@
 """A framed stream that lies in a file, decoded window by window: memory holds a few, however long the stream is.
 
-What `decode` checks at once is checked in the same order: the framing and the digest of the coded bytes before a
+What `Coder.decode` checks at once is checked in the same order: the framing and the digest of the coded bytes before a
 decoder runs, the digest of the raw bytes when all of them have passed (`check_raw`).
 """
 
@@ -9,15 +9,16 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from deltacompress.errors import BackendError, FormatError
 from deltacompress.lossless import stream
-from deltacompress.lossless.backends import resolve
 
 Read = Callable[[int, int], bytes | memoryview]
 """(offset, length) -> exactly so many bytes of the coded stream."""
+Decode = Callable[[Sequence[memoryview], Sequence[memoryview]], None]
+"""(coded chunks, one writable view for each): decodes into them."""
 
 WINDOW_BYTES = {"none": 1 << 22, "zstd": 1 << 22, "gdeflate": 1 << 26, "ans": 1 << 26}
 """Raw bytes that are decoded at once. A GPU, or the child process that GDeflate takes, is worth its start for many."""
@@ -33,24 +34,25 @@ class Windows:
         coded_bytes: int,
         *,
         raw_bytes: int,
-        codec: str | None,
-        device: str = "auto",
-        name: str = "lossless stream",
-        keep: int = 1,
-        scale: int = 1,
+        codec: str,
+        decode: Decode,
+        name: str,
+        keep: int,
+        scale: int,
     ) -> None:
         """Check the framing and the digest of the coded bytes, which are read once for it.
 
-        read: of the coded stream; raw_bytes, codec: what the manifest promised; device, name: as `decode`; keep:
-        windows in memory, as many as there are places that are read in turn; scale: windows so much larger.
+        read: of the coded stream; raw_bytes, codec: what the manifest promised; decode: chunks of that codec; name: how
+        error messages call the stream; keep: windows in memory, as many as there are places that are read in turn;
+        scale: windows so much larger.
 
         Raises:
-            IntegrityError: as `decode`; or another codec than promised.
+            IntegrityError: as `Coder.decode`.
         """
-        self._read, self._device, self._name, self._keep = read, device, name, keep
+        self._read, self._decode_chunks, self._name, self._keep = read, decode, name, keep
         head = read(0, min(coded_bytes, stream.HEADER_BYTES))
         self.frame = stream.parse_frame(head, coded_bytes, raw_bytes=raw_bytes, name=name)
-        if codec not in (None, self.frame.codec):
+        if codec != self.frame.codec:
             raise FormatError(
                 f"coded with {self.frame.codec}, the manifest says {codec}",
                 where=name,
@@ -69,7 +71,7 @@ class Windows:
         """Raw bytes [begin, end).
 
         Raises:
-            FormatError, BackendError: as `decode`.
+            FormatError, BackendError: as `Coder.decode`.
         """
         out = bytearray()
         while begin < end:
@@ -93,7 +95,7 @@ class Windows:
 
         Raises:
             ChecksumError: they differ.
-            FormatError, BackendError: as `decode`.
+            FormatError, BackendError: as `Coder.decode`.
         """
         while self._next * self._window_bytes < self.frame.raw_bytes:
             self._window(self._next)
@@ -131,7 +133,7 @@ class Windows:
             chunks.append(coded[self._starts[k] - self._starts[first] : self._starts[k + 1] - self._starts[first]])
             views.append(raw[(k - first) * size : (k - first + 1) * size])
         try:
-            resolve(self.frame.codec, encode=False, device=self._device).decode(chunks, views)
+            self._decode_chunks(chunks, views)
         except (FormatError, BackendError) as error:
             place = f"from byte {index * self._window_bytes} on: " if index else ""
             raise error.retold(type(error), within=self._name, what=f"{place}{error.what}") from error

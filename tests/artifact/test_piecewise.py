@@ -9,7 +9,6 @@ import pytest
 import torch
 from pairs import Pair, Recorder, Weights, changed, files_of
 
-from deltacompress import lossless
 from deltacompress.artifact.delta import verify
 from deltacompress.artifact.restoration import restore
 from deltacompress.checkpoints.reader import Checkpoint
@@ -17,6 +16,7 @@ from deltacompress.codecs import packed, rtn
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression import workspace
 from deltacompress.errors import CheckpointError, Interrupted
+from deltacompress.lossless import coding
 
 LARGE = ["linear", "embedding", "head"]
 EMBEDDING = "model.embed_tokens.weight"
@@ -61,7 +61,7 @@ def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rtn, "_AT_A_TIME", 5 * 32)
     monkeypatch.setattr(packed, "_AT_A_TIME", 7 * 32)
     monkeypatch.setattr(workspace, "_CHUNK", 48)
-    monkeypatch.setattr(lossless, "_AT_A_TIME", 1)
+    monkeypatch.setattr(coding, "_AT_A_TIME", 1)
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])

@@ -458,9 +458,9 @@ def test_the_version_of_nvcomp_is_in_the_identity(monkeypatch: pytest.MonkeyPatc
         SimpleNamespace(name="x", version="1"),
     ]
     monkeypatch.setattr(run_identity, "distributions", lambda: installed)
-    monkeypatch.setattr(run_identity.lossless, "backend_for", lambda codec, **_: f"{codec} somewhere")
-    assert run_identity._coder("ans", "cuda") == ["ans somewhere", "nvidia-libnvcomp-cu12 6.0.0.12"]
-    assert run_identity._coder("zstd", "cpu") == ["zstd somewhere"]
+    zstd, ans = (SimpleNamespace(codec=codec, name=f"{codec} somewhere") for codec in ("zstd", "ans"))
+    assert run_identity._lossless(ans) == ["ans somewhere", "nvidia-libnvcomp-cu12 6.0.0.12"]
+    assert run_identity._lossless(zstd) == ["zstd somewhere"]
 
 
 def test_another_run_holds_the_output(pair: Pair, out: Path, capsys: pytest.CaptureFixture[str]) -> None:

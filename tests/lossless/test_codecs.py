@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from deltacompress import lossless
 from deltacompress.errors import BackendError, ChecksumError, FormatError, InputError, IntegrityError, install_hint
-from deltacompress.lossless import gdeflate_cpu, nvcomp, stream, windows, zstd
+from deltacompress.lossless import coding, gdeflate_cpu, nvcomp, stream, windows, zstd
 from deltacompress.lossless.windows import Windows
 
 SIZES = [0, 1, 2, 31, 65535, 65536, 65537, 2 * 65536, 262143, 262144, 262145, 600_001]
@@ -42,12 +42,13 @@ def windows_of(data: bytes, raw_bytes: int, **options: int) -> Windows:
         assert 0 <= offset <= offset + length <= len(data)
         return data[offset : offset + length]
 
-    return Windows(read, len(data), raw_bytes=raw_bytes, codec=None, **options)
+    codec = stream.parse_frame(data, len(data), raw_bytes=raw_bytes, name="").codec
+    return lossless.coder(codec, encode=False).windows(read, len(data), raw_bytes=raw_bytes, **options)
 
 
 def need(codec: str) -> None:
     try:
-        lossless.check_available(codec, encode=True)
+        lossless.coder(codec)
     except BackendError as error:
         pytest.skip(str(error))
 
@@ -189,7 +190,7 @@ def test_unknown_names_are_usage_errors() -> None:
     with pytest.raises(InputError, match="unknown lossless codec 'lz4'; choose one of none, zstd, gdeflate, ans"):
         lossless.encode(b"", "lz4")
     with pytest.raises(InputError, match="unknown device 'tpu'"):
-        lossless.check_available("zstd", encode=False, device="tpu")
+        lossless.coder("zstd", device="tpu")
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *, gpu: str | None, cpu: str | None) -> None:
@@ -201,7 +202,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, *, gpu: str | None, cpu: str | None
 def test_backend_choice(monkeypatch: pytest.MonkeyPatch, encode: bool) -> None:
     def chosen(codec: str, device: str) -> str | None:
         try:
-            return lossless.backend_for(codec, encode=encode, device=device)
+            return lossless.coder(codec, encode=encode, device=device).name
         except BackendError:
             return None
 
@@ -209,7 +210,7 @@ def test_backend_choice(monkeypatch: pytest.MonkeyPatch, encode: bool) -> None:
     for device in lossless.DEVICES:
         assert chosen("none", device) == "stored (CPU)"
         assert chosen("zstd", device) == "zstd (CPU)"
-    assert lossless.backend_for("zstd", encode=encode) == "zstd (CPU)"
+    assert lossless.coder("zstd", encode=encode).name == "zstd (CPU)"
     pretend(monkeypatch, gpu=None, cpu=None)
     assert [chosen("gdeflate", device) for device in ("auto", "cpu", "cuda")] == [
         "GDeflate (nvCOMP, GPU)", child, "GDeflate (nvCOMP, GPU)",
@@ -231,9 +232,40 @@ def test_a_machine_that_cannot_says_why_and_the_way_out(monkeypatch: pytest.Monk
         lossless.encode(b"abc", codec)
     assert "\n" not in str(e.value)
     with pytest.raises(BackendError, match=f"compress again with lossless zstd.*{re.escape(install_hint('gpu'))}"):
-        lossless.check_available(codec, encode=False)
+        assert lossless.coder(codec, encode=False).name
     with pytest.raises(BackendError, match=f"cannot code {codec} here"):
-        lossless.check_available(codec, encode=True)
+        lossless.coder(codec)
+
+
+def test_a_coder_looks_for_its_backend_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+    real = coding.resolve
+    monkeypatch.setattr(
+        coding, "resolve", lambda codec, **options: looks.append(options["device"]) or real(codec, **options)
+    )
+    coder = lossless.coder("zstd", device="cpu")
+    assert looks == ["cpu"]
+    reader = lossless.coder("zstd", encode=False)
+    assert looks == ["cpu"]  # nothing is decoded yet
+    for size in (0, 1000, 1_000_000):
+        raw = sample("symbols", size)
+        data = coder.encode(raw)
+        assert coder.decode(data, raw_bytes=size) == reader.decode(data, raw_bytes=size) == raw
+    assert (coder.name, reader.name) == ("zstd (CPU)", "zstd (CPU)")
+    assert looks == ["cpu", "auto"]
+
+
+def test_damage_is_told_before_a_missing_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, gpu="no usable NVIDIA GPU", cpu="the library is missing")
+    data = stream.pack("ans", memoryview(bytes(100)), 1 << 18, [b"coded"])
+    reader = lossless.coder("ans", encode=False)
+    with pytest.raises(BackendError, match=r"^part: cannot decode ans here: no usable NVIDIA GPU"):
+        reader.decode(data, raw_bytes=100, name="part")
+    data[-1] ^= 1
+    with pytest.raises(ChecksumError, match=r"^part: coded bytes differ"):
+        reader.decode(data, raw_bytes=100, name="part")
+    with pytest.raises(FormatError, match=r"^part: coded with ans, the manifest says zstd"):
+        lossless.coder("zstd", encode=False).decode(data, raw_bytes=100, name="part")
 
 
 def test_importing_the_room_stays_light() -> None:

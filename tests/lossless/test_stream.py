@@ -20,7 +20,6 @@ from deltacompress.errors import (
     TruncatedFileError,
 )
 from deltacompress.lossless import stream
-from deltacompress.lossless.windows import Windows
 
 CODEC_NUMBER = {"none": 0, "zstd": 1, "gdeflate": 2, "ans": 3}
 
@@ -70,7 +69,8 @@ def test_reads_streams_built_from_the_documentation() -> None:
     for codec, raw, data in small_streams():
         if codec in ("none", "zstd"):
             assert lossless.decode(data, raw_bytes=len(raw)) == raw
-        opened = Windows(lambda at, n, data=data: data[at : at + n], len(data), raw_bytes=len(raw), codec=codec)
+        coder = lossless.coder(codec, encode=False)
+        opened = coder.windows(lambda at, n, data=data: data[at : at + n], len(data), raw_bytes=len(raw))
         assert (opened.frame.codec, opened.frame.raw_bytes) == (codec, len(raw))
 
 
