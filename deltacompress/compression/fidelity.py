@@ -16,6 +16,7 @@ from deltacompress.compression.layerwise import Streams
 from deltacompress.compression.planning import Plan
 from deltacompress.compression.steps import Steps
 from deltacompress.models.skeleton import Skeleton
+from deltacompress.numerics.likelihood import kl_divergence
 
 _TOKENS = 4096
 _LOGITS = 2**28  # log-probabilities that are kept, in all: 1 GiB
@@ -42,18 +43,18 @@ def calibration_kl(plan: Plan, skeleton: Skeleton, streams: Streams, steps: Step
     skeleton.load(used, plan.finetuned.read)
     total, tokens = torch.zeros((), dtype=torch.float64, device=skeleton.device), 0
     for k, target in enumerate(_log_probabilities(skeleton, streams.teacher, vocabulary)):
-        total += (target.exp() * (target - found[k])).sum(dtype=torch.float64)
-        tokens += target.shape[0] * target.shape[1]
+        total += kl_divergence(target, found[k]).sum()
+        tokens += len(target)
     return float(total) / tokens
 
 
 def _log_probabilities(skeleton: Skeleton, stream: HiddenStates, vocabulary: int) -> Iterator[Tensor]:
-    """f32 [1, T, V], piece by piece, T no longer than a calibration sequence."""
+    """f32 [T, V], piece by piece, T no longer than a calibration sequence."""
     left = max(min(_TOKENS, _LOGITS // vocabulary), 1)
     for batch in stream:
         for sequence in batch.split(1):
             for piece in sequence[:, :left].split(max(_LOGITS_AT_A_TIME // vocabulary, 1), dim=1):
-                yield torch.log_softmax(skeleton.run_head(piece).float(), -1)
+                yield torch.log_softmax(skeleton.run_head(piece)[0].float(), -1)
             left -= sequence.shape[1]
             if left <= 0:
                 return

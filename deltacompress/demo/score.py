@@ -4,11 +4,13 @@ A sample is `<s>` + prompt + completion + `</s>`. With choices, the answer is th
 log-likelihood of its tokens and `</s>`; without, the greedy continuation must be the completion, `</s>` included. One
 forward pass over the whole sample decides that too: greedy decoding writes the completion exactly if every one of its
 tokens is the most likely one after the true tokens before it. So nothing is generated token by token.
+
+The numbers are those of the evaluation's scorer; that they are right, its tests say, one sample at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,14 +18,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from deltacompress.errors import InputError
-from deltacompress.evaluation.scoring.checkpoints import load_model
+from deltacompress.evaluation.scoring.checkpoints import PlainServing, load_model
+from deltacompress.evaluation.scoring.scorer import Scorer
+from deltacompress.evaluation.scoring.serving import Row, batches
 from deltacompress.evaluation.tasks.records import Sample, Templates, read_samples
 from deltacompress.models.tokenizers import load_tokenizer
+from deltacompress.numerics.likelihood import LogLikelihood, kl_divergence
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-BATCH_TOKENS = 4096
 IGNORED = -100
 
 
@@ -43,12 +47,6 @@ class Answers(NamedTuple):
     right: list[bool]
 
 
-class _Outcome(NamedTuple):
-    log_likelihood: float
-    greedy: bool
-    tokens: int
-
-
 def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str) -> tuple[list[int], list[int]]:
     """Token ids and labels (-100 on bos and prompt) of one sample; a long prompt is cut from the left."""
     answer = [*tokenizer.encode(completion, add_special_tokens=False), tokenizer.eos_token_id]
@@ -65,15 +63,6 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str) -> 
     return question + answer, [IGNORED] * len(question) + answer
 
 
-def pad(rows: list[tuple[list[int], list[int]]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Right-padded ids, attention mask and labels, int64 [rows, longest]; what pads is masked, so any id will do."""
-    longest = max(len(ids) for ids, _ in rows)
-    ids = torch.tensor([row + row[-1:] * (longest - len(row)) for row, _ in rows])
-    labels = torch.tensor([row + [IGNORED] * (longest - len(row)) for _, row in rows])
-    lengths = torch.tensor([len(row) for row, _ in rows])
-    return ids, (torch.arange(longest) < lengths[:, None]).long(), labels
-
-
 def read_task(task_file: Path, limit: int | None = None) -> tuple[Sample, ...]:
     """The first `limit` samples of a task file (all without one). Raises as read_samples, which looks at every line."""
     return read_samples(task_file, Templates(), choose=None)[:limit]
@@ -84,20 +73,20 @@ def score_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, samp
     owners = [
         (index, choice) for index, sample in enumerate(samples) for choice in sample.choices or (sample.completion,)
     ]
-    outcomes = _outcomes(model, [encode(tokenizer, samples[index].prompt, choice) for index, choice in owners])
-    answers: dict[int, dict[str, _Outcome]] = {}
-    for (index, choice), outcome in zip(owners, outcomes, strict=True):
-        answers.setdefault(index, {})[choice] = outcome
+    rows = [_row(tokenizer, samples[index].prompt, choice) for index, choice in owners]
+    lengths = {owner: len(row.continuation) for owner, row in zip(owners, rows, strict=True)}
+    answers: dict[int, dict[str, LogLikelihood]] = {}
+    for (index, choice), found in zip(owners, Scorer(PlainServing(model)).loglikelihood(rows), strict=True):
+        answers.setdefault(index, {})[choice] = found
     right, nats, tokens = [], 0.0, 0
     for index, sample in enumerate(samples):
         gold = answers[index][sample.completion]
         right.append(max(answers[index].values()) is gold if sample.choices else gold.greedy)
         nats -= gold.log_likelihood
-        tokens += gold.tokens
+        tokens += lengths[index, sample.completion]
     return Answers(TaskScore(sum(right) / len(samples), nats / tokens, len(samples)), right)
 
 
-@torch.inference_mode()
 def divergence(
     finetuned: PreTrainedModel,
     compressed: PreTrainedModel,
@@ -105,18 +94,13 @@ def divergence(
     samples: Sequence[Sample],
 ) -> float:
     """KL(fine-tuned || compressed) of two models on one device, mean over the right completions' tokens, nats/token."""
-    rows = [encode(tokenizer, sample.prompt, sample.completion) for sample in samples]
-    total, tokens = 0.0, 0
-    for picked in _batches(rows):
-        ids, attention, labels = (tensor.to(finetuned.device) for tensor in pad([rows[index] for index in picked]))
-        counted = labels[:, 1:] != IGNORED
-        p, q = (
-            model(input_ids=ids, attention_mask=attention).logits[:, :-1][counted].float().log_softmax(-1)
-            for model in (finetuned, compressed)
-        )
-        total += float((p.exp() * (p - q)).sum(dtype=torch.float64))
-        tokens += int(counted.sum())
-    return total / tokens
+    rows = [_row(tokenizer, sample.prompt, sample.completion) for sample in samples]
+    scorers = [Scorer(PlainServing(model)) for model in (finetuned, compressed)]
+    total = torch.zeros((), dtype=torch.float64, device=finetuned.device)
+    for batch in batches(rows, lambda row: row.tokens):
+        for target, found in zip(*(scorer.log_probs(batch) for scorer in scorers), strict=True):
+            total += kl_divergence(target, found).sum()
+    return float(total) / sum(len(row.continuation) for row in rows)
 
 
 def score_checkpoint(path: Path, task_file: Path, *, limit: int | None = None) -> TaskScore:
@@ -125,28 +109,7 @@ def score_checkpoint(path: Path, task_file: Path, *, limit: int | None = None) -
     return score_model(load_model(path), load_tokenizer(path), samples).score
 
 
-@torch.inference_mode()
-def _outcomes(model: PreTrainedModel, rows: list[tuple[list[int], list[int]]]) -> list[_Outcome]:
-    """Outcome of each row, computed in batches of rows of like length."""
-    outcomes: dict[int, _Outcome] = {}
-    for picked in _batches(rows):
-        ids, attention, labels = (tensor.to(model.device) for tensor in pad([rows[index] for index in picked]))
-        logits = model(input_ids=ids, attention_mask=attention).logits[:, :-1].float()
-        targets = labels[:, 1:]
-        counted = targets != IGNORED
-        scores = logits.log_softmax(-1).gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-        sums = (scores * counted).sum(-1, dtype=torch.float64)
-        greedy = ((logits.argmax(-1) == targets) | ~counted).all(-1)
-        counts = counted.sum(-1)
-        for row, index in enumerate(picked):
-            outcomes[index] = _Outcome(float(sums[row]), bool(greedy[row]), int(counts[row]))
-    return [outcomes[index] for index in range(len(rows))]
-
-
-def _batches(rows: list[tuple[list[int], list[int]]]) -> Iterator[list[int]]:
-    """Indices of rows of like length, longest first."""
-    order = sorted(range(len(rows)), key=lambda index: len(rows[index][0]))
-    while order:
-        size = max(1, BATCH_TOKENS // len(rows[order[-1]][0]))
-        picked, order = order[-size:], order[:-size]
-        yield picked
+def _row(tokenizer: PreTrainedTokenizerBase, prompt: str, completion: str) -> Row:
+    ids, labels = encode(tokenizer, prompt, completion)
+    at = labels.count(IGNORED)
+    return Row(None, tuple(ids[:at]), tuple(ids[at:]))

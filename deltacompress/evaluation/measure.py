@@ -9,8 +9,8 @@ from typing import Any
 from deltacompress.evaluation.job import EvaluationJob
 from deltacompress.evaluation.prepare import Prepared
 from deltacompress.evaluation.scoring import fidelity
-from deltacompress.evaluation.scoring.checkpoints import CheckpointScorer
-from deltacompress.evaluation.scoring.decoupled import DecoupledScorer
+from deltacompress.evaluation.scoring.checkpoints import PlainServing
+from deltacompress.evaluation.scoring.decoupled import DecoupledServing
 from deltacompress.evaluation.scoring.fidelity import FidelityResult
 from deltacompress.evaluation.scoring.harness import TaskRun, run_tasks
 from deltacompress.evaluation.scoring.panel import Panel
@@ -64,16 +64,17 @@ def _groups(subjects: Sequence[Subject]) -> list[list[Subject]]:
 
 def _scorer(group: Sequence[Subject], job: EvaluationJob) -> tuple[Scorer, str | None]:
     """A scorer for a group, and how it runs if it is the decoupled runtime."""
-    options: dict[str, Any] = {"device": job.device, "dtype": job.dtype, "batch_size": job.batch_size}
+    options: dict[str, Any] = {"device": job.device, "dtype": job.dtype}
     if group[0].role in ("finetuned", "checkpoint"):
         checkpoint = group[0].checkpoint
         assert checkpoint is not None
-        return CheckpointScorer.open(checkpoint, **options), None  # the very files that were hashed
-    scorer = DecoupledScorer.open(job.base, backend=job.backend, **options)
+        plain = PlainServing.open(checkpoint, **options)  # the very files that were hashed
+        return Scorer(plain, batch_size=job.batch_size), None
+    decoupled = DecoupledServing.open(job.base, backend=job.backend, **options)
     for subject in group:
         if subject.delta is not None:
-            scorer.load(subject.path, subject.label)
-    return scorer, scorer.describe()
+            decoupled.load(subject.path, subject.label)
+    return Scorer(decoupled, batch_size=job.batch_size), decoupled.describe()
 
 
 def _panel(

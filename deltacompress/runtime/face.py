@@ -18,11 +18,12 @@ from torch import Tensor
 from deltacompress.devices import resolve_device
 from deltacompress.errors import BackendError, InputError
 from deltacompress.models.config import notes
+from deltacompress.numerics.likelihood import LogLikelihood
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.cache.memory import explained
 from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.engine import forwards
-from deltacompress.runtime.engine.forwards import Item, LogLikelihood
+from deltacompress.runtime.engine.forwards import Item
 from deltacompress.runtime.engine.generation_config import GenerationConfig, Sampling
 from deltacompress.runtime.engine.input_processor import Ids, InputProcessor
 from deltacompress.runtime.engine.requests import Completion, OnToken
@@ -49,7 +50,6 @@ class Runtime:
         self.backend, self.merge_rounding = numerics.backend.name, numerics.merge_rounding
         self.device, self.dtype = model.device, numerics.dtype
         self.notes: list[str] = []  # what a user should know about how base and variants are served
-        self.last_steps = self.last_decoded = 0  # of the last `generate`: decode steps, and the tokens that they made
         self._numerics, self._cuda_graphs = numerics, cuda_graphs
         self._tokenizers = Tokenizers(model.base.checkpoint.path)
         self._input = InputProcessor(model, cache.variants, self._tokenizers)
@@ -283,7 +283,6 @@ class Runtime:
         finally:
             with self._lock:
                 scheduler.close()
-            self.last_steps, self.last_decoded = scheduler.steps, scheduler.decoded
         return [request.completion() for request in made]
 
     def chat_ids(self, variant: str | None, messages: list[dict[str, str]]) -> list[int] | None:

@@ -13,11 +13,12 @@ import pytest
 import torch
 from demo_pair.corpus import documents
 from demo_pair.tokenizer import VOCABULARY, train_tokenizer
+from demo_pair.train import pad
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from deltacompress.demo import score
-from deltacompress.demo.score import divergence, encode, pad, read_task, score_checkpoint, score_model
+from deltacompress.demo.score import divergence, encode, read_task, score_checkpoint, score_model
 from deltacompress.errors import InputError
+from deltacompress.evaluation.scoring import serving
 from deltacompress.evaluation.tasks.records import Sample
 
 PROMPTS = ["even of [338, 227] ->", "oak, elm, trout: most are", "a", "After Monday comes", "count: one, two, three"]
@@ -162,9 +163,11 @@ class _Constant(torch.nn.Module):
         self.logits = torch.full((VOCABULARY,), -80.0)
         self.logits[: len(probabilities)] = torch.tensor(probabilities).log()
         self.device = torch.device("cpu")
+        kinds = SimpleNamespace(layer_types=["sliding_attention"])  # every row is read whole
+        self.config = SimpleNamespace(name_or_path="constant", get_text_config=lambda decoder: kinds)
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
-        return SimpleNamespace(logits=self.logits.expand(*input_ids.shape, -1))
+    def forward(self, input_ids: torch.Tensor, **_: object) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.logits.expand(*input_ids.shape, -1), past_key_values=None)
 
 
 class _After(_Constant):
@@ -174,9 +177,9 @@ class _After(_Constant):
         super().__init__(*probabilities)
         self.start, self.other = start, _Constant(*other).logits
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
+    def forward(self, input_ids: torch.Tensor, **_: object) -> SimpleNamespace:
         first = (input_ids == self.start)[..., None]
-        return SimpleNamespace(logits=torch.where(first, self.other, self.logits))
+        return SimpleNamespace(logits=torch.where(first, self.other, self.logits), past_key_values=None)
 
 
 def test_the_divergence_is_from_the_fine_tuned_model(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -197,7 +200,7 @@ def test_the_divergence_is_the_mean_over_tokens(
     tokens = sum(len(tokenizer.encode(one.completion, add_special_tokens=False)) + 1 for one in samples)
     expected = 2 * 0.5 * math.log(4 / 3) / tokens
     for budget in (4096, 4):  # together, and each in a batch of its own
-        monkeypatch.setattr(score, "BATCH_TOKENS", budget)
+        monkeypatch.setattr(serving, "BATCH_TOKENS", budget)
         assert divergence(half, other, tokenizer, samples) == pytest.approx(expected)  # type: ignore[arg-type]
 
 

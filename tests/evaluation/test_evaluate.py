@@ -15,8 +15,10 @@ from deltacompress.demo.score import divergence, read_task, score_model
 from deltacompress.errors import InputError, IntegrityError, OutputError, PairError
 from deltacompress.evaluation import Gate, GateFailedError, evaluate, read_report
 from deltacompress.evaluation.report.data import Report
-from deltacompress.evaluation.scoring.checkpoints import CheckpointScorer, load_model
-from deltacompress.evaluation.scoring.decoupled import DecoupledScorer
+from deltacompress.evaluation.scoring.checkpoints import load_model
+from deltacompress.evaluation.scoring.scorer import Scorer
+from deltacompress.evaluation.scoring.serving import Row
+from deltacompress.numerics.likelihood import LogLikelihood
 
 if TYPE_CHECKING:
     from pairs import Pair
@@ -94,8 +96,15 @@ def test_an_interrupted_evaluation_goes_on(
 ) -> None:
     out = tmp_path / "out"
     whole = run(pair, artifact, task_dir, tmp_path / "whole")
+    original = Scorer.loglikelihood
+
+    def until_the_delta(self: Scorer, rows: list[Row]) -> list[LogLikelihood]:
+        if any(row.variant is not None for row in rows):
+            raise KeyboardInterrupt
+        return original(self, rows)
+
     with monkeypatch.context() as patch:
-        patch.setattr(DecoupledScorer, "loglikelihood", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(Scorer, "loglikelihood", until_the_delta)
         with pytest.raises(KeyboardInterrupt):
             run(pair, artifact, task_dir, out)
     kept = sorted((out / "answers").iterdir())
@@ -103,12 +112,8 @@ def test_an_interrupted_evaluation_goes_on(
     for path in kept:  # the last line may be cut
         path.write_bytes(path.read_bytes() + b'["abc", [0.')
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointScorer, "loglikelihood", DecoupledScorer.loglikelihood)
         asked: list[int] = []
-        original = CheckpointScorer.loglikelihood
-        patch.setattr(
-            CheckpointScorer, "loglikelihood", lambda self, rows: asked.append(len(rows)) or original(self, rows)
-        )
+        patch.setattr(Scorer, "loglikelihood", lambda self, rows: asked.append(len(rows)) or original(self, rows))
         again = run(pair, artifact, task_dir, out)
     assert sum(asked) == 72  # only the delta was asked: 24 questions with three choices
     assert again.scores == whole.scores

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from deltacompress.evaluation.scoring.fidelity import FidelityResult, measure
 from deltacompress.evaluation.scoring.panel import Ids, Panel
-from deltacompress.evaluation.scoring.scorer import Row
+from deltacompress.evaluation.scoring.serving import Row
 from deltacompress.evaluation.scoring.statistics import FEWEST
 from deltacompress.evaluation.scoring.store import AnswerStores
 from deltacompress.reporter import SILENT

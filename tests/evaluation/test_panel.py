@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from deltacompress.evaluation.scoring.panel import CHUNK, Panel
-from deltacompress.evaluation.scoring.scorer import Likelihood, Prompt, Row
+from deltacompress.evaluation.scoring.serving import Prompt, Row
 from deltacompress.evaluation.scoring.store import AnswerStores
+from deltacompress.numerics.likelihood import LogLikelihood
 from deltacompress.reporter import SILENT
 
 LABELS: dict[str, str | None] = {"base": None, "first": "a", "second": "b"}
@@ -28,9 +29,9 @@ class Echo:
     def vocabulary(self, variant: str | None) -> int:
         return 1000
 
-    def loglikelihood(self, rows: Sequence[Row]) -> list[Likelihood]:
+    def loglikelihood(self, rows: Sequence[Row]) -> list[LogLikelihood]:
         self.asked += [(row.variant, row.context) for row in rows]
-        return [Likelihood(-float(OWN[row.variant] * row.context[0]), row.variant == "a") for row in rows]
+        return [LogLikelihood(-float(OWN[row.variant] * row.context[0]), row.variant == "a") for row in rows]
 
     def generate(self, prompts: Sequence[Prompt], *, eos: int) -> list[tuple[int, ...]]:
         self.asked += [(one.variant, one.context) for one in prompts]
@@ -53,7 +54,7 @@ def test_each_subject_gets_its_own_answers(panel: Panel) -> None:
     pairs = [((n,), (7,)) for n in (3, 5, 4)]
     for label, variant in LABELS.items():
         found = panel.loglikelihood(label, pairs)
-        assert [one.logprob for one in found] == [-OWN[variant] * n for n in (3, 5, 4)]
+        assert [one.log_likelihood for one in found] == [-OWN[variant] * n for n in (3, 5, 4)]
         assert [one.greedy for one in found] == [variant == "a"] * 3
         prompts = [((n, n), 4) for n in (3, 5, 4)]
         assert panel.generate(label, prompts) == [(OWN[variant], n, n) for n in (3, 5, 4)]

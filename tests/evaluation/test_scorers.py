@@ -15,9 +15,10 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from deltacompress.artifact.restoration import restore
 from deltacompress.errors import CheckpointError
-from deltacompress.evaluation.scoring.checkpoints import CheckpointScorer
-from deltacompress.evaluation.scoring.decoupled import DecoupledScorer
-from deltacompress.evaluation.scoring.scorer import Prompt, Row
+from deltacompress.evaluation.scoring.checkpoints import PlainServing
+from deltacompress.evaluation.scoring.decoupled import DecoupledServing
+from deltacompress.evaluation.scoring.scorer import Scorer
+from deltacompress.evaluation.scoring.serving import Prompt, Row
 
 if TYPE_CHECKING:
     from pairs import Pair
@@ -38,11 +39,11 @@ def _rows(variant: str | None = None, *, seed: int = 0) -> list[Row]:
     return rows
 
 
-def _alone(scorer: CheckpointScorer, row: Row) -> tuple[float, bool]:
+def _alone(scorer: Scorer, row: Row) -> tuple[float, bool]:
     """No batch, no padding, no cache, float64 sums."""
     ids = torch.tensor([[*row.context, *row.continuation]])
     with torch.no_grad():
-        logits = scorer._model(input_ids=ids).logits[0, len(row.context) - 1 : -1].double()
+        logits = scorer.serving.model(input_ids=ids).logits[0, len(row.context) - 1 : -1].double()
     target = torch.tensor(row.continuation)
     logprob = float(logits.log_softmax(-1).gather(-1, target[:, None]).sum())
     return logprob, bool((logits.argmax(-1) == target).all())
@@ -50,30 +51,30 @@ def _alone(scorer: CheckpointScorer, row: Row) -> tuple[float, bool]:
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
 def test_likelihoods_equal_one_by_one_evaluation(make_pair: Callable[..., Pair], architecture: str) -> None:
-    scorer = CheckpointScorer.open(make_pair(architecture).finetuned, batch_size=4)
+    scorer = Scorer(PlainServing.open(make_pair(architecture).finetuned), batch_size=4)
     rows = _rows()
     found = scorer.loglikelihood(rows)
     for row, one, probabilities in zip(rows, found, scorer.log_probs(rows), strict=True):
         logprob, greedy = _alone(scorer, row)
-        assert one.logprob == pytest.approx(logprob, abs=1e-3)
+        assert one.log_likelihood == pytest.approx(logprob, abs=1e-3)
         assert one.greedy == greedy
         target = torch.tensor(row.continuation)
         assert float(probabilities.gather(-1, target[:, None]).sum()) == pytest.approx(logprob, abs=1e-3)
 
 
 def test_greedy_answers_equal_one_by_one_generation(pair: Pair) -> None:
-    scorer = CheckpointScorer.open(pair.finetuned, batch_size=3)
+    scorer = Scorer(PlainServing.open(pair.finetuned), batch_size=3)
     prompts = [Prompt(None, row.context, 3 + i % 5) for i, row in enumerate(_rows())]
     for prompt, found in zip(prompts, scorer.generate(prompts, eos=EOS), strict=True):
         ids = list(prompt.context)
         while len(ids) < len(prompt.context) + prompt.max_new_tokens and ids[-1:] != [EOS]:
             with torch.no_grad():
-                ids.append(int(scorer._model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
+                ids.append(int(scorer.serving.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
         assert list(found) == ids[len(prompt.context) :]
 
 
 def test_an_answer_ends_with_the_end_of_text(pair: Pair) -> None:
-    scorer = CheckpointScorer.open(pair.finetuned)
+    scorer = Scorer(PlainServing.open(pair.finetuned))
     prompts = [Prompt(None, row.context, 8) for row in _rows()]
     free = scorer.generate(prompts, eos=-1)
     end = free[0][2]
@@ -83,10 +84,10 @@ def test_an_answer_ends_with_the_end_of_text(pair: Pair) -> None:
 
 def test_checkpoints_and_the_runtime_end_at_the_same_tokens(pair: Pair, tmp_path: Path) -> None:
     prompt = Prompt(None, (5, 6, 7), 8)
-    free = CheckpointScorer.open(pair.base).generate([prompt], eos=-1)[0]
+    free = Scorer(PlainServing.open(pair.base)).generate([prompt], eos=-1)[0]
     base = shutil.copytree(pair.base, tmp_path / "base")
     (base / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, free[2]]}))
-    for scorer in (CheckpointScorer.open(base), DecoupledScorer.open(base)):
+    for scorer in (Scorer(PlainServing.open(base)), Scorer(DecoupledServing.open(base))):
         assert scorer.ends(None) == {1, free[2]}
         assert scorer.generate([prompt], eos=-1) == [free[: free.index(free[2]) + 1]]
 
@@ -95,10 +96,10 @@ def test_choices_after_a_prompt_longer_than_a_sliding_window() -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = MistralConfig(vocab_size=64, num_key_value_heads=2, sliding_window=8, max_position_embeddings=64, **sizes)
-    scorer = CheckpointScorer(MistralForCausalLM(config))
+    scorer = Scorer(PlainServing(MistralForCausalLM(config)))
     rows = [Row(None, tuple(range(2, 22)), continuation) for continuation in ((3, 4, 5), (6, 7))]
     for row, found in zip(rows, scorer.loglikelihood(rows), strict=True):
-        assert found.logprob == pytest.approx(_alone(scorer, row)[0], abs=1e-3)
+        assert found.log_likelihood == pytest.approx(_alone(scorer, row)[0], abs=1e-3)
 
 
 def test_decoupled_variants_share_a_batch_and_equal_restored_checkpoints(
@@ -106,12 +107,14 @@ def test_decoupled_variants_share_a_batch_and_equal_restored_checkpoints(
 ) -> None:
     second = tmp_path / "int2"
     pair.compress(second, recipe="int2-24")
-    shared = DecoupledScorer.open(pair.base, batch_size=6)
-    shared.load(artifact, "int4")
-    shared.load(second, "int2")
-    expected = {None: CheckpointScorer.open(pair.base)}
+    served = DecoupledServing.open(pair.base)
+    served.load(artifact, "int4")
+    served.load(second, "int2")
+    shared = Scorer(served, batch_size=6)
+    expected = {None: Scorer(PlainServing.open(pair.base))}
     for name, path in (("int4", artifact), ("int2", second)):
-        expected[name] = CheckpointScorer.open(restore(path, base=pair.base, out=tmp_path / f"{name}.restored"))
+        restored = restore(path, base=pair.base, out=tmp_path / f"{name}.restored")
+        expected[name] = Scorer(PlainServing.open(restored))
     rows = [row for name in ("int2", None, "int4") for row in _rows(name, seed=3)]
     random.Random(1).shuffle(rows)
     mixed, probabilities = shared.loglikelihood(rows), list(shared.log_probs(rows))
@@ -121,18 +124,19 @@ def test_decoupled_variants_share_a_batch_and_equal_restored_checkpoints(
         mine = [index for index, row in enumerate(rows) if row.variant == name]
         picked = [rows[index] for index in mine]
         for index, one in zip(mine, scorer.loglikelihood(picked), strict=True):
-            assert mixed[index].logprob == pytest.approx(one.logprob, abs=1e-3)
+            assert mixed[index].log_likelihood == pytest.approx(one.log_likelihood, abs=1e-3)
             assert mixed[index].greedy == one.greedy
         for index, one in zip(mine, scorer.log_probs(picked), strict=True):
             torch.testing.assert_close(probabilities[index], one, atol=1e-3, rtol=1e-3)
         alone = scorer.generate([prompts[index] for index in mine], eos=EOS)
         assert [written[index] for index in mine] == alone
-    assert "reference" in shared.describe()
+    assert "reference" in served.describe()
 
 
 def test_a_draft_never_changes_an_answer(pair: Pair, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = DecoupledScorer.open(pair.base, batch_size=5)
-    shared.load(artifact, "int4")
+    served = DecoupledServing.open(pair.base)
+    served.load(artifact, "int4")
+    shared = Scorer(served, batch_size=5)
     rng = random.Random(2)
     plain = [Prompt(rng.choice([None, "int4"]), row.context, 3 + i % 6) for i, row in enumerate(_rows(seed=5))]
     free = shared.generate(plain, eos=-1)
@@ -148,25 +152,30 @@ def test_a_draft_never_changes_an_answer(pair: Pair, artifact: Path, monkeypatch
         Prompt(one.variant, one.context, one.max_new_tokens, right) for one, right in zip(plain, free, strict=True)
     ]
     asked: list[int] = []
-    monkeypatch.setattr(shared._runtime, "complete", lambda requests, *_, **__: asked.append(len(requests)) or [])
+    monkeypatch.setattr(served.runtime, "complete", lambda requests, *_, **__: asked.append(len(requests)) or [])
     assert shared.generate(exact, eos=-1) == free
     assert sum(asked) == 0  # nothing was left to be written token by token
 
 
-def test_after_a_draft_only_the_rest_is_written(pair: Pair, artifact: Path) -> None:
-    shared = DecoupledScorer.open(pair.base)
-    shared.load(artifact, "int4")
+def test_after_a_draft_only_the_rest_is_written(pair: Pair, artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = DecoupledServing.open(pair.base)
+    served.load(artifact, "int4")
+    shared = Scorer(served)
     whole = shared.generate([Prompt("int4", (5, 6, 7), 32)], eos=-1)[0]
     assert len(whole) == 32
+    complete, counts = served.runtime.complete, []
+    monkeypatch.setattr(
+        served.runtime, "complete", lambda asked, count, **more: counts.append(count) or complete(asked, count, **more)
+    )
     assert shared.generate([Prompt("int4", (5, 6, 7), 32, whole[:30])], eos=-1) == [whole]
-    assert shared._runtime.last_decoded <= 2
+    assert counts == [2]
 
 
 def test_a_checkpoint_with_a_missing_weight_is_refused(pair: Pair, tmp_path: Path) -> None:
     from pairs import changed
 
     with pytest.raises(CheckpointError, match=r"no config\.json; give a Hugging Face model directory"):
-        CheckpointScorer.open(tmp_path)
+        PlainServing.open(tmp_path)
     broken = changed(pair, tmp_path / "x", lambda weights: {k: v for k, v in weights.items() if "down_proj" not in k})
     with pytest.raises(CheckpointError, match=r"no weight .*down_proj"):
-        CheckpointScorer.open(broken.finetuned)
+        PlainServing.open(broken.finetuned)

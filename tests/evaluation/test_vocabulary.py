@@ -14,8 +14,9 @@ import torch
 
 from deltacompress.errors import InputError
 from deltacompress.evaluation import evaluate
-from deltacompress.evaluation.scoring.decoupled import DecoupledScorer
+from deltacompress.evaluation.scoring.decoupled import DecoupledServing
 from deltacompress.evaluation.scoring.panel import Panel
+from deltacompress.evaluation.scoring.scorer import Scorer
 from deltacompress.evaluation.scoring.store import AnswerStore
 from deltacompress.reporter import SILENT, Reporter
 
@@ -80,8 +81,9 @@ def test_the_base_is_left_out_of_tasks_with_tokens_that_it_lacks(grown: Pair, tm
 
 
 def test_samples_that_only_show_while_answering(grown: Pair, tmp_path: Path) -> None:
-    scorer = DecoupledScorer.open(grown.base)
-    scorer.load(grown.base.parent / "artifact", "x")
+    served = DecoupledServing.open(grown.base)
+    served.load(grown.base.parent / "artifact", "x")
+    scorer = Scorer(served)
     rows = scorer.vocabulary(None)
     assert scorer.vocabulary("x") == rows + 2
     asked = [((5, 6), (7, rows + 1)), ((5, 6), (7, 8))]
@@ -94,8 +96,9 @@ def test_samples_that_only_show_while_answering(grown: Pair, tmp_path: Path) -> 
 
 
 def test_a_draft_ends_where_the_vocabulary_does(grown: Pair, tmp_path: Path) -> None:
-    scorer = DecoupledScorer.open(grown.base)
-    scorer.load(grown.base.parent / "artifact", "x")
+    served = DecoupledServing.open(grown.base)
+    served.load(grown.base.parent / "artifact", "x")
+    scorer = Scorer(served)
     rows = scorer.vocabulary("x")
     with closing(AnswerStore(tmp_path, {})) as drafts:
         drafts.add([("key", [5, rows - 1, rows, 6])])

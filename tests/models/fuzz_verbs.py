@@ -18,8 +18,9 @@ from deltacompress.artifact.restoration import restore
 from deltacompress.calibration.data import load_calibration
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.compression.driver import compress
-from deltacompress.evaluation.scoring.checkpoints import CheckpointScorer
-from deltacompress.evaluation.scoring.scorer import Prompt, Row
+from deltacompress.evaluation.scoring.checkpoints import PlainServing
+from deltacompress.evaluation.scoring.scorer import Scorer
+from deltacompress.evaluation.scoring.serving import Prompt, Row
 from deltacompress.evaluation.tasks.encoding import Encoder, check_same_tokenizer
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.models.tokenizers import load_tokenizer
@@ -110,7 +111,7 @@ def reference(at: Models) -> None:
     checkpoint = Checkpoint.open(at.finetuned)
     encoder = Encoder.open(at.finetuned, checkpoint.config)
     check_same_tokenizer(at.finetuned, encoder, at.base)
-    scorer = CheckpointScorer.open(checkpoint)
+    scorer = Scorer(PlainServing.open(checkpoint))
     before, after = encoder.pair("w1 w2", " w3")
     ids = [tuple(min(one, 7) for one in part) for part in (before, after)]
     scorer.loglikelihood([Row(None, *ids), Row(None, ids[0], (*ids[1], 5))])
@@ -148,7 +149,7 @@ def restore_delta(at: Models) -> None:
     out = at.scratch / "restored"
     shutil.rmtree(out, ignore_errors=True)
     restore(at.delta, base=at.base, out=out)
-    CheckpointScorer.open(out).loglikelihood([Row(None, (5, 6), (7,))])
+    Scorer(PlainServing.open(out)).loglikelihood([Row(None, (5, 6), (7,))])
 
 
 @torch.inference_mode()

@@ -19,8 +19,9 @@ from torch import nn
 
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import BackendError, CheckpointError, UnsupportedModelError
-from deltacompress.evaluation.scoring.checkpoints import CheckpointScorer
-from deltacompress.evaluation.scoring.scorer import Row
+from deltacompress.evaluation.scoring.checkpoints import PlainServing
+from deltacompress.evaluation.scoring.scorer import Scorer
+from deltacompress.evaluation.scoring.serving import Row
 from deltacompress.models.load import load_model
 
 CPU = torch.device("cpu")
@@ -146,7 +147,7 @@ def test_what_is_scored_is_what_was_hashed(copy: Path) -> None:
     checkpoint.fingerprint()
     edit(copy, lambda weights: {name: w * 0 for name, w in weights.items()})
     with pytest.raises(CheckpointError, match="changed since it was opened"):
-        CheckpointScorer.open(checkpoint)
+        Scorer(PlainServing.open(checkpoint))
 
 
 def test_a_config_that_changes_after_it_was_read_does_not_matter(copy: Path) -> None:
@@ -220,7 +221,7 @@ def test_a_forward_that_a_config_breaks_is_told_as_that(
     tiny_models.save_random(tmp_path, architecture, shard="1GB")
     file = tmp_path / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | more))
-    scorer = CheckpointScorer.open(tmp_path)
+    scorer = Scorer(PlainServing.open(tmp_path))
     told = r"config\.json: transformers cannot make a model of it \(.*\); mend config"
     with pytest.raises(CheckpointError, match=told):
         scorer.loglikelihood([Row(None, (5, 6), (7,))])

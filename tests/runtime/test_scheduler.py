@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from runtime_cases import Served, assert_close, load, oracle_logits, oracle_toke
 from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import Batch, Segment
+from deltacompress.runtime.engine.scheduler import Scheduler
 
 NAMES = [None, "a", "b", "c"]
 
@@ -102,10 +104,19 @@ def test_a_temperature_is_a_number(runtime: Runtime, temperature: float) -> None
 
 
 @pytest.mark.parametrize(("max_batch", "steps"), [(1, 8), (2, 4)])
-def test_steps_and_the_tokens_that_they_made_are_counted(runtime: Runtime, max_batch: int, steps: int) -> None:
+def test_requests_share_the_steps_of_a_batch(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, max_batch: int, steps: int
+) -> None:
+    forward_step, rows = Scheduler.forward_step, []
+
+    def watched(self: Scheduler, batch: Batch, *rest: Any) -> torch.Tensor:
+        rows.append(len(batch.slots))
+        return forward_step(self, batch, *rest)
+
+    monkeypatch.setattr(Scheduler, "forward_step", watched)
     done = runtime.complete([("a", random_ids(4)), ("b", random_ids(4))], 5, max_batch=max_batch)
     assert [len(one.tokens) for one in done] == [5, 5]
-    assert (runtime.last_steps, runtime.last_decoded) == (steps, 8)  # the first token of each comes from its prompt
+    assert (len(rows), sum(rows)) == (steps, 8)  # the first token of each comes from its prompt
 
 
 def test_variants_come_and_go_while_a_batch_runs(runtime: Runtime, trio: dict[str, Served]) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from deltacompress.demo.score import encode, pad, score_checkpoint
+from deltacompress.demo.score import IGNORED, encode, score_checkpoint
 from deltacompress.models.tokenizers import load_tokenizer
 from demo_pair.corpus import documents
 from demo_pair.data import TASKS, stream, write_task
@@ -50,6 +50,15 @@ BASE_DOCUMENTS = 300_000
 TOKENIZER_DOCUMENTS = 20_000
 FINETUNES = {"palindrome": Plan(steps=1000, rows=128, lr=2e-4), "majority": Plan(steps=130, rows=32, lr=3e-4)}
 """Few enough steps that a fine-tune is good, not perfect: what compression loses must show in its score."""
+
+
+def pad(rows: list[tuple[list[int], list[int]]]) -> Batch:
+    """Right-padded ids, attention mask and labels; what pads is masked, so any id will do."""
+    longest = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([row + row[-1:] * (longest - len(row)) for row, _ in rows])
+    labels = torch.tensor([row + [IGNORED] * (longest - len(row)) for _, row in rows])
+    lengths = torch.tensor([len(row) for row, _ in rows])
+    return ids, (torch.arange(longest) < lengths[:, None]).long(), labels
 
 
 def new_model() -> LlamaForCausalLM:

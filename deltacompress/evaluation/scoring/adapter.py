@@ -69,13 +69,13 @@ class PanelLM(TemplateLM):  # type: ignore[misc] # lm-eval ships no types
             encode = self._encoder.pair if request.task_name in self._local else self._encoder.harness_pair
             context, continuation = encode(*request.args)
             pairs.append((tuple(context), tuple(continuation)))
-        return [(one.logprob, one.greedy) for one in self._panel.loglikelihood(self._label, pairs)]
+        return list(self._panel.loglikelihood(self._label, pairs))
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
         pairs = [(tuple(context), tuple(continuation)) for _, context, continuation in requests]
-        return [(one.logprob, one.greedy) for one in self._panel.loglikelihood(self._label, pairs)]
+        return list(self._panel.loglikelihood(self._label, pairs))
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
         """Log-likelihood of whole texts, in windows as long as the context."""

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from deltacompress.evaluation.scoring.panel import Ids, Panel
-from deltacompress.evaluation.scoring.scorer import Row, Scorer
+from deltacompress.evaluation.scoring.scorer import Scorer
+from deltacompress.evaluation.scoring.serving import Row
 from deltacompress.evaluation.scoring.statistics import ratio_interval
 from deltacompress.evaluation.scoring.store import key_of
+from deltacompress.numerics.likelihood import kl_divergence
 from deltacompress.reporter import Reporter
 
 ROWS, POSITIONS = 32, 8192
@@ -106,16 +108,14 @@ def _compare(panel: Panel, reference: Scorer, pairs: list[tuple[Ids, Ids]], keys
 def _sample(target: Tensor, found: Tensor, answer: Ids) -> list[Any]:
     """[tokens, sum of KL, agreements, loss sum, reference loss sum] from log-probabilities [answer, vocabulary]."""
     width = min(target.shape[-1], found.shape[-1])  # rows that one of the two does not have hold no probability there
-    target, found = target[:, :width].double(), found[:, :width].double().to(target.device)
+    target, found = target[:, :width], found[:, :width].to(target.device)
     ids = torch.tensor(answer, device=target.device)[:, None]
-    terms = torch.where(target > float("-inf"), target.exp() * (target - found), 0.0)
-    agree = int((target.argmax(-1) == found.argmax(-1)).sum())
     return [
         len(answer),
-        float(terms.sum()),
-        agree,
-        -float(found.gather(-1, ids).sum()),
-        -float(target.gather(-1, ids).sum()),
+        float(kl_divergence(target, found).sum()),
+        int((target.argmax(-1) == found.argmax(-1)).sum()),
+        -float(found.gather(-1, ids).sum(dtype=torch.float64)),
+        -float(target.gather(-1, ids).sum(dtype=torch.float64)),
     ]
 
 

@@ -16,10 +16,12 @@ from itertools import takewhile
 from typing import Any
 
 from deltacompress.errors import InputError
-from deltacompress.evaluation.scoring.scorer import Likelihood, Prompt, Row, Scorer
+from deltacompress.evaluation.scoring.scorer import Scorer
+from deltacompress.evaluation.scoring.serving import Prompt, Row
 from deltacompress.evaluation.scoring.store import AnswerStore, key_of
 from deltacompress.evaluation.tasks.encoding import Encoder
 from deltacompress.evaluation.tasks.load import LocalTask, Task
+from deltacompress.numerics.likelihood import LogLikelihood
 from deltacompress.reporter import Reporter
 
 CHUNK = 256
@@ -68,15 +70,15 @@ class Panel:
         variants = {label: variant for label, variant in self.variants.items() if label in labels}
         return replace(self, variants=variants, stores={label: self.stores[label] for label in variants})
 
-    def loglikelihood(self, label: str, pairs: Sequence[tuple[Ids, Ids]]) -> list[Likelihood]:
+    def loglikelihood(self, label: str, pairs: Sequence[tuple[Ids, Ids]]) -> list[LogLikelihood]:
         """Score (context, continuation) pairs for the subject `label`."""
 
         def score(asked: list[tuple[str, tuple[Ids, Ids]]]) -> list[Any]:
             rows = [Row(self.variants[who], *pair) for who, pair in asked]
-            return [(found.logprob, found.greedy) for found in self.scorer.loglikelihood(rows)]
+            return list(self.scorer.loglikelihood(rows))
 
         kept = self._answers("loglikelihood", label, list(pairs), score)
-        return [Likelihood(logprob, greedy) for logprob, greedy in kept]
+        return [LogLikelihood(*one) for one in kept]
 
     def generate(self, label: str, prompts: Sequence[tuple[Ids, int]]) -> list[Ids]:
         """Go on greedily from (context, max_new_tokens) for the subject `label`."""

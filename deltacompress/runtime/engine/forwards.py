@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from deltacompress.numerics import likelihood
 from deltacompress.runtime.batch import BASE, Batch, to_device
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.cache.variant_cache import VariantCache
@@ -48,13 +48,6 @@ class Item:
     def kept(self) -> int:
         """Positions whose logits are wanted."""
         return self.last - self.first
-
-
-class LogLikelihood(NamedTuple):
-    """log_likelihood: sum over the continuation, in nats; greedy: each of its tokens is the most likely one."""
-
-    log_likelihood: float
-    greedy: bool
 
 
 @contextmanager
@@ -111,15 +104,9 @@ def batches(items: Sequence[Item], fits: Callable[[set[str]], bool]) -> Iterator
 
 
 @torch.inference_mode()
-def log_likelihoods(items: list[Item], logits: Tensor, targets: list[list[int]]) -> list[LogLikelihood]:
+def log_likelihoods(items: list[Item], logits: Tensor, targets: list[list[int]]) -> list[likelihood.LogLikelihood]:
     """Of each item's continuation, from the logits before each of its tokens (as `run` gives them)."""
-    if any(one.vocabulary < logits.shape[1] for one in items):
-        sizes = to_device([one.vocabulary for one in items for _ in range(one.kept)], logits.device)
-        beyond = torch.arange(logits.shape[1], device=logits.device) >= sizes[:, None]
-        logits = logits.masked_fill(beyond, float("-inf"))
+    logits = likelihood.mask_beyond(logits, [one.vocabulary for one in items for _ in range(one.kept)])
     wanted = to_device([token for one in targets for token in one], logits.device)
-    scores = (logits.float().gather(-1, wanted[:, None])[:, 0] - logits.float().logsumexp(-1)).double()
-    hits = (logits.argmax(-1) == wanted).double()
-    by_token = torch.stack([scores, hits]).cpu()
-    counts = [len(one) for one in targets]
-    return [LogLikelihood(float(piece[0].sum()), bool(piece[1].all())) for piece in by_token.split(counts, dim=1)]
+    scores = likelihood.score_tokens(logits, wanted)
+    return likelihood.log_likelihoods(scores, [len(one) for one in targets])

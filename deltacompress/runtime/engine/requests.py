@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.errors import DeltaCompressError
+from deltacompress.numerics.likelihood import mask_beyond
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.engine.generation_config import Sampling
 
@@ -125,10 +126,7 @@ class TextStream:
 @torch.inference_mode()
 def choose(logits: Tensor, requests: list[Request]) -> list[int]:
     """The next token of each request, from logits [requests, vocabulary]. The one wait for the device of a step."""
-    sizes = [request.vocabulary for request in requests]
-    if min(sizes) < logits.shape[1]:
-        beyond = torch.tensor(sizes, device=logits.device)[:, None]
-        logits = logits.masked_fill(torch.arange(logits.shape[1], device=logits.device) >= beyond, float("-inf"))
+    logits = mask_beyond(logits, [request.vocabulary for request in requests])
     picked: list[int] = logits.argmax(-1).tolist()
     for row, request in enumerate(requests):
         if request.sampling.temperature > 0:

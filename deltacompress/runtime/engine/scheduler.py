@@ -29,10 +29,7 @@ DROP_SHARE = 4
 
 
 class Scheduler:
-    """Runs requests to their end; one per `generate`.
-
-    steps: decode steps so far; decoded: tokens that they made.
-    """
+    """Runs requests to their end; one per `generate`."""
 
     def __init__(
         self,
@@ -43,7 +40,6 @@ class Scheduler:
         on_token: OnToken | None = None,
         cuda_graphs: bool = False,
     ) -> None:
-        self.steps = self.decoded = 0
         self._model, self._variants = model, variants
         self._max_batch, self._on_token = max_batch, on_token
         self._waiting: deque[Request] = deque()
@@ -195,8 +191,6 @@ class Scheduler:
         places = [request.length - 1 for request in self._rows]  # of the token that goes in
         inputs = to_device([request.tokens[-1] for request in self._rows] + places, self._model.device)
         logits = self._logits(inputs, max(places) + 1)
-        self.steps += 1
-        self.decoded += len(self._live)
         self._take(logits, self._rows)
 
     def _logits(self, inputs: Tensor, seen: int) -> Tensor:
