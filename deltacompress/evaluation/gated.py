@@ -8,7 +8,8 @@ there of the same input is used again, as everywhere: a run that was stopped whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from deltacompress.evaluation.labels import check_label
 from deltacompress.evaluation.report.data import REPORT, Report
 from deltacompress.evaluation.run import FILES, evaluate
 from deltacompress.evaluation.scoring.lm_eval_version import require_lm_eval
-from deltacompress.evaluation.tasks.load import load_tasks
+from deltacompress.evaluation.tasks.load import Task, load_tasks
 from deltacompress.evaluation.tasks.overlap import refuse_data
 from deltacompress.files.finished import check_room
 from deltacompress.reporter import SILENT, Reporter
@@ -63,88 +64,129 @@ def compress_gated(
     Args:
         gate: what is asked. tasks: what is measured, by default the tasks that the policy requires.
         task_dir, limit: as evaluate. seed, device: also of the evaluation.
-        resume: continue the interrupted run of the same `out`, if there is one.
         force: compress and measure anew, and replace what `out` holds once the new one has passed. Without it an
             artifact at `out` of the same input is only measured.
 
     Raises:
         GateFailedError: the candidate does not pass; it lies in OUT.candidate, its report in OUT.report.
         Interrupted: as compress, also while the candidate is measured.
-        InputError: no tasks, tasks on which the policy cannot pass (gate_early.refuse_hopeless), a name of `out` that
+        InputError: no tasks, tasks on which the policy cannot pass (gate.early.refuse_hopeless), a name of `out` that
             no report can hold; otherwise as compress and evaluate. Tasks are looked at before anything is compressed.
     """
-    reporter = reporter or SILENT
-    target = Path(out)
-    there = check_free(target, replaces=holds_artifact) and not force
-    check_label(target.name)
-    require_lm_eval()
-    names = tasks_for(gate.policy, tasks)
-    chosen = load_tasks(names, task_dir=None if task_dir is None else Path(task_dir), few_shot=None, limit=limit)
-    gate.check_tasks(names)
-    refuse_hopeless(gate.policy, chosen, limit)
-    candidate, report_dir = (target.with_name(f"{target.name}.{what}") for what in ("candidate", "report"))
-    waits = target if there else candidate
-    _check_report(report_dir, anew=not (force or (waits.is_dir() and holds_artifact(waits))))
-    check_room(report_dir, FILES, force=force)
+    places = _places(Path(out), force=force)
+    names, chosen = _tasks(gate, tasks, task_dir, limit)
+    _check_report(places, force=force)
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
-    data = Path(calibration) if isinstance(calibration, str | Path) and Path(calibration).is_file() else None
-    compared = data if isinstance(calibration, str | Path) else calibration
-    if compared is not None and recipe.needs_calibration and not gate.policy.allow_overlap:
-        refuse_data(chosen, compared)
+    _refuse_seen(gate, recipe, chosen, calibration)
+    pair: dict[str, Any] = {"base": base, "finetuned": finetuned}
+    how: dict[str, Any] = {"device": device, "force": force, "reporter": reporter or SILENT}
     drawn_with = seed if recipe.needs_calibration else None  # else only the evaluation uses it
     made_from = {"recipe": recipe, "calibration": calibration, "seed": drawn_with} | options
-    compressed = compress(
-        base, finetuned, out=waits, device=device, resume=resume, force=force, reporter=reporter, **made_from
-    )
-    try:
+    compressed = compress(out=places.measured, resume=resume, **pair, **how, **made_from)
+    with _telling_what_is_whole(places.measured):
         report = evaluate(
-            {target.name: waits},
-            base=base,
-            finetuned=finetuned,
+            {places.out.name: places.measured},
+            out=places.report,
             tasks=names,
             task_dir=task_dir,
             limit=limit,
-            out=report_dir,
-            seed=0 if seed is None else seed,
-            device=device,
-            calibration=data,
+            seed=seed or 0,
+            calibration=_file(calibration),
             allow_overlap=gate.policy.allow_overlap,
             policy=None,
-            compress_seconds={} if compressed.used_again else {target.name: compressed.seconds},
-            force=force,
-            reporter=reporter,
+            compress_seconds={} if compressed.used_again else {places.out.name: compressed.seconds},
+            **pair,
+            **how,
         )
+    result = _published(gate, report, places, force=force)
+    summary = compressed.summary | {"artifact": str(places.out)}
+    return GatedResult(replace(compressed, out=places.out, summary=summary), report, result)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """out: where the artifact is to be; there: it is there already; measured: what `report` is about."""
+
+    out: Path
+    there: bool
+    measured: Path
+    report: Path
+
+
+def _places(out: Path, *, force: bool) -> _Places:
+    there = check_free(out, replaces=holds_artifact) and not force
+    check_label(out.name)
+    candidate, report = (out.with_name(f"{out.name}.{what}") for what in ("candidate", "report"))
+    return _Places(out, there, out if there else candidate, report)
+
+
+def _tasks(
+    gate: Gate, given: Sequence[str], task_dir: str | Path | None, limit: int | None
+) -> tuple[list[str], list[Task]]:
+    """Names and tasks on which a gate can pass."""
+    require_lm_eval()
+    names = tasks_for(gate.policy, given)
+    chosen = load_tasks(names, task_dir=None if task_dir is None else Path(task_dir), few_shot=None, limit=limit)
+    gate.check_tasks(names)
+    refuse_hopeless(gate.policy, chosen, limit)
+    return names, chosen
+
+
+def _file(calibration: Calibration | None) -> Path | None:
+    """The file that is calibrated on, if it is one."""
+    return Path(calibration) if isinstance(calibration, str | Path) and Path(calibration).is_file() else None
+
+
+def _refuse_seen(gate: Gate, recipe: Recipe, tasks: Sequence[Task], calibration: Calibration | None) -> None:
+    """Refuse samples that are calibrated on, where the gate does not allow them; a data set's are compared later."""
+    compared = _file(calibration) if isinstance(calibration, str | Path) else calibration
+    if compared is not None and recipe.needs_calibration and not gate.policy.allow_overlap:
+        refuse_data(tasks, compared)
+
+
+@contextmanager
+def _telling_what_is_whole(artifact: Path) -> Iterator[None]:
+    try:
+        yield
     except KeyboardInterrupt as stop:
-        raise Interrupted("interrupted", way_out=f"{waits} is whole, run again to go on measuring it") from stop
+        raise Interrupted("interrupted", way_out=f"{artifact} is whole, run again to go on measuring it") from stop
+
+
+def _published(gate: Gate, report: Report, places: _Places, *, force: bool) -> GateResult:
+    """The verdict; what it lets pass has its name then.
+
+    Raises:
+        GateFailedError: it does not pass; says where it lies.
+    """
     result = gate.check(report)
     try:
         result.require()
     except GateFailedError as error:
-        told = f"{target} was published before" if there else f"not published: {candidate}"
-        raise error.retold(GateFailedError, what=f"{error.what}; {told}, report in {report_dir}") from error
-    if not there:
-        publish_directory(candidate, target, replaces=holds_artifact if force else None)
-    summary = compressed.summary | {"artifact": str(target)}
-    return GatedResult(replace(compressed, out=target, summary=summary), report, result)
+        told = f"{places.out} was published before" if places.there else f"not published: {places.measured}"
+        raise error.retold(GateFailedError, what=f"{error.what}; {told}, report in {places.report}") from error
+    if not places.there:
+        publish_directory(places.measured, places.out, replaces=holds_artifact if force else None)
+    return result
 
 
-def _check_report(folder: Path, *, anew: bool) -> None:
+def _check_report(places: _Places, *, force: bool) -> None:
     """Refuse, before hours of work, a place for the report that cannot take it.
-
-    anew: the artifact that it is to be about is yet to be made, so a report there is about another one.
 
     Raises:
         OutputError: no directory, or a finished report of another artifact.
     """
+    folder = places.report
     if folder.exists() and not folder.is_dir():
         raise OutputError(
             "is no directory, but the report goes there",
             where=folder,
             way_out=f"move it, or choose another {option('out')}",
         )
-    if anew and (folder / REPORT).exists():
+    made = places.measured.is_dir() and holds_artifact(places.measured)  # else a report is about another artifact
+    if not force and not made and (folder / REPORT).exists():
         raise OutputError(
             "holds the report of an earlier run",
             where=folder,
             way_out=f"move it, choose another {option('out')}, or replace it with {switch('force')}",
         )
+    check_room(folder, FILES, force=force)

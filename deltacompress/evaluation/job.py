@@ -11,9 +11,24 @@ from deltacompress.arguments import Amount, Count, Share, Whole
 
 
 class EvaluationJob(BaseModel):
-    """Every choice of an evaluation; `evaluate` says what each means. `model_dump_json` and `model_validate_json`.
+    """Every choice of an evaluation; `model_dump_json` writes it down, `model_validate_json` reads it.
 
-    artifacts, others: label -> directory; stored_as: label of one of `others` -> what it was restored from.
+    artifacts: label -> directory of an artifact.
+    base: checkpoint directory of their base.
+    tasks: names; see tasks.load_tasks. task_dir, few_shot, limit: as there.
+    out: directory of the report; OUT/samples/ gets what each model answered, a JSON line per sample.
+    finetuned: the reference of all comparisons; the model that the artifacts were made from.
+    others: label -> other checkpoints, run as plain transformers models. stored_as: label of one of them -> the
+        artifact that it was restored from, or the baseline that it is: its size is reported. with_base: also measure
+        the base.
+    seed: of few-shot examples and bootstraps. batch_size: most rows of a forward.
+    device, dtype, backend: as Runtime.from_base.
+    calibration: the file that the artifacts were calibrated on, to compare its texts with the samples.
+    allow_overlap: evaluate even if samples were seen in calibration; it is recorded.
+    policy: the gate whose verdict the report begins with; None for none.
+    margin: of non-inferiority, in units of the metric. confidence: of every interval.
+    force: measure anew what `out` holds already, and replace it once that is done; without it a finished report of the
+        same input is read and returned.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -46,7 +46,7 @@ class Prepared:
 
 
 def prepare(job: EvaluationJob, reporter: Reporter) -> Prepared:
-    """Open and check everything that a job names; raises as run.evaluate."""
+    """Open and check everything that a job names; raises as run.run_job."""
     lm_eval_version = require_lm_eval()
     device = resolve_device(job.device)
     kind = resolve_dtype(job.dtype, device)

@@ -65,29 +65,8 @@ def evaluate(
 ) -> Report:
     """Measure artifacts (and whatever they are compared with) on tasks; writes out/report.json, .md and .html.
 
-    Args:
-        artifacts: one artifact directory, or label -> directory for several.
-        base: checkpoint directory of their base.
-        tasks: names; see tasks.load_tasks. task_dir, few_shot, limit: as there.
-        out: directory of the report; OUT/samples/ gets what each model answered, a JSON line per sample.
-        finetuned: the reference of all comparisons; the model that the artifacts were made from.
-        others: label -> other checkpoints, run as plain transformers models. stored_as: label of one of them -> the
-            artifact that it was restored from, or the baseline that it is: its size is reported. with_base: also
-            measure the base.
-        seed: of few-shot examples and bootstraps. batch_size: most rows of a forward.
-        device, dtype, backend: as Runtime.from_base.
-        calibration: the file that the artifacts were calibrated on, to compare its texts with the samples.
-        allow_overlap: evaluate even if samples were seen in calibration; it is recorded.
-        policy: the gate whose verdict the report begins with; None for none.
-        margin: of non-inferiority, in units of the metric. confidence: of every interval.
-        force: measure anew what `out` holds already, and replace it once that is done; without it a finished report of
-            the same input is read and returned.
-
-    Raises:
-        InputError, IntegrityError, PairError: as load_tasks, open_subjects, overlap.refuse, Gate.check_tasks and
-            run_tasks; lm-eval is not installed.
-        InputError: a dtype that the runtime does not serve in. BackendError: no such device here.
-        OutputError: `out` cannot be written, or holds a finished report of other input.
+    The arguments are the fields of `EvaluationJob`, which says what each means; artifacts: also one directory, which
+    labels itself. compress_seconds, reporter, and what is raised: as `run_job`.
     """
     job = EvaluationJob(
         artifacts=_labelled(artifacts),
@@ -119,7 +98,14 @@ def evaluate(
 def run_job(
     job: EvaluationJob, *, compress_seconds: Mapping[str, float] | None = None, reporter: Reporter = SILENT
 ) -> Report:
-    """Do what a job says; raises as `evaluate`. compress_seconds: label -> what its making took, for the report."""
+    """Do what a job says. compress_seconds: label -> what its making took, for the report.
+
+    Raises:
+        InputError, IntegrityError, PairError: as load_tasks, open_subjects, overlap.refuse, Gate.check_tasks and
+            run_tasks; lm-eval is not installed.
+        InputError: a dtype that the runtime does not serve in. BackendError: no such device here.
+        OutputError: `out` cannot be written, or holds a finished report of other input.
+    """
     prepared = prepare(job, reporter)
     inputs = inputs_of(prepared)
     with new_output(job.out, FILES, inputs, force=job.force) as output, AnswerStores(job.out / ANSWERS) as stores:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deltacompress.evaluation.report import text
-from deltacompress.evaluation.report.records import ReportData
+from deltacompress.evaluation.report.records import ReportData, ScoreRecord
 from deltacompress.files.output import output_errors
 
 
@@ -25,6 +25,19 @@ def _lines(report: ReportData) -> Iterator[str]:
     names = ", ".join(one.label for one in report.deltas) or ", ".join(one.label for one in report.subjects)
     yield f"# Evaluation of {escape(names)}"
     yield ""
+    yield from _findings(report)
+    sections = {
+        "Scores": _scores(report),
+        "Models": _models(report),
+        "What was measured on what": _data(report),
+        "Agreement of other pairs": _agreement(report),
+    }
+    for title, lines in sections.items():
+        if listed := list(lines):
+            yield from ("", f"## {title}", "", *listed)
+
+
+def _findings(report: ReportData) -> Iterator[str]:
     for verdict in report.verdicts:
         yield f"- **{escape(verdict.subject)}** {'✅' if verdict.passed else '❌'} {escape(text.verdict(verdict))}"
         for check in verdict.checks:
@@ -32,53 +45,49 @@ def _lines(report: ReportData) -> Iterator[str]:
                 yield f"  - {escape(check.told)}"
     for delta in report.deltas:
         yield f"- {escape(text.headline(report, delta))}"
-    yield ""
-    yield "## Scores"
-    yield ""
+
+
+def _scores(report: ReportData) -> Iterator[str]:
     confidence = f"{report.settings.confidence:.0%}"
     heads = ["task", "model", "score", f"change in points [{confidence}]", "p", "same answers", "KL, nats/token"]
-    yield "| " + " | ".join([*heads, "top-1", "perplexity"]) + " |"
+    yield _row([*heads, "top-1", "perplexity"])
     yield "|---|---|---|---|---|---|---|---|---|"
     for task in report.tasks:
-        for score in (one for one in report.scores if one.task == task.name):
-            paired, near = score.paired, score.fidelity
-            cells = [
-                escape(task.name),
-                escape(score.subject),
-                f"{text.percent(score.value)} ± {text.percent(score.stderr)}",
-                text.drop_cell(score),
-                text.p_value(paired.p_value) if paired else "",
-                f"{paired.same_answers} of {score.samples}" if paired else "",
-                text.small(near.kl) if near else "",
-                f"{text.percent(near.top1, 2)} %" if near else "",
-                f"{text.TIMES} {near.perplexity_ratio:.4f}" if near else "",
-            ]
-            yield "| " + " | ".join(cells) + " |"
+        yield from (_row(_score_cells(score)) for score in report.scores if score.task == task.name)
     yield ""
     yield (
         "Scores in percent with their standard error, over the same samples for every model; p: of no difference "
         "(exact McNemar test, or a paired bootstrap). KL, top-1 agreement and perplexity ratio: against the fine-tuned "
         "model, per token of the right answers."
     )
-    yield ""
-    yield "## Models"
-    yield ""
+
+
+def _score_cells(score: ScoreRecord) -> list[str]:
+    paired, near = score.paired, score.fidelity
+    return [
+        escape(score.task),
+        escape(score.subject),
+        f"{text.percent(score.value)} ± {text.percent(score.stderr)}",
+        text.drop_cell(score),
+        text.p_value(paired.p_value) if paired else "",
+        f"{paired.same_answers} of {score.samples}" if paired else "",
+        text.small(near.kl) if near else "",
+        f"{text.percent(near.top1, 2)} %" if near else "",
+        f"{text.TIMES} {near.perplexity_ratio:.4f}" if near else "",
+    ]
+
+
+def _models(report: ReportData) -> Iterator[str]:
     yield "| model | what | size | ratio | identity |"
     yield "|---|---|---|---|---|"
     for one in report.subjects:
         ratio = f"{one.ratio:.2f}x" if one.ratio else ""
         kind = "manifest" if one.manifest_digest else "weights"
-        cells = [
-            escape(one.label),
-            escape(text.role(one)),
-            text.size(one.bytes),
-            ratio,
-            f"{kind} `{one.identity[:16]}`",
-        ]
-        yield "| " + " | ".join(cells) + " |"
-    yield ""
-    yield "## What was measured on what"
-    yield ""
+        identity = f"{kind} `{one.identity[:16]}`"
+        yield _row([escape(one.label), escape(text.role(one)), text.size(one.bytes), ratio, identity])
+
+
+def _data(report: ReportData) -> Iterator[str]:
     for task in report.tasks:
         shots = f", {task.few_shot}-shot" if task.few_shot else ""
         data = f", data `{task.data_sha256[:16]}`" if task.data_sha256 else ""
@@ -90,14 +99,17 @@ def _lines(report: ReportData) -> Iterator[str]:
     settings = report.settings
     yield f"- {escape(settings.runtime)}; seed {settings.seed}; {report.created}"
     yield "- " + ", ".join(f"{name} {version}" for name, version in report.tools.items())
-    answers = [one for one in report.agreement if report.reference not in (one.first, one.second)]
-    if answers:
-        yield ""
-        yield "## Agreement of other pairs"
-        yield ""
-        for pair in answers:
+
+
+def _agreement(report: ReportData) -> Iterator[str]:
+    for pair in report.agreement:
+        if report.reference not in (pair.first, pair.second):
             who = f"{escape(pair.first)} and {escape(pair.second)}"
             yield f"- {escape(pair.task)}: {who} answer {pair.same} of {pair.samples} alike"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 def escape(value: str) -> str:
