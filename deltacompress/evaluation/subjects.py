@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deltacompress.artifact.delta import Delta, load_delta
 from deltacompress.artifact.summary import kinds, natural
@@ -50,45 +51,39 @@ class Subject:
         stored = self.delta or self.stored_as
         if stored is None:
             assert self.checkpoint is not None
-            return SubjectRecord(
-                label=self.label,
-                role=self.role,
-                source=self.path.name,
-                identity=self.identity,
-                bytes=self.checkpoint.nbytes,
-                seconds=seconds,
-            )
-        if isinstance(stored, Account):
-            return SubjectRecord(
-                label=self.label,
-                role=self.role,
-                source=self.path.name,
-                identity=self.identity,
-                recipe=stored.method,
-                calibration=stored.calibration,
-                bytes=stored.bytes,
-                ratio=stored.ratio,
-                linear_bits_per_weight=stored.linear_bits_per_weight,
-                compress_seconds=compress_seconds,
-                seconds=seconds,
-            )
-        summary, manifest = stored.summary(), stored.manifest
-        used = manifest.calibration
+            figures: dict[str, Any] = {"bytes": self.checkpoint.nbytes}
+        else:
+            figures = _figures(stored) | {"compress_seconds": compress_seconds}
         return SubjectRecord(
             label=self.label,
             role=self.role,
             source=self.path.name,
             identity=self.identity,
-            manifest_digest=manifest.digest,
-            recipe=summary["recipe"],
-            calibration=None if used is None else f"{used.source}, {used.tokens} tokens, seed {used.seed}",
-            bytes=summary["artifact_bytes"],
-            ratio=summary["ratio"],
-            linear_bits_per_weight=summary["linear_bits_per_weight"],
-            compress_seconds=compress_seconds,
             seconds=seconds,
-            layers=_layers(stored),
+            **figures,
         )
+
+
+def _figures(stored: Delta | Account) -> dict[str, Any]:
+    """What is known of an artifact, or of a baseline that stands for one."""
+    if isinstance(stored, Account):
+        return {
+            "recipe": stored.method,
+            "calibration": stored.calibration,
+            "bytes": stored.bytes,
+            "ratio": stored.ratio,
+            "linear_bits_per_weight": stored.linear_bits_per_weight,
+        }
+    summary, used = stored.summary(), stored.manifest.calibration
+    return {
+        "manifest_digest": stored.manifest.digest,
+        "recipe": summary["recipe"],
+        "calibration": None if used is None else f"{used.source}, {used.tokens} tokens, seed {used.seed}",
+        "bytes": summary["artifact_bytes"],
+        "ratio": summary["ratio"],
+        "linear_bits_per_weight": summary["linear_bits_per_weight"],
+        "layers": _layers(stored),
+    }
 
 
 def open_subjects(

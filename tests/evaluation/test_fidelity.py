@@ -85,6 +85,8 @@ def test_tokens_that_one_model_lacks_are_left_out(tmp_path: Path) -> None:
     pairs: list[tuple[Ids, Ids]] = [((5,), (0,)) for _ in range(FEWEST)]
     found = measured(Known(FINE), Known([*OTHER, 0.0]), pairs, tmp_path)
     assert found.kl == pytest.approx(AWAY)
+    odd = measured(Known([0.4, 0.6]), Known([0.1, 0.3, 0.6]), pairs, tmp_path / "odd")
+    assert odd.top1 == 1  # of the tokens that both have
 
 
 def test_a_wider_interval_for_more_confidence_and_none_for_few_samples(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from deltacompress.errors import CheckpointError
 from deltacompress.evaluation.scoring.checkpoints import PlainServing
 from deltacompress.evaluation.scoring.decoupled import DecoupledServing
 from deltacompress.evaluation.scoring.scorer import Scorer
-from deltacompress.evaluation.scoring.serving import Prompt, Row
+from deltacompress.evaluation.scoring.serving import Begun, Prompt, Row
 
 if TYPE_CHECKING:
     from pairs import Pair
@@ -74,12 +74,15 @@ def test_greedy_answers_equal_one_by_one_generation(pair: Pair) -> None:
 
 
 def test_an_answer_ends_with_the_end_of_text(pair: Pair) -> None:
-    scorer = Scorer(PlainServing.open(pair.finetuned))
+    served = PlainServing.open(pair.finetuned)
+    scorer = Scorer(served)
     prompts = [Prompt(None, row.context, 8) for row in _rows()]
     free = scorer.generate(prompts, eos=-1)
     end = free[0][2]
     for whole, cut in zip(free, scorer.generate(prompts, eos=end), strict=True):
         assert cut == (whole[: whole.index(end) + 1] if end in whole else whole)
+    begun = Begun(prompts[0], free[0][:1], frozenset({end}))
+    assert served.complete([begun], batch_size=4) == [free[0][1:3]]  # nothing is written after it
 
 
 def test_checkpoints_and_the_runtime_end_at_the_same_tokens(pair: Pair, tmp_path: Path) -> None:
@@ -90,6 +93,22 @@ def test_checkpoints_and_the_runtime_end_at_the_same_tokens(pair: Pair, tmp_path
     for scorer in (Scorer(PlainServing.open(base)), Scorer(DecoupledServing.open(base))):
         assert scorer.ends(None) == {1, free[2]}
         assert scorer.generate([prompt], eos=-1) == [free[: free.index(free[2]) + 1]]
+
+
+def test_choices_share_their_prompt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two questions with three choices each: both prompts once, then each choice without its last token."""
+    served = PlainServing.open(pair.finetuned)
+    read: list[tuple[int, ...]] = []
+    forward = served.forward
+
+    def watched(variants: list[str | None], **inputs: Any) -> tuple[torch.Tensor, Any]:
+        read.append(tuple(inputs["input_ids"].shape))
+        return forward(variants, **inputs)
+
+    monkeypatch.setattr(served, "forward", watched)
+    choices = ((5, 6, 7), (8,), (9, 10))
+    Scorer(served).loglikelihood([Row(None, (n, 3, 4, 5), choice) for n in (5, 6) for choice in choices])
+    assert read == [(2, 4), (2, 2), (2, 1)]
 
 
 def test_choices_after_a_prompt_longer_than_a_sliding_window() -> None:
@@ -169,6 +188,21 @@ def test_after_a_draft_only_the_rest_is_written(pair: Pair, artifact: Path, monk
     )
     assert shared.generate([Prompt("int4", (5, 6, 7), 32, whole[:30])], eos=-1) == [whole]
     assert counts == [2]
+
+
+def test_in_less_than_fp32_a_draft_is_left_alone(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = DecoupledServing.open(pair.base, dtype="bfloat16")
+    shared = Scorer(served)
+    whole = shared.generate([Prompt(None, (5, 6, 7), 8)], eos=-1)[0]
+    asked: list[tuple[int, ...]] = []
+    complete = served.complete
+    monkeypatch.setattr(
+        served,
+        "complete",
+        lambda answers, **more: asked.extend(one.written for one in answers) or complete(answers, **more),
+    )
+    assert shared.generate([Prompt(None, (5, 6, 7), 8, whole)], eos=-1) == [whole]
+    assert asked == [()]
 
 
 def test_a_checkpoint_with_a_missing_weight_is_refused(pair: Pair, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from deltacompress.evaluation import evaluate
 from deltacompress.evaluation.scoring.decoupled import DecoupledServing
 from deltacompress.evaluation.scoring.panel import Panel
 from deltacompress.evaluation.scoring.scorer import Scorer
+from deltacompress.evaluation.scoring.serving import Row
 from deltacompress.evaluation.scoring.store import AnswerStore
 from deltacompress.reporter import SILENT, Reporter
 
@@ -93,6 +94,19 @@ def test_samples_that_only_show_while_answering(grown: Pair, tmp_path: Path) -> 
         assert len(panel.loglikelihood("base", asked[1:])) == 1
         with pytest.raises(InputError, match=f"base: its vocabulary has no token {rows + 1}"):
             panel.loglikelihood("base", asked)
+
+
+def test_beside_a_larger_vocabulary_a_model_keeps_to_its_own(grown: Pair) -> None:
+    served = DecoupledServing.open(grown.base)
+    served.load(grown.base.parent / "artifact", "x")
+    scorer, rows = Scorer(served), served.vocabulary(None)
+    base, other = (Row(variant, (5, 6), (7, 8)) for variant in (None, "x"))
+    alone = next(iter(scorer.log_probs([base])))
+    beside, wide = scorer.log_probs([base, other])
+    assert (alone.shape[1], beside.shape, wide.shape) == (rows, (2, rows + 2), (2, rows + 2))
+    torch.testing.assert_close(beside[:, :rows], alone)
+    assert bool((beside[:, rows:] == float("-inf")).all())
+    assert bool(wide.isfinite().all())
 
 
 def test_a_draft_ends_where_the_vocabulary_does(grown: Pair, tmp_path: Path) -> None:
