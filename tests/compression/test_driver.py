@@ -23,7 +23,8 @@ from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.driver import compress
 from deltacompress.compression.steps import Steps
-from deltacompress.errors import CalibrationError, FormatError, InputError
+from deltacompress.errors import BackendError, CalibrationError, FormatError, InputError
+from deltacompress.lossless import nvcomp
 from deltacompress.reporter import LineReporter
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -516,3 +517,12 @@ def test_calibration_records_in_memory(pair: Pair, tmp_path: Path) -> None:
     assert found.calibration.sha256 == wanted.calibration.sha256  # type: ignore[union-attr]
     with pytest.raises(CalibrationError, match="records in memory: record 1: field `text` is a int"):
         pair.compress(tmp_path / "wrong", calibration=[{"text": 5}])
+
+
+def test_a_codec_that_cannot_run_here_is_told_before_anything_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvcomp, "problem", lambda: "no usable NVIDIA GPU")
+    with pytest.raises(BackendError, match=r"cannot code ans here: no usable NVIDIA GPU"):
+        compress(tmp_path / "nowhere", tmp_path / "nowhere", recipe="lossless", out=tmp_path / "out", lossless="ans")
+    assert not list(tmp_path.iterdir())

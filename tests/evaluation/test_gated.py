@@ -15,7 +15,7 @@ from deltacompress.artifact.manifest import read_manifest
 from deltacompress.cli.main import main
 from deltacompress.compression import driver
 from deltacompress.compression.job import CompressResult
-from deltacompress.errors import InputError
+from deltacompress.errors import InputError, OutputError
 from deltacompress.evaluation import Gate, compress_gated, gated, read_report
 
 if TYPE_CHECKING:
@@ -152,6 +152,20 @@ def test_a_report_that_cannot_be_written_is_refused_before_any_work(
     (tmp_path / "out.report").write_text("mine")
     assert main(gated_argv(pair, tmp_path / "out", policy, task_dir)) == 2
     assert "out.report: is no directory, but the report goes there" in capsys.readouterr().err
+
+
+def test_a_report_of_another_artifact_is_replaced_only_by_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = gated._places(tmp_path / "out", force=False)
+    places.report.mkdir()
+    (places.report / "report.json").write_text("{}")
+    with pytest.raises(OutputError, match=r"out\.report: holds the report of an earlier run; .*force"):
+        gated._check_report(places, force=False)
+    asked: list[bool] = []
+    monkeypatch.setattr(gated, "check_room", lambda *_, force: asked.append(force))
+    gated._check_report(places, force=True)
+    assert asked == [True]
 
 
 @pytest.mark.usefixtures("lm_eval", "no_compressing")
