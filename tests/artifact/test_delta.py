@@ -25,6 +25,7 @@ from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.cli.main import main
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.errors import (
+    BackendError,
     BaseMismatchError,
     ChecksumError,
     FormatError,
@@ -33,6 +34,7 @@ from deltacompress.errors import (
     SchemaVersionError,
     TruncatedFileError,
 )
+from deltacompress.lossless import coding
 
 SHARD = "delta-00001-of-00001.safetensors"
 Copy = Callable[[], Path]
@@ -501,3 +503,23 @@ def test_files_that_the_manifest_does_not_know_are_not_restored(copy: Path, pair
     (copy / "delta-00002-of-00002.safetensors").write_bytes(b"junk")
     assert (restore(copy, base=pair.base, out=tmp_path / "out") / "modeling_evil.py").exists() is False
     assert not list((tmp_path / "out").glob("delta*"))
+
+
+def test_what_cannot_be_decoded_here_can_still_be_looked_at(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An artifact of a codec that needs a GPU opens anywhere; damage is told before the codec."""
+
+    def nowhere(codec: str, **_: object) -> None:
+        raise BackendError(f"cannot decode {codec} here")
+
+    monkeypatch.setattr(coding, "resolve", nowhere)
+    delta = load_delta(copy)
+    assert delta.summary()["lossless"] == "zstd"
+    name = next(name for name, record in delta.tensors.items() if record.parts)
+    with pytest.raises(BackendError, match="cannot decode zstd here"):
+        delta.parts(name)
+    path, span = delta.where(name, delta.tensors[name].parts[0])
+    raw = bytearray(path.read_bytes())
+    raw[span.begin + 60] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(IntegrityError):
+        delta.parts(name)
