@@ -21,9 +21,6 @@ FILES = {
 MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 12, 300, 60
 NOT_YET_SHORT = {
     "deltacompress.evaluation.comparison.compare",
-    "deltacompress.evaluation.gated.compress_gated",
-    "deltacompress.evaluation.report.markdown._lines",
-    "deltacompress.evaluation.run.evaluate",
 }
 
 

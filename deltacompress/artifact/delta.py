@@ -48,8 +48,7 @@ class Delta:
         spans: dict[str, tuple[Path, TensorSpan]],
         coder: Coder,
     ) -> None:
-        self.path = path
-        self.manifest = manifest
+        self.path, self.manifest = path, manifest
         self.tensors = {record.name: record for record in manifest.tensors}
         self._specs, self._spans, self._coder = specs, spans, coder
 
