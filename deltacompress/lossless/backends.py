@@ -20,7 +20,7 @@ _GPU_CHUNK_BYTES = {"gdeflate": 1 << 16, "ans": 1 << 18}
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
+class ChunkCoder:
     """One way to run one codec. `encode(raw, sizes)` gives coded chunks, `decode(chunks, views)` fills the views."""
 
     name: str
@@ -29,7 +29,7 @@ class Backend:
     decode: Callable[[Sequence[memoryview], Sequence[memoryview]], None]
 
 
-def resolve(codec: str, *, encode: bool, device: str) -> Backend:
+def resolve(codec: str, *, encode: bool, device: str) -> ChunkCoder:
     """The backend that runs `codec` here.
 
     Raises:
@@ -43,15 +43,15 @@ def resolve(codec: str, *, encode: bool, device: str) -> Backend:
     if codec == "none":
         from deltacompress.lossless import stored
 
-        return Backend("stored (CPU)", stored.CHUNK_BYTES, stored.encode_chunks, stored.decode_chunks)
+        return ChunkCoder("stored (CPU)", stored.CHUNK_BYTES, stored.encode_chunks, stored.decode_chunks)
     if codec == "zstd":
         from deltacompress.lossless import zstd
 
-        return Backend("zstd (CPU)", zstd.CHUNK_BYTES, zstd.encode_chunks, zstd.decode_chunks)
+        return ChunkCoder("zstd (CPU)", zstd.CHUNK_BYTES, zstd.encode_chunks, zstd.decode_chunks)
     return _nvcomp_backend(codec, encode=encode, device=device)
 
 
-def _nvcomp_backend(codec: str, *, encode: bool, device: str) -> Backend:
+def _nvcomp_backend(codec: str, *, encode: bool, device: str) -> ChunkCoder:
     from deltacompress.lossless import gdeflate_cpu, nvcomp
 
     title = nvcomp.ALGORITHMS[codec]
@@ -59,7 +59,7 @@ def _nvcomp_backend(codec: str, *, encode: bool, device: str) -> Backend:
     if device != "cpu":
         gpu_problem = nvcomp.problem()
         if gpu_problem is None:
-            return Backend(
+            return ChunkCoder(
                 f"{title} (nvCOMP, GPU)",
                 _GPU_CHUNK_BYTES[codec],
                 partial(nvcomp.encode_chunks, codec),
@@ -71,7 +71,7 @@ def _nvcomp_backend(codec: str, *, encode: bool, device: str) -> Backend:
     if codec == "gdeflate" and device != "cuda":
         cpu_problem = gdeflate_cpu.problem()
         if cpu_problem is None:
-            return Backend(
+            return ChunkCoder(
                 "GDeflate (libnvcomp, CPU child process)",
                 _GPU_CHUNK_BYTES[codec],
                 gdeflate_cpu.encode_chunks,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from deltacompress.lossless import stream
-from deltacompress.lossless.backends import Backend, resolve
+from deltacompress.lossless.backends import ChunkCoder, resolve
 from deltacompress.lossless.windows import Read, Windows
 
 _AT_A_TIME = 1 << 28
@@ -22,7 +22,7 @@ class Coder:
     """One codec on one machine; make it with `coder`."""
 
     codec: str
-    _backend: Callable[[], Backend]
+    _backend: Callable[[], ChunkCoder]
 
     @property
     def name(self) -> str:
