@@ -1,7 +1,7 @@
 """BLAKE3 of many spans of one buffer: how a loader compares parts with their hashes where they are needed.
 
-`digests` is the reference, by the blake3 package on the CPU; cuda/blake3.cu does the same on a GPU. A tree of 1 KiB
-chunks is what makes that fast there; SHA-256 of a part is one long chain.
+`digests` is the reference, by the blake3 package on the CPU; cuda/source/blake3.cu does the same on a GPU. A tree of
+1 KiB chunks is what makes that fast there; SHA-256 of a part is one long chain.
 """
 
 from __future__ import annotations

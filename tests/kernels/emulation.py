@@ -42,7 +42,7 @@ def build_pack(folder: Path, macros: Mapping[str, int], fault: tuple[str, str] =
 
 
 def _source(name: str) -> str:
-    return (resources.files("deltacompress.kernels") / "cuda" / name).read_text()
+    return (resources.files("deltacompress.kernels") / "cuda" / "source" / name).read_text()
 
 
 def _plain(text: str, launch: str) -> str:

@@ -1,4 +1,4 @@
-"""DenseDelta tokens, fewer tokens, ties on either side: the head and the embedding of a variant are its own."""
+"""Added tokens, fewer tokens, ties on either side: the head and the embedding of a variant are its own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from runtime_cases import Served, assert_close, oracle_logits, oracle_tokens, ra
 
 from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.batch import Batch
 from deltacompress.runtime.variants.precision import Numerics
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -143,3 +144,18 @@ def test_prompts_go_through_the_variants_own_tokenizer(cases: Callable[[str], Se
     runtime.load(one.artifact, "v")
     for variant, ids in (("v", [5, 93]), (None, [5, 3])):
         assert runtime.generate([(variant, "w1 new1")], 4) == runtime.generate([(variant, ids)], 4)
+
+
+def test_a_slot_keeps_nothing_of_added_tokens(cases: Callable[[str], Served], rounding: bool) -> None:
+    grown, other = cases("grown"), cases("few rows")
+    runtime = Runtime.from_base(grown.pair.base, merge_rounding=rounding)
+    slot = runtime.variants[runtime.load(grown.artifact, "grown")].slot
+    runtime.unload("grown")
+    assert runtime.variants[runtime.load(other.artifact, "other")].slot == slot
+    ids = random_ids(6)
+    [found] = runtime.logits([("other", ids)])
+    wanted = oracle_logits(other.restored, ids)
+    assert_close(found, wanted, 1e-4 if rounding else 0.02)
+    head = runtime.model.model.get_submodule("lm_head")
+    with torch.inference_mode(), runtime.model.serving(Batch([slot], torch.device("cpu"))):
+        assert head(torch.ones(1, 1, head.in_features)).shape == (1, 1, wanted.shape[1])

@@ -26,7 +26,7 @@ _JOB = np.dtype(
     + [(name, "<i4") for name in ("zero", "rows", "kept", "groups", "code_bytes", "pattern_bytes", "padded")]
     + [(name, "<i4") for name in ("m_tiles", "blocks", "fault")]
 )
-"""`Job` of kernels/cuda/pack.cu."""
+"""`Job` of kernels/cuda/source/pack.cu."""
 
 
 @dataclass(frozen=True, slots=True)

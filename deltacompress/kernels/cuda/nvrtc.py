@@ -63,7 +63,7 @@ class Kernel:
 
 
 def compile_source(name: str, macros: Mapping[str, int], arch: str) -> bytes:
-    """Machine code of kernels/cuda/<name>.cu for `arch` (such as sm_90), from the disk cache if it is there.
+    """Machine code of kernels/cuda/source/<name>.cu for `arch` (such as sm_90), from the disk cache if it is there.
 
     Raises:
         BackendError: it does not compile; the message holds the compiler's first complaint.
@@ -109,7 +109,7 @@ def _compile(name: str, source: str, headers: dict[str, str], options: list[str]
 
 
 def _source(file: str) -> str:
-    return (resources.files("deltacompress.kernels") / "cuda" / file).read_text()
+    return (resources.files("deltacompress.kernels") / "cuda" / "source" / file).read_text()
 
 
 @cache

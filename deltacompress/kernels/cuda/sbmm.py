@@ -66,7 +66,7 @@ class _Member:
 
 
 class _Members(ctypes.Structure):
-    """`Members` of kernels/cuda/units.cuh."""
+    """`Members` of kernels/cuda/source/units.cuh."""
 
     _fields_: ClassVar = [
         ("table", ctypes.c_void_p * MAX_MEMBERS),
