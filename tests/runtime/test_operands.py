@@ -1,0 +1,46 @@
+"""What operands say of themselves where only a GPU asks: what one launch can serve together."""
+
+from __future__ import annotations
+
+import torch
+
+from deltacompress.codecs import packed
+from deltacompress.codecs.packed import PackedSpec
+from deltacompress.kernels import get_backend
+from deltacompress.numerics.grid import fit_grid, quantize
+from deltacompress.numerics.sparsity import Sparsity
+from deltacompress.runtime.operands.embedding_rows import PackedRows
+from deltacompress.runtime.operands.packed_delta import PackedDelta, PackedProduct
+from deltacompress.runtime.operands.product import Site
+
+SPEC = PackedSpec(4, 8, 4, Sparsity.parse("dense"), 8, "minmax")
+CPU = torch.device("cpu")
+
+
+def parts() -> dict[str, torch.Tensor]:
+    delta = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    grid = fit_grid(delta, bits=4, group=8, kind="minmax")
+    return packed.pack(SPEC, codes=quantize(delta, grid), mask=torch.ones(4, 8, dtype=torch.bool), grid=grid)
+
+
+def test_rows_of_added_tokens_are_no_part_of_a_group() -> None:
+    kernels = get_backend("reference", CPU)
+    product = PackedProduct(Site(8, 4, kernels, lambda _: None))
+    product.set(1, PackedDelta(parts(), SPEC, 4).placed(CPU, kernels))
+    grown = PackedDelta(parts() | {"added": torch.ones(2, 8)}, SPEC, 6)
+    assert grown.placed_bytes(kernels) == kernels.nbytes(SPEC) + 2 * 8 * 4
+    product.set(2, grown.placed(CPU, kernels))
+    assert product.joins([0, 1, 3])
+    assert not product.joins([1, 2])
+    assert [product.width(slot) for slot in (1, 2)] == [4, 6]
+    product.set(2, None)
+    assert product.joins([1, 2])
+
+
+def test_the_fused_lookup_reads_tables_of_one_format() -> None:
+    rank = {"rank": torch.arange(4, dtype=torch.int32)}
+    plain = PackedRows(parts() | rank, SPEC, torch.bfloat16)
+    fewer = PackedRows(parts() | rank, PackedSpec(2, 8, 4, SPEC.sparsity, 8, "minmax"), torch.bfloat16)
+    assert plain.format == fewer.format is not None
+    assert plain.format != PackedRows(parts() | rank, SPEC, torch.float16).format
+    assert PackedRows(parts() | rank | {"added": torch.ones(1, 8)}, SPEC, torch.bfloat16).format is None
