@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from deltacompress.codecs import packed
@@ -9,7 +10,9 @@ from deltacompress.codecs.packed import PackedSpec
 from deltacompress.kernels import get_backend
 from deltacompress.numerics.grid import fit_grid, quantize
 from deltacompress.numerics.sparsity import Sparsity
-from deltacompress.runtime.operands.embedding_rows import PackedRows
+from deltacompress.runtime.batch import Batch
+from deltacompress.runtime.modules.embedding import Embeddings
+from deltacompress.runtime.operands.embedding_rows import EmbeddingTable, PackedRows
 from deltacompress.runtime.operands.packed_delta import PackedDelta, PackedProduct
 from deltacompress.runtime.operands.product import Site
 
@@ -44,3 +47,32 @@ def test_the_fused_lookup_reads_tables_of_one_format() -> None:
     assert plain.format == fewer.format is not None
     assert plain.format != PackedRows(parts() | rank, SPEC, torch.float16).format
     assert PackedRows(parts() | rank | {"added": torch.ones(1, 8)}, SPEC, torch.bfloat16).format is None
+
+
+def test_one_launch_looks_up_tables_of_one_format_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    def lookup(ids: torch.Tensor, *rest: object) -> torch.Tensor:
+        calls.append(rest)
+        return torch.zeros(len(ids), 8)
+
+    monkeypatch.setattr("deltacompress.kernels.triton.fused.lookup", lookup)
+    rank = {"rank": torch.arange(4, dtype=torch.int32)}
+    own = Embeddings(torch.zeros(4, 8), fuse=True)
+    own.set(1, PackedRows(parts() | rank, SPEC, torch.bfloat16))
+    own.set(2, PackedRows(parts() | rank, SPEC, torch.bfloat16))
+    own.set(3, PackedRows(parts() | rank, SPEC, torch.float16))
+    own.set(4, EmbeddingTable({"table": torch.ones(4, 8)}))
+    ids = torch.tensor([0, 1, 2])
+    for slots, together in (([0, 1, 2], True), ([1, 2, 3], False), ([1, 1, 4], False), ([3, 3, 3], True)):
+        calls.clear()
+        rows = own.rows(ids, Batch(slots, CPU))
+        assert bool(calls) == together
+        assert bool(rows[-1].eq(1).all()) == (slots[-1] == 4)
+    own.set(3, None)
+    calls.clear()
+    own.rows(ids, Batch([1, 2, 3], CPU))
+    [(_, _, addresses, spec, dtype)] = calls
+    assert isinstance(addresses, torch.Tensor)
+    assert [bool(row.any()) for row in addresses[:5]] == [False, True, True, False, False]
+    assert (spec, dtype) == own._formats[1]
