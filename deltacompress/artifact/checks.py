@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from deltacompress.checkpoints.header import ITEMSIZE, MAX_NUMEL
 from deltacompress.checkpoints.names import RULE, is_tensor_name, shown
 from deltacompress.checkpoints.side_files import MAX_SIDE_FILE_BYTES, is_side_file
-from deltacompress.codecs.spec import PackedSpec, check_shapes
+from deltacompress.codecs.formats.spec import PackedSpec, check_shapes
 from deltacompress.errors import FormatError
 from deltacompress.files.places import MANIFEST
 from deltacompress.lossless.stream import HEADER_BYTES, MOST_RAW_PER_BYTE

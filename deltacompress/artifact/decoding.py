@@ -21,7 +21,7 @@ from deltacompress.checkpoints.reader import Checkpoint, tensor_bytes
 from deltacompress.checkpoints.rows import Elements, Rows
 from deltacompress.codecs import packed
 from deltacompress.codecs.encoded import restore_pieces, restore_tensor
-from deltacompress.codecs.pieces import PackedPieces, Source
+from deltacompress.codecs.formats.pieces import PackedPieces, Source
 from deltacompress.errors import BackendError, ChecksumError, FormatError, TruncatedFileError
 from deltacompress.lossless import Coder
 

@@ -21,7 +21,7 @@ from deltacompress.artifact.records import Manifest, PartRecord, TensorRecord
 from deltacompress.artifact.summary import summarize
 from deltacompress.checkpoints.header import TensorSpan, read_header
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.codecs.spec import PackedSpec
+from deltacompress.codecs.formats.spec import PackedSpec
 from deltacompress.errors import BaseMismatchError, CheckpointError, ChecksumError, FormatError, InputError, option
 from deltacompress.files.places import MANIFEST
 from deltacompress.reporter import SILENT, Reporter
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from deltacompress.checkpoints.rows import Rows
-    from deltacompress.codecs.pieces import Source
+    from deltacompress.codecs.formats.pieces import Source
     from deltacompress.lossless import Coder
 
 

@@ -1,4 +1,4 @@
-"""The files of an artifact, and the stored parts in them, read piece by piece: codecs.pieces decodes from these.
+"""The files of an artifact, and the stored parts in them, read piece by piece: codecs.formats decodes from these.
 
 Nothing of a part is used before the hash of its stored bytes was compared: its own where it is stored plainly, the
 digest in its stream where it is coded.
@@ -25,7 +25,7 @@ from deltacompress.lossless import Coder
 from deltacompress.lossless.windows import Read, Windows
 
 if TYPE_CHECKING:
-    from deltacompress.codecs.pieces import Source
+    from deltacompress.codecs.formats.pieces import Source
 
 Where = Callable[[str, PartRecord], tuple[Path, TensorSpan]]
 """(tensor, part) -> the shard it lies in, and its bytes there."""

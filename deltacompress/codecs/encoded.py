@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from deltacompress.checkpoints.rows import Elements
-from deltacompress.codecs import exact, packed, pieces
+from deltacompress.codecs import exact, packed
+from deltacompress.codecs.formats import pieces
+from deltacompress.codecs.formats.pieces import Source
 from deltacompress.codecs.packed import Parts
-from deltacompress.codecs.pieces import Source
 from deltacompress.errors import CheckpointError, FormatError, option
 from deltacompress.numerics.bits import packing
 from deltacompress.numerics.finite import extremes

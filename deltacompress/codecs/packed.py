@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltacompress.codecs.spec import FREE, PackedSpec, check_shapes
-from deltacompress.codecs.spec import part_shapes as stored_shapes
+from deltacompress.codecs.formats.spec import FREE, PackedSpec, check_shapes
+from deltacompress.codecs.formats.spec import part_shapes as stored_shapes
 from deltacompress.errors import FormatError
 from deltacompress.numerics.bits import packing, ragged, symbols
 from deltacompress.numerics.grid import Grid, constant_zero

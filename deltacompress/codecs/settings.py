@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from deltacompress.codecs.spec import PackedSpec
+from deltacompress.codecs.formats.spec import PackedSpec
 from deltacompress.errors import RecipeError
 from deltacompress.numerics.sparsity import Sparsity
 

@@ -20,8 +20,8 @@ from deltacompress.checkpoints.dtypes import DTYPE_NAMES, DTYPES
 from deltacompress.checkpoints.reader import PINNED_AT_MOST, tensor_bytes
 from deltacompress.codecs import packed
 from deltacompress.codecs.encoded import Encoded, restore_pieces, restore_tensor
+from deltacompress.codecs.formats.pieces import PartInMemory
 from deltacompress.codecs.packed import Parts
-from deltacompress.codecs.pieces import PartInMemory
 from deltacompress.codecs.registry import CODECS
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.files.hashing import hash_chunks

@@ -30,7 +30,7 @@ from deltacompress.checkpoints.dtypes import DTYPE_NAMES, DTYPES
 from deltacompress.checkpoints.header import TensorSpan, read_header
 from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.checkpoints.writer import shard_chunks, write_file
-from deltacompress.codecs.pieces import Source
+from deltacompress.codecs.formats.pieces import Source
 from deltacompress.compression.encoding import Outcome
 from deltacompress.compression.run_identity import check_same
 from deltacompress.errors import (

@@ -19,8 +19,8 @@ from torch import Tensor
 from deltacompress.checkpoints import rows as checkpoint_rows
 from deltacompress.checkpoints.rows import Elements, ranges
 from deltacompress.codecs import exact, packed
+from deltacompress.codecs.formats.spec import FREE, PackedSpec, part_shapes
 from deltacompress.codecs.packed import Parts
-from deltacompress.codecs.spec import FREE, PackedSpec, part_shapes
 from deltacompress.errors import FormatError
 from deltacompress.numerics.bits import packing
 from deltacompress.numerics.bits.widths import STORED_BITS, packed_width
@@ -74,7 +74,7 @@ def packed_pieces(
 
 
 class PackedPieces:
-    """The values of a packed tensor's shared rows, in order; parts as codecs.spec.check_shapes takes them.
+    """The values of a packed tensor's shared rows, in order; parts as spec.check_shapes takes them.
 
     storage: whether they are in the storage layout; where: how messages call the tensor.
     """

@@ -1,0 +1,1 @@
+"""How parts decode: what they must be (`spec`), and the tensor from them piece by piece (`pieces`)."""
