@@ -24,7 +24,7 @@ from blake3 import blake3
 EMBEDDING = "model.embed_tokens.weight"
 UP = "model.layers.0.mlp.up_proj.weight"
 NORM = "model.layers.0.post_attention_layernorm.weight"
-ITEM = {"U8": 1, "BF16": 2, "F32": 4}
+ITEM = {"U8": 1, "BF16": 2, "F16": 2, "F32": 4}
 Record = dict[str, Any]
 
 
@@ -231,6 +231,52 @@ def a_long_dense_vector(forgery: Forgery) -> None:
 def a_long_sparse_vector(forgery: Forgery) -> None:
     _long_vector(forgery, "1:4", 1, 1 << 28)
     forgery.claim()
+
+
+def _factors(forgery: Forgery, rank: int, *, shape: list[int] | None = None, left: bytes | None = None) -> None:
+    """Zeros as the factors of a linear (of another shape, perhaps), or `left` as it lies in the shard."""
+    record = forgery.clear(UP)
+    full = forgery.manifest["scope"] == "full"
+    record |= {
+        "format": "low_rank", "codec": "low-rank", "status": "coded", "params": {"rank": rank},
+        "shape": shape or record["shape"], "base_name": None if full else UP,
+    }  # fmt: skip
+    rows, columns = record["shape"]
+    forgery.put(UP, "left", "F16", [rows, rank], left)
+    forgery.put(UP, "right", "F16", [rank, columns])
+
+
+@case("coded", "plain", "full")
+def factors_of_more_than_full_rank(forgery: Forgery) -> None:
+    _factors(forgery, 1 << 12)
+
+
+@case("coded", "plain", "full")
+def factors_of_no_rank(forgery: Forgery) -> None:
+    _factors(forgery, 0)
+
+
+@case("coded", "plain", "full")
+def thin_factors_of_a_huge_matrix(forgery: Forgery) -> None:
+    _factors(forgery, 1, shape=[1 << 20, 1 << 20])
+
+
+@case("coded", "plain", passes=(*UNREAD, "verify"))
+def thin_factors_of_a_matrix_that_a_base_would_have_to_have(forgery: Forgery) -> None:
+    _factors(forgery, 1, shape=[1 << 15, 1 << 15])
+    forgery.claim()
+
+
+@case("full", passes=(*UNREAD, "verify"))
+def thin_factors_of_a_matrix_without_a_base(forgery: Forgery) -> None:
+    _factors(forgery, 1, shape=[1 << 14, 1 << 14])
+    forgery.claim()
+
+
+@case("plain", passes=UNREAD)
+def factors_that_are_no_numbers(forgery: Forgery) -> None:
+    rows = forgery.tensor(UP)["shape"][0]
+    _factors(forgery, 2, left=b"\xff\x7f" * (2 * rows))
 
 
 def _planes(forgery: Forgery, numel: int, **fields: Any) -> None:

@@ -105,8 +105,8 @@ def test_tensor_examples(example: dict[str, Any], reader: Any) -> None:
     found = restore_tensor(example["format"], example["params"], parts, base, like, "example")
     assert_same({"tensor": found}, {"tensor": wanted})
     dtype, shape, params = example["dtype"], tuple(example["shape"]), example["params"]
-    if example["format"] == "packed":
-        raw = reader.restore_packed(dtype, shape, params, as_bytes(parts), base.numpy())
+    if example["format"] != "exact":
+        raw = reader.restore_lossy(dtype, shape, example["format"], params, as_bytes(parts), base.numpy())
     else:
         raw = reader.restore_exact(dtype, shape, params, as_bytes(parts), reader.from_f32(dtype, base.numpy()))
     assert raw == bytes(tensor_bytes(wanted))
@@ -174,7 +174,11 @@ def write_pair(folder: Path) -> tuple[Path, Path]:
 
 
 def recipe(scope: str, **quantizing: Any) -> Recipe:
-    rules = [{"name": "*.weight", "codec": "rtn"} | quantizing, {"codec": "exact"}]
+    return lossy(scope, "rtn", **quantizing)
+
+
+def lossy(scope: str, codec: str, **settings: Any) -> Recipe:
+    rules = [{"name": "*.weight", "codec": codec} | settings, {"codec": "exact"}]
     rules.insert(0, {"name": "norm*", "codec": "exact"})
     return Recipe.parse({"name": "test", "scope": scope, "rules": rules})
 
@@ -189,6 +193,8 @@ WAYS: dict[str, Callable[[], Recipe]] = {
     "16-bit 2:4": lambda: recipe("delta", bits=16, sparsity="2:4"),
     "unstructured": lambda: recipe("delta", bits=4, sparsity="unstructured:0.5"),
     "full 2-bit 2:4": lambda: recipe("full", bits=2, sparsity="2:4"),
+    "low rank": lambda: lossy("delta", "low-rank", rank=3),
+    "full low rank": lambda: lossy("full", "low-rank", rank=1),
     "lossless": lambda: Recipe.parse({"name": "lossless", "rules": [{"codec": "exact"}]}),
 }
 

@@ -8,6 +8,7 @@ it is arithmetic on integers, so a file of a few kilobytes cannot ask for gigaby
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -152,6 +153,21 @@ def _check_packed(tensor: TensorRecord, at: str, *, storage: bool) -> None:
         raise FormatError(f"added_rows should be {(list(added) if added else 'absent')}", where=at, way_out=AGAIN)
 
 
+def _check_low_rank(tensor: TensorRecord, at: str, *, storage: bool) -> None:
+    """Both factors against the tensor's shape."""
+    rows, columns, added = shared_matrix(tensor)
+    rank = tensor.params.get("rank")
+    if len(tensor.params) != 1 or type(rank) is not int or not 1 <= rank <= min(rows, columns):
+        told = f"parameters {reprlib.repr(tensor.params)}, not a rank of a matrix of {rows} x {columns}"
+        raise FormatError(told, where=at, way_out=AGAIN)
+    wanted: list[tuple[str, str, tuple[int, ...]]] = [("left", "F16", (rows, rank)), ("right", "F16", (rank, columns))]
+    if added:
+        wanted.insert(0, ("added_rows", tensor.dtype, added))
+    if [(part.name, part.dtype, part.shape) for part in tensor.parts] != wanted:
+        told = f"the low_rank format has these parts: {', '.join(f'{name} {list(shape)}' for name, _, shape in wanted)}"
+        raise FormatError(told, where=at, way_out=AGAIN)
+
+
 @dataclass(frozen=True, slots=True)
 class _Format:
     """statuses: what may have become of a tensor that is stored so; check: its parts against it, where it has any."""
@@ -162,6 +178,7 @@ class _Format:
 
 FORMATS = {
     "packed": _Format(frozenset({"coded"}), _check_packed),
+    "low_rank": _Format(frozenset({"coded"}), _check_low_rank),
     "exact": _Format(frozenset({"exact", "added"}), _check_exact),
     "none": _Format(frozenset({"coded", "identical", "alias"}), None),
 }
@@ -169,7 +186,7 @@ FORMATS = {
 
 
 def shared_matrix(tensor: TensorRecord) -> tuple[int, int, tuple[int, ...] | None]:
-    """(rows, columns) of the matrix that a packed tensor is a delta in, and the shape of the rows added to it."""
+    """(rows, columns) of the matrix that a lossy tensor is a delta in, and the shape of the rows added to it."""
     first, *rest = tensor.shape or (1,)
     shared = first if tensor.base_rows is None else tensor.base_rows
     added = (first - shared, *rest) if shared < first else None

@@ -20,8 +20,8 @@ from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.reader import Checkpoint, tensor_bytes
 from deltacompress.checkpoints.rows import Elements, Rows
 from deltacompress.codecs import packed
-from deltacompress.codecs.encoded import restore_pieces, restore_tensor
-from deltacompress.codecs.formats.pieces import PackedPieces, Source
+from deltacompress.codecs.encoded import check_pieces, restore_pieces, restore_tensor
+from deltacompress.codecs.formats.pieces import Source
 from deltacompress.errors import BackendError, ChecksumError, FormatError, TruncatedFileError
 from deltacompress.lossless import Coder
 
@@ -121,13 +121,11 @@ def restored_tensor(record: TensorRecord, parts: dict[str, Tensor], base: Tensor
         IntegrityError: parts that do not fit, or a result that is not what was compressed.
         BackendError: too little memory.
     """
-    like = torch.empty(record.shape, dtype=DTYPES[record.dtype], device="meta")
+    like, told = torch.empty(record.shape, dtype=DTYPES[record.dtype], device="meta"), f"{where}{record.name}"
     try:
-        tensor = restore_tensor(record.format, dict(record.params), parts, base, like, record.name).contiguous()
+        tensor = restore_tensor(record.format, dict(record.params), parts, base, like, told).contiguous()
     except MemoryError as error:
-        raise BackendError(
-            f"shape {list(record.shape)} does not fit into memory", where=f"{where}{record.name}"
-        ) from error
+        raise BackendError(f"shape {list(record.shape)} does not fit into memory", where=told) from error
     if hashlib.sha256(tensor_bytes(tensor)).hexdigest() != record.sha256:
         raise _another_tensor(record, where)
     return tensor
@@ -162,10 +160,8 @@ def check_streams(record: TensorRecord, sources: Mapping[str, Source], *, storag
     streams = [source.windows for source in sources.values() if isinstance(source, CodedSource)]
     if any(stream.frame.codec != "zstd" for stream in streams):
         return
-    if record.format == "packed":
-        spec = packed.PackedSpec.from_json(dict(record.params), record.name)
-        told = f"{where}{record.name}"
-        PackedPieces(spec, sources, storage=storage, where=told).check(shared_matrix(record)[0])
+    rows, told = shared_matrix(record)[0], f"{where}{record.name}"
+    check_pieces(record.format, dict(record.params), sources, rows, told, storage=storage)
     for stream in streams:
         stream.check_raw()
 

@@ -54,7 +54,7 @@ class ModelRecord(_Record):
 
 
 class CalibrationRecord(_Record):
-    """What the Hessians were made from. sha256: over the token ids."""
+    """What a codec saw the model do: of Hessians, say. sha256: over the token ids."""
 
     source: str
     format: str
@@ -102,7 +102,7 @@ class TensorRecord(_Record):
     kind: TensorKind
     status: Status
     codec: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")]
-    format: Literal["packed", "exact", "none"]
+    format: Literal["packed", "low_rank", "exact", "none"]
     params: Annotated[dict[str, str | int | float], Few]
     base_name: Name | None = None
     base_rows: Count | None = None

@@ -103,4 +103,6 @@ def _row(record: TensorRecord, kind: TensorKind) -> dict[str, Any]:
 def _codec_label(record: TensorRecord) -> str:
     if record.format == "packed":
         return f"{record.codec} {record.params['sparsity']} int{record.params['bits']}"
+    if record.format == "low_rank":
+        return f"{record.codec} rank {record.params['rank']}"
     return record.codec if record.status in ("exact", "coded") else record.status

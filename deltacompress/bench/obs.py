@@ -18,8 +18,8 @@ from torch import Tensor
 
 from deltacompress.bench.clock import best_seconds
 from deltacompress.bench.figures import obs_speedups
-from deltacompress.codecs.encoded import Encoded
-from deltacompress.codecs.obs import Job, encode
+from deltacompress.codecs.encoded import Encoded, Job
+from deltacompress.codecs.obs import encode
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.settings import ObsSettings
 from deltacompress.devices import device_name, named_device

@@ -8,19 +8,45 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deltacompress.checkpoints.rows import Elements
 from deltacompress.codecs import exact, packed
-from deltacompress.codecs.formats import pieces
+from deltacompress.codecs.formats import low_rank, pieces
 from deltacompress.codecs.formats.pieces import Source
 from deltacompress.codecs.packed import Parts
 from deltacompress.errors import CheckpointError, FormatError, option
 from deltacompress.numerics.bits import packing
 from deltacompress.numerics.finite import extremes
+from deltacompress.reporter import Reporter
 
-Format = Literal["packed", "exact", "none"]
+Format = Literal["packed", "low_rank", "exact", "none"]
 _LARGEST = 1e30
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One linear to encode with others: delta and fine-tuned weight f32 [rows, columns], on the solver's device."""
+
+    name: str
+    delta: Tensor
+    finetuned: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a codec may look at before it encodes a tensor: the whole model.
+
+    model: the fine-tuned one, of transformers, in fp32; to be left as it is. bases: name of each tensor that this codec
+    is to encode -> what it is encoded against, f32. ids: int64 [samples, tokens], the calibration tokens. seed: of
+    whatever is drawn.
+    """
+
+    model: nn.Module
+    bases: Mapping[str, Tensor]
+    ids: Tensor
+    seed: int
+    reporter: Reporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +54,7 @@ class Encoded:
     """One encoded tensor: how it decodes (format, params) and its parts in the serving layout.
 
     loss: H-weighted squared error against the (possibly shifted) target, relative to tr D H D^T of the delta D (obs),
-    or plain squared error relative to the delta's (rtn); None where nothing is lost. damp_fraction: what the
+    or plain squared error relative to the delta's (all others); None where nothing is lost. damp_fraction: what the
     factorization needed in the end (obs only).
     """
 
@@ -44,8 +70,7 @@ def delta_rows(finetuned: Elements, base: Elements | None, name: str) -> tuple[C
 
     read(begin, end): those rows, f32 [end - begin, columns]; raises as delta_of.
     """
-    shared = finetuned.shape if base is None else base.shape
-    rows, columns = (1, math.prod(shared)) if len(shared) < 2 else (shared[0], math.prod(shared[1:]))
+    rows, columns = as_matrix(finetuned.shape if base is None else base.shape)
 
     def read(begin: int, end: int) -> Tensor:
         some = (begin * columns, end * columns)
@@ -53,6 +78,11 @@ def delta_rows(finetuned: Elements, base: Elements | None, name: str) -> tuple[C
         return delta_of(finetuned.read(*some), reference, name).view(end - begin, columns)
 
     return read, rows, columns
+
+
+def as_matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(rows, columns) of a tensor as a matrix; a vector is one row."""
+    return (1, math.prod(shape)) if len(shape) < 2 else (shape[0], math.prod(shape[1:]))
 
 
 def delta_of(finetuned: Tensor, reference: Tensor | None, name: str) -> Tensor:
@@ -111,6 +141,17 @@ def restore_pieces(
     yield from _format(format_, where).pieces(params, sources, base, like, where, storage=storage)
 
 
+def check_pieces(
+    format_: str, params: dict[str, Any], sources: Mapping[str, Source], rows: int, where: str, *, storage: bool
+) -> None:
+    """Make sure that the parts decode, as far as that can be told without base and values; as restore_pieces.
+
+    rows: of the tensor, those that it shares with its base.
+    """
+    if check := _format(format_, where).check:
+        check(params, sources, rows, where, storage=storage)
+
+
 def _format(name: str, where: str) -> _Format:
     if name not in FORMATS:
         raise FormatError(f"unknown format {name!r}", where=where)
@@ -135,6 +176,17 @@ def _packed(params: dict[str, Any], parts: Parts, base: Tensor | None, like: Ten
         raise FormatError(f"the parts do not decode ({error})", where=where) from error
     if delta.numel() != shape.numel():
         raise FormatError(f"decodes to {tuple(delta.shape)}, expected {tuple(shape)}", where=where)
+    return _with_base(delta, parts, base, like, where)
+
+
+def _low_rank(params: dict[str, Any], parts: Parts, base: Tensor | None, like: Tensor, where: str) -> Tensor:
+    rows, columns = as_matrix(tuple(like.shape if base is None else base.shape))
+    return _with_base(low_rank.decode(params, parts, rows, columns, where), parts, base, like, where)
+
+
+def _with_base(delta: Tensor, parts: Parts, base: Tensor | None, like: Tensor, where: str) -> Tensor:
+    """The restored tensor from the delta of the shared rows (which is used up) and the rows added to them."""
+    shape = like.shape if base is None else base.shape
     delta = delta.reshape(shape)
     if base is not None:
         delta.add_(base)
@@ -159,14 +211,20 @@ def _spread_rows(stored: Tensor, row_mask: Tensor, rows: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """How parts decode: as restore_tensor and restore_pieces."""
+    """How parts decode: as restore_tensor, restore_pieces and check_pieces (None: any parts of the right shapes do).
+
+    shared_rows: whether it holds only the rows that a tensor shares with its base; others go into a part added_rows.
+    """
 
     restore: Callable[[dict[str, Any], Parts, Tensor | None, Tensor, str], Tensor]
     pieces: Callable[..., Iterator[Tensor]]
+    check: Callable[..., None] | None = None
+    shared_rows: bool = False
 
 
 FORMATS: dict[str, _Format] = {
-    "packed": _Format(_packed, pieces.packed_pieces),
+    "packed": _Format(_packed, pieces.packed_pieces, pieces.check_packed, shared_rows=True),
+    "low_rank": _Format(_low_rank, low_rank.pieces, low_rank.check, shared_rows=True),
     "exact": _Format(exact.decode, pieces.exact_pieces),
     "none": _Format(_base, pieces.base_pieces),
 }

@@ -6,12 +6,10 @@ DeltaZip section 4.2 (algorithm 1) with asymmetric=0, refine_sweeps=0, selection
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from deltacompress.codecs.encoded import Encoded
+from deltacompress.codecs.encoded import Encoded, Job
 from deltacompress.codecs.packed import pack, pack_values
 from deltacompress.codecs.settings import ObsSettings, spec_for
 from deltacompress.numerics import hessian as hessians
@@ -19,15 +17,6 @@ from deltacompress.numerics import obs
 from deltacompress.numerics.grid import Grid, dequantize, fit_grid
 from deltacompress.numerics.refine import refine
 from deltacompress.numerics.refit import refit_scales
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One linear to encode: delta and fine-tuned weight f32 [rows, columns], on the solver's device."""
-
-    name: str
-    delta: Tensor
-    finetuned: Tensor
 
 
 def encode(jobs: list[Job], statistics: hessians.HessianAccumulator, settings: ObsSettings) -> dict[str, Encoded]:

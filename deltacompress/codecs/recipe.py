@@ -136,11 +136,11 @@ class Recipe(BaseModel):
         """The settings of the first rule that matches.
 
         Raises:
-            RecipeError: no rule matches, or one that calibrates matches a tensor that has no calibration inputs.
+            RecipeError: no rule matches, or one that wants calibration data matches a tensor that has no inputs.
         """
         for rule in self.rules:
             if rule.matches(name, kind):
-                if CODECS[rule.codec].calibrates and kind not in ("linear", "head"):
+                if CODECS[rule.codec].needs_tokens and kind not in ("linear", "head"):
                     raise RecipeError(
                         f"codec {rule.codec} on {name} (kind {kind}), which has no inputs to calibrate on",
                         where=f"recipe {self.name}",
@@ -166,8 +166,8 @@ class Recipe(BaseModel):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether a rule uses activations."""
-        return any(CODECS[rule.codec].calibrates for rule in self.rules)
+        """Whether a rule runs the model on calibration tokens."""
+        return any(CODECS[rule.codec].needs_tokens for rule in self.rules)
 
     @property
     def needs_kinds(self) -> bool:

@@ -8,17 +8,50 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deltacompress.codecs.settings import Codec, ExactSettings, ObsSettings, RtnSettings, SkipSettings
+from deltacompress.codecs.settings import (
+    BitDeltaSettings,
+    Codec,
+    ExactSettings,
+    LowRankSettings,
+    ObsSettings,
+    RtnSettings,
+    SkipSettings,
+)
 
 if TYPE_CHECKING:
     from deltacompress.checkpoints.rows import Elements
-    from deltacompress.codecs.encoded import Encoded
+    from deltacompress.codecs.encoded import Encoded, Fit, Job
+    from deltacompress.numerics.hessian import HessianAccumulator
+
+
+def _obs(jobs: list[Job], statistics: HessianAccumulator, settings: ObsSettings) -> dict[str, Encoded]:
+    from deltacompress.codecs import obs
+
+    return obs.encode(jobs, statistics, settings)
 
 
 def _rtn(finetuned: Elements, base: Elements | None, settings: RtnSettings, name: str) -> Encoded:
     from deltacompress.codecs import rtn
 
     return rtn.encode_elements(finetuned, base, settings, name)
+
+
+def _fit_bitdelta(fit: Fit) -> dict[str, float]:
+    from deltacompress.codecs import bitdelta
+
+    return bitdelta.fit(fit)
+
+
+def _bitdelta(finetuned: Elements, base: Elements | None, scale: float, name: str) -> Encoded:
+    from deltacompress.codecs import bitdelta
+
+    return bitdelta.encode_elements(finetuned, base, scale, name)
+
+
+def _low_rank(finetuned: Elements, base: Elements | None, settings: LowRankSettings, name: str) -> Encoded:
+    from deltacompress.codecs import low_rank
+
+    return low_rank.encode_elements(finetuned, base, settings, name)
 
 
 def _exact(finetuned: Elements, base: Elements | None, settings: ExactSettings, name: str) -> Encoded:
@@ -37,7 +70,9 @@ def _skip(finetuned: Elements, base: Elements | None, settings: SkipSettings, na
 CODECS = {
     codec.name: codec
     for codec in (
-        Codec(ObsSettings, None),  # compression/layerwise.py has what obs.py needs
+        Codec(BitDeltaSettings, _bitdelta, fit=_fit_bitdelta),
+        Codec(LowRankSettings, _low_rank),
+        Codec(ObsSettings, encode_group=_obs),
         Codec(RtnSettings, _rtn),
         Codec(ExactSettings, _exact),
         Codec(SkipSettings, _skip),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +14,8 @@ from deltacompress.numerics.sparsity import Sparsity
 
 if TYPE_CHECKING:
     from deltacompress.checkpoints.rows import Elements
-    from deltacompress.codecs.encoded import Encoded
+    from deltacompress.codecs.encoded import Encoded, Fit, Job
+    from deltacompress.numerics.hessian import HessianAccumulator
 
 Bits = Literal[1, 2, 3, 4, 8, 16]
 GroupSize = Literal["row", 16, 32, 64, 128, 256, 512, 1024]
@@ -26,6 +27,18 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     if TYPE_CHECKING:
         codec: str
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Of a codec that calibrates: whether it asks for what the fine-tuned model gives a linear, too."""
+        return False
+
+    def check_shape(self, rows: int, columns: int, name: str) -> None:
+        """Make sure that a matrix of this shape can be coded so; `name` of the tensor is for messages.
+
+        Raises:
+            RecipeError: it cannot.
+        """
 
 
 class Quantizing(Settings):
@@ -58,6 +71,10 @@ class Quantizing(Settings):
         """The parsed sparsity."""
         return Sparsity.parse(self.sparsity)
 
+    def check_shape(self, rows: int, columns: int, name: str) -> None:
+        """As Settings says; raises as spec_for."""
+        spec_for(self, rows=rows, columns=columns, name=name)
+
 
 class ObsSettings(Quantizing):
     """Optimal Brain Surgeon on calibration activations (DeltaZip section 4.2; SparseGPT; GPTQ).
@@ -80,6 +97,11 @@ class ObsSettings(Quantizing):
     refine_sweeps: Annotated[int, Field(ge=0, le=20)] = 2
     refit_scales: bool = False
 
+    @property
+    def needs_teacher(self) -> bool:
+        """As Settings says."""
+        return self.asymmetric > 0
+
     @model_validator(mode="after")
     def _scales_to_refit(self) -> ObsSettings:
         if self.bits == 16 and (self.refit_scales or self.refine_sweeps or self.range_search):
@@ -95,6 +117,30 @@ class RtnSettings(Quantizing):
     """Round to nearest, no calibration; sparse patterns keep the largest magnitudes. All-zero rows cost nothing."""
 
     codec: Literal["rtn"] = "rtn"
+
+
+class BitDeltaSettings(Settings):
+    """BitDelta: the sign of each weight of the delta, and one scale for the matrix, distilled on calibration data."""
+
+    codec: Literal["bitdelta"] = "bitdelta"
+
+
+class LowRankSettings(Settings):
+    """The best approximation by a product of two thin matrices, without calibration. rank: columns of the left one."""
+
+    codec: Literal["low-rank"] = "low-rank"
+    rank: Annotated[int, Field(ge=1)]
+
+    def check_shape(self, rows: int, columns: int, name: str) -> None:
+        """As Settings says.
+
+        Raises:
+            RecipeError: the rank is more than such a matrix can have.
+        """
+        if self.rank > (most := min(rows, columns)):
+            raise RecipeError(
+                f"rank {self.rank} of a matrix of {rows} x {columns}", where=name, way_out=f"choose at most {most}"
+            )
 
 
 class ExactSettings(Settings):
@@ -113,14 +159,26 @@ class SkipSettings(Settings):
 class Codec:
     """A way to choose the values of a tensor; registry.CODECS lists them all.
 
-    encode: (fine-tuned tensor, its base or None, settings, tensor name for messages) -> Encoded, for a codec that needs
-    nothing else. Both tensors are read piece by piece. The base has the leading rows of the tensor, and is as Plan.rows
-    gives it; rows beyond them (added tokens) are stored by the caller where the codec writes the packed format.
-    None: the codec needs the Hessian of a linear's inputs, and compression.layerwise solves it (obs).
+    It has one of two functions. Rows beyond the base's (added tokens) are neither's business: the caller stores them.
+
+    encode: (fine-tuned tensor, its base or None, settings, tensor name for messages) -> Encoded, for a codec that codes
+        a tensor by itself. Both are read piece by piece. The base has the leading rows of the tensor, and is as
+        Plan.rows gives it.
+    encode_group: (jobs, statistics, settings) -> Encoded by name, for a codec that calibrates: linears that share one
+        input and the same settings are solved together, from the sums over their inputs, which it may use up.
+    fit: (what encoded.Fit holds) -> a value for each tensor, which `encode` gets in the place of the settings. Called
+        once, before any tensor is coded; for a codec that looks at the whole model first. Values are plain data, as
+        JSON knows it, so that a run that is resumed has the very same.
     """
 
     settings: type[Settings]
-    encode: Callable[[Elements, Elements | None, Any, str], Encoded] | None
+    encode: Callable[[Elements, Elements | None, Any, str], Encoded] | None = None
+    encode_group: Callable[[list[Job], HessianAccumulator, Any], dict[str, Encoded]] | None = None
+    fit: Callable[[Fit], Mapping[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.encode is None) == (self.encode_group is None) or (self.fit and not self.encode):
+            raise TypeError(f"codec {self.name} needs encode or encode_group, one of them; fit goes with encode")
 
     @property
     def name(self) -> str:
@@ -129,13 +187,13 @@ class Codec:
 
     @property
     def calibrates(self) -> bool:
-        """Whether it chooses by what a tensor receives, which only linears and the head have on record."""
-        return self.encode is None
+        """Whether it chooses by what a tensor receives, layer after layer."""
+        return self.encode_group is not None
 
     @property
-    def quantizes(self) -> bool:
-        """Whether it writes the packed format, so that `spec_for` says of a shape whether it fits the settings."""
-        return issubclass(self.settings, Quantizing)
+    def needs_tokens(self) -> bool:
+        """Whether it runs the model on calibration tokens, in which only linears and the head take part for certain."""
+        return self.calibrates or self.fit is not None
 
 
 def spec_for(settings: Quantizing, *, rows: int, columns: int, name: str) -> PackedSpec:

@@ -1,7 +1,7 @@
 """The main job, top to bottom: `compress` turns a fine-tuned checkpoint into a published delta of its base.
 
-    open both -> plan every tensor -> load calibration tokens -> encode (layer by layer if the recipe calibrates)
-    -> publish -> report
+    open both -> plan every tensor -> load calibration tokens -> fit the whole model, if a codec asks for it
+    -> encode (layer by layer if the recipe calibrates) -> publish -> report
 
 Each step has a module of its own: planning, layerwise, encoding, workspace, publication; calibration/ is a room.
 """
@@ -22,6 +22,7 @@ from deltacompress.arguments import checked
 from deltacompress.artifact.delta import Delta, load_delta
 from deltacompress.artifact.outputs import check_free, check_outside, holds_artifact
 from deltacompress.calibration.data import CalibrationTokens, calibration_tokens
+from deltacompress.calibration.fitting import fit_codecs
 from deltacompress.calibration.sources import Calibration, local_file, name_of
 from deltacompress.checkpoints.pairing import pair
 from deltacompress.checkpoints.reader import Checkpoint
@@ -31,7 +32,7 @@ from deltacompress.compression.fidelity import calibration_kl
 from deltacompress.compression.job import CompressionJob, CompressResult
 from deltacompress.compression.layerwise import compress_layers
 from deltacompress.compression.made_from import standing
-from deltacompress.compression.planning import Plan, make_plan
+from deltacompress.compression.planning import Plan, TensorPlan, make_plan
 from deltacompress.compression.publication import publish
 from deltacompress.compression.run_identity import identity_of, solver
 from deltacompress.compression.steps import Steps
@@ -128,7 +129,7 @@ def run_job(job: CompressionJob, reporter: Reporter = SILENT) -> CompressResult:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A job whose input fits together. skeleton: None if nothing is asked of the model; tokens: if not calibrated."""
+    """A job whose input fits together. skeleton: None if nothing is asked of the model; tokens: if no codec asks."""
 
     plan: Plan
     skeleton: Skeleton | None
@@ -167,7 +168,8 @@ def _prepare(
         reporter.note(note)
     if where.type == "cuda" and plan.calibrated and (reason := fused.missing(where)):
         reporter.note(f"the solver's loops run in PyTorch, tens of times slower than its kernels: {reason}")
-    tokens = _tokens(job, plan, skeleton) if plan.calibrated and skeleton is not None else None
+    wanted = plan.calibrated or plan.to_fit
+    tokens = _tokens(job, plan, skeleton) if wanted and skeleton is not None else None
     return _Prepared(plan, skeleton, tokens)
 
 
@@ -189,16 +191,36 @@ def _open_workspace(
 
 
 def _encode_and_publish(prepared: _Prepared, work: Workspace, coder: Coder, reporter: Reporter) -> float | None:
-    """The long part; KL on the calibration tokens, None without them."""
-    plan, skeleton, tokens = prepared.plan, prepared.skeleton, prepared.tokens
+    """The long part; KL on the calibration tokens, None where nothing is calibrated on them layer by layer."""
+    skeleton, tokens = prepared.skeleton, prepared.tokens
+    plan = prepared.plan
+    if tokens is not None and skeleton is not None:
+        plan = _fitted(plan, tokens, work, skeleton.device, reporter)
     with closing(Steps(plan, work, coder)) as steps:
-        if tokens is None or skeleton is None:
+        if tokens is None or skeleton is None or not plan.calibrated:
             _compress_plain(plan, steps, reporter)
             publish(plan, work, steps, coder.codec, tokens)
             return None
         streams = compress_layers(plan, skeleton, tokens.ids, steps, reporter)
         publish(plan, work, steps, coder.codec, tokens)  # first: nothing that only informs may stand in its way
         return calibration_kl(plan, skeleton, streams, steps)
+
+
+def _fitted(plan: Plan, tokens: CalibrationTokens, work: Workspace, device: torch.device, reporter: Reporter) -> Plan:
+    """The plan with what its codecs fit, if they do: a step of its own, so that a resumed run has the very same."""
+    if not plan.to_fit:
+        return plan
+    values: dict[str, Any] | None = work.values("fit")
+    if values is None:
+        bases = {name: {one.name: _base_of(plan, one) for one in some} for name, some in plan.to_fit.items()}
+        values = fit_codecs(plan.finetuned, bases, tokens, device, reporter)
+        work.save_values("fit", values)
+    return plan.with_fitted(values)
+
+
+def _base_of(plan: Plan, tensor: TensorPlan) -> torch.Tensor:
+    base = plan.base_of(tensor)
+    return torch.zeros(tensor.pair.info.shape) if base is None else base
 
 
 def _used_again(out: Path, delta: Delta, seconds: float) -> CompressResult:

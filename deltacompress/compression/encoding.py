@@ -19,10 +19,9 @@ from deltacompress.artifact.records import PartRecord, Status, TensorRecord
 from deltacompress.checkpoints.dtypes import DTYPE_NAMES, DTYPES
 from deltacompress.checkpoints.reader import PINNED_AT_MOST, tensor_bytes
 from deltacompress.codecs import packed
-from deltacompress.codecs.encoded import Encoded, restore_pieces, restore_tensor
+from deltacompress.codecs.encoded import FORMATS, Encoded, restore_pieces, restore_tensor
 from deltacompress.codecs.formats.pieces import PartInMemory
 from deltacompress.codecs.packed import Parts
-from deltacompress.codecs.registry import CODECS
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.files.hashing import hash_chunks
 from deltacompress.lossless import Coder
@@ -41,20 +40,19 @@ def encode_uncalibrated(plan: Plan, tensor: TensorPlan) -> Encoded:
     base, finetuned = plan.rows(tensor)
     if tensor.treatment == "identical":
         return Encoded("none", {}, {})
-    codec = CODECS[tensor.settings.codec]
+    codec = tensor.codec
     assert codec.encode is not None
-    encoded = codec.encode(finetuned, base, tensor.settings, tensor.name)
+    settings = tensor.settings if codec.fit is None else tensor.fitted
+    return with_added_rows(plan, tensor, codec.encode(finetuned, base, settings, tensor.name))
+
+
+def with_added_rows(plan: Plan, tensor: TensorPlan, encoded: Encoded) -> Encoded:
+    """Rows beyond the base's (added tokens) are stored as they are."""
+    base, finetuned = plan.rows(tensor)
     shared = finetuned.shape if base is None else base.shape
-    if codec.quantizes and shared != finetuned.shape:
+    if FORMATS[encoded.format].shared_rows and shared != finetuned.shape:
         added = finetuned.read(math.prod(shared), math.prod(finetuned.shape))
         encoded.parts["added_rows"] = added.view(finetuned.shape[0] - shared[0], *shared[1:])
-    return encoded
-
-
-def with_added_rows(encoded: Encoded, finetuned: Tensor, reference: Tensor | None) -> Encoded:
-    """Rows beyond the base's (added tokens) are stored as they are."""
-    if reference is not None and finetuned.dim() and reference.shape[0] < finetuned.shape[0]:
-        encoded.parts["added_rows"] = finetuned[reference.shape[0] :].contiguous()
     return encoded
 
 
@@ -93,9 +91,14 @@ def lay_out(tensor: TensorPlan, encoded: Encoded, reference: Tensor | None, code
     like = torch.empty(info.shape, dtype=DTYPES[info.dtype], device="meta")
     base = None if reference is None else reference.to(place)
     restored = restore_tensor(encoded.format, encoded.params, parts, base, like, tensor.name).contiguous()
-    if coder.codec != "none" and encoded.format == "packed":
-        parts = packed.to_storage(packed.PackedSpec.from_json(encoded.params, tensor.name), parts)
-    return LaidOut(encoded, parts, restored)
+    return LaidOut(encoded, _stored(encoded, parts, coder, tensor.name), restored)
+
+
+def _stored(encoded: Encoded, parts: Parts, coder: Coder, name: str) -> Parts:
+    """The parts in the layout that they are stored in."""
+    if coder.codec == "none" or encoded.format != "packed":
+        return parts
+    return packed.to_storage(packed.PackedSpec.from_json(encoded.params, name), parts)
 
 
 def finish(plan: Plan, tensor: TensorPlan, laid_out: LaidOut, coder: Coder) -> Outcome:
@@ -111,9 +114,7 @@ def finish_on_disk(plan: Plan, tensor: TensorPlan, encoded: Encoded, coder: Code
     like = torch.empty(finetuned.shape, dtype=finetuned.dtype, device="meta")
     pieces = restore_pieces(encoded.format, encoded.params, sources, base, like, tensor.name, storage=False)
     digest, _ = hash_chunks(map(tensor_bytes, pieces))
-    parts = encoded.parts
-    if coder.codec != "none" and encoded.format == "packed":
-        parts = packed.to_storage(packed.PackedSpec.from_json(encoded.params, tensor.name), parts)
+    parts = _stored(encoded, encoded.parts, coder, tensor.name)
     return _coded(plan, tensor, encoded, parts, digest, coder)
 
 

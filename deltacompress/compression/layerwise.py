@@ -25,8 +25,7 @@ from torch import Tensor
 from deltacompress.calibration.precision import reduced_precision
 from deltacompress.calibration.streams import HiddenStates, should_wait_on_host
 from deltacompress.calibration.walk import InputGroup, capture_calls, record_inputs
-from deltacompress.codecs import obs
-from deltacompress.codecs.encoded import delta_of
+from deltacompress.codecs.encoded import Job, delta_of
 from deltacompress.compression.encoding import encode_uncalibrated, with_added_rows
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.compression.steps import Steps, Unfinished
@@ -60,7 +59,7 @@ def compress_layers(plan: Plan, skeleton: Skeleton, ids: Tensor, steps: Steps, r
     """
     walk = _Walk(plan, skeleton, steps)
     outer = [plan.tensors[name] for name in skeleton.outer_names()]
-    late = [tensor for tensor in outer if tensor.name == skeleton.head_name and tensor.obs]
+    late = [tensor for tensor in outer if tensor.name == skeleton.head_name and tensor.calibrated]
     body = [tensor.name for tensor in outer if tensor.name != skeleton.head_name]
     reporter.phase("compressing", skeleton.num_layers + 2)
     batch = max(TOKENS_PER_BATCH[skeleton.device.type] // ids.shape[1], 1)
@@ -138,7 +137,7 @@ class _Walk:
         teacher = dict(student) if streams.teacher is not None else {}
         groups = self._groups(i, streams)
         for tensor in (self.plan.tensors[name] for name in names):
-            if tensor.obs is None:
+            if not tensor.calibrated:
                 encoded = encode_uncalibrated(self.plan, tensor)
                 outcome, restored = self.steps.finish(tensor, encoded, self.plan.base_of(tensor))
                 outcomes.append(outcome)
@@ -162,7 +161,7 @@ class _Walk:
         """Calibrated linears that share an input, in execution order, found by running one batch."""
         with record_inputs(self.skeleton, i) as recorder:
             self._run(i, streams.student[len(streams.student) - 1], streams)
-            groups = [[name for name in group.names if self.plan.tensors[name].obs] for group in recorder.groups]
+            groups = [[name for name in group.names if self.plan.tensors[name].calibrated] for group in recorder.groups]
         return [group for group in groups if group]
 
     def _collect(
@@ -180,10 +179,10 @@ class _Walk:
         In the last stage the teacher runs to the end of the layer, and its stream moves on.
         """
         leaders = [group[0] for group in stage]
-        alpha = {group[0]: max(self._alpha(name) for name in group) for group in stage}
+        asymmetric = {group[0]: any(self.plan.tensors[name].needs_teacher for name in group) for group in stage}
         sums = {
             name: HessianAccumulator(
-                self.plan.tensors[name].pair.info.shape[1], device=self.skeleton.device, asymmetric=alpha[name] > 0
+                self.plan.tensors[name].pair.info.shape[1], device=self.skeleton.device, asymmetric=asymmetric[name]
             )
             for name in leaders
         }
@@ -234,16 +233,15 @@ class _Walk:
         self, tensors: list[TensorPlan], weights: dict[str, Tensor], statistics: HessianAccumulator
     ) -> Iterator[tuple[str, Unfinished, Tensor]]:
         """Encode linears with the same settings and input; weights: the fine-tuned ones, f32, on the device."""
-        settings = tensors[0].obs
-        assert settings is not None
+        encode_group, settings = tensors[0].codec.encode_group, tensors[0].settings
+        assert encode_group is not None
         references = {tensor.name: self.plan.base_of(tensor, self.skeleton.device) for tensor in tensors}
-        encoded = obs.encode(
+        encoded = encode_group(
             [_job(name, weights[name], reference) for name, reference in references.items()], statistics, settings
         )
         for tensor in tensors:
-            reference, whole = references.pop(tensor.name), encoded.pop(tensor.name)
-            if tensor.pair.base_rows is not None:
-                whole = with_added_rows(whole, self.plan.finetuned.read(tensor.name), reference)
+            reference = references.pop(tensor.name)
+            whole = with_added_rows(self.plan, tensor, encoded.pop(tensor.name))
             yield tensor.name, *self.steps.finish(tensor, whole, reference)
 
     def head(self, tensor: TensorPlan, streams: Streams) -> None:
@@ -252,7 +250,7 @@ class _Walk:
         if self.steps.recall(step) is not None:
             return
         features = tensor.pair.info.shape[1]
-        asymmetric = streams.teacher is not None and self._alpha(tensor.name) > 0
+        asymmetric = tensor.needs_teacher
         sums = HessianAccumulator(features, device=self.skeleton.device, asymmetric=asymmetric)
         for k in range(len(streams.student)):
             inputs = self.skeleton.run_final_norm(streams.student[k]).reshape(-1, features)
@@ -268,10 +266,6 @@ class _Walk:
         return reduced_precision(
             self.skeleton.device, bf16_weights=self.plan.bf16_linears, asymmetric=self.plan.asymmetric
         )
-
-    def _alpha(self, name: str) -> float:
-        settings = self.plan.tensors[name].obs
-        return settings.asymmetric if settings is not None else 0.0
 
     def _until_enough(self, i: int, hidden: Tensor, streams: Streams) -> Tensor | None:
         """Run until all wanted inputs were seen; the layer's output, if it ran to its end."""
@@ -290,6 +284,6 @@ class _Walk:
             return self.skeleton.run_layer(i, hidden, streams.calls[len(hidden)][i]).to(hidden.dtype)
 
 
-def _job(name: str, weight: Tensor, reference: Tensor | None) -> obs.Job:
+def _job(name: str, weight: Tensor, reference: Tensor | None) -> Job:
     delta = delta_of(weight, reference, name)
-    return obs.Job(name, delta, weight[: delta.shape[0]])
+    return Job(name, delta, weight[: delta.shape[0]])

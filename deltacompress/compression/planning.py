@@ -6,10 +6,10 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Literal, cast
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 
@@ -19,9 +19,10 @@ from deltacompress.checkpoints.names import MAX_NAME
 from deltacompress.checkpoints.pairing import Pairing, TensorPair
 from deltacompress.checkpoints.reader import Checkpoint, check_finite, is_finite
 from deltacompress.checkpoints.rows import Rows, ranges
+from deltacompress.codecs.encoded import as_matrix
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.registry import CODECS
-from deltacompress.codecs.settings import ExactSettings, ObsSettings, Quantizing, Settings, spec_for
+from deltacompress.codecs.settings import Codec, ExactSettings, Settings
 from deltacompress.errors import CheckpointError, PairError
 from deltacompress.types import TensorKind
 
@@ -36,22 +37,33 @@ class TensorPlan:
     """One fine-tuned tensor and what to do with it.
 
     treatment: code (lossy, by `settings`), exact, identical (bitwise the base's), added (exact, no base) or alias.
+    fitted: what the codec's `fit` found for it, if it has one, once that has run.
     """
 
     pair: TensorPair
     kind: TensorKind
     treatment: Treatment
     settings: Settings
+    fitted: Any = None
 
     @property
     def name(self) -> str:
         return self.pair.info.name
 
     @property
-    def obs(self) -> ObsSettings | None:
-        """Its settings, if it is coded with calibration."""
-        calibrates = self.treatment == "code" and CODECS[self.settings.codec].calibrates
-        return cast(ObsSettings, self.settings) if calibrates else None
+    def codec(self) -> Codec:
+        """What chooses its values."""
+        return CODECS[self.settings.codec]
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it is coded from what it receives."""
+        return self.treatment == "code" and self.codec.calibrates
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether it is coded from what the fine-tuned model gives it, too."""
+        return self.calibrated and self.settings.needs_teacher
 
 
 @dataclass(frozen=True)
@@ -86,12 +98,26 @@ class Plan:
     @property
     def calibrated(self) -> bool:
         """Whether any tensor is coded from activations."""
-        return any(plan.obs for plan in self.tensors.values())
+        return any(plan.calibrated for plan in self.tensors.values())
+
+    @property
+    def to_fit(self) -> dict[str, list[TensorPlan]]:
+        """The tensors of each codec that fits the whole model before it encodes, by the codec's name."""
+        found: dict[str, list[TensorPlan]] = {}
+        for plan in self.tensors.values():
+            if plan.treatment == "code" and plan.codec.fit is not None:
+                found.setdefault(plan.codec.name, []).append(plan)
+        return found
 
     @property
     def asymmetric(self) -> bool:
         """Whether any tensor needs the fine-tuned model's activations too."""
-        return any(plan.obs.asymmetric > 0 for plan in self.tensors.values() if plan.obs)
+        return any(plan.needs_teacher for plan in self.tensors.values())
+
+    def with_fitted(self, values: Mapping[str, Any]) -> Plan:
+        """The same with what was fitted for some tensors."""
+        fitted = {name: replace(self.tensors[name], fitted=value) for name, value in values.items()}
+        return replace(self, tensors=self.tensors | fitted)
 
     def rows(self, plan: TensorPlan) -> tuple[Rows | None, Rows]:
         """(what the tensor is coded against, the fine-tuned tensor), to be read piece by piece; as `base_of`."""
@@ -168,10 +194,10 @@ def _plans(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind
         kind = kind_of(name)
         settings = recipe.rule_for(name, kind)
         treatment = _treatment(pairing, found, recipe, settings)
-        if treatment == "code" and CODECS[settings.codec].quantizes:
-            shape = found.info.shape
-            columns = shape[0] if len(shape) == 1 else found.info.numel // max(shape[0], 1)
-            spec_for(cast(Quantizing, settings), rows=1, columns=columns, name=name)
+        if treatment == "code":
+            rows, columns = as_matrix(found.info.shape)
+            shared = rows if recipe.scope == "full" or found.base_rows is None else found.base_rows
+            settings.check_shape(shared, columns, name)
         if treatment == "code" and settings.codec == "skip" and found.base_rows not in (None, found.info.shape[0]):
             raise PairError("codec skip, but the base has fewer rows", where=name, way_out="use rtn or exact for it")
         yield TensorPlan(found, kind, treatment, settings if treatment == "code" else ExactSettings())

@@ -46,15 +46,9 @@ def check_same(known: Path, identity: str) -> None:
         text = read_text(known, at_most=MAX_IDENTITY_BYTES)
         old = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"damaged ({error})", where=known, way_out=f"remove it, or leave out {switch('resume')} to start over"
-        ) from error
+        raise InputError(f"damaged ({error})", where=known, way_out=start_over()) from error
     if not isinstance(old, dict):
-        raise InputError(
-            "damaged (not a JSON object)",
-            where=known,
-            way_out=f"remove it, or leave out {switch('resume')} to start over",
-        )
+        raise InputError("damaged (not a JSON object)", where=known, way_out=start_over())
     if text == identity:
         return
     new = json.loads(identity)
@@ -62,8 +56,13 @@ def check_same(known: Path, identity: str) -> None:
     raise InputError(
         f"the unfinished run was started with other input ({', '.join(changed) or 'other bytes'})",
         where=known.parent,
-        way_out=f"give the same again, remove it, or leave out {switch('resume')} to start over",
+        way_out=f"give the same again, {start_over()}",
     )
+
+
+def start_over() -> str:
+    """What to do with what an unfinished run left, where it is of no use."""
+    return f"remove it, or leave out {switch('resume')} to start over"
 
 
 def solver(device: torch.device) -> str:

@@ -16,8 +16,9 @@ from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.codecs.encoded import Encoded
 from deltacompress.compression.encoding import LaidOut, Outcome, finish, finish_on_disk, lay_out
 from deltacompress.compression.planning import Plan, TensorPlan
+from deltacompress.compression.run_identity import start_over
 from deltacompress.compression.workspace import Workspace
-from deltacompress.errors import CheckpointError, IntegrityError, OutputError, switch
+from deltacompress.errors import CheckpointError, IntegrityError, OutputError
 from deltacompress.lossless import Coder
 
 Unfinished = Callable[[], Outcome]
@@ -99,11 +100,8 @@ class Steps:
         try:
             yield
         except (IntegrityError, CheckpointError) as error:
-            raise OutputError(  # not the input's fault: the other steps stay
-                f"damaged ({error})",
-                where=self._work.file_of(step),
-                way_out=f"remove it, or leave out {switch('resume')} to start over",
-            ) from error
+            # not the input's fault: the other steps stay
+            raise OutputError(f"damaged ({error})", where=self._work.file_of(step), way_out=start_over()) from error
 
     def records(self, step: str) -> list[TensorRecord]:
         """Records of a finished step."""

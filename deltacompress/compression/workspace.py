@@ -15,7 +15,6 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,7 +31,7 @@ from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.checkpoints.writer import shard_chunks, write_file
 from deltacompress.codecs.formats.pieces import Source
 from deltacompress.compression.encoding import Outcome
-from deltacompress.compression.run_identity import check_same
+from deltacompress.compression.run_identity import check_same, start_over
 from deltacompress.errors import (
     BackendError,
     CheckpointError,
@@ -141,10 +140,15 @@ class Workspace:
             raise
 
     def finished(self, step: str) -> list[TensorRecord] | None:
-        """The records of a finished step, or None.
+        """The records of a finished step, or None; raises as `values`."""
+        found = self.values(step)
+        return None if found is None else [TensorRecord.model_validate(record) for record in found]
+
+    def values(self, step: str) -> Any | None:
+        """The plain data of a finished step, as `save` or `save_values` got it, or None.
 
         Raises:
-            InputError: its file is not the one that `save` wrote.
+            OutputError: its file is not the one that was written.
         """
         path = self.file_of(step)
         if not path.exists():
@@ -152,26 +156,22 @@ class Workspace:
         try:
             told = read_header(path).metadata
         except CheckpointError as error:
-            raise OutputError(
-                f"damaged ({error.what})",
-                where=path,
-                way_out=f"remove it, or leave out {switch('resume')} to start over",
-            ) from error
+            raise OutputError(f"damaged ({error.what})", where=path, way_out=start_over()) from error
         records = told.get("records", "")
         if told.get("sha256") != _digest(step, records):
-            raise OutputError(
-                "damaged (its records differ)",
-                where=path,
-                way_out=f"remove it, or leave out {switch('resume')} to start over",
-            )
-        return [TensorRecord.model_validate(record) for record in json.loads(records)]
+            raise OutputError("damaged (its records differ)", where=path, way_out=start_over())
+        return json.loads(records)
 
     def save(self, step: str, outcomes: Iterable[Outcome]) -> None:
         """Store a finished step durably."""
         done = list(outcomes)
-        records = json.dumps([outcome.record.model_dump(mode="json") for outcome in done])
         streams = [(f"{one.record.name}.{name}", part) for one in done for name, part in one.streams.items()]
-        tensors = [(_info(name, part), partial(_given, part)) for name, part in streams]
+        self.save_values(step, [outcome.record.model_dump(mode="json") for outcome in done], streams)
+
+    def save_values(self, step: str, values: Any, streams: Iterable[tuple[str, Tensor]] = ()) -> None:
+        """Store a step that is plain data, and perhaps named streams."""
+        records = json.dumps(values)
+        tensors = [(_info(name, part), part.contiguous) for name, part in streams]
         metadata = {"records": records, "sha256": _digest(step, records)}
         path = self.file_of(step)
         self._put(path.name, shard_chunks(path, tensors, metadata))
@@ -283,10 +283,6 @@ class Workspace:
 
 def _info(name: str, part: Tensor) -> TensorInfo:
     return TensorInfo(name, DTYPE_NAMES[part.dtype], tuple(part.shape), part.nbytes)
-
-
-def _given(part: Tensor) -> Tensor:
-    return part
 
 
 def _locked(path: Path) -> int:

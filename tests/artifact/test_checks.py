@@ -51,6 +51,14 @@ def exact(shape: list[int], size: int, **fields: Any) -> dict[str, Any]:
     return record("a", **({"dtype": "U8", "shape": shape, "parts": [part("planes", 1, count, size=size)]} | fields))
 
 
+def low_rank(rank: object = 3, **fields: Any) -> dict[str, Any]:
+    """A tensor of 4 x 8 as two factors; of another rank where it is no number."""
+    size = rank if isinstance(rank, int) else 3
+    parts = [part("left", 4, size, dtype="F16"), part("right", size, 8, dtype="F16")]
+    made = {"status": "coded", "codec": "low-rank", "format": "low_rank", "params": {"rank": rank}, "shape": [4, 8]}
+    return record("a", **(made | {"parts": parts} | fields))
+
+
 ADDED = {"status": "added", "base_name": None, "base_sha256": None}
 GROWN = {"shape": [6, 8], "base_rows": 4}
 FITTING = {
@@ -65,6 +73,14 @@ FITTING = {
     "a vector of nothing but zeros": with_parts(packed(rows=0, shape=[8]), part("row_mask", 1)),
     "more dimensions": packed(rows=4, shape=[4, 2, 4]),
     "rows more than the base": with_parts(packed(**GROWN), part("added_rows", 2, 8, dtype="BF16")),
+    "low rank": low_rank(),
+    "of rank 1": low_rank(1),
+    "of full rank": low_rank(4),
+    "low rank, more dimensions": low_rank(shape=[4, 2, 4]),
+    "low rank, rows more than the base": with_parts(low_rank(**GROWN), part("added_rows", 2, 8, dtype="BF16")),
+    "low rank, a vector": low_rank(
+        1, shape=[8], parts=[part("left", 1, 1, dtype="F16"), part("right", 1, 8, dtype="F16")]
+    ),
     "a longer vector": with_parts(packed(rows=1, shape=[9], base_rows=8), part("added_rows", 1, dtype="BF16")),
     "a scalar": record("a", shape=[], parts=[PART | {"shape": [2, 1]}]),
     "nothing": record("a", shape=[0, 7], parts=[PART | {"shape": [2, 0]}]),
@@ -139,6 +155,35 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "packed, rows of another dtype": (with_parts(packed(**GROWN), part("added_rows", 2, 8, dtype="F16")), "[2, 8]"),
     "packed, a part more": (with_parts(packed(), part("pattern", 4, 1)), "part pattern is missing or does not belong"),
     "packed, a part less": (packed(parts=packed()["parts"][1:]), "part scales is missing or does not belong"),
+    "low rank, exact": (low_rank(status="exact"), "status exact, format low_rank"),
+    "low rank, added": (low_rank(**ADDED), "status added, format low_rank"),
+    "low rank, without a base": (low_rank(base_name=None, base_sha256=None), "status coded with base None"),
+    "low rank, no rank": (low_rank(params={}), "parameters {}, not a rank of a matrix of 4 x 8"),
+    "low rank, a parameter more": (low_rank(params={"rank": 3, "x": 1}), "not a rank of a matrix"),
+    "low rank, rank 0": (low_rank(0), "parameters {'rank': 0}, not a rank"),
+    "low rank, below 0": (low_rank(-1, parts=low_rank()["parts"]), "parameters {'rank': -1}, not a rank"),
+    "low rank, more than full": (low_rank(5), "parameters {'rank': 5}, not a rank of a matrix of 4 x 8"),
+    "low rank, half a rank": (low_rank(2.5), "parameters {'rank': 2.5}, not a rank"),
+    "low rank, a whole rank as a float": (low_rank(3.0), "parameters {'rank': 3.0}, not a rank"),
+    "low rank, a word": (low_rank("3"), "parameters {'rank': '3'}, not a rank"),
+    "low rank, of another rank": (low_rank(params={"rank": 2}), "these parts: left [4, 2], right [2, 8]"),
+    "low rank, of fewer rows": (low_rank(base_rows=3), "these parts: added_rows [1, 8], left [3, 3], right [3, 8]"),
+    "low rank, turned": (
+        low_rank(parts=[part("left", 3, 4, dtype="F16"), part("right", 8, 3, dtype="F16")]),
+        "these parts: left [4, 3], right [3, 8]",
+    ),
+    "low rank, another dtype": (
+        low_rank(parts=[part("left", 4, 3, dtype="BF16"), part("right", 3, 8, dtype="F16")]),
+        "these parts: left [4, 3]",
+    ),
+    "low rank, one factor": (low_rank(parts=low_rank()["parts"][:1]), "these parts: left [4, 3], right [3, 8]"),
+    "low rank, a part more": (with_parts(low_rank(), part("row_mask", 1)), "these parts: left [4, 3], right [3, 8]"),
+    "low rank, a part twice": (with_parts(low_rank(), low_rank()["parts"][0]), "these parts: left [4, 3]"),
+    "low rank, no rows added": (low_rank(**GROWN), "these parts: added_rows [2, 8], left [4, 3]"),
+    "low rank, rows of another dtype": (
+        with_parts(low_rank(**GROWN), part("added_rows", 2, 8, dtype="F16")),
+        "these parts: added_rows [2, 8]",
+    ),
     "packed, the serving layout": (
         packed(parts=[part("codes", 4, 4), *(one for one in packed()["parts"] if one["name"] != "symbols")]),
         "part codes is missing or does not belong",

@@ -35,6 +35,12 @@ RECIPES = {
     "1:4": rounded(bits=4, sparsity="1:4"),
     "unstructured": rounded(bits=3, sparsity="unstructured:0.5"),
     "values": rounded(bits=16, sparsity="unstructured:0.5"),
+    "low rank": Recipe.parse(
+        {"name": "mine", "rules": [{"codec": "low-rank", "kind": LARGE, "rank": 3}, {"codec": "exact"}]}
+    ),
+    "bitdelta": Recipe.parse(
+        {"name": "mine", "rules": [{"codec": "bitdelta", "kind": ["linear", "head"]}, {"codec": "exact"}]}
+    ),
     "calibrated": Recipe.load("int4-24"),
 }
 

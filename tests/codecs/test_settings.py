@@ -5,7 +5,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deltacompress.codecs.settings import ExactSettings, ObsSettings, RtnSettings, SkipSettings, spec_for
+from deltacompress.codecs.registry import CODECS
+from deltacompress.codecs.settings import (
+    BitDeltaSettings,
+    Codec,
+    ExactSettings,
+    ObsSettings,
+    RtnSettings,
+    SkipSettings,
+    spec_for,
+)
 from deltacompress.errors import RecipeError
 from deltacompress.numerics.sparsity import Sparsity
 
@@ -48,8 +57,8 @@ def test_sixteen_bits_have_no_grid_to_improve(more: dict[str, Any]) -> None:
     assert ObsSettings(bits=16, refine_sweeps=0).bits == 16
 
 
-@pytest.mark.parametrize("kind", [ExactSettings, SkipSettings])
-def test_lossless_codecs_take_no_options(kind: type[ExactSettings | SkipSettings]) -> None:
+@pytest.mark.parametrize("kind", [ExactSettings, SkipSettings, BitDeltaSettings])
+def test_some_codecs_take_no_options(kind: type[ExactSettings | SkipSettings | BitDeltaSettings]) -> None:
     with pytest.raises(ValidationError):
         kind(bits=4)  # type: ignore[call-arg]
 
@@ -73,3 +82,19 @@ def test_a_group_size_that_does_not_divide_names_the_tensor() -> None:
     spec = spec_for(RtnSettings(bits=4, sparsity="2:4", group_size=16), rows=2, columns=48, name="q_proj")
     assert (spec.rows, spec.columns, spec.group, spec.groups, spec.bits) == (2, 48, 16, 3, 4)
     assert spec_for(RtnSettings(bits=4), rows=2, columns=48, name="q_proj").group == 48
+
+
+@pytest.mark.parametrize("functions", [(), ("encode", "encode_group"), ("fit",), ("encode_group", "fit")])
+def test_a_codec_has_one_way_to_encode(functions: tuple[str, ...]) -> None:
+    with pytest.raises(TypeError, match="codec rtn needs encode or encode_group, one of them; fit goes with encode"):
+        Codec(RtnSettings, **{name: lambda *_: None for name in functions})  # type: ignore[arg-type]
+
+
+def test_what_each_codec_needs() -> None:
+    needs = {name: (codec.calibrates, codec.needs_tokens) for name, codec in CODECS.items()}
+    assert needs.pop("obs") == (True, True)
+    assert needs.pop("bitdelta") == (False, True)
+    assert set(needs.values()) == {(False, False)}
+    assert ObsSettings(bits=4).needs_teacher
+    assert not ObsSettings(bits=4, asymmetric=0).needs_teacher
+    assert not any(one.needs_teacher for one in (RtnSettings(bits=4), ExactSettings(), BitDeltaSettings()))

@@ -1,6 +1,7 @@
 """A new codec is a file in codecs/ and its entry in codecs/registry.py: everything else knows it then.
 
-Shown with a copy of the package: the toy keeps the signs of a delta and the mean magnitude of each row.
+Shown with a copy of the package. One toy keeps the signs of a delta and the mean magnitude of each row; the other one
+calibrates: it weighs the magnitudes by the energy of the inputs.
 """
 
 from __future__ import annotations
@@ -48,9 +49,50 @@ def encode(finetuned, base, settings, name):
 
 HALF = Codec(HalfSettings, encode)
 '''
-IMPORT = "from deltacompress.codecs.half import HALF\n"
+WEIGHED = '''
+from typing import Literal
+
+from deltacompress.codecs.settings import Codec, Settings
+
+
+class WeighedSettings(Settings):
+    """Signs of the delta, times a mean magnitude of each row, columns weighed by the Hessian's diagonal."""
+
+    codec: Literal["weighed"] = "weighed"
+    teacher: bool = False
+
+    @property
+    def needs_teacher(self):
+        return self.teacher
+
+
+def encode_group(jobs, statistics, settings):
+    import torch
+
+    from deltacompress.codecs.encoded import Encoded
+    from deltacompress.codecs.packed import PackedSpec, pack
+    from deltacompress.numerics.grid import Grid
+    from deltacompress.numerics.sparsity import Sparsity
+
+    hessian, drift = statistics.finish()
+    assert (drift is not None) == settings.teacher
+    print(",".join(job.name for job in jobs), statistics.tokens)
+    out, energy = {}, hessian.diagonal()
+    for job in jobs:
+        rows, columns = job.delta.shape
+        assert job.finetuned.shape == job.delta.shape and hessian.shape == (columns, columns)
+        scale = 2 * (job.delta.abs() @ energy / energy.sum()).unsqueeze(1)
+        grid = Grid(1, columns, scale, torch.full_like(scale, 0.5))
+        spec = PackedSpec(rows, columns, 1, Sparsity.parse("dense"), columns, "midrise")
+        mask = torch.ones_like(job.delta, dtype=torch.bool)
+        parts = pack(spec, codes=(job.delta > 0).to(torch.uint8), mask=mask, grid=grid)
+        out[job.name] = Encoded("packed", spec.to_json(), parts, loss=0.5)
+    return out
+
+
+WEIGHED = Codec(WeighedSettings, encode_group=encode_group)
+'''
 LAST = "        Codec(SkipSettings, _skip),\n"
-ENTRY = "        HALF,\n"
 
 RECIPE = """
 name: halved
@@ -117,30 +159,105 @@ print("served")
 """
 
 
+CALIBRATES = """
+import sys
+from pathlib import Path
+
+import torch
+from runtime_cases import assert_close
+
+from deltacompress import compress, restore, verify
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.errors import CalibrationError, RecipeError
+
+root, base, finetuned, data = map(Path, sys.argv[1:])
+
+
+def recipe(kinds, **settings):
+    rules = [{"kind": kinds, "codec": "weighed", **settings}, {"codec": "exact"}]
+    return Recipe.parse({"name": "weighed", "rules": rules, "calibration": {"samples": 8, "seq_len": 16}})
+
+
+for kinds, given, error in ((["linear"], None, CalibrationError), (["embedding"], data, RecipeError)):
+    try:
+        compress(base, finetuned, recipe=recipe(kinds), out=root / "no", calibration=given, device="cpu")
+    except error as refused:
+        assert "calibrate" in str(refused), refused
+    else:
+        raise AssertionError(kinds)
+for teacher in (False, True):
+    out = root / f"delta-{teacher}"
+    made = recipe(["linear", "head"], teacher=teacher)
+    done = compress(base, finetuned, recipe=made, out=out, calibration=data, device="cpu")
+    assert (done.kl_on_calibration is not None) == teacher
+    delta = verify(out, base=base)
+    assert delta.manifest.calibration.samples == 8
+    codecs = {record.kind: record.codec for record in delta.manifest.tensors if record.status != "identical"}
+    assert (codecs["linear"], codecs["head"], codecs["norm"]) == ("weighed", "weighed", "exact")
+    restored = Checkpoint.open(restore(out, base=base, out=root / f"restored-{teacher}"))
+    for name, record in delta.tensors.items():
+        before, after, found = (Checkpoint.open(one).read(name).float() for one in (base, finetuned, restored.path))
+        if record.codec == "exact":
+            assert torch.equal(found, after)
+            continue
+        assert record.loss == 0.5
+        change, signs = found - before, torch.where(after - before > 0, 1.0, -1.0)
+        size = (change * signs).mean(1, keepdim=True)  # of each row; not the mean magnitude, but near it
+        assert_close(change, signs * size, 0.1)
+        assert_close(size, (after - before).abs().mean(1, keepdim=True), 0.5)
+"""
+
+
 @pytest.mark.slow
 def test_a_new_codec_is_a_file_and_its_entry(pair: Pair, tmp_path: Path, repo_root: Path) -> None:
-    codecs = tmp_path / "deltacompress" / "codecs"
+    add_codec("half", HALF, tmp_path, repo_root)
+    (tmp_path / "halved.yaml").write_text(RECIPE)
+    assert run_there(SCRIPT, tmp_path, repo_root, pair.base, pair.finetuned) == "served\n"
+
+
+@pytest.mark.slow
+def test_one_that_calibrates_takes_no_more(pair: Pair, tmp_path: Path, repo_root: Path) -> None:
+    """Linears that share an input come together, with the sums over all tokens; the head alone."""
+    add_codec("weighed", WEIGHED, tmp_path, repo_root)
+    told = run_there(CALIBRATES, tmp_path, repo_root, pair.base, pair.finetuned, pair.data).splitlines()
+    groups = ("self_attn.q,self_attn.k,self_attn.v", "self_attn.o", "mlp.gate,mlp.up", "mlp.down")
+    layers = [
+        ",".join(f"model.layers.{i}.{name}_proj.weight" for name in group.split(","))
+        for i in (0, 1)
+        for group in groups
+    ]
+    assert told == [f"{names} 128" for names in (*layers, "lm_head.weight")] * 2
+
+
+def add_codec(name: str, source: str, root: Path, repo_root: Path) -> None:
+    """Copy the package below `root`, and add a codec's file and its line."""
+    line, entry = f"from deltacompress.codecs.{name} import {name.upper()}\n", f"        {name.upper()},\n"
+    codecs = root / "deltacompress" / "codecs"
     shutil.copytree(repo_root / "deltacompress", codecs.parent, ignore=shutil.ignore_patterns("__pycache__"))
     for folder in ("calibration", "evals", "registry"):
         if not (codecs.parent / "_content").exists():
-            (tmp_path / folder).symlink_to(repo_root / folder)
-    (codecs / "half.py").write_text(HALF)
+            (root / folder).symlink_to(repo_root / folder)
+    (codecs / f"{name}.py").write_text(source)
     registry = (codecs / "registry.py").read_text()
     imports = "from deltacompress.codecs.settings import"
     assert (registry.count(imports), registry.count(LAST)) == (1, 1)
-    registry = registry.replace(imports, IMPORT + imports).replace(LAST, LAST + ENTRY)
+    registry = registry.replace(imports, line + imports).replace(LAST, LAST + entry)
     (codecs / "registry.py").write_text(registry)
     assert len(list(codecs.glob("*.py"))) <= 12, "no room for another file: see tests/test_house.py"
-    (tmp_path / "halved.yaml").write_text(RECIPE)
-    path = os.pathsep.join((str(tmp_path), str(repo_root / "tests")))
+
+
+def run_there(script: str, root: Path, repo_root: Path, *arguments: Path) -> str:
+    """What a script prints that runs with the package below `root`."""
+    path = os.pathsep.join((str(root), str(repo_root / "tests")))
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path), str(pair.base), str(pair.finetuned)],
+        [sys.executable, "-c", script, str(root), *map(str, arguments)],
         capture_output=True,
         text=True,
-        cwd=tmp_path,
+        cwd=root,
         env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "served\n"
+    return done.stdout

@@ -38,6 +38,33 @@ def test_every_shipped_recipe(served: Callable[..., Served], recipe: str) -> Non
         assert_close(found, oracle_logits(one.restored if name else one.pair.base, ids), UNROUNDED)
 
 
+THIN = {"name": "thin", "rules": [{"kind": ["linear", "head"], "codec": "low-rank", "rank": 5}, {"codec": "exact"}]}
+SIGNS = {"name": "signs", "rules": [{"kind": ["linear", "head"], "codec": "bitdelta"}, {"codec": "exact"}]}
+
+
+@pytest.mark.parametrize("recipe", [THIN, SIGNS], ids=["low-rank", "bitdelta"])
+def test_codecs_of_the_baselines(
+    pair: Pair, tmp_path: Path, served: Callable[..., Served], recipe: dict[str, object], kernels: bool
+) -> None:
+    """In a batch with another variant; signs are packed, factors are restored when they are loaded."""
+    one, other = serve(pair, tmp_path, Recipe.parse(recipe)), served(recipe="int2-24", seed=2)
+    requests = [("v", random_ids(12)), ("w", random_ids(7, 4)), (None, random_ids(5, 1)), ("v", random_ids(3, 2))]
+    sources = {"v": one.restored, "w": other.restored, None: one.pair.base}
+    for merge_rounding in (True, False):
+        runtime = Runtime.from_base(one.pair.base, merge_rounding=merge_rounding)
+        runtime.load(one.artifact, "v")
+        runtime.load(other.artifact, "w")
+        for (name, ids), found in zip(requests, runtime.logits(requests), strict=True):
+            assert_close(found, oracle_logits(sources[name], ids), 1e-4 if merge_rounding else UNROUNDED)
+
+
+@pytest.fixture(params=[False, True], ids=["decoded", "packed"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    if request.param:
+        monkeypatch.setattr(Numerics, "kernels", property(lambda self: self.backend))
+    return bool(request.param)
+
+
 @pytest.fixture
 def packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve packed deltas through the kernel interface, with the reference kernels in the place of a GPU's."""

@@ -19,13 +19,11 @@ from torch import Tensor
 from deltacompress.checkpoints import rows as checkpoint_rows
 from deltacompress.checkpoints.rows import Elements, ranges
 from deltacompress.codecs import exact, packed
-from deltacompress.codecs.formats.spec import FREE, PackedSpec, part_shapes
-from deltacompress.codecs.packed import Parts
+from deltacompress.codecs.formats.spec import FREE, PackedSpec
+from deltacompress.codecs.packed import Parts, part_shapes
 from deltacompress.errors import FormatError
 from deltacompress.numerics.bits import packing
 from deltacompress.numerics.bits.widths import STORED_BITS, packed_width
-
-_DTYPES = {"U8": torch.uint8, "BF16": torch.bfloat16}
 
 
 class Source(Protocol):
@@ -68,9 +66,14 @@ def packed_pieces(
             delta.add_(base.read(at, at + len(delta)))
         at += len(delta)
         yield delta.to(like.dtype)
-    for begin, end in ranges(added.nbytes // like.element_size() if added is not None else 0):
-        assert added is not None
-        yield _tensor(added.read(begin * like.element_size(), end * like.element_size()), like.dtype)
+    yield from added_pieces(sources, like)
+
+
+def added_pieces(sources: Mapping[str, Source], like: Tensor) -> Iterator[Tensor]:
+    """The rows beyond the base's, which are stored as they are, if there are any."""
+    if (added := sources.get("added_rows")) is not None:
+        for begin, end in ranges(added.nbytes // like.element_size()):
+            yield read_tensor(added, begin, end, like.dtype)
 
 
 class PackedPieces:
@@ -203,7 +206,7 @@ class PackedPieces:
 
     def _elements(self, name: str, first: int, count: int) -> Tensor:
         """Elements of a part, flat, in its dtype."""
-        dtype = _DTYPES[self._shapes[name][0]]
+        dtype = self._shapes[name][0]
         return self._take(name, first * dtype.itemsize, (first + count) * dtype.itemsize).view(dtype)
 
     def _take(self, name: str, begin: int, end: int) -> Tensor:
@@ -223,7 +226,7 @@ class PackedPieces:
             raise ValueError(f"row_mask names {self._row} rows, {self._spec.rows} are stored")
         for name, (dtype, shape) in self._shapes.items():
             if shape == (FREE,):
-                size = self._free * _DTYPES[dtype].itemsize
+                size = self._free * dtype.itemsize
                 if name == "nonzero":
                     size = packed_width(self._free, STORED_BITS[self._spec.bits])
                 if size != self._sources[name].nbytes:
@@ -250,6 +253,13 @@ def exact_pieces(
         yield exact.decode(params, parts, shared, piece, where)
 
 
+def check_packed(
+    params: dict[str, Any], sources: Mapping[str, Source], rows: int, where: str, *, storage: bool
+) -> None:
+    """As encoded.check_pieces, of the packed format."""
+    PackedPieces(PackedSpec.from_json(params, where), sources, storage=storage, where=where).check(rows)
+
+
 def base_pieces(
     params: dict[str, Any],
     sources: Mapping[str, Source],
@@ -263,6 +273,11 @@ def base_pieces(
     assert base is not None
     for begin, end in ranges(like.numel()):
         yield base.read(begin, end).to(like.dtype)
+
+
+def read_tensor(source: Source, begin: int, end: int, dtype: torch.dtype) -> Tensor:
+    """Elements [begin, end) of a part of this dtype, flat."""
+    return _tensor(source.read(begin * dtype.itemsize, end * dtype.itemsize), dtype)
 
 
 def _zeros(count: int) -> Iterator[Tensor]:
