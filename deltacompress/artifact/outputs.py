@@ -18,10 +18,8 @@ from deltacompress.files.exchange import put_back, put_in_place
 from deltacompress.files.output import output_errors, sync
 from deltacompress.files.places import CONFIG, MANIFEST, check_place
 
-_WEIGHTS = re.compile(
-    r"model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json|quantize_config\.json|account\.json"
-)
-"""Files of a checkpoint that are no side files; the account is a baseline's (evaluation/methods/baselines.py)."""
+_WEIGHTS = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json|quantize_config\.json")
+"""Files of a checkpoint that are no side files."""
 Replaceable = Callable[[Path], bool]
 """Whether what a directory holds may be replaced by a new output."""
 

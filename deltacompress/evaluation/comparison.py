@@ -1,8 +1,8 @@
 """One table of methods: each compresses the same fine-tuned model on the same data, and all are measured together.
 
-A method is a recipe (a shipped one, one of evals/baselines, or a path) or one of methods.DONORS, what the field does
-that no recipe says. Deltas are run decoupled; recipes of scope "full", which have no base to be decoupled from, are
-restored and run as checkpoints.
+A method is a recipe (a shipped one, one of evals/baselines, or a path), or one of names.DONORS, whose recipe is made
+from the artifact of another. Deltas are run decoupled; recipes of scope "full", which have no base to be decoupled
+from, are restored and run as checkpoints.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from typing import Any
 from deltacompress.arguments import Count, Whole, checked
 from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.restoration import restore
-from deltacompress.calibration.data import calibration_tokens
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.codecs.recipe import CalibrationSpec, Recipe
+from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.driver import compress
-from deltacompress.errors import InputError, OutputError, option, switch
-from deltacompress.evaluation.methods.baselines import Account, build, read_account
-from deltacompress.evaluation.methods.names import DONORS, load_method, load_methods
+from deltacompress.errors import OutputError, option, switch
+from deltacompress.evaluation.methods.names import DONORS, at_equal_bytes, load_method, load_methods
 from deltacompress.evaluation.report.comparison_plot import plot, require_matplotlib
 from deltacompress.evaluation.report.data import REPORT, Report
 from deltacompress.evaluation.run import evaluate
@@ -115,13 +113,10 @@ def compare(
     others: dict[str, Path] = {}
     seconds: dict[str, float] = {}
     for label, recipe in recipes.items():
-        if recipe is None:
-            others[label], seconds[label] = work.baseline(label)
-            continue
-        path, took = work.compressed(label, recipe)
+        path, took = work.at_equal_bytes(label) if recipe is None else work.compressed(label, recipe)
         if took is not None:
             seconds[label] = took
-        if recipe.scope == "full":
+        if recipe is not None and recipe.scope == "full":
             others[label] = work.restored(path)
         else:
             artifacts[label] = path
@@ -199,46 +194,15 @@ class _Work:
         path = artifact.with_name(f"{artifact.name}.restored")
         return restore(artifact, base=self.base.path, out=path, force=self.force, reporter=self.reporter)
 
-    def baseline(self, method: str) -> tuple[Path, float]:
-        """The checkpoint of a baseline with its account, and the seconds that the method took.
+    def at_equal_bytes(self, method: str) -> tuple[Path, float | None]:
+        """As `compressed`, of a method of DONORS; its donor is compressed first.
 
         Raises:
-            InputError: one is there, made otherwise.
+            InputError: the donor codes no linear weight; else as `compressed`.
         """
-        path, recipe = self.folder / method, load_method(DONORS[method])
-        donor, _ = self.compressed(recipe.name, recipe)
-        spec = recipe.calibration.overridden(samples=self.samples, seq_len=self.seq_len, seed=self.seed)
-        if path.is_dir():
-            account = read_account(path)
-            other = self._other_account(account, method, donor, spec)
-            if other is None:
-                return path, account.seconds
-            if not self.force:
-                raise _made_otherwise(path, other)
-        account = build(
-            method,
-            base=self.base.path,
-            finetuned=self.finetuned.path,
-            donor=donor,
-            out=path,
-            calibration=self.calibration,
-            spec=spec,
-            device=self.device,
-            force=self.force,
-            reporter=self.reporter,
-        )
-        self.reporter.note(f"{method}: {account.note}")
-        return path, account.seconds
-
-    def _other_account(self, account: Account, method: str, donor: Path, spec: CalibrationSpec) -> str | None:
-        """What would be another one if the baseline were made again, None if nothing."""
-        digest = load_delta(donor).manifest.digest
-        if (account.method, account.donor_digest, account.seed) != (method, digest, self.seed):
-            return "method, donor or seed"
-        known = account.calibration_sha256
-        if known is not None and known != calibration_tokens(self.finetuned, self.calibration, spec).sha256:
-            return "calibration data"
-        return None
+        donor = load_method(DONORS[method])
+        path, _ = self.compressed(donor.name, donor)
+        return self.compressed(method, at_equal_bytes(method, donor, load_delta(path).manifest))
 
 
 def _read_times(path: Path) -> dict[str, float]:
@@ -249,11 +213,3 @@ def _read_times(path: Path) -> dict[str, float]:
         return {}
     items = known.items() if isinstance(known, dict) else ()
     return {digest: float(seconds) for digest, seconds in items if isinstance(seconds, int | float)}
-
-
-def _made_otherwise(path: Path, other: str) -> InputError:
-    return InputError(
-        f"made by another recipe, model or seed, or on other data (another {other})",
-        where=path,
-        way_out=f"remove it, choose another {option('out')}, or replace it with {switch('force')}",
-    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.evaluation.methods.baselines import Account
 from deltacompress.evaluation.prepare import Prepared
 from deltacompress.evaluation.subjects import Subject
 from deltacompress.evaluation.tasks.load import LocalTask, Task
@@ -37,8 +36,7 @@ def _model(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _subject(one: Subject) -> dict[str, Any]:
-    stored = one.stored_as
-    what = None if stored is None else stored.model_dump() if isinstance(stored, Account) else stored.manifest.digest
+    what = None if one.stored_as is None else one.stored_as.manifest.digest
     model = one.identity if one.checkpoint is None else _model(one.checkpoint)
     return {"label": one.label, "role": one.role, "model": model, "stored as": what}
 

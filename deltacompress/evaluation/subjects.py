@@ -17,7 +17,6 @@ from deltacompress.artifact.summary import kinds, natural
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import InputError, IntegrityError, spelled
 from deltacompress.evaluation.labels import BASE_LABEL, FINETUNED_LABEL, check_label
-from deltacompress.evaluation.methods.baselines import ACCOUNT, Account, read_account
 from deltacompress.evaluation.report.records import LayerRecord, Role, SubjectRecord
 from deltacompress.evaluation.tasks.encoding import Encoder, check_same_tokenizer
 
@@ -28,7 +27,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 class Subject:
     """One model to be measured; exactly one of checkpoint and delta is set.
 
-    stored_as: the artifact that a checkpoint was restored from, or the account of a baseline: its size is what counts.
+    stored_as: the artifact that a checkpoint was restored from: its size is what counts.
     """
 
     label: str
@@ -36,7 +35,7 @@ class Subject:
     path: Path
     checkpoint: Checkpoint | None
     delta: Delta | None
-    stored_as: Delta | Account | None = None
+    stored_as: Delta | None = None
 
     @property
     def identity(self) -> str:
@@ -64,16 +63,8 @@ class Subject:
         )
 
 
-def _figures(stored: Delta | Account) -> dict[str, Any]:
-    """What is known of an artifact, or of a baseline that stands for one."""
-    if isinstance(stored, Account):
-        return {
-            "recipe": stored.method,
-            "calibration": stored.calibration,
-            "bytes": stored.bytes,
-            "ratio": stored.ratio,
-            "linear_bits_per_weight": stored.linear_bits_per_weight,
-        }
+def _figures(stored: Delta) -> dict[str, Any]:
+    """What is known of an artifact."""
     summary, used = stored.summary(), stored.manifest.calibration
     return {
         "manifest_digest": stored.manifest.digest,
@@ -118,7 +109,7 @@ def open_subjects(
         delta.check_base(base_checkpoint)
         subjects.append(Subject(label, "delta", path, None, delta))
     for label, path in others.items():
-        stored = _stored(stored_as[label]) if label in stored_as else None
+        stored = load_delta(stored_as[label]) if label in stored_as else None
         subjects.append(Subject(label, "checkpoint", path, Checkpoint.open(path), None, stored))
     if not subjects:
         how = spelled("--against LABEL=PATH", "others={LABEL: PATH}")
@@ -126,11 +117,6 @@ def open_subjects(
     if finetuned is not None:
         _check_made_from(subjects)
     return base_checkpoint, subjects, _shared_encoder(subjects, base_checkpoint)
-
-
-def _stored(path: Path) -> Delta | Account:
-    """What a checkpoint was made from: a baseline's account, or an artifact."""
-    return read_account(path) if (path / ACCOUNT).is_file() else load_delta(path)
 
 
 def _check_made_from(subjects: Sequence[Subject]) -> None:

@@ -14,7 +14,7 @@ from pairs import Recorder, write_data
 
 from deltacompress.artifact.delta import load_delta
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.codecs.recipe import Recipe
+from deltacompress.codecs.recipe import CalibrationSpec, Recipe
 from deltacompress.errors import InputError, OutputError
 from deltacompress.evaluation import compare, comparison
 from deltacompress.evaluation.comparison import Comparison
@@ -168,26 +168,26 @@ def test_what_an_artifact_restores_to_follows_the_artifact(pair: Pair, tmp_path:
     assert found[0] != found[1]
 
 
-def test_a_baseline_belongs_to_its_donor_and_its_data(
+def test_baselines_belong_to_their_donor_and_their_data(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = "  - {kind: linear, codec: rtn, bits: BITS}\n  - {codec: exact}\n"
     donor = "name: donor\ncalibration: {samples: 8, seq_len: 16}\nrules:\n" + rules
-    for method in DONORS:
-        monkeypatch.setitem(DONORS, method, str(tmp_path / "donor.yaml"))
+    monkeypatch.setitem(DONORS, "low-rank", str(tmp_path / "donor.yaml"))
     (tmp_path / "donor.yaml").write_text(donor.replace("BITS", "4"))
+    bitdelta = load_method("bitdelta").model_copy(update={"calibration": CalibrationSpec(samples=8, seq_len=16)})
     work = work_in(tmp_path / "out", pair, pair.data)
-    made = {method: work.baseline(method) for method in DONORS}
-    assert {method: work.baseline(method) for method in DONORS} == made
+    made = work.at_equal_bytes("low-rank"), work.compressed("bitdelta", bitdelta)
+    assert [path.name for path, _ in made] == ["low-rank", "bitdelta"]
+    assert (work.at_equal_bytes("low-rank"), work.compressed("bitdelta", bitdelta)) == made
     other = work_in(tmp_path / "out", pair, write_data(tmp_path / "other.jsonl", records=70))
-    assert other.baseline("low-rank") == made["low-rank"]  # looks at no data, nor does its donor
-    with pytest.raises(InputError, match=r"bitdelta: made by .*another calibration data"):
-        other.baseline("bitdelta")
+    assert other.at_equal_bytes("low-rank") == made[0]  # looks at no data, nor does its donor
+    with pytest.raises(InputError, match="bitdelta: holds an artifact that was made with another calibration data"):
+        other.compressed("bitdelta", bitdelta)
     (tmp_path / "donor.yaml").write_text(donor.replace("BITS", "2"))
     shutil.rmtree(tmp_path / "out" / "donor")
-    for method in DONORS:
-        with pytest.raises(InputError, match=rf"{method}: made by .*another method, donor or seed"):
-            work.baseline(method)
+    with pytest.raises(InputError, match="low-rank: holds an artifact that was made with another recipe"):
+        work.at_equal_bytes("low-rank")
 
 
 def test_a_row_of_the_table() -> None:

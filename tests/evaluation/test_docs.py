@@ -122,6 +122,7 @@ BASELINES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "rtn-direct-4bit": ("full", {"codec": "rtn", "bits": 4, "group_size": 128}, {"codec": "exact"}),
     "rtn-4bit": ("delta", {"codec": "rtn", "bits": 4, "sparsity": "2:4"}, {"codec": "rtn", "bits": 4}),
     "rtn-2bit": ("delta", {"codec": "rtn", "bits": 2, "sparsity": "2:4"}, {"codec": "rtn", "bits": 2}),
+    "bitdelta": ("delta", {"codec": "bitdelta"}, {"codec": "exact"}),
     "sign-rtn": ("delta", {"codec": "rtn", "bits": 1, "grid": "midrise"}, {"codec": "exact"}),
 }
 """What the page says of each: scope, linear weights, head and embedding; the rest is exact, all else a default."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
+from deltacompress.artifact.records import Manifest, TensorRecord
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.errors import InputError, option
 from deltacompress.files.content import shipped_yaml
@@ -13,13 +16,14 @@ from deltacompress.files.content import shipped_yaml
 METHODS = (
     "sparsegpt-direct-4bit,gptq-direct-4bit,rtn-direct-4bit,rtn-4bit,sign-rtn,bitdelta,low-rank,int4-24,int2-24,sign-24"
 )
-DONORS = {"bitdelta": "sign-rtn", "low-rank": "int2-24"}
-"""Recipe of the artifact that a baseline takes everything but the linear weights from. Low rank gets, matrix by matrix,
-the bytes that its donor spends there."""
+DONORS = {"low-rank": "int2-24"}
+"""Methods whose recipe is made from the artifact of another one, the donor: low rank spends, matrix by matrix, the
+bytes that its donor spends there."""
+_FACTOR_BYTES = 2  # of an element: factors are fp16
 
 
 def load_methods(names: Sequence[str]) -> dict[str, Recipe | None]:
-    """The recipes of methods by their labels, None for one of DONORS; without names: of all baselines and of ours.
+    """The recipes of methods by their labels, None for those of DONORS; without names: of all baselines and of ours.
 
     Raises:
         InputError: no such method, or one is named twice.
@@ -48,3 +52,26 @@ def load_method(name: str) -> Recipe:
     raise InputError(
         f"unknown method {name!r}", where=option("methods"), way_out=f"{told} (or give the path of a recipe)"
     )
+
+
+def at_equal_bytes(method: str, donor: Recipe, made: Manifest) -> Recipe:
+    """The recipe of a method of DONORS: ranks by the bytes that the donor's artifact `made` spends, all else as there.
+
+    Raises:
+        InputError: it codes no linear weight.
+    """
+    linears = [one for one in made.tensors if one.kind == "linear" and one.status == "coded" and len(one.shape) == 2]
+    if not linears:
+        raise InputError(f"codes no linear weight, so {method} has nothing to do", where=f"recipe {donor.name}")
+    rules = [_low_rank_rule(one) for one in linears]
+    told = f"A baseline, the linear deltas by truncated SVD, of no more bytes than {donor.name} spends on each."
+    rest = donor.model_dump(mode="json", include={"scope", "sequential", "rules", "calibration"})
+    return Recipe.parse(rest | {"name": method, "description": told, "rules": [*rules, *rest["rules"]]})
+
+
+def _low_rank_rule(linear: TensorRecord) -> dict[str, Any]:
+    """The largest rank whose factors take at most the bytes of `linear`; the base's weight where not even one fits."""
+    rows, columns = linear.shape
+    rank = min(linear.bytes // (_FACTOR_BYTES * (rows + columns)), rows, columns)
+    name = glob.escape(linear.name)
+    return {"name": name, "codec": "low-rank", "rank": rank} if rank else {"name": name, "codec": "skip"}

@@ -51,8 +51,6 @@ def role(subject: SubjectRecord) -> str:
 def _role(subject: SubjectRecord) -> str:
     if subject.role == "delta":
         return f"delta, recipe {subject.recipe}, run decoupled"
-    if subject.role == "checkpoint" and subject.recipe and subject.manifest_digest is None:
-        return f"method {subject.recipe}, run as a plain checkpoint"
     if subject.role == "checkpoint" and subject.recipe:
         return f"recipe {subject.recipe}, restored and run as a plain checkpoint"
     return {"finetuned": "the fine-tuned model", "base": "the base", "checkpoint": "a plain checkpoint"}[subject.role]
