@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from deltacompress.codecs.encoded import restore_tensor
 from deltacompress.codecs.recipe import CalibrationSpec, Recipe
 from deltacompress.errors import CalibrationError, Interrupted, OutputError, RecipeError, UnsupportedModelError
 from deltacompress.models import load
+from deltacompress.reporter import SILENT
 
 if TYPE_CHECKING:
     from pairs import Pair, Weights
@@ -195,6 +197,17 @@ def test_other_calibration_data_makes_other_scales(pair: Pair, tmp_path: Path) -
     assert load_delta(tmp_path / "a").manifest.digest != load_delta(tmp_path / "b").manifest.digest
     with pytest.raises(OutputError, match="another calibration data"):
         pair.compress(tmp_path / "a", recipe=RECIPE, seed=1)
+
+
+def test_the_seed_is_that_of_the_calibration(pair: Pair) -> None:
+    """It decides on the order in which batches are seen, too."""
+    finetuned, base = Checkpoint.open(pair.finetuned), Checkpoint.open(pair.base)
+    tokens = calibration_tokens(finetuned, pair.data, CalibrationSpec(samples=12, seq_len=16))
+    bases = {name: base.read(name).float() for name in linears(pair)}
+    for seed in (0, 7):
+        used = replace(tokens, seed=seed)
+        found = fitting.fit_codecs(finetuned, {"bitdelta": bases}, used, torch.device("cpu"), SILENT)
+        assert found == bitdelta.distil(load_model(pair.finetuned), bases, tokens.ids, seed=seed).scales
 
 
 def test_bad_input(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

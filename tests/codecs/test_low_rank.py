@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from safetensors.torch import save_file
 
 from deltacompress.artifact.delta import load_delta, verify
 from deltacompress.artifact.restoration import restore
@@ -23,6 +24,7 @@ from deltacompress.codecs.formats import low_rank as low_rank_format
 from deltacompress.codecs.formats.pieces import PartInMemory
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.settings import LowRankSettings
+from deltacompress.compression.driver import compress
 from deltacompress.errors import CheckpointError, FormatError, RecipeError
 
 if TYPE_CHECKING:
@@ -243,6 +245,23 @@ def test_a_rank_that_one_tensor_cannot_have(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"weight: rank 33 of a matrix of \d+ x \d+; choose at most"):
         pair.compress(tmp_path / "out", recipe=lossy(33), calibration=None)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_rank_is_that_of_the_rows_that_both_have(tmp_path: Path) -> None:
+    for side, rows in (("base", 3), ("finetuned", 5)):
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "config.json").write_text('{"model_type": "llama"}')
+        save_file({"model.embed_tokens.weight": normal(rows, 16)}, tmp_path / side / "model.safetensors")
+
+    def run(rank: int, scope: str) -> Path:
+        recipe = Recipe.parse({"name": "n", "scope": scope, "rules": [{"codec": "low-rank", "rank": rank}]})
+        out = tmp_path / f"{scope}-{rank}"
+        return compress(tmp_path / "base", tmp_path / "finetuned", recipe=recipe, out=out, device="cpu").out
+
+    with pytest.raises(RecipeError, match=r"rank 4 of a matrix of 3 x 16; choose at most 3"):
+        run(4, "delta")
+    for rank, scope in ((3, "delta"), (5, "full")):
+        verify(run(rank, scope), base=tmp_path / "base")
 
 
 def test_its_parts_are_what_the_manifest_says(pair: Pair, tmp_path: Path) -> None:
