@@ -34,8 +34,8 @@ from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.checkpoints.side_files import MAX_SIDE_FILE_BYTES
 from deltacompress.checkpoints.weight_files import content_hash
 from deltacompress.cli.failures import in_json
-from deltacompress.codecs import packed
 from deltacompress.codecs.encoded import restore_tensor
+from deltacompress.codecs.formats import packed
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.driver import compress
 from deltacompress.errors import FormatError

@@ -19,8 +19,8 @@ from deltacompress.artifact.records import PartRecord, TensorRecord
 from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.reader import Checkpoint, tensor_bytes
 from deltacompress.checkpoints.rows import Elements, Rows
-from deltacompress.codecs import packed
 from deltacompress.codecs.encoded import check_pieces, restore_pieces, restore_tensor
+from deltacompress.codecs.formats import packed
 from deltacompress.codecs.formats.pieces import Source
 from deltacompress.errors import BackendError, ChecksumError, FormatError, TruncatedFileError
 from deltacompress.lossless import Coder
@@ -76,7 +76,7 @@ def check_part(part: PartRecord, stored: bytes, *, where: str) -> None:
 def serving_parts(
     record: TensorRecord, coder: Coder, read: Callable[[PartRecord], bytes], *, where: str = ""
 ) -> dict[str, Tensor]:
-    """All parts of a tensor in the serving layout (codecs.packed), as CPU tensors.
+    """All parts of a tensor in the serving layout (codecs.formats.packed), as CPU tensors.
 
     read: gives the stored bytes of a part; where: prefix of messages, the file or directory.
 

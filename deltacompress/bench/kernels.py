@@ -17,8 +17,8 @@ from torch import Tensor
 
 from deltacompress.bench.clock import Times, copy_bandwidth, cpu_time, gpu_clock
 from deltacompress.bench.figures import kernel_times, median
-from deltacompress.codecs import packed
-from deltacompress.codecs.packed import PackedSpec, Parts, part_shapes
+from deltacompress.codecs.formats import packed
+from deltacompress.codecs.formats.packed import PackedSpec, Parts, part_shapes
 from deltacompress.devices import device_name, resolve_device
 from deltacompress.kernels import Backend, Segments, get_backend
 from deltacompress.numerics.sparsity import Sparsity

@@ -28,7 +28,7 @@ from deltacompress.checkpoints.rows import InMemory
 from deltacompress.checkpoints.writer import write_checkpoint, write_file, write_shards
 from deltacompress.codecs import exact
 from deltacompress.codecs.encoded import restore_tensor
-from deltacompress.codecs.packed import PackedSpec, Parts
+from deltacompress.codecs.formats.packed import PackedSpec, Parts
 from deltacompress.files.places import CONFIG, MANIFEST
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.types import TensorInfo, TensorKind

@@ -22,7 +22,7 @@ from torch.nn import functional
 from deltacompress.checkpoints import rows as checkpoint_rows
 from deltacompress.checkpoints.rows import Elements
 from deltacompress.codecs.encoded import Encoded, Fit, delta_rows
-from deltacompress.codecs.packed import PackedSpec, Stack, decode, pack
+from deltacompress.codecs.formats.packed import PackedSpec, Stack, decode, pack
 from deltacompress.errors import UnsupportedModelError
 from deltacompress.numerics.grid import Grid, constant_zero, store_scale
 from deltacompress.numerics.sparsity import Sparsity

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from deltacompress.checkpoints.rows import Elements
-from deltacompress.codecs import exact, packed
-from deltacompress.codecs.formats import low_rank, pieces
+from deltacompress.codecs import exact
+from deltacompress.codecs.formats import low_rank, packed, pieces
+from deltacompress.codecs.formats.packed import Parts
 from deltacompress.codecs.formats.pieces import Source
-from deltacompress.codecs.packed import Parts
 from deltacompress.errors import CheckpointError, FormatError, option
 from deltacompress.numerics.bits import packing
 from deltacompress.numerics.finite import extremes

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.checkpoints.rows import Elements, ranges
-from deltacompress.codecs.packed import Parts
+from deltacompress.codecs.formats.packed import Parts
 from deltacompress.errors import FormatError
 
 _ORDERED: dict[torch.dtype, torch.dtype] = {

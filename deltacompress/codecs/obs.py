@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.codecs.encoded import Encoded, Job
-from deltacompress.codecs.packed import pack, pack_values
+from deltacompress.codecs.formats.packed import pack, pack_values
 from deltacompress.codecs.settings import ObsSettings, spec_for
 from deltacompress.numerics import hessian as hessians
 from deltacompress.numerics import obs

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deltacompress.checkpoints.rows import Elements
 from deltacompress.codecs.encoded import Encoded, delta_rows
-from deltacompress.codecs.packed import PackedSpec, Parts, Stack, pack, pack_values
+from deltacompress.codecs.formats.packed import PackedSpec, Parts, Stack, pack, pack_values
 from deltacompress.codecs.settings import RtnSettings, spec_for
 from deltacompress.numerics.bits import packing
 from deltacompress.numerics.grid import dequantize, fit_grid, quantize

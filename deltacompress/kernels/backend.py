@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from deltacompress.codecs.packed import PackedSpec, Parts
+from deltacompress.codecs.formats.packed import PackedSpec, Parts
 from deltacompress.kernels.ingest import Ingest
 from deltacompress.kernels.segments import Segments
 from deltacompress.kernels.table import Table

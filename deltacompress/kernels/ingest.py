@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from deltacompress.codecs.packed import PackedSpec
+from deltacompress.codecs.formats.packed import PackedSpec
 from deltacompress.kernels.hashing import Spans
 
 

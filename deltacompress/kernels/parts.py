@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from deltacompress.codecs.packed import FREE, PackedSpec, Parts, part_shapes
+from deltacompress.codecs.formats.packed import FREE, PackedSpec, Parts, part_shapes
 from deltacompress.errors import FormatError
 from deltacompress.numerics.bits import packing
 

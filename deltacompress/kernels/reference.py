@@ -1,6 +1,6 @@
 """The specification of SBMM in plain PyTorch, and the backend of machines without a GPU.
 
-Decoding is codecs.packed.decode, the one decoder there is; the product is an fp32 matrix product. On a CPU decoding
+Decoding is codecs.formats.packed.decode, the one decoder there is; the product is an fp32 matrix product. On a CPU decoding
 costs far more than the product of a few rows, so decoded deltas are kept under a byte budget, least recently used out
 first.
 """
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from deltacompress.codecs import packed
-from deltacompress.codecs.packed import PackedSpec, Parts
+from deltacompress.codecs.formats import packed
+from deltacompress.codecs.formats.packed import PackedSpec, Parts
 from deltacompress.kernels import parts as flat
 from deltacompress.kernels.backend import Backend
 from deltacompress.kernels.segments import Segments

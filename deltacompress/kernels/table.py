@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deltacompress.codecs.packed import PackedSpec
+from deltacompress.codecs.formats.packed import PackedSpec
 from deltacompress.errors import InputError
 
 _tokens = itertools.count(1)

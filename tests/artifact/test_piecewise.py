@@ -12,7 +12,8 @@ from pairs import Pair, Recorder, Weights, changed, files_of
 from deltacompress.artifact.delta import verify
 from deltacompress.artifact.restoration import restore
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.codecs import packed, rtn
+from deltacompress.codecs import rtn
+from deltacompress.codecs.formats import packed
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression import workspace
 from deltacompress.errors import CheckpointError, Interrupted

@@ -9,8 +9,9 @@ import pytest
 import torch
 from tolerances import FLOAT32_CHAIN
 
-from deltacompress.codecs import obs, packed
+from deltacompress.codecs import obs
 from deltacompress.codecs.encoded import Encoded
+from deltacompress.codecs.formats import packed
 from deltacompress.codecs.settings import ObsSettings
 from deltacompress.errors import NumericsError, RecipeError
 from deltacompress.numerics.hessian import HessianAccumulator

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltacompress.codecs import packed, rtn
+from deltacompress.codecs import rtn
 from deltacompress.codecs.encoded import Encoded, restore_tensor
+from deltacompress.codecs.formats import packed
 from deltacompress.codecs.settings import RtnSettings
 from deltacompress.errors import RecipeError
 from deltacompress.numerics.sparsity import Sparsity

@@ -35,7 +35,7 @@ def encode(finetuned, base, settings, name):
     import torch
 
     from deltacompress.codecs.encoded import Encoded, delta_rows
-    from deltacompress.codecs.packed import pack
+    from deltacompress.codecs.formats.packed import pack
     from deltacompress.numerics.grid import Grid
 
     read, rows, columns = delta_rows(finetuned, base, name)
@@ -70,7 +70,7 @@ def encode_group(jobs, statistics, settings):
     import torch
 
     from deltacompress.codecs.encoded import Encoded
-    from deltacompress.codecs.packed import PackedSpec, pack
+    from deltacompress.codecs.formats.packed import PackedSpec, pack
     from deltacompress.numerics.grid import Grid
     from deltacompress.numerics.sparsity import Sparsity
 

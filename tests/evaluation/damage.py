@@ -14,8 +14,8 @@ from deltacompress.artifact.records import FileRecord, PartRecord, TensorRecord
 from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.reader import Checkpoint, tensor_bytes
 from deltacompress.checkpoints.writer import write_shards
-from deltacompress.codecs import packed
 from deltacompress.codecs.encoded import restore_tensor
+from deltacompress.codecs.formats import packed
 from deltacompress.files.places import MANIFEST
 from deltacompress.types import TensorInfo
 

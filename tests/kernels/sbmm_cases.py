@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deltacompress.codecs.packed import PackedSpec, Parts
+from deltacompress.codecs.formats.packed import PackedSpec, Parts
 from deltacompress.kernels import Backend, Segments, Table
 from deltacompress.numerics.sparsity import Sparsity
 

@@ -14,7 +14,7 @@ import torch
 from kernels.emulation import COMPILER, build_pack
 from kernels.sbmm_cases import Case, random_parts
 
-from deltacompress.codecs.packed import Parts
+from deltacompress.codecs.formats.packed import Parts
 from deltacompress.kernels.cuda import ingest as cuda_ingest
 from deltacompress.kernels.cuda import tiling
 from deltacompress.kernels.ingest import PackTask

@@ -11,8 +11,8 @@ from interpreted import inside, run_inside
 from torch import Tensor
 from torch.nn import functional
 
-from deltacompress.codecs import packed
-from deltacompress.codecs.packed import PackedSpec
+from deltacompress.codecs.formats import packed
+from deltacompress.codecs.formats.packed import PackedSpec
 from deltacompress.kernels.triton import fused
 from deltacompress.numerics.grid import GridKind
 from deltacompress.numerics.sparsity import Sparsity

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels.sbmm_cases import Case, decode64, make_problem, random_parts, relative
 
-from deltacompress.codecs import packed
-from deltacompress.codecs.packed import PackedSpec
+from deltacompress.codecs.formats import packed
+from deltacompress.codecs.formats.packed import PackedSpec
 from deltacompress.errors import BackendError, FormatError, InputError
 from deltacompress.kernels import Segments, available, expand_rows, get_backend, reference
 from deltacompress.kernels.reference import ReferenceBackend, decode

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kernels.sbmm_cases import Case, decode64, random_parts
 from torch import Tensor
 
-from deltacompress.codecs.packed import PackedSpec, Parts
+from deltacompress.codecs.formats.packed import PackedSpec, Parts
 from deltacompress.errors import BackendError, FormatError
 from deltacompress.kernels.cuda import tiling
 from deltacompress.numerics.sparsity import Sparsity

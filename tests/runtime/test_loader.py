@@ -19,7 +19,7 @@ from torch import Tensor
 
 from deltacompress.bench.synthetic import SHAPE_TINY, write_base, write_delta
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.codecs.packed import part_shapes
+from deltacompress.codecs.formats.packed import part_shapes
 from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
 from deltacompress.kernels import hashing
 from deltacompress.kernels.cuda import tiling

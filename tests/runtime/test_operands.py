@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deltacompress.codecs import packed
-from deltacompress.codecs.packed import PackedSpec
+from deltacompress.codecs.formats import packed
+from deltacompress.codecs.formats.packed import PackedSpec
 from deltacompress.kernels import get_backend
 from deltacompress.numerics.grid import fit_grid, quantize
 from deltacompress.numerics.sparsity import Sparsity

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from deltacompress.checkpoints import rows as checkpoint_rows
 from deltacompress.checkpoints.rows import Elements, ranges
+from deltacompress.codecs.formats.packed import Parts
 from deltacompress.codecs.formats.pieces import Source, added_pieces, read_tensor
-from deltacompress.codecs.packed import Parts
 from deltacompress.errors import FormatError
 
 DTYPE = torch.float16

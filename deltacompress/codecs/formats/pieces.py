@@ -18,9 +18,10 @@ from torch import Tensor
 
 from deltacompress.checkpoints import rows as checkpoint_rows
 from deltacompress.checkpoints.rows import Elements, ranges
-from deltacompress.codecs import exact, packed
+from deltacompress.codecs import exact
+from deltacompress.codecs.formats import packed
+from deltacompress.codecs.formats.packed import Parts, part_shapes
 from deltacompress.codecs.formats.spec import FREE, PackedSpec
-from deltacompress.codecs.packed import Parts, part_shapes
 from deltacompress.errors import FormatError
 from deltacompress.numerics.bits import packing
 from deltacompress.numerics.bits.widths import STORED_BITS, packed_width

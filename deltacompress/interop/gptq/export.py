@@ -23,7 +23,7 @@ from deltacompress.artifact.restoration import copy_side_files, fresh_directory,
 from deltacompress.checkpoints.header import load_json_object
 from deltacompress.checkpoints.side_files import MAX_CONFIG_BYTES
 from deltacompress.checkpoints.writer import Make, write_checkpoint, write_file
-from deltacompress.codecs.packed import PackedSpec, unpack_levels
+from deltacompress.codecs.formats.packed import PackedSpec, unpack_levels
 from deltacompress.errors import InputError
 from deltacompress.files.places import CONFIG
 from deltacompress.files.regular import read_bytes

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from deltacompress.codecs.packed import PackedSpec, Parts, part_shapes
+from deltacompress.codecs.formats.packed import PackedSpec, Parts, part_shapes
 from deltacompress.errors import BackendError, FormatError
 from deltacompress.kernels.cuda import nvrtc, tiling
 from deltacompress.kernels.hashing import DIGEST_BYTES, SUBTREE, Spans

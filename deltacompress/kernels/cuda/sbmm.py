@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from deltacompress.codecs.packed import PackedSpec, Parts
+from deltacompress.codecs.formats.packed import PackedSpec, Parts
 from deltacompress.devices import gpu_name, has_gpu
 from deltacompress.errors import BackendError, InputError
 from deltacompress.kernels.backend import Backend

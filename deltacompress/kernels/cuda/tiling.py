@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from deltacompress.codecs.packed import PackedSpec, Parts
+from deltacompress.codecs.formats.packed import PackedSpec, Parts
 from deltacompress.errors import BackendError, FormatError
 from deltacompress.kernels.parts import align
 from deltacompress.numerics.bits import packing

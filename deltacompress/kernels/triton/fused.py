@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from deltacompress.codecs.packed import PackedSpec
+from deltacompress.codecs.formats.packed import PackedSpec
 from deltacompress.numerics.bits.widths import packed_width
 from deltacompress.numerics.grid import constant_zero
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from deltacompress.codecs.packed import PackedSpec, Parts
+from deltacompress.codecs.formats.packed import PackedSpec, Parts
 from deltacompress.devices import has_gpu
 from deltacompress.errors import BackendError, InputError, install_hint
 from deltacompress.kernels import parts as flat

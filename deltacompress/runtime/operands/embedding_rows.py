@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 from typing_extensions import override
 
-from deltacompress.codecs import packed
-from deltacompress.codecs.packed import PackedSpec
+from deltacompress.codecs.formats import packed
+from deltacompress.codecs.formats.packed import PackedSpec
 from deltacompress.runtime.operands.operand import Operand
 
 POINTERS = ("codes", "scales", "zeros", "rank")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from deltacompress.codecs.packed import PackedSpec
+from deltacompress.codecs.formats.packed import PackedSpec
 from deltacompress.kernels import Backend
 from deltacompress.runtime.batch import MAX_VARIANTS, BatchRows, kernel_slot
 from deltacompress.runtime.operands.product import LinearOperand, Product, Site, add_linear

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from deltacompress.codecs.packed import PackedSpec
+from deltacompress.codecs.formats.packed import PackedSpec
 from deltacompress.kernels import Backend
 
 

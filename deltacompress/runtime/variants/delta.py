@@ -18,7 +18,7 @@ from deltacompress.artifact.delta import Delta, load_delta
 from deltacompress.artifact.parts import check_file
 from deltacompress.artifact.records import TensorRecord
 from deltacompress.checkpoints.dtypes import DTYPES
-from deltacompress.codecs import packed
+from deltacompress.codecs.formats import packed
 from deltacompress.errors import FormatError, UnsupportedModelError
 from deltacompress.kernels import expand_rows
 from deltacompress.numerics.bits import packing

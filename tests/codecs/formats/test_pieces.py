@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltacompress.checkpoints.rows import InMemory
-from deltacompress.codecs import exact, packed
+from deltacompress.codecs import exact
 from deltacompress.codecs.encoded import restore_pieces, restore_tensor
-from deltacompress.codecs.formats import pieces
+from deltacompress.codecs.formats import packed, pieces
+from deltacompress.codecs.formats.packed import PackedSpec, Parts
 from deltacompress.codecs.formats.pieces import PartInMemory
-from deltacompress.codecs.packed import PackedSpec, Parts
 from deltacompress.codecs.rtn import magnitude_mask
 from deltacompress.errors import FormatError
 from deltacompress.numerics.bits import packing

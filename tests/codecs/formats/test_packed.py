@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltacompress.codecs import packed
-from deltacompress.codecs.packed import PackedSpec
+from deltacompress.codecs.formats import packed
+from deltacompress.codecs.formats.packed import PackedSpec
 from deltacompress.codecs.rtn import magnitude_mask
 from deltacompress.errors import FormatError
 from deltacompress.numerics.grid import Grid, GridKind, fit_grid, quantize
