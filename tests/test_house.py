@@ -19,9 +19,6 @@ FILES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 MOST_FILES, MOST_LINES, MOST_LINES_OF_A_FUNCTION = 12, 300, 60
-NOT_YET_SHORT = {
-    "deltacompress.evaluation.comparison.compare",
-}
 
 
 def imported(path: Path) -> set[str]:
@@ -77,8 +74,7 @@ def test_no_function_is_long() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno + 1 > MOST_LINES_OF_A_FUNCTION
     }
-    assert long - NOT_YET_SHORT == set()
-    assert NOT_YET_SHORT - long == set(), "these are short now: take them off the list"
+    assert long == set()
 
 
 def test_every_room_says_what_it_is() -> None:

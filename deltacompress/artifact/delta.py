@@ -74,7 +74,7 @@ class Delta:
         return self._specs.get(self.record(name).name)
 
     def parts(self, name: str) -> dict[str, Tensor]:
-        """Parts of tensor `name` (of its twin, for an alias) in the serving layout (codecs.formats.packed), as CPU tensors.
+        """Parts of tensor `name` (of its twin, for an alias) in the serving layout, as CPU tensors.
 
         Raises:
             InputError: no such tensor.

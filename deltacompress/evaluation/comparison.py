@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -100,33 +100,17 @@ def compare(
     load_tasks(list(tasks), task_dir=None if task_dir is None else Path(task_dir), few_shot=None, limit=limit)
     target = Path(out)
     check_folder(target)
-    picture = target / "comparison.png"
-    if os.path.lexists(picture) and not (force or (target / REPORT).exists()):
-        raise OutputError(
-            "would be replaced, and no earlier run left it there",
-            where=picture,
-            way_out=f"move it away, choose another {option('out')}, or replace it with {switch('force')}",
-        )
+    picture = _free_picture(target, force=force)
     pair = Checkpoint.open(base), Checkpoint.open(finetuned)
     work = _Work(*pair, target / "artifacts", calibration, samples, seq_len, seed, device, force, reporter)
-    artifacts: dict[str, Path] = {}
-    others: dict[str, Path] = {}
-    seconds: dict[str, float] = {}
-    for label, recipe in recipes.items():
-        path, took = work.at_equal_bytes(label) if recipe is None else work.compressed(label, recipe)
-        if took is not None:
-            seconds[label] = took
-        if recipe is not None and recipe.scope == "full":
-            others[label] = work.restored(path)
-        else:
-            artifacts[label] = path
+    made = work.all(recipes)
     report = evaluate(
-        artifacts,
+        made.artifacts,
         base=base,
         tasks=tasks,
         out=target,
         finetuned=finetuned,
-        others=others,
+        others=made.others,
         with_base=True,
         task_dir=task_dir,
         limit=limit,
@@ -134,14 +118,39 @@ def compare(
         device=device,
         batch_size=batch_size,
         backend=backend,
-        compress_seconds=seconds,
-        stored_as={label: work.folder / label for label in others},
+        compress_seconds=made.seconds,
+        stored_as={label: work.folder / label for label in made.others},
         policy=None,
         force=force,
         reporter=reporter,
     )
     plot(report, picture)
     return Comparison(report, target)
+
+
+def _free_picture(target: Path, *, force: bool) -> Path:
+    """Where the picture goes.
+
+    Raises:
+        OutputError: something is there that no earlier run left.
+    """
+    picture = target / "comparison.png"
+    if os.path.lexists(picture) and not (force or (target / REPORT).exists()):
+        raise OutputError(
+            "would be replaced, and no earlier run left it there",
+            where=picture,
+            way_out=f"move it away, choose another {option('out')}, or replace it with {switch('force')}",
+        )
+    return picture
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """By label: artifacts, which run decoupled; others: restored checkpoints; seconds of compressing, where known."""
+
+    artifacts: dict[str, Path] = field(default_factory=dict)
+    others: dict[str, Path] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +170,19 @@ class _Work:
     device: str
     force: bool
     reporter: Reporter
+
+    def all(self, recipes: Mapping[str, Recipe | None]) -> _Made:
+        """Every method's result; None: a method of DONORS."""
+        made = _Made()
+        for label, recipe in recipes.items():
+            path, took = self.at_equal_bytes(label) if recipe is None else self.compressed(label, recipe)
+            if took is not None:
+                made.seconds[label] = took
+            if recipe is not None and recipe.scope == "full":
+                made.others[label] = self.restored(path)
+            else:
+                made.artifacts[label] = path
+        return made
 
     def compressed(self, label: str, recipe: Recipe) -> tuple[Path, float | None]:
         """The artifact of a recipe, and the seconds that compressing took, None where nobody wrote them down.

@@ -1,6 +1,6 @@
 """The specification of SBMM in plain PyTorch, and the backend of machines without a GPU.
 
-Decoding is codecs.formats.packed.decode, the one decoder there is; the product is an fp32 matrix product. On a CPU decoding
+Decoding is formats/packed.decode, the one decoder there is; the product is an fp32 matrix product. On a CPU decoding
 costs far more than the product of a few rows, so decoded deltas are kept under a byte budget, least recently used out
 first.
 """

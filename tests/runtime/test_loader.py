@@ -26,6 +26,7 @@ from deltacompress.kernels.cuda import tiling
 from deltacompress.kernels.ingest import Ingest, PackTask
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.cache.loaded_variant import Sources
+from deltacompress.runtime.cache.transfer import Transfer
 from deltacompress.runtime.loading import arrangement, loader
 from deltacompress.runtime.loading.reading import Files
 from deltacompress.runtime.operands.embedding_rows import PackedRows
@@ -280,6 +281,25 @@ def test_a_variant_that_has_no_room_yet_is_checked_when_it_is_loaded(
         raw.write(bytes([byte ^ 1]))
     with pytest.raises(ChecksumError) if verify else nullcontext():
         runtime.cache.confirm(name)
+
+
+def test_what_stays_in_files_weighs_what_its_operands_weigh(variant: DeltaVariant, stored: dict[str, Stored]) -> None:
+    operands = {path: one for path in stored if (one := variant.operand(path)) is not None}
+    both = [Sources({}, stored), Sources(operands, {}), Sources({}, {})]
+    weighed = [one.placed_bytes(Tiles()) for one in both]  # type: ignore[arg-type]
+    assert weighed[0] == weighed[1] > weighed[2] == 0
+
+
+def test_what_stays_in_files_is_not_decoded(variant: DeltaVariant, monkeypatch: pytest.MonkeyPatch) -> None:
+    transfer = Transfer(torch.device("cpu"), None)
+    asked: list[str] = []
+    operand = DeltaVariant.operand
+    monkeypatch.setattr(DeltaVariant, "operand", lambda self, path: (asked.append(path), operand(self, path))[1])
+    transfer._loader = object()  # type: ignore[assignment]
+    found = transfer.read(variant)
+    assert found.stored
+    assert sorted(asked) == sorted(set(variant.paths()) - found.stored.keys())
+    assert found.host.keys() <= set(asked)
 
 
 def moved(one: Stored, source: Path, target: Path) -> Stored:
