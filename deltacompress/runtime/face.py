@@ -168,7 +168,7 @@ class Runtime:
             InputError: no such variant, or running requests use it.
         """
         with self._lock:
-            self._input.loaded(name)
+            self._input.find(name)
             self.cache.remove(name)
             self._tokenizers.remove(name)
 

@@ -20,6 +20,6 @@ def explained(model: DecoupledModel, cache: VariantCache, doing: str) -> Iterato
     except torch.OutOfMemoryError as error:
         base = sum(one.nbytes for one in model.model.parameters())
         raise BackendError(
-            f"{model.device} is out of memory ({doing}; base {base} bytes, {cache.told()})",
+            f"{model.device} is out of memory ({doing}; base {base} bytes, {cache.describe()})",
             way_out="lower budget_bytes or max_batch, give fewer sequences or shorter ones",
         ) from error

@@ -51,10 +51,10 @@ class Transfer:
         found = self._readers.map(operand, rest) if shared else map(operand, rest)
         return Sources({path: one for path, one in zip(rest, found, strict=True) if one is not None}, stored)
 
-    def place(self, sources: Sources, *, verify: bool, told: Callable[[], str]) -> Operands:
+    def place(self, sources: Sources, *, verify: bool, resident: Callable[[], str]) -> Operands:
         """Operands on the device, laid out as its kernels want them.
 
-        verify: compare what is read from files with its recorded hash. told: what is resident, for the message.
+        verify: compare what is read from files with its recorded hash. resident: what is on the device, in words.
 
         Raises:
             IntegrityError: a part is damaged.
@@ -68,6 +68,6 @@ class Transfer:
             return found | {path: one.placed(self._device, self._kernels) for path, one in sources.host.items()}
         except torch.OutOfMemoryError as error:
             raise BackendError(
-                f"{self._device} is out of memory while a variant is loaded ({told()})",
+                f"{self._device} is out of memory while a variant is loaded ({resident()})",
                 way_out="lower budget_bytes, max_batch or the number of variants in use",
             ) from error

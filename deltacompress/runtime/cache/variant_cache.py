@@ -124,20 +124,20 @@ class VariantCache:
 
     # --- use ---------------------------------------------------------------------------------------------------------
 
-    def current(self, asked: LoadedVariant) -> LoadedVariant:
-        """What serves a request that was checked against `asked`: that, or the same artifact loaded again since then.
+    def current(self, known: LoadedVariant) -> LoadedVariant:
+        """What serves a request that was checked against `known`: that, or the same artifact loaded again since then.
 
         Raises:
             InputError: it was unloaded, or its name is another artifact's now.
         """
-        found = self.variants.get(asked.name)
+        found = self.variants.get(known.name)
         if found is None:
             raise InputError(
-                f"variant {asked.name} was unloaded while requests for it waited", way_out="load it and ask again"
+                f"variant {known.name} was unloaded while requests for it waited", way_out="load it and ask again"
             )
-        if found is not asked and found.variant.identity != asked.variant.identity:
+        if found is not known and found.variant.identity != known.variant.identity:
             raise InputError(
-                f"variant {asked.name} became another one while requests for it waited", way_out="ask again"
+                f"variant {known.name} became another one while requests for it waited", way_out="ask again"
             )
         return found
 
@@ -259,9 +259,9 @@ class VariantCache:
         return operands, event
 
     def _placed(self, loaded: LoadedVariant, sources: Sources) -> Operands:
-        return self._transfer.place(sources, verify=loaded.verify, told=self.told)
+        return self._transfer.place(sources, verify=loaded.verify, resident=self.describe)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """What is resident, for messages."""
         held = ", ".join(f"{one.name} {one.nbytes}" for one in self.variants.values() if one.counts) or "none"
         return f"resident, in bytes: {held}"

@@ -25,12 +25,12 @@ BATCH_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One sequence. asked: its variant, None for the base; vocabulary: of that; first, last: positions [first, last)
+    """One sequence. loaded: its variant, None for the base; vocabulary: of that; first, last: positions [first, last)
     whose logits are wanted.
     """
 
     index: int
-    asked: LoadedVariant | None
+    loaded: LoadedVariant | None
     vocabulary: int
     ids: list[int]
     first: int
@@ -38,11 +38,11 @@ class Item:
 
     @property
     def variant(self) -> str | None:
-        return None if self.asked is None else self.asked.name
+        return None if self.loaded is None else self.loaded.name
 
     @property
     def slot(self) -> int:
-        return BASE if self.asked is None else self.asked.slot
+        return BASE if self.loaded is None else self.loaded.slot
 
     @property
     def kept(self) -> int:
@@ -58,7 +58,7 @@ def holding(cache: VariantCache, items: Sequence[Item]) -> Iterator[list[Item]]:
         InputError: a variant was unloaded, or its name is another artifact's now.
         BackendError: they do not fit together.
     """
-    found = [one if one.asked is None else replace(one, asked=cache.current(one.asked)) for one in items]
+    found = [one if one.loaded is None else replace(one, loaded=cache.current(one.loaded)) for one in items]
     names = {one.variant for one in found if one.variant is not None}
     cache.acquire(names)
     try:

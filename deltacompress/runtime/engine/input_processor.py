@@ -41,12 +41,12 @@ def _numbered(requests: Sequence[T], fields: int) -> Iterator[tuple[int, str, T]
 
 
 class InputProcessor:
-    """Knows the model and the variants that requests name. `told`: how messages call a request."""
+    """Knows the model and the variants that requests name. `label`: how messages call a request."""
 
     def __init__(self, model: DecoupledModel, variants: Mapping[str, LoadedVariant], tokenizers: Tokenizers) -> None:
         self._model, self._variants, self._tokenizers = model, variants, tokenizers
 
-    def loaded(self, name: str) -> LoadedVariant:
+    def find(self, name: str) -> LoadedVariant:
         """The loaded variant of this name.
 
         Raises:
@@ -59,85 +59,85 @@ class InputProcessor:
 
     def items(self, requests: Sequence[tuple[str | None, Ids]]) -> list[Item]:
         """Sequences all of whose logits are wanted; raises as `Runtime.logits`."""
-        return [self._item(index, told, *one) for index, told, one in _numbered(requests, 2)]
+        return [self._item(index, label, *one) for index, label, one in _numbered(requests, 2)]
 
     def scored(self, requests: Sequence[tuple[str | None, Ids, Ids]]) -> Iterator[tuple[Item, list[int]]]:
         """Sequences whose continuations are to be scored, and these; raises as `Runtime.loglikelihood`."""
-        for index, told, (variant, context, continuation) in _numbered(requests, 3):
+        for index, label, (variant, context, continuation) in _numbered(requests, 3):
             before, after = _listed(context), _listed(continuation)
             if not before or not after:
-                raise InputError("context and continuation need at least one token each", where=told)
-            ids, asked = before + after, self._asked(variant)
-            self._check(told, asked, ids)
-            item = Item(index, asked, self._vocabulary(asked), ids[:-1], len(before) - 1, len(ids) - 1)
+                raise InputError("context and continuation need at least one token each", where=label)
+            ids, loaded = before + after, self._loaded(variant)
+            self._check(label, loaded, ids)
+            item = Item(index, loaded, self._vocabulary(loaded), ids[:-1], len(before) - 1, len(ids) - 1)
             yield item, after
 
     def requests(self, requests: Sequence[tuple[str | None, str | Ids]], generation: GenerationConfig) -> list[Request]:
         """Requests for the scheduler; raises as `Runtime.generate`."""
-        return [self._request(index, told, *one, generation) for index, told, one in _numbered(requests, 2)]
+        return [self._request(index, label, *one, generation) for index, label, one in _numbered(requests, 2)]
 
-    def _item(self, index: int, told: str, variant: str | None, ids: Ids) -> Item:
-        listed, asked = _listed(ids), self._asked(variant)
-        self._check(told, asked, listed)
-        return Item(index, asked, self._vocabulary(asked), listed, 0, len(listed))
+    def _item(self, index: int, label: str, variant: str | None, ids: Ids) -> Item:
+        listed, loaded = _listed(ids), self._loaded(variant)
+        self._check(label, loaded, listed)
+        return Item(index, loaded, self._vocabulary(loaded), listed, 0, len(listed))
 
     def _request(
-        self, index: int, told: str, variant: str | None, prompt: str | Ids, generation: GenerationConfig
+        self, index: int, label: str, variant: str | None, prompt: str | Ids, generation: GenerationConfig
     ) -> Request:
-        asked = self._asked(variant)
+        loaded = self._loaded(variant)
         is_text = isinstance(prompt, str)
         if isinstance(prompt, str):
-            check_text(f"{told}: the prompt", prompt)
+            check_text(f"{label}: the prompt", prompt)
         ids = (
             self._tokenizers.encode(variant, prompt, bos=generation.bos) if isinstance(prompt, str) else _listed(prompt)
         )
         if is_text and not ids:
             raise InputError(
-                "the prompt is empty", where=told, way_out="give some text, or ask for the bos token before it"
+                "the prompt is empty", where=label, way_out="give some text, or ask for the bos token before it"
             )
-        self._check(told, asked, ids, room=1)
-        layout = self._layout(asked)
+        self._check(label, loaded, ids, room=1)
+        layout = self._layout(loaded)
         wanted, context = generation.max_new_tokens, layout.context
         room = wanted if context is None else min(wanted, context - len(ids))
-        directory = self._model.base.checkpoint.path if asked is None else asked.variant.folder
+        directory = self._model.base.checkpoint.path if loaded is None else loaded.variant.folder
         config: Any = layout.config
         return Request(
             index,
             variant,
-            BASE if asked is None else asked.slot,
+            BASE if loaded is None else loaded.slot,
             ids,
-            vocabulary=self._vocabulary(asked),
+            vocabulary=self._vocabulary(loaded),
             limit=room,
             limit_reason="length" if room == wanted else "context",
             eos=frozenset(token_ids(directory, config, "eos_token_id")),
             text=TextStream(self._tokenizers.decoder(variant), generation.stops, streams=generation.streams),
             sampling=replace(generation.sampling, seed=generation.sampling.seed + index),
-            asked=asked,
+            loaded=loaded,
         )
 
-    def _asked(self, variant: str | None) -> LoadedVariant | None:
-        return None if variant is None else self.loaded(variant)
+    def _loaded(self, variant: str | None) -> LoadedVariant | None:
+        return None if variant is None else self.find(variant)
 
-    def _layout(self, asked: LoadedVariant | None) -> Layout:
-        return self._model.base.layout if asked is None else asked.variant.layout
+    def _layout(self, loaded: LoadedVariant | None) -> Layout:
+        return self._model.base.layout if loaded is None else loaded.variant.layout
 
-    def _vocabulary(self, asked: LoadedVariant | None) -> int:
+    def _vocabulary(self, loaded: LoadedVariant | None) -> int:
         """Tokens that may come out."""
-        return self._model.vocabulary if asked is None else asked.variant.vocabulary(self._model.head_path)
+        return self._model.vocabulary if loaded is None else loaded.variant.vocabulary(self._model.head_path)
 
-    def _check(self, told: str, asked: LoadedVariant | None, ids: list[int], *, room: int = 0) -> None:
-        who = "the base" if asked is None else f"variant {asked.name}"
+    def _check(self, label: str, loaded: LoadedVariant | None, ids: list[int], *, room: int = 0) -> None:
+        who = "the base" if loaded is None else f"variant {loaded.name}"
         if not ids:
-            raise InputError(f"{told} to {who} has no tokens", way_out="give at least one")
+            raise InputError(f"{label} to {who} has no tokens", way_out="give at least one")
         known = self._model.vocabulary
-        if asked is not None:
-            known = asked.variant.vocabulary(self._model.embedding_path)
+        if loaded is not None:
+            known = loaded.variant.vocabulary(self._model.embedding_path)
         if odd := [token for token in ids if not 0 <= token < known]:
-            raise InputError(f"token {odd[0]} is not in the vocabulary of {who} ({known} tokens)", where=told)
-        context = self._layout(asked).context
+            raise InputError(f"token {odd[0]} is not in the vocabulary of {who} ({known} tokens)", where=label)
+        context = self._layout(loaded).context
         if context is not None and len(ids) + room > context:
             raise InputError(
-                f"{told} has {len(ids)} tokens, the context of {who} is {context}", way_out="shorten the prompt"
+                f"{label} has {len(ids)} tokens, the context of {who} is {context}", way_out="shorten the prompt"
             )
 
 

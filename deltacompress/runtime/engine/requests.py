@@ -38,7 +38,7 @@ class Request:
     """One request on its way through the scheduler.
 
     variant: None for the base; slot: of it, looked up again when its turn comes; ids: the prompt; vocabulary: tokens
-    that may come out; limit: new tokens at most, by wish or by context; limit_reason: which of the two; asked: the
+    that may come out; limit: new tokens at most, by wish or by context; limit_reason: which of the two; loaded: the
     variant that all of this was taken from.
     """
 
@@ -55,7 +55,7 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     finished: Finish | None = None
     generator: torch.Generator | None = None
-    asked: LoadedVariant | None = None
+    loaded: LoadedVariant | None = None
     error: DeltaCompressError | None = None
 
     @property

@@ -127,9 +127,9 @@ class Scheduler:
         """Reserve the variant of a request if it is ready; where nothing else runs, wait for it."""
         if (name := request.variant) is None:
             return True
-        if request.asked is not None:  # it may have been loaded again while the request waited
-            request.asked = self._variants.current(request.asked)
-            request.slot = request.asked.slot
+        if request.loaded is not None:  # it may have been loaded again while the request waited
+            request.loaded = self._variants.current(request.loaded)
+            request.slot = request.loaded.slot
         if not alone and not (self._variants.start(name) and self._variants.ready(name)):
             return False
         self._variants.acquire([name])
