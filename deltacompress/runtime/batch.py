@@ -88,7 +88,9 @@ class Batch:
         if (count, head) not in self._made:
             runs = self._kept_runs if head else None
             if runs is None:
-                each = count // len(self.slots)
+                each, rest = divmod(count, len(self.slots))
+                if rest:
+                    raise ValueError(f"{count} rows of {len(self.slots)} requests")
                 runs = tuple(Segment(run.slot, run.first * each, run.last * each) for run in self._runs)
             self._made[count, head] = BatchRows(runs, self._device)
         return self._made[count, head]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from deltacompress.devices import resolve_device
 from deltacompress.errors import BackendError, InputError
 from deltacompress.models.config import notes
 from deltacompress.numerics.likelihood import LogLikelihood
+from deltacompress.runtime.batch import BASE, Batch
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.cache.memory import explained
 from deltacompress.runtime.cache.variant_cache import VariantCache
@@ -43,14 +45,12 @@ class Runtime:
     time; `load` and `unload` may be called from others, also while requests run.
     """
 
-    def __init__(
-        self, model: DecoupledModel, numerics: Numerics, cache: VariantCache, *, cuda_graphs: bool = False
-    ) -> None:
-        self.model, self.cache = model, cache
+    def __init__(self, model: DecoupledModel, cache: VariantCache, *, cuda_graphs: bool = False) -> None:
+        self.model, self.cache, numerics = model, cache, model.base.numerics
         self.backend, self.merge_rounding = numerics.backend.name, numerics.merge_rounding
         self.device, self.dtype = model.device, numerics.dtype
         self.notes: list[str] = []  # what a user should know about how base and variants are served
-        self._numerics, self._cuda_graphs = numerics, cuda_graphs
+        self._cuda_graphs = cuda_graphs
         self._tokenizers = Tokenizers(model.base.checkpoint.path)
         self._input = InputProcessor(model, cache.variants, self._tokenizers)
         self._lock = threading.RLock()
@@ -93,17 +93,15 @@ class Runtime:
         if cuda_graphs and where.type != "cuda":
             raise BackendError(f"cuda_graphs on device {where}: they need a GPU", way_out="leave them out")
         numerics = Numerics.choose(backend, where, kind, merge_rounding)
-        model = load_base(str(path_or_id), device=where, dtype=kind, kernels=numerics.kernels)
+        model = load_base(str(path_or_id), device=where, numerics=numerics)
         cache = VariantCache(model, numerics.kernels, budget_bytes=budget_bytes, host_bytes=host_bytes)
-        made = cls(model, numerics, cache, cuda_graphs=cuda_graphs)
+        made = cls(model, cache, cuda_graphs=cuda_graphs)
         made.notes += notes(model.base.checkpoint.config, model.base.checkpoint.path)
         return made
 
     def describe(self) -> str:
         """One line: device, dtype, backend and why, and how deltas are applied."""
-        return self._numerics.describe()
-
-    # --- variants ----------------------------------------------------------------------------------------------------
+        return self.model.base.numerics.describe()
 
     @property
     def variants(self) -> Mapping[str, LoadedVariant]:
@@ -139,7 +137,7 @@ class Runtime:
             name = path.resolve().name if path == Path(artifact) else str(artifact)
         self.cache.check_free(name)
         with collector_paused():
-            variant = DeltaVariant.open(path, self.model.base, self._numerics)
+            variant = DeltaVariant.open(path, self.model.base)
         return self.add(variant, name, verify=verify)
 
     def add(self, variant: Variant, name: str, *, verify: bool = True) -> str:
@@ -172,8 +170,6 @@ class Runtime:
             self.cache.remove(name)
             self._tokenizers.remove(name)
 
-    # --- evaluation --------------------------------------------------------------------------------------------------
-
     def logits(self, requests: Sequence[tuple[str | None, Ids]]) -> list[Tensor]:
         """Logits [tokens, vocabulary] of each (variant or None for the base, token ids), in one mixed forward.
 
@@ -197,6 +193,14 @@ class Runtime:
             for item, piece in self._run(batch):
                 yield item.index, piece
 
+    @contextmanager
+    def serving(self, variants: Sequence[str | None]) -> Iterator[None]:
+        """In this block, forwards of `model.model` are of a row of each variant, sorted by slot; raises as `logits`."""
+        slots = [BASE if name is None else self._input.find(name).slot for name in variants]
+        names = {name for name in variants if name is not None}
+        with self._lock, forwards.held(self.cache, names), self.model.serving(Batch(slots, self.device)):
+            yield
+
     def loglikelihood(self, requests: Sequence[tuple[str | None, Ids, Ids]]) -> list[LogLikelihood]:
         """(sum of log-probabilities in nats, whether greedy) of each (variant, context ids, continuation ids).
 
@@ -215,8 +219,6 @@ class Runtime:
                 for one, result in zip(ordered, forwards.log_likelihoods(ordered, logits, targets), strict=True):
                     found[one.index] = result
         return found
-
-    # --- generation --------------------------------------------------------------------------------------------------
 
     def generate(
         self,
@@ -288,8 +290,6 @@ class Runtime:
     def chat_ids(self, variant: str | None, messages: list[dict[str, str]]) -> list[int] | None:
         """Token ids of a conversation in the variant's chat template; None if its tokenizer has none."""
         return self._tokenizers.chat(variant, messages)
-
-    # --- inside ------------------------------------------------------------------------------------------------------
 
     def _run(self, items: list[Item]) -> list[tuple[Item, Tensor]]:
         doing = self._memory(f"one forward over {len(items)} sequences")

@@ -117,9 +117,9 @@ class DeltaQuantizer(HfQuantizer):  # type: ignore[misc]
         assert checkpoint is not None
         layout = read_layout(checkpoint.path, checkpoint.tensors)
         numerics = Numerics.choose(settings.backend, devices.pop(), model.dtype, settings.merge_rounding)
-        decoupled = decouple(model, checkpoint, layout, numerics.kernels)
+        decoupled = decouple(model, checkpoint, layout, numerics)
         delta = artifact_path(settings.delta, settings.zoo, base=checkpoint.path)
-        variant = DeltaVariant.open(delta, decoupled.base, numerics)
+        variant = DeltaVariant.open(delta, decoupled.base)
         found = ((path, variant.operand(path)) for path in variant.paths())
         device, kernels = decoupled.device, numerics.kernels
         decoupled.install(_SLOT, {path: one.placed(device, kernels) for path, one in found if one is not None})

@@ -91,7 +91,8 @@ def delta(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def variant(delta: Path) -> DeltaVariant:
     runtime = Runtime.from_base(delta.parent / "base", merge_rounding=False)
-    return DeltaVariant.open(delta, runtime.model.base, Numerics(torch.float32, False, Tiles()))  # type: ignore[arg-type]
+    numerics = Numerics(torch.float32, False, Tiles())  # type: ignore[arg-type]
+    return DeltaVariant.open(delta, replace(runtime.model.base, numerics=numerics))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from deltacompress.runtime.modules.linear import DecoupledLinear, LinearGroup
 from deltacompress.runtime.operands.dense_delta import DenseDelta
 from deltacompress.runtime.operands.full_weight import FullWeight
 from deltacompress.runtime.operands.operand import Vector
-from deltacompress.runtime.operands.product import LinearOperand, Product
+from deltacompress.runtime.operands.product import Combined, LinearOperand, Product
 from deltacompress.runtime.variants.precision import Numerics
 
 
@@ -195,3 +196,105 @@ def test_a_group_leaves_other_kinds_to_its_members() -> None:
                 if k == 1:
                     wanted[1] = factor * (x[1] @ weights[1].T) + biases[1]
                 torch.testing.assert_close(one, wanted)
+
+
+@dataclass(frozen=True)
+class Added(LinearOperand):
+    """y += x A^T, in one launch for all linears of a group; tensors: a [out, in]."""
+
+    @property
+    def product(self) -> type[Product[Any]]:
+        return AddedProduct
+
+
+class AddedProduct(Product[Added]):
+    groups = 0
+
+    def add(self, y: Tensor, x: Tensor, rows: BatchRows) -> None:
+        for piece, operand in self.own(rows):
+            y[piece.rows] += x[piece.rows] @ operand.tensors["a"].T
+
+    def joins(self, slots: Iterable[int]) -> bool:
+        return True
+
+    @classmethod
+    def add_group(cls, y: Tensor, x: Tensor, rows: BatchRows, products: Sequence[Any]) -> None:
+        AddedProduct.groups += 1
+        at = 0
+        for one in products:
+            one.add(y[:, at : at + one.site.out_features], x, rows)
+            at += one.site.out_features
+
+
+class OtherAdded(Added):
+    @property
+    def product(self) -> type[Product[Any]]:
+        return OtherAddedProduct
+
+
+class OtherAddedProduct(AddedProduct):
+    pass
+
+
+def test_kinds_that_join_share_one_product_of_the_base() -> None:
+    torch.manual_seed(2)
+    context = ForwardContext()
+    linears = [nn.Linear(4, out) for out in (3, 5)]
+    members = [DecoupledLinear(linear, context, None, is_head=False) for linear in linears]
+    weights = [linear.weight.detach().clone() for linear in linears]
+    biases = [linear.bias.detach().clone() for linear in linears]
+    LinearGroup(members)
+    a, b = torch.randn(5, 4), torch.randn(3, 4)
+    members[1].set(1, Added({"a": a}))
+    members[0].set(2, OtherAdded({"a": b}))
+    x = torch.randn(3, 2, 4)
+    context.batch = Batch([0, 1, 2], torch.device("cpu"))
+    with torch.inference_mode():
+        found = [member(x) for member in members]
+    wanted = [x @ weight.T + bias for weight, bias in zip(weights, biases, strict=True)]
+    wanted[1][1] += x[1] @ a.T
+    wanted[0][2] += x[2] @ b.T
+    torch.testing.assert_close(found, wanted)
+    assert AddedProduct.groups == 2
+
+
+def test_one_variant_may_bring_several_kinds_for_a_linear() -> None:
+    """A whole weight, what is added to it, a turn before and a scale after, whatever the order they came in."""
+    torch.manual_seed(3)
+    context, linear = ForwardContext(), nn.Linear(4, 6)
+    bias = linear.bias.detach()
+    w, d, r, s = torch.randn(6, 4), torch.randn(6, 4), torch.randn(4, 4), torch.randn(6)
+    delta, turn, scale = DenseDelta({"delta": d}), Turn({"r": r}), Scale({"s": s})
+    both = Combined.of(delta, turn, scale)
+    assert both.nbytes == both.placed_bytes(None) == 4 * (24 + 16 + 6)
+    made = DecoupledLinear(linear, context, None, is_head=False)
+    context.batch = Batch([0, 1, 2], torch.device("cpu"))
+    made.set(1, both.pinned().placed(torch.device("cpu"), None) if torch.cuda.is_available() else both)
+    made.set(2, Combined.of(Added({"a": d}), FullWeight({"weight": w})))
+    x = torch.randn(3, 2, 4)
+    with torch.inference_mode():
+        y = made(x)
+        plain = linear(x)
+        torch.testing.assert_close(y[0], plain[0])
+        torch.testing.assert_close(y[1], s * ((x[1] @ r) @ (linear.weight + d).T) + bias)
+        torch.testing.assert_close(y[2], x[2] @ (w + d).T + bias)
+        made.set(1, delta)  # the turn and the scale are gone
+        made.set(2, None)
+        y = made(x)
+        torch.testing.assert_close(y[1], x[1] @ (linear.weight + d).T + bias)
+        torch.testing.assert_close(y[2], plain[2])
+    with pytest.raises(ValueError, match="two operands of one kind"):
+        Combined.of(delta, DenseDelta({"delta": d}))
+
+
+def test_rows_that_no_request_owns_are_refused() -> None:
+    with pytest.raises(ValueError, match="5 rows of 2 requests"):
+        Batch([0, 1], torch.device("cpu")).rows(5)
+
+
+def test_a_load_that_was_dropped_leaves_its_slot_clean(trio: dict[str, Served], diagonal: tuple[Path, Path]) -> None:
+    runtime, ids = Runtime.from_base(trio["a"].pair.base), random_ids(5)
+    runtime.load(trio["a"].artifact, "a")
+    runtime.cache.drop("a")  # as after an interrupt
+    runtime.add(DiagonalVariant(diagonal[0], runtime.model.base), "d")
+    assert_close(runtime.logits([("d", ids)])[0], oracle_logits(diagonal[1], ids))

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.evaluation.scoring.serving import Begun, batches, forward, padded
+from deltacompress.evaluation.scoring.serving import Begun, Serving, batches, forward, padded
 from deltacompress.models import load
 from deltacompress.models.generation import token_ids
 from deltacompress.models.support import failing_forward
@@ -31,7 +32,7 @@ def load_model(path: Path | Checkpoint, *, device: str = "cpu", dtype: str = "fl
     return load.load_model(checkpoint, device=torch.device(device), dtype=getattr(torch, dtype))
 
 
-class PlainServing:
+class PlainServing(Serving):
     """One loaded causal language model; rows' variants are not looked at. ends: see `Serving.ends`."""
 
     def __init__(self, model: PreTrainedModel, *, ends: frozenset[int] = frozenset()) -> None:
@@ -45,26 +46,26 @@ class PlainServing:
         model = load_model(checkpoint, device=device, dtype=dtype)
         return cls(model, ends=frozenset(token_ids(checkpoint.path, model.config, "eos_token_id")))
 
+    @override
     def ends(self, variant: str | None) -> frozenset[int]:
-        """As Serving says."""
         return self._ends
 
+    @override
     def vocabulary(self, variant: str | None) -> int:
-        """As Serving says."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
+    @override
     def slot(self, variant: str | None) -> int:
-        """As Serving says."""
         return 0
 
+    @override
     def forward(self, variants: Sequence[str | None], **inputs: Any) -> tuple[Tensor, Any]:
-        """As Serving says."""
         with failing_forward(Path(self.model.config.name_or_path)):
             out = self.model(**inputs)
         return out.logits.float(), out.past_key_values
 
+    @override
     def complete(self, answers: Sequence[Begun], *, batch_size: int) -> list[tuple[int, ...]]:
-        """As Serving says."""
         found: dict[int, tuple[int, ...]] = {}
         order = range(len(answers))
         for picked in batches(order, lambda index: answers[index].tokens, batch_size=batch_size):

@@ -5,23 +5,23 @@ What is evaluated is what is served: forwards run the runtime's modules, and its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from deltacompress.evaluation.scoring.serving import Begun
+from deltacompress.evaluation.scoring.serving import Begun, Serving
 from deltacompress.models.generation import token_ids
 from deltacompress.models.support import failing_forward
 from deltacompress.numerics.likelihood import mask_beyond
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.batch import BASE, Batch
+from deltacompress.runtime.batch import BASE
 
 
-class DecoupledServing:
+class DecoupledServing(Serving):
     """A base and its deltas; a row's variant is the name that `load` was given, None is the base itself."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -43,34 +43,34 @@ class DecoupledServing:
         """One line: device, dtype, backend and why, and how deltas are applied."""
         return self.runtime.describe()
 
+    @override
     def ends(self, variant: str | None) -> frozenset[int]:
-        """As Serving says."""
         if variant is None:
             checkpoint = self.runtime.model.base.checkpoint
             return frozenset(token_ids(checkpoint.path, self.runtime.model.config, "eos_token_id"))
         opened = self.runtime.variants[variant].variant
         return frozenset(token_ids(opened.folder, opened.layout.config, "eos_token_id"))
 
+    @override
     def vocabulary(self, variant: str | None) -> int:
-        """As Serving says."""
         model = self.runtime.model
         if variant is None:
             return model.vocabulary
         opened = self.runtime.variants[variant].variant
         return min(opened.vocabulary(path) for path in (model.embedding_path, model.head_path))
 
+    @override
     def slot(self, variant: str | None) -> int:
-        """As Serving says."""
         return BASE if variant is None else self.runtime.variants[variant].slot
 
+    @override
     def forward(self, variants: Sequence[str | None], **inputs: Any) -> tuple[Tensor, Any]:
-        """As Serving says."""
-        with self._rows_of(variants), failing_forward(Path(self.model.config.name_or_path)):
+        with self.runtime.serving(variants), failing_forward(Path(self.model.config.name_or_path)):
             out = self.model(**inputs)
         return mask_beyond(out.logits.float(), [self._tokens_out(name) for name in variants]), out.past_key_values
 
+    @override
     def complete(self, answers: Sequence[Begun], *, batch_size: int) -> list[tuple[int, ...]]:
-        """As Serving says."""
         by_count: dict[int, list[int]] = {}
         for index, answer in enumerate(answers):
             by_count.setdefault(_count(answer), []).append(index)
@@ -88,17 +88,6 @@ class DecoupledServing:
         if variant is None:
             return model.vocabulary
         return self.runtime.variants[variant].variant.vocabulary(model.head_path)
-
-    @contextmanager
-    def _rows_of(self, variants: Sequence[str | None]) -> Iterator[None]:
-        """In this block, forwards are of rows of these variants, which stay loaded."""
-        names = {name for name in variants if name is not None}
-        self.runtime.cache.acquire(names)
-        try:
-            with self.runtime.model.serving(Batch([self.slot(name) for name in variants], self.runtime.device)):
-                yield
-        finally:
-            self.runtime.cache.release(names)
 
 
 def _count(answer: Begun) -> int:

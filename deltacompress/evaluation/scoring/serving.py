@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -75,25 +76,31 @@ class Begun:
         return len(self.prompt.context) + self.prompt.max_new_tokens
 
 
-class Serving(Protocol):
-    """A model, perhaps with variants beside it, ready for forwards. Variant None is the model itself."""
+class Serving(ABC):
+    """A model, perhaps with variants beside it, ready for forwards. Variant None is the model itself.
 
-    @property
-    def model(self) -> PreTrainedModel:
-        """The model that transformers loaded."""
+    model: as transformers loaded it.
+    """
 
+    model: PreTrainedModel
+
+    @abstractmethod
     def ends(self, variant: str | None) -> frozenset[int]:
         """Tokens that end a text by a model's own configuration, as generation uses it."""
 
+    @abstractmethod
     def vocabulary(self, variant: str | None) -> int:
         """Tokens that a model has; ids from there on must not be asked of it."""
 
+    @abstractmethod
     def slot(self, variant: str | None) -> int:
         """Rows of one forward stand in the order of their slots."""
 
+    @abstractmethod
     def forward(self, variants: Sequence[str | None], **inputs: Any) -> tuple[Tensor, Any]:
         """(f32 logits, cache) of one forward; variants: of its rows. Tokens that a variant does not have get -inf."""
 
+    @abstractmethod
     def complete(self, answers: Sequence[Begun], *, batch_size: int) -> list[tuple[int, ...]]:
         """For each answer its next tokens, greedily, up to an end or as many as are left; more may follow."""
 

@@ -48,7 +48,7 @@ def missing(device: torch.device) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class _Launch:
     """A kernel and how it is launched."""
 
     kernel: nvrtc.Kernel
@@ -96,7 +96,7 @@ class CudaBackend(Backend):
         self._processors = properties.multi_processor_count
         self._shared_of_block = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
         self._shared_of_processor = properties.shared_memory_per_multiprocessor
-        self._variants: dict[tuple[object, ...], Variant] = {}
+        self._made: dict[tuple[object, ...], _Launch] = {}
         self.ingest = CudaIngest(self.device, self._arch)
 
     @override
@@ -137,8 +137,8 @@ class CudaBackend(Backend):
         # 16-byte copies need rows that start on 16 bytes
         fast = x.dtype != torch.float32 and not (x.data_ptr() % 16 or x.stride(0) % 8 or spec.columns % 8)
         key = (name, wide, spec.bits, spec.is_24, 0 if spec.groups == 1 else spec.group, x.dtype, fast)
-        if (variant := self._variants.get(key)) is None:
-            variant = self._variants[key] = self._make(name, wide, spec, x.dtype, fast)
+        if (launch := self._made.get(key)) is None:
+            launch = self._made[key] = self._make(name, wide, spec, x.dtype, fast)
         sizes: tuple[Any, ...]
         if name == "decode":
             sizes = (ctypes.c_int(spec.columns), ctypes.c_int(spec.group), _Members.of(members))
@@ -160,11 +160,9 @@ class CudaBackend(Backend):
             ctypes.c_int(lo),
             ctypes.c_int(hi),
         )
-        variant.kernel.launch(
-            variant.grid, variant.threads, torch.cuda.current_stream(self.device).cuda_stream, arguments
-        )
+        launch.kernel.launch(launch.grid, launch.threads, torch.cuda.current_stream(self.device).cuda_stream, arguments)
 
-    def _make(self, name: str, wide: int, spec: PackedSpec, dtype: torch.dtype, fast: bool) -> Variant:
+    def _make(self, name: str, wide: int, spec: PackedSpec, dtype: torch.dtype, fast: bool) -> _Launch:
         macros = {"BITS": spec.bits, "SPARSE": int(spec.is_24), "DTYPE": _DTYPES[dtype], "FAST": int(fast)}
         macros["GROUP"] = step = _scale_step(spec, 64 if name == "prefill" else tiling.stage_columns(spec))
         # (blocks on a multiprocessor, stages of their rings); two blocks cover each other's ends
@@ -197,7 +195,7 @@ class CudaBackend(Backend):
             torch.cuda.current_stream()  # PyTorch makes its context current
             binary = nvrtc.compile_source(name, macros, arch)
             kernel = nvrtc.Kernel(binary, "sbmm", fixed + max(slot * stages, least))
-        return Variant(kernel, per_processor * self._processors, threads)
+        return _Launch(kernel, per_processor * self._processors, threads)
 
 
 def _by_format(tables: Sequence[Table]) -> list[list[_Member]]:

@@ -106,6 +106,8 @@ class VariantCache:
         """Forget a variant that never became usable."""
         loaded = self.variants.pop(name)
         loaded.arriving = None
+        if loaded.installed:
+            self._evict(loaded)
 
     def remove(self, name: str) -> None:
         """Forget a variant.

@@ -6,7 +6,7 @@ one large product). The head sees only the rows whose logits somebody asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -59,10 +59,16 @@ def holding(cache: VariantCache, items: Sequence[Item]) -> Iterator[list[Item]]:
         BackendError: they do not fit together.
     """
     found = [one if one.loaded is None else replace(one, loaded=cache.current(one.loaded)) for one in items]
-    names = {one.variant for one in found if one.variant is not None}
+    with held(cache, {one.variant for one in found if one.variant is not None}):
+        yield found
+
+
+@contextmanager
+def held(cache: VariantCache, names: Collection[str]) -> Iterator[None]:
+    """Variants of these names are ready, and stay so in this block; raises as VariantCache.acquire."""
     cache.acquire(names)
     try:
-        yield found
+        yield
     finally:
         cache.release(names)
 

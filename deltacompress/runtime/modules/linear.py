@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from deltacompress.kernels import Backend
 from deltacompress.runtime.batch import Batch, BatchRows, ForwardContext
 from deltacompress.runtime.modules.vectors import VectorBank
-from deltacompress.runtime.operands.product import BaseProduct, LinearOperand, LocalProduct, Product, Site
+from deltacompress.runtime.operands.product import BaseProduct, Combined, LinearOperand, LocalProduct, Product, Site
 
 
 class DecoupledLinear(nn.Linear):
@@ -52,20 +52,22 @@ class DecoupledLinear(nn.Linear):
     def product(self, kind: type[Product[Any]]) -> Product[Any]:
         """Its product of this kind."""
         if kind not in self._products:
-            self._products[kind] = kind(self._site)
+            made = self._products | {kind: kind(self._site)}
+            # whole weights first, since the others add to what they write; and the same order in every process
+            self._products = dict(sorted(made.items(), key=lambda one: (not one[0].replaces, one[0].__name__)))
         return self._products[kind]
 
     def products(self, slots: Iterable[int]) -> list[Product[Any]]:
         """Those that do something for one of these slots."""
         return [product for product in self._products.values() if product.serves(slots)]
 
-    def set(self, slot: int, operand: LinearOperand | None) -> None:
+    def set(self, slot: int, operand: LinearOperand | Combined | None) -> None:
         """Give `slot` its operand, or none any more."""
         for product in self._products.values():
             if slot in product.operands:
                 product.set(slot, None)
-        if operand is not None:
-            self.product(operand.product).set(slot, operand)
+        for part in () if operand is None else operand.parts:
+            self.product(part.product).set(slot, part)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]; a head that keeps some rows only: [requests, tokens, in] -> [1, kept rows, out].
@@ -167,8 +169,6 @@ class LinearGroup:
                 if not product.joins(slots):
                     return None
                 kinds.add(type(product))
-        if len(kinds) > 1:
-            return None
         flat = x.reshape(-1, x.shape[-1])
         y = self._base(flat)
         for kind in kinds:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.kernels import Backend
 from deltacompress.kernels.triton import fused
 from deltacompress.models.load import load_model
 from deltacompress.models.support import is_norm
@@ -26,6 +25,7 @@ from deltacompress.runtime.modules.linear import DecoupledLinear, group_linears
 from deltacompress.runtime.modules.vectors import VectorBank, decouple_norm
 from deltacompress.runtime.operands.operand import Operand
 from deltacompress.runtime.variants.layout import Layout, read_layout
+from deltacompress.runtime.variants.precision import Numerics
 from deltacompress.runtime.variants.variant import BaseSide, Role
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class DecoupledModel:
             seat.set(slot, None)
 
 
-def load_base(path: str, *, device: torch.device, dtype: torch.dtype, kernels: Backend | None) -> DecoupledModel:
+def load_base(path: str, *, device: torch.device, numerics: Numerics) -> DecoupledModel:
     """Load the base checkpoint and make it variant-aware.
 
     Raises:
@@ -109,16 +109,16 @@ def load_base(path: str, *, device: torch.device, dtype: torch.dtype, kernels: B
     """
     checkpoint = Checkpoint.open(path)
     layout = read_layout(checkpoint.path, checkpoint.tensors)
-    model = load_model(checkpoint, device=device, dtype=dtype)
-    made = decouple(model, checkpoint, layout, kernels)
-    if kernels is not None:
+    model = load_model(checkpoint, device=device, dtype=numerics.dtype)
+    made = decouple(model, checkpoint, layout, numerics)
+    if numerics.kernels is not None:
         group_linears(model, [module for module in model.modules() if isinstance(module, DecoupledLinear)])
     if made.fused:
         fuse_attention(model, made.context)
     return made
 
 
-def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, kernels: Backend | None) -> DecoupledModel:
+def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, numerics: Numerics) -> DecoupledModel:
     """Make a loaded model variant-aware in place.
 
     Raises:
@@ -127,7 +127,7 @@ def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, ker
     model.eval().requires_grad_(False)
     if model.config._attn_implementation not in ATTENTION:
         model.set_attn_implementation("eager")
-    context = ForwardContext()
+    context, kernels = ForwardContext(), numerics.kernels
     fuse = kernels is not None and fused.usable(model.device)
     paths = {id(module): name for name, module in model.named_modules()}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -151,7 +151,7 @@ def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, ker
             }
     roles |= dict.fromkeys(banks, "vector")
     roles[embedding_path] = "embedding"
-    side = BaseSide(checkpoint, layout, roles)
+    side = BaseSide(checkpoint, layout, roles, numerics)
     seats: dict[str, Seat] = {**linears, **banks, embedding_path: decouple_embedding(embedding, context, fuse=fuse)}
     return DecoupledModel(model, context, side, embedding.weight.device, embedding_path, head_path, seats, fuse)
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 from typing_extensions import override
@@ -58,6 +59,46 @@ class LinearOperand(Operand, ABC):
     def product(self) -> type[Product[Any]]:
         """What computes with operands of this kind."""
 
+    @property
+    def parts(self) -> tuple[LinearOperand, ...]:
+        """Itself; of `Combined`, several."""
+        return (self,)
+
+
+@dataclass(frozen=True)
+class Combined(Operand):
+    """Operands of different kinds that one variant brings for one linear: a delta and an adapter over it, say."""
+
+    parts: tuple[LinearOperand, ...]
+
+    @classmethod
+    def of(cls, *parts: LinearOperand) -> Combined:
+        """Of these parts.
+
+        Raises:
+            ValueError: two are of one kind.
+        """
+        if len({part.product for part in parts}) != len(parts):
+            raise ValueError("two operands of one kind for one linear")
+        return cls({}, parts)
+
+    @property
+    @override
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    @override
+    def placed_bytes(self, kernels: Backend | None) -> int:
+        return sum(part.placed_bytes(kernels) for part in self.parts)
+
+    @override
+    def placed(self, device: torch.device, kernels: Backend | None) -> Self:
+        return replace(self, parts=tuple(part.placed(device, kernels) for part in self.parts))
+
+    @override
+    def pinned(self) -> Self:
+        return replace(self, parts=tuple(part.pinned() for part in self.parts))
+
 
 O = TypeVar("O", bound=LinearOperand)  # noqa: E741
 
@@ -96,7 +137,7 @@ class Product(Generic[O]):
         return x
 
     def add(self, y: Tensor, x: Tensor, rows: BatchRows) -> None:
-        """Add to y [rows, at least out], in place, for rows of its slots; x [rows, in]."""
+        """Add to y [rows, at least out], in place, for rows of its slots; x [rows, in]: as all `before`s left it."""
 
     def after(self, y: Tensor, rows: BatchRows) -> None:
         """Change y in place, for rows of its slots, once everything but the biases is in it."""

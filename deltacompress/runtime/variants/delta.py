@@ -29,20 +29,19 @@ from deltacompress.runtime.operands.operand import Operand, Vector
 from deltacompress.runtime.operands.packed_delta import PackedDelta
 from deltacompress.runtime.operands.stored import Stored, StoredPart
 from deltacompress.runtime.variants.layout import SERVE_WAY_OUT, Layout, check_alike, read_layout
-from deltacompress.runtime.variants.precision import Numerics
 from deltacompress.runtime.variants.variant import BaseSide, Variant
 
 
 class DeltaVariant(Variant):
     """An opened artifact that fits the base; make it with `DeltaVariant.open`."""
 
-    def __init__(self, delta: Delta, layout: Layout, base: BaseSide, numerics: Numerics) -> None:
+    def __init__(self, delta: Delta, layout: Layout, base: BaseSide) -> None:
         super().__init__(delta.path, layout, base)
-        self.delta, self._numerics = delta, numerics
+        self.delta, self._numerics = delta, base.numerics
 
     @classmethod
-    def open(cls, path: Path, base: BaseSide, numerics: Numerics) -> DeltaVariant:
-        """Open the artifact at `path` and check everything but its parts, which `operands` checks.
+    def open(cls, path: Path, base: BaseSide) -> DeltaVariant:
+        """Open the artifact at `path` and check everything but its parts, which `operand` checks.
 
         Raises:
             BaseMismatchError: made from another base; shows both hashes.
@@ -55,7 +54,7 @@ class DeltaVariant(Variant):
             check_file(delta.path / file.file, file)
         layout = read_layout(delta.path, delta.tensors)
         check_alike(base.layout, layout, str(delta.path))
-        found_variant = cls(delta, layout, base, numerics)
+        found_variant = cls(delta, layout, base)
         for module_path in layout.places:
             found_variant._check_served(module_path)
         return found_variant

@@ -15,17 +15,22 @@ from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.runtime.operands.operand import Operand
 from deltacompress.runtime.operands.stored import Stored
 from deltacompress.runtime.variants.layout import Layout
+from deltacompress.runtime.variants.precision import Numerics
 
 Role = Literal["linear", "head", "embedding", "vector"]
 
 
 @dataclass(frozen=True)
 class BaseSide:
-    """The base as a variant sees it. roles: module tensor path -> what the runtime replaced there."""
+    """The base as a variant sees it.
+
+    roles: module tensor path -> what the runtime replaced there; numerics: how variants are applied.
+    """
 
     checkpoint: Checkpoint
     layout: Layout
     roles: dict[str, Role]
+    numerics: Numerics
 
 
 class Variant(ABC):
