@@ -71,8 +71,8 @@ class Distilled:
 
 
 def sign(delta: Tensor) -> Tensor:
-    """1 where a delta is positive, else -1: one bit a weight, no zero."""
-    return torch.where(delta > 0, 1.0, -1.0)
+    """1 where a delta is positive, else -1, int8: one bit a weight, no zero."""
+    return (delta > 0).to(torch.int8).mul_(2).sub_(1)
 
 
 def plain_scale(delta: Tensor) -> float:
@@ -96,7 +96,7 @@ def distil(
     Raises:
         UnsupportedModelError: a name is no linear layer of the model.
     """
-    student = copy.deepcopy(teacher).requires_grad_(False)
+    student = _twin(teacher)
     layers = {name: _replaced(student, name, base) for name, base in bases.items()}
     optimizer = torch.optim.Adam([layer.shift for layer in layers.values()], lr=RATE)
     order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed)).split(BATCH)
@@ -121,8 +121,14 @@ def distil(
     return Distilled(kept, before, best)
 
 
+def _twin(model: nn.Module) -> nn.Module:
+    """A copy to replace layers in, over the same weights, frozen."""
+    weights = {id(weight): nn.Parameter(weight.detach(), requires_grad=False) for weight in model.parameters()}
+    return copy.deepcopy(model, weights)  # deepcopy's memo: what to put in the place of what it meets
+
+
 class _SignLinear(nn.Module):
-    """A linear layer whose weight is base + scale * sign, rows beyond the base's as they are.
+    """A linear layer whose weight is base + scale * sign, rows beyond the base's as they are: those of `linear` itself.
 
     shift: logarithm of the scale over its plain value.
     """
@@ -144,7 +150,7 @@ class _SignLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        weight = self.base + self.plain * self.shift.exp() * self.sign  # type: ignore[operator] # buffers
+        weight = self.base + self.plain * self.shift.exp() * self.sign  # type: ignore[operator] # buffers; f32 * int8
         if len(self.added):  # type: ignore[arg-type]
             weight = torch.cat([weight, self.added])  # type: ignore[list-item]
         return functional.linear(x, weight, self.bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,28 @@ def test_distillation_lowers_its_own_loss_and_is_the_same_every_time(pair: Pair)
     ):
         weights = {name: bases[name] + scales[name] * bitdelta.sign(deltas[name]) for name in bases}
         assert error_of_logits(pair, weights, ids[:16]) == pytest.approx(expected, rel=1e-3)
+
+
+def test_what_it_takes_beside_model_and_base_is_a_byte_for_each_sign(pair: Pair) -> None:
+    teacher = load_model(pair.finetuned)
+    bases = {name: Checkpoint.open(pair.base).read(name).float() for name in linears(pair)}
+    before, during = bytes_of_tensors(), []
+
+    class Watching(Recorder):
+        def phase(self, name: str, total: int | None = None) -> None:
+            during.append(bytes_of_tensors())
+
+    bitdelta.distil(teacher, bases, torch.randint(4, 90, (8, 12)), seed=0, reporter=Watching())
+    signs = sum(base.numel() for base in bases.values())
+    assert signs <= during[0] - before < signs + 20_000  # token ids, buffers of rotary embeddings
+    assert all(weight.requires_grad for weight in teacher.parameters())
+
+
+def bytes_of_tensors() -> int:
+    """Of all that Python holds, each storage once."""
+    gc.collect()
+    storages = [one.untyped_storage() for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def test_training_that_goes_wrong_leaves_the_plain_scales(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
