@@ -18,7 +18,7 @@ from torch import Tensor
 
 from deltacompress.bench.clock import best_seconds
 from deltacompress.bench.figures import obs_speedups
-from deltacompress.codecs.encoded import Encoded, Job
+from deltacompress.codecs.encoded import Encoded, LinearToEncode
 from deltacompress.codecs.obs import encode
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.settings import ObsSettings
@@ -72,13 +72,13 @@ def run(*, size: int = 4096, repeats: int = 2, device: str = "auto", reporter: R
     damped.diagonal().add_(DAMP * hessian.diagonal().mean())
     rule = _shipped_rule()
     # The codec spends its statistics, so it gets a copy, and says itself what it lost (by the same damped Hessian).
-    jobs = [Job("bench", weight, weight)]
+    linears = [LinearToEncode("bench", weight, weight)]
     cases: dict[str, Callable[[], Tensor | Encoded]] = {
         "plain": lambda: plain_column_by_column(weight, hessian),
         "obs": lambda: _solved(weight, hessian),
-        f"{RECIPE} as shipped, {rule.refine_sweeps} refinement sweeps": lambda: encode(jobs, statistics.copy(), rule)[
-            "bench"
-        ],
+        f"{RECIPE} as shipped, {rule.refine_sweeps} refinement sweeps": lambda: encode(
+            linears, statistics.copy(), rule
+        )["bench"],
     }
     reporter.phase("timing", len(cases))
     rows: list[dict[str, Any]] = []

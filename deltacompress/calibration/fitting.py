@@ -10,8 +10,8 @@ from torch import Tensor
 
 from deltacompress.calibration.data import CalibrationTokens
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.codecs.encoded import Fit
 from deltacompress.codecs.registry import CODECS
+from deltacompress.codecs.settings import Fit, Settings
 from deltacompress.models.load import load_model
 from deltacompress.reporter import Reporter
 
@@ -19,13 +19,14 @@ from deltacompress.reporter import Reporter
 def fit_codecs(
     finetuned: Checkpoint,
     bases: Mapping[str, Mapping[str, Tensor]],
+    settings: Mapping[str, Settings],
     tokens: CalibrationTokens,
     device: torch.device,
     reporter: Reporter,
 ) -> dict[str, Any]:
     """Let codecs look at the fine-tuned model; returns what `encode` is to get, by tensor name.
 
-    bases: by the codec's name, what each of its tensors is encoded against, f32.
+    bases: by the codec's name, what each of its tensors is encoded against, f32. settings: of these tensors, by name.
 
     Raises:
         UnsupportedModelError: a codec does not know what it meets in the model; else as models.load.load_model.
@@ -35,5 +36,5 @@ def fit_codecs(
     for name, own in bases.items():
         fit = CODECS[name].fit
         assert fit is not None
-        values |= fit(Fit(model, own, tokens.ids, tokens.seed, reporter))
+        values |= fit(Fit(model, own, {one: settings[one] for one in own}, tokens.ids, tokens.seed, reporter))
     return values

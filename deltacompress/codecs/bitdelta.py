@@ -21,8 +21,9 @@ from torch.nn import functional
 
 from deltacompress.checkpoints import rows as checkpoint_rows
 from deltacompress.checkpoints.rows import Elements
-from deltacompress.codecs.encoded import Encoded, Fit, delta_rows
+from deltacompress.codecs.encoded import Encoded, delta_rows
 from deltacompress.codecs.formats.packed import PackedSpec, Stack, decode, pack
+from deltacompress.codecs.settings import BitDeltaSettings, Fit
 from deltacompress.errors import UnsupportedModelError
 from deltacompress.numerics.grid import Grid, constant_zero, store_scale
 from deltacompress.numerics.sparsity import Sparsity
@@ -42,7 +43,9 @@ def fit(seen: Fit) -> dict[str, float]:
     return found.scales
 
 
-def encode_elements(finetuned: Elements, base: Elements | None, scale: float, name: str) -> Encoded:
+def encode_elements(
+    finetuned: Elements, base: Elements | None, settings: BitDeltaSettings, name: str, scale: float
+) -> Encoded:
     """As settings.Codec.encode; raises as encoded.delta_of."""
     read, rows, columns = delta_rows(finetuned, base, name)
     spec = PackedSpec(rows, columns, 1, Sparsity.parse("dense"), columns, "midrise")

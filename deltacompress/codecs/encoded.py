@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from deltacompress.checkpoints.rows import Elements
 from deltacompress.codecs import exact
@@ -18,35 +18,18 @@ from deltacompress.codecs.formats.pieces import Source
 from deltacompress.errors import CheckpointError, FormatError, option
 from deltacompress.numerics.bits import packing
 from deltacompress.numerics.finite import extremes
-from deltacompress.reporter import Reporter
 
 Format = Literal["packed", "low_rank", "exact", "none"]
 _LARGEST = 1e30
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One linear to encode with others: delta and fine-tuned weight f32 [rows, columns], on the solver's device."""
+class LinearToEncode:
+    """One linear of those encoded together: delta and fine-tuned weight f32 [rows, columns], on the solver's device."""
 
     name: str
     delta: Tensor
     finetuned: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """What a codec may look at before it encodes a tensor: the whole model.
-
-    model: the fine-tuned one, of transformers, in fp32; to be left as it is. bases: name of each tensor that this codec
-    is to encode -> what it is encoded against, f32. ids: int64 [samples, tokens], the calibration tokens. seed: of
-    whatever is drawn.
-    """
-
-    model: nn.Module
-    bases: Mapping[str, Tensor]
-    ids: Tensor
-    seed: int
-    reporter: Reporter
 
 
 @dataclass(frozen=True, slots=True)

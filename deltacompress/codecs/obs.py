@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deltacompress.codecs.encoded import Encoded, Job
+from deltacompress.codecs.encoded import Encoded, LinearToEncode
 from deltacompress.codecs.formats.packed import pack, pack_values
 from deltacompress.codecs.settings import ObsSettings, spec_for
 from deltacompress.numerics import hessian as hessians
@@ -19,15 +19,17 @@ from deltacompress.numerics.refine import refine
 from deltacompress.numerics.refit import refit_scales
 
 
-def encode(jobs: list[Job], statistics: hessians.HessianAccumulator, settings: ObsSettings) -> dict[str, Encoded]:
+def encode(
+    linears: list[LinearToEncode], statistics: hessians.HessianAccumulator, settings: ObsSettings
+) -> dict[str, Encoded]:
     """Encode linears that share one input; returns Encoded by name.
 
     Raises:
         RecipeError: group_size does not divide the columns.
-        NumericsError: the Hessian cannot be factorized; names the first linear.
+        NumericsError: the Hessian cannot be factorized; names the first one.
     """
-    columns = jobs[0].delta.shape[1]
-    specs = {job.name: spec_for(settings, rows=job.delta.shape[0], columns=columns, name=job.name) for job in jobs}
+    columns = linears[0].delta.shape[1]
+    specs = {one.name: spec_for(settings, rows=one.delta.shape[0], columns=columns, name=one.name) for one in linears}
     hessian, drift = statistics.finish()
     pattern = settings.pattern
     span = pattern.m if pattern.kind == "n:m" else obs.STEP
@@ -35,7 +37,7 @@ def encode(jobs: list[Job], statistics: hessians.HessianAccumulator, settings: O
     factor = hessians.factorize(
         hessian if order is None else hessian[order][:, order],
         damp_fraction=settings.damp_fraction,
-        where=jobs[0].name,
+        where=linears[0].name,
     )
     hessian.diagonal().add_(factor.damp_fraction * hessian.diagonal().mean())
     shift = None
@@ -44,13 +46,13 @@ def encode(jobs: list[Job], statistics: hessians.HessianAccumulator, settings: O
         shift = settings.asymmetric * _unordered(ordered, order)
     out: dict[str, Encoded] = {}
     # a pattern that is chosen over a whole block must not see the rows of other linears
-    for stack in [[job] for job in jobs] if pattern.kind == "unstructured" else [jobs]:
-        target = torch.cat([job.delta if shift is None else job.delta + job.finetuned @ shift for job in stack])
-        delta = torch.cat([job.delta for job in stack])
+    for stack in [[one] for one in linears] if pattern.kind == "unstructured" else [linears]:
+        target = torch.cat([one.delta if shift is None else one.delta + one.finetuned @ shift for one in stack])
+        delta = torch.cat([one.delta for one in stack])
         codes, values, mask, grid = _solve(target, hessian, factor.upper, order, settings)
         at = 0
-        for job in stack:
-            spec = specs[job.name]
+        for one in stack:
+            spec = specs[one.name]
             rows = slice(at, at + spec.rows)
             at += spec.rows
             if values is not None:
@@ -65,7 +67,7 @@ def encode(jobs: list[Job], statistics: hessians.HessianAccumulator, settings: O
                 decoded = codes[rows].float().sub_(zero).mul_(scale).mul_(mask[rows])
             scale_of_loss = _weighted(delta[rows], hessian)
             loss = max(_weighted(decoded - target[rows], hessian), 0.0) / scale_of_loss if scale_of_loss > 0 else 0.0
-            out[job.name] = Encoded("packed", spec.to_json(), parts, loss=loss, damp_fraction=factor.damp_fraction)
+            out[one.name] = Encoded("packed", spec.to_json(), parts, loss=loss, damp_fraction=factor.damp_fraction)
     return out
 
 

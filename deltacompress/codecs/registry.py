@@ -12,6 +12,7 @@ from deltacompress.codecs.settings import (
     BitDeltaSettings,
     Codec,
     ExactSettings,
+    Fit,
     LowRankSettings,
     ObsSettings,
     RtnSettings,
@@ -20,11 +21,11 @@ from deltacompress.codecs.settings import (
 
 if TYPE_CHECKING:
     from deltacompress.checkpoints.rows import Elements
-    from deltacompress.codecs.encoded import Encoded, Fit, Job
+    from deltacompress.codecs.encoded import Encoded, LinearToEncode
     from deltacompress.numerics.hessian import HessianAccumulator
 
 
-def _obs(jobs: list[Job], statistics: HessianAccumulator, settings: ObsSettings) -> dict[str, Encoded]:
+def _obs(jobs: list[LinearToEncode], statistics: HessianAccumulator, settings: ObsSettings) -> dict[str, Encoded]:
     from deltacompress.codecs import obs
 
     return obs.encode(jobs, statistics, settings)
@@ -42,10 +43,12 @@ def _fit_bitdelta(fit: Fit) -> dict[str, float]:
     return bitdelta.fit(fit)
 
 
-def _bitdelta(finetuned: Elements, base: Elements | None, scale: float, name: str) -> Encoded:
+def _bitdelta(
+    finetuned: Elements, base: Elements | None, settings: BitDeltaSettings, name: str, scale: float
+) -> Encoded:
     from deltacompress.codecs import bitdelta
 
-    return bitdelta.encode_elements(finetuned, base, scale, name)
+    return bitdelta.encode_elements(finetuned, base, settings, name, scale)
 
 
 def _low_rank(finetuned: Elements, base: Elements | None, settings: LowRankSettings, name: str) -> Encoded:

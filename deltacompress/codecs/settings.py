@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from typing_extensions import override
 
 from deltacompress.codecs.formats.spec import PackedSpec
 from deltacompress.errors import RecipeError
 from deltacompress.numerics.sparsity import Sparsity
 
 if TYPE_CHECKING:
-    from deltacompress.checkpoints.rows import Elements
-    from deltacompress.codecs.encoded import Encoded, Fit, Job
+    from torch import Tensor, nn
+
+    from deltacompress.codecs.encoded import Encoded, LinearToEncode
     from deltacompress.numerics.hessian import HessianAccumulator
+    from deltacompress.reporter import Reporter
 
 Bits = Literal[1, 2, 3, 4, 8, 16]
 GroupSize = Literal["row", 16, 32, 64, 128, 256, 512, 1024]
@@ -71,8 +74,8 @@ class Quantizing(Settings):
         """The parsed sparsity."""
         return Sparsity.parse(self.sparsity)
 
+    @override
     def check_shape(self, rows: int, columns: int, name: str) -> None:
-        """As Settings says; raises as spec_for."""
         spec_for(self, rows=rows, columns=columns, name=name)
 
 
@@ -98,8 +101,8 @@ class ObsSettings(Quantizing):
     refit_scales: bool = False
 
     @property
+    @override
     def needs_teacher(self) -> bool:
-        """As Settings says."""
         return self.asymmetric > 0
 
     @model_validator(mode="after")
@@ -131,12 +134,8 @@ class LowRankSettings(Settings):
     codec: Literal["low-rank"] = "low-rank"
     rank: Annotated[int, Field(ge=1)]
 
+    @override
     def check_shape(self, rows: int, columns: int, name: str) -> None:
-        """As Settings says.
-
-        Raises:
-            RecipeError: the rank is more than such a matrix can have.
-        """
         if self.rank > (most := min(rows, columns)):
             raise RecipeError(
                 f"rank {self.rank} of a matrix of {rows} x {columns}", where=name, way_out=f"choose at most {most}"
@@ -156,6 +155,23 @@ class SkipSettings(Settings):
 
 
 @dataclass(frozen=True, slots=True)
+class Fit:
+    """What a codec may look at before it encodes a tensor: the whole model.
+
+    model: the fine-tuned one, of transformers, in fp32; to be left as it is. bases: name of each tensor that this codec
+    is to encode -> what it is encoded against, f32. settings: by the same names, what its rule says.
+    ids: int64 [samples, tokens], the calibration tokens. seed: of whatever is drawn.
+    """
+
+    model: nn.Module
+    bases: Mapping[str, Tensor]
+    settings: Mapping[str, Settings]
+    ids: Tensor
+    seed: int
+    reporter: Reporter
+
+
+@dataclass(frozen=True, slots=True)
 class Codec:
     """A way to choose the values of a tensor; registry.CODECS lists them all.
 
@@ -164,16 +180,16 @@ class Codec:
     encode: (fine-tuned tensor, its base or None, settings, tensor name for messages) -> Encoded, for a codec that codes
         a tensor by itself. Both are read piece by piece. The base has the leading rows of the tensor, and is as
         Plan.rows gives it.
-    encode_group: (jobs, statistics, settings) -> Encoded by name, for a codec that calibrates: linears that share one
-        input and the same settings are solved together, from the sums over their inputs, which it may use up.
-    fit: (what encoded.Fit holds) -> a value for each tensor, which `encode` gets in the place of the settings. Called
-        once, before any tensor is coded; for a codec that looks at the whole model first. Values are plain data, as
-        JSON knows it, so that a run that is resumed has the very same.
+    encode_group: (linears, statistics, settings) -> Encoded by name, for a codec that calibrates: linears that share
+        one input and the same settings are solved together, from the sums over their inputs, which it may use up.
+    fit: (what Fit holds) -> a value for each tensor, which `encode` gets as a fifth argument. Called once, before any
+        tensor is coded; for a codec that looks at the whole model first. Values are plain data, as JSON knows it, so
+        that a run that is resumed has the very same.
     """
 
     settings: type[Settings]
-    encode: Callable[[Elements, Elements | None, Any, str], Encoded] | None = None
-    encode_group: Callable[[list[Job], HessianAccumulator, Any], dict[str, Encoded]] | None = None
+    encode: Callable[..., Encoded] | None = None
+    encode_group: Callable[[list[LinearToEncode], HessianAccumulator, Any], dict[str, Encoded]] | None = None
     fit: Callable[[Fit], Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:

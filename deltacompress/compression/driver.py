@@ -213,7 +213,8 @@ def _fitted(plan: Plan, tokens: CalibrationTokens, work: Workspace, device: torc
     values: dict[str, Any] | None = work.values("fit")
     if values is None:
         bases = {name: {one.name: _base_of(plan, one) for one in some} for name, some in plan.to_fit.items()}
-        values = fit_codecs(plan.finetuned, bases, tokens, device, reporter)
+        settings = {one.name: one.settings for some in plan.to_fit.values() for one in some}
+        values = fit_codecs(plan.finetuned, bases, settings, tokens, device, reporter)
         work.save_values("fit", values)
     return plan.with_fitted(values)
 

@@ -42,8 +42,8 @@ def encode_uncalibrated(plan: Plan, tensor: TensorPlan) -> Encoded:
         return Encoded("none", {}, {})
     codec = tensor.codec
     assert codec.encode is not None
-    settings = tensor.settings if codec.fit is None else tensor.fitted
-    return with_added_rows(plan, tensor, codec.encode(finetuned, base, settings, tensor.name))
+    fitted = () if codec.fit is None else (tensor.fitted,)
+    return with_added_rows(plan, tensor, codec.encode(finetuned, base, tensor.settings, tensor.name, *fitted))
 
 
 def with_added_rows(plan: Plan, tensor: TensorPlan, encoded: Encoded) -> Encoded:

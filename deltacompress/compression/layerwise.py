@@ -25,7 +25,7 @@ from torch import Tensor
 from deltacompress.calibration.precision import reduced_precision
 from deltacompress.calibration.streams import HiddenStates, should_wait_on_host
 from deltacompress.calibration.walk import InputGroup, capture_calls, record_inputs
-from deltacompress.codecs.encoded import Job, delta_of
+from deltacompress.codecs.encoded import LinearToEncode, delta_of
 from deltacompress.compression.encoding import encode_uncalibrated, with_added_rows
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.compression.steps import Steps, Unfinished
@@ -237,7 +237,7 @@ class _Walk:
         assert encode_group is not None
         references = {tensor.name: self.plan.base_of(tensor, self.skeleton.device) for tensor in tensors}
         encoded = encode_group(
-            [_job(name, weights[name], reference) for name, reference in references.items()], statistics, settings
+            [_to_encode(name, weights[name], reference) for name, reference in references.items()], statistics, settings
         )
         for tensor in tensors:
             reference = references.pop(tensor.name)
@@ -284,6 +284,6 @@ class _Walk:
             return self.skeleton.run_layer(i, hidden, streams.calls[len(hidden)][i]).to(hidden.dtype)
 
 
-def _job(name: str, weight: Tensor, reference: Tensor | None) -> Job:
+def _to_encode(name: str, weight: Tensor, reference: Tensor | None) -> LinearToEncode:
     delta = delta_of(weight, reference, name)
-    return Job(name, delta, weight[: delta.shape[0]])
+    return LinearToEncode(name, delta, weight[: delta.shape[0]])

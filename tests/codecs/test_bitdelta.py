@@ -21,6 +21,7 @@ from deltacompress.checkpoints.rows import InMemory
 from deltacompress.codecs import bitdelta
 from deltacompress.codecs.encoded import restore_tensor
 from deltacompress.codecs.recipe import CalibrationSpec, Recipe
+from deltacompress.codecs.settings import BitDeltaSettings
 from deltacompress.errors import CalibrationError, Interrupted, OutputError, RecipeError, UnsupportedModelError
 from deltacompress.models import load
 from deltacompress.reporter import SILENT
@@ -123,7 +124,7 @@ def test_signs_and_one_scale(piece: int, monkeypatch: pytest.MonkeyPatch) -> Non
     base, delta = torch.randn(7, 12, generator=generator), torch.randn(7, 12, generator=generator)
     delta[3] = 0.0  # a zero is a minus, and rows of zeros are stored like all others
     whole = InMemory(base + delta)
-    encoded = bitdelta.encode_elements(whole, InMemory(base), 0.3, "t")
+    encoded = bitdelta.encode_elements(whole, InMemory(base), BitDeltaSettings(), "t", 0.3)
     assert (encoded.format, encoded.params["rows"], encoded.params["group_size"]) == ("packed", 7, 12)
     assert encoded.parts.keys() == {"codes", "scales"}
     assert encoded.parts["scales"].tolist() == [[float(torch.tensor(0.6).bfloat16())]] * 7
@@ -229,7 +230,8 @@ def test_the_seed_is_that_of_the_calibration(pair: Pair) -> None:
     bases = {name: base.read(name).float() for name in linears(pair)}
     for seed in (0, 7):
         used = replace(tokens, seed=seed)
-        found = fitting.fit_codecs(finetuned, {"bitdelta": bases}, used, torch.device("cpu"), SILENT)
+        settings = dict.fromkeys(bases, BitDeltaSettings())
+        found = fitting.fit_codecs(finetuned, {"bitdelta": bases}, settings, used, torch.device("cpu"), SILENT)
         assert found == bitdelta.distil(load_model(pair.finetuned), bases, tokens.ids, seed=seed).scales
 
 

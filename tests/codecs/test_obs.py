@@ -10,7 +10,7 @@ import torch
 from tolerances import FLOAT32_CHAIN
 
 from deltacompress.codecs import obs
-from deltacompress.codecs.encoded import Encoded
+from deltacompress.codecs.encoded import Encoded, LinearToEncode
 from deltacompress.codecs.formats import packed
 from deltacompress.codecs.settings import ObsSettings
 from deltacompress.errors import NumericsError, RecipeError
@@ -43,7 +43,7 @@ def statistics(it: Layer, *, asymmetric: bool = True) -> HessianAccumulator:
 
 
 def encode(it: Layer, **options: Any) -> Encoded:
-    return obs.encode([obs.Job("q", it.delta, it.finetuned)], statistics(it), ObsSettings(**options))["q"]
+    return obs.encode([LinearToEncode("q", it.delta, it.finetuned)], statistics(it), ObsSettings(**options))["q"]
 
 
 def decode(encoded: Encoded) -> torch.Tensor:
@@ -134,7 +134,7 @@ def test_activation_order_and_refinement_do_not_move_the_asymmetric_target() -> 
 def test_linears_that_share_inputs_are_encoded_as_if_alone(sparsity: str) -> None:
     it, other = layer(rows=12), layer(rows=5, seed=1)
     settings = ObsSettings(bits=2, sparsity=sparsity)
-    jobs = [obs.Job("q", it.delta, it.finetuned), obs.Job("k", other.delta, other.finetuned)]
+    jobs = [LinearToEncode("q", it.delta, it.finetuned), LinearToEncode("k", other.delta, other.finetuned)]
     together = obs.encode(jobs, statistics(it), settings)
     assert list(together) == ["q", "k"]
     for job in jobs:

@@ -1,7 +1,7 @@
 """A new codec is a file in codecs/ and its entry in codecs/registry.py: everything else knows it then.
 
-Shown with a copy of the package. One toy keeps the signs of a delta and the mean magnitude of each row; the other one
-calibrates: it weighs the magnitudes by the energy of the inputs.
+Shown with a copy of the package. One toy keeps the signs of a delta and the mean magnitude of each row; another one
+calibrates: it weighs the magnitudes by the energy of the inputs; the third takes its magnitudes from the whole model.
 """
 
 from __future__ import annotations
@@ -91,6 +91,38 @@ def encode_group(jobs, statistics, settings):
 
 
 WEIGHED = Codec(WeighedSettings, encode_group=encode_group)
+'''
+FITTED = '''
+from typing import Literal
+
+from deltacompress.codecs.settings import Codec, Settings
+
+
+class FittedSettings(Settings):
+    """Signs of the delta, times the mean magnitude in the whole model and a factor."""
+
+    codec: Literal["fitted"] = "fitted"
+    factor: float = 1.0
+
+
+def fit(seen):
+    assert seen.bases.keys() == seen.settings.keys()
+    weights = dict(seen.model.named_parameters())
+    print(sorted({one.factor for one in seen.settings.values()}))
+    return {name: float((weights[name].detach() - base).abs().mean()) for name, base in seen.bases.items()}
+
+
+def encode(finetuned, base, settings, name, magnitude):
+    from deltacompress.codecs import rtn
+    from deltacompress.codecs.encoded import delta_rows
+    from deltacompress.codecs.settings import RtnSettings
+
+    read, rows, _ = delta_rows(finetuned, base, name)
+    signs = (read(0, rows) > 0) * 2.0 - 1.0
+    return rtn.encode(signs * magnitude * settings.factor, RtnSettings(bits=8), name)
+
+
+FITTED = Codec(FittedSettings, encode, fit=fit)
 '''
 LAST = "        Codec(SkipSettings, _skip),\n"
 
@@ -209,6 +241,31 @@ for teacher in (False, True):
 """
 
 
+FITS = """
+import sys
+from pathlib import Path
+
+import torch
+from runtime_cases import assert_close
+
+from deltacompress import compress, restore
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.recipe import Recipe
+
+root, base, finetuned, data = map(Path, sys.argv[1:])
+factors = {"linear": 0.5, "head": 2.0}
+rules = [{"kind": kind, "codec": "fitted", "factor": factor} for kind, factor in factors.items()]
+calibration = {"samples": 8, "seq_len": 16}
+made = Recipe.parse({"name": "fitted", "rules": [*rules, {"codec": "exact"}], "calibration": calibration})
+compress(base, finetuned, recipe=made, out=root / "delta", calibration=data, device="cpu")
+restored = restore(root / "delta", base=base, out=root / "restored")
+for name, factor in {"model.layers.1.mlp.up_proj.weight": 0.5, "lm_head.weight": 2.0}.items():
+    before, after, found = (Checkpoint.open(one).read(name).float() for one in (base, finetuned, restored))
+    size = ((found - before) * torch.where(after > before, 1.0, -1.0)).mean()  # sums of bf16 weights: about it
+    assert_close(size, factor * (after - before).abs().mean(), 0.05)
+"""
+
+
 @pytest.mark.slow
 def test_a_new_codec_is_a_file_and_its_entry(pair: Pair, tmp_path: Path, repo_root: Path) -> None:
     add_codec("half", HALF, tmp_path, repo_root)
@@ -228,6 +285,12 @@ def test_one_that_calibrates_takes_no_more(pair: Pair, tmp_path: Path, repo_root
         for group in groups
     ]
     assert told == [f"{names} 128" for names in (*layers, "lm_head.weight")] * 2
+
+
+@pytest.mark.slow
+def test_one_that_fits_the_model_gets_its_settings_too(pair: Pair, tmp_path: Path, repo_root: Path) -> None:
+    add_codec("fitted", FITTED, tmp_path, repo_root)
+    assert run_there(FITS, tmp_path, repo_root, pair.base, pair.finetuned, pair.data) == "[0.5, 2.0]\n"
 
 
 def add_codec(name: str, source: str, root: Path, repo_root: Path) -> None:
