@@ -26,8 +26,8 @@ from deltacompress.checkpoints.dtypes import DTYPE_NAMES
 from deltacompress.checkpoints.reader import Checkpoint, tensor_bytes
 from deltacompress.checkpoints.rows import InMemory
 from deltacompress.checkpoints.writer import write_checkpoint, write_file, write_shards
-from deltacompress.codecs import exact
 from deltacompress.codecs.encoded import restore_tensor
+from deltacompress.codecs.formats import exact
 from deltacompress.codecs.formats.packed import PackedSpec, Parts
 from deltacompress.files.places import CONFIG, MANIFEST
 from deltacompress.numerics.sparsity import Sparsity

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.checkpoints.rows import Elements
-from deltacompress.codecs import exact
-from deltacompress.codecs.formats import low_rank, packed, pieces
+from deltacompress.codecs.formats import exact, low_rank, packed, pieces
 from deltacompress.codecs.formats.packed import Parts
 from deltacompress.codecs.formats.pieces import Source
 from deltacompress.errors import CheckpointError, FormatError, option
@@ -208,7 +207,7 @@ class _Format:
 FORMATS: dict[str, _Format] = {
     "packed": _Format(_packed, pieces.packed_pieces, pieces.check_packed, shared_rows=True),
     "low_rank": _Format(_low_rank, low_rank.pieces, low_rank.check, shared_rows=True),
-    "exact": _Format(exact.decode, pieces.exact_pieces),
+    "exact": _Format(exact.decode, exact.pieces),
     "none": _Format(_base, pieces.base_pieces),
 }
 """What a manifest must say of each is artifact/checks.py's."""

@@ -1,18 +1,19 @@
 """Every codec by name. A new one is a file in this folder that makes a settings.Codec, and its line here.
 
 Recipes are read, and refused, before torch is imported: what such a file imports at its top must not need torch, so
-`encode` imports the rest when it is called, as here.
+`encode` imports the rest when it is called; or the file is imported when it is first called, as those here.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from deltacompress.codecs.settings import (
     BitDeltaSettings,
     Codec,
     ExactSettings,
-    Fit,
     LowRankSettings,
     ObsSettings,
     RtnSettings,
@@ -21,47 +22,16 @@ from deltacompress.codecs.settings import (
 
 if TYPE_CHECKING:
     from deltacompress.checkpoints.rows import Elements
-    from deltacompress.codecs.encoded import Encoded, LinearToEncode
-    from deltacompress.numerics.hessian import HessianAccumulator
-
-
-def _obs(jobs: list[LinearToEncode], statistics: HessianAccumulator, settings: ObsSettings) -> dict[str, Encoded]:
-    from deltacompress.codecs import obs
-
-    return obs.encode(jobs, statistics, settings)
-
-
-def _rtn(finetuned: Elements, base: Elements | None, settings: RtnSettings, name: str) -> Encoded:
-    from deltacompress.codecs import rtn
-
-    return rtn.encode_elements(finetuned, base, settings, name)
-
-
-def _fit_bitdelta(fit: Fit) -> dict[str, float]:
-    from deltacompress.codecs import bitdelta
-
-    return bitdelta.fit(fit)
-
-
-def _bitdelta(
-    finetuned: Elements, base: Elements | None, settings: BitDeltaSettings, name: str, scale: float
-) -> Encoded:
-    from deltacompress.codecs import bitdelta
-
-    return bitdelta.encode_elements(finetuned, base, settings, name, scale)
-
-
-def _low_rank(finetuned: Elements, base: Elements | None, settings: LowRankSettings, name: str) -> Encoded:
-    from deltacompress.codecs import low_rank
-
-    return low_rank.encode_elements(finetuned, base, settings, name)
-
-
-def _exact(finetuned: Elements, base: Elements | None, settings: ExactSettings, name: str) -> Encoded:
-    from deltacompress.codecs import exact
     from deltacompress.codecs.encoded import Encoded
 
-    return Encoded("exact", *exact.encode(finetuned, base))
+
+def _late(module: str, function: str) -> Callable[..., Any]:
+    """A function of a file in this folder, which is imported at the first call."""
+
+    def call(*arguments: Any) -> Any:
+        return getattr(import_module(f"deltacompress.codecs.{module}"), function)(*arguments)
+
+    return call
 
 
 def _skip(finetuned: Elements, base: Elements | None, settings: SkipSettings, name: str) -> Encoded:
@@ -73,11 +43,11 @@ def _skip(finetuned: Elements, base: Elements | None, settings: SkipSettings, na
 CODECS = {
     codec.name: codec
     for codec in (
-        Codec(BitDeltaSettings, _bitdelta, fit=_fit_bitdelta),
-        Codec(LowRankSettings, _low_rank),
-        Codec(ObsSettings, encode_group=_obs),
-        Codec(RtnSettings, _rtn),
-        Codec(ExactSettings, _exact),
+        Codec(BitDeltaSettings, _late("bitdelta", "encode_elements"), fit=_late("bitdelta", "fit")),
+        Codec(LowRankSettings, _late("low_rank", "encode_elements")),
+        Codec(ObsSettings, encode_group=_late("obs", "encode")),
+        Codec(RtnSettings, _late("rtn", "encode_elements")),
+        Codec(ExactSettings, _late("exact", "encode_elements")),
         Codec(SkipSettings, _skip),
     )
 }

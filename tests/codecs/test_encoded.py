@@ -10,9 +10,10 @@ import torch
 from deltacompress.artifact.checks import FORMATS as CHECKED
 from deltacompress.artifact.records import TensorRecord
 from deltacompress.checkpoints.rows import InMemory
-from deltacompress.codecs import exact, rtn
+from deltacompress.codecs import rtn
 from deltacompress.codecs.encoded import FORMATS as DECODED
 from deltacompress.codecs.encoded import Encoded, restore_pieces, restore_tensor
+from deltacompress.codecs.formats import exact
 from deltacompress.codecs.settings import RtnSettings
 from deltacompress.errors import FormatError
 

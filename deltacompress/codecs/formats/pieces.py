@@ -1,14 +1,13 @@
 """A tensor from the bytes of its parts, piece by piece: memory holds one piece, however large the tensor is.
 
-The same functions decode a piece that decode a whole tensor (packed.decode, exact.decode), so both give the same bits.
-A piece of a packed tensor is some whole rows; of a matrix whose rows are longer than a piece, some columns of one row,
+The same functions decode a piece that decode a whole tensor (packed.decode), so both give the same bits. A piece of a
+packed tensor is some whole rows; of a matrix whose rows are longer than a piece, some columns of one row,
 beginning where every part begins a byte. Parts whose length depends on the data are read on from where the piece
 before it ended, so pieces come in order.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from deltacompress.checkpoints import rows as checkpoint_rows
 from deltacompress.checkpoints.rows import Elements, ranges
-from deltacompress.codecs import exact
 from deltacompress.codecs.formats import packed
 from deltacompress.codecs.formats.packed import Parts, part_shapes
 from deltacompress.codecs.formats.spec import FREE, PackedSpec
@@ -232,26 +230,6 @@ class PackedPieces:
                     size = packed_width(self._free, STORED_BITS[self._spec.bits])
                 if size != self._sources[name].nbytes:
                     raise ValueError(f"part {name} is longer than the others say")
-
-
-def exact_pieces(
-    params: dict[str, Any],
-    sources: Mapping[str, Source],
-    base: Elements | None,
-    like: Tensor,
-    where: str,
-    *,
-    storage: bool,
-) -> Iterator[Tensor]:
-    """As encoded.restore_pieces, of the exact format."""
-    planes = sources["planes"]
-    numel, base_numel = like.numel(), math.prod(base.shape) if base is not None else 0
-    for begin, end in ranges(numel):
-        rows = [planes.read(k * numel + begin, k * numel + end) for k in range(like.element_size())]
-        parts = {"planes": torch.stack([_tensor(row, torch.uint8) for row in rows])}
-        shared = None if base is None else base.read(min(begin, base_numel), min(end, base_numel))
-        piece = torch.empty(end - begin, dtype=like.dtype, device="meta")
-        yield exact.decode(params, parts, shared, piece, where)
 
 
 def check_packed(

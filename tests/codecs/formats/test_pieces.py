@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltacompress.checkpoints.rows import InMemory
-from deltacompress.codecs import exact
 from deltacompress.codecs.encoded import restore_pieces, restore_tensor
-from deltacompress.codecs.formats import packed, pieces
+from deltacompress.codecs.formats import exact, packed, pieces
 from deltacompress.codecs.formats.packed import PackedSpec, Parts
 from deltacompress.codecs.formats.pieces import PartInMemory
 from deltacompress.codecs.rtn import magnitude_mask

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltacompress.checkpoints.rows import InMemory
-from deltacompress.codecs import exact
+from deltacompress.codecs.formats import exact
 from deltacompress.errors import FormatError
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
