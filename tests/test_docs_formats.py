@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 
 from deltacompress import lossless
 from deltacompress.artifact import manifest, records
-from deltacompress.artifact.checks import AGAIN
 from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.records import (
     CalibrationRecord,
@@ -36,6 +35,7 @@ from deltacompress.checkpoints.weight_files import content_hash
 from deltacompress.cli.failures import in_json
 from deltacompress.codecs.encoded import restore_tensor
 from deltacompress.codecs.formats import packed
+from deltacompress.codecs.formats.spec import AGAIN
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.driver import compress
 from deltacompress.errors import FormatError

@@ -8,15 +8,13 @@ it is arithmetic on integers, so a file of a few kilobytes cannot ask for gigaby
 from __future__ import annotations
 
 import math
-import reprlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deltacompress.checkpoints.header import ITEMSIZE, MAX_NUMEL
 from deltacompress.checkpoints.names import RULE, is_tensor_name, shown
 from deltacompress.checkpoints.side_files import MAX_SIDE_FILE_BYTES, is_side_file
-from deltacompress.codecs.formats.spec import PackedSpec, check_shapes
+from deltacompress.codecs.formats.spec import AGAIN
+from deltacompress.codecs.formats.table import FORMATS
 from deltacompress.errors import FormatError
 from deltacompress.files.places import MANIFEST
 from deltacompress.lossless.stream import HEADER_BYTES, MOST_RAW_PER_BYTE
@@ -24,7 +22,6 @@ from deltacompress.lossless.stream import HEADER_BYTES, MOST_RAW_PER_BYTE
 if TYPE_CHECKING:
     from deltacompress.artifact.records import Manifest, PartRecord, TensorRecord
 
-AGAIN = "copy the artifact again"
 _OWN_VALUES, _OWN_VALUES_PER_BYTE = 1 << 28, 1 << 12
 """Values without a base that an artifact may hold, and more for each stored byte: some zeros code to nearly nothing,
 a whole model of them does not. So what `restore` writes is in proportion to what it reads."""
@@ -130,67 +127,6 @@ def _check_alias(tensor: TensorRecord, twin: TensorRecord | None, where: str) ->
     fits = twin is not None and (twin.dtype, twin.shape, twin.sha256) == (tensor.dtype, tensor.shape, tensor.sha256)
     if tensor.status != "alias" or twin is None or twin.status == "alias" or not fits:
         raise FormatError(f"{tensor.name} is no fitting alias of {tensor.alias_of}", where=where, way_out=AGAIN)
-
-
-def _check_exact(tensor: TensorRecord, at: str, *, storage: bool) -> None:
-    wanted = ("planes", "U8", (ITEMSIZE[tensor.dtype], math.prod(tensor.shape)))
-    if [(part.name, part.dtype, part.shape) for part in tensor.parts] != [wanted]:
-        raise FormatError(f"the exact format has one part, planes, U8 {list(wanted[2])}", where=at, way_out=AGAIN)
-
-
-def _check_packed(tensor: TensorRecord, at: str, *, storage: bool) -> None:
-    """Rows and columns against the tensor's shape, and the parts against both."""
-    spec = PackedSpec.from_json(dict(tensor.params), at)
-    parts = {part.name: (part.dtype, part.shape) for part in tensor.parts}
-    check_shapes(spec, parts, storage=storage, where=at)
-    rows, columns, added = shared_matrix(tensor)
-    mask = parts.get("row_mask", ("U8", (-(-rows // 8),)))
-    stored_all = spec.rows == rows if "row_mask" not in parts else spec.rows < rows
-    if not stored_all or spec.columns != columns or mask != ("U8", (-(-rows // 8),)):
-        told = f"{spec.rows} x {spec.columns} are stored of {list(tensor.shape)}, base rows {tensor.base_rows}"
-        raise FormatError(f"{told}: these do not fit", where=at, way_out=AGAIN)
-    if parts.get("added_rows") != ((tensor.dtype, added) if added else None):
-        raise FormatError(f"added_rows should be {(list(added) if added else 'absent')}", where=at, way_out=AGAIN)
-
-
-def _check_low_rank(tensor: TensorRecord, at: str, *, storage: bool) -> None:
-    """Both factors against the tensor's shape."""
-    rows, columns, added = shared_matrix(tensor)
-    rank = tensor.params.get("rank")
-    if len(tensor.params) != 1 or type(rank) is not int or not 1 <= rank <= min(rows, columns):
-        told = f"parameters {reprlib.repr(tensor.params)}, not a rank of a matrix of {rows} x {columns}"
-        raise FormatError(told, where=at, way_out=AGAIN)
-    wanted: list[tuple[str, str, tuple[int, ...]]] = [("left", "F16", (rows, rank)), ("right", "F16", (rank, columns))]
-    if added:
-        wanted.insert(0, ("added_rows", tensor.dtype, added))
-    if [(part.name, part.dtype, part.shape) for part in tensor.parts] != wanted:
-        told = f"the low_rank format has these parts: {', '.join(f'{name} {list(shape)}' for name, _, shape in wanted)}"
-        raise FormatError(told, where=at, way_out=AGAIN)
-
-
-@dataclass(frozen=True, slots=True)
-class _Format:
-    """statuses: what may have become of a tensor that is stored so; check: its parts against it, where it has any."""
-
-    statuses: frozenset[str]
-    check: Callable[..., None] | None
-
-
-FORMATS = {
-    "packed": _Format(frozenset({"coded"}), _check_packed),
-    "low_rank": _Format(frozenset({"coded"}), _check_low_rank),
-    "exact": _Format(frozenset({"exact", "added"}), _check_exact),
-    "none": _Format(frozenset({"coded", "identical", "alias"}), None),
-}
-"""How each decodes is codecs/encoded.py's."""
-
-
-def shared_matrix(tensor: TensorRecord) -> tuple[int, int, tuple[int, ...] | None]:
-    """(rows, columns) of the matrix that a lossy tensor is a delta in, and the shape of the rows added to it."""
-    first, *rest = tensor.shape or (1,)
-    shared = first if tensor.base_rows is None else tensor.base_rows
-    added = (first - shared, *rest) if shared < first else None
-    return (1, shared, added) if len(tensor.shape) < 2 else (shared, math.prod(rest), added)
 
 
 def _check_totals(manifest: Manifest, where: str) -> None:

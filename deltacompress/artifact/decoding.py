@@ -13,7 +13,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from deltacompress.artifact.checks import nbytes, own_values, shared_matrix
+from deltacompress.artifact.checks import nbytes, own_values
 from deltacompress.artifact.parts import CodedSource
 from deltacompress.artifact.records import PartRecord, TensorRecord
 from deltacompress.checkpoints.dtypes import DTYPES
@@ -22,6 +22,7 @@ from deltacompress.checkpoints.rows import Elements, Rows
 from deltacompress.codecs.encoded import check_pieces, restore_pieces, restore_tensor
 from deltacompress.codecs.formats import packed
 from deltacompress.codecs.formats.pieces import Source
+from deltacompress.codecs.formats.table import shared_matrix
 from deltacompress.errors import BackendError, ChecksumError, FormatError, TruncatedFileError
 from deltacompress.lossless import Coder
 

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from deltacompress import lossless
 from deltacompress.arguments import checked
-from deltacompress.artifact.checks import AGAIN
 from deltacompress.artifact.manifest import read_manifest
 from deltacompress.artifact.parts import check_file, check_hashes, check_size, open_file, open_parts, reader
 from deltacompress.artifact.records import Manifest, PartRecord, TensorRecord
 from deltacompress.artifact.summary import summarize
 from deltacompress.checkpoints.header import TensorSpan, read_header
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.codecs.formats.spec import PackedSpec
+from deltacompress.codecs.formats.spec import AGAIN, PackedSpec
 from deltacompress.errors import BaseMismatchError, CheckpointError, ChecksumError, FormatError, InputError, option
 from deltacompress.files.places import MANIFEST
 from deltacompress.reporter import SILENT, Reporter

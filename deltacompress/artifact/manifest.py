@@ -14,9 +14,10 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from deltacompress.artifact.checks import AGAIN, check_relations
+from deltacompress.artifact.checks import check_relations
 from deltacompress.artifact.records import SCHEMA_VERSION, Manifest
 from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG
+from deltacompress.codecs.formats.spec import AGAIN
 from deltacompress.errors import (
     CheckpointError,
     ChecksumError,

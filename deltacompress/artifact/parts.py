@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from deltacompress.artifact.checks import AGAIN, nbytes
+from deltacompress.artifact.checks import nbytes
 from deltacompress.artifact.records import FileRecord, PartRecord, TensorRecord
 from deltacompress.checkpoints.header import ITEMSIZE, TensorSpan
+from deltacompress.codecs.formats.spec import AGAIN
 from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
 from deltacompress.files.hashing import hash_file, read_chunks
 from deltacompress.files.regular import UnfitFileError, open_regular, stat_regular, unreadable

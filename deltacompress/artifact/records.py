@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, fi
 from pydantic.json_schema import SkipJsonSchema
 
 from deltacompress.checkpoints.header import ITEMSIZE
+from deltacompress.codecs.formats.table import Format
 from deltacompress.files.canonical_json import canonical_bytes, canonical_digest, canonical_fields, join_fields
 from deltacompress.files.hashing import sha256_hex
 from deltacompress.types import TensorKind
@@ -102,7 +103,7 @@ class TensorRecord(_Record):
     kind: TensorKind
     status: Status
     codec: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")]
-    format: Literal["packed", "low_rank", "exact", "none"]
+    format: Format
     params: Annotated[dict[str, str | int | float], Few]
     base_name: Name | None = None
     base_rows: Count | None = None

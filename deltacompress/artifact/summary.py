@@ -11,6 +11,7 @@ from typing import Any
 from deltacompress.artifact.records import Manifest, TensorRecord
 from deltacompress.checkpoints.header import ITEMSIZE
 from deltacompress.checkpoints.names import kind_of
+from deltacompress.codecs.formats.table import FORMATS
 from deltacompress.types import TensorKind
 
 _KINDS = ("linear", "embedding", "head", "norm", "bias", "other")
@@ -101,8 +102,5 @@ def _row(record: TensorRecord, kind: TensorKind) -> dict[str, Any]:
 
 
 def _codec_label(record: TensorRecord) -> str:
-    if record.format == "packed":
-        return f"{record.codec} {record.params['sparsity']} int{record.params['bits']}"
-    if record.format == "low_rank":
-        return f"{record.codec} rank {record.params['rank']}"
-    return record.codec if record.status in ("exact", "coded") else record.status
+    codec = record.codec if record.status in ("exact", "coded") else record.status
+    return f"{codec} {FORMATS[record.format].label.format_map(record.params)}".rstrip()

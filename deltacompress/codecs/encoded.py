@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +14,11 @@ from deltacompress.checkpoints.rows import Elements
 from deltacompress.codecs.formats import exact, low_rank, packed, pieces
 from deltacompress.codecs.formats.packed import Parts
 from deltacompress.codecs.formats.pieces import Source
+from deltacompress.codecs.formats.table import Format
 from deltacompress.errors import CheckpointError, FormatError, option
 from deltacompress.numerics.bits import packing
 from deltacompress.numerics.finite import extremes
 
-Format = Literal["packed", "low_rank", "exact", "none"]
 _LARGEST = 1e30
 
 
@@ -99,7 +99,7 @@ def restore_tensor(
     Raises:
         FormatError: parts or parameters that do not fit the tensor.
     """
-    return _format(format_, where).restore(params, parts, base, like, where)
+    return _decoder(format_, where).restore(params, parts, base, like, where)
 
 
 def restore_pieces(
@@ -120,7 +120,7 @@ def restore_pieces(
     Raises:
         FormatError: the parts do not fit each other.
     """
-    yield from _format(format_, where).pieces(params, sources, base, like, where, storage=storage)
+    yield from _decoder(format_, where).pieces(params, sources, base, like, where, storage=storage)
 
 
 def check_pieces(
@@ -130,14 +130,14 @@ def check_pieces(
 
     rows: of the tensor, those that it shares with its base.
     """
-    if check := _format(format_, where).check:
+    if check := _decoder(format_, where).check:
         check(params, sources, rows, where, storage=storage)
 
 
-def _format(name: str, where: str) -> _Format:
-    if name not in FORMATS:
+def _decoder(name: str, where: str) -> Decoder:
+    if name not in DECODERS:
         raise FormatError(f"unknown format {name!r}", where=where)
-    return FORMATS[name]
+    return DECODERS[name]
 
 
 def _base(params: dict[str, Any], parts: Parts, base: Tensor | None, like: Tensor, where: str) -> Tensor:
@@ -192,22 +192,18 @@ def _spread_rows(stored: Tensor, row_mask: Tensor, rows: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Format:
-    """How parts decode: as restore_tensor, restore_pieces and check_pieces (None: any parts of the right shapes do).
-
-    shared_rows: whether it holds only the rows that a tensor shares with its base; others go into a part added_rows.
-    """
+class Decoder:
+    """How parts decode: as restore_tensor, restore_pieces and check_pieces (None: any parts of the right shapes do)."""
 
     restore: Callable[[dict[str, Any], Parts, Tensor | None, Tensor, str], Tensor]
     pieces: Callable[..., Iterator[Tensor]]
     check: Callable[..., None] | None = None
-    shared_rows: bool = False
 
 
-FORMATS: dict[str, _Format] = {
-    "packed": _Format(_packed, pieces.packed_pieces, pieces.check_packed, shared_rows=True),
-    "low_rank": _Format(_low_rank, low_rank.pieces, low_rank.check, shared_rows=True),
-    "exact": _Format(exact.decode, exact.pieces),
-    "none": _Format(_base, pieces.base_pieces),
+DECODERS: dict[str, Decoder] = {
+    "packed": Decoder(_packed, pieces.packed_pieces, pieces.check_packed),
+    "low_rank": Decoder(_low_rank, low_rank.pieces, low_rank.check),
+    "exact": Decoder(exact.decode, exact.pieces),
+    "none": Decoder(_base, pieces.base_pieces),
 }
-"""What a manifest must say of each is artifact/checks.py's."""
+"""Of each format of formats/table.py."""

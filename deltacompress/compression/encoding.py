@@ -18,10 +18,11 @@ from torch import Tensor
 from deltacompress.artifact.records import PartRecord, Status, TensorRecord
 from deltacompress.checkpoints.dtypes import DTYPE_NAMES, DTYPES
 from deltacompress.checkpoints.reader import PINNED_AT_MOST, tensor_bytes
-from deltacompress.codecs.encoded import FORMATS, Encoded, restore_pieces, restore_tensor
+from deltacompress.codecs.encoded import Encoded, restore_pieces, restore_tensor
 from deltacompress.codecs.formats import packed
 from deltacompress.codecs.formats.packed import Parts
 from deltacompress.codecs.formats.pieces import PartInMemory
+from deltacompress.codecs.formats.table import FORMATS
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.files.hashing import hash_chunks
 from deltacompress.lossless import Coder

@@ -7,13 +7,12 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from deltacompress.artifact.checks import FORMATS as CHECKED
 from deltacompress.artifact.records import TensorRecord
 from deltacompress.checkpoints.rows import InMemory
 from deltacompress.codecs import rtn
-from deltacompress.codecs.encoded import FORMATS as DECODED
-from deltacompress.codecs.encoded import Encoded, restore_pieces, restore_tensor
+from deltacompress.codecs.encoded import DECODERS, Encoded, restore_pieces, restore_tensor
 from deltacompress.codecs.formats import exact
+from deltacompress.codecs.formats.table import FORMATS
 from deltacompress.codecs.settings import RtnSettings
 from deltacompress.errors import FormatError
 
@@ -137,6 +136,6 @@ def test_bad_parameters_are_a_format_error(sparse_rows: Encoded) -> None:
 
 
 def test_what_a_manifest_may_name_is_what_can_be_decoded_and_checked() -> None:
-    assert set(get_args(TensorRecord.model_fields["format"].annotation)) == set(DECODED) == set(CHECKED)
+    assert set(get_args(TensorRecord.model_fields["format"].annotation)) == set(FORMATS) == set(DECODERS)
     with pytest.raises(FormatError, match=r"^t: unknown format 'jpeg'$"):
         list(restore_pieces("jpeg", {}, {}, None, meta(2, 2), "t", storage=False))

@@ -15,7 +15,7 @@ from deltacompress.numerics.bits.widths import STORED_BITS, GridKind, packed_wid
 from deltacompress.numerics.sparsity import Sparsity
 
 FREE: Final = -1
-_AGAIN = "copy the artifact again"
+AGAIN = "copy the artifact again"
 _MAX_GROUP = 1 << 48  # of any number of columns; so that no sum of it leaves 64 bits
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
 """Part -> safetensors dtype and shape; FREE stands for a length that depends on the data."""
@@ -54,11 +54,11 @@ class PackedSpec:
                 grid=params["grid"],
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"bad parameters of the packed format ({error})", where=where, way_out=_AGAIN) from error
+            raise FormatError(f"bad parameters of the packed format ({error})", where=where, way_out=AGAIN) from error
         sane = spec.rows >= 0 and spec.columns > 0 and 0 < spec.group <= _MAX_GROUP and spec.bits in (1, 2, 3, 4, 8, 16)
         if not sane or spec.grid not in get_args(GridKind) or spec.to_json() != params:
             told = f"parameters of the packed format out of range: {reprlib.repr(params)}"
-            raise FormatError(told, where=where, way_out=_AGAIN)
+            raise FormatError(told, where=where, way_out=AGAIN)
         return spec
 
     @property
@@ -106,14 +106,14 @@ def check_shapes(
     extra = {"row_mask", "added_rows"}  # of any packed tensor; they must fit the whole tensor, which is not known here
     if odd := (shapes.keys() - parts.keys()) | (parts.keys() - shapes.keys() - extra):
         raise FormatError(
-            f"part {min(odd)} is missing or does not belong to {spec.to_json()}", where=where, way_out=_AGAIN
+            f"part {min(odd)} is missing or does not belong to {spec.to_json()}", where=where, way_out=AGAIN
         )
     for name, (dtype, shape) in shapes.items():
         found, sizes = parts[name]
         free = sizes[0] if shape == (FREE,) and len(sizes) == 1 and sizes[0] <= _most(spec, name) else FREE
         if found != dtype or sizes != tuple(free if size == FREE else size for size in shape):
             told = f"part {name} is {found} {list(sizes)}, expected {dtype} {list(shape)}"
-            raise FormatError(told, where=where, way_out=_AGAIN)
+            raise FormatError(told, where=where, way_out=AGAIN)
 
 
 def part_shapes(spec: PackedSpec, *, storage: bool) -> Shapes:
