@@ -120,10 +120,10 @@ def run(
             f"{shape} has {shape.context} positions", where=f"{option('seq_len')} {length}", way_out="use that or less"
         )
     rate = _product_rate(where)
-    laps = _Laps(reporter)
     with tempfile.TemporaryDirectory(dir=scratch) as made:
         reporter.phase("writing a random pair", 3)
         _write_pair(Path(made), shape, samples * length, where, reporter)
+        laps = _Laps(reporter)  # its clock starts now
         done = _compress_pair(Path(made), chosen, samples, length, where, laps)
     settings = {"shape": str(shape), "recipe": recipe, "samples": samples, "seq_len": length, "layers": layers}
     return LayersBench(
