@@ -6,12 +6,13 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.runtime.batch import BatchRows
-from deltacompress.runtime.operands.operand import Operand
+from deltacompress.runtime.operands.operand import Operand, unlike
 from deltacompress.runtime.operands.product import LinearOperand, Product
 from deltacompress.runtime.variants.layout import check_alike, read_layout
 from deltacompress.runtime.variants.variant import BaseSide, Variant
@@ -22,6 +23,10 @@ FILE = "diagonal.safetensors"
 @dataclass(frozen=True)
 class Diagonal(LinearOperand):
     """tensors: d [in]."""
+
+    @override
+    def misfit(self, base: Tensor, dtype: torch.dtype) -> str | None:
+        return unlike(self.tensors["d"], (base.shape[1],), dtype) if base.shape[0] == base.shape[1] else "not square"
 
     @property
     @override

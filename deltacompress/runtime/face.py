@@ -141,13 +141,15 @@ class Runtime:
         return self.add(variant, name, verify=verify)
 
     def add(self, variant: Variant, name: str, *, verify: bool = True) -> str:
-        """Load an opened variant of any kind; raises as `load`."""
+        """Load an opened variant of any kind; raises as `load`, and InputError for operands that do not fit."""
+        if not isinstance(variant, Variant):
+            raise InputError(f"{variant!r:.60} is no Variant", way_out="open one, or use load for an artifact")
         self.cache.check_free(name)
         sources = self.cache.read(variant)  # the long part: requests run meanwhile
         with self._lock:
             self.cache.check_free(name)
-            self.cache.add(name, variant, sources, verify=verify)
             self._tokenizers.add(name, variant.folder)
+            self.cache.add(name, variant, sources, verify=verify)
         try:
             self.cache.confirm(name)  # and this one
         except BaseException:  # an interrupt too: the name is free again
@@ -207,15 +209,12 @@ class Runtime:
         Raises:
             InputError: as `logits`; an empty context (give at least the bos token) or continuation.
         """
-        items, continuations = [], []
-        for item, after in self._input.scored(requests):
-            items.append(item)
-            continuations.append(after)
-        found: list[LogLikelihood] = [LogLikelihood(0.0, False)] * len(items)
-        for batch in forwards.batches(items, self.cache.fits):
+        scored = list(self._input.scored(requests))
+        found: list[LogLikelihood] = [LogLikelihood(0.0, False)] * len(scored)
+        for batch in forwards.batches([item for item, _ in scored], self.cache.fits):
             with self._lock, forwards.holding(self.cache, batch) as held, self._memory("log-likelihoods"):
                 ordered, logits = forwards.run(self.model, held)
-                targets = [continuations[one.index] for one in ordered]
+                targets = [scored[one.index][1] for one in ordered]
                 for one, result in zip(ordered, forwards.log_likelihoods(ordered, logits, targets), strict=True):
                     found[one.index] = result
         return found

@@ -10,19 +10,22 @@ from typing import Any
 
 import pytest
 import torch
-from diagonal_variant import FILE, DiagonalVariant
+from diagonal_variant import FILE, Diagonal, DiagonalVariant
 from runtime_cases import Served, assert_close, oracle_logits, oracle_tokens, random_ids
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import Batch, BatchRows, ForwardContext
 from deltacompress.runtime.modules.linear import DecoupledLinear, LinearGroup
 from deltacompress.runtime.operands.dense_delta import DenseDelta
+from deltacompress.runtime.operands.embedding_rows import EmbeddingTable
 from deltacompress.runtime.operands.full_weight import FullWeight
 from deltacompress.runtime.operands.operand import Vector
 from deltacompress.runtime.operands.product import Combined, LinearOperand, Product
 from deltacompress.runtime.variants.precision import Numerics
+from deltacompress.runtime.variants.variant import Variant
 
 
 @pytest.fixture(scope="module")
@@ -298,3 +301,85 @@ def test_a_load_that_was_dropped_leaves_its_slot_clean(trio: dict[str, Served], 
     runtime.cache.drop("a")  # as after an interrupt
     runtime.add(DiagonalVariant(diagonal[0], runtime.model.base), "d")
     assert_close(runtime.logits([("d", ids)])[0], oracle_logits(diagonal[1], ids))
+
+
+class Brings(Variant):
+    """A variant of a folder with these operands."""
+
+    def __init__(self, runtime: Runtime, operands: Any, **of: Any) -> None:
+        super().__init__(runtime.model.base.checkpoint.path, runtime.model.base.layout, runtime.model.base)
+        self.brought = operands
+        self.__dict__.update(of)
+
+    identity = "none"  # type: ignore[assignment]
+
+    def paths(self) -> list[str]:
+        return list(self.brought)
+
+    def operand(self, module_path: str) -> Any:
+        return self.brought[module_path]
+
+
+LAYER = "model.layers.0"
+
+
+def diagonal_of(*shape: int, dtype: torch.dtype = torch.float32) -> Diagonal:
+    return Diagonal({"d": torch.ones(shape, dtype=dtype)})
+
+
+@pytest.mark.parametrize(
+    ("operands", "told"),
+    [
+        (
+            {"model.layers.99.mlp.up_proj.weight": diagonal_of(48)},
+            r"brings model\.layers\.99\.mlp\.up_proj\.weight, ",
+        ),
+        ({"nonsense": diagonal_of(48)}, "brings nonsense, where no variant"),
+        ({f"{LAYER}.input_layernorm.weight": diagonal_of(48)}, "brings Diagonal for .*norm.weight, which takes Vector"),
+        ({"model.embed_tokens.weight": diagonal_of(48)}, "brings Diagonal for .*, which takes EmbeddingRows"),
+        ({f"{LAYER}.self_attn.o_proj.weight": "text"}, "brings str for .*, which takes LinearOperand or Combined"),
+        ({f"{LAYER}.self_attn.o_proj.weight": diagonal_of(3)}, r"of shape \[3\] where \[\d+\] belongs"),
+        ({f"{LAYER}.self_attn.o_proj.weight": diagonal_of(48, dtype=torch.bfloat16)}, "bfloat16 where the runtime"),
+        ({f"{LAYER}.mlp.up_proj.weight": FullWeight({"weight": torch.ones(4, 5)})}, r"of shape \[4, 5\] where \[any, "),
+        ({f"{LAYER}.mlp.up_proj.weight": DenseDelta({"delta": torch.ones(4)})}, r"of shape \[4\] where \[any, "),
+        ({f"{LAYER}.input_layernorm.weight": Vector({"vector": torch.ones(3)})}, r"Vector .* of shape \[3\] where"),
+        ({"model.embed_tokens.weight": EmbeddingTable({"table": torch.ones(9, 1)})}, r"of shape \[9, 1\] where"),
+    ],
+)
+def test_operands_that_do_not_fit_are_refused(trio: dict[str, Served], operands: Any, told: str) -> None:
+    runtime = Runtime.from_base(trio["a"].pair.base)
+    with pytest.raises(InputError, match=told):
+        runtime.add(Brings(runtime, operands), "x")
+    if "belongs" in told or "runtime" in told or "any" in told:  # a linear's: so does a part of a combined one
+        combined = {path: Combined.of(one) for path, one in operands.items()}
+        with pytest.raises(InputError, match=told):
+            runtime.add(Brings(runtime, combined), "x")
+    assert not runtime.variants
+    runtime.load(trio["a"].artifact, "x")  # name and slot are free
+    assert_close(runtime.logits([("x", [5, 6])])[0], oracle_logits(trio["a"].restored, [5, 6]))
+
+
+def test_what_is_no_variant_is_refused(trio: dict[str, Served]) -> None:
+    runtime = Runtime.from_base(trio["a"].pair.base)
+    for wrong in (None, DiagonalVariant, "text", {}):
+        with pytest.raises(InputError, match="is no Variant"):
+            runtime.add(wrong, "x")  # type: ignore[arg-type]
+    for name in (5, ["a"], "a\nb", "\x1b[31m"):
+        with pytest.raises(InputError, match="is no name for a variant"):
+            runtime.add(Brings(runtime, {}), name)  # type: ignore[arg-type]
+    assert not runtime.variants
+
+
+def test_an_add_that_fails_late_leaves_nothing(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, ids = Runtime.from_base(trio["a"].pair.base), random_ids(4)
+
+    def fail(*_: object) -> None:
+        raise KeyError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runtime.model, "install", fail)
+        with pytest.raises(KeyError):
+            runtime.load(trio["a"].artifact, "a")
+    assert not runtime.variants
+    runtime.load(trio["a"].artifact, "a")
+    assert_close(runtime.logits([("a", ids)])[0], oracle_logits(trio["a"].restored, ids))

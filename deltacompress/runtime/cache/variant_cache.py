@@ -50,6 +50,8 @@ class VariantCache:
         """
         if not name:
             raise InputError("a variant's name is empty", way_out="leave it out to use the directory's or entry's")
+        if name != str(name) or not name.isprintable():
+            raise InputError(f"{name!r:.60} is no name for a variant", way_out="give one of printable characters")
         if name in self.variants:
             raise InputError(
                 f"a variant named {name} is loaded already", way_out="give another name, or unload it first"
@@ -78,8 +80,8 @@ class VariantCache:
         self.variants[name] = loaded
         try:
             self.start(name)
-        except BackendError:
-            del self.variants[name]
+        except BaseException:
+            self.drop(name)
             raise
         if not self._cuda:
             loaded.sources = None  # what does not fit now is read again when it is asked for
@@ -270,7 +272,9 @@ class VariantCache:
 
     def read(self, variant: Variant) -> Sources:
         """Every operand of a variant, decoded and checked; see Transfer.read."""
-        return self._transfer.read(variant)
+        sources = self._transfer.read(variant)
+        self._model.check(sources.host, variant.folder)
+        return sources
 
     def _trim_host(self, keep: LoadedVariant | None = None) -> None:
         """Drop pinned copies, least recently used first, until they fit the host's budget."""

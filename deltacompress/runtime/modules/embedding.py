@@ -6,6 +6,8 @@ numbers as tokens.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -14,10 +16,13 @@ from deltacompress.kernels.triton import fused
 from deltacompress.runtime.batch import MAX_VARIANTS, Batch, ForwardContext
 from deltacompress.runtime.modules.vectors import Shadow
 from deltacompress.runtime.operands.embedding_rows import POINTERS, EmbeddingRows, LookupFormat
+from deltacompress.runtime.operands.operand import Operand
 
 
 class Embeddings:
     """Rows by slot; slots without any use the base's."""
+
+    takes: ClassVar[tuple[type[Operand], ...]] = (EmbeddingRows,)
 
     def __init__(self, weight: Tensor, *, fuse: bool) -> None:
         """fuse: look tables of one format up in one launch."""

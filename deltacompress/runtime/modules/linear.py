@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from deltacompress.kernels import Backend
 from deltacompress.runtime.batch import Batch, BatchRows, ForwardContext
 from deltacompress.runtime.modules.vectors import VectorBank
+from deltacompress.runtime.operands.operand import Operand
 from deltacompress.runtime.operands.product import BaseProduct, Combined, LinearOperand, LocalProduct, Product, Site
 
 
@@ -31,6 +32,8 @@ class DecoupledLinear(nn.Linear):
     biases: what the variants bring, by slot; None for a linear without bias. is_head: it may see selected rows only.
     base: its own product.
     """
+
+    takes: ClassVar[tuple[type[Operand], ...]] = (LinearOperand, Combined)
 
     def __init__(self, linear: nn.Linear, context: ForwardContext, kernels: Backend | None, *, is_head: bool) -> None:
         """kernels: what serves packed deltas; None where they are decoded."""

@@ -6,15 +6,17 @@ know that rows differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.errors import InputError
 from deltacompress.kernels.triton import fused
 from deltacompress.models.load import load_model
 from deltacompress.models.support import is_norm
@@ -37,7 +39,9 @@ ATTENTION = ("sdpa", "eager")
 
 
 class Seat(Protocol):
-    """A module (or a parameter of one) that takes operands, by slot."""
+    """A module (or a parameter of one) that takes operands, by slot. takes: of these kinds."""
+
+    takes: ClassVar[tuple[type[Operand], ...]]
 
     def set(self, slot: int, operand: Any) -> None:
         """Give `slot` its operand, of a kind for this place, or (None) none any more."""
@@ -85,6 +89,22 @@ class DecoupledModel:
             yield
         finally:
             self.context.batch = self.context.positions = None
+
+    def check(self, operands: Mapping[str, Operand], where: Path) -> None:
+        """Make sure that these operands of the variant in folder `where` can be installed.
+
+        Raises:
+            InputError: names the first that cannot, and why.
+        """
+        for path, operand in operands.items():
+            if path not in self._seats:
+                raise InputError(f"brings {path}, where no variant can bring anything", where=where)
+            if not isinstance(operand, self._seats[path].takes):
+                kinds = " or ".join(kind.__name__ for kind in self._seats[path].takes)
+                raise InputError(f"brings {type(operand).__name__} for {path}, which takes {kinds}", where=where)
+            why = operand.misfit(self.model.get_parameter(path), self.dtype)
+            if why is not None:
+                raise InputError(f"brings {type(operand).__name__} for {path} of {why}", where=where)
 
     def install(self, slot: int, operands: dict[str, Operand]) -> None:
         """Let `slot` use these operands, by module tensor path."""

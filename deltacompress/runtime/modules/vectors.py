@@ -7,7 +7,7 @@ forward of its own, because its kernel takes one vector for all rows.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,13 @@ from torch.nn import functional
 from deltacompress.errors import UnsupportedModelError
 from deltacompress.kernels.triton import fused
 from deltacompress.runtime.batch import BASE, Batch, ForwardContext
-from deltacompress.runtime.operands.operand import Vector
+from deltacompress.runtime.operands.operand import Operand, Vector
 
 
 class VectorBank:
     """One vector per slot; slots without one of their own use the base's."""
+
+    takes: ClassVar[tuple[type[Operand], ...]] = (Vector,)
 
     def __init__(self, base: Tensor) -> None:
         self.base = base

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.runtime.batch import BatchRows
+from deltacompress.runtime.operands.operand import unlike
 from deltacompress.runtime.operands.product import LinearOperand, Product, add_linear
 
 
 @dataclass(frozen=True)
 class DenseDelta(LinearOperand):
     """tensors: delta [rows shared with the base, in]; added [more rows, in], where the vocabulary grew."""
+
+    @override
+    def misfit(self, base: Tensor, dtype: torch.dtype) -> str | None:
+        return unlike(self.tensors["delta"], (None, base.shape[1]), dtype)
 
     @property
     @override

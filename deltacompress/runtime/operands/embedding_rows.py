@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from deltacompress.codecs.formats import packed
 from deltacompress.codecs.formats.packed import PackedSpec
-from deltacompress.runtime.operands.operand import Operand
+from deltacompress.runtime.operands.operand import Operand, unlike
 
 POINTERS = ("codes", "scales", "zeros", "rank")
 """Tensors that the fused lookup finds by address, in its order."""
@@ -42,6 +42,11 @@ class EmbeddingRows(Operand, ABC):
 @dataclass(frozen=True)
 class EmbeddingTable(EmbeddingRows):
     """tensors: table [vocabulary, hidden] in the checkpoint's dtype."""
+
+    @override
+    def misfit(self, base: Tensor, dtype: torch.dtype) -> str | None:
+        table = self.tensors["table"]
+        return unlike(table, (None, base.shape[1]), table.dtype)
 
     @override
     def lookup(self, ids: Tensor, base: Tensor) -> Tensor:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 from typing_extensions import override
 
 from deltacompress.runtime.batch import BatchRows
+from deltacompress.runtime.operands.operand import unlike
 from deltacompress.runtime.operands.product import LinearOperand, Product
 
 
 @dataclass(frozen=True)
 class FullWeight(LinearOperand):
     """tensors: weight [out, in] in the runtime's dtype; out may differ from the base's."""
+
+    @override
+    def misfit(self, base: Tensor, dtype: torch.dtype) -> str | None:
+        return unlike(self.tensors["weight"], (None, base.shape[1]), dtype)
 
     @property
     @override

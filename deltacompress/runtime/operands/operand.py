@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from deltacompress.kernels import Backend
@@ -26,6 +27,10 @@ class Operand:
         """Where it is now."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
+    def misfit(self, base: Tensor, dtype: torch.dtype) -> str | None:
+        """Why it cannot serve beside `base`, the base's tensor, in a model of this dtype; None if it can."""
+        return None
+
     def placed_bytes(self, kernels: Backend | None) -> int:
         """Bytes that a budget counts: on the device, once it is placed there."""
         return self.nbytes
@@ -43,3 +48,17 @@ class Operand:
 @dataclass(frozen=True)
 class Vector(Operand):
     """A norm weight or a bias. tensors: vector [size] in the runtime's dtype."""
+
+    @override
+    def misfit(self, base: Tensor, dtype: torch.dtype) -> str | None:
+        return unlike(self.tensors["vector"], (base.shape[0],), dtype)
+
+
+def unlike(tensor: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype) -> str | None:
+    """How a tensor differs from what is wanted, in words; None in `shape`: any size."""
+    if tensor.dtype != dtype:
+        return f"{tensor.dtype} where the runtime computes in {dtype}"
+    if len(shape) == tensor.dim() and all(size in (None, own) for size, own in zip(shape, tensor.shape, strict=True)):
+        return None
+    wanted = ", ".join("any" if size is None else str(size) for size in shape)
+    return f"shape {list(tensor.shape)} where [{wanted}] belongs"

@@ -82,6 +82,10 @@ class Combined(Operand):
             raise ValueError("two operands of one kind for one linear")
         return cls({}, parts)
 
+    @override
+    def misfit(self, base: Tensor, dtype: torch.dtype) -> str | None:
+        return next((why for part in self.parts if (why := part.misfit(base, dtype)) is not None), None)
+
     @property
     @override
     def nbytes(self) -> int:
