@@ -10,6 +10,7 @@ import torch
 from pairs import Pair, changed
 from runtime_cases import Served, assert_close, load, noise, oracle_logits, oracle_tokens, random_ids, serve
 
+from deltacompress.errors import UnsupportedModelError
 from deltacompress.runtime import Runtime
 
 ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen2-tied", "qwen3", "gemma2", "gemma3", "gpt-neox", "phi", "phi3"]
@@ -60,3 +61,8 @@ def test_the_base_alone_is_the_plain_base(served: Callable[..., Served]) -> None
     with torch.inference_mode():
         wanted = load(pair.base)(torch.tensor([ids])).logits[0]
     assert torch.equal(Runtime.from_base(pair.base).logits([(None, ids)])[0], wanted)
+
+
+def test_alibi_is_refused_by_name(make_pair: Callable[..., Pair]) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"bloom has its positions .*ALiBi.* restore"):
+        Runtime.from_base(make_pair("bloom").base)

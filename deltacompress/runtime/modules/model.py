@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.errors import InputError
+from deltacompress.errors import InputError, UnsupportedModelError
 from deltacompress.kernels.triton import fused
 from deltacompress.models.load import load_model
 from deltacompress.models.support import is_norm
@@ -26,7 +26,7 @@ from deltacompress.runtime.modules.embedding import decouple_embedding
 from deltacompress.runtime.modules.linear import DecoupledLinear, group_linears
 from deltacompress.runtime.modules.vectors import VectorBank, decouple_norm
 from deltacompress.runtime.operands.operand import Operand
-from deltacompress.runtime.variants.layout import Layout, read_layout
+from deltacompress.runtime.variants.layout import SERVE_WAY_OUT, Layout, read_layout
 from deltacompress.runtime.variants.precision import Numerics
 from deltacompress.runtime.variants.variant import BaseSide, Role
 
@@ -142,9 +142,15 @@ def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, num
     """Make a loaded model variant-aware in place.
 
     Raises:
-        UnsupportedModelError: a norm of a kind that no rule covers.
+        UnsupportedModelError: a norm of a kind that no rule covers, or positions by ALiBi.
     """
     model.eval().requires_grad_(False)
+    if hasattr(model.base_model, "build_alibi_tensor") or getattr(model.config, "alibi", False):
+        raise UnsupportedModelError(
+            f"{model.config.model_type} has its positions in the attention's biases (ALiBi), which no rule serves",
+            where=checkpoint.path,
+            way_out=SERVE_WAY_OUT,
+        )
     if model.config._attn_implementation not in ATTENTION:
         model.set_attn_implementation("eager")
     context, kernels = ForwardContext(), numerics.kernels
