@@ -13,6 +13,7 @@ from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.registry import CODECS
 from deltacompress.codecs.settings import Fit, Settings
 from deltacompress.models.load import load_model
+from deltacompress.models.names import module_paths
 from deltacompress.reporter import Reporter
 
 
@@ -29,12 +30,16 @@ def fit_codecs(
     bases: by the codec's name, what each of its tensors is encoded against, f32. settings: of these tensors, by name.
 
     Raises:
-        UnsupportedModelError: a codec does not know what it meets in the model; else as models.load.load_model.
+        UnsupportedModelError: a codec does not know what it meets in the model; else as models.load.load_model and
+            models.names.module_paths.
     """
     model = load_model(finetuned, device=device, dtype=torch.float32)
+    paths = module_paths(finetuned.path, finetuned.config, finetuned.tensors)
     values: dict[str, Any] = {}
     for name, own in bases.items():
         fit = CODECS[name].fit
         assert fit is not None
-        values |= fit(Fit(model, own, {one: settings[one] for one in own}, tokens.ids, tokens.seed, reporter))
+        modules = {one: paths[one] for one in own}
+        rules = {one: settings[one] for one in own}
+        values |= fit(Fit(finetuned.path, model, modules, own, rules, tokens.ids, tokens.seed, reporter))
     return values

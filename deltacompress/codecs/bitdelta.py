@@ -38,9 +38,12 @@ _CHECK_EVERY = 8
 
 def fit(seen: Fit) -> dict[str, float]:
     """As settings.Codec.fit: the scales."""
-    found = distil(seen.model, seen.bases, seen.ids, seed=seen.seed, reporter=seen.reporter)
+    for name, path in seen.modules.items():
+        _linear(seen.model, path, where=f"{seen.path}: tensor {name}")
+    bases = {f"{path}.weight": seen.bases[name] for name, path in seen.modules.items()}
+    found = distil(seen.model, bases, seen.ids, seed=seen.seed, reporter=seen.reporter)
     seen.reporter.note(f"bitdelta: error of the logits {found.before:.4g} before and {found.after:.4g} after")
-    return found.scales
+    return {name: found.scales[f"{path}.weight"] for name, path in seen.modules.items()}
 
 
 def encode_elements(
@@ -66,7 +69,9 @@ def encode_elements(
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
-    """scales: by tensor name. before, after: mean squared error of the logits on the checked sequences."""
+    """scales: by the weight's path in the model. before, after: mean squared error of the logits on the checked
+    sequences.
+    """  # fmt: skip
 
     scales: dict[str, float]
     before: float
@@ -89,15 +94,15 @@ def distil(
     """Train one scale per matrix.
 
     Args:
-        teacher: the fine-tuned model (transformers, fp32). bases: tensor name of each of its linear weights that gets
-            signs -> the base's weight, f32 [out, in].
+        teacher: the fine-tuned model (transformers, fp32). bases: path in it of each linear weight that gets signs
+            -> the base's weight, f32 [out, in].
         ids: int64 [samples, tokens], the calibration tokens. seed: of the order in which they are seen.
 
     The scales with the least loss on the first sequences are returned, so it is never higher than that of the plain
     scales; these are returned where training does not help.
 
     Raises:
-        UnsupportedModelError: a name is no linear layer of the model.
+        UnsupportedModelError: a path is none of a linear layer of the model.
     """
     student = _twin(teacher)
     layers = {name: _replaced(student, name, base) for name, base in bases.items()}
@@ -161,18 +166,21 @@ class _SignLinear(nn.Module):
 
 def _replaced(model: nn.Module, name: str, base: Tensor) -> _SignLinear:
     path = name.removesuffix(".weight")
+    made = _SignLinear(_linear(model, path, where=name), base)
+    model.set_submodule(path, made)
+    return made
+
+
+def _linear(model: nn.Module, path: str, *, where: str) -> nn.Linear:
     try:
         linear = model.get_submodule(path)
     except AttributeError as error:
-        raise UnsupportedModelError(
-            f"the model has no layer {path}", where="bitdelta", way_out="use another codec for it"
-        ) from error
+        told = f"the model has no layer {path}"
+        raise UnsupportedModelError(told, where=where, way_out="use another codec for it") from error
     if not isinstance(linear, nn.Linear):
-        told = f"{path} is no linear layer but {type(linear).__name__}"
-        raise UnsupportedModelError(told, where="bitdelta", way_out="use another codec for it")
-    made = _SignLinear(linear, base)
-    model.set_submodule(path, made)
-    return made
+        told = f"{path} is no linear layer but {type(linear).__name__}, and bitdelta takes no other"
+        raise UnsupportedModelError(told, where=where, way_out="use another codec for it")
+    return linear
 
 
 def _logits(model: nn.Module, ids: Tensor) -> Tensor:

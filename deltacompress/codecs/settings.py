@@ -14,6 +14,8 @@ from deltacompress.errors import RecipeError
 from deltacompress.numerics.sparsity import Sparsity
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor, nn
 
     from deltacompress.codecs.encoded import Encoded, LinearToEncode
@@ -158,12 +160,15 @@ class SkipSettings(Settings):
 class Fit:
     """What a codec may look at before it encodes a tensor: the whole model.
 
-    model: the fine-tuned one, of transformers, in fp32; to be left as it is. bases: name of each tensor that this codec
-    is to encode -> what it is encoded against, f32. settings: by the same names, what its rule says.
+    path: of the fine-tuned checkpoint, for messages. model: the fine-tuned one, of transformers, in fp32; to be left as
+    it is. modules: name of each tensor that this codec is to encode -> path of the module in the model whose weight it
+    is. bases: by the same names, what it is encoded against, f32. settings: what its rule says.
     ids: int64 [samples, tokens], the calibration tokens. seed: of whatever is drawn.
     """
 
+    path: Path
     model: nn.Module
+    modules: Mapping[str, str]
     bases: Mapping[str, Tensor]
     settings: Mapping[str, Settings]
     ids: Tensor

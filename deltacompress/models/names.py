@@ -9,16 +9,17 @@ saved) are of kind "other".
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from deltacompress.files.places import CONFIG
 from deltacompress.models.config import unsupported
-from deltacompress.models.support import is_norm
+from deltacompress.models.support import decoder_layers, is_norm, outline, read_decoder
 from deltacompress.types import TensorKind
 
 if TYPE_CHECKING:
@@ -101,6 +102,23 @@ def match_names(model: PreTrainedModel, layers: str, names: Iterable[str], where
             layer = _layer_index(target, layers)
             slots[stored[target]] = Slot(stored[target], sites, layer, _kind(model, sites, layer))
     return slots
+
+
+def module_paths(path: Path, config: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """Checkpoint name of each tensor that fills a part of the model -> path of the module that it is in.
+
+    path, config: the checkpoint's directory and its config.json. Where a module is in an outline of the model, it is in
+    the model that transformers loads.
+
+    Raises:
+        UnsupportedModelError: no dense decoder; else as match_names. CheckpointError: an unusable config.
+    """
+    file, names = path / CONFIG, tuple(names)
+    model = outline(read_decoder(config, file, tensors=len(names)), file, tensors=len(names))
+    model.tie_weights()
+    slots = match_names(model, decoder_layers(model, path), names, path)
+    paths = {id(module): name for name, module in model.named_modules()}
+    return {name: paths[id(slot.sites[0][0])] for name, slot in slots.items()}
 
 
 def _model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from pairs import Recorder, changed, files_of
+from pairs import Recorder, changed, edit, files_of, make_pair
 from torch import nn
 
 from deltacompress.artifact.delta import load_delta, verify
@@ -182,6 +182,35 @@ def test_a_head_with_added_tokens(pair: Pair, tmp_path: Path) -> None:
     assert [part.shape[0] for part in head.parts if part.name == "added_rows"] == [5]
 
 
+LINEARS_AND_HEAD = Recipe.parse(
+    {"name": "bd", "rules": [{"kind": ["linear", "head"], "codec": "bitdelta"}, {"codec": "exact"}]}
+)
+
+
+def test_a_head_that_the_checkpoint_calls_otherwise_than_the_model(tmp_path: Path) -> None:
+    """GPT-NeoX: embed_out in checkpoints, lm_head in transformers 5."""
+    neox = make_pair(tmp_path, "gpt-neox")
+    names = Checkpoint.open(neox.finetuned).tensors
+    if "embed_out.weight" not in names:
+        for side in (neox.base, neox.finetuned):
+            edit(side, lambda weights: {name.replace("lm_head.", "embed_out."): one for name, one in weights.items()})
+    neox.compress(tmp_path / "out", recipe=LINEARS_AND_HEAD)
+    assert verify(tmp_path / "out", base=neox.base).tensors["embed_out.weight"].codec == "bitdelta"
+
+
+def test_names_without_the_prefix_of_the_model_give_the_same_scales(pair: Pair, tmp_path: Path) -> None:
+    def bare(weights: Weights) -> Weights:
+        return {name.removeprefix("model."): one for name, one in weights.items()}
+
+    other = changed(pair, tmp_path, bare)
+    other.compress(tmp_path / "bare", recipe=LINEARS_AND_HEAD)
+    pair.compress(tmp_path / "full", recipe=LINEARS_AND_HEAD)
+    found, wanted = (verify(tmp_path / name, base=pair.base).tensors for name in ("bare", "full"))
+    assert {name: one.sha256 for name, one in found.items()} == {
+        name.removeprefix("model."): one.sha256 for name, one in wanted.items()
+    }
+
+
 def test_whole_weights_may_be_signs_too(pair: Pair, tmp_path: Path) -> None:
     pair.compress(tmp_path / "out", recipe=RECIPE.model_copy(update={"scope": "full"}))
     assert {one.base_name for one in verify(tmp_path / "out", base=pair.base).manifest.tensors} == {None}
@@ -245,6 +274,7 @@ def test_bad_input(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(RecipeError, match="bits"):
         Recipe.parse({"name": "bd", "rules": [{"codec": "bitdelta", "bits": 1}]})
     monkeypatch.setattr(fitting, "load_model", lambda *_, **__: nn.Identity())
-    with pytest.raises(UnsupportedModelError, match=r"no layer .*; use another codec for it"):
+    with pytest.raises(UnsupportedModelError, match=r"no layer .*; use another codec for it") as caught:
         pair.compress(tmp_path / "out", recipe=RECIPE)
+    assert str(caught.value.where).startswith(f"{pair.finetuned}: tensor model.layers.0.")
     assert not list(tmp_path.glob("*out*"))
