@@ -48,14 +48,20 @@ def check_relations(manifest: Manifest, where: str) -> None:
                 f"{record.file} has {record.bytes} bytes, as no such file has", where=where, way_out=AGAIN
             )
     for tensor in manifest.tensors:
-        _check_tensor(tensor, f"{where}: {shown(tensor.name)[1:-1]}", scope=manifest.scope)
-        for part in tensor.parts:
-            _check_part(part, manifest.lossless, f"{where}: {tensor.name}: part {part.name}")
+        check_tensor(tensor, where, scope=manifest.scope, lossless=manifest.lossless)
         if tensor.status == "alias" or tensor.alias_of is not None:
             _check_alias(tensor, tensors.get(tensor.alias_of or ""), where)
-        elif check := FORMATS[tensor.format].check:
-            check(tensor, f"{where}: {tensor.name}", storage=manifest.lossless != "none")
     _check_totals(manifest, where)
+
+
+def check_tensor(tensor: TensorRecord, where: str, *, scope: str, lossless: str) -> None:
+    """Refuse a record that contradicts itself, whatever it says of other tensors; raises as check_relations."""
+    _check_fields(tensor, f"{where}: {shown(tensor.name)[1:-1]}", scope=scope)
+    for part in tensor.parts:
+        _check_part(part, lossless, f"{where}: {tensor.name}: part {part.name}")
+    alias = tensor.status == "alias" or tensor.alias_of is not None
+    if not alias and (check := FORMATS[tensor.format].check):
+        check(tensor, f"{where}: {tensor.name}", storage=lossless != "none")
 
 
 def nbytes(record: TensorRecord | PartRecord) -> int:
@@ -73,7 +79,7 @@ def own_values(tensor: TensorRecord) -> int:
     return 0 if tensor.base_rows is None else whole - tensor.base_rows * math.prod(tensor.shape[1:])
 
 
-def _check_tensor(tensor: TensorRecord, at: str, *, scope: str) -> None:
+def _check_fields(tensor: TensorRecord, at: str, *, scope: str) -> None:
     """Its names, its shape, its figures, and whether there is a base where one belongs."""
     if not is_tensor_name(tensor.name):
         raise FormatError(f"is no tensor name ({RULE})", where=at, way_out=AGAIN)

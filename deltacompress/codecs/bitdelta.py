@@ -46,6 +46,11 @@ def fit(seen: Fit) -> dict[str, float]:
     return {name: found.scales[f"{path}.weight"] for name, path in seen.modules.items()}
 
 
+def accepts(value: object) -> bool:
+    """As settings.Codec.accepts: a scale that the packed format can hold."""
+    return isinstance(value, float) and 0 <= 2 * value <= torch.finfo(torch.bfloat16).max
+
+
 def encode_elements(
     finetuned: Elements, base: Elements | None, settings: BitDeltaSettings, name: str, scale: float
 ) -> Encoded:

@@ -43,7 +43,12 @@ def _skip(finetuned: Elements, base: Elements | None, settings: SkipSettings, na
 CODECS = {
     codec.name: codec
     for codec in (
-        Codec(BitDeltaSettings, _late("bitdelta", "encode_elements"), fit=_late("bitdelta", "fit")),
+        Codec(
+            BitDeltaSettings,
+            _late("bitdelta", "encode_elements"),
+            fit=_late("bitdelta", "fit"),
+            accepts=_late("bitdelta", "accepts"),
+        ),
         Codec(LowRankSettings, _late("low_rank", "encode_elements")),
         Codec(ObsSettings, encode_group=_late("obs", "encode")),
         Codec(RtnSettings, _late("rtn", "encode_elements")),

@@ -190,12 +190,14 @@ class Codec:
     fit: (what Fit holds) -> a value for each tensor, which `encode` gets as a fifth argument. Called once, before any
         tensor is coded; for a codec that looks at the whole model first. Values are plain data, as JSON knows it, so
         that a run that is resumed has the very same.
+    accepts: value -> whether it is one of `fit`'s, asked of what a resumed run reads back; any is, without it.
     """
 
     settings: type[Settings]
     encode: Callable[..., Encoded] | None = None
     encode_group: Callable[[list[LinearToEncode], HessianAccumulator, Any], dict[str, Encoded]] | None = None
     fit: Callable[[Fit], Mapping[str, Any]] | None = None
+    accepts: Callable[[Any], bool] | None = None
 
     def __post_init__(self) -> None:
         if (self.encode is None) == (self.encode_group is None) or (self.fit and not self.encode):

@@ -216,6 +216,8 @@ def _fitted(plan: Plan, tokens: CalibrationTokens, work: Workspace, device: torc
         settings = {one.name: one.settings for some in plan.to_fit.values() for one in some}
         values = fit_codecs(plan.finetuned, bases, settings, tokens, device, reporter)
         work.save_values("fit", values)
+    elif wrong := plan.wrong_with(values):
+        raise work.damaged("fit", wrong)
     return plan.with_fitted(values)
 
 
@@ -283,7 +285,7 @@ def _compress_plain(plan: Plan, steps: Steps, reporter: Reporter) -> None:
     }
     reporter.phase("compressing", len(todo))
     for step, tensor in todo.items():
-        if not steps.check(step):
+        if not steps.check(step, [tensor.name]):
             steps.save(step, [steps.finish_on_disk(tensor, encode_uncalibrated(plan, tensor))])
         reporter.step(tensor.name, loss=steps.records(step)[0].loss, memory_bytes=Steps.peak_memory())
 

@@ -133,17 +133,18 @@ def _coded(plan: Plan, tensor: TensorPlan, encoded: Encoded, parts: Parts, diges
             hashes["blake3"] = blake3(raw).hexdigest()
         size = tuple(part.shape)
         records.append(PartRecord(name=name, dtype=DTYPE_NAMES[part.dtype], shape=size, bytes=raw.nbytes, **hashes))
-    return Outcome(_record(plan, tensor, encoded, digest, tuple(records)), streams)
+    return Outcome(record_of(plan, tensor, encoded, digest, tuple(records)), streams)
 
 
 def alias_record(plan: Plan, tensor: TensorPlan, twin: TensorRecord) -> TensorRecord:
     """The record of a tensor that is stored under another name."""
-    return _record(plan, tensor, Encoded("none", {}, {}), twin.sha256, ())
+    return record_of(plan, tensor, Encoded("none", {}, {}), twin.sha256, ())
 
 
-def _record(
+def record_of(
     plan: Plan, tensor: TensorPlan, encoded: Encoded, digest: str, parts: tuple[PartRecord, ...]
 ) -> TensorRecord:
+    """What the manifest says of a tensor. digest: of what it is restored to."""
     status: Status = "coded" if tensor.treatment == "code" else tensor.treatment
     uses_base = tensor.pair.base_name if plan.recipe.scope == "delta" else None
     return TensorRecord(

@@ -33,7 +33,8 @@ def calibration_kl(plan: Plan, skeleton: Skeleton, streams: Streams, steps: Step
         return None
     head = skeleton.head_name or skeleton.embedding_name
     twin = plan.tensors[head].pair.alias_of or head
-    restored = steps.recall(steps.stored()[twin]) or {}
+    step = steps.stored()[twin]
+    restored = steps.recall(step, [record.name for record in steps.records(step)]) or {}
     skeleton.load([head], lambda _: restored.pop(twin))
     restored.clear()
     vocabulary = plan.tensors[head].pair.info.shape[0]

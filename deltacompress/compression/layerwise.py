@@ -92,7 +92,7 @@ class _Walk:
 
     def simple(self, step: str, tensors: list[TensorPlan]) -> dict[str, Tensor]:
         """Encode tensors that need no activations, as one step; returns what each is restored to."""
-        done = self.steps.recall(step)
+        done = self.steps.recall(step, [tensor.name for tensor in tensors])
         if done is not None:
             return done
         outcomes, restored = [], {}
@@ -108,7 +108,7 @@ class _Walk:
         step = f"layer-{i:05d}"
         on_gpu = self.skeleton.device.type == "cuda"
         self.skeleton.load(self.skeleton.layer_names(i), partial(self.plan.finetuned.read, pinned=on_gpu))
-        restored = self.steps.recall(step)
+        restored = self.steps.recall(step, self.skeleton.layer_names(i))
         outcomes = None
         if restored is None:
             outcomes = self._compress(i, streams)
@@ -247,7 +247,7 @@ class _Walk:
     def head(self, tensor: TensorPlan, streams: Streams) -> None:
         """Compress the output projection against the final norm's output."""
         step = "head"
-        if self.steps.recall(step) is not None:
+        if self.steps.recall(step, [tensor.name]) is not None:
             return
         features = tensor.pair.info.shape[1]
         asymmetric = tensor.needs_teacher

@@ -114,6 +114,16 @@ class Plan:
         """Whether any tensor needs the fine-tuned model's activations too."""
         return any(plan.needs_teacher for plan in self.tensors.values())
 
+    def wrong_with(self, fitted: Any) -> str | None:
+        """What makes `fitted`, as an interrupted run left it, none of what this plan's codecs fit, if anything does."""
+        wanted = {plan.name: plan for plans in self.to_fit.values() for plan in plans}
+        if not isinstance(fitted, dict) or fitted.keys() != wanted.keys():
+            return "its tensors are not those of this run"
+        for name, plan in wanted.items():
+            if plan.codec.accepts is not None and not plan.codec.accepts(fitted[name]):
+                return f"its value for {name} is none that {plan.codec.name} fits"
+        return None
+
     def with_fitted(self, values: Mapping[str, Any]) -> Plan:
         """The same with what was fitted for some tensors."""
         fitted = {name: replace(self.tensors[name], fitted=value) for name, value in values.items()}

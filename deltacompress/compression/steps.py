@@ -8,19 +8,21 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from deltacompress.artifact.checks import check_tensor
 from deltacompress.artifact.decoding import restored_pieces, restored_tensor, serving_parts
 from deltacompress.artifact.records import PartRecord, TensorRecord
 from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.codecs.encoded import Encoded
-from deltacompress.compression.encoding import LaidOut, Outcome, finish, finish_on_disk, lay_out
+from deltacompress.compression.encoding import LaidOut, Outcome, finish, finish_on_disk, lay_out, record_of
 from deltacompress.compression.planning import Plan, TensorPlan
-from deltacompress.compression.run_identity import start_over
 from deltacompress.compression.workspace import Workspace
-from deltacompress.errors import CheckpointError, IntegrityError, OutputError
+from deltacompress.errors import CheckpointError, FormatError, IntegrityError
 from deltacompress.lossless import Coder
 
+_RECORDS = TypeAdapter(list[TensorRecord])
 Unfinished = Callable[[], Outcome]
 """Waits for an outcome and returns it, or raises what went wrong."""
 
@@ -66,26 +68,54 @@ class Steps:
         self._work.save(step, done)
         self._records[step] = [outcome.record for outcome in done]
 
-    def recall(self, step: str) -> dict[str, Tensor] | None:
-        """What the tensors of a step that an interrupted run finished are restored to; None if it is still to do."""
-        records = self._work.finished(step)
-        if records is None:
-            return None
-        self._records[step] = records
-        return {record.name: self._restored(step, record) for record in records}
+    def recall(self, step: str, names: Iterable[str]) -> dict[str, Tensor] | None:
+        """What the tensors of a step that an interrupted run finished are restored to; None if it is still to do.
 
-    def check(self, step: str) -> bool:
-        """Whether an interrupted run finished a step; its tensors are restored piece by piece, and compared."""
-        records = self._work.finished(step)
+        names: of the tensors that the step is of.
+
+        Raises:
+            OutputError: the step's file is not what this run would have written.
+        """
+        records = self._finished(step, names)
+        return None if records is None else {record.name: self._restored(step, record) for record in records}
+
+    def check(self, step: str, names: Iterable[str]) -> bool:
+        """Whether an interrupted run finished a step; its tensors are restored piece by piece, and compared.
+
+        Takes and raises what `recall` does.
+        """
+        records = self._finished(step, names)
         if records is None:
             return False
-        self._records[step] = records
         for record in records:
             base, _ = self._plan.rows(self._plan.tensors[record.name])
             with self._damage_told(step), self._work.open_parts(step, record, self._coder) as sources:
                 for _ in restored_pieces(record, sources, base, storage=self._coder.codec != "none"):
                     pass
         return True
+
+    def _finished(self, step: str, names: Iterable[str]) -> list[TensorRecord] | None:
+        found = self._work.values(step)
+        if found is None:
+            return None
+        try:
+            records = _RECORDS.validate_python(found)
+        except ValidationError as error:
+            raise self._work.damaged(step, "its records are none of tensors") from error
+        if sorted(record.name for record in records) != sorted(names):
+            raise self._work.damaged(step, "its tensors are not those of this step")
+        with self._damage_told(step):
+            for record in records:
+                check_tensor(record, step, scope=self._plan.recipe.scope, lossless=self._coder.codec)
+                if record != self._as_planned(record):
+                    raise FormatError(f"its record of {record.name} is none of this run")
+        self._records[step] = records
+        return records
+
+    def _as_planned(self, record: TensorRecord) -> TensorRecord:
+        """The record with what this run says of its tensor, where that does not come from encoding it."""
+        encoded = Encoded(record.format, record.params, {}, loss=record.loss, damp_fraction=record.damp_fraction)
+        return record_of(self._plan, self._plan.tensors[record.name], encoded, record.sha256, record.parts)
 
     def _restored(self, step: str, record: TensorRecord) -> Tensor:
         def stored(part: PartRecord) -> bytes:
@@ -100,8 +130,7 @@ class Steps:
         try:
             yield
         except (IntegrityError, CheckpointError) as error:
-            # not the input's fault: the other steps stay
-            raise OutputError(f"damaged ({error})", where=self._work.file_of(step), way_out=start_over()) from error
+            raise self._work.damaged(step, error) from error
 
     def records(self, step: str) -> list[TensorRecord]:
         """Records of a finished step."""

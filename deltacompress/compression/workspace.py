@@ -139,11 +139,6 @@ class Workspace:
                 temporary.unlink(missing_ok=True)
             raise
 
-    def finished(self, step: str) -> list[TensorRecord] | None:
-        """The records of a finished step, or None; raises as `values`."""
-        found = self.values(step)
-        return None if found is None else [TensorRecord.model_validate(record) for record in found]
-
     def values(self, step: str) -> Any | None:
         """The plain data of a finished step, as `save` or `save_values` got it, or None.
 
@@ -156,11 +151,20 @@ class Workspace:
         try:
             told = read_header(path).metadata
         except CheckpointError as error:
-            raise OutputError(f"damaged ({error.what})", where=path, way_out=start_over()) from error
+            raise self.damaged(step, error.what) from error
         records = told.get("records", "")
         if told.get("sha256") != _digest(step, records):
-            raise OutputError("damaged (its records differ)", where=path, way_out=start_over())
-        return json.loads(records)
+            raise self.damaged(step, "its records differ")
+        found = None
+        with suppress(ValueError, RecursionError):
+            found = json.loads(records)
+        if found is None:
+            raise self.damaged(step, "its records are no JSON value")
+        return found
+
+    def damaged(self, step: str, told: object) -> OutputError:
+        """That the file of a step is not what a run wrote: not the input's fault, so that the other steps stay."""
+        return OutputError(f"damaged ({told})", where=self.file_of(step), way_out=start_over())
 
     def save(self, step: str, outcomes: Iterable[Outcome]) -> None:
         """Store a finished step durably."""

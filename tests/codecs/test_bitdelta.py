@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,18 +11,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from pairs import Recorder, changed, edit, files_of, make_pair
+from safetensors.torch import save_file
 from torch import nn
 
 from deltacompress.artifact.delta import load_delta, verify
 from deltacompress.artifact.restoration import restore
 from deltacompress.calibration import fitting
 from deltacompress.calibration.data import calibration_tokens
+from deltacompress.checkpoints.header import read_header
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.checkpoints.rows import InMemory
 from deltacompress.codecs import bitdelta
 from deltacompress.codecs.encoded import restore_tensor
 from deltacompress.codecs.recipe import CalibrationSpec, Recipe
 from deltacompress.codecs.settings import BitDeltaSettings
+from deltacompress.compression import workspace
 from deltacompress.errors import CalibrationError, Interrupted, OutputError, RecipeError, UnsupportedModelError
 from deltacompress.models import load
 from deltacompress.reporter import SILENT
@@ -242,6 +246,25 @@ def test_a_damaged_fit_is_not_used(pair: Pair, tmp_path: Path) -> None:
     file.write_bytes(raw[:at] + (b"1" if raw[at : at + 1] != b"1" else b"2") + raw[at + 1 :])
     with pytest.raises(OutputError, match=r"step-fit\.safetensors: damaged \(its records differ\); remove it"):
         pair.compress(tmp_path / "out", recipe=RECIPE, resume=True)
+
+
+def test_a_sealed_fit_that_no_run_wrote(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        pair.compress(tmp_path / "out", recipe=RECIPE, reporter=Recorder(4))
+    file = tmp_path / "out.partial" / "step-fit.safetensors"
+    good = json.loads(read_header(file).metadata["records"])
+    first = min(good)
+    values: list[Any] = ["0.1", True, 1, None, [0.1], -0.5, float("nan"), float("inf"), 1e39, 1e300, {}]
+    forged = [json.dumps(good | {first: value}) for value in values]
+    forged += [json.dumps(good | {"model.norm.weight": 0.1}), json.dumps({**good, first: 10**400})]
+    forged += [json.dumps({name: one for name, one in good.items() if name != first})]
+    forged += ["[]", '"x"', "null", "{", "[" * 100_000, "[" * 500 + "]" * 500]
+    for records in forged:
+        sealed = {"records": records, "sha256": workspace._digest("fit", records)}
+        save_file({}, file, metadata=sealed)
+        with pytest.raises(OutputError, match=r"step-fit\.safetensors: damaged \(.*\); remove it, or leave out"):
+            pair.compress(tmp_path / "out", recipe=RECIPE, resume=True)
+        assert file.exists()
 
 
 def test_other_calibration_data_makes_other_scales(pair: Pair, tmp_path: Path) -> None:

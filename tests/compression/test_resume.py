@@ -396,6 +396,62 @@ def test_a_step_with_other_records(
     assert not unfinished.exists()
 
 
+def seal(step: Path, records: str) -> None:
+    """Other records, with the digest that belongs to them."""
+    name = step.stem.removeprefix("step-")
+    with_records(step, lambda _: {"records": records, "sha256": workspace._digest(name, records)})
+
+
+def without_its_base(text: str) -> str:
+    records = json.loads(text)
+    records[0] |= {"base_name": None, "base_rows": None, "base_sha256": None}
+    return json.dumps(records)
+
+
+def of_another_shape(text: str) -> str:
+    records = json.loads(text)
+    records[0]["shape"] = [*records[0]["shape"], 1]
+    return json.dumps(records)
+
+
+FORGED: list[Callable[[str], str]] = [
+    lambda _: "[]",
+    lambda _: "{}",
+    lambda _: "[{}]",
+    lambda _: "[5]",
+    lambda _: "null",
+    lambda _: "[",
+    lambda _: "[" * 100_000,
+    lambda _: "[" * 500 + "]" * 500,
+    lambda text: json.dumps(json.loads(text)[1:]),
+    lambda text: json.dumps([*json.loads(text), json.loads(text)[0]]),
+    without_its_base,
+    of_another_shape,
+]
+
+
+@pytest.mark.parametrize("change", FORGED, ids=range(len(FORGED)))
+def test_a_step_whose_records_are_sealed_but_none_of_the_run(
+    pair: Pair, unfinished: Path, capsys: pytest.CaptureFixture[str], change: Callable[[str], str]
+) -> None:
+    step = partial(unfinished) / "step-layer-00000.safetensors"
+    seal(step, change(read_header(step).metadata["records"]))
+    assert main(pair.argv(unfinished, "--resume")) == 2
+    told = capsys.readouterr().err
+    assert f"{step}: damaged (" in told
+    assert told.endswith("; remove it, or leave out --resume to start over\n")
+    assert "layer-00000" in steps_in(unfinished)
+
+
+def test_a_tensor_whose_records_are_sealed_but_none_of_the_run(pair: Pair, out: Path) -> None:
+    interrupted(pair, out, recipe="lossless", reporter=Recorder(2))
+    step = partial(out) / "step-tensor-00000.safetensors"
+    for change in FORGED[:8]:
+        seal(step, change(read_header(step).metadata["records"]))
+        with pytest.raises(OutputError, match=r"step-tensor-00000\.safetensors: damaged \(.*\); remove it"):
+            pair.compress(out, recipe="lossless", resume=True)
+
+
 def test_the_step_of_another_layer(pair: Pair, unfinished: Path) -> None:
     shutil.copy(
         partial(unfinished) / "step-layer-00000.safetensors", partial(unfinished) / "step-layer-00001.safetensors"
