@@ -62,9 +62,9 @@ class CalibrationSpec(BaseModel):
     """How much calibration data a recipe wants; the command line may override it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    samples: Annotated[int, Field(ge=1)] = 256
-    seq_len: Annotated[int, Field(ge=2)] = 256
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
+    samples: Annotated[int, Field(strict=True, ge=1)] = 256
+    seq_len: Annotated[int, Field(strict=True, ge=2)] = 256
+    seed: Annotated[int, Field(strict=True, ge=0, le=MAX_SEED)] = 0
 
     def overridden(self, *, samples: int | None, seq_len: int | None, seed: int | None) -> CalibrationSpec:
         """With what is given in the place of the recipe's."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from typing_extensions import override
 
 from deltacompress.codecs.formats.spec import PackedSpec
@@ -22,8 +22,15 @@ if TYPE_CHECKING:
     from deltacompress.numerics.hessian import HessianAccumulator
     from deltacompress.reporter import Reporter
 
-Bits = Literal[1, 2, 3, 4, 8, 16]
-GroupSize = Literal["row", 16, 32, 64, 128, 256, 512, 1024]
+
+def _as_listed(value: object) -> object:
+    if isinstance(value, bool | float):  # equal to one of the list, perhaps
+        raise ValueError(f"Input should be a whole number, not {value}")  # noqa: TRY004 # pydantic tells these
+    return value
+
+
+Bits = Annotated[Literal[1, 2, 3, 4, 8, 16], BeforeValidator(_as_listed)]
+GroupSize = Annotated[Literal["row", 16, 32, 64, 128, 256, 512, 1024], BeforeValidator(_as_listed)]
 
 
 class Settings(BaseModel):
@@ -93,13 +100,13 @@ class ObsSettings(Quantizing):
     """
 
     codec: Literal["obs"] = "obs"
-    block_size: Annotated[int, Field(ge=16, le=4096)] = 128
+    block_size: Annotated[int, Field(strict=True, ge=16, le=4096)] = 128
     damp_fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
     selection: Literal["joint", "diagonal"] = "joint"
     activation_order: bool = True
     asymmetric: Annotated[float, Field(ge=0, le=1)] = 1.0
     range_search: Annotated[tuple[Annotated[float, Field(gt=0, le=4)], ...], Field(max_length=8)] = ()
-    refine_sweeps: Annotated[int, Field(ge=0, le=20)] = 2
+    refine_sweeps: Annotated[int, Field(strict=True, ge=0, le=20)] = 2
     refit_scales: bool = False
 
     @property
@@ -134,7 +141,7 @@ class LowRankSettings(Settings):
     """The best approximation by a product of two thin matrices, without calibration. rank: columns of the left one."""
 
     codec: Literal["low-rank"] = "low-rank"
-    rank: Annotated[int, Field(ge=1)]
+    rank: Annotated[int, Field(strict=True, ge=1)]
 
     @override
     def check_shape(self, rows: int, columns: int, name: str) -> None:

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from deltacompress.codecs.encoded import as_matrix
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.registry import CODECS
 from deltacompress.codecs.settings import Codec, ExactSettings, Settings
-from deltacompress.errors import CheckpointError, PairError
+from deltacompress.errors import CheckpointError, PairError, RecipeError
 from deltacompress.types import TensorKind
 
 _MAX_NAME = MAX_NAME - 24  # a part is called tensor.part, in a file under the same rules
@@ -173,6 +173,7 @@ def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorK
     for checkpoint in (base, finetuned):
         checkpoint.fingerprint()  # hashes all its tensors side by side; they are asked for one by one below
     tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of)}
+    _check_shapes(recipe, tensors.values())
     if all(plan.treatment in ("identical", "alias") for plan in tensors.values()):
         raise PairError(
             f"has the weights of the base {base.path} (content hash {finetuned.fingerprint()[:12]}), so "
@@ -204,13 +205,28 @@ def _plans(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind
         kind = kind_of(name)
         settings = recipe.rule_for(name, kind)
         treatment = _treatment(pairing, found, recipe, settings)
-        if treatment == "code":
-            rows, columns = as_matrix(found.info.shape)
-            shared = rows if recipe.scope == "full" or found.base_rows is None else found.base_rows
-            settings.check_shape(shared, columns, name)
         if treatment == "code" and settings.codec == "skip" and found.base_rows not in (None, found.info.shape[0]):
             raise PairError("codec skip, but the base has fewer rows", where=name, way_out="use rtn or exact for it")
         yield TensorPlan(found, kind, treatment, settings if treatment == "code" else ExactSettings())
+
+
+def _check_shapes(recipe: Recipe, tensors: Iterable[TensorPlan]) -> None:
+    """Make sure that each tensor that is coded can be, the smallest first: what it allows, all others allow.
+
+    Raises:
+        RecipeError: one cannot.
+    """
+    shapes = []
+    for plan in tensors:
+        if plan.treatment == "code":
+            rows, columns = as_matrix(plan.pair.info.shape)
+            shared = rows if recipe.scope == "full" or plan.pair.base_rows is None else plan.pair.base_rows
+            shapes.append((plan, shared, columns))
+    for plan, rows, columns in sorted(shapes, key=lambda one: min(one[1:])):
+        try:
+            plan.settings.check_shape(rows, columns, plan.name)
+        except RecipeError as error:
+            raise error.retold(RecipeError, within=f"recipe {recipe.name}") from error
 
 
 def _treatment(pairing: Pairing, found: TensorPair, recipe: Recipe, settings: Settings) -> Treatment:

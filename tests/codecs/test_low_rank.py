@@ -247,6 +247,15 @@ def test_a_rank_that_one_tensor_cannot_have(pair: Pair, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_the_rank_to_choose_suits_all_tensors(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"^recipe thin: .*: rank 1000000000 of .*; choose at most \d+$") as caught:
+        pair.compress(tmp_path / "out", recipe=lossy(10**9), calibration=None)
+    most = int(str(caught.value).split()[-1])
+    with pytest.raises(RecipeError, match=rf"choose at most {most}$"):
+        pair.compress(tmp_path / "out", recipe=lossy(most + 1), calibration=None)
+    pair.compress(tmp_path / "out", recipe=lossy(most), calibration=None)
+
+
 def test_the_rank_is_that_of_the_rows_that_both_have(tmp_path: Path) -> None:
     for side, rows in (("base", 3), ("finetuned", 5)):
         (tmp_path / side).mkdir()

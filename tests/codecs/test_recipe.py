@@ -223,3 +223,30 @@ def test_what_is_a_path_is_told_as_one(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(RecipeError, match=rf"the recipe cannot be read \({why}"):
             Recipe.load(name)
     assert Recipe.load("lossless").name == "lossless"
+
+
+@pytest.mark.parametrize("value", ["4", True, 4.0])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"codec": "low-rank", "rank": ...},
+        {"codec": "rtn", "grid": "midrise", "bits": ...},
+        {"codec": "rtn", "bits": 4, "group_size": ...},
+        {"codec": "obs", "bits": 4, "refine_sweeps": ...},
+        {"codec": "obs", "bits": 4, "block_size": ...},
+    ],
+)
+def test_a_whole_number_is_written_as_one(rule: dict[str, Any], value: Any) -> None:
+    given = {key: value if one is ... else one for key, one in rule.items()}
+    field = next(key for key, one in rule.items() if one is ...)
+    if field in ("group_size", "block_size"):
+        given[field] = value if value is True else type(value)(32)
+    with pytest.raises(RecipeError, match=rf"rules\.0\.{rule['codec']}\.{field}: .*Input should be "):
+        Recipe.parse({"name": "r", "rules": [given, {"codec": "exact"}]})
+
+
+@pytest.mark.parametrize("value", ["4", True, 4.0])
+@pytest.mark.parametrize("field", ["samples", "seq_len", "seed"])
+def test_so_are_those_of_the_calibration(field: str, value: Any) -> None:
+    with pytest.raises(RecipeError, match=rf"calibration\.{field}: Input should be a valid integer"):
+        Recipe.parse({"name": "r", "rules": [{"codec": "exact"}], "calibration": {field: value}})
