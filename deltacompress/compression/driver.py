@@ -186,6 +186,8 @@ def _open_workspace(
     )
     if earlier:
         told = "used again" if job.resume else f"removed; {switch('resume')} would have used them"
+        if job.resume and not _finished_steps(job.out):
+            told = "removed, since no identity.json says what they are of"
         reporter.note(f"{work.path}: {earlier} finished step{'s' * (earlier > 1)} of an earlier run {told}")
     return work
 

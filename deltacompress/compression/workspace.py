@@ -98,10 +98,13 @@ class Workspace:
     def _settle(self, identity: str, resume: bool) -> None:
         known = self.path / _IDENTITY
         try:
+            there = self._only_ours()
             if resume and known.is_file():
                 check_same(known, identity)
                 return
-            self._clear()
+            with output_errors(self.path):
+                for found in there:
+                    shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
         except BaseException:
             self.close()  # what is there belongs to another run
             raise
@@ -111,18 +114,14 @@ class Workspace:
             self.discard()
             raise
 
-    def _clear(self) -> None:
+    def _only_ours(self) -> list[Path]:
+        """What is there, if all of it is a run's: in the end it is removed, and nobody else's may be."""
         with output_errors(self.path):
-            found_there = list(self.path.iterdir())
-            strange = [found.name for found in found_there if not _OURS.fullmatch(found.name)]
-            if strange:
-                raise OutputError(
-                    f"holds {strange[0]}, no work of a run",
-                    where=self.path,
-                    way_out=f"move it or choose another {option('out')}",
-                )
-            for found in found_there:
-                shutil.rmtree(found) if found.is_dir() and not found.is_symlink() else found.unlink()
+            there = list(self.path.iterdir())
+        for name in sorted(found.name for found in there if not _OURS.fullmatch(found.name)):
+            way_out = f"move it or choose another {option('out')}"
+            raise OutputError(f"holds {name}, no work of a run", where=self.path, way_out=way_out)
+        return there
 
     def _put(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         """Write one file durably, whole or not at all."""

@@ -363,6 +363,25 @@ def test_a_damaged_identity(
     assert files_of(unfinished) == files_of(artifact)
 
 
+def test_steps_that_nothing_tells_the_input_of(pair: Pair, unfinished: Path, artifact: Path) -> None:
+    (partial(unfinished) / "identity.json").unlink()
+    told = Recorder()
+    pair.compress(unfinished, resume=True, reporter=told)
+    (note,) = [note for note in told.notes if "earlier run" in note]
+    assert note.endswith("steps of an earlier run removed, since no identity.json says what they are of")
+    assert files_of(unfinished) == files_of(artifact)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_what_no_run_left_there_is_not_removed(pair: Pair, unfinished: Path, *, resume: bool) -> None:
+    notes = partial(unfinished) / "notes.txt"
+    notes.write_text("mine")
+    kept = files_of(partial(unfinished))
+    with pytest.raises(OutputError, match=r"out\.partial: holds notes\.txt, no work of a run; move it or choose"):
+        pair.compress(unfinished, resume=resume)
+    assert files_of(partial(unfinished)) == kept
+
+
 def with_records(step: Path, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
     """Rewrite the metadata of a step's file, tensors untouched."""
     save_file(load_file(step), step, metadata=change(read_header(step).metadata))
