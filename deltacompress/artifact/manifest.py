@@ -11,11 +11,13 @@ import json
 import math
 import reprlib
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from deltacompress.artifact.checks import check_relations
 from deltacompress.artifact.records import SCHEMA_VERSION, Manifest
+from deltacompress.checkpoints.names import shown
 from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG
 from deltacompress.codecs.formats.spec import AGAIN
 from deltacompress.errors import (
@@ -123,14 +125,24 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
     try:
         manifest = Manifest.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        at = ascii(".".join(str(part) for part in first["loc"])[:200])[1:-1]
-        raise FormatError(f"{at}: {first['msg']}", where=where, way_out=AGAIN) from error
+        raise FormatError(_told(error, data), where=where, way_out=AGAIN) from error
     # an absent optional field, or a value that was coerced: one spelling only
     if canonical_fields(manifest.model_dump(mode="json")) != fields:
         raise FormatError("not spelled as this format spells it", where=where, way_out=AGAIN)
     check_relations(manifest, where)
     return manifest
+
+
+def _told(error: ValidationError, data: dict[str, Any]) -> str:
+    """The first field that is wrong, with the name of the tensor that it is of, and what is wrong with it."""
+    first = error.errors()[0]
+    place, told, of = first["loc"], first["msg"], ""
+    if place[:1] == ("tensors",) and len(place) > 2:
+        if isinstance(name := data["tensors"][place[1]].get("name"), str):
+            of = f"tensor {shown(name)}: "
+        if place[2] == "params" and len(place) == 5:  # in the end: one of the types that it is not
+            place, told = place[:-1], "Input should be a text or a number"
+    return of + ascii(".".join(str(part) for part in place)[:200])[1:-1] + f": {told}"
 
 
 def _too_large(where: str) -> FormatError:

@@ -38,6 +38,8 @@ from deltacompress.files.regular import ANYWHERE, UnfitFileError, open_regular, 
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _MAX_LINE_BYTES = 64 << 20
 _MAX_WHOLE_BYTES = 1 << 30  # of what is held in memory, where a format leaves no choice
+_LONGEST_NAMED = 400
+"""Characters of a source that messages repeat: a longer one is hardly a path, but a text given in its place."""
 _HUB_ID = re.compile(r"(?P<id>\w[\w.-]*(?:/\w[\w.-]*)?)(?::(?P<config>[^@:]+))?(?:@(?P<revision>[^@:]+))?")
 
 
@@ -83,20 +85,21 @@ def local_file(source: str) -> Path | None:
 
     """
     path = Path(os.path.expanduser(source))
+    named = source if len(source) <= _LONGEST_NAMED else f"{source[:40]}... ({len(source)} characters)"
     if not source:
         raise CalibrationError(
             f"{option('calibration')} is empty", way_out=f"pass a {_suffixes()} file or the id of a hub dataset"
         )
-    with _read_errors(source):
+    with _read_errors(named):
         if path.is_dir():
-            raise CalibrationError("is a directory", where=source, way_out=f"pass one {_suffixes()} file")
+            raise CalibrationError("is a directory", where=named, way_out=f"pass one {_suffixes()} file")
         if path.exists():
             _check_kind(path)
             return path
     slip = path.suffix.lower() in _READERS or (path.parent.exists() if "/" in source else "." in source)
     if slip or not _HUB_ID.fullmatch(source):
         raise CalibrationError(
-            "no such file", where=source, way_out=f"pass a {_suffixes()} file or the id of a hub dataset"
+            "no such file", where=named, way_out=f"pass a {_suffixes()} file or the id of a hub dataset"
         )
     return None
 

@@ -141,10 +141,11 @@ class Recipe(BaseModel):
         for rule in self.rules:
             if rule.matches(name, kind):
                 if CODECS[rule.codec].needs_tokens and kind not in ("linear", "head"):
+                    others = "rtn, low-rank, exact or skip" if kind == "embedding" else "rtn, exact or skip"
                     raise RecipeError(
                         f"codec {rule.codec} on {name} (kind {kind}), which has no inputs to calibrate on",
                         where=f"recipe {self.name}",
-                        way_out="use rtn, exact or skip for it",
+                        way_out=f"use {others} for it",
                     )
                 return rule
         raise RecipeError(

@@ -42,6 +42,7 @@ FEW_CHUNKS = 64
 
 _NAMES = {number: name for name, number in CODEC_IDS.items()}
 DIGEST_BYTES = 16
+_AGAIN = "copy the artifact again"
 _SLACK = 1024  # bytes that an incompressible chunk may grow by; a GDeflate page ends in 32 words
 _HEADER = struct.Struct(f"<4sBBHQII{DIGEST_BYTES}s{DIGEST_BYTES}s")
 DIGEST_AT = _HEADER.size - DIGEST_BYTES
@@ -104,10 +105,14 @@ def parse_frame(head: memoryview | bytes, coded_bytes: int, *, raw_bytes: int, n
         FormatError: framing that no encoder writes, or another raw length than promised.
     """
     if coded_bytes < HEADER_BYTES:
-        raise TruncatedFileError(f"{coded_bytes} bytes, shorter than a stream header of {HEADER_BYTES}", where=name)
+        raise TruncatedFileError(
+            f"{coded_bytes} bytes, shorter than a stream header of {HEADER_BYTES}", where=name, way_out=_AGAIN
+        )
     magic, version, number, flags, declared, chunk_bytes, count, raw_digest, digest = _HEADER.unpack_from(head)
     if magic != MAGIC:
-        raise FormatError(f"not a lossless stream (starts with {magic.hex()} instead of {MAGIC.hex()})", where=name)
+        raise FormatError(
+            f"not a lossless stream (starts with {magic.hex()} instead of {MAGIC.hex()})", where=name, way_out=_AGAIN
+        )
     if version != VERSION:
         raise SchemaVersionError(
             f"stream version {version}, this program reads version {VERSION}",
@@ -116,19 +121,26 @@ def parse_frame(head: memoryview | bytes, coded_bytes: int, *, raw_bytes: int, n
         )
     codec = _NAMES.get(number)
     if codec is None or flags:
-        raise FormatError(f"unknown codec number {number} or flags {flags:#06x}", where=name)
+        raise FormatError(f"unknown codec number {number} or flags {flags:#06x}", where=name, way_out=_AGAIN)
     if declared != raw_bytes:
-        raise FormatError(f"declares {declared} raw bytes where {raw_bytes} were promised", where=name)
+        told = f"declares {declared} raw bytes where {raw_bytes} were promised"
+        raise FormatError(told, where=name, way_out=_AGAIN)
     if not 1 <= chunk_bytes <= MAX_CHUNK_BYTES[codec]:
-        raise FormatError(f"chunks of {chunk_bytes} bytes, {codec} allows 1 to {MAX_CHUNK_BYTES[codec]}", where=name)
+        raise FormatError(
+            f"chunks of {chunk_bytes} bytes, {codec} allows 1 to {MAX_CHUNK_BYTES[codec]}", where=name, way_out=_AGAIN
+        )
     if count != -(-declared // chunk_bytes):
-        raise FormatError(f"{count} chunks of {chunk_bytes} bytes cannot hold {declared} raw bytes", where=name)
+        raise FormatError(
+            f"{count} chunks of {chunk_bytes} bytes cannot hold {declared} raw bytes", where=name, way_out=_AGAIN
+        )
     if count > FEW_CHUNKS + declared // LEAST_CHUNK_BYTES:
-        raise FormatError(f"{count} chunks of {chunk_bytes} bytes; no encoder writes so many so small", where=name)
+        raise FormatError(
+            f"{count} chunks of {chunk_bytes} bytes; no encoder writes so many so small", where=name, way_out=_AGAIN
+        )
     frame = Frame(codec, declared, chunk_bytes, count, raw_digest, digest)
     if coded_bytes < frame.payload_at:
         told = f"{coded_bytes} bytes, shorter than its header and chunk table ({frame.payload_at})"
-        raise TruncatedFileError(told, where=name)
+        raise TruncatedFileError(told, where=name, way_out=_AGAIN)
     return frame
 
 
@@ -144,10 +156,12 @@ def parse_table(frame: Frame, table: memoryview | bytes, coded_bytes: int, *, na
         lengths.byteswap()
     wanted = frame.payload_at + sum(lengths)
     if coded_bytes != wanted:
-        raise TruncatedFileError(f"{coded_bytes} bytes where its chunk table says {wanted}", where=name)
+        raise TruncatedFileError(f"{coded_bytes} bytes where its chunk table says {wanted}", where=name, way_out=_AGAIN)
     if (longest := max(lengths, default=0)) > 2 * frame.chunk_bytes + _SLACK:
         raise FormatError(
-            f"a coded chunk of {longest} bytes for {frame.chunk_bytes}; no encoder writes that", where=name
+            f"a coded chunk of {longest} bytes for {frame.chunk_bytes}; no encoder writes that",
+            where=name,
+            way_out=_AGAIN,
         )
     return lengths
 

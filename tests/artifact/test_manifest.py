@@ -128,7 +128,16 @@ def test_a_version_that_never_was(version: Any) -> None:
         ({"tensors": [record("a", shape=[1] * 17)]}, "tensors.0.shape"),
         ({"tensors": [record("a", dtype="F17")]}, "tensors.0.dtype"),
         ({"tensors": [record("a", sha256="00")]}, "tensors.0.sha256"),
-        ({"tensors": [record("a", status="gone")]}, "tensors.0.status"),
+        ({"tensors": [record("a", status="gone")]}, "tensor 'a': tensors.0.status: Input should be"),
+        (
+            {"tensors": [record("a", params={"rank": None})]},
+            "tensor 'a': tensors.0.params.rank: Input should be a text or a number; ",
+        ),
+        (
+            {"tensors": [record("a", params={"rank": [4]})]},
+            "tensor 'a': tensors.0.params.rank: Input should be a text or a number; ",
+        ),
+        ({"tensors": [5]}, "tensors.0: "),
         ({"tensors": [record("a", parts=[{"name": "x", "dtype": "??", "shape": [], "bytes": 1}])]}, "parts.0.dtype"),
         ({"tensors": [record("a", parts=[PART | {"blake3": HASH}])]}, "blake3"),
         ({"tensors": [record("a", parts=[PART | {"blake3": None}])]}, "parts.0.blake3"),

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from deltacompress.calibration.data import CalibrationTokens, ids_sha256, load_calibration, load_tokenizer
 from deltacompress.calibration.packing import encode_records, pack
 from deltacompress.calibration.records import Record
-from deltacompress.calibration.sources import open_source
+from deltacompress.calibration.sources import local_file, open_source
 from deltacompress.errors import CalibrationError, CheckpointError, InputError
 
 CHAT_TEMPLATE = (
@@ -217,6 +217,14 @@ def test_records_in_memory_are_those_of_a_file(tmp_path: Path, tokenizer: Any, r
         texts = [record["text"] for record in records]
         assert load_calibration(texts, tokenizer, samples=len(file.ids), seq_len=file.ids.shape[1],
                                 seed=file.seed).sha256 == file.sha256  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["x" * 900, "a/b " * 300, "x" * 900 + ".txt"])
+def test_a_text_in_the_place_of_a_file_is_not_repeated(text: str) -> None:
+    with pytest.raises(CalibrationError) as caught:
+        local_file(text)
+    assert str(caught.value).startswith(f"{text[:40]}... ({len(text)} characters): ")
+    assert len(str(caught.value)) < 200
 
 
 @pytest.mark.parametrize(

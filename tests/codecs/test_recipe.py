@@ -245,6 +245,12 @@ def test_a_whole_number_is_written_as_one(rule: dict[str, Any], value: Any) -> N
         Recipe.parse({"name": "r", "rules": [given, {"codec": "exact"}]})
 
 
+@pytest.mark.parametrize(("kind", "others"), [("embedding", "rtn, low-rank, exact"), ("norm", "rtn, exact")])
+def test_what_to_use_where_nothing_can_be_calibrated(kind: Any, others: str) -> None:
+    with pytest.raises(RecipeError, match=f"; use {others} or skip for it$"):
+        recipe({"codec": "bitdelta"}).rule_for("x", kind)
+
+
 @pytest.mark.parametrize("value", ["4", True, 4.0])
 @pytest.mark.parametrize("field", ["samples", "seq_len", "seed"])
 def test_so_are_those_of_the_calibration(field: str, value: Any) -> None:

@@ -74,7 +74,7 @@ def test_methods_in_one_table(pair: Pair, task_dir: Path, tmp_path: Path) -> Non
     calibration = load_delta(tmp_path / "small" / "artifacts" / "direct").manifest.calibration
     assert calibration is not None
     assert (calibration.samples, calibration.seq_len, calibration.seed) == (6, 12, 0)
-    with pytest.raises(InputError, match="named twice"):
+    with pytest.raises(InputError, match=r"named twice; name each once$"):
         compare(pair.base, pair.finetuned, **(options | {"methods": ["rtn-4bit", "rtn-4bit"]}))
 
 

@@ -31,7 +31,8 @@ def load_methods(names: Sequence[str]) -> dict[str, Recipe | None]:
     chosen = list(names) if names else METHODS.split(",")
     recipes = {Path(name).stem: None if name in DONORS else load_method(name) for name in chosen}
     if len(recipes) != len(chosen):
-        raise InputError("a method is named twice", where=f"{option('methods')} {','.join(chosen)}")
+        where = f"{option('methods')} {','.join(chosen)}"
+        raise InputError("a method is named twice", where=where, way_out="name each once")
     return recipes
 
 
