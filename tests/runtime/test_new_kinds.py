@@ -223,10 +223,7 @@ class AddedProduct(Product[Added]):
     @classmethod
     def add_group(cls, y: Tensor, x: Tensor, rows: BatchRows, products: Sequence[Any]) -> None:
         AddedProduct.groups += 1
-        at = 0
-        for one in products:
-            one.add(y[:, at : at + one.site.out_features], x, rows)
-            at += one.site.out_features
+        super().add_group(y, x, rows, products)
 
 
 class OtherAdded(Added):

@@ -153,7 +153,10 @@ class Product(Generic[O]):
     @classmethod
     def add_group(cls, y: Tensor, x: Tensor, rows: BatchRows, products: Sequence[Self]) -> None:
         """`add` for linears that read the same x; y: their results side by side."""
-        raise NotImplementedError
+        at = 0
+        for one in products:
+            one.add(y[:, at : at + one.site.out_features], x, rows)
+            at += one.site.out_features
 
     def own(self, rows: BatchRows) -> Iterable[tuple[Segment, O]]:
         """Segments of its slots with their operands."""
