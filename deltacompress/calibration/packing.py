@@ -1,4 +1,4 @@
-"""From records to rows of tokens: encode as the model was trained, join, cut into rows of equal length.
+"""From records to one stream of tokens: encoded as the model was trained, and joined; data.py cuts it into rows.
 
 Rows are windows of one long stream, so a row may begin inside a record and hold several; every position is a real
 token, no padding reaches the Hessians. Only as many records are tokenized as the rows need.

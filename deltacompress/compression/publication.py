@@ -1,4 +1,4 @@
-"""From finished steps to a published artifact: shards, side files, manifest, one rename."""
+"""From finished steps to a published artifact: shards, side files, manifest; artifact/outputs.py renames."""
 
 from __future__ import annotations
 
