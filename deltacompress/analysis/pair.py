@@ -2,7 +2,7 @@
 
 `analyze` streams the pair tensor by tensor (in memory: those its few workers are at) and gives exactly one row per
 fine-tuned tensor, aggregates that partition the model, and histograms of base, fine-tuned and delta weights as in
-figure 3 of the DeltaZip paper. The arithmetic is in `analysis_stats`, the picture in `analysis_plot`.
+figure 3 of the DeltaZip paper. The arithmetic is in `statistics`, the picture in `plot`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Calibration tokens: the one tensor that a compression run calibrates on, with all that is needed to name it again.
 
 `load_calibration` is the way from a file or dataset id to [samples, seq_len] token ids; `sources` finds and shuffles
-the records, `packing` joins them to one stream, which is cut into rows here. The same source, tokenizer, counts and seed give the same ids, and
-`sha256` proves it: the artifact records it, and a resumed run compares it.
+the records, `packing` joins them to one stream, which is cut into rows here. The same source, tokenizer, counts and
+seed give the same ids, and `sha256` proves it: the artifact records it, and a resumed run compares it.
 """
 
 from __future__ import annotations
