@@ -11,6 +11,7 @@ from collections import defaultdict
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import file_index
 import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "deltacompress"
@@ -77,13 +78,21 @@ def test_no_function_is_long() -> None:
     assert long == set()
 
 
-def test_every_room_says_what_it_is() -> None:
-    silent = [
-        str(path)
-        for path in FILES.values()
-        if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text()))
-    ]
-    assert silent == []
+def test_every_file_says_what_it_is() -> None:
+    assert [name for name, path in FILES.items() if not file_index.summary(path)] == []
+
+
+def test_the_index_of_files_is_fresh() -> None:
+    """`python tools/file_index.py` writes docs/files.md."""
+    assert file_index.INDEX.read_text(encoding="utf-8") == file_index.index()
+
+
+def test_the_index_names_every_file() -> None:
+    folders = re.findall(r"^## (.*)/$", file_index.index(), re.MULTILINE)
+    assert sorted(folders) == sorted(
+        path.parent.relative_to(PACKAGE.parent).as_posix() for path in FILES.values() if path.name == "__init__.py"
+    )
+    assert len(re.findall(r"^- `", file_index.index(), re.MULTILINE)) == len(FILES) - len(folders)
 
 
 def test_every_file_that_is_named_is_there(repo_root: Path) -> None:
