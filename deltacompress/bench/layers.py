@@ -2,7 +2,7 @@
 
 The pair is written to disk and goes the whole way, from checkpoint files to a published artifact. The floor of a layer
 is the arithmetic that nobody can leave out (each stream through the layer once, and the sums of the Hessians, half of a
-symmetric one), at the speed of a large product of bf16 inputs, measured in the same run.
+symmetric one), at the speed of a large product of 16-bit inputs, measured in the same run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from deltacompress.bench.clock import cpu_time, gpu_clock
 from deltacompress.bench.figures import layer_times, product_rate
 from deltacompress.bench.synthetic import SHAPE_7B, SHAPE_TINY, ModelShape, write_base, write_finetuned
-from deltacompress.calibration.precision import reduced_precision
+from deltacompress.calibration.precision import calibration_precision
 from deltacompress.checkpoints.writer import write_file
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.settings import ObsSettings
@@ -195,8 +195,8 @@ def _flop_per_token(shape: ModelShape, recipe: Recipe, seq_len: int) -> float:
 def _product_rate(device: torch.device) -> float:
     """Operations a second of a large product as the walk's, of random numbers."""
     size = _PRODUCT[device.type]
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     clock = gpu_clock(device) if device.type == "cuda" else cpu_time
-    with reduced_precision(device, bf16_weights=True, asymmetric=False):
+    with calibration_precision(device, bf16_weights=True).products():
         return product_rate(size, clock(lambda: left @ right, 10))

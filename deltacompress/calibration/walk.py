@@ -1,6 +1,6 @@
-"""What the linears of one layer receive during a forward, and what all layers are called with.
+"""Which linears of one layer share an input, and what all layers are called with.
 
-Which linears share an input (q/k/v, gate/up, and with parallel residuals more) is found by looking, not by a table of
+Which do (q/k/v, gate/up, and with parallel residuals more) is found by looking, not by a table of
 names: linears that receive the very same tensor share one Hessian.
 """
 
@@ -27,7 +27,13 @@ class InputGroup:
     names: list[str]
 
 
-OnInput = Callable[[InputGroup, torch.Tensor], None]
+Identity = tuple[Any, ...]
+"""What tells an input from others that are alive."""
+
+
+def identity_of(inputs: torch.Tensor) -> Identity:
+    """Where a tensor lies; the version counter tells it from itself after a change in place."""
+    return (inputs.data_ptr(), inputs.shape, inputs.stride(), inputs.dtype, inputs._version)
 
 
 @dataclass(eq=False)
@@ -36,10 +42,9 @@ class InputRecorder:
 
     where: Any
     names: tuple[str, ...]
-    on_input: OnInput | None = None
     groups: list[InputGroup] = field(default_factory=list)
     _group_of: dict[str, InputGroup] = field(default_factory=dict)
-    _seen: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # name -> identity of its input, this forward
+    _seen: dict[str, Identity] = field(default_factory=dict)  # name -> that of its input, this forward
     _alive: list[torch.Tensor] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -51,20 +56,16 @@ class InputRecorder:
         """A linear is about to run on `inputs`, [..., in_features]."""
         if name in self._seen:
             raise unsupported(self.where, f"linear {name!r} runs more than once in a forward")
-        # The version counter tells a tensor from itself after a change in place. Addresses are unique as long as every
-        # input is alive, hence all are held throughout the forward in which the groups are made: the first.
-        identity = (inputs.data_ptr(), inputs.shape, inputs.stride(), inputs.dtype, inputs._version)
+        # Addresses are unique as long as every input is alive, hence all are held throughout the forward in which the
+        # groups are made: the first.
+        identity = identity_of(inputs)
         if name not in self._group_of:
             self._join(name, identity)
             self._alive.append(inputs)
         group = self._group_of[name]
         self._seen[name] = identity
-        if group.names[0] != name:
-            if self._seen.get(group.names[0]) != identity:
-                raise unsupported(self.where, f"linears {group.names[0]!r} and {name!r} do not always share an input")
-            return
-        if self.on_input is not None:
-            self.on_input(group, inputs.reshape(-1, inputs.shape[-1]))
+        if self._seen.get(group.names[0]) != identity:
+            raise unsupported(self.where, f"linears {group.names[0]!r} and {name!r} do not always share an input")
 
     def end(self) -> None:
         """The forward is over: every linear must have run."""
@@ -85,26 +86,21 @@ class InputRecorder:
 
 
 @contextmanager
-def record_inputs(
-    skeleton: Skeleton, i: int, names: Iterable[str] | None = None, *, on_input: OnInput | None = None
-) -> Iterator[InputRecorder]:
+def record_inputs(skeleton: Skeleton, i: int, names: Iterable[str] | None = None) -> Iterator[InputRecorder]:
     """Watch the inputs of layer i's linears while the context is open, and find which of them share one.
 
-    `on_input(group, inputs [tokens, in_features])` is called during the forward, once per group. Nothing is kept beyond
-    that, but for the first forward, which keeps all inputs until the layer returns. In the first forward `group.names`
-    may still grow after the call; the group object stays the same.
+    Nothing is kept, but for the first forward, which keeps all inputs until the layer returns.
 
     Args:
         skeleton: the model; layer i must be loaded when it runs.
         i: index of the decoder layer.
         names: checkpoint names of linear weights of layer i; all of them by default.
-        on_input: receives each group's input as it comes, for sums that need one batch at a time.
 
     Raises:
         UnsupportedModelError: during a forward, if a linear does not run exactly once, or groups change.
     """
     chosen = tuple(skeleton.linear_names(i) if names is None else names)
-    recorder = InputRecorder(skeleton.path, chosen, on_input)
+    recorder = InputRecorder(skeleton.path, chosen)
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         return lambda _module, args, kwargs: recorder.see(name, args[0] if args else kwargs["input"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from deltacompress.checkpoints.reader import Checkpoint
@@ -78,3 +78,12 @@ def is_tied(config: dict[str, Any]) -> bool:
     """Whether the output head is the embedding, said or by the model type's own default."""
     explicit = field_of(config, "tie_word_embeddings")
     return bool(explicit) if explicit is not None else config.get("model_type") not in _UNTIED
+
+
+def already_quantized(config: Mapping[str, Any]) -> str | None:
+    """What to say where dense weights are needed, if config.json says that these are not."""
+    if (found := config.get("quantization_config")) is None:
+        return None
+    gptq = isinstance(found, dict) and found.get("quant_method") == "gptq"
+    other = ", or from what `deltacompress dequantize` makes of this one" if gptq else ""
+    return f"the weights are quantized already; start from the unquantized checkpoint{other}"

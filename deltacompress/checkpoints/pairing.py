@@ -28,9 +28,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from deltacompress.checkpoints.configs import check_configs, check_fields, is_tied
+from deltacompress.checkpoints.configs import already_quantized, check_configs, check_fields, is_tied
 from deltacompress.checkpoints.header import FLOATS
-from deltacompress.checkpoints.reader import Checkpoint, already_quantized
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import PairError
 from deltacompress.types import TensorInfo
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -73,6 +73,8 @@ class Checkpoint:
         self._stamps = {file: _stamp(file.stat()) for file in weights}
         self.nbytes = sum(file.stat().st_size for file in (*weights, *self.side_files()))
         self._hashes: dict[str, str] = {}
+        self._ahead: dict[str, Future[torch.Tensor]] = {}
+        self._reader = ThreadPoolExecutor(1, "read-ahead")  # starts no thread before the first submit
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:
@@ -109,6 +111,15 @@ class Checkpoint:
         Raises:
             CheckpointError: no such tensor, or its file changed or got shorter since it was opened.
         """
+        if name in self._ahead:
+            return self._ahead.pop(name).result()
+        return self._read(name, pinned=pinned)
+
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Begin to read tensors into pinned memory beside other work: the next `read` of each takes what came of it."""
+        self._ahead |= {name: self._reader.submit(self._read, name, pinned=True) for name in names}
+
+    def _read(self, name: str, *, pinned: bool) -> torch.Tensor:
         import torch
 
         from deltacompress.checkpoints.dtypes import DTYPES
@@ -226,15 +237,6 @@ class Checkpoint:
             raise CheckpointError(
                 f"truncated while tensor {name} was read", where=path, way_out="copy or download it again"
             )
-
-
-def already_quantized(config: Mapping[str, Any]) -> str | None:
-    """What to say where dense weights are needed, if config.json says that these are not."""
-    if (found := config.get("quantization_config")) is None:
-        return None
-    gptq = isinstance(found, dict) and found.get("quant_method") == "gptq"
-    other = ", or from what `deltacompress dequantize` makes of this one" if gptq else ""
-    return f"the weights are quantized already; start from the unquantized checkpoint{other}"
 
 
 def tensor_bytes(t: torch.Tensor) -> memoryview:

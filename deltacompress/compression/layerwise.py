@@ -6,8 +6,11 @@ asymmetric). For each layer: collect the Hessians, encode, **put base + decoded 
 student through it, hand both streams to the next layer. A sequential recipe does this for each group of linears in
 turn, so that each group sees what the groups before it, compressed, really produce.
 
+Each token passes a layer once: its forward waits while a group is solved (calibration/turns.py), if there is room.
+
 On the device are: one layer in fp32 (of what is encoded already, until the layer's last pass, the teacher's weights
-too), the statistics of one stage, one batch of activations, and the streams where there is room (calibrate/streams).
+too), the statistics of one stage, one batch of activations, and, where there is room, the streams
+(calibration/streams.py) and what forwards that wait hold.
 The embedding is there only for the captures, the head only while it is encoded or judged. Fine-tuned linears are read
 once: the layer's own parameters are what the solver starts from.
 """
@@ -15,16 +18,18 @@ once: the layer's own parameters are what the solver starts from.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from deltacompress.calibration.precision import reduced_precision
+from deltacompress.calibration.memory import Room
+from deltacompress.calibration.precision import calibration_precision
 from deltacompress.calibration.streams import HiddenStates, should_wait_on_host
-from deltacompress.calibration.walk import InputGroup, capture_calls, record_inputs
+from deltacompress.calibration.turns import LayerTurns, taking_turns
+from deltacompress.calibration.walk import capture_calls, record_inputs
 from deltacompress.codecs.encoded import LinearToEncode, delta_of
 from deltacompress.compression.encoding import encode_uncalibrated, with_added_rows
 from deltacompress.compression.planning import Plan, TensorPlan
@@ -35,10 +40,6 @@ from deltacompress.reporter import Reporter
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 """A GPU waits for launches, and casts a layer's weights to bf16, for each batch: larger ones make up for it."""
-
-
-class _Enough(Exception):
-    pass
 
 
 @dataclass(eq=False)
@@ -57,12 +58,12 @@ def compress_layers(plan: Plan, skeleton: Skeleton, ids: Tensor, steps: Steps, r
 
     ids: int64 [samples, seq_len].
     """
-    walk = _Walk(plan, skeleton, steps)
+    batch = max(TOKENS_PER_BATCH[skeleton.device.type] // ids.shape[1], 1)
+    walk = _Walk(plan, skeleton, steps, reporter, tokens_per_batch=batch * ids.shape[1])
     outer = [plan.tensors[name] for name in skeleton.outer_names()]
     late = [tensor for tensor in outer if tensor.name == skeleton.head_name and tensor.calibrated]
     body = [tensor.name for tensor in outer if tensor.name != skeleton.head_name]
     reporter.phase("compressing", skeleton.num_layers + 2)
-    batch = max(TOKENS_PER_BATCH[skeleton.device.type] // ids.shape[1], 1)
     stream_bytes = ids.numel() * skeleton.hidden_size * torch.float32.itemsize
     on_host = should_wait_on_host(skeleton.device, stream_bytes * (2 if plan.asymmetric else 1))
     teacher = None
@@ -87,8 +88,13 @@ def compress_layers(plan: Plan, skeleton: Skeleton, ids: Tensor, steps: Steps, r
 
 
 class _Walk:
-    def __init__(self, plan: Plan, skeleton: Skeleton, steps: Steps) -> None:
-        self.plan, self.skeleton, self.steps = plan, skeleton, steps
+    def __init__(
+        self, plan: Plan, skeleton: Skeleton, steps: Steps, reporter: Reporter, *, tokens_per_batch: int
+    ) -> None:
+        self.plan, self.skeleton, self.steps, self.note = plan, skeleton, steps, reporter.note
+        self.precision = calibration_precision(skeleton.device, bf16_weights=plan.bf16_linears)
+        widest = max((one.pair.info.shape[1] for one in plan.tensors.values() if one.calibrated), default=1)
+        self.room = Room(skeleton.device, features=widest, tokens=tokens_per_batch, note=reporter.note)
 
     def simple(self, step: str, tensors: list[TensorPlan]) -> dict[str, Tensor]:
         """Encode tensors that need no activations, as one step; returns what each is restored to."""
@@ -108,112 +114,121 @@ class _Walk:
         step = f"layer-{i:05d}"
         on_gpu = self.skeleton.device.type == "cuda"
         self.skeleton.load(self.skeleton.layer_names(i), partial(self.plan.finetuned.read, pinned=on_gpu))
+        if on_gpu and i + 1 < self.skeleton.num_layers:
+            self.plan.read_ahead(self.skeleton.layer_names(i + 1))
         restored = self.steps.recall(step, self.skeleton.layer_names(i))
+        groups = self._groups(i, streams) if restored is None else []
+        student = self._turns(i, streams.student, streams)
+        teacher = None if streams.teacher is None else self._turns(i, streams.teacher, streams)
         outcomes = None
-        if restored is None:
-            outcomes = self._compress(i, streams)
-        else:
-            if streams.teacher is not None:
-                self._move(i, streams.teacher, streams)
-            self.skeleton.load(restored, restored.__getitem__)
-        try:
-            self._move(i, streams.student, streams)  # a GPU has only begun it when this returns: it runs while we save
-        except BaseException:
-            if outcomes is not None:
-                with suppress(Exception):  # what stopped the forward is what to tell
-                    self.steps.save(step, outcomes)
-            raise
+        with taking_turns(self.skeleton, groups, [one for one in (student, teacher) if one is not None]):
+            if restored is None:
+                outcomes = self._compress(i, groups, student, teacher)
+            else:
+                if teacher is not None:
+                    teacher.finish_all()
+                self.skeleton.load(restored, restored.__getitem__)
+            try:
+                student.finish_all()  # a GPU has only begun it when this returns: it runs while we save
+            except BaseException:
+                if outcomes is not None:
+                    with suppress(Exception):  # what stopped the forward is what to tell
+                        self.steps.save(step, outcomes)
+                raise
         if outcomes is not None:
             self.steps.save(step, outcomes)
+        if any(one is not None and one.precision != self.precision for one in (student, teacher)):
+            self.note(
+                f"layer {i}: values beyond the range of {self.precision.inputs}, so it multiplied in wider numbers"
+            )
         self.skeleton.free_layer(i)
         losses = [record.loss for record in self.steps.records(step) if record.loss is not None]
         return sum(losses) / len(losses) if losses else None
 
-    def _compress(self, i: int, streams: Streams) -> list[Unfinished]:
-        """Encode layer i, and leave what it is restored to in the model."""
+    def _turns(self, i: int, stream: HiddenStates, streams: Streams) -> LayerTurns:
+        return LayerTurns(self.skeleton, i, stream, streams.calls, precision=self.precision, room=self.room)
+
+    def _groups(self, i: int, streams: Streams) -> list[list[str]]:
+        """Calibrated linears that share an input, in execution order, found by running one batch."""
+        hidden = streams.student[len(streams.student) - 1]
+        with record_inputs(self.skeleton, i) as recorder, self.precision.products():
+            self.skeleton.run_layer(i, hidden, streams.calls[len(hidden)][i])
+        groups = [[name for name in group.names if self.plan.tensors[name].calibrated] for group in recorder.groups]
+        return [group for group in groups if group]
+
+    def _compress(
+        self, i: int, groups: list[list[str]], student: LayerTurns, teacher: LayerTurns | None
+    ) -> list[Unfinished]:
+        """Encode layer i, and leave what it is restored to in the model; the teacher's stream moves past the layer."""
         names = self.skeleton.layer_names(i)
         outcomes: list[Unfinished] = []
-        student = self.skeleton.weights(names)
-        teacher = dict(student) if streams.teacher is not None else {}
-        groups = self._groups(i, streams)
+        weights = self.skeleton.weights(names)
+        finetuned = dict(weights) if teacher is not None else {}
         for tensor in (self.plan.tensors[name] for name in names):
             if not tensor.calibrated:
                 encoded = encode_uncalibrated(self.plan, tensor)
                 outcome, restored = self.steps.finish(tensor, encoded, self.plan.base_of(tensor))
                 outcomes.append(outcome)
                 if tensor.treatment == "code":  # all others are restored to the teacher's own values
-                    student[tensor.name] = self.skeleton.prepare(tensor.name, restored)
-        if not groups and streams.teacher is not None:
-            self._move(i, streams.teacher, streams)
+                    weights[tensor.name] = self.skeleton.prepare(tensor.name, restored)
+        if not groups and teacher is not None:
+            teacher.finish_all()
         stages = [[group] for group in groups] if self.plan.recipe.sequential else [groups] if groups else []
         for stage in stages:
-            statistics = self._collect(i, stage, streams, teacher, student, last=stage is stages[-1])
-            if stage is stages[-1]:
-                teacher.clear()
+            last = stage is stages[-1]
+            statistics = self._collect(stage, student, teacher, weights, finetuned, last=last)
+            if last:
+                finetuned.clear()
+            if len(stage) > 1:
+                student.begin_all_anew()  # they have run linears that are coded only now
             for group in stage:
-                for name, outcome, restored in self._encode(group, student, statistics.pop(group[0])):
+                for name, outcome, restored in self._encode(group, weights, statistics.pop(group[0])):
                     outcomes.append(outcome)
-                    student[name] = self.skeleton.prepare(name, restored)
-        self.skeleton.swap(student)
+                    weights[name] = self.skeleton.prepare(name, restored)
+        self.skeleton.swap(weights)
         return outcomes
-
-    def _groups(self, i: int, streams: Streams) -> list[list[str]]:
-        """Calibrated linears that share an input, in execution order, found by running one batch."""
-        with record_inputs(self.skeleton, i) as recorder:
-            self._run(i, streams.student[len(streams.student) - 1], streams)
-            groups = [[name for name in group.names if self.plan.tensors[name].calibrated] for group in recorder.groups]
-        return [group for group in groups if group]
 
     def _collect(
         self,
-        i: int,
         stage: list[list[str]],
-        streams: Streams,
-        teacher: dict[str, Tensor],
-        student: dict[str, Tensor],
+        student: LayerTurns,
+        teacher: LayerTurns | None,
+        weights: dict[str, Tensor],
+        finetuned: dict[str, Tensor],
         *,
         last: bool,
     ) -> dict[str, HessianAccumulator]:
         """Statistics of each group of the stage, by its first name; leaves the student's weights in the model.
 
-        In the last stage the teacher runs to the end of the layer, and its stream moves on.
+        weights, finetuned: the layer's, as far as it is encoded, and the teacher's. In the last stage the teacher runs
+        to the end of the layer, and its stream moves on.
         """
         leaders = [group[0] for group in stage]
-        asymmetric = {group[0]: any(self.plan.tensors[name].needs_teacher for name in group) for group in stage}
         sums = {
-            name: HessianAccumulator(
-                self.plan.tensors[name].pair.info.shape[1], device=self.skeleton.device, asymmetric=asymmetric[name]
+            group[0]: HessianAccumulator(
+                self.plan.tensors[group[0]].pair.info.shape[1],
+                device=self.skeleton.device,
+                asymmetric=any(self.plan.tensors[name].needs_teacher for name in group),
             )
-            for name in leaders
+            for group in stage
         }
-        changed = [name for name, weight in teacher.items() if student[name] is not weight]
-        seen: dict[str, Tensor] = {}
-        run_on = False
-
-        def see(group: InputGroup, inputs: Tensor) -> None:
-            seen[group.names[0]] = inputs
-            if len(seen) == len(leaders) and not run_on:
-                raise _Enough
-
-        self.skeleton.swap(student)
-        with record_inputs(self.skeleton, i, leaders, on_input=see):
-            for k in range(len(streams.student)):
-                targets: dict[str, Tensor] = {}
-                if streams.teacher is not None:
-                    self.skeleton.swap({name: teacher[name] for name in changed})
-                    run_on = last
-                    moved = self._until_enough(i, streams.teacher[k], streams)
-                    run_on = False
-                    if moved is not None:
-                        streams.teacher[k] = moved
-                    targets = dict(seen)
-                    seen.clear()
-                    self.skeleton.swap({name: student[name] for name in changed})
-                self._until_enough(i, streams.student[k], streams)
-                with self._reduced_precision():
-                    for name in leaders:
-                        sums[name].add(seen[name], targets.get(name))
-                seen.clear()
+        changed = [name for name, weight in finetuned.items() if weights[name] is not weight]
+        self.skeleton.swap(weights)
+        for k in range(len(student)):
+            targets: dict[str, Tensor] = {}
+            if teacher is not None:
+                self.skeleton.swap({name: finetuned[name] for name in changed})
+                targets = teacher.inputs(k, leaders)
+                if last:
+                    teacher.finish(k)
+                self.skeleton.swap({name: weights[name] for name in changed})
+            inputs = student.inputs(k, leaders)
+            with self.precision.products():
+                for name in leaders:
+                    sums[name].add(inputs[name], targets.get(name))
+            for stream in (student, teacher):
+                if stream is not None:
+                    stream.rest(k)
         return sums
 
     def _encode(
@@ -257,31 +272,10 @@ class _Walk:
             targets = None
             if asymmetric and streams.teacher is not None:
                 targets = self.skeleton.run_final_norm(streams.teacher[k]).reshape(-1, features)
-            with self._reduced_precision():
+            with self.precision.products():
                 sums.add(inputs, targets)
         weights = {tensor.name: self.skeleton.prepare(tensor.name, self.plan.finetuned.read(tensor.name))}
         self.steps.save(step, [outcome for _, outcome, _ in self._solve([tensor], weights, sums)])
-
-    def _reduced_precision(self) -> AbstractContextManager[None]:
-        return reduced_precision(
-            self.skeleton.device, bf16_weights=self.plan.bf16_linears, asymmetric=self.plan.asymmetric
-        )
-
-    def _until_enough(self, i: int, hidden: Tensor, streams: Streams) -> Tensor | None:
-        """Run until all wanted inputs were seen; the layer's output, if it ran to its end."""
-        try:
-            return self._run(i, hidden, streams)
-        except _Enough:
-            return None
-
-    def _move(self, i: int, stream: HiddenStates, streams: Streams) -> None:
-        """Move one stream past layer i, batch by batch in place: never two copies of it."""
-        for k in range(len(stream)):
-            stream[k] = self._run(i, stream[k], streams)
-
-    def _run(self, i: int, hidden: Tensor, streams: Streams) -> Tensor:
-        with self._reduced_precision():
-            return self.skeleton.run_layer(i, hidden, streams.calls[len(hidden)][i]).to(hidden.dtype)
 
 
 def _to_encode(name: str, weight: Tensor, reference: Tensor | None) -> LinearToEncode:

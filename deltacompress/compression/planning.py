@@ -147,6 +147,13 @@ class Plan:
             return None
         return self.pairing.read_base(plan.pair, bits=plan.treatment in ("exact", "identical"), device=device)
 
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Begin to read what the calibrated ones of these tensors are made of: the fine-tuned one, and the base's."""
+        plans = [self.tensors[name] for name in names if self.tensors[name].calibrated]
+        self.finetuned.read_ahead(plan.name for plan in plans)
+        if self.recipe.scope == "delta":
+            self.base.read_ahead(plan.pair.base_name for plan in plans if plan.pair.base_name)
+
 
 def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind]) -> Plan:
     """Choose a rule for every tensor of a pairing, and refuse what cannot work.

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
-from deltacompress.checkpoints.reader import already_quantized
+from deltacompress.checkpoints.configs import already_quantized
 from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG
 from deltacompress.errors import CheckpointError, UnsupportedModelError, first_line
 from deltacompress.files.places import CONFIG

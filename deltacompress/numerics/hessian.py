@@ -37,15 +37,18 @@ class HessianAccumulator:
     def add(self, x: Tensor, target_x: Tensor | None = None) -> None:
         """Add inputs [tokens, in] of the compressed model and, when asymmetric, of the fine-tuned model.
 
-        An NVIDIA GPU rounds inputs to bfloat16, differences after they are taken: noise that averages out over tokens.
-        Sums are fp32 always.
+        Inputs that are fp16 on an NVIDIA GPU are multiplied as they are, and so is their difference: near values have
+        an exact one. All others are multiplied as fp32, which such a GPU rounds to bfloat16, differences after they
+        are taken. It is noise that averages out over tokens. Sums are fp32 always.
         """
-        x = x.float()
+        if target_x is None and self._dx is not None:
+            raise ValueError("an asymmetric accumulator needs the fine-tuned model's inputs too")
+        exact = x.is_cuda and torch.version.hip is None and {one.dtype for one in (x, target_x) if one is not None}
+        if exact != {torch.float16}:
+            x, target_x = x.float(), None if target_x is None else target_x.float()
         _add_product(self._xx, x, x)
-        if self._dx is not None:
-            if target_x is None:
-                raise ValueError("an asymmetric accumulator needs the fine-tuned model's inputs too")
-            _add_product(self._dx, target_x.float() - x, x)
+        if self._dx is not None and target_x is not None:
+            _add_product(self._dx, target_x - x, x)
         self.tokens += x.shape[0]
 
     def copy(self) -> HessianAccumulator:
@@ -76,12 +79,14 @@ class HessianAccumulator:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left^T right, for left, right f32 [tokens, in]."""
+    """total += left^T right, for left, right f32 or both f16 [tokens, in]."""
     if not left.is_cuda or torch.version.hip is not None:  # ROCm does not take the dtype of a result
         total.addmm_(left.T, right)
         return
+    if left.dtype == torch.float32:
+        left, right = left.bfloat16(), right.bfloat16()
     with torch.autocast("cuda", enabled=False):
-        torch.addmm(total, left.bfloat16().T, right.bfloat16(), out_dtype=torch.float32, out=total)
+        torch.addmm(total, left.T, right, out_dtype=torch.float32, out=total)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from tolerances import GPU_LOSS
 from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.restoration import restore
 from deltacompress.calibration.data import load_calibration, load_tokenizer
+from deltacompress.calibration.memory import Room
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.models.skeleton import Skeleton
@@ -105,6 +106,38 @@ def test_streams_on_the_host_change_no_byte(
     assert asked == [8 * 16 * 32 * 4 * (2 if recipe == "int2-24" else 1)]
     assert files_of(tmp_path / "here") == files_of(tmp_path / "there")
     assert here.kl_on_calibration == there.kl_on_calibration
+
+
+@pytest.mark.parametrize("recipe", ["int2-24", "deltazip-2bit"])
+def test_forwards_that_wait_change_no_byte(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    monkeypatch.setattr("deltacompress.compression.layerwise.TOKENS_PER_BATCH", {"cpu": 48})  # batches of 3, 3, 2
+    waiting = pair.compress(tmp_path / "waiting", recipe=recipe)
+    monkeypatch.setattr(Room, "left", lambda _self: False)
+    anew = pair.compress(tmp_path / "anew", recipe=recipe)
+    assert files_of(tmp_path / "waiting") == files_of(tmp_path / "anew")
+    assert waiting.kl_on_calibration == anew.kl_on_calibration
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+def test_each_token_passes_each_linear_once(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequential: bool
+) -> None:
+    """Once in each stream, and once more in the batch that finds the groups; without stages the student runs twice."""
+    monkeypatch.setattr("deltacompress.compression.layerwise.TOKENS_PER_BATCH", {"cpu": 48})  # batches of 3, 3, 2
+    linear, tokens = torch.nn.functional.linear, Counter[int]()
+
+    def count(inputs: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+        tokens[weight.numel()] += 0 if inputs.is_meta else inputs[..., 0].numel()
+        return linear(inputs, weight, *bias)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", count)
+    rule = {"kind": "linear", "codec": "obs", "bits": 4, "asymmetric": 1.0}
+    recipe = Recipe.parse({"name": "mine", "sequential": sequential, "rules": [rule, {"codec": "exact"}]})
+    pair.compress(tmp_path / "out", recipe=recipe)
+    # gate, up and down of two layers; 8 sequences of 16 tokens, and 2 of the last batch
+    assert tokens[32 * 48] == 6 * 16 * (8 + 8 + 2) + (0 if sequential else 2 * 16 * 2 * 8)
 
 
 def test_linears_of_one_group_may_have_settings_of_their_own(pair: Pair, tmp_path: Path) -> None:

@@ -22,11 +22,12 @@ from safetensors.torch import load_file, save_file
 
 from deltacompress.artifact.delta import verify
 from deltacompress.artifact.restoration import restore
+from deltacompress.calibration.turns import LayerTurns
 from deltacompress.checkpoints.header import read_header
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.cli.main import main
 from deltacompress.codecs.recipe import Recipe
-from deltacompress.compression import driver, layerwise, publication, run_identity, workspace
+from deltacompress.compression import driver, publication, run_identity, workspace
 from deltacompress.compression import steps as steps_module
 from deltacompress.compression.encoding import lay_out
 from deltacompress.compression.workspace import Workspace
@@ -252,14 +253,14 @@ def test_an_interrupt_before_the_workspace_is_open_tells_what_waits(
 def test_a_layer_is_saved_though_the_forward_after_it_is_stopped(
     pair: Pair, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    move = layerwise._Walk._move
+    finish_all = LayerTurns.finish_all
 
-    def stop(self: Any, i: int, stream: Any, streams: Any) -> None:
-        if i == 1 and stream is streams.student:
+    def stop(self: LayerTurns) -> None:
+        if self._i == 1:  # the teacher is past the layer already
             raise KeyboardInterrupt
-        move(self, i, stream, streams)
+        finish_all(self)
 
-    monkeypatch.setattr(layerwise._Walk, "_move", stop)
+    monkeypatch.setattr(LayerTurns, "finish_all", stop)
     interrupted(pair, out)
     assert steps_in(out) == ["layer-00000", "layer-00001", "outer"]
 

@@ -1,0 +1,46 @@
+"""How many forwards may wait in the middle of a layer: as many as memory has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psutil
+import torch
+
+from deltacompress.devices import free_bytes
+
+_DEVICE_SHARE, _HOST_SHARE = 0.9, 0.5
+"""Of what is free when a run begins. The allocator of a GPU leaves gaps; of host memory others need some."""
+_SOLVER_MATRICES, _ACTIVATIONS = 8, 6
+"""What must stay free while forwards wait, in f32: square matrices of the widest input, or activations of a batch."""
+
+
+class Room:
+    """What waiting forwards may take of a device's memory, besides what the walk itself needs.
+
+    features: of the widest linear's input; tokens: of a batch; note: takes what a user should know.
+    """
+
+    def __init__(self, device: torch.device, *, features: int, tokens: int, note: Callable[[str], None]) -> None:
+        self._device, self._note = device, note
+        self._reserve = 4 * features * max(_SOLVER_MATRICES * features, _ACTIVATIONS * tokens)
+        if device.type == "cuda":
+            self._limit = int(_DEVICE_SHARE * (free_bytes(device) + torch.cuda.memory_allocated(device)))
+        else:
+            self._limit = int(_HOST_SHARE * psutil.virtual_memory().available)
+        self._closed = False
+
+    def left(self) -> bool:
+        """Whether one more may wait."""
+        if self._closed:
+            return False
+        if self._device.type == "cuda":
+            return torch.cuda.memory_allocated(self._device) + self._reserve <= self._limit
+        return psutil.virtual_memory().available >= self._limit + self._reserve
+
+    def close(self) -> None:
+        """None may from now on: memory ran out."""
+        self._closed = True
+        self._note("memory ran out: forwards no longer wait in the middle of a layer, so each stage runs them anew")
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -1,0 +1,322 @@
+"""Forwards that wait in the middle of a layer, against forwards that run through, and what must end them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from plain_layers import GROUPS, loaded, plain_inputs
+
+from deltacompress.calibration.memory import Room
+from deltacompress.calibration.precision import Precision
+from deltacompress.calibration.turns import LayerTurns, taking_turns
+from deltacompress.calibration.walk import capture_calls
+from deltacompress.errors import UnsupportedModelError
+from deltacompress.models.skeleton import Skeleton
+
+FP32 = Precision("fp32")
+
+
+class Rooms:
+    """A room for so many forwards, which counts as they ask."""
+
+    def __init__(self, places: int) -> None:
+        self.places, self.closed = places, False
+
+    def left(self) -> bool:
+        self.places -= 1
+        return self.places >= 0 and not self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Walk:
+    """A layer of a tiny model, three batches of it, and how often each linear has run."""
+
+    skeleton: Skeleton
+    turns: LayerTurns
+    batches: list[torch.Tensor]
+    calls: dict[int, list[Any]]
+    runs: Counter[str] = field(default_factory=Counter)
+
+    def plain(self, k: int) -> torch.Tensor:
+        """What the layer makes of batch k as its weights are now."""
+        return self.skeleton.run_layer(0, self.batches[k], self.calls[len(self.batches[k])][0])
+
+
+def walk_of(checkpoint: Any, ids: torch.Tensor, room: Any = None, precision: Precision = FP32, batch: int = 2) -> Walk:
+    skeleton = loaded(checkpoint)
+    stream, calls = capture_calls(skeleton, ids, batch)
+    turns = LayerTurns(skeleton, 0, stream, calls, precision=precision, room=room or Rooms(1000))
+    walk = Walk(skeleton, turns, [hidden.clone() for hidden in stream], calls)
+    for name in skeleton.linear_names(0):
+        skeleton.module_of(name).register_forward_hook(lambda *_, name=name: walk.runs.update([name]))
+    return walk
+
+
+def names_of(skeleton: Skeleton, groups: Sequence[Sequence[str]]) -> list[list[str]]:
+    by_leaf = {name.split(".")[-2]: name for name in skeleton.linear_names(0)}
+    return [[by_leaf[leaf] for leaf in group] for group in groups]
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    return torch.randint(3, 96, (5, 24), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("architecture", GROUPS)
+def test_inputs_are_those_of_the_plain_model(tiny: Callable[..., Any], architecture: str, ids: torch.Tensor) -> None:
+    checkpoint = tiny(architecture)
+    walk = walk_of(checkpoint, ids)
+    groups = names_of(walk.skeleton, GROUPS[architecture])
+    outputs = [walk.plain(k) for k in range(3)]
+    walk.runs.clear()
+    expected = [plain_inputs(checkpoint.model(), batch) for batch in ids.split(2)]
+    with taking_turns(walk.skeleton, groups, [walk.turns]):
+        for group in groups:
+            for k in range(3):
+                assert torch.equal(walk.turns.inputs(k, [group[0]])[group[0]], expected[k][group[0]])
+                walk.turns.rest(k)
+        walk.turns.finish_all()
+    assert all(torch.equal(walk.turns._stream[k], outputs[k]) for k in range(3))
+    assert walk.runs == dict.fromkeys(walk.skeleton.linear_names(0), 3)  # each token passed the layer once
+
+
+@pytest.mark.parametrize("places", [0, 4, 7, 1000])
+def test_how_many_wait_changes_no_bit(tiny: Callable[..., Any], ids: torch.Tensor, places: int) -> None:
+    """Weights change from group to group, as they do when groups are coded; what follows must be of the new ones."""
+    walk = walk_of(tiny("llama"), ids, Rooms(places))
+    groups = names_of(walk.skeleton, GROUPS["llama"])
+    with taking_turns(walk.skeleton, groups, [walk.turns]):
+        for group in groups:
+            for k in range(3):
+                walk.turns.inputs(k, [group[0]])
+                walk.turns.rest(k)
+            now = walk.skeleton.weights(group)
+            walk.skeleton.swap({name: torch.nn.Parameter(weight * 0.9, False) for name, weight in now.items()})
+        walk.runs.clear()
+        walk.turns.finish_all()
+    assert all(torch.equal(walk.turns._stream[k], walk.plain(k)) for k in range(3))
+    if places == 0:
+        assert set(walk.runs.values()) == {6}  # of finish_all and of plain
+    if places == 1000:
+        assert walk.runs == {name: 6 if "down_proj" in name else 3 for name in walk.skeleton.linear_names(0)}
+
+
+def test_several_groups_are_waited_for_at_once(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    checkpoint = tiny("llama")
+    walk = walk_of(checkpoint, ids)
+    groups = names_of(walk.skeleton, GROUPS["llama"])
+    leaders = [group[0] for group in groups]
+    with taking_turns(walk.skeleton, groups, [walk.turns]):
+        found = walk.turns.inputs(0, leaders)
+    expected = plain_inputs(checkpoint.model(), ids[:2])
+    assert list(found) == leaders
+    assert all(torch.equal(found[name], expected[name]) for name in leaders)
+
+
+def test_an_error_in_a_forward_is_its_own_and_ends_those_that_wait(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    walk = walk_of(tiny("llama"), ids)
+    groups = names_of(walk.skeleton, GROUPS["llama"])
+    forwards: list[Any] = []
+
+    def lost(*_: Any) -> None:
+        raise RuntimeError("lost device: CUDA")
+
+    def until_it_fails() -> None:
+        with taking_turns(walk.skeleton, groups, [walk.turns]):
+            for k in range(3):
+                walk.turns.inputs(k, [groups[1][0]])
+                walk.turns.rest(k)
+            forwards.extend(walk.turns._waiting.values())
+            walk.skeleton.layer(0).mlp.register_forward_pre_hook(lost)
+            walk.turns.inputs(1, [groups[2][0]])
+
+    with pytest.raises(RuntimeError, match="lost device"):
+        until_it_fails()
+    assert len(forwards) == 3
+    assert all(forward.dead for forward in forwards)
+    assert not walk.turns._waiting
+    assert torch.is_grad_enabled()
+    assert not any(walk.skeleton.module_of(name)._forward_pre_hooks for group in groups for name in group)
+
+
+def test_a_layer_that_waits_in_a_block_of_its_own_begins_anew(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    walk = walk_of(tiny("llama"), ids)
+    groups = names_of(walk.skeleton, GROUPS["llama"])
+    mlp = walk.skeleton.layer(0).mlp
+    inner = mlp.forward
+
+    def in_a_block(*args: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return inner(*args)
+
+    mlp.forward = in_a_block
+    outputs = [walk.plain(k) for k in range(3)]
+    with taking_turns(walk.skeleton, groups, [walk.turns]):
+        for group in groups:
+            for k in range(3):
+                walk.turns.inputs(k, [group[0]])
+                assert not torch.is_autocast_enabled("cpu")
+                walk.turns.rest(k)
+            assert len(walk.turns._waiting) == (3 if "self_attn" in group[0] else 0)
+        walk.turns.finish_all()
+    assert all(torch.equal(walk.turns._stream[k], outputs[k]) for k in range(3))
+
+
+def test_where_memory_runs_out_none_waits_any_more(
+    tiny: Callable[..., Any], ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Rooms(1000)
+    walk = walk_of(tiny("llama"), ids, room)
+    groups = names_of(walk.skeleton, GROUPS["llama"])
+    expected = [walk.plain(k) for k in range(3)]
+    run_layer, failures = walk.skeleton.run_layer, [0]
+
+    def short(*args: Any) -> torch.Tensor:
+        if len(walk.turns._waiting) == 2:
+            failures[0] += 1
+            raise torch.OutOfMemoryError("memory")
+        return run_layer(*args)
+
+    monkeypatch.setattr(walk.skeleton, "run_layer", short)
+    with taking_turns(walk.skeleton, groups, [walk.turns]):
+        for group in groups[:2]:
+            for k in range(3):
+                walk.turns.inputs(k, [group[0]])
+                walk.turns.rest(k)
+        assert not walk.turns._waiting
+        walk.turns.finish_all()
+        monkeypatch.setattr(walk.skeleton, "run_layer", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError()))
+        with pytest.raises(torch.OutOfMemoryError):
+            walk.turns.inputs(0, [groups[0][0]])
+    assert failures == [1]
+    assert room.closed
+    assert all(torch.equal(walk.turns._stream[k], expected[k]) for k in range(3))
+
+
+@dataclass(frozen=True)
+class Halves(Precision):
+    """As fp16 on a GPU, but for the products: only inputs of linears are rounded."""
+
+    def rounded(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.half().float()
+
+    @contextmanager
+    def products(self) -> Iterator[None]:
+        yield
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+def test_a_batch_that_overflows_runs_again_in_wider_numbers(
+    tiny: Callable[..., Any], ids: torch.Tensor, scale: float
+) -> None:
+    checkpoint = tiny("llama")
+    walk = walk_of(checkpoint, ids, precision=Halves("fp16", wider=FP32))
+    groups = names_of(walk.skeleton, GROUPS["llama"])
+    [up] = [name for name in walk.skeleton.linear_names(0) if "up_proj" in name]
+    walk.skeleton.swap({up: torch.nn.Parameter(walk.skeleton.weights([up])[up] * scale, False)})
+    expected = [walk.plain(k) for k in range(3)]
+    rounded = []
+    with taking_turns(walk.skeleton, groups, [walk.turns]):
+        for group in groups:
+            for k in range(3):
+                found = walk.turns.inputs(k, [group[0]])[group[0]]
+                assert torch.isfinite(found).all()
+                rounded.append(torch.equal(found, found.half().float()))
+                walk.turns.rest(k)
+        walk.turns.finish_all()
+    overflows = scale > 1
+    assert rounded == [True] * 9 + [not overflows] * 3
+    assert (walk.turns.precision == FP32) == overflows
+    close = [torch.allclose(walk.turns._stream[k], expected[k], rtol=1e-2, atol=1e-2 * scale) for k in range(3)]
+    assert all(close)
+
+
+def test_an_output_that_overflows_is_made_again_too(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    walk = walk_of(tiny("llama"), ids, precision=Halves("fp16", wider=FP32))
+    expected = walk.plain(0)
+
+    def overflow(_module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * float("inf") if walk.turns.precision.wider else output
+
+    walk.skeleton.layer(0).register_forward_hook(overflow)
+    with taking_turns(walk.skeleton, [], [walk.turns]):
+        walk.turns.finish(0)
+    assert torch.equal(walk.turns._stream[0], expected)
+
+
+def test_rotary_tables_are_rounded_as_the_inputs(
+    tiny: Callable[..., Any], ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walk = walk_of(tiny("llama"), ids, precision=Halves("fp16"))
+    seen: list[torch.dtype] = []
+
+    def look(_i: int, hidden: torch.Tensor, call: Any) -> torch.Tensor:
+        seen.extend(table.dtype for table in call.kwargs["position_embeddings"])
+        return hidden
+
+    monkeypatch.setattr(walk.skeleton, "run_layer", look)
+    walk.turns.finish(0)
+    walk.turns.precision = FP32
+    walk.turns.finish(0)
+    assert seen == [torch.float16] * 2 + [torch.float32] * 2
+
+
+def test_a_linear_that_runs_twice_or_never_or_on_another_input_is_refused(
+    tiny: Callable[..., Any], ids: torch.Tensor
+) -> None:
+    walk = walk_of(tiny("llama"), ids)
+    groups = names_of(walk.skeleton, GROUPS["llama"])
+    q, k, o = groups[0][0], groups[0][1], groups[1][0]
+    attention = walk.skeleton.layer(0).self_attn
+    with taking_turns(walk.skeleton, [[q, o]], [walk.turns]), pytest.raises(UnsupportedModelError, match="share"):
+        walk.turns.finish(0)
+    inner = attention.q_proj.forward
+    attention.q_proj.forward = lambda x: attention.k_proj(x).repeat(1, 1, len(inner(x)[0, 0]) // len(x[0, 0]) * 2)
+    with taking_turns(walk.skeleton, [[k]], [walk.turns]), pytest.raises(UnsupportedModelError, match="than once"):
+        walk.turns.finish(0)
+    attention.forward = lambda **_: (walk.batches[0], None)
+    with taking_turns(walk.skeleton, [[o]], [walk.turns]), pytest.raises(UnsupportedModelError, match="did not run"):
+        walk.turns.inputs(0, [o])
+
+
+def test_the_room_is_what_is_free_less_what_the_walk_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU: nine tenths of 1 GB, less eight matrices of 1,000 x 1,000 in f32."""
+    taken = [0]
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (1_000_000_000, 2_000_000_000))
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda _device: taken[0])
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda _device: taken[0])
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    notes: list[str] = []
+    room = Room(torch.device("cuda"), features=1000, tokens=100, note=notes.append)
+    taken[0] = 900_000_000 - 32_000_000
+    assert room.left()
+    taken[0] += 1
+    assert not room.left()
+    taken[0] = 0
+    room.close()
+    assert not room.left()
+    assert len(notes) == 1
+    wide = Room(torch.device("cuda"), features=1000, tokens=10_000, note=notes.append)
+    taken[0] = 900_000_000 - 240_000_000 + 1
+    assert not wide.left()
+
+
+def test_on_a_cpu_half_of_what_is_free_stays_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Memory:
+        available = 1_000_000_000
+
+    monkeypatch.setattr("psutil.virtual_memory", lambda: Memory)
+    room = Room(torch.device("cpu"), features=1000, tokens=100, note=print)
+    Memory.available = 532_000_000
+    assert room.left()
+    Memory.available -= 1
+    assert not room.left()
