@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 from deltacompress.escape import escape
@@ -51,6 +52,32 @@ class _Silent:
 
 
 SILENT: Reporter = _Silent()
+
+
+class Stopwatch(Protocol):
+    """What is told where the time of long work goes; a benchmark brings one."""
+
+    def part(self, name: str, *, on_host: bool) -> AbstractContextManager[None]:
+        """A block of work of this name; on_host: of the host in any thread, not of the device that computes."""
+
+
+_stopwatches: list[Stopwatch] = []
+_UNTIMED = nullcontext()
+
+
+@contextmanager
+def timed_by(stopwatch: Stopwatch) -> Iterator[None]:
+    """In this block `part` tells `stopwatch`."""
+    _stopwatches.append(stopwatch)
+    try:
+        yield
+    finally:
+        _stopwatches.remove(stopwatch)
+
+
+def part(name: str, *, on_host: bool = False) -> AbstractContextManager[None]:
+    """A block of work that a stopwatch is told of, if there is one; without one it costs nothing."""
+    return _stopwatches[-1].part(name, on_host=on_host) if _stopwatches else _UNTIMED
 
 
 class Pace:

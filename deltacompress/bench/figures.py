@@ -6,7 +6,7 @@ the unit that their name says, sizes in bytes, bandwidths in bytes a second, a G
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any
 
@@ -122,6 +122,31 @@ def layer_times(layer_seconds: Times, tflop: float, tflop_s: float) -> dict[str,
     """The median layer (the first of a process also waits for kernels to be compiled) against its `tflop`."""
     seconds, floor = median(layer_seconds), tflop / tflop_s
     return {"seconds_per_layer": seconds, "floor_seconds": floor, "over_floor": seconds / floor}
+
+
+def stage_table(watched: Mapping[str, Any], forwards: float, sums: float, tflop_s: float) -> dict[str, Any]:
+    """Where the seconds of one layer went, a row for each part, and the speed of those that are products.
+
+    watched: seconds of the layer, idle_seconds of a GPU (else None), and seconds by part, of the device and of the
+    host. forwards, sums: TFLOP that these have to take; tflop_s: of a large product.
+    """
+    device, whole = watched["device"], watched["seconds"]
+    rows = [{"part": name, "on": "device", "seconds": spent, "share": spent / whole} for name, spent in device.items()]
+    rest = whole - sum(device.values())
+    rows.append({"part": "between these", "on": "device", "seconds": rest, "share": rest / whole})
+    rows += [
+        {"part": name, "on": "host, beside it", "seconds": spent, "share": spent / whole}
+        for name, spent in watched["host"].items()
+    ]
+    passing = sum(spent for name, spent in device.items() if name.startswith(("teacher", "student")))
+    idle = watched["idle_seconds"]
+    return {
+        "watched_layer_seconds": whole,
+        "idle_share": None if idle is None else idle / whole,
+        "forwards_of_product_speed": forwards / passing / tflop_s if passing else None,
+        "sums_of_product_speed": sums / device["sums"] / tflop_s if "sums" in device else None,
+        "stages": rows,
+    }
 
 
 def accuracy(right: int, samples: int) -> dict[str, float]:

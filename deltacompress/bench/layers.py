@@ -11,6 +11,7 @@ import datetime
 import json
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,9 @@ from typing import Any
 import torch
 
 from deltacompress.bench.clock import cpu_time, gpu_clock
-from deltacompress.bench.figures import layer_times, product_rate
-from deltacompress.bench.synthetic import SHAPE_7B, SHAPE_TINY, ModelShape, write_base, write_finetuned
+from deltacompress.bench.figures import layer_times, product_rate, stage_table
+from deltacompress.bench.stages import IdleMeter, StageClock
+from deltacompress.bench.synthetic import SHAPES, ModelShape, write_base, write_finetuned
 from deltacompress.calibration.precision import calibration_precision
 from deltacompress.checkpoints.writer import write_file
 from deltacompress.codecs.recipe import Recipe
@@ -29,7 +31,7 @@ from deltacompress.compression.driver import compress
 from deltacompress.compression.job import CompressResult
 from deltacompress.devices import named_device
 from deltacompress.errors import InputError, Interrupted, option, switch
-from deltacompress.reporter import SILENT, Reporter
+from deltacompress.reporter import SILENT, Reporter, timed_by
 
 _LAYERS = 3
 _PRODUCT = {"cuda": 8192, "cpu": 1024}
@@ -47,6 +49,7 @@ class LayersBench:
     product_tflop_s: float
     peak_memory_bytes: int
     peak_device_bytes: int | None
+    stages: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -62,6 +65,7 @@ class LayersBench:
             "peak_memory_bytes": self.peak_memory_bytes,
             "peak_device_bytes": self.peak_device_bytes,
             "rows": list(self.laps),
+            **self.stages,
         }
 
 
@@ -88,6 +92,32 @@ class _Laps:
             self._outer.note(message)
 
 
+class _Watched(_Laps):
+    """Laps that look closer at the last of `layers` layers."""
+
+    def __init__(self, outer: Reporter, layers: int, device: torch.device) -> None:
+        super().__init__(outer)
+        self._labels = f"layer {layers - 2}" if layers > 1 else "embeddings and norms", f"layer {layers - 1}"
+        self._meter = IdleMeter() if device.type == "cuda" else None
+        self.clock = StageClock(device)
+        self.stages: dict[str, Any] = {}
+
+    def step(self, label: str, *, loss: float | None = None, memory_bytes: int | None = None) -> None:
+        """Begin to watch, or end; then as any other step."""
+        before, last = self._labels
+        if label == last:
+            parts = self.clock.lap()
+            seconds = time.perf_counter() - self._last
+            idle = self._meter.end() if self._meter else None
+            self.stages = {"seconds": seconds, "idle_seconds": idle, **parts}
+        super().step(label, loss=loss, memory_bytes=memory_bytes)
+        if label == before:
+            self.clock.lap()
+            if self._meter:
+                self._meter.begin()
+            self._last = time.perf_counter()
+
+
 def run(
     *,
     device: str = "auto",
@@ -95,13 +125,16 @@ def run(
     samples: int = 256,
     seq_len: int | None = None,
     layers: int = _LAYERS,
-    shape: ModelShape | None = None,
+    shape: str | None = None,
+    stages: bool = False,
     scratch: Path | None = None,
     reporter: Reporter | None = None,
 ) -> LayersBench:
-    """Compress a few layers of a random pair: 7B-shaped on a GPU, tiny on a CPU.
+    """Compress a few layers of a random pair.
 
-    seq_len: 2048 by default, or what the shape has positions for. scratch: directory for the files (6 GB for three
+    shape: a name of synthetic.SHAPES; llama-7b on a GPU by default, tiny on a CPU.
+    seq_len: 2048 by default, or what the shape has positions for. stages: look where the time of the last layer goes,
+    which costs it a little. scratch: directory for the files (6 GB for three
     layers of the 7B shape), a temporary one by default.
 
     Raises:
@@ -111,30 +144,34 @@ def run(
     where = named_device(device)
     chosen = Recipe.load(recipe)
     reporter = reporter or SILENT
-    shape = shape or (SHAPE_7B if where.type == "cuda" else SHAPE_TINY)
-    shape = shape.with_layers(layers)
-    length = seq_len or min(2048, shape.context)
-    flop = _flop_per_token(shape, chosen, length)
-    if length > shape.context:
+    chosen_shape = SHAPES[shape or ("llama-7b" if where.type == "cuda" else "tiny")].with_layers(layers)
+    length = seq_len or min(2048, chosen_shape.context)
+    forwards, sums = _flop_per_token(chosen_shape, chosen, length)
+    if length > chosen_shape.context:
         raise InputError(
-            f"{shape} has {shape.context} positions", where=f"{option('seq_len')} {length}", way_out="use that or less"
+            f"{chosen_shape} has {chosen_shape.context} positions",
+            where=f"{option('seq_len')} {length}",
+            way_out="use that or less",
         )
     rate = _product_rate(where)
     with tempfile.TemporaryDirectory(dir=scratch) as made:
         reporter.phase("writing a random pair", 3)
-        _write_pair(Path(made), shape, samples * length, where, reporter)
-        laps = _Laps(reporter)  # its clock starts now
-        done = _compress_pair(Path(made), chosen, samples, length, where, laps)
-    settings = {"shape": str(shape), "recipe": recipe, "samples": samples, "seq_len": length, "layers": layers}
+        _write_pair(Path(made), chosen_shape, samples * length, where, reporter)
+        laps = _Watched(reporter, layers, where) if stages else _Laps(reporter)  # its clock starts now
+        with timed_by(laps.clock) if isinstance(laps, _Watched) else nullcontext():
+            done = _compress_pair(Path(made), chosen, samples, length, where, laps)
+    settings = {"shape": str(chosen_shape), "recipe": recipe, "samples": samples, "seq_len": length, "layers": layers}
+    tflop = [flop * samples * length / 1e12 for flop in (forwards, sums)]
     return LayersBench(
         settings,
         done.backend,
         done.seconds,
         tuple(laps.laps),
-        flop * samples * length / 1e12,
+        sum(tflop),
         rate / 1e12,
         done.peak_memory_bytes,
         done.peak_device_bytes,
+        stage_table(laps.stages, tflop[0], tflop[1], rate / 1e12) if isinstance(laps, _Watched) else {},
     )
 
 
@@ -176,8 +213,8 @@ def _write_pair(root: Path, shape: ModelShape, tokens: int, device: torch.device
     reporter.step("calibration data")
 
 
-def _flop_per_token(shape: ModelShape, recipe: Recipe, seq_len: int) -> float:
-    """Operations for each token: each stream's one pass through a layer (attention causal), the Hessians' sums."""
+def _flop_per_token(shape: ModelShape, recipe: Recipe, seq_len: int) -> tuple[float, float]:
+    """Operations for each token: each stream's one pass through a layer (attention causal); the Hessians' sums."""
     tensors = shape.with_layers(1).tensors()
     rules = [recipe.rule_for(name, kind) for name, (kind, _) in tensors.items() if kind == "linear"]
     obs = [rule for rule in rules if isinstance(rule, ObsSettings)]
@@ -186,10 +223,10 @@ def _flop_per_token(shape: ModelShape, recipe: Recipe, seq_len: int) -> float:
             f"recipe {recipe.name} does not calibrate every linear", way_out="give one that does (codec obs)"
         )
     asymmetric = any(rule.asymmetric > 0 for rule in obs)
-    weights = 4 * shape.hidden**2 + 3 * shape.hidden * shape.mlp
+    weights = shape.hidden * (2 * shape.hidden + 2 * shape.kv_width + 3 * shape.mlp)
     forward = 2 * weights + 2 * seq_len * shape.hidden
     inputs = 3 * shape.hidden**2 + shape.mlp**2  # q/k/v, o, gate/up and down
-    return float(3 * inputs + 2 * forward if asymmetric else inputs + forward)
+    return (2.0 * forward, 3.0 * inputs) if asymmetric else (float(forward), float(inputs))
 
 
 def _product_rate(device: torch.device) -> float:

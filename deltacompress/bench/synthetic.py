@@ -38,7 +38,7 @@ _STD = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A Llama."""
+    """A Llama. kv_heads: as many as heads by default."""
 
     hidden: int
     layers: int
@@ -46,6 +46,12 @@ class ModelShape:
     heads: int
     vocabulary: int
     context: int = 4096
+    kv_heads: int | None = None
+
+    @property
+    def kv_width(self) -> int:
+        """Outputs of the key and of the value projection."""
+        return self.hidden // self.heads * (self.kv_heads or self.heads)
 
     def __str__(self) -> str:
         """Its sizes, for a reader."""
@@ -61,7 +67,7 @@ class ModelShape:
             "num_hidden_layers": self.layers,
             "intermediate_size": self.mlp,
             "num_attention_heads": self.heads,
-            "num_key_value_heads": self.heads,
+            "num_key_value_heads": self.kv_heads or self.heads,
             "vocab_size": self.vocabulary,
             "max_position_embeddings": self.context,
             "tie_word_embeddings": False,
@@ -80,8 +86,8 @@ class ModelShape:
         }
         for layer in range(self.layers):
             at = f"model.layers.{layer}"
-            for name in "qkvo":
-                found[f"{at}.self_attn.{name}_proj.weight"] = ("linear", (hidden, hidden))
+            for name, rows in zip("qkvo", (hidden, self.kv_width, self.kv_width, hidden), strict=True):
+                found[f"{at}.self_attn.{name}_proj.weight"] = ("linear", (rows, hidden))
             for name, shape in (("gate", (mlp, hidden)), ("up", (mlp, hidden)), ("down", (hidden, mlp))):
                 found[f"{at}.mlp.{name}_proj.weight"] = ("linear", shape)
             for name in ("input_layernorm", "post_attention_layernorm"):
@@ -100,6 +106,12 @@ class ModelShape:
 
 SHAPE_7B = ModelShape(4096, 32, 11008, 32, 32000)
 SHAPE_TINY = ModelShape(128, 2, 256, 4, 256, 512)
+SHAPES = {
+    "tiny": SHAPE_TINY,
+    "llama-7b": SHAPE_7B,
+    "llama-13b": ModelShape(5120, 40, 13824, 40, 32000),
+    "llama-70b": ModelShape(8192, 80, 28672, 64, 32000, kv_heads=8),
+}
 
 
 def write_base(out: Path, shape: ModelShape, device: torch.device) -> None:

@@ -13,6 +13,8 @@ from deltacompress.cli.options import BenchBackend, BenchDevice
 from deltacompress.devices import DeviceName, check_driver
 from deltacompress.errors import InputError
 
+BenchShape = Literal["tiny", "llama-7b", "llama-13b", "llama-70b"]
+
 app = typer.Typer(help="Measure the speed of the parts on this machine.", no_args_is_help=True)
 
 
@@ -50,18 +52,23 @@ def layers(
         int | None,
         typer.Option(min=2, max=4096, help="Tokens in each.", show_default="2048; on a CPU, for a tiny shape, 512"),
     ] = None,
-    layers: Annotated[int, typer.Option(min=1, max=32, help="Decoder layers to compress.")] = 3,
+    layers: Annotated[int, typer.Option(min=1, max=80, help="Decoder layers to compress.")] = 3,
+    shape: Annotated[
+        BenchShape | None,
+        typer.Option(help="Sizes of a layer.", show_default="llama-7b; on a CPU tiny"),
+    ] = None,
+    stages: Annotated[bool, typer.Option("--stages", help="Tell where the time of the last layer goes.")] = False,
     scratch: Annotated[
         Path | None,
         typer.Option(
             exists=True,
             file_okay=False,
             writable=True,
-            help="Directory for 2 GB of files a layer; a temporary one by default.",
+            help="Directory for the files, 2 GB for a layer of llama-7b; a temporary one by default.",
         ),
     ] = None,
 ) -> None:
-    """Time `compress` layer by layer on a random pair, 7B-shaped on a GPU, tiny on a CPU."""
+    """Time `compress` layer by layer on a random pair of the shape of a Llama."""
     from deltacompress.cli import render
 
     early.recipes(recipe)
@@ -75,10 +82,13 @@ def layers(
             samples=samples,
             seq_len=seq_len,
             layers=layers,
+            shape=shape,
+            stages=stages,
             scratch=scratch,
             reporter=reporter,
         ).to_json()
-    console.result(data, lambda: render.summary_and_rows("layers", data, table="rows"))
+    more = "stages" if stages else ""
+    console.result(data, lambda: render.summary_and_rows("layers", data, table="rows", more=more))
 
 
 @app.command("kernels")

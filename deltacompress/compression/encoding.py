@@ -26,6 +26,7 @@ from deltacompress.codecs.formats.table import FORMATS
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.files.hashing import hash_chunks
 from deltacompress.lossless import Coder
+from deltacompress.reporter import part
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class LaidOut:
 
     def to_host(self) -> tuple[LaidOut, Callable[[], None]]:
         """The same in host memory, and a function that waits until the copies have arrived; from a GPU."""
-        host = {name: _on_host(part) for name, part in self.parts.items()}
+        host = {name: _on_host(array) for name, array in self.parts.items()}
         twin = LaidOut(self.encoded, host, _on_host(self.restored))
         copied = torch.cuda.Event()
         copied.record()
@@ -104,7 +105,8 @@ def _stored(encoded: Encoded, parts: Parts, coder: Coder, name: str) -> Parts:
 
 def finish(plan: Plan, tensor: TensorPlan, laid_out: LaidOut, coder: Coder) -> Outcome:
     """Hash a tensor that is in host memory and run the lossless stage: a CPU's work, but for codecs that need a GPU."""
-    digest = hashlib.sha256(tensor_bytes(laid_out.restored)).hexdigest()
+    with part("hash", on_host=True):
+        digest = hashlib.sha256(tensor_bytes(laid_out.restored)).hexdigest()
     return _coded(plan, tensor, laid_out.encoded, laid_out.parts, digest, coder)
 
 
@@ -122,17 +124,18 @@ def finish_on_disk(plan: Plan, tensor: TensorPlan, encoded: Encoded, coder: Code
 def _coded(plan: Plan, tensor: TensorPlan, encoded: Encoded, parts: Parts, digest: str, coder: Coder) -> Outcome:
     """Run the lossless stage over the stored parts. digest: of the restored tensor."""
     records, streams = [], {}
-    for name, part in sorted(parts.items()):
-        stored = part.contiguous()
+    for name, array in sorted(parts.items()):
+        stored = array.contiguous()
         if coder.codec != "none":
-            stored = torch.frombuffer(coder.encode(tensor_bytes(stored)), dtype=torch.uint8)
+            with part("code", on_host=True):
+                stored = torch.frombuffer(coder.encode(tensor_bytes(stored)), dtype=torch.uint8)
         streams[name] = stored
         raw = tensor_bytes(stored)
         hashes = {"sha256": hashlib.sha256(raw).hexdigest()}
         if coder.codec == "none":
             hashes["blake3"] = blake3(raw).hexdigest()
-        size = tuple(part.shape)
-        records.append(PartRecord(name=name, dtype=DTYPE_NAMES[part.dtype], shape=size, bytes=raw.nbytes, **hashes))
+        size = tuple(array.shape)
+        records.append(PartRecord(name=name, dtype=DTYPE_NAMES[array.dtype], shape=size, bytes=raw.nbytes, **hashes))
     return Outcome(record_of(plan, tensor, encoded, digest, tuple(records)), streams)
 
 

@@ -36,7 +36,7 @@ from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.compression.steps import Steps, Unfinished
 from deltacompress.models.skeleton import LayerCall, Skeleton
 from deltacompress.numerics.hessian import HessianAccumulator
-from deltacompress.reporter import Reporter
+from deltacompress.reporter import Reporter, part
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 """A GPU waits for launches, and casts a layer's weights to bf16, for each batch: larger ones make up for it."""
@@ -113,11 +113,13 @@ class _Walk:
         """Compress decoder layer i and move the streams past it; returns its mean relative loss."""
         step = f"layer-{i:05d}"
         on_gpu = self.skeleton.device.type == "cuda"
-        self.skeleton.load(self.skeleton.layer_names(i), partial(self.plan.finetuned.read, pinned=on_gpu))
+        with part("read"):
+            self.skeleton.load(self.skeleton.layer_names(i), partial(self.plan.finetuned.read, pinned=on_gpu))
         if on_gpu and i + 1 < self.skeleton.num_layers:
             self.plan.read_ahead(self.skeleton.layer_names(i + 1))
         restored = self.steps.recall(step, self.skeleton.layer_names(i))
-        groups = self._groups(i, streams) if restored is None else []
+        with part("groups"):
+            groups = self._groups(i, streams) if restored is None else []
         student = self._turns(i, streams.student, streams)
         teacher = None if streams.teacher is None else self._turns(i, streams.teacher, streams)
         outcomes = None
@@ -129,7 +131,8 @@ class _Walk:
                     teacher.finish_all()
                 self.skeleton.load(restored, restored.__getitem__)
             try:
-                student.finish_all()  # a GPU has only begun it when this returns: it runs while we save
+                with part("student: to its end"):
+                    student.finish_all()  # a GPU has only begun it when this returns: it runs while we save
             except BaseException:
                 if outcomes is not None:
                     with suppress(Exception):  # what stopped the forward is what to tell
@@ -218,12 +221,15 @@ class _Walk:
             targets: dict[str, Tensor] = {}
             if teacher is not None:
                 self.skeleton.swap({name: finetuned[name] for name in changed})
-                targets = teacher.inputs(k, leaders)
+                with part(f"teacher: to {_leaf(leaders[-1])}"):
+                    targets = teacher.inputs(k, leaders)
                 if last:
-                    teacher.finish(k)
+                    with part("teacher: to its end"):
+                        teacher.finish(k)
                 self.skeleton.swap({name: weights[name] for name in changed})
-            inputs = student.inputs(k, leaders)
-            with self.precision.products():
+            with part(f"student: to {_leaf(leaders[-1])}"):
+                inputs = student.inputs(k, leaders)
+            with part("sums"), self.precision.products():
                 for name in leaders:
                     sums[name].add(inputs[name], targets.get(name))
             for stream in (student, teacher):
@@ -250,7 +256,8 @@ class _Walk:
         """Encode linears with the same settings and input; weights: the fine-tuned ones, f32, on the device."""
         encode_group, settings = tensors[0].codec.encode_group, tensors[0].settings
         assert encode_group is not None
-        references = {tensor.name: self.plan.base_of(tensor, self.skeleton.device) for tensor in tensors}
+        with part("read"):
+            references = {tensor.name: self.plan.base_of(tensor, self.skeleton.device) for tensor in tensors}
         encoded = encode_group(
             [_to_encode(name, weights[name], reference) for name, reference in references.items()], statistics, settings
         )
@@ -276,6 +283,11 @@ class _Walk:
                 sums.add(inputs, targets)
         weights = {tensor.name: self.skeleton.prepare(tensor.name, self.plan.finetuned.read(tensor.name))}
         self.steps.save(step, [outcome for _, outcome, _ in self._solve([tensor], weights, sums)])
+
+
+def _leaf(name: str) -> str:
+    """q_proj of model.layers.0.self_attn.q_proj.weight."""
+    return name.split(".")[-2]
 
 
 def _to_encode(name: str, weight: Tensor, reference: Tensor | None) -> LinearToEncode:

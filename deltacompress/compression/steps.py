@@ -21,6 +21,7 @@ from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.compression.workspace import Workspace
 from deltacompress.errors import CheckpointError, FormatError, IntegrityError
 from deltacompress.lossless import Coder
+from deltacompress.reporter import part
 
 _RECORDS = TypeAdapter(list[TensorRecord])
 Unfinished = Callable[[], Outcome]
@@ -45,7 +46,8 @@ class Steps:
         Hashing and coding are a CPU's work: while a GPU solves the next tensor they go on beside it. On a CPU, where
         they would only take its cores from it, they are done at once.
         """
-        laid_out = lay_out(tensor, encoded, reference, self._coder)
+        with part("restoring"):
+            laid_out = lay_out(tensor, encoded, reference, self._coder)
         if _on_cpu(laid_out):
             outcome = finish(self._plan, tensor, laid_out, self._coder)
             return lambda: outcome, laid_out.restored
@@ -64,8 +66,10 @@ class Steps:
 
     def save(self, step: str, outcomes: Iterable[Unfinished]) -> None:
         """Store a step durably, as soon as all of it is finished."""
-        done = [outcome() for outcome in outcomes]
-        self._work.save(step, done)
+        with part("wait", on_host=True):
+            done = [outcome() for outcome in outcomes]
+        with part("write", on_host=True):
+            self._work.save(step, done)
         self._records[step] = [outcome.record for outcome in done]
 
     def recall(self, step: str, names: Iterable[str]) -> dict[str, Tensor] | None:

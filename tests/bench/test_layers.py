@@ -82,7 +82,7 @@ def test_the_figures_of_known_times() -> None:
     laps = [{"step": "embeddings and norms", "seconds": 50.0}]
     laps += [{"step": f"layer {layer}", "seconds": seconds} for layer, seconds in enumerate((9.0, 3.0, 2.0))]
     laps += [{"step": "head", "seconds": 70.0}]
-    found = LayersBench({"layers": 3}, "CPU", 134.0, tuple(laps), 6.0, 4.0, 5, None).to_json()
+    found = LayersBench({"layers": 3}, "CPU", 134.0, tuple(laps), 6.0, 4.0, 5, None, {}).to_json()
     assert (found["seconds_per_layer"], found["floor_seconds"], found["over_floor"]) == (3, 1.5, 2)
     assert (found["layers"], found["total_seconds"], found["tflop_per_layer"]) == (3, 134, 6)
 
