@@ -6,15 +6,18 @@ DeltaZip section 4.2 (algorithm 1) with asymmetric=0, refine_sweeps=0, selection
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
 
 from deltacompress.codecs.encoded import Encoded, LinearToEncode
-from deltacompress.codecs.formats.packed import pack, pack_values
+from deltacompress.codecs.formats.packed import PackedSpec, Parts, pack, pack_values
 from deltacompress.codecs.settings import ObsSettings, spec_for
 from deltacompress.numerics import hessian as hessians
 from deltacompress.numerics import obs
-from deltacompress.numerics.grid import Grid, dequantize, fit_grid
+from deltacompress.numerics.grid import Grid, fit_grid
+from deltacompress.numerics.products import quadratic
 from deltacompress.numerics.refine import refine
 from deltacompress.numerics.refit import refit_scales
 
@@ -38,103 +41,145 @@ def encode(
         hessian if order is None else hessian[order][:, order],
         damp_fraction=settings.damp_fraction,
         where=linears[0].name,
+        with_root=settings.refine_sweeps > 0 and not settings.refit_scales,  # refitted scales move the gradient
     )
     hessian.diagonal().add_(factor.damp_fraction * hessian.diagonal().mean())
-    shift = None
+    targets = {one.name: one.delta for one in linears}
     if drift is not None and settings.asymmetric > 0:
-        ordered = hessians.asymmetric_shift(drift if order is None else drift[:, order], factor)
-        shift = settings.asymmetric * _unordered(ordered, order)
+        targets = _shifted(linears, drift, factor, order, settings.asymmetric)
+        del drift
     out: dict[str, Encoded] = {}
     # a pattern that is chosen over a whole block must not see the rows of other linears
     for stack in [[one] for one in linears] if pattern.kind == "unstructured" else [linears]:
-        target = torch.cat([one.delta if shift is None else one.delta + one.finetuned @ shift for one in stack])
-        delta = torch.cat([one.delta for one in stack])
-        codes, values, mask, grid = _solve(target, hessian, factor.upper, order, settings)
-        at = 0
+        solved = _solve(torch.cat([targets.pop(one.name) for one in stack]), hessian, factor, order, settings)
+        rows = 0
         for one in stack:
             spec = specs[one.name]
-            rows = slice(at, at + spec.rows)
-            at += spec.rows
-            if values is not None:
-                parts = pack_values(spec, values=values[rows], mask=mask[rows])
-                decoded = values[rows]
-            else:
-                assert codes is not None
-                assert grid is not None
-                own = Grid(grid.bits, grid.group, grid.scale[rows], grid.zero[rows])
-                parts = pack(spec, codes=codes[rows], mask=mask[rows], grid=own)
-                scale, zero = own.columns(0, columns)
-                decoded = codes[rows].float().sub_(zero).mul_(scale).mul_(mask[rows])
-            scale_of_loss = _weighted(delta[rows], hessian)
-            loss = max(_weighted(decoded - target[rows], hessian), 0.0) / scale_of_loss if scale_of_loss > 0 else 0.0
-            out[one.name] = Encoded("packed", spec.to_json(), parts, loss=loss, damp_fraction=factor.damp_fraction)
+            own = solved.of_rows(slice(rows, rows + spec.rows))
+            rows += spec.rows
+            energy = float(quadratic(one.delta, hessian).sum(dtype=torch.float64))
+            lost = max(float(own.loss.sum(dtype=torch.float64)), 0.0)
+            loss = lost / energy if energy > 0 else 0.0
+            out[one.name] = Encoded(
+                "packed", spec.to_json(), own.packed(spec), loss=loss, damp_fraction=factor.damp_fraction
+            )
     return out
 
 
+def _shifted(
+    linears: list[LinearToEncode], drift: Tensor, factor: hessians.Factor, order: Tensor | None, strength: float
+) -> dict[str, Tensor]:
+    """The targets delta + strength * W_ft D H^-1, whichever of the two products comes first being the smaller."""
+
+    def times_inverse(left: Tensor) -> Tensor:
+        return _unordered(factor.inverse_times(left if order is None else left[:, order]), order)
+
+    if sum(one.delta.shape[0] for one in linears) < len(drift):
+        return {one.name: times_inverse(one.finetuned @ drift).mul_(strength).add_(one.delta) for one in linears}
+    shift = times_inverse(drift).mul_(strength)
+    return {one.name: one.delta + one.finetuned @ shift for one in linears}
+
+
+@dataclass(frozen=True, slots=True)
+class _Solved:
+    """codes u8 and their grid, or values f32 for 16 bits; mask bool; all [rows, columns]. loss: f32 [rows]."""
+
+    codes: Tensor | None
+    values: Tensor | None
+    mask: Tensor
+    grid: Grid | None
+    loss: Tensor
+
+    def of_rows(self, rows: slice) -> _Solved:
+        """Some rows of it."""
+        codes, values = (None if one is None else one[rows] for one in (self.codes, self.values))
+        grid = None if self.grid is None else replace(self.grid, scale=self.grid.scale[rows], zero=self.grid.zero[rows])
+        return _Solved(codes, values, self.mask[rows], grid, self.loss[rows])
+
+    def packed(self, spec: PackedSpec) -> Parts:
+        """The parts of a linear that these are the rows of."""
+        if self.values is not None:
+            return pack_values(spec, values=self.values, mask=self.mask)
+        assert self.codes is not None
+        assert self.grid is not None
+        return pack(spec, codes=self.codes, mask=self.mask, grid=self.grid)
+
+
 def _solve(
-    target: Tensor, hessian: Tensor, upper: Tensor, order: Tensor | None, settings: ObsSettings
-) -> tuple[Tensor | None, Tensor | None, Tensor, Grid | None]:
-    """(codes, values, mask, grid) of one stack; codes and grid, or values for 16 bits.
+    target: Tensor, hessian: Tensor, factor: hessians.Factor, order: Tensor | None, settings: ObsSettings
+) -> _Solved:
+    """One stack.
 
     With several range factors to try, each row keeps the result of the factor that left it the least loss: rows are
     independent given the Hessian, and grids are judged by what OBS makes of them.
     """
-    factors = settings.range_search or (settings.range_factor,)
-    best = _solve_once(target, hessian, upper, order, settings, factors[0])
-    codes, _, mask, grid = best
-    if len(factors) == 1 or codes is None or grid is None:
-        return best
-    loss = _row_loss(target, hessian, codes, mask, grid)
-    for factor in factors[1:]:
-        new_codes, _, new_mask, new_grid = _solve_once(target, hessian, upper, order, settings, factor)
-        assert new_codes is not None
-        assert new_grid is not None
-        new_loss = _row_loss(target, hessian, new_codes, new_mask, new_grid)
-        better = (new_loss < loss).unsqueeze(1)
-        loss = torch.minimum(loss, new_loss)
-        codes, mask = torch.where(better, new_codes, codes), torch.where(better, new_mask, mask)
-        scale, zero = torch.where(better, new_grid.scale, grid.scale), torch.where(better, new_grid.zero, grid.zero)
-        grid = Grid(grid.bits, grid.group, scale, zero)
-    return codes, None, mask, grid
+    first, *others = settings.range_search or (settings.range_factor,)
+    best = _solve_once(target, hessian, factor, order, settings, first)
+    for widened in others:
+        best = _better(best, _solve_once(target, hessian, factor, order, settings, widened))
+    return best
+
+
+def _better(one: _Solved, other: _Solved) -> _Solved:
+    """Of each row what lost less; both are quantized."""
+    assert one.codes is not None
+    assert one.grid is not None
+    assert other.codes is not None
+    assert other.grid is not None
+    better = (other.loss < one.loss).unsqueeze(1)
+    scale = torch.where(better, other.grid.scale, one.grid.scale)
+    zero = torch.where(better, other.grid.zero, one.grid.zero)
+    return _Solved(
+        codes=torch.where(better, other.codes, one.codes),
+        values=None,
+        mask=torch.where(better, other.mask, one.mask),
+        grid=replace(one.grid, scale=scale, zero=zero),
+        loss=torch.minimum(one.loss, other.loss),
+    )
 
 
 def _solve_once(
-    target: Tensor, hessian: Tensor, upper: Tensor, order: Tensor | None, settings: ObsSettings, factor: float
-) -> tuple[Tensor | None, Tensor | None, Tensor, Grid | None]:
+    target: Tensor,
+    hessian: Tensor,
+    factor: hessians.Factor,
+    order: Tensor | None,
+    settings: ObsSettings,
+    widened: float,
+) -> _Solved:
     columns = target.shape[1]
-    pattern = settings.pattern
+    pattern, sweeps = settings.pattern, settings.refine_sweeps
     group = columns if settings.group_size == "row" else settings.group_size
     grid = None
     if settings.bits != 16:
-        grid = fit_grid(target, bits=settings.bits, group=group, kind=settings.grid, factor=factor)
+        grid = fit_grid(target, bits=settings.bits, group=group, kind=settings.grid, factor=widened)
     solution = obs.solve(
         target,
-        upper,
+        factor.upper,
         sparsity=pattern,
         grid=grid,
         block=settings.block_size,
         selection=settings.selection,
         order=order,
     )
-    codes, mask = solution.codes, solution.mask
+    codes, mask, loss = solution.codes, solution.mask, solution.loss
     if codes is None or grid is None:
-        return None, solution.values, mask, None
-    for _ in range(2 if settings.refit_scales and settings.refine_sweeps else 1):
+        return _Solved(None, solution.values, mask, None, loss)
+    gradient = None
+    if solution.errors is not None and factor.root is not None:
+        gradient = obs.gradient(solution.errors, factor.root, order)
+    del solution
+    for _ in range(2 if settings.refit_scales and sweeps else 1):
         if settings.refit_scales:
-            grid = refit_scales(target, hessian, codes, mask, grid)
-        codes, mask = refine(target, hessian, codes, mask, grid, sparsity=pattern, sweeps=settings.refine_sweeps)
+            grid, gain = refit_scales(target, hessian, codes, mask, grid)
+            loss = loss - gain
+        codes, mask, gain = refine(
+            target, hessian, codes, mask, grid, sparsity=pattern, sweeps=sweeps, gradient=gradient
+        )
+        loss = loss - gain
     if settings.refit_scales:
-        grid = refit_scales(target, hessian, codes, mask, grid)
-    return codes, None, mask, grid
-
-
-def _row_loss(target: Tensor, hessian: Tensor, codes: Tensor, mask: Tensor, grid: Grid) -> Tensor:
-    error = dequantize(codes, grid) * mask - target
-    return ((error @ hessian) * error).sum(1)
-
-
-def _weighted(error: Tensor, hessian: Tensor) -> float:
-    return float(((error @ hessian) * error).sum(dtype=torch.float64))
+        grid, gain = refit_scales(target, hessian, codes, mask, grid)
+        loss = loss - gain
+    return _Solved(codes, None, mask, grid, loss)
 
 
 def _unordered(matrix: Tensor, order: Tensor | None) -> Tensor:

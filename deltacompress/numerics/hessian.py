@@ -7,8 +7,8 @@ With D = 2/N * sum (x' - x) x^T the layer's loss
     || W_ft x' - (W_base + delta) x ||^2      summed over tokens
 
 is, up to a constant, tr (delta - T) H (delta - T)^T with T = (W_ft - W_base) + W_ft D H^-1: one quadratic form whose
-target is shifted. So asymmetric calibration (GPTAQ, ICML'25) needs no change in the solver: `shift` = D H^-1 is shared
-by all layers with the same input, and a strength alpha in 0..1 scales it.
+target is shifted. So asymmetric calibration (GPTAQ, ICML'25) needs no change in the solver: D H^-1 is shared by all
+layers with the same input, and a strength alpha in 0..1 scales the shift.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from deltacompress.errors import NumericsError
+from deltacompress.numerics import products
 from deltacompress.numerics.finite import all_finite
 
+_NVIDIA = torch.version.hip is None  # ROCm does not take the dtype of a result
 DAMPING_STEPS = (1.0, 3.0, 10.0, 30.0, 100.0)
 """Multiples of the recipe's damp_fraction that are tried in turn; the one that worked is recorded."""
 
@@ -43,12 +45,13 @@ class HessianAccumulator:
         """
         if target_x is None and self._dx is not None:
             raise ValueError("an asymmetric accumulator needs the fine-tuned model's inputs too")
-        exact = x.is_cuda and torch.version.hip is None and {one.dtype for one in (x, target_x) if one is not None}
-        if exact != {torch.float16}:
+        if not (x.is_cuda and _NVIDIA) or any(one is not None and one.dtype != torch.float16 for one in (x, target_x)):
             x, target_x = x.float(), None if target_x is None else target_x.float()
-        _add_product(self._xx, x, x)
+        rounded = _rounded(x)
+        for part in products.panels(x.shape[1]):  # the lower triangle is the mirror image of the upper
+            _add_product(self._xx[: part.stop, part], rounded[:, : part.stop], rounded[:, part])
         if self._dx is not None and target_x is not None:
-            _add_product(self._dx, target_x - x, x)
+            _add_product(self._dx, _rounded(target_x - x), rounded)
         self.tokens += x.shape[0]
 
     def copy(self) -> HessianAccumulator:
@@ -73,18 +76,21 @@ class HessianAccumulator:
             raise RuntimeError("these statistics are finished; copy() them before the first finish()")
         self._finished = True
         factor = 2.0 / max(self.tokens, 1)
-        hessian, drift = self._xx.mul_(factor), None if self._dx is None else self._dx.mul_(factor)
+        hessian, drift = products.mirror(self._xx.mul_(factor)), None if self._dx is None else self._dx.mul_(factor)
         self._xx, self._dx = self._xx.new_empty(0), None
         return hessian, drift
 
 
+def _rounded(inputs: Tensor) -> Tensor:
+    """Inputs f32 or f16 of a product as this device multiplies them: an NVIDIA GPU takes bfloat16 for f32."""
+    return inputs.bfloat16() if inputs.is_cuda and _NVIDIA and inputs.dtype == torch.float32 else inputs
+
+
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total += left^T right, for left, right f32 or both f16 [tokens, in]."""
-    if not left.is_cuda or torch.version.hip is not None:  # ROCm does not take the dtype of a result
+    """total += left^T right in fp32, for left, right [tokens, ...] as `_rounded` makes them."""
+    if left.dtype == torch.float32:
         total.addmm_(left.T, right)
         return
-    if left.dtype == torch.float32:
-        left, right = left.bfloat16(), right.bfloat16()
     with torch.autocast("cuda", enabled=False):
         torch.addmm(total, left.T, right, out_dtype=torch.float32, out=total)
 
@@ -93,19 +99,21 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 class Factor:
     """A damped, factorized Hessian. `upper` is U f32 [in, in] with U^T U = (H + damping * I)^-1.
 
-    damp_fraction: the fraction of the mean diagonal that was added in the end.
+    root: U^-1, upper triangular too, if it was asked for. damp_fraction: the fraction of the mean diagonal that was
+    added in the end.
     """
 
     upper: Tensor
     damp_fraction: float
+    root: Tensor | None = None
 
     def inverse_times(self, right: Tensor) -> Tensor:
         """right @ (H + damping I)^-1 for right f32 [rows, in]."""
-        return (right @ self.upper.T) @ self.upper
+        return products.times_upper(products.times_lower(right, self.upper), self.upper)
 
 
-def factorize(hessian: Tensor, *, damp_fraction: float, where: str) -> Factor:
-    """Damp and factorize H f32 [in, in].
+def factorize(hessian: Tensor, *, damp_fraction: float, where: str, with_root: bool = False) -> Factor:
+    """Damp and factorize H f32 [in, in]; with_root: keep U^-1 too, one matrix more.
 
     One Cholesky of the index-reversed matrix gives H = R R^T with R upper triangular, and U = R^-1 is what the usual
     Cholesky, inverse, Cholesky chain computes, at half the work and a smaller error.
@@ -126,9 +134,10 @@ def factorize(hessian: Tensor, *, damp_fraction: float, where: str) -> Factor:
         )
     for step in DAMPING_STEPS:
         fraction = damp_fraction * step
-        upper = _inverse_factor(hessian, fraction * mean)
-        if upper is not None:
-            return Factor(upper, fraction)
+        if (root := _root(hessian, fraction * mean)) is not None:
+            upper = products.inverse_of_upper(root)
+            if all_finite(upper):
+                return Factor(upper, fraction, root if with_root else None)
     raise NumericsError(
         f"the Hessian has no Cholesky factor even with damp_fraction {fraction:g}",
         where=where,
@@ -136,20 +145,9 @@ def factorize(hessian: Tensor, *, damp_fraction: float, where: str) -> Factor:
     )
 
 
-def _inverse_factor(hessian: Tensor, damping: float) -> Tensor | None:
-    """U of `Factor`, or None. H stays as it is; two matrices of its size besides it are the most that is in memory."""
+def _root(hessian: Tensor, damping: float) -> Tensor | None:
+    """R upper triangular with R R^T = H + damping I, or None. H stays as it is."""
     work = hessian.flip(0, 1)
     work.diagonal().add_(damping)
     work, info = torch.linalg.cholesky_ex(work)
-    if int(info) != 0:
-        return None
-    work = work.flip(0, 1)
-    # Column-major like the factor: LAPACK then solves into it, and no copy is made. It is symmetric until it is solved.
-    upper = torch.eye(hessian.shape[0], device=hessian.device).mT
-    torch.linalg.solve_triangular(work, upper, upper=True, out=upper)
-    return upper if all_finite(upper) else None
-
-
-def asymmetric_shift(drift: Tensor, factor: Factor) -> Tensor:
-    """D H^-1 f32 [in, in]: what W_ft is multiplied with to move the target (see the module docstring)."""
-    return factor.inverse_times(drift)
+    return work.flip(0, 1) if int(info) == 0 else None

@@ -20,6 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from deltacompress.numerics import products
 from deltacompress.numerics.grid import Grid, GroupTables
 from deltacompress.numerics.pairs import PairSolver
 from deltacompress.numerics.sparsity import Sparsity
@@ -36,12 +37,14 @@ class Solution:
     """What the solver fixed. codes u8 [rows, columns] (meaningful where kept), or values f32 when not quantized.
 
     mask: bool [rows, columns], True = kept. loss: f32 [rows], tr-contribution of each row under the damped Hessian.
+    errors: f32 [columns in solving order, rows], when quantized: T - Q = errors^T U in that order.
     """
 
     codes: Tensor | None
     values: Tensor | None
     mask: Tensor
     loss: Tensor
+    errors: Tensor | None = None
 
 
 def solve(
@@ -70,38 +73,68 @@ def solve(
         ValueError: joint selection where columns of a group of four have scales of their own; another value_dtype.
     """
     rows, columns = target.shape
-    joint = selection == "joint" and (sparsity.n, sparsity.m) == (2, 4)
-    if joint and grid is not None and grid.group % 4 and grid.group < columns:
-        raise ValueError(f"joint selection needs scales shared by each group of four, not by {grid.group} columns")
-    if value_dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"values are kept in float32 or bfloat16, not {value_dtype}")
+    joint = _is_joint(selection, sparsity, grid, columns, value_dtype)
     work = (target if order is None else target[:, order]).T.clone(memory_format=torch.contiguous_format)
-    step = sparsity.m if sparsity.kind == "n:m" else STEP
-    block = max(block // step, 1) * step
+    block, width, wide = _widths(sparsity, block)
     mask = torch.ones(columns, rows, dtype=torch.bool, device=target.device)
     codes = torch.zeros(columns, rows, dtype=torch.uint8, device=target.device)
     loss = torch.zeros(rows, device=target.device)
     numbers = torch.arange(columns, device=target.device) if order is None else order
     fix = _fixer(upper, sparsity, grid, value_dtype, PairSolver(upper) if joint else None, numbers)
-    width = min(block, fused.BLOCK // step * step) if fused.usable(target.device) else block
-    scratch = torch.empty(min(width, columns), rows, device=target.device)
-    for start in range(0, columns, block):
-        stop = min(start + block, columns)
-        if sparsity.kind == "unstructured":
-            mask[start:stop] = _largest_share(work[start:stop], upper.diagonal()[start:stop], sparsity.kept_share)
-        for a in range(start, stop, width):
-            b = min(a + width, stop)
-            errors = scratch[: b - a]
-            fix(fused.Block(work[a:b], errors, codes[a:b], mask[a:b], upper[a:b, a:b]), a)
-            loss += errors.square().sum(0)
-            if b < columns:
-                work[b:].addmm_(upper[a:b, b:].T, errors, alpha=-1)
+    scratch = torch.empty(min(wide, columns), rows, device=target.device)
+    for begin in range(0, columns, wide):
+        end = min(begin + wide, columns)
+        errors = scratch[: end - begin]
+        for start in range(begin, end, block):
+            stop = min(start + block, end)
+            if sparsity.kind == "unstructured":
+                mask[start:stop] = _largest_share(work[start:stop], upper.diagonal()[start:stop], sparsity.kept_share)
+            for a in range(start, stop, width):
+                b = min(a + width, stop)
+                own = errors[a - begin : b - begin]
+                fix(fused.Block(work[a:b], own, codes[a:b], mask[a:b], upper[a:b, a:b]), a)
+                work[b:end].addmm_(upper[a:b, b:end].T, own, alpha=-1)
+        loss += errors.square().sum(0)
+        work[end:].addmm_(upper[begin:end, end:].T, errors, alpha=-1)
+        if grid is not None:
+            work[begin:end] = errors  # codes say what the columns are
     return Solution(
         codes=_back(codes, order) if grid is not None else None,
         values=_back(work, order) if grid is None else None,
         mask=_back(mask, order),
         loss=loss,
+        errors=work if grid is not None else None,
     )
+
+
+def _widths(sparsity: Sparsity, block: int) -> tuple[int, int, int]:
+    """Columns of a lazy batch, fixed at once, and between updates of all the rest: whole groups, whole batches."""
+    step = sparsity.m if sparsity.kind == "n:m" else STEP
+    block = max(block // step, 1) * step
+    return block, min(block, fused.BLOCK // step * step), max(products.WIDE // block, 1) * block
+
+
+def _is_joint(
+    selection: Selection, sparsity: Sparsity, grid: Grid | None, columns: int, value_dtype: torch.dtype
+) -> bool:
+    """Whether groups are solved as a whole; raises as `solve`."""
+    if value_dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"values are kept in float32 or bfloat16, not {value_dtype}")
+    joint = selection == "joint" and (sparsity.n, sparsity.m) == (2, 4)
+    if joint and grid is not None and grid.group % 4 and grid.group < columns:
+        raise ValueError(f"joint selection needs scales shared by each group of four, not by {grid.group} columns")
+    return joint
+
+
+def gradient(errors: Tensor, root: Tensor, order: Tensor | None) -> Tensor:
+    """(Q - T) H of a solution, f32 [columns in their own order, rows], from its errors.
+
+    T - Q = errors^T U, and H = U^-1 U^-T, so it is -errors^T U^-T: a triangular product. root: U^-1.
+    """
+    out = torch.empty_like(errors)
+    for part in products.panels(root.shape[0]):
+        out[part if order is None else order[part]] = (root[part, part.start :] @ errors[part.start :]).neg_()
+    return out
 
 
 def _fixer(

@@ -10,17 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from deltacompress.numerics.grid import Grid, GroupTables, dequantize
 from deltacompress.numerics.pairs import PAIRS
+from deltacompress.numerics.products import WIDE, product
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.numerics.threads import small_operations
 from deltacompress.numerics.triton import fused
 
 _LEFT, _RIGHT = [i for i, _ in PAIRS], [j for _, j in PAIRS]
+
+
+class Refined(NamedTuple):
+    """codes u8 and mask bool [rows, columns]; gain f32 [rows]: by how much each row's loss fell."""
+
+    codes: Tensor
+    mask: Tensor
+    gain: Tensor
 
 
 def refine(
@@ -32,37 +42,52 @@ def refine(
     *,
     sparsity: Sparsity,
     sweeps: int,
-) -> tuple[Tensor, Tensor]:
+    gradient: Tensor | None = None,
+) -> Refined:
     """Improve codes u8 and mask bool [rows, columns] for target f32 [rows, columns] under H f32 [columns, columns].
 
-    Returns the new (codes, mask).
+    gradient: H (Q - T)^T f32 [columns, rows] of these codes, where it is known. Sweeps leave it as it is and add what
+    they moved, whose products may round more.
     """
+    gain = torch.zeros(target.shape[0], device=target.device)
     if sweeps == 0:
-        return codes, mask
+        return Refined(codes, mask, gain)
     value = (dequantize(codes, grid) * mask).T.contiguous()
-    error = value - target.T
+    if gradient is None:
+        gradient = hessian @ (value - target.T)
     codes = codes.T.clone(memory_format=torch.contiguous_format)  # of a single row, contiguous() would be the argument
     mask = mask.T.clone(memory_format=torch.contiguous_format)
     columns = target.shape[1]
     joint = sparsity.kind == "n:m" and (sparsity.n, sparsity.m) == (2, 4) and grid.group % 4 == 0
-    improve: Callable[..., None]
-    if fused.usable(target.device):
-        scales = fused.Scales.of(grid, torch.arange(columns, device=target.device))
-        improve = partial(fused.improve, scales=scales)
-    else:
-        improve = partial(_improve, tables=GroupTables(grid))
-    for _ in range(sweeps):
-        for start in range(0, columns, fused.BLOCK):
-            part = slice(start, min(start + fused.BLOCK, columns))
-            gradient, local = hessian[part] @ error, hessian[part, part]
-            improve(gradient, value[part], error[part], codes[part], mask[part], local, start=start, joint=joint)
-    return codes.T.contiguous(), mask.T.contiguous()
+    improve = _improver(grid, columns, target.device)
+    moved = torch.zeros_like(value)
+    for sweep in range(sweeps):
+        for begin in range(0, columns, WIDE):
+            wide = slice(begin, min(begin + WIDE, columns))
+            reach = columns if sweep else begin
+            present = gradient[wide] + product(hessian[wide, :reach], moved[:reach])
+            for start in range(begin, wide.stop, fused.BLOCK):
+                part = slice(start, min(start + fused.BLOCK, columns))
+                before, rest = present[start - begin : part.stop - begin], slice(part.stop, wide.stop)
+                after, old = before.clone(), value[part].clone()
+                improve(after, value[part], codes[part], mask[part], hessian[part, part], start=start, joint=joint)
+                change = torch.sub(value[part], old, out=old)
+                moved[part] += change
+                present[part.stop - begin :].addmm_(hessian[rest, part], change)
+                gain -= before.add_(after).mul_(change).sum(0)  # (g + g') d = 2 g d + d H d, as g' = g + H d
+    return Refined(codes.T.contiguous(), mask.T.contiguous(), gain)
+
+
+def _improver(grid: Grid, columns: int, device: torch.device) -> Callable[..., None]:
+    """What improves a block: on a GPU one kernel."""
+    if fused.usable(device):
+        return partial(fused.improve, scales=fused.Scales.of(grid, torch.arange(columns, device=device)))
+    return partial(_improve, tables=GroupTables(grid))
 
 
 def _improve(
     gradient: Tensor,
     value: Tensor,
-    error: Tensor,
     codes: Tensor,
     mask: Tensor,
     hessian: Tensor,
@@ -82,9 +107,7 @@ def _improve(
             else:
                 new, code = _best_columns(square, linear, value[a:b], codes[a:b], mask[a:b], tables, start + a)
             codes[a:b] = code
-            change = new - value[a:b]
-            gradient.addmm_(hessian[:, a:b], change)
-            error[a:b] += change
+            gradient.addmm_(hessian[:, a:b], new - value[a:b])
             value[a:b] = new
 
 

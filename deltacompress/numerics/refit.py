@@ -17,12 +17,13 @@ from torch import Tensor
 from deltacompress.numerics.grid import Grid, store_scale
 
 
-def refit_scales(target: Tensor, hessian: Tensor, codes: Tensor, mask: Tensor, grid: Grid) -> Grid:
+def refit_scales(target: Tensor, hessian: Tensor, codes: Tensor, mask: Tensor, grid: Grid) -> tuple[Grid, Tensor]:
     """Grid with the scales that minimize tr (Q - T) H (Q - T)^T for these codes.
 
     target f32, codes u8, mask bool [rows, columns]; hessian f32 [columns, columns]. A group whose equation is singular
     (all codes zero) keeps its scale; so does one whose best scale is not positive, which would flip signs. A row keeps
-    all its scales where what is left of the solution after that, and after rounding, would raise its loss.
+    all its scales where what is left of the solution after that, and after rounding, would raise its loss. Beside it
+    by how much each row's loss falls, f32 [rows].
     """
     rows, columns = target.shape
     groups = grid.scale.shape[1]
@@ -41,12 +42,15 @@ def refit_scales(target: Tensor, hessian: Tensor, codes: Tensor, mask: Tensor, g
         right[:, g] = (part * pull[:, start:stop]).sum(1)
     diagonal = normal.diagonal(dim1=1, dim2=2)
     empty = diagonal <= 0
+    exact = diagonal.clone()
     diagonal.add_(diagonal.mean(1, keepdim=True) * 1e-6 + empty)
     best = store_scale(torch.linalg.solve(normal, right))
+    diagonal.copy_(exact)
     keep = empty | (best <= 0) | ~torch.isfinite(best)
     best = torch.where(keep, grid.scale, best)
-    worse = _cost(best, normal, right) > _cost(grid.scale, normal, right)
-    return replace(grid, scale=torch.where(worse, grid.scale, best))
+    gain = _cost(grid.scale, normal, right) - _cost(best, normal, right)
+    worse = gain < 0
+    return replace(grid, scale=torch.where(worse, grid.scale, best)), gain.clamp_min_(0).squeeze(1)
 
 
 def _cost(scale: Tensor, normal: Tensor, right: Tensor) -> Tensor:

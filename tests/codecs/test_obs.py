@@ -14,7 +14,8 @@ from deltacompress.codecs.encoded import Encoded, LinearToEncode
 from deltacompress.codecs.formats import packed
 from deltacompress.codecs.settings import ObsSettings
 from deltacompress.errors import NumericsError, RecipeError
-from deltacompress.numerics.hessian import HessianAccumulator
+from deltacompress.numerics.hessian import HessianAccumulator, factorize
+from deltacompress.numerics.obs import activation_order
 
 COLUMNS = 48
 
@@ -128,6 +129,26 @@ def test_activation_order_and_refinement_do_not_move_the_asymmetric_target() -> 
     plain, ordered = (encode(it, activation_order=order, **options) for order in (False, True))
     scale = decode(plain).abs().max()
     assert float((decode(plain) - decode(ordered)).abs().max()) <= 0.05 * scale
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("rows", [12, 40])
+def test_targets_move_by_the_same_whichever_product_comes_first(rows: int, ordered: bool) -> None:
+    """12 + 12 rows are fewer than the 48 columns, 40 + 40 are not."""
+    linears = [
+        LinearToEncode(name, it.delta, it.finetuned) for name, it in (("q", layer(rows)), ("k", layer(rows, seed=1)))
+    ]
+    hessian, drift = statistics(layer()).finish()
+    assert drift is not None
+    order = activation_order(hessian, 4) if ordered else None
+    factor = factorize(hessian if order is None else hessian[order][:, order], damp_fraction=0.01, where="test")
+    found = obs._shifted(linears, drift, factor, order, 0.5)
+    damped = hessian.double()
+    damped.diagonal().add_(0.01 * damped.diagonal().mean())
+    shift = torch.linalg.solve(damped, drift.double().T).T
+    for one in linears:
+        wanted = one.delta.double() + 0.5 * one.finetuned.double() @ shift
+        assert float((found[one.name] - wanted).abs().max()) <= FLOAT32_CHAIN.value * float(wanted.abs().max())
 
 
 @pytest.mark.parametrize("sparsity", PATTERNS)

@@ -198,13 +198,14 @@ def test_a_sweep_in_one_launch_is_the_loop(
     monkeypatch.setattr(fused, "usable", lambda _device: False)
     first = obs.solve(p.target, p.upper, sparsity=sparsity, grid=grid, selection="diagonal")
     assert first.codes is not None
-    codes, mask = refine(p.target, p.hessian, first.codes, first.mask, grid, sparsity=sparsity, sweeps=2)
+    codes, mask, gain = refine(p.target, p.hessian, first.codes, first.mask, grid, sparsity=sparsity, sweeps=2)
     on(device, monkeypatch)
     args = [part.to(device) for part in (p.target, p.hessian, first.codes, first.mask)]
-    new_codes, new_mask = refine(*args, moved(grid, device), sparsity=sparsity, sweeps=2)
+    new_codes, new_mask, new_gain = refine(*args, moved(grid, device), sparsity=sparsity, sweeps=2)
     found, wanted = dequantize(new_codes.cpu(), grid) * new_mask.cpu(), dequantize(codes, grid) * mask
     assert not torch.equal(wanted, dequantize(first.codes, grid) * first.mask)
     same_rows(p, [found], [wanted])
+    assert float(new_gain.sum()) == pytest.approx(float(gain.sum()), rel=OBS_SAME_LOSS.value)
     if sparsity.kind == "n:m":
         assert torch.equal(new_mask.sum(1).cpu(), mask.sum(1))
 

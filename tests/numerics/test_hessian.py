@@ -7,7 +7,7 @@ from problems import problem
 from tolerances import FLOAT32_CHAIN, LEAST_SQUARES
 
 from deltacompress.errors import NumericsError
-from deltacompress.numerics.hessian import DAMPING_STEPS, HessianAccumulator, asymmetric_shift, factorize
+from deltacompress.numerics.hessian import DAMPING_STEPS, HessianAccumulator, factorize
 
 CPU = torch.device("cpu")
 
@@ -16,15 +16,17 @@ def normal(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_h_and_d_are_twice_the_mean_outer_products() -> None:
-    x, target = normal(60, 7, seed=0), normal(60, 7, seed=1)
-    sums = HessianAccumulator(7, device=CPU, asymmetric=True)
+@pytest.mark.parametrize("columns", [7, 600])
+def test_h_and_d_are_twice_the_mean_outer_products(columns: int) -> None:
+    x, target = normal(60, columns, seed=0), normal(60, columns, seed=1)
+    sums = HessianAccumulator(columns, device=CPU, asymmetric=True)
     for start, stop in ((0, 13), (13, 14), (14, 60)):
         sums.add(x[start:stop], target[start:stop])
     hessian, drift = sums.finish()
     assert sums.tokens == 60
     a, b = x.double().numpy(), target.double().numpy()
     assert np.allclose(hessian.numpy(), 2 / 60 * a.T @ a, atol=FLOAT32_CHAIN.value)
+    assert torch.equal(hessian, hessian.T)
     assert drift is not None
     assert np.allclose(drift.numpy(), 2 / 60 * (b - a).T @ a, atol=FLOAT32_CHAIN.value)
 
@@ -57,17 +59,22 @@ def test_an_asymmetric_accumulator_wants_both_inputs() -> None:
         HessianAccumulator(3, device=CPU, asymmetric=True).add(normal(8, 3, seed=0))
 
 
-@pytest.mark.parametrize("columns", [1, 4, 33])
+@pytest.mark.parametrize("columns", [1, 4, 33, 600])
 def test_factor_is_the_upper_cholesky_factor_of_the_damped_inverse(columns: int) -> None:
     hessian = problem(1, columns, seed=columns).hessian
     kept = hessian.clone()
-    factor = factorize(hessian, damp_fraction=0.05, where="test")
+    factor = factorize(hessian, damp_fraction=0.05, where="test", with_root=True)
     assert factor.damp_fraction == 0.05
     assert torch.equal(hessian, kept)
     assert not factor.upper.tril(-1).any()
     damped = hessian.double().numpy() + 0.05 * float(hessian.diagonal().mean()) * np.eye(columns)
     wanted = np.linalg.cholesky(np.linalg.inv(damped)).T
     assert np.allclose(factor.upper.numpy(), wanted, rtol=FLOAT32_CHAIN.value, atol=FLOAT32_CHAIN.value)
+    assert factor.root is not None
+    assert not factor.root.tril(-1).any()
+    root = factor.root.double().numpy()
+    assert np.allclose(root @ root.T, damped, rtol=FLOAT32_CHAIN.value, atol=FLOAT32_CHAIN.value)
+    assert factorize(hessian, damp_fraction=0.05, where="test").root is None
     right = normal(3, columns, seed=1)
     solved = np.linalg.solve(damped, right.double().numpy().T).T
     assert np.allclose(factor.inverse_times(right).numpy(), solved, rtol=1e-3, atol=FLOAT32_CHAIN.value)
@@ -127,7 +134,7 @@ def test_the_shifted_target_is_what_minimizes_the_asymmetric_loss() -> None:
     sums.add(x, target_x)
     hessian, drift = sums.finish()
     assert drift is not None
-    shift = asymmetric_shift(drift, factorize(hessian, damp_fraction=1e-6, where="test"))
+    shift = factorize(hessian, damp_fraction=1e-6, where="test").inverse_times(drift)
     got = delta + (base + delta) @ shift
     # argmin over Q of sum over tokens || W_ft x' - (W_base + Q) x ||^2
     wanted_outputs = (target_x @ (base + delta).T - x @ base.T).double().numpy()
@@ -141,4 +148,4 @@ def test_equal_streams_shift_nothing() -> None:
     sums.add(x, x)
     hessian, drift = sums.finish()
     assert drift is not None
-    assert not asymmetric_shift(drift, factorize(hessian, damp_fraction=0.01, where="test")).any()
+    assert not factorize(hessian, damp_fraction=0.01, where="test").inverse_times(drift).any()

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from problems import Problem, problem, quadratic
-from tolerances import SWEEP
+from tolerances import FLOAT32_CHAIN, OBS_SAME_LOSS, OBS_SAME_ROWS, SWEEP
 
 from deltacompress.numerics import obs
 from deltacompress.numerics.grid import Grid, GridKind, dequantize, fit_grid
+from deltacompress.numerics.hessian import factorize
 from deltacompress.numerics.refine import refine
 from deltacompress.numerics.sparsity import Sparsity
 
@@ -31,8 +32,9 @@ def test_no_sweep_raises_the_loss_and_the_pattern_holds(pattern: str, columns: i
     before = first = p.loss(dequantize(codes, grid) * mask)
     kept = mask.sum(1)
     for _ in range(3):
-        codes, mask = refine(p.target, p.hessian, codes, mask, grid, sparsity=sparsity, sweeps=1)
+        codes, mask, gain = refine(p.target, p.hessian, codes, mask, grid, sparsity=sparsity, sweeps=1)
         after = p.loss(dequantize(codes, grid) * mask)
+        assert np.allclose(gain.numpy(), before - after, rtol=0, atol=FLOAT32_CHAIN.value * float(before.max()))
         assert (after <= before * (1 + SWEEP.value)).all()
         before = after
         assert torch.equal(mask.sum(1), kept)
@@ -48,7 +50,7 @@ def test_no_single_change_is_left_that_would_help(columns: int) -> None:
     """At the fixed point, no other code of a kept weight and no other twelve-candidate pair lowers the loss."""
     p = problem(3, columns, seed=1, correlation=1.0)
     codes, mask, grid = start(p, "2:4", 2, "minmax", 16 if columns == 16 else columns)
-    codes, mask = refine(p.target, p.hessian, codes, mask, grid, sparsity=Sparsity.parse("2:4"), sweeps=20)
+    codes, mask, _ = refine(p.target, p.hessian, codes, mask, grid, sparsity=Sparsity.parse("2:4"), sweeps=20)
     hessian, target = p.hessian.double().numpy(), p.target.double().numpy()
     values = (dequantize(codes, grid) * mask).double().numpy()
     best = quadratic(values - target, hessian)
@@ -66,7 +68,7 @@ def test_a_single_group_ends_no_worse_than_the_best_of_its_continuous_roundings(
     for seed in range(40):
         p = problem(4, 4, seed=seed, correlation=1.0)
         codes, mask, grid = start(p, "2:4", 2, "minmax", 4)
-        codes, mask = refine(p.target, p.hessian, codes, mask, grid, sparsity=Sparsity.parse("2:4"), sweeps=2)
+        codes, mask, _ = refine(p.target, p.hessian, codes, mask, grid, sparsity=Sparsity.parse("2:4"), sweeps=2)
         found = p.loss(dequantize(codes, grid) * mask)
         hessian, target = p.hessian.double().numpy(), p.target.double().numpy()
         for i, j in permutations(range(4), 2):  # either weight of a pair may be the one that is rounded first
@@ -84,6 +86,43 @@ def test_a_single_group_ends_no_worse_than_the_best_of_its_continuous_roundings(
 def test_no_sweeps_change_nothing() -> None:
     p = problem(4, 16, seed=0)
     codes, mask, grid = start(p, "2:4", 2, "minmax", 16)
-    again, same = refine(p.target, p.hessian, codes, mask, grid, sparsity=Sparsity.parse("2:4"), sweeps=0)
+    again, same, gain = refine(p.target, p.hessian, codes, mask, grid, sparsity=Sparsity.parse("2:4"), sweeps=0)
     assert torch.equal(again, codes)
     assert torch.equal(same, mask)
+    assert not gain.any()
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("columns", [64, 700])
+@pytest.mark.parametrize("pattern", ["dense", "2:4"])
+def test_a_gradient_from_the_errors_of_the_solver_leads_where_one_from_h_does(
+    pattern: str, columns: int, ordered: bool
+) -> None:
+    """700 columns are more than are multiplied at once, in sweeps and in the solver."""
+    p = problem(20, columns, seed=5, correlation=1.0, tokens=2 * columns)
+    sparsity, order = Sparsity.parse(pattern), obs.activation_order(p.hessian, 4) if ordered else None
+    hessian = p.hessian if order is None else p.hessian[order][:, order]
+    factor = factorize(hessian, damp_fraction=1e-9, where="test", with_root=True)
+    assert factor.root is not None
+    grid = fit_grid(p.target, bits=3, group=columns, kind="minmax")
+    solution = obs.solve(p.target, factor.upper, sparsity=sparsity, grid=grid, order=order)
+    assert solution.codes is not None
+    assert solution.errors is not None
+    error = (dequantize(solution.codes, grid) * solution.mask - p.target).double()
+    wanted = (error @ p.hessian.double()).T.numpy()
+    gradient = obs.gradient(solution.errors, factor.root, order)
+    assert np.abs(gradient.numpy() - wanted).max() <= FLOAT32_CHAIN.value * np.abs(wanted).max()
+    kept = gradient.clone()
+    start = (p.target, p.hessian, solution.codes, solution.mask, grid)
+    found = refine(*start, sparsity=sparsity, sweeps=3, gradient=gradient)
+    assert torch.equal(gradient, kept)
+    other = refine(*start, sparsity=sparsity, sweeps=3)
+    same = ((found.codes * found.mask) == (other.codes * other.mask)).all(1)
+    assert (~same).float().mean() <= OBS_SAME_ROWS.value
+    loss = p.loss(dequantize(found.codes, grid) * found.mask)
+    assert loss.sum() == pytest.approx(
+        p.loss(dequantize(other.codes, grid) * other.mask).sum(), rel=OBS_SAME_LOSS.value
+    )
+    told = (solution.loss - found.gain).double().numpy()
+    assert np.allclose(told, loss, rtol=10 * FLOAT32_CHAIN.value)
+    assert loss.sum() < 0.95 * float(solution.loss.sum())

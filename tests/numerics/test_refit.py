@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from problems import problem
-from tolerances import SWEEP
+from tolerances import FLOAT32_CHAIN, SWEEP
 
 from deltacompress.numerics import obs
 from deltacompress.numerics.grid import GridKind, dequantize, fit_grid, store_scale
@@ -21,10 +21,11 @@ def test_no_row_gets_worse(pattern: str, group: int, bits: int, kind: GridKind, 
     grid = fit_grid(p.target, bits=bits, group=group, kind=kind)
     solution = obs.solve(p.target, p.upper, sparsity=Sparsity.parse(pattern), grid=grid)
     assert solution.codes is not None
-    new = refit_scales(p.target, p.hessian, solution.codes, solution.mask, grid)
+    new, gain = refit_scales(p.target, p.hessian, solution.codes, solution.mask, grid)
     before = p.loss(dequantize(solution.codes, grid) * solution.mask)
     after = p.loss(dequantize(solution.codes, new) * solution.mask)
     assert (after <= before * (1 + SWEEP.value)).all()
+    assert np.allclose(gain.numpy(), before - after, rtol=0, atol=FLOAT32_CHAIN.value * float(before.max()))
     assert torch.equal(new.zero, grid.zero)
     assert (new.scale >= 0).all()
     assert torch.equal(new.scale, store_scale(new.scale))
@@ -40,7 +41,7 @@ def test_no_row_gets_worse_whatever_the_codes() -> None:
         grid = fit_grid(p.target, bits=2, group=4, kind="midrise")
         codes = torch.randint(4, (32, 16), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
         mask = torch.ones_like(codes, dtype=torch.bool)
-        new = refit_scales(p.target, p.hessian, codes, mask, grid)
+        new, _ = refit_scales(p.target, p.hessian, codes, mask, grid)
         before, after = p.loss(dequantize(codes, grid)), p.loss(dequantize(codes, new))
         assert (after <= before * (1 + SWEEP.value)).all()
         changed += int((new.scale != grid.scale).any(1).sum())
@@ -54,7 +55,7 @@ def test_scales_are_the_least_squares_solution() -> None:
     codes = obs.solve(p.target, p.upper, sparsity=Sparsity.parse("dense"), grid=grid).codes
     assert codes is not None
     target = (codes.float() - 1.5) * truth.repeat_interleave(8, dim=1) + 0.1 * p.target
-    new = refit_scales(target, p.hessian, codes, torch.ones_like(codes, dtype=torch.bool), grid)
+    new, _ = refit_scales(target, p.hessian, codes, torch.ones_like(codes, dtype=torch.bool), grid)
     root = np.linalg.cholesky(p.hessian.double().numpy()).T
     for r in range(6):
         basis = np.zeros((24, 3))
@@ -70,6 +71,6 @@ def test_groups_without_a_code_and_scales_that_would_flip_signs_stay() -> None:
     grid = fit_grid(target, bits=2, group=4, kind="symmetric")
     codes = torch.full((1, 8), 2, dtype=torch.uint8)  # the zero code everywhere
     mask = torch.ones(1, 8, dtype=torch.bool)
-    assert torch.equal(refit_scales(target, hessian, codes, mask, grid).scale, grid.scale)
+    assert torch.equal(refit_scales(target, hessian, codes, mask, grid)[0].scale, grid.scale)
     codes[:, 4:] = 1  # -1 where the target is +1: the best scale is negative
-    assert torch.equal(refit_scales(target, hessian, codes, mask, grid).scale, grid.scale)
+    assert torch.equal(refit_scales(target, hessian, codes, mask, grid)[0].scale, grid.scale)

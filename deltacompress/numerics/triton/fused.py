@@ -141,7 +141,6 @@ def fix(block: Block, start: int, sparsity: Sparsity, pairs: PairSolver | None, 
 def improve(
     gradient: Tensor,
     value: Tensor,
-    error: Tensor,
     codes: Tensor,
     mask: Tensor,
     hessian: Tensor,
@@ -150,12 +149,15 @@ def improve(
     joint: bool,
     scales: Scales,
 ) -> None:
-    """One sweep over a block: gradient, value, error f32, codes u8, mask bool [width, rows]; hessian [width, width]."""
+    """One sweep over a block: gradient, value f32, codes u8, mask bool [width, rows]; hessian f32 [width, width].
+
+    All of them but `hessian` are as they should be afterwards, the gradient too.
+    """
     width, rows = value.shape
     whole = width // 4 * 4 if joint else 0
     hessian, flags = hessian.contiguous(), mask.view(torch.uint8)
     shared: dict[str, Any] = {"BLOCK": BLOCK, "ROWS": _ROWS, "num_warps": _WARPS}
-    state = (gradient, value, error, codes, flags, hessian)
+    state = (gradient, value, codes, flags, hessian)
     if whole:
         from deltacompress.numerics.triton.refine_loop import refine_pairs
 

@@ -79,7 +79,6 @@ def _one_of(k: tl.constexpr, v0, v1, v2, v3):  # type: ignore[no-untyped-def]
 def refine_pairs(  # type: ignore[no-untyped-def]
     gradient,
     value,
-    error,
     codes,
     mask,
     hessian,
@@ -95,7 +94,7 @@ def refine_pairs(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Best pair and codes of each group of four before column `whole`; `gradient` is right for the columns after it."""
+    """Best pair and codes of each group of four before column `whole`; `gradient` is right for all columns then."""
     index, r = tl.arange(0, BLOCK), tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = r < rows
     at_tile = gradient + index[:, None].to(tl.int64) * rows + r[None, :]
@@ -131,18 +130,15 @@ def refine_pairs(  # type: ignore[no-untyped-def]
             tl.store(mask + to + k * rows, ((at == k) | (then == k)).to(tl.uint8), mask=changed)
             change = tl.where(changed, new - _one_of(k, v0, v1, v2, v3), 0.0)
             tl.store(value + to + k * rows, new, mask=changed)
-            moved = error + to + k * rows
-            tl.store(moved, tl.load(moved, mask=changed, other=0.0) + change, mask=changed)
             pull = tl.load(hessian + (a + k) * width + index, mask=index < width, other=0.0)
             tile += pull[:, None] * change[None, :]
-    tl.store(at_tile, tile, mask=(index[:, None] >= whole) & (index[:, None] < width) & inside[None, :])
+    tl.store(at_tile, tile, mask=(index[:, None] < width) & inside[None, :])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def refine_columns(  # type: ignore[no-untyped-def]
     gradient,
     value,
-    error,
     codes,
     mask,
     hessian,
@@ -162,7 +158,8 @@ def refine_columns(  # type: ignore[no-untyped-def]
     inside = r < rows
     index = tl.arange(0, BLOCK)
     at_tile = index[:, None].to(tl.int64) * rows + r[None, :]
-    tile = tl.load(gradient + at_tile, mask=(index[:, None] < width) & inside[None, :], other=0.0)
+    all_inside = (index[:, None] < width) & inside[None, :]
+    tile = tl.load(gradient + at_tile, mask=all_inside, other=0.0)
     for j in range(first, width):
         to = j * rows + r
         kept = inside & (tl.load(mask + to, mask=inside, other=0) != 0)
@@ -173,7 +170,6 @@ def refine_columns(  # type: ignore[no-untyped-def]
         change = tl.where(kept, new - old, 0.0)
         tl.store(value + to, new, mask=kept)
         tl.store(codes + to, code.to(tl.uint8), mask=kept)
-        before = tl.load(error + to, mask=kept, other=0.0)
-        tl.store(error + to, before + change, mask=kept)
         pull = tl.load(hessian + j * width + index, mask=index < width, other=0.0)
         tile += pull[:, None] * change[None, :]
+    tl.store(gradient + at_tile, tile, mask=all_inside)

@@ -1,0 +1,70 @@
+"""Products in panels against the plain ones in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tolerances import FLOAT32_CHAIN
+
+from deltacompress.numerics import products
+
+SIZES = [1, 5, 256, 257, 600, 2100]
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert found.dtype == torch.float32
+    assert np.abs(found.double().numpy() - wanted.numpy()).max() <= FLOAT32_CHAIN.value * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("size", [*SIZES, 4096, 4100])
+def test_panels_are_all_columns_once_and_eight_where_they_are_many(size: int) -> None:
+    found = products.panels(size)
+    assert [c for part in found for c in range(part.start, part.stop)] == list(range(size))
+    assert len(found) == min(-(-size // 256), 8)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_is_left_out_is_zero_or_known(size: int) -> None:
+    """The other triangle holds NaN where it must not be read."""
+    left, upper = normal(3, size), normal(size, size, seed=1).triu()
+    exact = upper.double()
+    same(products.times_upper(left, upper), left.double() @ exact)
+    same(products.times_lower(left, upper), left.double() @ exact.T)
+    symmetric = upper.double() + upper.double().triu(1).T
+    read = symmetric.float()
+    for part in products.panels(size):
+        read[part, : part.start] = torch.nan
+    same(products.quadratic(left, read), ((left.double() @ symmetric) * left.double()).sum(1))
+    half = upper + normal(size, size, seed=2).tril(-1)
+    assert products.mirror(half) is half
+    assert torch.equal(half, symmetric.float())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_inverse_of_an_upper_triangle(size: int) -> None:
+    triangle = (normal(size, size) / size**0.5).triu(1) + torch.diag(1 + torch.rand(size))
+    kept = triangle.clone()
+    found = products.inverse_of_upper(triangle)
+    assert torch.equal(triangle, kept)
+    assert not found.tril(-1).any()
+    same(found, torch.linalg.inv(triangle.double()))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_product_keeps_sixteen_bits(device: str) -> None:
+    left, right = normal(70, 5000), normal(5000, 90, seed=1)
+    found = products.product(left.to(device), right.to(device)).cpu()
+    wanted = left.double() @ right.double()
+    assert float((found - wanted).norm() / wanted.norm()) <= 2.0**-16
+
+
+def test_halves_are_the_matrix_to_sixteen_bits() -> None:
+    matrix = normal(50, 50) * 1e-3
+    high, low = products._halves(matrix)
+    assert high.dtype == low.dtype == torch.bfloat16
+    assert float(((high.double() + low.double() - matrix.double()) / matrix.double()).abs().max()) <= 2.0**-16
