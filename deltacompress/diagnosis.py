@@ -17,6 +17,7 @@ _EXTRAS = {
     "sign": ("cryptography", "signatures"),
     "zoo": ("obstore", "s3:// zoos"),
     "gpu": ("nvidia-nvcomp-cu12", "gdeflate, ans and kernels"),
+    "cpu": ("numba", "compressing on a CPU with compiled loops"),
     "gptq": ("gptqmodel", "running GPTQ exports"),
 }
 

@@ -22,6 +22,7 @@ from deltacompress.codecs.encoded import Encoded, LinearToEncode
 from deltacompress.codecs.obs import encode
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.settings import ObsSettings
+from deltacompress.compression.run_identity import solver
 from deltacompress.devices import device_name, named_device
 from deltacompress.errors import InputError, option
 from deltacompress.numerics.grid import fit_grid
@@ -36,10 +37,14 @@ BITS, BLOCK, DAMP = 4, 128, 0.01
 
 @dataclass(frozen=True, slots=True)
 class ObsBench:
-    """Seconds (best of `repeats`) and relative losses; `rows` has one mapping each: plain, obs, as shipped."""
+    """Seconds (best of `repeats`) and relative losses; `rows` has one mapping each: plain, obs, as shipped.
+
+    solver: what ran the column loops of ours.
+    """
 
     size: int
     device: str
+    solver: str
     rows: tuple[dict[str, Any], ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -49,6 +54,7 @@ class ObsBench:
             "size": self.size,
             "device": self.device,
             "threads": torch.get_num_threads(),
+            "solver": self.solver,
             "as_shipped_recipe": RECIPE,
             **obs_speedups(plain, ours, shipped),
             "rows": list(self.rows),
@@ -88,7 +94,7 @@ def run(*, size: int = 4096, repeats: int = 2, device: str = "auto", reporter: R
         rows.append({"implementation": name, "seconds": best, "relative_loss": loss})
         reporter.step(name, loss=loss)
     shown = device_name(torch.device(device))
-    return ObsBench(size, shown, tuple(rows))
+    return ObsBench(size, shown, solver(torch.device(device)), tuple(rows))
 
 
 def plain_column_by_column(weight: Tensor, hessian: Tensor) -> Tensor:

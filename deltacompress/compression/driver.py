@@ -34,7 +34,7 @@ from deltacompress.compression.layerwise import compress_layers
 from deltacompress.compression.made_from import standing
 from deltacompress.compression.planning import Plan, TensorPlan, make_plan
 from deltacompress.compression.publication import publish
-from deltacompress.compression.run_identity import identity_of, solver
+from deltacompress.compression.run_identity import identity_of, solver, solver_note
 from deltacompress.compression.steps import Steps
 from deltacompress.compression.workspace import Workspace
 from deltacompress.devices import gpu_name, named_device
@@ -43,7 +43,6 @@ from deltacompress.files.output import output_errors
 from deltacompress.lossless import Coder
 from deltacompress.models.config import base_notes, notes, stored_notes
 from deltacompress.models.skeleton import Skeleton
-from deltacompress.numerics.triton import fused
 from deltacompress.reporter import SILENT, Reporter
 
 
@@ -166,8 +165,8 @@ def _prepare(
         told = tuple(stored_notes(finetuned.config, finetuned.path))
     for note in (*plan.notes, *told):
         reporter.note(note)
-    if where.type == "cuda" and plan.calibrated and (reason := fused.missing(where)):
-        reporter.note(f"the solver's loops run in PyTorch, tens of times slower than its kernels: {reason}")
+    if plan.calibrated and (told_of_solver := solver_note(where)):
+        reporter.note(told_of_solver)
     wanted = plan.calibrated or plan.to_fit
     tokens = _tokens(job, plan, skeleton) if wanted and skeleton is not None else None
     return _Prepared(plan, skeleton, tokens)

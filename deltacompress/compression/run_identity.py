@@ -17,6 +17,7 @@ from deltacompress.devices import gpu_name
 from deltacompress.errors import InputError, switch
 from deltacompress.files.regular import read_text
 from deltacompress.lossless import Coder
+from deltacompress.numerics.compiled import fused as compiled
 from deltacompress.numerics.triton import fused
 
 MAX_IDENTITY_BYTES = 64 << 20
@@ -67,7 +68,18 @@ def start_over() -> str:
 
 def solver(device: torch.device) -> str:
     """What runs the column loops: they give nearly the same, not the same bytes."""
-    return f"solver in Triton {fused.triton_version()}" if fused.usable(device) else "solver in PyTorch"
+    if fused.usable(device):
+        return f"solver in Triton {fused.triton_version()}"
+    return f"solver in numba {compiled.numba_version()}" if compiled.usable(device) else "solver in PyTorch"
+
+
+def solver_note(device: torch.device) -> str | None:
+    """Why the column loops run in PyTorch, and what would help, where they do."""
+    kernels = fused if device.type == "cuda" else compiled
+    if (reason := kernels.missing(device)) is None:
+        return None
+    slower = "tens of times slower than its kernels" if device.type == "cuda" else "slower than compiled"
+    return f"the solver's loops run in PyTorch, {slower}: {reason}"
 
 
 def _processor() -> list[str]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.numerics import products
+from deltacompress.numerics.compiled import fused as compiled
 from deltacompress.numerics.grid import Grid, GroupTables
 from deltacompress.numerics.pairs import PairSolver
 from deltacompress.numerics.sparsity import Sparsity
@@ -146,8 +147,10 @@ def _fixer(
     numbers: Tensor,
 ) -> Callable[[fused.Block, int], None]:
     """What fixes the columns of a block, from which column on: on a GPU one kernel. Arguments: as of `_Loop`."""
-    if fused.usable(upper.device):
-        return partial(fused.fix, sparsity=sparsity, pairs=pairs, scales=fused.Scales.of(grid, numbers, value_dtype))
+    for loops in (fused, compiled):
+        if loops.usable(upper.device):
+            scales = fused.Scales.of(grid, numbers, value_dtype)
+            return partial(loops.fix, sparsity=sparsity, pairs=pairs, scales=scales)
     return _Loop(sparsity, pairs, _Rounding(grid, value_dtype), numbers.tolist(), upper.diagonal().tolist())
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from deltacompress.numerics.compiled import fused as compiled
 from deltacompress.numerics.grid import Grid, GroupTables, dequantize
 from deltacompress.numerics.pairs import PAIRS
 from deltacompress.numerics.products import WIDE, product
@@ -80,8 +81,9 @@ def refine(
 
 def _improver(grid: Grid, columns: int, device: torch.device) -> Callable[..., None]:
     """What improves a block: on a GPU one kernel."""
-    if fused.usable(device):
-        return partial(fused.improve, scales=fused.Scales.of(grid, torch.arange(columns, device=device)))
+    for loops in (fused, compiled):
+        if loops.usable(device):
+            return partial(loops.improve, scales=fused.Scales.of(grid, torch.arange(columns, device=device)))
     return partial(_improve, tables=GroupTables(grid))
 
 

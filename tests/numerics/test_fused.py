@@ -1,6 +1,6 @@
-"""The column loops in one launch a block against the same loops in PyTorch, on a CPU.
+"""The column loops in one launch a block, and the compiled ones, against the same loops in PyTorch, on a CPU.
 
-Without a GPU the kernels run under Triton's interpreter, in a process of their own and without bfloat16 (truncated
+Without a GPU Triton's kernels run under its interpreter, in a process of their own and without bfloat16 (truncated
 there). A near-tie may round the other way, which moves what follows in its row: rows are compared, and their losses.
 """
 
@@ -10,20 +10,25 @@ import importlib.util
 
 import pytest
 import torch
-from interpreted import INTERPRETED, inside, run_inside
+from interpreted import inside, run_inside
 from problems import Problem, problem
 from tolerances import OBS_SAME_LOSS, OBS_SAME_ROWS
 
 from deltacompress.numerics import obs
+from deltacompress.numerics.compiled import fused as compiled
 from deltacompress.numerics.grid import Grid, GridKind, dequantize, fit_grid
+from deltacompress.numerics.pairs import PairSolver
 from deltacompress.numerics.refine import refine
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.numerics.triton import fused
 
 CPU = torch.device("cpu")
-DEVICES = [
-    pytest.param(CPU, marks=inside),
-    pytest.param(torch.device("cuda"), marks=pytest.mark.gpu),
+RUNS = [
+    pytest.param("cpu", marks=inside),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+    pytest.param(
+        "compiled", marks=pytest.mark.skipif(compiled.missing(CPU) is not None, reason="numba is not installed")
+    ),
 ]
 GRIDS: list[tuple[int, GridKind, int | None]] = [
     (2, "minmax", None),
@@ -63,9 +68,20 @@ def test_where_they_do_not_run_the_reason_is_told(lacks: str, told: str, monkeyp
     fused._missing.cache_clear()
 
 
-def on(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the kernels on `device`, and on no other."""
-    monkeypatch.setattr(fused, "usable", lambda there: INTERPRETED or there.type == device.type != "cpu")
+def test_without_numba_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled._missing.cache_clear()
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    assert (compiled.missing(CPU) or "").startswith("numba is not installed: pip install ")
+    assert not compiled.usable(CPU)
+    compiled._missing.cache_clear()
+    assert compiled.missing(torch.device("cuda")) == "they are for CPUs"
+
+
+def on(run: str, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Take what `run` names and nothing else from here on: where it runs."""
+    monkeypatch.setattr(fused, "usable", lambda _device: run in ("cpu", "cuda"))
+    monkeypatch.setattr(compiled, "usable", lambda _device: run == "compiled")
+    return torch.device("cuda" if run == "cuda" else "cpu")
 
 
 def same_rows(p: Problem, found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
@@ -82,7 +98,7 @@ def moved(grid: Grid, device: torch.device) -> Grid:
     return Grid(grid.bits, grid.group, grid.scale.to(device), grid.zero.to(device))
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
     ("pattern", "selection", "columns", "quantized"),
     [
@@ -104,7 +120,7 @@ def moved(grid: Grid, device: torch.device) -> Grid:
     ],
 )
 def test_a_block_in_one_launch_is_the_loop(
-    device: torch.device,
+    run: str,
     pattern: str,
     selection: obs.Selection,
     columns: int,
@@ -133,10 +149,8 @@ def test_a_block_in_one_launch_is_the_loop(
             order=order.to(there),
         )
 
-    monkeypatch.setattr(fused, "usable", lambda _device: False)
-    wanted = solved(CPU)
-    on(device, monkeypatch)
-    found = solved(device)
+    wanted = solved(on("loops", monkeypatch))
+    found = solved(on(run, monkeypatch))
     if grid is None:
         assert found.values is not None
         assert wanted.values is not None
@@ -149,14 +163,14 @@ def test_a_block_in_one_launch_is_the_loop(
     assert float(found.loss.sum()) == pytest.approx(float(wanted.loss.sum()), rel=OBS_SAME_LOSS.value)
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=str)
-def test_a_single_row(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("run", RUNS)
+def test_a_single_row(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     p = problem(1, 20, seed=1, correlation=1.0)
     grid = fit_grid(p.target, bits=8, group=20, kind="minmax")
     target = p.target.clone()
-    monkeypatch.setattr(fused, "usable", lambda _device: False)
+    on("loops", monkeypatch)
     wanted = obs.solve(p.target, p.upper, sparsity=Sparsity.parse("2:4"), grid=grid)
-    on(device, monkeypatch)
+    device = on(run, monkeypatch)
     found = obs.solve(p.target.to(device), p.upper.to(device), sparsity=Sparsity.parse("2:4"), grid=moved(grid, device))
     assert torch.equal(p.target, target)
     assert found.codes is not None
@@ -164,19 +178,21 @@ def test_a_single_row(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(found.codes.cpu() * found.mask.cpu(), wanted.codes * wanted.mask)
 
 
-@pytest.mark.gpu
-def test_pruned_only_values_are_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    p = problem(ROWS, 132, seed=3, correlation=1.0)
-    found = obs.solve(p.target.cuda(), p.upper.cuda(), sparsity=Sparsity.parse("2:4"), grid=None)
-    monkeypatch.setattr(fused, "usable", lambda _device: False)
-    wanted = obs.solve(p.target, p.upper, sparsity=Sparsity.parse("2:4"), grid=None)
+@pytest.mark.parametrize("run", RUNS[1:])
+@pytest.mark.parametrize("pattern", ["2:4", "dense"])
+def test_pruned_only_values_are_bfloat16(run: str, pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    p, sparsity = problem(ROWS, 132, seed=3, correlation=1.0), Sparsity.parse(pattern)
+    device = on(run, monkeypatch)
+    found = obs.solve(p.target.to(device), p.upper.to(device), sparsity=sparsity, grid=None)
+    on("loops", monkeypatch)
+    wanted = obs.solve(p.target, p.upper, sparsity=sparsity, grid=None)
     assert found.values is not None
     assert wanted.values is not None
     assert torch.equal(found.values, found.values.bfloat16().float())
     same_rows(p, [found.values, found.mask], [wanted.values, wanted.mask])
 
 
-@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("run", RUNS)
 @pytest.mark.parametrize(
     ("pattern", "columns", "quantized"),
     [
@@ -189,17 +205,17 @@ def test_pruned_only_values_are_bfloat16(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_a_sweep_in_one_launch_is_the_loop(
-    device: torch.device, pattern: str, columns: int, quantized: int, monkeypatch: pytest.MonkeyPatch
+    run: str, pattern: str, columns: int, quantized: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = problem(ROWS, columns, seed=columns, correlation=1.0)
     sparsity = Sparsity.parse(pattern)
     bits, kind, group = GRIDS[quantized]
     grid = fit_grid(p.target, bits=bits, group=group or columns, kind=kind)
-    monkeypatch.setattr(fused, "usable", lambda _device: False)
+    on("loops", monkeypatch)
     first = obs.solve(p.target, p.upper, sparsity=sparsity, grid=grid, selection="diagonal")
     assert first.codes is not None
     codes, mask, gain = refine(p.target, p.hessian, first.codes, first.mask, grid, sparsity=sparsity, sweeps=2)
-    on(device, monkeypatch)
+    device = on(run, monkeypatch)
     args = [part.to(device) for part in (p.target, p.hessian, first.codes, first.mask)]
     new_codes, new_mask, new_gain = refine(*args, moved(grid, device), sparsity=sparsity, sweeps=2)
     found, wanted = dequantize(new_codes.cpu(), grid) * new_mask.cpu(), dequantize(codes, grid) * mask
@@ -208,6 +224,40 @@ def test_a_sweep_in_one_launch_is_the_loop(
     assert float(new_gain.sum()) == pytest.approx(float(gain.sum()), rel=OBS_SAME_LOSS.value)
     if sparsity.kind == "n:m":
         assert torch.equal(new_mask.sum(1).cpu(), mask.sum(1))
+
+
+@pytest.mark.parametrize("run", RUNS[2:])
+@pytest.mark.parametrize("pattern", ["2:4", "dense"])
+def test_rows_and_threads_do_not_change_each_other(run: str, pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 rows are cut for three threads within 64 and 128; alone, a row has other neighbours in its vectors."""
+    p, sparsity = problem(200, 132, seed=7, correlation=1.0), Sparsity.parse(pattern)
+    grid = fit_grid(p.target, bits=3, group=132, kind="minmax")
+    on(run, monkeypatch)
+
+    def solved(rows: slice) -> list[torch.Tensor]:
+        own = Grid(grid.bits, grid.group, grid.scale[rows], grid.zero[rows])
+        work = [p.target[rows].T.contiguous(), torch.empty(132, len(own.scale))]
+        codes, mask = (
+            torch.zeros(132, len(own.scale), dtype=torch.uint8),
+            torch.ones(132, len(own.scale), dtype=torch.bool),
+        )
+        block = fused.Block(work[0], work[1], codes, mask, p.upper)
+        scales = fused.Scales.of(own, torch.arange(132))
+        pairs = PairSolver(p.upper) if pattern == "2:4" else None
+        compiled.fix(block, 0, sparsity, pairs, scales)
+        gradient = work[1] * 2  # any will do
+        compiled.improve(gradient, work[0], codes, mask, p.hessian, start=0, joint=pattern == "2:4", scales=scales)
+        return [part.T for part in (*work, codes, mask, gradient)]
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        together = solved(slice(0, 200))
+    finally:
+        torch.set_num_threads(threads)
+    for rows in (slice(0, 200), slice(17, 18), slice(60, 140)):
+        for one, other in zip(together, solved(rows), strict=True):
+            assert torch.equal(one[rows], other)
 
 
 def problem_upper(p: Problem, order: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""The column loops of the solver as compiled functions over blocks of rows, for CPUs."""
