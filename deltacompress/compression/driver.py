@@ -292,7 +292,6 @@ def _compress_plain(plan: Plan, steps: Steps, reporter: Reporter) -> None:
 
 
 def _backend(where: torch.device, coder: Coder, *, calibrated: bool) -> str:
-    compute = f"CPU, {torch.get_num_threads()} threads"
-    if gpu := gpu_name(where):
-        compute = gpu + (f", {solver(where)}" if calibrated else "")
-    return f"{compute}; {coder.name}"
+    compute = gpu_name(where) or f"CPU, {torch.get_num_threads()} threads"
+    ran = f", {solver(where)}" if calibrated else ""
+    return f"{compute}{ran}; {coder.name}"

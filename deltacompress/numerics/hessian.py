@@ -23,6 +23,7 @@ from deltacompress.numerics import products
 from deltacompress.numerics.finite import all_finite
 
 _NVIDIA = torch.version.hip is None  # ROCm does not take the dtype of a result
+_LEAF = 512
 DAMPING_STEPS = (1.0, 3.0, 10.0, 30.0, 100.0)
 """Multiples of the recipe's damp_fraction that are tried in turn; the one that worked is recorded."""
 
@@ -147,7 +148,27 @@ def factorize(hessian: Tensor, *, damp_fraction: float, where: str, with_root: b
 
 def _root(hessian: Tensor, damping: float) -> Tensor | None:
     """R upper triangular with R R^T = H + damping I, or None. H stays as it is."""
-    work = hessian.flip(0, 1)
+    work = hessian.clone()
     work.diagonal().add_(damping)
-    work, info = torch.linalg.cholesky_ex(work)
-    return work.flip(0, 1) if int(info) == 0 else None
+    return work if int(_factorize_in_place(work)) == 0 else None
+
+
+def _factorize_in_place(square: Tensor) -> Tensor:
+    """[A B; B^T C] becomes R with R R^T as it was; the result is 0 where there is one.
+
+    By halves on a CPU, where LAPACK's own is at half the speed of products: C = S S^T, B becomes B S^-T, and what is
+    left of A is factorized. A GPU's library takes the whole.
+    """
+    size = square.shape[0]
+    if size <= _LEAF or square.is_cuda:
+        factor, info = torch.linalg.cholesky_ex(square.flip(0, 1))
+        square.copy_(factor.flip(0, 1))
+        return info
+    half = size // 2
+    first, last, corner = square[:half, :half], square[half:, half:], square[:half, half:]
+    failed = _factorize_in_place(last)
+    corner.copy_(torch.linalg.solve_triangular(last.mT, corner, upper=False, left=False))
+    square[half:, :half] = 0
+    for part in products.panels(half):  # the upper triangle is enough
+        first[: part.stop, part].addmm_(corner[: part.stop], corner[part].T, alpha=-1)
+    return failed | _factorize_in_place(first)

@@ -205,8 +205,8 @@ def _zero_codes(spec: PackedSpec, parts: Parts) -> Tensor:
 def _with_pattern(spec: PackedSpec, mask: Tensor, write: Any, codes: Tensor) -> Parts:
     if spec.is_24:
         pattern = packing.pack_pairs(packing.mask_to_pairs(mask))
-    else:
-        pattern = packing.pack_codes(mask.to(torch.uint8), 1)
+        return {"pattern": pattern, "codes": write(packing.kept_of_pairs(codes, mask))}
+    pattern = packing.pack_codes(mask.to(torch.uint8), 1)
     if spec.sparsity.kind == "unstructured":
         kept = codes[mask]
         whole = codes.dtype != torch.uint8  # 16-bit values

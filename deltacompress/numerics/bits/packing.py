@@ -77,10 +77,30 @@ def _pack_within_bytes(codes: Tensor, bits: int) -> Tensor:
     return packed
 
 
+def bits_of_four(flags: Tensor) -> Tensor:
+    """Flags bool [..., 4] as the low four bits of a byte u8 [...], the first the lowest."""
+    bits = flags[..., 0].to(torch.uint8)
+    for k in range(1, 4):
+        bits = bits | flags[..., k].to(torch.uint8) << k
+    return bits
+
+
+def kept_of_pairs(codes: Tensor, mask: Tensor) -> Tensor:
+    """Of codes [rows, 4 * groups] the two of each four that `mask` keeps, [rows, 2 * groups]: as codes[mask], faster."""
+    rows, columns = codes.shape
+    four, kept = codes.view(rows, columns // 4, 4), mask.view(rows, columns // 4, 4)
+    out = codes.new_empty(rows, columns // 4, 2)
+    first = torch.where(kept[..., 1], four[..., 1], four[..., 2])
+    out[..., 0] = torch.where(kept[..., 0], four[..., 0], first)
+    second = torch.where(kept[..., 2], four[..., 2], four[..., 1])
+    out[..., 1] = torch.where(kept[..., 3], four[..., 3], second)
+    return out.view(rows, columns // 2)
+
+
 def pack_pairs(pairs: Tensor) -> Tensor:
     """Pack pair indices u8 [rows, groups] (0..5) as 2:4 pattern bytes u8 [rows, ceil(groups / 2)]."""
-    positions = _PAIRS.to(pairs.device)[pairs.long()]
-    return pack_codes((positions[..., 0] | positions[..., 1] << 2).to(torch.uint8), 4)
+    nibbles = (_PAIRS[:, 0] | _PAIRS[:, 1] << 2).to(torch.uint8).to(pairs.device)
+    return pack_codes(nibbles[pairs.int()], 4)
 
 
 def unpack_pairs(pattern: Tensor, groups: int) -> Tensor:
@@ -111,10 +131,9 @@ def mask_to_pairs(mask: Tensor) -> Tensor:
         ValueError: a group does not keep exactly two.
     """
     grouped = mask.view(mask.shape[0], mask.shape[1] // 4, 4)
-    bits = (grouped.to(torch.uint8) * torch.tensor([1, 2, 4, 8], dtype=torch.uint8, device=mask.device)).sum(-1)
     table = torch.full((16,), 255, dtype=torch.uint8)
     table[(1 << _PAIRS[:, 0]) | (1 << _PAIRS[:, 1])] = torch.arange(6, dtype=torch.uint8)
-    pairs = table.to(mask.device)[bits.long()]
+    pairs = table.to(mask.device)[bits_of_four(grouped).int()]
     if pairs.numel() and int(pairs.max()) > 5:
         raise ValueError("a group of four does not keep exactly two weights")
     return pairs
