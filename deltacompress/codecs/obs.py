@@ -20,6 +20,7 @@ from deltacompress.numerics.grid import Grid, fit_grid
 from deltacompress.numerics.products import quadratic
 from deltacompress.numerics.refine import refine
 from deltacompress.numerics.refit import refit_scales
+from deltacompress.reporter import part
 
 
 def encode(
@@ -33,20 +34,22 @@ def encode(
     """
     columns = linears[0].delta.shape[1]
     specs = {one.name: spec_for(settings, rows=one.delta.shape[0], columns=columns, name=one.name) for one in linears}
-    hessian, drift = statistics.finish()
     pattern = settings.pattern
     span = pattern.m if pattern.kind == "n:m" else obs.STEP
-    order = obs.activation_order(hessian, span) if settings.activation_order else None
-    factor = hessians.factorize(
-        hessian if order is None else hessian[order][:, order],
-        damp_fraction=settings.damp_fraction,
-        where=linears[0].name,
-        with_root=settings.refine_sweeps > 0 and not settings.refit_scales,  # refitted scales move the gradient
-    )
-    hessian.diagonal().add_(factor.damp_fraction * hessian.diagonal().mean())
+    with part("factor"):
+        hessian, drift = statistics.finish()
+        order = obs.activation_order(hessian, span) if settings.activation_order else None
+        factor = hessians.factorize(
+            hessian if order is None else hessian[order][:, order],
+            damp_fraction=settings.damp_fraction,
+            where=linears[0].name,
+            with_root=settings.refine_sweeps > 0 and not settings.refit_scales,  # refitted scales move the gradient
+        )
+        hessian.diagonal().add_(factor.damp_fraction * hessian.diagonal().mean())
     targets = {one.name: one.delta for one in linears}
     if drift is not None and settings.asymmetric > 0:
-        targets = _shifted(linears, drift, factor, order, settings.asymmetric)
+        with part("shift"):
+            targets = _shifted(linears, drift, factor, order, settings.asymmetric)
         del drift
     out: dict[str, Encoded] = {}
     # a pattern that is chosen over a whole block must not see the rows of other linears
@@ -54,16 +57,18 @@ def encode(
         solved = _solve(torch.cat([targets.pop(one.name) for one in stack]), hessian, factor, order, settings)
         rows = 0
         for one in stack:
-            spec = specs[one.name]
-            own = solved.of_rows(slice(rows, rows + spec.rows))
-            rows += spec.rows
-            energy = float(quadratic(one.delta, hessian).sum(dtype=torch.float64))
-            lost = max(float(own.loss.sum(dtype=torch.float64)), 0.0)
-            loss = lost / energy if energy > 0 else 0.0
-            out[one.name] = Encoded(
-                "packed", spec.to_json(), own.packed(spec), loss=loss, damp_fraction=factor.damp_fraction
-            )
+            own = solved.of_rows(slice(rows, rows + specs[one.name].rows))
+            rows += specs[one.name].rows
+            with part("packing"):
+                out[one.name] = _encoded(one, own, specs[one.name], hessian, factor.damp_fraction)
     return out
+
+
+def _encoded(one: LinearToEncode, solved: _Solved, spec: PackedSpec, hessian: Tensor, damp_fraction: float) -> Encoded:
+    energy = float(quadratic(one.delta, hessian).sum(dtype=torch.float64))
+    lost = max(float(solved.loss.sum(dtype=torch.float64)), 0.0)
+    loss = lost / energy if energy > 0 else 0.0
+    return Encoded("packed", spec.to_json(), solved.packed(spec), loss=loss, damp_fraction=damp_fraction)
 
 
 def _shifted(
@@ -147,27 +152,38 @@ def _solve_once(
     widened: float,
 ) -> _Solved:
     columns = target.shape[1]
-    pattern, sweeps = settings.pattern, settings.refine_sweeps
     group = columns if settings.group_size == "row" else settings.group_size
-    grid = None
-    if settings.bits != 16:
-        grid = fit_grid(target, bits=settings.bits, group=group, kind=settings.grid, factor=widened)
-    solution = obs.solve(
-        target,
-        factor.upper,
-        sparsity=pattern,
-        grid=grid,
-        block=settings.block_size,
-        selection=settings.selection,
-        order=order,
-    )
-    codes, mask, loss = solution.codes, solution.mask, solution.loss
-    if codes is None or grid is None:
-        return _Solved(None, solution.values, mask, None, loss)
-    gradient = None
-    if solution.errors is not None and factor.root is not None:
-        gradient = obs.gradient(solution.errors, factor.root, order)
-    del solution
+    with part("columns"):
+        grid = None
+        if settings.bits != 16:
+            grid = fit_grid(target, bits=settings.bits, group=group, kind=settings.grid, factor=widened)
+        solution = obs.solve(
+            target,
+            factor.upper,
+            sparsity=settings.pattern,
+            grid=grid,
+            block=settings.block_size,
+            selection=settings.selection,
+            order=order,
+        )
+    if solution.codes is None or grid is None:
+        return _Solved(None, solution.values, solution.mask, None, solution.loss)
+    with part("refinement"):
+        gradient = None
+        if solution.errors is not None and factor.root is not None:
+            gradient = obs.gradient(solution.errors, factor.root, order)
+        return _refined(
+            _Solved(solution.codes, None, solution.mask, grid, solution.loss), target, hessian, gradient, settings
+        )
+
+
+def _refined(
+    solved: _Solved, target: Tensor, hessian: Tensor, gradient: Tensor | None, settings: ObsSettings
+) -> _Solved:
+    codes, mask, grid, loss = solved.codes, solved.mask, solved.grid, solved.loss
+    assert codes is not None
+    assert grid is not None
+    pattern, sweeps = settings.pattern, settings.refine_sweeps
     for _ in range(2 if settings.refit_scales and sweeps else 1):
         if settings.refit_scales:
             grid, gain = refit_scales(target, hessian, codes, mask, grid)
