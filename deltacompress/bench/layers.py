@@ -110,6 +110,7 @@ class _Watched(_Laps):
             seconds = time.perf_counter() - self._last
             idle = self._meter.end() if self._meter else None
             self.stages = {"seconds": seconds, "idle_seconds": idle, **parts}
+            self._last = time.perf_counter() - seconds  # reading the trace took a while
         super().step(label, loss=loss, memory_bytes=memory_bytes)
         if label == before:
             self.clock.lap()

@@ -23,6 +23,8 @@ from deltacompress.errors import CheckpointError, FormatError, IntegrityError
 from deltacompress.lossless import Coder
 from deltacompress.reporter import part
 
+_FINISHERS = 4
+"""Threads that hash and code beside a GPU: one takes longer for a 7B layer than the GPU does for its last group."""
 _RECORDS = TypeAdapter(list[TensorRecord])
 Unfinished = Callable[[], Outcome]
 """Waits for an outcome and returns it, or raises what went wrong."""
@@ -34,10 +36,10 @@ class Steps:
     def __init__(self, plan: Plan, work: Workspace, coder: Coder) -> None:
         self._plan, self._work, self._coder = plan, work, coder
         self._records: dict[str, list[TensorRecord]] = {}
-        self._finisher = ThreadPoolExecutor(1, "finish")  # starts no thread before the first submit
+        self._finisher = ThreadPoolExecutor(_FINISHERS, "finish")  # starts no thread before the first submit
 
     def close(self) -> None:
-        """End the thread that finishes tensors; what it has not begun is dropped."""
+        """End the threads that finish tensors; what they have not begun is dropped."""
         self._finisher.shutdown(cancel_futures=True)
 
     def finish(self, tensor: TensorPlan, encoded: Encoded, reference: Tensor | None) -> tuple[Unfinished, Tensor]:

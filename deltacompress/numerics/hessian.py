@@ -163,7 +163,8 @@ def _factorize_in_place(square: Tensor) -> Tensor:
     if size <= _LEAF or square.is_cuda:
         factor, info = torch.linalg.cholesky_ex(square.flip(0, 1))
         square.copy_(factor.flip(0, 1))
-        return info
+        failed: Tensor = info
+        return failed
     half = size // 2
     first, last, corner = square[:half, :half], square[half:, half:], square[:half, half:]
     failed = _factorize_in_place(last)
