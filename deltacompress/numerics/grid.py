@@ -59,6 +59,12 @@ class GroupTables:
         code = torch.addcmul(zero, weight, self.step[g]).round_().clamp_(0, self.top)
         return (code - zero).mul_(self.scale[g]), code
 
+    def round_(self, weight: Tensor, column: int) -> Tensor:
+        """The values of `nearest` in the place of the weights."""
+        g = column // self.group
+        torch.addcmul(self.zero[g], weight, self.step[g], out=weight)
+        return weight.round_().clamp_(0, self.top).sub_(self.zero[g]).mul_(self.scale[g])
+
 
 def constant_zero(kind: GridKind, bits: int) -> float:
     """The zero point of the grids that store none."""

@@ -161,10 +161,9 @@ def _factorize_in_place(square: Tensor) -> Tensor:
     """
     size = square.shape[0]
     if size <= _LEAF or square.is_cuda:
-        factor, info = torch.linalg.cholesky_ex(square.flip(0, 1))
+        factor, failed = torch.linalg.cholesky_ex(square.flip(0, 1))
         square.copy_(factor.flip(0, 1))
-        failed: Tensor = info
-        return failed
+        return torch.as_tensor(failed)
     half = size // 2
     first, last, corner = square[:half, :half], square[half:, half:], square[:half, half:]
     failed = _factorize_in_place(last)

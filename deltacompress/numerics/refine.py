@@ -23,7 +23,9 @@ from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.numerics.threads import small_operations
 from deltacompress.numerics.triton import fused
 
-_LEFT, _RIGHT = [i for i, _ in PAIRS], [j for _, j in PAIRS]
+_FIRST = [i for i, _ in PAIRS] + [j for _, j in PAIRS]
+_SECOND = [j for _, j in PAIRS] + [i for i, _ in PAIRS]
+"""Each pair in the order in which its weights stand, and each the other way round."""
 
 
 class Refined(NamedTuple):
@@ -99,18 +101,21 @@ def _improve(
     tables: GroupTables,
 ) -> None:
     """One sweep over a block, as fused.improve, by operations of PyTorch."""
+    before, old = gradient.clone(), value.clone()
+    room = torch.empty(6, len(_FIRST), value.shape[1], device=value.device)
     with small_operations(value.device):
         for a, b in _spans(value.shape[0], joint):
             square = hessian[a:b, a:b]
             linear = torch.addmm(gradient[a:b], square, value[a:b], beta=-1)
             if b - a == 4:
-                old = (value[a:b], codes[a:b], mask[a:b])
-                new, code, mask[a:b] = _best_pair(square, linear, *old, tables, start + a)
+                present = (value[a:b], codes[a:b], mask[a:b])
+                new, code, mask[a:b] = _best_pair(square, linear, *present, tables, start + a, room)
             else:
                 new, code = _best_columns(square, linear, value[a:b], codes[a:b], mask[a:b], tables, start + a)
             codes[a:b] = code
-            gradient.addmm_(hessian[:, a:b], new - value[a:b])
+            gradient[b:].addmm_(hessian[b:, a:b], new - value[a:b])
             value[a:b] = new
+    torch.addmm(before, hessian, value - old, out=gradient)
 
 
 def _spans(width: int, joint: bool) -> list[tuple[int, int]]:
@@ -120,44 +125,45 @@ def _spans(width: int, joint: bool) -> list[tuple[int, int]]:
 
 
 def _best_pair(
-    h: Tensor, c: Tensor, value: Tensor, codes: Tensor, mask: Tensor, tables: GroupTables, column: int
+    h: Tensor, c: Tensor, value: Tensor, codes: Tensor, mask: Tensor, tables: GroupTables, column: int, room: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Best pair and codes of one group: minimizes v'hv/2 - c'v over twelve candidates and the present choice."""
-    diagonal = h.diagonal()
-    hii, hjj = diagonal[_LEFT].unsqueeze(1), diagonal[_RIGHT].unsqueeze(1)
-    hij = h[_LEFT, _RIGHT].unsqueeze(1)
-    ci, cj = c[_LEFT], c[_RIGHT]
-    determinant = hii * hjj - hij * hij
-    # each pair is rounded in both orders: left first, then right given left, and the other way round
-    left_value, left_code = tables.nearest((hjj * ci - hij * cj) / determinant, column)
-    right_after, right_after_code = tables.nearest((cj - hij * left_value) / hjj, column)
-    right_value, right_code = tables.nearest((hii * cj - hij * ci) / determinant, column)
-    left_after, left_after_code = tables.nearest((ci - hij * right_value) / hii, column)
-    vi, vj = torch.cat([left_value, left_after]), torch.cat([right_after, right_value])
-    qi, qj = torch.cat([left_code, left_after_code]), torch.cat([right_after_code, right_code])
-    hii, hjj, hij, ci, cj = (torch.cat([part, part]) for part in (hii, hjj, hij, ci, cj))
-    costs = vi * (0.5 * hii * vi - ci) + vj * (0.5 * hjj * vj - cj) + hij * vi * vj
-    best = (value * (h @ value * 0.5 - c)).sum(0)
-    pick = torch.full_like(best, len(costs), dtype=torch.uint8)
-    for k in range(len(costs)):  # argmin along the first dimension, much faster than torch's own on a CPU
-        lower = costs[k] < best
-        best = torch.where(lower, costs[k], best)
-        pick.masked_fill_(lower, k)
-    changed = pick < len(costs)
-    chosen = pick.clamp_(max=len(costs) - 1).long().unsqueeze(0)
-    pairs = torch.tensor([_LEFT + _LEFT, _RIGHT + _RIGHT], device=h.device)
-    at, then = pairs[0][chosen], pairs[1][chosen]
-
-    def spread(left: Tensor, right: Tensor) -> Tensor:
-        out = torch.zeros_like(value, dtype=left.dtype).scatter_(0, at, left.gather(0, chosen))
-        return out.scatter_(0, then, right.gather(0, chosen))
-
+    cost, vi, vj = _candidates(h, c, tables, column, room)
+    best = (value * torch.addmm(c, h, value, beta=-1, alpha=0.5)).sum(0)
+    lower = torch.empty(len(cost), len(best), dtype=torch.bool, device=best.device)
+    for k in range(len(cost)):  # argmin along the first dimension, much faster than torch's own on a CPU
+        torch.lt(cost[k], best, out=lower[k])
+        torch.minimum(best, cost[k], out=best)
+    number = torch.arange(1, len(cost) + 1, dtype=torch.uint8, device=best.device).unsqueeze(1)
+    pick = (lower * number).amax(0)  # the last that was lower; 0: none was
+    changed = pick > 0
+    chosen = pick.long().sub_(1).clamp_(min=0).unsqueeze(0)
+    places = torch.tensor([_FIRST, _SECOND], device=h.device)
+    at, then = places[0][chosen], places[1][chosen]
+    new = torch.zeros_like(value).scatter_(0, at, vi.gather(0, chosen)).scatter_(0, then, vj.gather(0, chosen))
     kept = torch.zeros_like(mask).scatter_(0, at, True).scatter_(0, then, True)
+    _, code = tables.nearest(new, column)  # of a value on the grid: its own
     return (
-        torch.where(changed, spread(vi, vj), value),
-        torch.where(changed, spread(qi, qj).to(torch.uint8), codes),
+        torch.where(changed, new, value),
+        torch.where(changed, code.to(torch.uint8), codes),
         torch.where(changed, kept, mask),
     )
+
+
+def _candidates(h: Tensor, c: Tensor, tables: GroupTables, column: int, room: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(cost, value of the first, of the second) of each of twelve, [12, rows], in `room`: new memory costs more.
+
+    Each pair in both orders: the optimum of the two, the first one rounded, the second given it.
+    """
+    diagonal = h.diagonal()
+    hii, hjj, hij = (one.unsqueeze(1) for one in (diagonal[_FIRST], diagonal[_SECOND], h[_FIRST, _SECOND]))
+    places = torch.tensor([_FIRST, _SECOND], device=h.device)
+    ci, cj = (torch.index_select(c, 0, places[k], out=room[k]) for k in (0, 1))
+    determinant = hii * hjj - hij * hij
+    vi = tables.round_(torch.mul(ci, hjj / determinant, out=room[2]).addcmul_(cj, -hij / determinant), column)
+    vj = tables.round_(torch.mul(cj, 1 / hjj, out=room[3]).addcmul_(vi, -hij / hjj), column)
+    cost = torch.mul(vi, 0.5 * hii, out=room[4]).sub_(ci).mul_(vi)
+    return cost.addcmul_(torch.mul(vj, 0.5 * hjj, out=room[5]).sub_(cj).addcmul_(vi, hij), vj), vi, vj
 
 
 def _best_columns(

@@ -117,7 +117,8 @@ def test_a_gradient_from_the_errors_of_the_solver_leads_where_one_from_h_does(
     found = refine(*start, sparsity=sparsity, sweeps=3, gradient=gradient)
     assert torch.equal(gradient, kept)
     other = refine(*start, sparsity=sparsity, sweeps=3)
-    same = ((found.codes * found.mask) == (other.codes * other.mask)).all(1)
+    values, others = (dequantize(one.codes, grid) * one.mask for one in (found, other))  # a zero may stand anywhere
+    same = (values == others).all(1)
     assert (~same).float().mean() <= OBS_SAME_ROWS.value
     loss = p.loss(dequantize(found.codes, grid) * found.mask)
     assert loss.sum() == pytest.approx(

@@ -86,7 +86,7 @@ def bits_of_four(flags: Tensor) -> Tensor:
 
 
 def kept_of_pairs(codes: Tensor, mask: Tensor) -> Tensor:
-    """Of codes [rows, 4 * groups] the two of each four that `mask` keeps, [rows, 2 * groups]: as codes[mask], faster."""
+    """The two of each four that `mask` keeps of codes [rows, 4 * groups], [rows, 2 * groups]: as codes[mask]."""
     rows, columns = codes.shape
     four, kept = codes.view(rows, columns // 4, 4), mask.view(rows, columns // 4, 4)
     out = codes.new_empty(rows, columns // 4, 2)
