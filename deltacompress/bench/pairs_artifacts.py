@@ -18,6 +18,7 @@ from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.outputs import check_free, check_outside, holds_artifact
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.made_from import standing
 from deltacompress.errors import InputError, OutputError, option
@@ -81,7 +82,7 @@ def plan(
     loaded = {recipe: Recipe.load(recipe) for recipe in recipes}
     if out.exists() and not out.is_dir():
         raise OutputError("is no directory", where=out, way_out=f"choose another {option('out')}")
-    base = Checkpoint.open(models / "base")
+    base, inputs = Checkpoint.open(models / "base"), Inputs()
     jobs = []
     for task in tasks:
         finetuned = Checkpoint.open(models / task)
@@ -92,7 +93,7 @@ def plan(
             check_outside(job.out, models, data)
             if check_free(job.out, replaces=holds_artifact):
                 try:
-                    standing(_compression(job, loaded[recipe], seed), base, finetuned, reporter)
+                    standing(_compression(job, loaded[recipe], seed), base, finetuned, inputs, reporter)
                 except OutputError:
                     if not force:
                         raise

@@ -53,7 +53,8 @@ class Checkpoint:
     """One checkpoint, opened lazily; make it with `Checkpoint.open`.
 
     path: its directory; config: the parsed config.json; tensors: name -> TensorInfo, sorted by name; nbytes: bytes of
-    weight files, index and side files together, which is what a user copies.
+    weight files, index and side files together, which is what a user copies. finite: the tensors that somebody has
+    found to hold neither NaN nor Inf.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Checkpoint:
         self._hashes: dict[str, str] = {}
         self._ahead: dict[str, Future[torch.Tensor]] = {}
         self._reader = ThreadPoolExecutor(1, "read-ahead")  # starts no thread before the first submit
+        self.finite: set[str] = set()
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:

@@ -3,7 +3,7 @@
     open both -> plan every tensor -> load calibration tokens -> fit the whole model, if a codec asks for it
     -> encode (layer by layer if the recipe calibrates) -> publish -> report
 
-Each step has a module of its own: planning, layerwise, encoding, workspace, publication; calibration/ is a room.
+Each step has a module of its own: before/prepare, planning, layerwise, encoding, workspace, publication.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +20,27 @@ from deltacompress import lossless
 from deltacompress.arguments import checked
 from deltacompress.artifact.delta import Delta, load_delta
 from deltacompress.artifact.outputs import check_free, check_outside, holds_artifact
-from deltacompress.calibration.data import CalibrationTokens, calibration_tokens
+from deltacompress.calibration.data import CalibrationTokens
 from deltacompress.calibration.fitting import fit_codecs
-from deltacompress.calibration.sources import Calibration, local_file, name_of
-from deltacompress.checkpoints.pairing import pair
+from deltacompress.calibration.sources import Calibration
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.before.inputs import Inputs
+from deltacompress.compression.before.prepare import Prepared, check_calibration, prepare
 from deltacompress.compression.encoding import encode_uncalibrated
 from deltacompress.compression.fidelity import calibration_kl
 from deltacompress.compression.job import CompressionJob, CompressResult
 from deltacompress.compression.layerwise import compress_layers
 from deltacompress.compression.made_from import standing
-from deltacompress.compression.planning import Plan, TensorPlan, make_plan
+from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.compression.publication import publish
-from deltacompress.compression.run_identity import identity_of, solver, solver_note
+from deltacompress.compression.run_identity import identity_of, solver
 from deltacompress.compression.steps import Steps
 from deltacompress.compression.workspace import Workspace
 from deltacompress.devices import gpu_name, named_device
-from deltacompress.errors import CalibrationError, Interrupted, option, switch
+from deltacompress.errors import Interrupted, switch
 from deltacompress.files.output import output_errors
 from deltacompress.lossless import Coder
-from deltacompress.models.config import base_notes, notes, stored_notes
-from deltacompress.models.skeleton import Skeleton
 from deltacompress.reporter import SILENT, Reporter
 
 
@@ -99,19 +97,21 @@ def compress(
     return run_job(job, reporter or SILENT)
 
 
-def run_job(job: CompressionJob, reporter: Reporter = SILENT) -> CompressResult:
-    """Do what a job says; raises as `compress`."""
+def run_job(job: CompressionJob, reporter: Reporter = SILENT, inputs: Inputs | None = None) -> CompressResult:
+    """Do what a job says; raises as `compress`. inputs: what it shares with other jobs of this process."""
     started = time.monotonic()
     there = check_free(job.out, replaces=holds_artifact)
     where = named_device(job.device)
     coder = lossless.coder(job.lossless, device=job.device)
-    _check_calibration(job, reporter)
+    check_calibration(job, reporter)
+    inputs = inputs or Inputs()
     with _telling_what_waits(job.out, resume=job.resume):
-        base, finetuned = Checkpoint.open(job.base), Checkpoint.open(job.finetuned)
+        base, finetuned = inputs.base(job.base), Checkpoint.open(job.finetuned)
         check_outside(job.out, base.path, finetuned.path)
         if there and not job.force:
-            return _used_again(job.out, standing(job, base, finetuned, reporter), time.monotonic() - started)
-        prepared = _prepare(job, base, finetuned, where, reporter)
+            delta = standing(job, base, finetuned, inputs, reporter)
+            return _used_again(job.out, delta, time.monotonic() - started)
+        prepared = prepare(job, base, finetuned, where, inputs, reporter)
         work = _open_workspace(job, prepared, where, coder, reporter)
     with work:
         kl = _encode_and_publish(prepared, work, coder, reporter)
@@ -126,54 +126,14 @@ def run_job(job: CompressionJob, reporter: Reporter = SILENT) -> CompressResult:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A job whose input fits together. skeleton: None if nothing is asked of the model; tokens: if no codec asks."""
-
-    plan: Plan
-    skeleton: Skeleton | None
-    tokens: CalibrationTokens | None
-
-
 def _source(calibration: Calibration | None) -> str | tuple[Any, ...] | None:
     if isinstance(calibration, str | Path):
         return str(calibration)
     return None if calibration is None else tuple(calibration)
 
 
-def _check_calibration(job: CompressionJob, reporter: Reporter) -> None:
-    """Before anything is opened or fetched: is there something to calibrate on, and is all that is given of use?"""
-    recipe = job.recipe
-    if isinstance(job.calibration, str):
-        local_file(job.calibration)  # a slip of the hand is told at once, and also where the recipe needs no data
-    if job.calibration is not None and not recipe.needs_calibration:
-        reporter.note(f"{name_of(job.calibration)}: not read, since recipe {recipe.name} does not calibrate")
-    recipe.check_calibration(job.calibration)
-    if not recipe.needs_calibration:
-        given = {"samples": job.samples, "seq_len": job.seq_len, "seed": job.seed}
-        for name in (name for name, value in given.items() if value is not None):
-            reporter.note(f"{option(name)}: not used, since recipe {recipe.name} does not calibrate")
-
-
-def _prepare(
-    job: CompressionJob, base: Checkpoint, finetuned: Checkpoint, where: torch.device, reporter: Reporter
-) -> _Prepared:
-    plan, skeleton = _plan(base, finetuned, job.recipe, where)
-    if skeleton is not None:
-        told = (*base_notes(base.config, base.path), *notes(finetuned.config, finetuned.path))
-    else:
-        told = tuple(stored_notes(finetuned.config, finetuned.path))
-    for note in (*plan.notes, *told):
-        reporter.note(note)
-    if plan.calibrated and (told_of_solver := solver_note(where)):
-        reporter.note(told_of_solver)
-    wanted = plan.calibrated or plan.to_fit
-    tokens = _tokens(job, plan, skeleton) if wanted and skeleton is not None else None
-    return _Prepared(plan, skeleton, tokens)
-
-
 def _open_workspace(
-    job: CompressionJob, prepared: _Prepared, where: torch.device, coder: Coder, reporter: Reporter
+    job: CompressionJob, prepared: Prepared, where: torch.device, coder: Coder, reporter: Reporter
 ) -> Workspace:
     earlier = _finished_steps(job.out)
     work = Workspace.open(
@@ -191,7 +151,7 @@ def _open_workspace(
     return work
 
 
-def _encode_and_publish(prepared: _Prepared, work: Workspace, coder: Coder, reporter: Reporter) -> float | None:
+def _encode_and_publish(prepared: Prepared, work: Workspace, coder: Coder, reporter: Reporter) -> float | None:
     """The long part; KL on the calibration tokens, None where nothing is calibrated on them layer by layer."""
     skeleton, tokens = prepared.skeleton, prepared.tokens
     plan = prepared.plan
@@ -233,18 +193,6 @@ def _used_again(out: Path, delta: Delta, seconds: float) -> CompressResult:
     )
 
 
-def _plan(
-    base: Checkpoint, finetuned: Checkpoint, recipe: Recipe, device: torch.device
-) -> tuple[Plan, Skeleton | None]:
-    """The plan, and the model's skeleton where the recipe needs to know it (an all-exact recipe takes any model)."""
-    pairing = pair(base, finetuned)  # first: of what is wrong with a pair, it names the cause and not a consequence
-    if not recipe.needs_kinds:
-        return make_plan(pairing, recipe, lambda _name: "other"), None
-    skeleton = Skeleton.from_config(finetuned.path, finetuned.tensors, device=device)
-    skeleton.check_shapes({name: info.shape for name, info in finetuned.tensors.items()})
-    return make_plan(pairing, recipe, skeleton.kind), skeleton
-
-
 @contextmanager
 def _telling_what_waits(out: Path, *, resume: bool) -> Iterator[None]:
     """An interrupt before the workspace is open: whoever resumes is told that the steps are still there."""
@@ -263,20 +211,6 @@ def _finished_steps(out: Path) -> int:
     """How many steps an unfinished run of `out` has left: resume uses them, a run without it throws them away."""
     with output_errors(out):
         return len(list(out.with_name(out.name + ".partial").glob("step-*.safetensors")))
-
-
-def _tokens(job: CompressionJob, plan: Plan, skeleton: Skeleton) -> CalibrationTokens:
-    assert job.calibration is not None  # checked before anything was opened
-    tokens = calibration_tokens(plan.finetuned, job.calibration, job.calibration_spec)
-    rows = plan.finetuned.tensors[skeleton.embedding_name].shape[0]
-    if int(tokens.ids.max()) >= rows:
-        raise CalibrationError(
-            f"its tokenizer gives token {int(tokens.ids.max())}, its embedding has {rows} rows; the "
-            "tokenizer is not this model's",
-            where=plan.finetuned.path,
-            way_out="put the one it was trained with there",
-        )
-    return tokens
 
 
 def _compress_plain(plan: Plan, steps: Steps, reporter: Reporter) -> None:

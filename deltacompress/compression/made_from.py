@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from deltacompress.artifact.delta import Delta, load_delta, verify
 from deltacompress.artifact.records import Manifest
-from deltacompress.calibration.data import calibration_tokens
 from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.job import CompressionJob
 from deltacompress.errors import IntegrityError, OutputError, option, switch
 from deltacompress.reporter import Reporter
 
 
-def difference(manifest: Manifest, job: CompressionJob, base: Checkpoint, finetuned: Checkpoint) -> str | None:
+def difference(
+    manifest: Manifest, job: CompressionJob, base: Checkpoint, finetuned: Checkpoint, inputs: Inputs
+) -> str | None:
     """What would be another one if the artifact were made again ("recipe", say), None if nothing; else as compress.
 
     Raises:
@@ -34,13 +36,13 @@ def difference(manifest: Manifest, job: CompressionJob, base: Checkpoint, finetu
         return None
     if job.calibration is None:
         return "calibration data"
-    tokens = calibration_tokens(finetuned, job.calibration, job.calibration_spec)
+    tokens = inputs.tokens(finetuned, job)
     return (
         None if tokens.sha256 == manifest.calibration.sha256 else "calibration data, samples, sequence length or seed"
     )
 
 
-def standing(job: CompressionJob, base: Checkpoint, finetuned: Checkpoint, reporter: Reporter) -> Delta:
+def standing(job: CompressionJob, base: Checkpoint, finetuned: Checkpoint, inputs: Inputs, reporter: Reporter) -> Delta:
     """The artifact that stands at the job's `out`, every byte checked; it is what would be made now.
 
     Raises:
@@ -49,7 +51,7 @@ def standing(job: CompressionJob, base: Checkpoint, finetuned: Checkpoint, repor
     out = job.out
     way_out = f"choose another {option('out')}, or replace it with {switch('force')}"
     try:
-        other = difference(load_delta(out).manifest, job, base, finetuned)
+        other = difference(load_delta(out).manifest, job, base, finetuned, inputs)
         if other is not None:
             raise OutputError(f"holds an artifact that was made with another {other}", where=out, way_out=way_out)
         delta = verify(out, reporter=reporter)

@@ -197,9 +197,12 @@ def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorK
 
         def check(which: tuple[Checkpoint, str]) -> None:
             checkpoint, name = which
+            if name in checkpoint.finite:
+                return
             rows = Rows(checkpoint, name)
             if not all(is_finite(rows.read(*piece)) for piece in ranges(math.prod(rows.shape))):
                 check_finite(f"{name} of {checkpoint.path}", checkpoint.read(name), of_base=checkpoint is base)
+            checkpoint.finite.add(name)
 
         with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as pool:
             list(pool.map(check, todo))  # in order: the error told is always the first

@@ -1,0 +1,101 @@
+"""A job's input, held together before any work: data to calibrate on, a plan for every tensor, the model's skeleton."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from deltacompress.calibration.data import CalibrationTokens
+from deltacompress.calibration.sources import local_file, name_of
+from deltacompress.checkpoints.pairing import Pairing, pair
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.before.inputs import Inputs
+from deltacompress.compression.job import CompressionJob
+from deltacompress.compression.planning import Plan, make_plan
+from deltacompress.compression.run_identity import solver_note
+from deltacompress.errors import CalibrationError, option
+from deltacompress.models.config import base_notes, notes, stored_notes
+from deltacompress.models.skeleton import Skeleton
+from deltacompress.reporter import Reporter
+from deltacompress.types import TensorKind
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job whose input fits together. skeleton: None if nothing is asked of the model; tokens: if no codec asks."""
+
+    plan: Plan
+    skeleton: Skeleton | None
+    tokens: CalibrationTokens | None
+
+
+def check_calibration(job: CompressionJob, reporter: Reporter) -> None:
+    """Before anything is opened or fetched: is there something to calibrate on, and is all that is given of use?"""
+    recipe = job.recipe
+    if isinstance(job.calibration, str):
+        local_file(job.calibration)  # a slip of the hand is told at once, and also where the recipe needs no data
+    if job.calibration is not None and not recipe.needs_calibration:
+        reporter.note(f"{name_of(job.calibration)}: not read, since recipe {recipe.name} does not calibrate")
+    recipe.check_calibration(job.calibration)
+    if not recipe.needs_calibration:
+        given = {"samples": job.samples, "seq_len": job.seq_len, "seed": job.seed}
+        for name in (name for name, value in given.items() if value is not None):
+            reporter.note(f"{option(name)}: not used, since recipe {recipe.name} does not calibrate")
+
+
+def prepare(
+    job: CompressionJob,
+    base: Checkpoint,
+    finetuned: Checkpoint,
+    where: torch.device,
+    inputs: Inputs,
+    reporter: Reporter,
+) -> Prepared:
+    """Everything that can be wrong with a job's input is told here; raises as `compress`."""
+    pairing, skeleton = paired(base, finetuned, job.recipe, where)
+    plan = make_plan(pairing, job.recipe, kind_of(skeleton))
+    if skeleton is not None:
+        told = (*base_notes(base.config, base.path), *notes(finetuned.config, finetuned.path))
+    else:
+        told = tuple(stored_notes(finetuned.config, finetuned.path))
+    for note in (*plan.notes, *told):
+        reporter.note(note)
+    if plan.calibrated and (told_of_solver := solver_note(where)):
+        reporter.note(told_of_solver)
+    wanted = plan.calibrated or plan.to_fit
+    tokens = tokens_of(job, finetuned, skeleton, inputs) if wanted and skeleton is not None else None
+    return Prepared(plan, skeleton, tokens)
+
+
+def paired(
+    base: Checkpoint, finetuned: Checkpoint, recipe: Recipe, device: torch.device
+) -> tuple[Pairing, Skeleton | None]:
+    """The pairs, and the model's skeleton where the recipe needs to know it (an all-exact recipe takes any model)."""
+    pairing = pair(base, finetuned)  # first: of what is wrong with a pair, it names the cause and not a consequence
+    if not recipe.needs_kinds:
+        return pairing, None
+    skeleton = Skeleton.from_config(finetuned.path, finetuned.tensors, device=device)
+    skeleton.check_shapes({name: info.shape for name, info in finetuned.tensors.items()})
+    return pairing, skeleton
+
+
+def kind_of(skeleton: Skeleton | None) -> Callable[[str], TensorKind]:
+    """What a tensor is in its model, as the recipe's rules ask it; "other" where none does."""
+    return (lambda _name: "other") if skeleton is None else skeleton.kind
+
+
+def tokens_of(job: CompressionJob, finetuned: Checkpoint, skeleton: Skeleton, inputs: Inputs) -> CalibrationTokens:
+    """The tokens to calibrate on, each with a row of the embedding; raises CalibrationError."""
+    tokens = inputs.tokens(finetuned, job)
+    rows = finetuned.tensors[skeleton.embedding_name].shape[0]
+    if int(tokens.ids.max()) >= rows:
+        raise CalibrationError(
+            f"its tokenizer gives token {int(tokens.ids.max())}, its embedding has {rows} rows; the "
+            "tokenizer is not this model's",
+            where=finetuned.path,
+            way_out="put the one it was trained with there",
+        )
+    return tokens
