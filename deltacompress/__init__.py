@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from deltacompress.artifact.delta import load_delta, verify
     from deltacompress.artifact.restoration import restore
     from deltacompress.codecs.recipe import Recipe
+    from deltacompress.compression.before.dry_run import plan
     from deltacompress.compression.driver import compress
     from deltacompress.compression.job import CompressResult
     from deltacompress.errors import (
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         FormatError,
         InputError,
         IntegrityError,
+        InternalError,
         Interrupted,
         NumericsError,
         OutputError,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from deltacompress.evaluation import Gate, GateFailedError, evaluate
+    from deltacompress.fleet.run import compress_fleet
     from deltacompress.reporter import LineReporter, Reporter
     from deltacompress.runtime import Runtime
     from deltacompress.zoo import Zoo
@@ -57,6 +60,7 @@ __all__ = [
     "GateFailedError",
     "InputError",
     "IntegrityError",
+    "InternalError",
     "Interrupted",
     "LineReporter",
     "NumericsError",
@@ -72,8 +76,10 @@ __all__ = [
     "Zoo",
     "__version__",
     "compress",
+    "compress_fleet",
     "evaluate",
     "load_delta",
+    "plan",
     "restore",
     "verify",
 ]
@@ -88,8 +94,10 @@ _HOME = {
     "Runtime": "runtime",
     "Zoo": "zoo",
     "compress": "compression.driver",
+    "compress_fleet": "fleet.run",
     "evaluate": "evaluation",
     "load_delta": "artifact.delta",
+    "plan": "compression.before.dry_run",
     "restore": "artifact.restoration",
     "verify": "artifact.delta",
 }

@@ -17,6 +17,8 @@
     |   |-- FormatError                the manifest or a packed part breaks the format's rules
     |   `-- SchemaVersionError         written by a newer version
     |-- GateFailedError                a delta lost more than a policy allows (evaluation/gate/rules.py): exit code 1
+    |-- FleetFailedError               jobs of a fleet failed (fleet/result.py): the largest of their exit codes
+    |-- InternalError                  whatever no room made an error of, a bug of ours: exit code 70
     `-- Interrupted                    stopped by Ctrl-C or SIGTERM, can be run again: exit code 2
 
 The zoo's errors are input or integrity errors too (zoo/errors.py).
@@ -144,6 +146,15 @@ class Interrupted(DeltaCompressError):
     """Stopped by the user (Ctrl-C) or the system (SIGTERM); the message says how to go on."""
 
 
+class InternalError(DeltaCompressError):
+    """Whatever no room made an error of: a bug of ours."""
+
+    exit_code = 70
+
+    def __str__(self) -> str:
+        return f"internal error: {self.what}" + (f" ({self.way_out})" if self.way_out else "")
+
+
 def install_hint(extra: str) -> str:
     """How to install what an optional extra asks for, wherever this was installed from; to end a message with."""
     from importlib.metadata import PackageNotFoundError, requires
@@ -191,3 +202,40 @@ def first_line(error: BaseException) -> str:
         told = f"{type(error).__name__}: {told}"
     told = escape(told)  # it may quote a file
     return told if len(told) <= 300 else told[:297] + "..."
+
+
+def failure(error: BaseException, *, debug: bool, again: str) -> DeltaCompressError:
+    """What the user is told of an exception. again: the command that goes on after an interruption, if one does."""
+    if isinstance(error, DeltaCompressError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted("interrupted", way_out="run it again" + (again and f": {again}"))
+    if isinstance(error, OSError):
+        way_out = "mend that or give another path"
+        if error.filename is None or error.strerror is None:
+            return InputError(str(error), way_out=way_out)
+        return InputError(error.strerror, where=error.filename, way_out=way_out)
+    if _is_out_of_memory(error):
+        return BackendError(f"out of memory ({error})", way_out="free some, or ask for less at once")
+    hint = None if debug else "run again with --debug for the traceback"
+    return InternalError(f"{type(error).__name__}: {error}", way_out=hint)
+
+
+def fields(error: DeltaCompressError) -> dict[str, str | int | None]:
+    """An error as plain data."""
+    return {
+        "type": "internal" if isinstance(error, InternalError) else type(error).__name__,
+        "where": error.where,
+        "what": error.what,
+        "way_out": error.way_out,
+        "exit_code": error.exit_code,
+    }
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, or torch on a GPU or a CPU, ran out of memory (told by name: torch is not imported here)."""
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (type(error) is RuntimeError and "DefaultCPUAllocator" in str(error))
+    )

@@ -1,4 +1,5 @@
-"""JSON Schemas of what people and other programs read and write: manifests, recipes and evaluation reports.
+"""JSON Schemas of what people and other programs read and write: manifests, recipes, jobs files and evaluation
+reports.
 
 `python -m deltacompress.schemas` writes them to registry/schemas/; a test keeps them equal to the models. A schema says
 less than the models: that a one-bit grid must be midrise, what a sparsity pattern may be, that tensors are sorted by
@@ -15,6 +16,7 @@ from deltacompress.artifact.records import SCHEMA_VERSION, Manifest
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.evaluation.report.data import report_schema
 from deltacompress.files.content import content_root
+from deltacompress.fleet.jobs_file import JobsFile
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -42,10 +44,16 @@ def recipe_schema() -> dict[str, Any]:
     return {"$schema": _DIALECT} | schema
 
 
+def jobs_schema() -> dict[str, Any]:
+    """Schema of a jobs file."""
+    return {"$schema": _DIALECT} | JobsFile.model_json_schema(mode="validation")
+
+
 def files() -> dict[str, str]:
     """File name -> text of every schema."""
     schemas = {
         f"manifest-v{SCHEMA_VERSION}": manifest_schema(),
+        "jobs": jobs_schema(),
         "recipe": recipe_schema(),
         "report": {"$schema": _DIALECT} | report_schema(),
     }

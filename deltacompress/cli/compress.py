@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from deltacompress.cli import early
+from deltacompress.cli import early, render
 from deltacompress.cli.console import Console, verb
+from deltacompress.cli.failures import UsageError
+from deltacompress.cli.fleet import compress_jobs, plan_table
 from deltacompress.cli.models import model
-from deltacompress.cli.options import Device, FinetunedArgument
+from deltacompress.devices import DeviceName
 from deltacompress.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,17 +20,24 @@ if TYPE_CHECKING:
     from deltacompress.evaluation.report.data import Report
     from deltacompress.reporter import Reporter
 
+T = TypeVar("T")
 Lossless = Literal["none", "zstd", "gdeflate", "ans"]
+DEFAULT_LOSSLESS: Lossless = "zstd"
+DEFAULT_DEVICE: DeviceName = "auto"
 _PANEL = "Gate and zoo"
+_FLEET = "Many at once"
 
 Base = Annotated[
-    Path,
+    Path | None,
     typer.Argument(metavar="BASE", parser=model, help="Directory of the base model (safetensors and config.json)."),
 ]
-RecipeOption = Annotated[
-    str, typer.Option(help="Name of a shipped recipe (int2-24, int4-24, lossless, ...) or path of a YAML file.")
+Finetuned = Annotated[
+    Path | None, typer.Argument(metavar="FINETUNED", parser=model, help="Directory of the fine-tuned model.")
 ]
-Out = Annotated[Path, typer.Option(help="Directory to publish the artifact as.")]
+RecipeOption = Annotated[
+    str | None, typer.Option(help="Name of a shipped recipe (int2-24, int4-24, lossless, ...) or path of a YAML file.")
+]
+Out = Annotated[Path | None, typer.Option(help="Directory to publish the artifact as.")]
 Calibration = Annotated[
     str | None,
     typer.Option(
@@ -44,9 +53,33 @@ SeqLen = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed of the sampling.", show_default="the recipe's, normally 0")]
 LosslessOption = Annotated[
-    Lossless, typer.Option(help="Last, exact stage; gdeflate and ans need the extra gpu, and ans a GPU.")
+    Lossless | None,
+    typer.Option(
+        help="Last, exact stage; gdeflate and ans need the extra gpu, and ans a GPU.", show_default=DEFAULT_LOSSLESS
+    ),
+]
+DeviceOption = Annotated[
+    DeviceName | None,
+    typer.Option(help="Where to compute; auto takes a GPU if there is one.", show_default=DEFAULT_DEVICE),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run of --out stopped.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check everything and show the plan: sizes, memory, time. Writes nothing.")
+]
+Jobs = Annotated[
+    Path | None,
+    typer.Option(
+        help="Compress every fine-tuned model of this jobs file (YAML), which says all but the options of this panel, "
+        "--resume, --force and --zoo.",
+        rich_help_panel=_FLEET,
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Processes that work on --jobs at once.", show_default="one for each GPU", rich_help_panel=_FLEET
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Replace another artifact in --out, once the new one is whole.")]
 GateOption = Annotated[
     str | None,
@@ -84,19 +117,22 @@ PublishName = Annotated[
 @verb
 def compress(
     console: Console,
-    base: Base,
-    finetuned: FinetunedArgument,
+    base: Base = None,
+    finetuned: Finetuned = None,
     *,
-    recipe: RecipeOption,
-    out: Out,
+    recipe: RecipeOption = None,
+    out: Out = None,
     calibration: Calibration = None,
     samples: Samples = None,
     seq_len: SeqLen = None,
     seed: Seed = None,
-    lossless: LosslessOption = "zstd",
-    device: Device = "auto",
+    lossless: LosslessOption = None,
+    device: DeviceOption = None,
     resume: Resume = False,
     force: Force = False,
+    dry_run: DryRun = False,
+    jobs: Jobs = None,
+    workers: Workers = None,
     gate: GateOption = None,
     tasks: GateTasks = "",
     task_dir: GateTaskDir = None,
@@ -105,35 +141,70 @@ def compress(
     name: PublishName = None,
 ) -> None:
     """Compress FINETUNED into a small, verified delta of BASE; with --gate only if it keeps enough."""
-    from deltacompress.cli import render
-
-    if gate is None and (tasks or task_dir or limit):
-        raise InputError("--tasks, --task-dir and --limit say what a gate measures: give --gate POLICY")
-    _check_destination(name, zoo)
-    if gate is not None:
-        early.gate(gate, tasks, task_dir, limit=limit)
-    early.compression(base, finetuned, out, recipe, calibration, lossless, device)
-    if resume and not early.waits(out):
-        console.note(f"--resume: no unfinished run of {out} is there to go on with")
-    options: dict[str, Any] = {
-        "recipe": recipe,
-        "calibration": calibration,
-        "out": out,
-        "samples": samples,
-        "seq_len": seq_len,
-        "seed": seed,
-        "lossless": lossless,
-        "device": device,
-        "resume": resume,
-        "force": force,
-    }
-    gated = {"tasks": [one for one in tasks.split(",") if one], "task_dir": task_dir, "limit": limit}
+    data_of: dict[str, Any] = {"calibration": calibration, "samples": samples, "seq_len": seq_len, "seed": seed}
+    gated: dict[str, Any] = {"tasks": [one for one in tasks.split(",") if one], "task_dir": task_dir, "limit": limit}
+    if jobs is not None:
+        own = {"BASE": base, "FINETUNED": finetuned, "recipe": recipe, "out": out, **data_of, "lossless": lossless}
+        own |= {"device": device, "gate": gate, **gated, "name": name}
+        compress_jobs(console, jobs, own, workers=workers, zoo=zoo, resume=resume, force=force, dry_run=dry_run)
+        return
+    base, finetuned = _given("argument 'BASE'", base), _given("argument 'FINETUNED'", finetuned)
+    recipe, out = _given("option '--recipe'", recipe), _given("option '--out'", out)
+    if workers is not None:
+        raise InputError("says how many work on a jobs file: give --jobs FILE", where=f"--workers {workers}")
+    run = {"lossless": lossless or DEFAULT_LOSSLESS, "device": device or DEFAULT_DEVICE}
+    options = {"recipe": recipe, "out": out, **data_of, **run, "resume": resume, "force": force}
+    _check(console, base, finetuned, options, gate, gated, name, zoo)
+    if dry_run:
+        with console.progress() as reporter:
+            planned = _plan(base, finetuned, options, reporter)
+        console.result(planned, lambda: plan_table(planned))
+        return
     with console.progress() as reporter:
         result, report = _compress(base, finetuned, options, gate, gated, reporter)
         data = result.to_json()
         if name is not None:
             data["published"] = _publish(out, name, zoo, report, reporter)
     console.result(data, lambda: render.summary_and_rows(f"delta in {out}", data, table="parts"))
+
+
+def _given(what: str, value: T | None) -> T:
+    """A parameter that only --jobs does without; raises UsageError as Typer would."""
+    if value is None:
+        raise UsageError(f"Missing {what}", way_out="see deltacompress compress --help")
+    return value
+
+
+def _check(
+    console: Console,
+    base: Path,
+    finetuned: Path,
+    options: dict[str, Any],
+    gate: str | None,
+    gated: dict[str, Any],
+    name: str | None,
+    zoo: str | None,
+) -> None:
+    """All that can be told before torch is imported; raises as the rooms that look."""
+    if gate is None and any(gated.values()):
+        raise InputError("--tasks, --task-dir and --limit say what a gate measures: give --gate POLICY")
+    _check_destination(name, zoo)
+    if gate is not None:
+        early.gate(gate, ",".join(gated["tasks"]), gated["task_dir"], limit=gated["limit"])
+    out = options["out"]
+    early.compression(
+        base, finetuned, out, options["recipe"], options["calibration"], options["lossless"], options["device"]
+    )
+    if options["resume"] and not early.waits(out):
+        console.note(f"--resume: no unfinished run of {out} is there to go on with")
+
+
+def _plan(base: Path, finetuned: Path, options: dict[str, Any], reporter: Reporter) -> dict[str, Any]:
+    from deltacompress.codecs.recipe import Recipe
+    from deltacompress.compression.before.dry_run import plan
+
+    options = options | {"recipe": Recipe.load(options["recipe"]), "reporter": reporter}
+    return plan(base, finetuned, **options).to_json()
 
 
 def _check_destination(name: str | None, zoo: str | None) -> None:

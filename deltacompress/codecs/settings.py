@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from typing_extensions import override
 
-from deltacompress.codecs.formats.spec import PackedSpec
+from deltacompress.codecs.formats.spec import PackedSpec, Shapes, largest_shapes
 from deltacompress.errors import RecipeError
 from deltacompress.numerics.sparsity import Sparsity
 
@@ -52,6 +52,14 @@ class Settings(BaseModel):
             RecipeError: it cannot.
         """
 
+    def stored_shapes(self, rows: int, columns: int, *, storage: bool) -> Shapes | None:
+        """dtype and shape of each part that a matrix of this shape is stored as, before the lossless stage.
+
+        Sizes are the most that they can be where they depend on the data. None: nobody knows before it is encoded.
+        storage: whether an entropy coder follows, for which codes are rearranged.
+        """
+        return None
+
 
 class Quantizing(Settings):
     """Shared by the codecs that write the packed format.
@@ -86,6 +94,10 @@ class Quantizing(Settings):
     @override
     def check_shape(self, rows: int, columns: int, name: str) -> None:
         spec_for(self, rows=rows, columns=columns, name=name)
+
+    @override
+    def stored_shapes(self, rows: int, columns: int, *, storage: bool) -> Shapes:
+        return largest_shapes(spec_for(self, rows=rows, columns=columns, name=""), storage=storage)
 
 
 class ObsSettings(Quantizing):
@@ -136,6 +148,11 @@ class BitDeltaSettings(Settings):
 
     codec: Literal["bitdelta"] = "bitdelta"
 
+    @override
+    def stored_shapes(self, rows: int, columns: int, *, storage: bool) -> Shapes:
+        spec = PackedSpec(rows, columns, 1, Sparsity.parse("dense"), columns, "midrise")
+        return largest_shapes(spec, storage=storage)
+
 
 class LowRankSettings(Settings):
     """The best approximation by a product of two thin matrices, without calibration. rank: columns of the left one."""
@@ -150,6 +167,10 @@ class LowRankSettings(Settings):
                 f"rank {self.rank} of a matrix of {rows} x {columns}", where=name, way_out=f"choose at most {most}"
             )
 
+    @override
+    def stored_shapes(self, rows: int, columns: int, *, storage: bool) -> Shapes:
+        return {"left": ("F16", (rows, self.rank)), "right": ("F16", (self.rank, columns))}
+
 
 class ExactSettings(Settings):
     """Lossless: restored bit for bit, NaN payloads included."""
@@ -161,6 +182,10 @@ class SkipSettings(Settings):
     """Zero bits: the tensor is restored as the base's."""
 
     codec: Literal["skip"] = "skip"
+
+    @override
+    def stored_shapes(self, rows: int, columns: int, *, storage: bool) -> Shapes:
+        return {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,20 +16,17 @@ from typing import Any
 
 import torch
 
-from deltacompress import lossless
 from deltacompress.arguments import checked
 from deltacompress.artifact.delta import Delta, load_delta
-from deltacompress.artifact.outputs import check_free, check_outside, holds_artifact
+from deltacompress.artifact.outputs import holds_artifact
 from deltacompress.calibration.data import CalibrationTokens
 from deltacompress.calibration.fitting import fit_codecs
-from deltacompress.calibration.sources import Calibration
-from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.before.inputs import Inputs
-from deltacompress.compression.before.prepare import Prepared, check_calibration, prepare
+from deltacompress.compression.before.prepare import Prepared, open_job, prepare
 from deltacompress.compression.encoding import encode_uncalibrated
 from deltacompress.compression.fidelity import calibration_kl
-from deltacompress.compression.job import CompressionJob, CompressResult
+from deltacompress.compression.job import CompressionJob, CompressResult, source
 from deltacompress.compression.layerwise import compress_layers
 from deltacompress.compression.made_from import standing
 from deltacompress.compression.planning import Plan, TensorPlan
@@ -37,7 +34,7 @@ from deltacompress.compression.publication import publish
 from deltacompress.compression.run_identity import identity_of, solver
 from deltacompress.compression.steps import Steps
 from deltacompress.compression.workspace import Workspace
-from deltacompress.devices import gpu_name, named_device
+from deltacompress.devices import gpu_name
 from deltacompress.errors import Interrupted, switch
 from deltacompress.files.output import output_errors
 from deltacompress.lossless import Coder
@@ -85,7 +82,7 @@ def compress(
         finetuned=str(finetuned),
         recipe=recipe if isinstance(recipe, Recipe) else Recipe.load(recipe),
         out=Path(out),
-        calibration=_source(calibration),
+        calibration=source(calibration),
         samples=samples,
         seq_len=seq_len,
         seed=seed,
@@ -100,18 +97,14 @@ def compress(
 def run_job(job: CompressionJob, reporter: Reporter = SILENT, inputs: Inputs | None = None) -> CompressResult:
     """Do what a job says; raises as `compress`. inputs: what it shares with other jobs of this process."""
     started = time.monotonic()
-    there = check_free(job.out, replaces=holds_artifact)
-    where = named_device(job.device)
-    coder = lossless.coder(job.lossless, device=job.device)
-    check_calibration(job, reporter)
     inputs = inputs or Inputs()
     with _telling_what_waits(job.out, resume=job.resume):
-        base, finetuned = inputs.base(job.base), Checkpoint.open(job.finetuned)
-        check_outside(job.out, base.path, finetuned.path)
-        if there and not job.force:
-            delta = standing(job, base, finetuned, inputs, reporter)
+        opened = open_job(job, inputs, reporter)
+        where, coder = opened.where, opened.coder
+        if opened.there and not job.force:
+            delta = standing(job, opened.base, opened.finetuned, inputs, reporter)
             return _used_again(job.out, delta, time.monotonic() - started)
-        prepared = prepare(job, base, finetuned, where, inputs, reporter)
+        prepared = prepare(job, opened.base, opened.finetuned, where, inputs, reporter)
         work = _open_workspace(job, prepared, where, coder, reporter)
     with work:
         kl = _encode_and_publish(prepared, work, coder, reporter)
@@ -124,12 +117,6 @@ def run_job(job: CompressionJob, reporter: Reporter = SILENT, inputs: Inputs | N
         peak_device_bytes=torch.cuda.max_memory_allocated() if where.type == "cuda" else None,
         backend=_backend(where, coder, calibrated=prepared.plan.calibrated),
     )
-
-
-def _source(calibration: Calibration | None) -> str | tuple[Any, ...] | None:
-    if isinstance(calibration, str | Path):
-        return str(calibration)
-    return None if calibration is None else tuple(calibration)
 
 
 def _open_workspace(

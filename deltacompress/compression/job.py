@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,6 +37,13 @@ class CompressionJob(BaseModel):
     def calibration_spec(self) -> CalibrationSpec:
         """How much calibration data: the recipe's wish, and what overrides it."""
         return self.recipe.calibration.overridden(samples=self.samples, seq_len=self.seq_len, seed=self.seed)
+
+
+def source(calibration: str | Path | Sequence[str | Mapping[str, Any]] | None) -> str | tuple[Any, ...] | None:
+    """What a job holds of the `calibration` that `compress` is given."""
+    if isinstance(calibration, str | Path):
+        return str(calibration)
+    return None if calibration is None else tuple(calibration)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

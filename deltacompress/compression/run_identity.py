@@ -20,6 +20,7 @@ from deltacompress.lossless import Coder
 from deltacompress.numerics.compiled import fused as compiled
 from deltacompress.numerics.triton import fused
 
+IDENTITY = "identity.json"
 MAX_IDENTITY_BYTES = 64 << 20
 _TOOLS = ("torch", "transformers", "safetensors", "zstandard", "numpy")
 
@@ -39,6 +40,16 @@ def identity_of(plan: Plan, tokens: CalibrationTokens | None, where: torch.devic
         "threads": torch.get_num_threads(),
         "versions": tool_versions(),
     }
+
+
+def identity_file(out: Path) -> Path:
+    """Where an unfinished run of `out` says what it is of."""
+    return out.with_name(out.name + ".partial") / IDENTITY
+
+
+def spelled(identity: dict[str, Any]) -> str:
+    """As the file holds it; check_same compares bytes first."""
+    return json.dumps(identity, sort_keys=True, indent=1)
 
 
 def check_same(known: Path, identity: str) -> None:

@@ -31,7 +31,7 @@ from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.checkpoints.writer import shard_chunks, write_file
 from deltacompress.codecs.formats.pieces import Source
 from deltacompress.compression.encoding import Outcome
-from deltacompress.compression.run_identity import check_same, start_over
+from deltacompress.compression.run_identity import IDENTITY, check_same, identity_file, spelled, start_over
 from deltacompress.errors import (
     BackendError,
     CheckpointError,
@@ -47,7 +47,6 @@ from deltacompress.lossless import Coder
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.types import TensorInfo
 
-_IDENTITY = "identity.json"
 _CHUNK = 1 << 24
 _OURS = re.compile(r"identity\.json(\.tmp)?|step-.*\.(safetensors|tmp)|artifact(\.old-.*)?")
 
@@ -84,7 +83,7 @@ class Workspace:
             InputError: resume, but the unfinished run was started from other input, or is damaged.
         """
         check_free(out, replaces=replaces)
-        path = out.with_name(out.name + ".partial")
+        path = identity_file(out).parent
         made = make_directory(path)
         try:
             work = cls(out, path, _locked(path), made)
@@ -92,11 +91,11 @@ class Workspace:
             remove_empty(made)
             raise
         work.replaces, work._reporter = replaces, reporter
-        work._settle(json.dumps(identity, sort_keys=True, indent=1), resume)
+        work._settle(spelled(identity), resume)
         return work
 
     def _settle(self, identity: str, resume: bool) -> None:
-        known = self.path / _IDENTITY
+        known = identity_file(self.out)
         try:
             there = self._only_ours()
             if resume and known.is_file():
@@ -109,7 +108,7 @@ class Workspace:
             self.close()  # what is there belongs to another run
             raise
         try:
-            self._put(_IDENTITY, [identity.encode()])
+            self._put(IDENTITY, [identity.encode()])
         except BaseException:
             self.discard()
             raise

@@ -30,12 +30,42 @@ class _Strict(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
+class Lines:
+    """Where in a file the values of a YAML document stand."""
+
+    def __init__(self, root: yaml.Node | None) -> None:
+        self._root = root
+
+    def of(self, *path: str | int) -> int:
+        """The line of the value that keys and indices lead to (of its key, where it has one), as far as they lead."""
+        node, line = self._root, 1 if self._root is None else self._root.start_mark.line + 1
+        for step in path:
+            mark, node = _below(node, step)
+            if mark is None:
+                break
+            line = mark.line + 1
+        return line
+
+
+def _below(node: yaml.Node | None, step: str | int) -> tuple[yaml.Mark | None, yaml.Node | None]:
+    if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
+        return node.value[step].start_mark, node.value[step]
+    if isinstance(node, yaml.MappingNode):
+        return next(((key.start_mark, value) for key, value in node.value if key.value == step), (None, None))
+    return None, None
+
+
 def read_yaml(path: Path, *, what: str, docs: str, kind: type[InputError]) -> Any:
     """The plain data of the one YAML document in a file. what: "recipe", say; docs: where such files are described.
 
     Raises:
         kind: it cannot be read, is not YAML, holds a key given twice or an unquoted `n:m`; names the line.
     """
+    return read_yaml_with_lines(path, what=what, docs=docs, kind=kind)[0]
+
+
+def read_yaml_with_lines(path: Path, *, what: str, docs: str, kind: type[InputError]) -> tuple[Any, Lines]:
+    """As `read_yaml`, and where in the file each value stands."""
     try:
         text = read_text(path, at_most=_MAX_BYTES, links=ANYWHERE)
     except UnicodeDecodeError as error:
@@ -45,11 +75,21 @@ def read_yaml(path: Path, *, what: str, docs: str, kind: type[InputError]) -> An
         told = f"the {what} cannot be read ({getattr(error, 'strerror', None) or error})"
         raise kind(told, where=path, way_out=f"give a YAML file or the name of a shipped {what}") from error
     try:
-        return yaml.load(text, _Strict)  # noqa: S506 - a SafeLoader, made stricter
+        return _loaded(text)
     except RecursionError as error:
         raise kind(f"nested too deeply to be a {what}", where=path, way_out=f"see {docs}") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, a number beyond Python's limit
         raise kind(_told(error, docs), where=path) from error
+
+
+def _loaded(text: str) -> tuple[Any, Lines]:
+    loader = _Strict(text)
+    try:
+        root = loader.get_single_node()
+        lines = Lines(root)
+        return (None if root is None else loader.construct_document(root)), lines
+    finally:
+        loader.dispose()
 
 
 def _told(error: Exception, docs: str) -> str:

@@ -144,6 +144,14 @@ def part_shapes(spec: PackedSpec, *, storage: bool) -> Shapes:
     return shapes
 
 
+def largest_shapes(spec: PackedSpec, *, storage: bool) -> Shapes:
+    """As part_shapes, with the most that a length can be which depends on the data."""
+    return {
+        name: (dtype, (_most(spec, name),) if shape == (FREE,) else shape)
+        for name, (dtype, shape) in part_shapes(spec, storage=storage).items()
+    }
+
+
 def _most(spec: PackedSpec, name: str) -> int:
     """The most elements that a part of a free length can have."""
     if name == "nonzero":

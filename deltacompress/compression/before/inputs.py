@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 
 from deltacompress.calibration.data import CalibrationTokens, calibration_tokens
 from deltacompress.calibration.sources import local_file
@@ -27,8 +28,9 @@ class Inputs:
     other data.
     """
 
-    def __init__(self) -> None:
-        self._bases: dict[str, Checkpoint] = {}
+    def __init__(self, bases: Mapping[str, Checkpoint] | None = None) -> None:
+        """bases: those that are open already, by what jobs call them."""
+        self._bases = dict(bases or {})
         self._tokens: dict[str, CalibrationTokens] = {}
 
     def base(self, path: str) -> Checkpoint:

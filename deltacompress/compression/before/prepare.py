@@ -7,16 +7,20 @@ from dataclasses import dataclass
 
 import torch
 
+from deltacompress import lossless
+from deltacompress.artifact.outputs import check_free, check_outside, holds_artifact
 from deltacompress.calibration.data import CalibrationTokens
 from deltacompress.calibration.sources import local_file, name_of
-from deltacompress.checkpoints.pairing import Pairing, pair
+from deltacompress.checkpoints.pairing import pair
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.planning import Plan, make_plan
 from deltacompress.compression.run_identity import solver_note
+from deltacompress.devices import named_device
 from deltacompress.errors import CalibrationError, option
+from deltacompress.lossless import Coder
 from deltacompress.models.config import base_notes, notes, stored_notes
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.reporter import Reporter
@@ -30,6 +34,28 @@ class Prepared:
     plan: Plan
     skeleton: Skeleton | None
     tokens: CalibrationTokens | None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A job's checkpoints, where it computes, and what codes its bytes. there: whether an artifact lies at its out."""
+
+    base: Checkpoint
+    finetuned: Checkpoint
+    where: torch.device
+    coder: Coder
+    there: bool
+
+
+def open_job(job: CompressionJob, inputs: Inputs, reporter: Reporter) -> Opened:
+    """The cheap checks of a job, in the order in which `compress` makes them; raises as it."""
+    there = check_free(job.out, replaces=holds_artifact)
+    where = named_device(job.device)
+    coder = lossless.coder(job.lossless, device=job.device)
+    check_calibration(job, reporter)
+    base, finetuned = inputs.base(job.base), Checkpoint.open(job.finetuned)
+    check_outside(job.out, base.path, finetuned.path)
+    return Opened(base, finetuned, where, coder, there)
 
 
 def check_calibration(job: CompressionJob, reporter: Reporter) -> None:
@@ -55,7 +81,8 @@ def prepare(
     reporter: Reporter,
 ) -> Prepared:
     """Everything that can be wrong with a job's input is told here; raises as `compress`."""
-    pairing, skeleton = paired(base, finetuned, job.recipe, where)
+    pairing = pair(base, finetuned)  # first: of what is wrong with a pair, it names the cause and not a consequence
+    skeleton = skeleton_of(finetuned, job.recipe, where)
     plan = make_plan(pairing, job.recipe, kind_of(skeleton))
     if skeleton is not None:
         told = (*base_notes(base.config, base.path), *notes(finetuned.config, finetuned.path))
@@ -70,16 +97,13 @@ def prepare(
     return Prepared(plan, skeleton, tokens)
 
 
-def paired(
-    base: Checkpoint, finetuned: Checkpoint, recipe: Recipe, device: torch.device
-) -> tuple[Pairing, Skeleton | None]:
-    """The pairs, and the model's skeleton where the recipe needs to know it (an all-exact recipe takes any model)."""
-    pairing = pair(base, finetuned)  # first: of what is wrong with a pair, it names the cause and not a consequence
+def skeleton_of(finetuned: Checkpoint, recipe: Recipe, device: torch.device) -> Skeleton | None:
+    """The model's skeleton where the recipe needs to know it; an all-exact recipe takes any model."""
     if not recipe.needs_kinds:
-        return pairing, None
+        return None
     skeleton = Skeleton.from_config(finetuned.path, finetuned.tensors, device=device)
     skeleton.check_shapes({name: info.shape for name, info in finetuned.tensors.items()})
-    return pairing, skeleton
+    return skeleton
 
 
 def kind_of(skeleton: Skeleton | None) -> Callable[[str], TensorKind]:

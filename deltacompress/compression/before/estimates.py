@@ -1,0 +1,111 @@
+"""What a calibrated run needs, estimated before it: memory by a model of what layerwise holds, time from below.
+
+Neither is a promise. Memory counts the large tensors that are there at the same moment; time counts the products that
+nobody can leave out, at the speed of one large product on this device now.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import defaultdict
+
+import torch
+
+from deltacompress.calibration.precision import reduced_precision
+from deltacompress.calibration.streams import should_wait_on_host
+from deltacompress.compression.before.prepare import Prepared
+from deltacompress.compression.layerwise import TOKENS_PER_BATCH
+from deltacompress.compression.planning import TensorPlan
+from deltacompress.compression.steps import Steps
+from deltacompress.models.skeleton import Skeleton
+
+_F32 = 4
+_PRODUCT = {"cuda": 8192, "cpu": 1024}
+_ACTIVATIONS = 6
+"""Results of the widest linear, about, that a forward of one batch holds at once."""
+
+
+def memory(prepared: Prepared) -> dict[str, int]:
+    """Bytes by what they are for, and `total_bytes`, on the device that computes; `process_bytes`: host memory now.
+
+    Of a recipe that does not calibrate: the largest tensor, some ten times over while its codes are made.
+    """
+    plan, skeleton, tokens = prepared.plan, prepared.skeleton, prepared.tokens
+    process = Steps.peak_memory()
+    if tokens is None or skeleton is None or not plan.calibrated:
+        largest = max((tensor.pair.info.nbytes for tensor in plan.tensors.values()), default=0)
+        return {"process_bytes": process, "largest_tensor_bytes": largest, "total_bytes": process + largest}
+    samples, seq_len = tokens.ids.shape
+    both = 2 if plan.asymmetric else 1
+    layers = [[plan.tensors[name] for name in skeleton.layer_names(i)] for i in range(skeleton.num_layers)]
+    layer = max(sum(tensor.pair.info.numel for tensor in one) for one in layers) * _F32 * both
+    linears = [tensor for one in layers for tensor in one if tensor.calibrated]
+    statistics = max((_columns(tensor) ** 2 for tensor in linears), default=0) * _F32 * both
+    solver = max((_solver(tensor) for tensor in linears), default=0)
+    batch = max(TOKENS_PER_BATCH[skeleton.device.type] // seq_len, 1) * seq_len
+    widest = max((max(tensor.pair.info.shape) for tensor in linears), default=0)
+    streams = samples * seq_len * skeleton.hidden_size * _F32 * both
+    waits = should_wait_on_host(skeleton.device, streams)
+    found = {
+        "layer_bytes": layer,
+        "statistics_bytes": statistics,
+        "solver_bytes": solver,
+        "activations_bytes": min(batch, samples * seq_len) * widest * _F32 * _ACTIVATIONS,
+        "streams_bytes": 0 if waits else streams,
+    }
+    on_device = sum(found.values()) - min(found["solver_bytes"], found["activations_bytes"])  # one after the other
+    on_device = max(on_device, _outer(skeleton, prepared) + found["streams_bytes"])
+    on_host = process + (streams if waits else 0)
+    if skeleton.device.type == "cpu":
+        return found | {"process_bytes": process, "total_bytes": process + on_device}
+    return found | {"process_bytes": process, "total_bytes": on_device, "host_bytes": on_host}
+
+
+def _outer(skeleton: Skeleton, prepared: Prepared) -> int:
+    """The embedding (or the head) in fp32, and what is made of it when it is coded."""
+    outer = [prepared.plan.tensors[name].pair.info.numel for name in skeleton.outer_names()]
+    return 2 * _F32 * max(outer, default=0)
+
+
+def _columns(tensor: TensorPlan) -> int:
+    return int(tensor.pair.info.numel // tensor.pair.info.shape[0])
+
+
+def _solver(tensor: TensorPlan) -> int:
+    """The factor and its twin; the targets, the base and the result of one linear."""
+    return (2 * _columns(tensor) ** 2 + 3 * tensor.pair.info.numel) * _F32
+
+
+def least_seconds(prepared: Prepared) -> dict[str, float] | None:
+    """The products of calibration at this device's speed: each stream once through each layer, the sums of Hessians.
+
+    No run is faster; real ones also solve, read, pack, hash and write. None where nothing is calibrated.
+    """
+    plan, skeleton, tokens = prepared.plan, prepared.skeleton, prepared.tokens
+    if tokens is None or skeleton is None or not plan.calibrated:
+        return None
+    both = 2 if plan.asymmetric else 1
+    linears = [tensor for tensor in plan.tensors.values() if tensor.kind == "linear"]
+    forward = 2 * sum(tensor.pair.info.numel for tensor in linears) * both
+    inputs: dict[str, set[int]] = defaultdict(set)  # of each layer; linears with equally many inputs may share them
+    for tensor in linears:
+        if tensor.calibrated:
+            inputs[".".join(re.findall(r"\d+", tensor.name)[:1])].add(_columns(tensor))
+    sums = sum(size**2 for sizes in inputs.values() for size in sizes) * (3 if plan.asymmetric else 1)
+    work = float((forward + sums) * tokens.ids.numel())
+    rate = _product_rate(skeleton.device, bf16=plan.bf16_linears, asymmetric=plan.asymmetric)
+    return {"tflop": work / 1e12, "product_tflop_s": rate / 1e12, "at_least_seconds": work / rate}
+
+
+def _product_rate(device: torch.device, *, bf16: bool, asymmetric: bool) -> float:
+    """Operations a second of a large product in the precision of calibration, the best of a few."""
+    size = _PRODUCT[device.type]
+    left, right = (torch.randn(size, size, device=device) for _ in range(2))
+    best = float("inf")
+    with reduced_precision(device, bf16_weights=bf16, asymmetric=asymmetric):
+        for _ in range(4):
+            begun = time.perf_counter()
+            float((left @ right)[0, 0])  # waits for a GPU
+            best = min(best, time.perf_counter() - begun)
+    return 2 * size**3 / best
