@@ -152,7 +152,8 @@ def test_every_error_gets_its_exit_code_and_one_line(
     assert main(["inspect", "x"]) == error.exit_code
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "error: manifest.json: two lines [bold]and a path[/bold]\n"
+    bug = "internal error: " if error is errors.InternalError else ""
+    assert captured.err == f"error: {bug}manifest.json: two lines [bold]and a path[/bold]\n"
 
 
 def test_the_exit_codes_scripts_rely_on() -> None:
