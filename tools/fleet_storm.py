@@ -93,7 +93,7 @@ class Storm:
             driver.communicate()
             return False
         workers = workers_of(driver.pid)
-        whom = self.draw.choice([driver.pid, *workers])
+        whom = self.draw.choice(workers) if workers and self.draw.random() < 0.5 else driver.pid
         os.kill(whom, signal.SIGKILL)
         self.counts["driver" if whom == driver.pid else "worker"] += 1
         _, told = driver.communicate(timeout=300)
@@ -156,8 +156,8 @@ def main() -> int:
         while left > 0:
             (Path(place) / str(rounds)).mkdir()
             storm = Storm(Path(place) / str(rounds), given.workers, draw)
-            for _ in range(min(left, 5)):  # all of one fleet, and then another one from the start
-                left -= storm.kill(draw.uniform(0.3, 0.7) * longest)
+            for _ in range(min(left, 4)):  # all of one fleet, and then another one from the start
+                left -= storm.kill(draw.uniform(0.2, 0.7) * longest)
             storm.finish()
             storm.compare(wanted)
             problems += storm.problems

@@ -28,7 +28,7 @@ from deltacompress.compression.encoding import encode_uncalibrated
 from deltacompress.compression.fidelity import calibration_kl
 from deltacompress.compression.job import CompressionJob, CompressResult, source
 from deltacompress.compression.layerwise import compress_layers
-from deltacompress.compression.made_from import standing
+from deltacompress.compression.made_from import clear_leftover, standing
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.compression.publication import publish
 from deltacompress.compression.run_identity import identity_of, solver
@@ -103,6 +103,7 @@ def run_job(job: CompressionJob, reporter: Reporter = SILENT, inputs: Inputs | N
         where, coder = opened.where, opened.coder
         if opened.there and not job.force:
             delta = standing(job, opened.base, opened.finetuned, inputs, reporter)
+            clear_leftover(job.out, delta.manifest, coder)
             return _used_again(job.out, delta, time.monotonic() - started)
         prepared = prepare(job, opened.base, opened.finetuned, where, inputs, reporter)
         work = _open_workspace(job, prepared, where, coder, reporter)

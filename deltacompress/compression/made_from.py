@@ -6,12 +6,21 @@ calibration tokens, which are made again here.
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+from pathlib import Path
+
 from deltacompress.artifact.delta import Delta, load_delta, verify
+from deltacompress.artifact.outputs import holds_artifact
 from deltacompress.artifact.records import Manifest
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.job import CompressionJob
+from deltacompress.compression.run_identity import MAX_IDENTITY_BYTES, identity_file, lossless_of
+from deltacompress.compression.workspace import Workspace
 from deltacompress.errors import IntegrityError, OutputError, option, switch
+from deltacompress.files.regular import read_text
+from deltacompress.lossless import Coder
 from deltacompress.reporter import Reporter
 
 
@@ -59,3 +68,21 @@ def standing(job: CompressionJob, base: Checkpoint, finetuned: Checkpoint, input
         raise OutputError(f"holds a damaged artifact ({error})", where=out, way_out=way_out) from error
     reporter.note(f"{out}: holds the artifact of the same input; verified, and used again")
     return delta
+
+
+def clear_leftover(out: Path, manifest: Manifest, coder: Coder) -> None:
+    """Remove the work of the run that published `out`, which was killed before it could do that itself.
+
+    Unfinished work of another run (one that would replace the artifact) stays, and so does what is no run's.
+    """
+    known = identity_file(out)
+    try:
+        identity = json.loads(read_text(known, at_most=MAX_IDENTITY_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return
+    sha256 = None if manifest.calibration is None else manifest.calibration.sha256
+    made = {"base": manifest.base.content_hash, "fine-tuned": manifest.finetuned.content_hash,
+            "recipe": manifest.recipe, "calibration": sha256, "lossless": lossless_of(coder)}  # fmt: skip
+    if isinstance(identity, dict) and {name: identity.get(name) for name in made} == made:
+        with suppress(OutputError):  # locked by a run that is at work, or with files of somebody else's
+            Workspace.open(out, identity, resume=True, replaces=holds_artifact).discard()

@@ -33,7 +33,7 @@ def identity_of(plan: Plan, tokens: CalibrationTokens | None, where: torch.devic
         "config": plan.finetuned.config,
         "recipe": plan.recipe.model_dump(mode="json"),
         "calibration": tokens.sha256 if tokens else None,
-        "lossless": _lossless(coder),
+        "lossless": lossless_of(coder),
         "device": gpu_name(where) or "cpu",
         "solver": solver(where) if plan.calibrated else None,
         "processor": _processor(),
@@ -99,7 +99,7 @@ def _processor() -> list[str]:
     return [torch.backends.cpu.get_cpu_capability(), *sorted(name for name, has in known.items() if has is True)]
 
 
-def _lossless(coder: Coder) -> list[str]:
+def lossless_of(coder: Coder) -> list[str]:
     """What runs the lossless stage, with the versions of the libraries that tool_versions does not know."""
     found = [coder.name]
     if coder.codec in ("gdeflate", "ans"):

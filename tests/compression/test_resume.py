@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ import torch
 from pairs import Pair, Recorder, edit, files_of, perturb, weights_of, write_data
 from safetensors.torch import load_file, save_file
 
+from deltacompress import plan
 from deltacompress.artifact.delta import verify
 from deltacompress.artifact.restoration import restore
 from deltacompress.calibration.turns import LayerTurns
@@ -628,3 +630,42 @@ def test_an_interrupted_restore_leaves_nothing(pair: Pair, artifact: Path, tmp_p
 def test_the_recipe_object_and_its_name_are_one_run(pair: Pair, unfinished: Path, artifact: Path) -> None:
     pair.compress(unfinished, recipe=Recipe.load("int4-24"), resume=True)
     assert files_of(unfinished) == files_of(artifact)
+
+
+@pytest.mark.parametrize("recipe", ["int4-24", "lossless"])
+def test_killed_after_it_published(pair: Pair, out: Path, tmp_path: Path, recipe: str) -> None:
+    """The next run finds the artifact, and leaves nothing of the work beside it; a dry run leaves it all."""
+    shutil.copytree(killed_run(pair, tmp_path / "killed", recipe), partial(out))
+    pair.compress(out.with_name("whole"), recipe=recipe)
+    out.with_name("whole").rename(out)
+    assert steps_in(out)
+    plan(pair.base, pair.finetuned, recipe=recipe, out=out, calibration=pair.data, samples=8, seq_len=16, device="cpu")
+    assert steps_in(out)
+    assert pair.compress(out, recipe=recipe).used_again
+    assert not partial(out).exists()
+
+
+@pytest.mark.parametrize("difference", ["recipe", "samples", "lossless", "a file", "locked"])
+def test_unfinished_work_of_another_run_stays(
+    pair: Pair, out: Path, artifact: Path, tmp_path: Path, difference: str
+) -> None:
+    shutil.copytree(artifact, out)
+    options = {"recipe": {"recipe": "int4"}, "samples": {"samples": 4}, "lossless": {"lossless": "none"}}
+    changed = dict(options.get(difference, {}))
+    shutil.copytree(killed_run(pair, tmp_path / "killed", changed.pop("recipe", "int4-24"), **changed), partial(out))
+    if difference == "a file":
+        (partial(out) / "mine").write_text("x")
+    lock = os.open(partial(out), os.O_RDONLY)
+    if difference == "locked":
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    before = files_of(partial(out))
+    assert pair.compress(out).used_again
+    assert files_of(partial(out)) == before
+    os.close(lock)
+
+
+def killed_run(pair: Pair, out: Path, recipe: str, **options: Any) -> Path:
+    """What a run leaves that is stopped after two steps."""
+    with pytest.raises(Interrupted):
+        pair.compress(out, recipe=recipe, reporter=Recorder(2), **options)
+    return partial(out)

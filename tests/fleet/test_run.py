@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -26,6 +28,7 @@ from deltacompress.compression.before import inputs as inputs_module
 from deltacompress.compression.job import CompressionJob
 from deltacompress.errors import IntegrityError, Interrupted
 from deltacompress.fleet import work
+from deltacompress.fleet.jobs_file import Fleet
 from deltacompress.fleet.result import FleetFailedError, FleetResult
 from deltacompress.fleet.run import compress_fleet, plan_fleet
 from deltacompress.fleet.state import JobState, earlier, state_file
@@ -370,6 +373,23 @@ class TestWorkers:
             compress_fleet(path, workers=2, reporter=Recorder(3))
         assert _workers() == []
         assert states(compress_fleet(path, workers=2, resume=True)) == ["done"] * 3
+
+    def test_one_whose_starter_is_gone(self, pair: Pair, models: list[Path], tmp_path: Path) -> None:
+        """It ends in the middle of its job: whoever resumes must not meet it."""
+        (one,) = Fleet.load(fleet_of(pair, tmp_path, models[:1])).jobs
+        order = {"job": one.job.model_dump(mode="json"), "name": None, "place": one.place, "zoo": None}
+        begun = tmp_path / "out" / "first.job.json"
+        argv = [sys.executable, "-m", "deltacompress.fleet.worker"]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+            assert worker.stdin is not None
+            worker.stdin.write(json.dumps(order | {"command_line": True}) + "\n")
+            worker.stdin.flush()
+            while not begun.exists():
+                time.sleep(0.002)
+            worker.stdin.close()
+            assert worker.wait(60) == 1
+        assert _state(begun).state == "begun"
+        assert not (tmp_path / "out" / "first").exists()
 
     def test_no_more_workers_than_jobs(self, pair: Pair, models: list[Path], tmp_path: Path) -> None:
         heard = Recorder()
