@@ -121,6 +121,10 @@ class Checkpoint:
         """Begin to read tensors into pinned memory beside other work: the next `read` of each takes what came of it."""
         self._ahead |= {name: self._reader.submit(self._read, name, pinned=True) for name in names}
 
+    def forget_ahead(self) -> None:
+        """Drop what a run that was stopped had read ahead."""
+        self._ahead.clear()
+
     def _read(self, name: str, *, pinned: bool) -> torch.Tensor:
         import torch
 

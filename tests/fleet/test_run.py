@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +407,14 @@ def _workers() -> list[int]:
 
 def _state(path: Path) -> JobState:
     return JobState.model_validate_json(path.read_text())
+
+
+def test_what_a_stopped_job_read_ahead_is_dropped(pair: Pair, tmp_path: Path) -> None:
+    shared = inputs_module.Inputs()
+    base = shared.base(str(pair.base))
+    base._ahead["model.norm.weight"] = Future()  # that nobody waits for
+    assert shared.base(str(pair.base)) is base
+    assert base.read("model.norm.weight").shape == (32,)
 
 
 def test_hashes_are_remembered_by_the_instance(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from collections import defaultdict
 
 import torch
 
-from deltacompress.calibration.precision import reduced_precision
+from deltacompress.calibration.precision import calibration_precision
 from deltacompress.calibration.streams import should_wait_on_host
 from deltacompress.compression.before.prepare import Prepared
 from deltacompress.compression.layerwise import TOKENS_PER_BATCH
@@ -28,6 +28,9 @@ _ACTIVATIONS = 6
 
 def memory(prepared: Prepared) -> dict[str, int]:
     """Bytes by what they are for, and `total_bytes`, on the device that computes; `process_bytes`: host memory now.
+
+    waiting_at_most_bytes: what forwards that wait in the middle of a layer take besides, where there is room
+    (calibration/memory.py); without room each stage runs them anew.
 
     Of a recipe that does not calibrate: the largest tensor, some ten times over while its codes are made.
     """
@@ -54,12 +57,16 @@ def memory(prepared: Prepared) -> dict[str, int]:
         "activations_bytes": min(batch, samples * seq_len) * widest * _F32 * _ACTIVATIONS,
         "streams_bytes": 0 if waits else streams,
     }
+    size = 2 if skeleton.device.type == "cuda" else _F32
+    waiting = samples * seq_len * (widest * size + 2 * skeleton.hidden_size * _F32) * both
     on_device = sum(found.values()) - min(found["solver_bytes"], found["activations_bytes"])  # one after the other
     on_device = max(on_device, _outer(skeleton, prepared) + found["streams_bytes"])
     on_host = process + (streams if waits else 0)
     if skeleton.device.type == "cpu":
-        return found | {"process_bytes": process, "total_bytes": process + on_device}
-    return found | {"process_bytes": process, "total_bytes": on_device, "host_bytes": on_host}
+        found |= {"process_bytes": process, "total_bytes": process + on_device}
+    else:
+        found |= {"process_bytes": process, "total_bytes": on_device, "host_bytes": on_host}
+    return found | {"waiting_at_most_bytes": waiting if plan.recipe.sequential else 0}
 
 
 def _outer(skeleton: Skeleton, prepared: Prepared) -> int:
@@ -94,16 +101,16 @@ def least_seconds(prepared: Prepared) -> dict[str, float] | None:
             inputs[".".join(re.findall(r"\d+", tensor.name)[:1])].add(_columns(tensor))
     sums = sum(size**2 for sizes in inputs.values() for size in sizes) * (3 if plan.asymmetric else 1)
     work = float((forward + sums) * tokens.ids.numel())
-    rate = _product_rate(skeleton.device, bf16=plan.bf16_linears, asymmetric=plan.asymmetric)
+    rate = _product_rate(skeleton.device, bf16=plan.bf16_linears)
     return {"tflop": work / 1e12, "product_tflop_s": rate / 1e12, "at_least_seconds": work / rate}
 
 
-def _product_rate(device: torch.device, *, bf16: bool, asymmetric: bool) -> float:
+def _product_rate(device: torch.device, *, bf16: bool) -> float:
     """Operations a second of a large product in the precision of calibration, the best of a few."""
-    size = _PRODUCT[device.type]
-    left, right = (torch.randn(size, size, device=device) for _ in range(2))
-    best = float("inf")
-    with reduced_precision(device, bf16_weights=bf16, asymmetric=asymmetric):
+    size, best = _PRODUCT[device.type], float("inf")
+    precision = calibration_precision(device, bf16_weights=bf16)
+    left, right = (precision.rounded(torch.randn(size, size, device=device)) for _ in range(2))
+    with precision.products():
         for _ in range(4):
             begun = time.perf_counter()
             float((left @ right)[0, 0])  # waits for a GPU

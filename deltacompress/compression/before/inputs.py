@@ -37,7 +37,9 @@ class Inputs:
         """As Checkpoint.open, once for each path; what is hashed and found finite stays known."""
         if path not in self._bases:
             self._bases[path] = Checkpoint.open(path)
-        return self._bases[path]
+        found = self._bases[path]
+        found.forget_ahead()
+        return found
 
     def tokens(self, finetuned: Checkpoint, job: CompressionJob) -> CalibrationTokens:
         """The tokens that a job calibrates on, once for each data, tokenizer and spec; raises as calibration_tokens."""
