@@ -75,21 +75,11 @@ def read_yaml_with_lines(path: Path, *, what: str, docs: str, kind: type[InputEr
         told = f"the {what} cannot be read ({getattr(error, 'strerror', None) or error})"
         raise kind(told, where=path, way_out=f"give a YAML file or the name of a shipped {what}") from error
     try:
-        return _loaded(text)
+        return yaml.load(text, _Strict), Lines(yaml.compose(text, _Strict))  # noqa: S506 - a SafeLoader, made stricter
     except RecursionError as error:
         raise kind(f"nested too deeply to be a {what}", where=path, way_out=f"see {docs}") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none, a number beyond Python's limit
         raise kind(_told(error, docs), where=path) from error
-
-
-def _loaded(text: str) -> tuple[Any, Lines]:
-    loader = _Strict(text)
-    try:
-        root = loader.get_single_node()
-        lines = Lines(root)
-        return (None if root is None else loader.construct_document(root)), lines
-    finally:
-        loader.dispose()
 
 
 def _told(error: Exception, docs: str) -> str:

@@ -237,7 +237,7 @@ def test_with_and_without_resume_it_says_what_becomes_of_an_earlier_run(pair: Pa
     assert note == f"{partial(unfinished)}: 1 finished step of an earlier run used again"
 
 
-@pytest.mark.parametrize("during", ["_plan", "_tokens", "identity_of"])
+@pytest.mark.parametrize("during", ["open_job", "prepare", "identity_of"])
 def test_an_interrupt_before_the_workspace_is_open_tells_what_waits(
     pair: Pair, unfinished: Path, monkeypatch: pytest.MonkeyPatch, during: str
 ) -> None:
@@ -537,8 +537,8 @@ def test_the_version_of_nvcomp_is_in_the_identity(monkeypatch: pytest.MonkeyPatc
     ]
     monkeypatch.setattr(run_identity, "distributions", lambda: installed)
     zstd, ans = (SimpleNamespace(codec=codec, name=f"{codec} somewhere") for codec in ("zstd", "ans"))
-    assert run_identity._lossless(ans) == ["ans somewhere", "nvidia-libnvcomp-cu12 6.0.0.12"]
-    assert run_identity._lossless(zstd) == ["zstd somewhere"]
+    assert run_identity.lossless_of(ans) == ["ans somewhere", "nvidia-libnvcomp-cu12 6.0.0.12"]
+    assert run_identity.lossless_of(zstd) == ["zstd somewhere"]
 
 
 def test_another_run_holds_the_output(pair: Pair, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
