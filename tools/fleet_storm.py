@@ -48,8 +48,8 @@ def files_of(directory: Path) -> dict[str, bytes]:
 
 def workers_of(driver: int) -> list[int]:
     """Its child processes."""
-    found = Path(f"/proc/{driver}/task/{driver}/children").read_text().split()
-    return [int(one) for one in found]
+    threads = Path(f"/proc/{driver}/task").glob("*/children")  # of each thread its own
+    return [int(one) for path in threads for one in path.read_text().split()]
 
 
 def alive(process: int) -> bool:

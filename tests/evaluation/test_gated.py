@@ -227,7 +227,7 @@ def test_a_run_that_was_stopped_while_it_measured_goes_on_there(
         f"interrupted; {tmp_path / 'out.candidate'} is whole, run again to go on measuring it"
         in capsys.readouterr().err
     )
-    monkeypatch.setattr(driver, "_plan", None)  # nothing is compressed again
+    monkeypatch.setattr(driver, "prepare", None)  # nothing is compressed again
     other = write_data(tmp_path / "other.jsonl", records=70)
     for change, told in (
         (["--resume", "--seed", "7"], "another calibration data, samples"),
