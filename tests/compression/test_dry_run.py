@@ -182,7 +182,10 @@ def test_what_compress_refuses(pair: Pair, tmp_path: Path, capsys: pytest.Captur
     assert dry.out == ""
 
 
-def test_the_command_line(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     argv = [one for one in pair.argv(tmp_path / "deep" / "out") if one != "--quiet"]
     assert main([*argv, "--dry-run", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
