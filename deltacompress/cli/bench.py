@@ -204,6 +204,24 @@ def pairs(
     console.result(table, lambda: render.rows(f"pairs, scored on {table['scored_on']}", shown))
 
 
+@app.command("architectures")
+@verb
+def architectures(
+    console: Console,
+    types: Annotated[
+        list[str] | None, typer.Argument(metavar="[TYPE]...", help="Model types, as in config.json; all by default.")
+    ] = None,
+) -> None:
+    """Say which causal model types of the installed transformers are taken, and why others are refused."""
+    from deltacompress.bench.architectures import run
+    from deltacompress.cli import render
+
+    with console.progress() as reporter:
+        data = run(types or (), reporter=reporter).to_json()
+    shown = data | {"rows": [row | {"taken": "yes" if row["taken"] else "no"} for row in data["rows"]]}
+    console.result(data, lambda: render.summary_and_rows("architectures", shown, table="rows"))
+
+
 def _names(listed: str) -> list[str]:
     return [name.strip() for name in listed.split(",") if name.strip()]
 

@@ -21,9 +21,10 @@ from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import BackendError, CheckpointError
 from deltacompress.files.places import CONFIG
+from deltacompress.models.architectures.refusals import is_dense_decoder
 from deltacompress.models.config import other_way_out, read_config, unsupported, unusable
 from deltacompress.models.quiet import quiet
-from deltacompress.models.support import is_dense_decoder, outline, try_forward
+from deltacompress.models.support import outline, try_forward
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

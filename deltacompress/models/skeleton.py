@@ -74,7 +74,7 @@ class Skeleton:
         config = support.read_decoder(raw, file, tensors=len(names))
         outlined = support.outline(config, file, tensors=len(names))
         layers_path = support.decoder_layers(outlined, path)
-        support.try_forward(outlined, file)
+        support.try_forward(outlined, file, layers_path)
         model = support.build_model(config, file)
         model.tie_weights()  # again: becoming meta parted what had been tied
         model.eval().requires_grad_(False)

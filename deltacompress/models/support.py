@@ -8,7 +8,7 @@ the message always names a recipe that works for any checkpoint.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,13 @@ import torch
 from accelerate import init_empty_weights
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from deltacompress.files.places import CONFIG
+from deltacompress.models.architectures import refusals
 from deltacompress.models.config import config_class, read_config, unsupported, unusable
-from deltacompress.models.fields import ConfigClass, default
 from deltacompress.models.quiet import quiet
+from deltacompress.models.relay import BrokenChain
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -35,8 +36,6 @@ _MAX_BUFFERS = 192 << 20
 _OF_THE_MACHINE = re.compile(r"CUDA|HIP|MPS|memory|cuDNN|cuBLAS|CUBLAS", re.IGNORECASE)
 """In what torch raises as a RuntimeError, whether a size is wrong or a device is lost."""
 
-# num_experts, num_local_experts, n_routed_experts, moe_num_experts, ...: more than one of them makes a router.
-_EXPERT_COUNT = re.compile(r"experts$")
 _EXPERT_MODULE = re.compile(r"(^|_)(experts?|router|moe)(_|$)|MoE|Moe|Experts|Router")
 
 
@@ -70,35 +69,12 @@ def read_decoder(raw: Mapping[str, Any], file: Path, *, tensors: int) -> Pretrai
         CheckpointError: as read_config.
     """
     kind = config_class(raw, file)
-    if reason := _other_than_decoder(kind):  # first: its fields are another model's, and each would be refused
+    if reason := refusals.of_type(kind):  # first: its fields are another model's, and each would be refused
         raise unsupported(file, reason)
     config = read_config(raw, file, tensors=tensors)
-    if reason := _other_than_dense(config):
+    if reason := refusals.of_config(config):
         raise unsupported(file, reason)
     return config
-
-
-def is_dense_decoder(config: PretrainedConfig) -> bool:
-    """Whether a config is that of a dense text decoder."""
-    return not (_other_than_decoder(type(config)) or _other_than_dense(config))
-
-
-def _other_than_decoder(kind: ConfigClass) -> str | None:
-    if any(not _is_text(one) for one in default(kind)):
-        return f"model type {kind.model_type!r} is multimodal, only text decoders can be calibrated"
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return f"model type {kind.model_type!r} is no causal language model"
-    return None
-
-
-def _other_than_dense(config: PretrainedConfig) -> str | None:
-    if config.is_encoder_decoder:
-        return f"model type {config.model_type!r} is no causal language model"
-    for field, value in config.to_dict().items():
-        if _EXPERT_COUNT.search(field) and "shared" not in field and isinstance(value, int) and value > 1:
-            told = f"is a mixture of experts ({field}={value}), which is not supported yet"
-            return f"model type {config.model_type!r} {told}"
-    return None
 
 
 def outline(config: PretrainedConfig, file: Path, *, tensors: int) -> PreTrainedModel:
@@ -159,12 +135,20 @@ def build_model(config: PretrainedConfig, file: Path) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def try_forward(model: PreTrainedModel, file: Path) -> None:
+def try_forward(model: PreTrainedModel, file: Path, layers: str | None = None) -> None:
     """Run a dense decoder on the meta device over two tokens, to meet what a config breaks before weights are read.
+
+    layers: module path of the decoder layers, if each has to receive what the one before it returned.
 
     Raises:
         CheckpointError: names `file` and what the forward raised.
+        UnsupportedModelError: the model does more between its layers, or what it runs depends on values.
     """
+    with _in_a_chain(() if layers is None else tuple(model.get_submodule(layers).children())):
+        _try_two_tokens(model, file)
+
+
+def _try_two_tokens(model: PreTrainedModel, file: Path) -> None:
     ids = torch.zeros(1, 2, dtype=torch.int64, device="meta")
     mask = torch.zeros(1, 1, 2, 2, device="meta")  # given whole, for making one looks at values
     try:
@@ -174,15 +158,36 @@ def try_forward(model: PreTrainedModel, file: Path) -> None:
             if "meta tensors" not in str(error):
                 raise
             model(input_ids=ids, attention_mask=mask, position_ids=ids, use_cache=False)
+    except BrokenChain as error:
+        reason = f"{type(model).__name__} changes the hidden states between its layers"
+        raise unsupported(file.parent, reason) from error
+    except NotImplementedError as error:  # the meta device has no values to decide by
+        reason = f"what {type(model).__name__} runs depends on the values that it meets"
+        raise unsupported(file.parent, reason) from error
     except Exception as error:
         raise unusable(file, error) from error
 
 
-def _is_text(config: PretrainedConfig) -> bool:
+@contextmanager
+def _in_a_chain(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Raise BrokenChain where a layer receives something else than the one before it returned."""
+    returned: list[Any] = []
+
+    def before(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+        if layer is not layers[len(returned) % len(layers)] or (returned and hidden is not returned[-1]):
+            raise BrokenChain
+
+    def after(_layer: nn.Module, _args: Any, output: Any) -> None:
+        returned.append(output[0] if isinstance(output, tuple) else output)
+
+    handles = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in layers]
+    handles += [layer.register_forward_hook(after) for layer in layers]
     try:
-        return config.get_text_config() is config
-    except ValueError:  # it has several
-        return False
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def decoder_layers(model: PreTrainedModel, where: Path) -> str:
@@ -193,10 +198,18 @@ def decoder_layers(model: PreTrainedModel, where: Path) -> str:
     """
     if not isinstance(model.get_output_embeddings(), nn.Linear):
         raise unsupported(where, f"{type(model).__name__} has no linear output projection")
-    found = find_layers(model, model.config.num_hidden_layers, where)
+    if reason := refusals.of_model(model):
+        raise unsupported(where, reason)
+    found = find_layers(model, _layer_count(model), where)
     for layer in model.get_submodule(found).children():
         check_layer(layer, where)
     return found
+
+
+def _layer_count(model: PreTrainedModel) -> int:
+    """Of the decoder: some types count those of an encoder too, which their causal models lack."""
+    count: int = getattr(model.config, "decoder_layers", 0) or model.config.num_hidden_layers
+    return count
 
 
 def find_layers(model: nn.Module, count: int, where: Path) -> str:

@@ -163,7 +163,7 @@ def test_refused_architectures(tiny: Callable[..., Any], architecture: str, reas
 def test_experts_are_found_by_structure_too(
     tiny: Callable[..., Any], architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deltacompress.models.support._EXPERT_COUNT", re.compile("never"))
+    monkeypatch.setattr("deltacompress.models.architectures.refusals._EXPERT_COUNT", re.compile("never"))
     with pytest.raises(UnsupportedModelError, match="mixture-of-experts layers"):
         open_skeleton(tiny(architecture))
 

@@ -1,0 +1,82 @@
+"""Why a model cannot be walked: by its type, by its config, by what transformers builds of it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
+
+from deltacompress.models.fields import ConfigClass, default
+
+# num_experts, num_local_experts, n_routed_experts, moe_num_experts, ...: more than one of them makes a router.
+_EXPERT_COUNT = re.compile(r"experts$")
+_SENSES = re.compile(r"Vision|Image|Audio|Speech|Video")
+_ALWAYS_CAUSAL = frozenset(("gpt_neox", "gpt_neox_japanese", "trocr"))
+"""Types that declare is_decoder and look at no token to the right whatever it says."""
+
+
+def is_dense_decoder(config: PretrainedConfig) -> bool:
+    """Whether a config is that of a dense text decoder."""
+    return not (of_type(type(config)) or of_config(config))
+
+
+def of_type(kind: ConfigClass) -> str | None:
+    """Why no model of a config class can be walked; None if there is no reason."""
+    if any(not _is_text(one) for one in default(kind)):
+        return f"model type {kind.model_type!r} is multimodal, only text decoders can be calibrated"
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return f"model type {kind.model_type!r} is no causal language model"
+    return None
+
+
+def of_config(config: PretrainedConfig) -> str | None:
+    """Why a model with this config, of a type that can be walked, cannot be; None if there is no reason."""
+    if config.is_encoder_decoder:
+        return f"model type {config.model_type!r} is no causal language model"
+    if field := _bidirectional(config):
+        told = f"is bidirectional with {field}: each token sees those after it, and only causal decoders are calibrated"
+        return f"model type {config.model_type!r} {told}"
+    for field, value in config.to_dict().items():
+        if _EXPERT_COUNT.search(field) and "shared" not in field and isinstance(value, int) and value > 1:
+            told = f"is a mixture of experts ({field}={value}), which is not supported yet"
+            return f"model type {config.model_type!r} {told}"
+    return None
+
+
+def of_model(model: PreTrainedModel) -> str | None:
+    """Why a model that transformers has built cannot be walked; None if there is no reason."""
+    kind = type(model.config)
+    inner = {type(one) for one in model.modules() if isinstance(one, PreTrainedModel) and type(one.config) is not kind}
+    if not inner:
+        return None
+    names = sorted(one.__name__ for one in inner)
+    if any(map(_SENSES.search, names)):
+        told = f"is multimodal ({', '.join(names)}), only text decoders can be calibrated"
+        return f"model type {kind.model_type!r} {told}"
+    return f"{type(model).__name__} is made of several models ({', '.join(names)}), only one stack of layers is walked"
+
+
+def _bidirectional(config: PretrainedConfig) -> str | None:
+    """The field, with its value, by which the tokens of this decoder see those after them."""
+    own = _own_fields(type(config))
+    encoder_too = "is_decoder" in own and config.model_type not in _ALWAYS_CAUSAL
+    if encoder_too and "is_encoder_decoder" not in own and not config.is_decoder:
+        return "is_decoder false"
+    if "causal" in own and not config.causal:
+        return "causal false"
+    both: object = getattr(config, "use_bidirectional_attention", None)
+    return f"use_bidirectional_attention {both!r}" if both is True or both == "all" else None
+
+
+def _own_fields(kind: ConfigClass) -> set[str]:
+    """Fields that a config class declares itself, beyond those of every config."""
+    below = kind.__mro__[: kind.__mro__.index(PretrainedConfig)]
+    return {name for one in below for name in inspect.get_annotations(one)}
+
+
+def _is_text(config: PretrainedConfig) -> bool:
+    try:
+        return config.get_text_config() is config
+    except ValueError:  # it has several
+        return False

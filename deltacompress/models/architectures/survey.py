@@ -1,0 +1,122 @@
+"""Which causal model types of the installed transformers can be calibrated, each tried on its default config.
+
+A config with the type's own defaults, cut down to two layers, goes the way that a checkpoint's goes before any weight
+is read, with the tensor names that transformers would save. Nothing is loaded: the models are on the meta device.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import CONFIG_MAPPING
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from deltacompress.errors import DeltaCompressError, first_line
+from deltacompress.files.places import CONFIG
+from deltacompress.models.quiet import quiet
+from deltacompress.models.skeleton import Skeleton
+from deltacompress.models.support import outline, read_decoder
+
+VERSION: str = transformers.__version__
+"""Of the installed transformers."""
+
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
+_TENSORS = 10_000
+_WHOLE: dict[str, dict[str, Any]] = {
+    "dots1": {"num_key_value_heads": 32, "head_dim": 128},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+    "xmod": {"default_language": "en_XX"},
+}
+"""What defaults leave to whoever writes a config, of types whose defaults alone make no model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A model type; reason: why it is refused, None if it is taken. linears: of its two layers, coded from inputs."""
+
+    model_type: str
+    reason: str | None
+    linears: int = 0
+
+    @property
+    def taken(self) -> bool:
+        """Whether a checkpoint of this type can be compressed with calibration."""
+        return self.reason is None
+
+
+def causal_types() -> list[str]:
+    """Every model type that the installed transformers has a causal language model for."""
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def judge(model_type: str) -> Verdict:
+    """Try one type on its default config, as a decoder where it can be an encoder too."""
+    try:
+        raw = default_config(model_type)
+    except Exception as error:  # noqa: BLE001 - each config class checks itself, with whatever errors
+        return Verdict(model_type, f"its default config is none ({first_line(error)})")
+    with tempfile.TemporaryDirectory(prefix="deltacompress-") as made:
+        (Path(made) / CONFIG).write_text(json.dumps(raw))
+        try:
+            names = saved_names(raw, Path(made) / CONFIG)
+            skeleton = Skeleton.from_config(Path(made), names, device="cpu")
+        except DeltaCompressError as error:
+            where = "" if error.where is None else error.where.rpartition(f"{CONFIG}: ")[2]
+            field = "" if where.startswith(made) or not where else f"{where}: "
+            return Verdict(model_type, f"{field}{error.what}".replace(made, ""))
+    linears = sum(len(skeleton.linear_names(i)) for i in range(skeleton.num_layers))
+    return Verdict(model_type, None, linears)
+
+
+def default_config(model_type: str) -> dict[str, Any]:
+    """config.json of a type's defaults with two layers, of the first kind and of another one where there is one."""
+    with quiet():
+        config = CONFIG_MAPPING[model_type](**_WHOLE.get(model_type, {}))
+    raw: dict[str, Any] = json.loads(json.dumps(config.to_dict(), default=str))
+    raw["model_type"] = model_type
+    for name in ("dtype", "transformers_version"):
+        raw.pop(name, None)
+    if "is_encoder_decoder" in raw:  # the decoder alone is what a causal model of such a type has
+        raw["is_encoder_decoder"] = False
+    if "is_decoder" in raw:
+        raw["is_decoder"] = True
+    for one in (raw, *_inner(raw)):
+        _cut(one)
+    return raw
+
+
+def saved_names(raw: dict[str, Any], file: Path) -> list[str]:
+    """The tensors of a checkpoint with this config, as transformers would name them; raises as `outline`."""
+    model = outline(read_decoder(raw, file, tensors=_TENSORS), file, tensors=_TENSORS)
+    with quiet():
+        return sorted(revert_weight_conversion(model, model.state_dict()))
+
+
+def _inner(raw: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for value in raw.values():
+        if isinstance(value, dict):
+            yield value
+            yield from _inner(value)
+
+
+def _cut(raw: dict[str, Any]) -> None:
+    """Two layers: the first, and the next that a list of the layers' kinds tells from it."""
+    for field in (name for name in _LAYERS if isinstance(raw.get(name), int)):
+        count: int = raw[field]
+        lists = [name for name, value in raw.items() if isinstance(value, list) and len(value) == count > 2]
+        other = next((i for i in range(1, count) if any(raw[name][i] != raw[name][0] for name in lists)), 1)
+        for name in lists:
+            raw[name] = [raw[name][0], raw[name][other]]
+        raw[field] = min(count, 2)
+        if isinstance(raw.get("per_layer_config"), dict):
+            raw["per_layer_config"] = {}
