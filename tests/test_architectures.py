@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +14,18 @@ from pairs import Pair, weights_of
 from deltacompress.artifact.delta import load_delta, verify
 from deltacompress.artifact.restoration import restore
 from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.codecs.settings import RtnSettings
 from deltacompress.errors import UnsupportedModelError
 
-ARCHITECTURES = ["llama", "mistral", "qwen2", "qwen2-tied", "qwen3", "gemma2", "gemma3", "gpt-neox", "phi", "phi3"]
+ARCHITECTURES = [
+    "llama", "mistral", "qwen2", "qwen2-tied", "qwen3", "gemma2", "gemma3", "gpt-neox", "phi", "phi3", "gpt2",
+]  # fmt: skip
 
 
-def restored(pair: Pair, root: Path, recipe: str) -> Path:
+def restored(pair: Pair, root: Path, recipe: str | Recipe, **options: Any) -> Path:
     """Compress, verify with and without the base, restore."""
-    pair.compress(root / "delta", recipe=recipe)
+    pair.compress(root / "delta", recipe=recipe, **options)
     verify(root / "delta")
     verify(root / "delta", base=pair.base)
     return restore(root / "delta", base=pair.base, out=root / "restored")
@@ -33,13 +38,13 @@ def assert_same_checkpoint(found: Path, wanted: Path) -> None:
     assert {path.name: path.read_bytes() for path in found.iterdir() if path.suffix != ".safetensors"} == sides
 
 
-def logits(checkpoint: Path) -> torch.Tensor:
+def logits(checkpoint: Path, ids: torch.Tensor | None = None) -> torch.Tensor:
     """What plain transformers makes of a checkpoint; every weight must find its place."""
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
         checkpoint, dtype=torch.float32, output_loading_info=True
     )
     assert not any(info.values()), info
-    ids = torch.arange(4, 36).reshape(2, 16)
+    ids = torch.arange(4, 36).reshape(2, 16) if ids is None else ids
     with torch.no_grad():
         return torch.log_softmax(model(input_ids=ids).logits, -1)
 
@@ -58,7 +63,7 @@ def test_lossy(make_pair: Callable[..., Pair], tmp_path: Path, architecture: str
     delta = load_delta(tmp_path / "delta")
     assert list(delta.tensors) == list(names)
     linear = {record.name for record in delta.manifest.tensors if record.kind == "linear"}
-    assert len(linear) == 2 * {"phi3": 4, "gpt-neox": 4, "phi": 6}.get(architecture, 7)
+    assert len(linear) == 2 * {"phi3": 4, "gpt-neox": 4, "phi": 6, "gpt2": 4}.get(architecture, 7)
     assert {record.codec for record in delta.manifest.tensors if record.name in linear} == {"obs"}
     old, tuned, new = weights_of(pair.base), weights_of(pair.finetuned), weights_of(found)
     for name, record in delta.tensors.items():
@@ -72,6 +77,36 @@ def test_lossy(make_pair: Callable[..., Pair], tmp_path: Path, architecture: str
         assert recipe == "int2" or 0 < error.norm() < change.norm(), name
     wanted = logits(pair.finetuned)
     assert divergence(logits(found), wanted) < 0.7 * divergence(logits(pair.base), wanted)
+
+
+def rounded(recipe: str) -> Recipe:
+    """A shipped recipe with its linears rounded to nearest at the same bits and pattern, on the same grid."""
+    plain = Recipe.load(recipe).model_dump(mode="json")
+    fields = RtnSettings.model_fields.keys()
+    rules = [
+        {key: value for key, value in rule.items() if key in fields or key in ("kind", "name")} | {"codec": "rtn"}
+        if rule["codec"] == "obs"
+        else rule
+        for rule in plain["rules"]
+    ]
+    return Recipe.parse(plain | {"name": f"{recipe} rounded", "rules": rules})
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_calibration_beats_rounding(make_pair: Callable[..., Pair], tmp_path: Path, architecture: str) -> None:
+    pair = make_pair(architecture)
+    ids = torch.randint(4, 92, (16, 16), generator=torch.Generator().manual_seed(5))
+    wanted = logits(pair.finetuned, ids)
+    lost = {}
+    for name, recipe in (("calibrated", Recipe.load("int4-24")), ("rounded", rounded("int4-24"))):
+        (tmp_path / name).mkdir()
+        lost[name] = divergence(logits(restored(pair, tmp_path / name, recipe, samples=28), ids), wanted)
+    assert 0 < lost["calibrated"] < 0.8 * lost["rounded"]
+    used = {
+        name: {one.codec for one in load_delta(tmp_path / name / "delta").manifest.tensors if one.kind == "linear"}
+        for name in lost
+    }
+    assert used == {"calibrated": {"obs"}, "rounded": {"rtn"}}
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "mixtral", "mamba"])

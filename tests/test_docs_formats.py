@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from blake3 import blake3
+from pairs import Pair
 from pydantic import BaseModel
 from safetensors.torch import save_file
 
@@ -220,6 +221,18 @@ def test_the_documented_reader_restores_artifacts(
     assert status["lm_head.weight"] == "alias"
     assert status["c.weight"] == ("coded" if full else "identical")
     assert status["extra"] == ("exact" if full else "added")
+
+
+@pytest.mark.parametrize("recipe", ["int4-24", "int2"])
+def test_the_documented_reader_turns_what_lies_as_in_by_out(
+    recipe: str, reader: Any, make_pair: Callable[..., Pair], tmp_path: Path
+) -> None:
+    pair = make_pair("gpt2")
+    pair.compress(tmp_path / "delta", recipe=recipe)
+    turned = [record for record in load_delta(tmp_path / "delta").tensors.values() if "transposed" in record.params]
+    assert len(turned) == 8
+    restored = reader.restore(tmp_path / "delta", reader.read_safetensors(pair.base / "model.safetensors"))
+    assert restored.keys() == read_header(pair.finetuned / "model.safetensors").tensors.keys()
 
 
 BOUNDS = (

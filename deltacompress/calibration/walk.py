@@ -103,7 +103,7 @@ def record_inputs(skeleton: Skeleton, i: int, names: Iterable[str] | None = None
     recorder = InputRecorder(skeleton.path, chosen)
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        return lambda _module, args, kwargs: recorder.see(name, args[0] if args else kwargs["input"])
+        return lambda _module, args, kwargs: recorder.see(name, args[0] if args else next(iter(kwargs.values())))
 
     with ExitStack() as hooks:
         layer = skeleton.layer(i)

@@ -153,12 +153,13 @@ def _packed(params: dict[str, Any], parts: Parts, base: Tensor | None, like: Ten
     try:
         delta = packed.decode(spec, parts)
         if (row_mask := parts.get("row_mask")) is not None:
-            delta = _spread_rows(delta, row_mask, shape[0] if len(shape) > 1 else 1)
+            whole = shape[1] if spec.transposed else shape[0]
+            delta = _spread_rows(delta, row_mask, whole if len(shape) > 1 else 1)
     except (ValueError, RuntimeError, IndexError) as error:
         raise FormatError(f"the parts do not decode ({error})", where=where) from error
-    if delta.numel() != shape.numel():
+    if delta.numel() != shape.numel() or (spec.transposed and tuple(shape) != (delta.shape[1], delta.shape[0])):
         raise FormatError(f"decodes to {tuple(delta.shape)}, expected {tuple(shape)}", where=where)
-    return _with_base(delta, parts, base, like, where)
+    return _with_base(delta.t() if spec.transposed else delta, parts, base, like, where)
 
 
 def _low_rank(params: dict[str, Any], parts: Parts, base: Tensor | None, like: Tensor, where: str) -> Tensor:

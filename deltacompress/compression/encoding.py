@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from blake3 import blake3
@@ -18,6 +18,7 @@ from torch import Tensor
 from deltacompress.artifact.records import PartRecord, Status, TensorRecord
 from deltacompress.checkpoints.dtypes import DTYPE_NAMES, DTYPES
 from deltacompress.checkpoints.reader import PINNED_AT_MOST, tensor_bytes
+from deltacompress.checkpoints.rows import Elements, InMemory
 from deltacompress.codecs.encoded import Encoded, restore_pieces, restore_tensor
 from deltacompress.codecs.formats import packed
 from deltacompress.codecs.formats.packed import Parts
@@ -39,9 +40,9 @@ class Outcome:
 
 def encode_uncalibrated(plan: Plan, tensor: TensorPlan) -> Encoded:
     """Encode a tensor whose codec needs no activations, piece by piece: what memory holds are its parts."""
-    base, finetuned = plan.rows(tensor)
     if tensor.treatment == "identical":
         return Encoded("none", {}, {})
+    base, finetuned = _as_coded(plan, tensor)
     codec = tensor.codec
     assert codec.encode is not None
     fitted = () if codec.fit is None else (tensor.fitted,)
@@ -49,13 +50,28 @@ def encode_uncalibrated(plan: Plan, tensor: TensorPlan) -> Encoded:
 
 
 def with_added_rows(plan: Plan, tensor: TensorPlan, encoded: Encoded) -> Encoded:
-    """Rows beyond the base's (added tokens) are stored as they are."""
+    """Rows beyond the base's (added tokens) are stored as they are; that a linear was turned is told to readers."""
+    if tensor.transposed:
+        return replace(encoded, params=encoded.params | {"transposed": 1})
     base, finetuned = plan.rows(tensor)
     shared = finetuned.shape if base is None else base.shape
     if FORMATS[encoded.format].shared_rows and shared != finetuned.shape:
         added = finetuned.read(math.prod(shared), math.prod(finetuned.shape))
         encoded.parts["added_rows"] = added.view(finetuned.shape[0] - shared[0], *shared[1:])
     return encoded
+
+
+def _as_coded(plan: Plan, tensor: TensorPlan) -> tuple[Elements | None, Elements]:
+    """As Plan.rows, in the order in which the codec takes them."""
+    base, finetuned = plan.rows(tensor)
+    if tensor.transposed:
+        return None if base is None else _turned(base), _turned(finetuned)
+    return base, finetuned
+
+
+def _turned(tensor: Elements) -> InMemory:
+    """The transpose of a matrix, held whole."""
+    return InMemory(tensor.read(0, math.prod(tensor.shape)).view(tensor.shape).t().contiguous())
 
 
 @dataclass(frozen=True, slots=True)

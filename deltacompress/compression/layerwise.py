@@ -93,7 +93,7 @@ class _Walk:
     ) -> None:
         self.plan, self.skeleton, self.steps, self.note = plan, skeleton, steps, reporter.note
         self.precision = calibration_precision(skeleton.device, bf16_weights=plan.bf16_linears)
-        widest = max((one.pair.info.shape[1] for one in plan.tensors.values() if one.calibrated), default=1)
+        widest = max((one.inputs for one in plan.tensors.values() if one.calibrated), default=1)
         self.room = Room(skeleton.device, features=widest, tokens=tokens_per_batch, note=reporter.note)
 
     def simple(self, step: str, tensors: list[TensorPlan]) -> dict[str, Tensor]:
@@ -209,7 +209,7 @@ class _Walk:
         leaders = [group[0] for group in stage]
         sums = {
             group[0]: HessianAccumulator(
-                self.plan.tensors[group[0]].pair.info.shape[1],
+                self.plan.tensors[group[0]].inputs,
                 device=self.skeleton.device,
                 asymmetric=any(self.plan.tensors[name].needs_teacher for name in group),
             )
@@ -259,7 +259,9 @@ class _Walk:
         with part("read"):
             references = {tensor.name: self.plan.base_of(tensor, self.skeleton.device) for tensor in tensors}
         encoded = encode_group(
-            [_to_encode(name, weights[name], reference) for name, reference in references.items()], statistics, settings
+            [_to_encode(self.plan.tensors[name], weights[name], reference) for name, reference in references.items()],
+            statistics,
+            settings,
         )
         for tensor in tensors:
             reference = references.pop(tensor.name)
@@ -290,6 +292,8 @@ def _leaf(name: str) -> str:
     return name.split(".")[-2]
 
 
-def _to_encode(name: str, weight: Tensor, reference: Tensor | None) -> LinearToEncode:
-    delta = delta_of(weight, reference, name)
-    return LinearToEncode(name, delta, weight[: delta.shape[0]])
+def _to_encode(tensor: TensorPlan, weight: Tensor, reference: Tensor | None) -> LinearToEncode:
+    delta = delta_of(weight, reference, tensor.name)
+    if tensor.transposed:
+        return LinearToEncode(tensor.name, delta.t().contiguous(), weight.t().contiguous())
+    return LinearToEncode(tensor.name, delta, weight[: delta.shape[0]])

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from deltacompress.checkpoints.rows import Rows, ranges
 from deltacompress.codecs.encoded import as_matrix
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.registry import CODECS
-from deltacompress.codecs.settings import Codec, ExactSettings, Settings
+from deltacompress.codecs.settings import Codec, ExactSettings, Quantizing, Settings
 from deltacompress.errors import CheckpointError, PairError, RecipeError
 from deltacompress.types import TensorKind
 
@@ -37,7 +37,8 @@ class TensorPlan:
     """One fine-tuned tensor and what to do with it.
 
     treatment: code (lossy, by `settings`), exact, identical (bitwise the base's), added (exact, no base) or alias.
-    fitted: what the codec's `fit` found for it, if it has one, once that has run.
+    fitted: what the codec's `fit` found for it, if it has one, once that has run. transposed: whether it is coded as
+    [out, in] while it lies as [in, out].
     """
 
     pair: TensorPair
@@ -45,6 +46,12 @@ class TensorPlan:
     treatment: Treatment
     settings: Settings
     fitted: Any = None
+    transposed: bool = False
+
+    @property
+    def inputs(self) -> int:
+        """Input features of a linear."""
+        return self.pair.info.shape[0 if self.transposed else 1]
 
     @property
     def name(self) -> str:
@@ -155,8 +162,12 @@ class Plan:
             self.base.read_ahead(plan.pair.base_name for plan in plans if plan.pair.base_name)
 
 
-def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind]) -> Plan:
+def make_plan(
+    pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind], transposed: Collection[str] = ()
+) -> Plan:
     """Choose a rule for every tensor of a pairing, and refuse what cannot work.
+
+    transposed: names of linears that lie as [in, out].
 
     Raises:
         PairError: codec skip on a tensor with more rows than the base's; both models are the same.
@@ -179,7 +190,7 @@ def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorK
         recipe.rule_for(found.info.name, kind_of(found.info.name))  # before any weight is read
     for checkpoint in (base, finetuned):
         checkpoint.fingerprint()  # hashes all its tensors side by side; they are asked for one by one below
-    tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of)}
+    tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of, transposed)}
     _check_shapes(recipe, tensors.values())
     if all(plan.treatment in ("identical", "alias") for plan in tensors.values()):
         raise PairError(
@@ -209,7 +220,9 @@ def make_plan(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorK
     return Plan(pairing, recipe, tensors)
 
 
-def _plans(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind]) -> Iterator[TensorPlan]:
+def _plans(
+    pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind], transposed: Collection[str]
+) -> Iterator[TensorPlan]:
     for found in pairing.pairs:
         name = found.info.name
         kind = kind_of(name)
@@ -217,7 +230,9 @@ def _plans(pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind
         treatment = _treatment(pairing, found, recipe, settings)
         if treatment == "code" and settings.codec == "skip" and found.base_rows not in (None, found.info.shape[0]):
             raise PairError("codec skip, but the base has fewer rows", where=name, way_out="use rtn or exact for it")
-        yield TensorPlan(found, kind, treatment, settings if treatment == "code" else ExactSettings())
+        turned = name in transposed and treatment == "code" and isinstance(settings, Quantizing)
+        used = settings if treatment == "code" else ExactSettings()
+        yield TensorPlan(found, kind, treatment, used, transposed=turned)
 
 
 def _check_shapes(recipe: Recipe, tensors: Iterable[TensorPlan]) -> None:
@@ -231,6 +246,7 @@ def _check_shapes(recipe: Recipe, tensors: Iterable[TensorPlan]) -> None:
         if plan.treatment == "code":
             rows, columns = as_matrix(plan.pair.info.shape)
             shared = rows if recipe.scope == "full" or plan.pair.base_rows is None else plan.pair.base_rows
+            shared, columns = (columns, shared) if plan.transposed else (shared, columns)
             shapes.append((plan, shared, columns))
     for plan, rows, columns in sorted(shapes, key=lambda one: min(one[1:])):
         try:

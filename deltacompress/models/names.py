@@ -19,7 +19,7 @@ from torch import nn
 
 from deltacompress.files.places import CONFIG
 from deltacompress.models.config import unsupported
-from deltacompress.models.support import decoder_layers, is_norm, outline, read_decoder
+from deltacompress.models.support import decoder_layers, is_linear, is_norm, outline, read_decoder
 from deltacompress.types import TensorKind
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _kind(model: PreTrainedModel, sites: tuple[Site, ...], layer: int | None) ->
         return "embedding"
     if attribute == "weight" and model.get_output_embeddings() in modules:
         return "head"
-    if attribute == "weight" and layer is not None and isinstance(module, nn.Linear):
+    if attribute == "weight" and layer is not None and is_linear(module):
         return "linear"
     if tensor.ndim == 1 and attribute.endswith("bias"):
         return "bias"

@@ -105,6 +105,10 @@ class Skeleton:
         """Checkpoint names of the linear weights of layer i, in module order (which is execution order in most)."""
         return [name for name in self.layer_names(i) if self._slots[name].kind == "linear"]
 
+    def transposed_names(self) -> set[str]:
+        """Checkpoint names of linear weights that lie as [in, out]."""
+        return {name for name in self._slots if support.is_transposed(self.module_of(name), self.kind(name))}
+
     @property
     def embedding_name(self) -> str:
         """Checkpoint name of the input embedding (of the head, where only that half of a tied pair is stored)."""
@@ -225,7 +229,7 @@ class Skeleton:
         call.check(hidden)
         with support.failing_forward(self.path):
             output = call.run(self._layers[i], hidden)
-        self._returns_tuple = isinstance(output, tuple)
+        self._returns_tuple = isinstance(output, tuple | list)
         result: torch.Tensor = output[0] if self._returns_tuple else output
         return result
 

@@ -18,12 +18,14 @@ from accelerate import init_empty_weights
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from deltacompress.files.places import CONFIG
 from deltacompress.models.architectures import refusals
 from deltacompress.models.config import config_class, read_config, unsupported, unusable
 from deltacompress.models.quiet import quiet
 from deltacompress.models.relay import BrokenChain
+from deltacompress.types import TensorKind
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -59,6 +61,16 @@ def failing_forward(path: Path) -> Iterator[None]:
 def is_norm(module: nn.Module) -> bool:
     """Normalization layers share no base class in transformers; their class names all say so."""
     return "norm" in type(module).__name__.lower()
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module multiplies by its weight; GPT-2's Conv1D is a linear layer whose weight lies as [in, out]."""
+    return isinstance(module, nn.Linear | Conv1D)
+
+
+def is_transposed(module: nn.Module, kind: TensorKind) -> bool:
+    """Whether a tensor of this kind and module is a linear weight that lies as [in, out]."""
+    return kind == "linear" and isinstance(module, Conv1D)
 
 
 def read_decoder(raw: Mapping[str, Any], file: Path, *, tensors: int) -> PretrainedConfig:
@@ -179,7 +191,7 @@ def _in_a_chain(layers: Sequence[nn.Module]) -> Iterator[None]:
             raise BrokenChain
 
     def after(_layer: nn.Module, _args: Any, output: Any) -> None:
-        returned.append(output[0] if isinstance(output, tuple) else output)
+        returned.append(output[0] if isinstance(output, tuple | list) else output)
 
     handles = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in layers]
     handles += [layer.register_forward_hook(after) for layer in layers]
@@ -243,7 +255,7 @@ def check_layer(layer: nn.Module, where: Path) -> None:
         if _EXPERT_MODULE.search(leaf) or _EXPERT_MODULE.search(kind):
             raise unsupported(where, f"{name} is a {kind}: mixture-of-experts layers are not supported yet")
         for attribute, parameter in module.named_parameters(recurse=False):
-            if parameter.ndim < 2 or is_norm(module) or (isinstance(module, nn.Linear) and attribute == "weight"):
+            if parameter.ndim < 2 or is_norm(module) or (is_linear(module) and attribute == "weight"):
                 continue
             shape = "x".join(map(str, parameter.shape))
             reason = f"{name}.{attribute} ({shape}) belongs to a {kind}, only nn.Linear weights can be calibrated"

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from deltacompress.errors import CheckpointError, UnsupportedModelError, first_line
 from deltacompress.models.skeleton import Skeleton
 
 SUPPORTED = [
-    "llama", "mistral", "qwen2", "qwen2-tied", "qwen3", "gemma2", "gemma3", "gpt-neox", "phi", "phi3", "bloom",
+    "llama", "mistral", "qwen2", "qwen2-tied", "qwen3", "gemma2", "gemma3", "gpt-neox", "phi", "phi3", "bloom", "gpt2",
 ]  # fmt: skip
-TIED = ["qwen2-tied", "gemma2", "gemma3", "bloom"]
+TIED = ["qwen2-tied", "gemma2", "gemma3", "bloom", "gpt2"]
 
 
 @pytest.fixture
@@ -96,23 +97,27 @@ def test_every_name_has_one_place_and_the_right_kind(tiny: Callable[..., Any], a
     # Oracle: count by shape and module type in a plain model; tied heads are the embedding.
     model = checkpoint.model()
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    linears = [m for m in model.modules() if isinstance(m, nn.Linear) and m is not head]
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and m is not embedding]
     kinds = {name: skeleton.kind(name) for name in checkpoint.names}
     count = {kind: list(kinds.values()).count(kind) for kind in set(kinds.values())}
     norms = [m for m in model.modules() if "Norm" in type(m).__name__]
     biases = [name for name, _ in model.named_parameters() if name.endswith("bias")]
     expected = {"linear": len(linears), "embedding": 1, "norm": len(norms), "bias": len(biases)}
-    expected["head"] = int(head.weight is not embedding.weight)
+    expected |= {"head": int(head.weight is not embedding.weight), "other": len(tables)}
     assert count == {kind: number for kind, number in expected.items() if number}
     assert (skeleton.head_name is None) == (architecture in TIED)
     assert kinds[skeleton.embedding_name] == "embedding"
 
+    conv = any(isinstance(module, Conv1D) for module in linears)
     per_layer_linears = [skeleton.linear_names(i) for i in range(skeleton.num_layers)]
     assert sum(map(len, per_layer_linears)) == len(linears)
     for i, names in enumerate(per_layer_linears):
         assert {skeleton.module_of(name) for name in names} == {
-            module for module in skeleton.layer(i).modules() if isinstance(module, nn.Linear)
+            module for module in skeleton.layer(i).modules() if isinstance(module, nn.Linear | Conv1D)
         }
+    turned = {name for name in checkpoint.names if isinstance(skeleton.module_of(name), Conv1D)} if conv else set()
+    assert skeleton.transposed_names() == {name for name in turned if name.endswith("weight")}
 
 
 def test_gpt_neox_keeps_its_own_head_name_and_ignores_old_buffers(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
@@ -149,7 +154,6 @@ def test_layer_call_of_another_batch_shape_is_refused(tiny: Callable[..., Any], 
         ("mixtral", r"mixture of experts \(num_local_experts=4\)"),
         ("qwen3-moe", "mixture of experts"),
         ("gpt-oss", "mixture of experts"),
-        ("gpt2", "attn.c_attn.weight .* belongs to a Conv1D"),
         ("mamba", "MambaMixer"),
     ],
 )

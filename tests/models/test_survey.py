@@ -15,7 +15,7 @@ from deltacompress.errors import InputError, UnsupportedModelError
 from deltacompress.models.architectures.survey import causal_types, default_config, judge, saved_names
 from deltacompress.models.skeleton import Skeleton
 
-AT_LEAST = 89
+AT_LEAST = 92
 """Of the causal types of transformers 5.23; each that is taken on raises it."""
 BIDIRECTIONAL = ["bert", "big_bird", "electra", "megatron-bert", "roberta", "roformer", "xlm-roberta"]
 
@@ -39,7 +39,7 @@ def test_every_type_is_judged() -> None:
     assert sum(one.taken for one in verdicts) >= AT_LEAST
 
 
-@pytest.mark.parametrize(("name", "linears"), [("llama", 14), ("bert", 12), ("phi3", 8), ("gpt_neox", 8)])
+@pytest.mark.parametrize(("name", "linears"), [("llama", 14), ("bert", 12), ("phi3", 8), ("gpt_neox", 8), ("gpt2", 8)])
 def test_what_is_taken_is_counted(name: str, linears: int) -> None:
     assert judge(name).linears == linears
 

@@ -63,6 +63,16 @@ def test_the_base_alone_is_the_plain_base(served: Callable[..., Served]) -> None
     assert torch.equal(Runtime.from_base(pair.base).logits([(None, ids)])[0], wanted)
 
 
+def test_transposed_linears_are_refused_by_name(make_pair: Callable[..., Pair], tmp_path: Path) -> None:
+    pair = make_pair("gpt2")
+    pair.compress(tmp_path / "delta")
+    runtime = Runtime.from_base(pair.base)
+    with pytest.raises(UnsupportedModelError, match=r"no rule serves transformer\..*; .*restore"):
+        runtime.load(tmp_path / "delta", "v")
+    ids = random_ids(7)
+    assert_close(runtime.logits([(None, ids)])[0], oracle_logits(pair.base, ids))
+
+
 def test_alibi_is_refused_by_name(make_pair: Callable[..., Pair]) -> None:
     with pytest.raises(UnsupportedModelError, match=r"bloom has its positions .*ALiBi.* restore"):
         Runtime.from_base(make_pair("bloom").base)

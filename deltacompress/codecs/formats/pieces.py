@@ -1,6 +1,7 @@
 """A tensor from the bytes of its parts, piece by piece: memory holds one piece, however large the tensor is.
 
-The same functions decode a piece that decode a whole tensor (packed.decode), so both give the same bits. A piece of a
+The same functions decode a piece that decode a whole tensor (packed.decode), so both give the same bits. (A transposed
+packed tensor alone is held whole, in fp32.) A piece of a
 packed tensor is some whole rows; of a matrix whose rows are longer than a piece, some columns of one row,
 beginning where every part begins a byte. Parts whose length depends on the data are read on from where the piece
 before it ended, so pieces come in order.
@@ -60,12 +61,20 @@ def packed_pieces(
     added = sources.get("added_rows")
     shared = like.numel() - (added.nbytes // like.element_size() if added is not None else 0)
     at = 0
-    for delta in PackedPieces(spec, sources, storage=storage, where=where).deltas(shared // spec.columns):
+    deltas = PackedPieces(spec, sources, storage=storage, where=where).deltas(shared // spec.columns)
+    for delta in _turned(deltas, spec.columns) if spec.transposed else deltas:
         if base is not None:
             delta.add_(base.read(at, at + len(delta)))
         at += len(delta)
         yield delta.to(like.dtype)
     yield from added_pieces(sources, like)
+
+
+def _turned(deltas: Iterator[Tensor], columns: int) -> Iterator[Tensor]:
+    """The transpose of a matrix that comes row by row, flat; its first piece needs the last row, so all are held."""
+    whole = torch.cat([torch.empty(0), *deltas]).view(-1, columns).t().reshape(-1)
+    for begin, end in ranges(len(whole)):
+        yield whole[begin:end]
 
 
 def added_pieces(sources: Mapping[str, Source], like: Tensor) -> Iterator[Tensor]:

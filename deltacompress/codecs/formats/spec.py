@@ -23,7 +23,11 @@ Shapes = dict[str, tuple[str, tuple[int, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class PackedSpec:
-    """How to read the parts of one tensor. rows: the stored rows, all of them unless row_mask says otherwise."""
+    """How to read the parts of one tensor.
+
+    rows: the stored rows, all of them unless row_mask says otherwise. transposed: whether rows and columns are those of
+    the linear layer, [out, in], while the tensor lies as [in, out] (GPT-2's Conv1D).
+    """
 
     rows: int
     columns: int
@@ -31,11 +35,13 @@ class PackedSpec:
     sparsity: Sparsity
     group: int
     grid: GridKind
+    transposed: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The `params` of the manifest."""
+        turned = {"transposed": 1} if self.transposed else {}
         return {"bits": self.bits, "sparsity": str(self.sparsity), "group_size": self.group, "grid": self.grid,
-                "rows": self.rows, "columns": self.columns}  # fmt: skip
+                "rows": self.rows, "columns": self.columns} | turned  # fmt: skip
 
     @classmethod
     def from_json(cls, params: dict[str, Any], where: str) -> PackedSpec:
@@ -52,6 +58,7 @@ class PackedSpec:
                 sparsity=Sparsity.parse(params["sparsity"]),
                 group=int(params["group_size"]),
                 grid=params["grid"],
+                transposed=params.get("transposed") == 1,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"bad parameters of the packed format ({error})", where=where, way_out=AGAIN) from error

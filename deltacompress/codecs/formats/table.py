@@ -46,10 +46,15 @@ class Declared(Protocol):
 
 
 def shared_matrix(tensor: Declared) -> tuple[int, int, tuple[int, ...] | None]:
-    """(rows, columns) of the matrix that a lossy tensor is a delta in, and the shape of the rows added to it."""
+    """(rows, columns) of the matrix that a lossy tensor is a delta in, and the shape of the rows added to it.
+
+    Where that is the tensor's own transpose, its rows are the tensor's columns.
+    """
     first, *rest = tensor.shape or (1,)
     shared = first if tensor.base_rows is None else tensor.base_rows
     added = (first - shared, *rest) if shared < first else None
+    if tensor.params.get("transposed") == 1 and len(rest) == 1:
+        return rest[0], shared, added
     return (1, shared, added) if len(tensor.shape) < 2 else (shared, math.prod(rest), added)
 
 
@@ -67,7 +72,8 @@ def _check_packed(tensor: Declared, at: str, *, storage: bool) -> None:
     rows, columns, added = shared_matrix(tensor)
     mask = parts.get("row_mask", ("U8", (-(-rows // 8),)))
     stored_all = spec.rows == rows if "row_mask" not in parts else spec.rows < rows
-    if not stored_all or spec.columns != columns or mask != ("U8", (-(-rows // 8),)):
+    misplaced = spec.transposed and len(tensor.shape) != 2
+    if misplaced or not stored_all or spec.columns != columns or mask != ("U8", (-(-rows // 8),)):
         told = f"{spec.rows} x {spec.columns} are stored of {list(tensor.shape)}, base rows {tensor.base_rows}"
         raise FormatError(f"{told}: these do not fit", where=at, way_out=AGAIN)
     if parts.get("added_rows") != ((tensor.dtype, added) if added else None):

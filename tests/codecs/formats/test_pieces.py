@@ -110,6 +110,40 @@ def test_packed_tensors(case: Any, storage: bool) -> None:
     pieces.PackedPieces(spec, sources, storage=storage, where="t").check(rows)
 
 
+@given(cases(), st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_transposed_packed_tensors(case: Any, storage: bool) -> None:
+    """The codes of a matrix [out, in] for a tensor that lies as [in, out]: its transpose, whole and in pieces."""
+    spec, parts, like, base, _ = case
+    rows, columns = (len(base), spec.columns) if base is not None else (like.shape[0], spec.columns)
+    straight = torch.empty(rows, columns, dtype=torch.bfloat16, device="meta")
+    lying = torch.empty(columns, rows, dtype=torch.bfloat16, device="meta")
+    wanted = restore_tensor("packed", spec.to_json(), parts, base, straight, "t").t()
+    params = spec.to_json() | {"transposed": 1}
+    below = None if base is None else base.t().contiguous()
+    assert torch.equal(restore_tensor("packed", params, parts, below, lying, "t"), wanted)
+    stored = packed.to_storage(spec, parts) if storage else parts
+    assert torch.equal(in_pieces("packed", params, stored, below, lying, storage=storage), wanted)
+
+
+@pytest.mark.parametrize("shape", [(64,), (4, 4, 4), (8, 8, 1)])
+def test_only_a_matrix_is_transposed(shape: tuple[int, ...]) -> None:
+    weight = torch.randn(8, 8)
+    spec, parts = encoded(4, "dense", "minmax", weight, 8)
+    params = spec.to_json() | {"transposed": 1}
+    for base in (None, torch.zeros(shape)):
+        with pytest.raises(FormatError):
+            restore_tensor("packed", params, parts, base, torch.empty(shape, device="meta"), "t")
+
+
+@pytest.mark.parametrize("value", [0, 2, "yes", -1])
+def test_transposed_is_one_or_absent(value: Any) -> None:
+    spec, _ = encoded(4, "dense", "minmax", torch.randn(8, 8), 8)
+    with pytest.raises(FormatError, match="out of range"):
+        PackedSpec.from_json(spec.to_json() | {"transposed": value}, "t")
+    assert PackedSpec.from_json(spec.to_json() | {"transposed": 1}, "t") == replace(spec, transposed=True)
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.bool]
 )
