@@ -18,6 +18,18 @@ other      everything else (buffers, position tables, extra heads)
 
 
 @dataclass(frozen=True, slots=True)
+class OddLinears:
+    """Linear weights that are not all that others are, by checkpoint name.
+
+    transposed: they lie as [in, out]. unwalked: they have no input of their own, as their module does not run just once
+    in a forward.
+    """
+
+    transposed: frozenset[str] = frozenset()
+    unwalked: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """One tensor of a checkpoint, without its data.
 

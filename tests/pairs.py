@@ -23,7 +23,17 @@ WORDS = [f"w{i}" for i in range(88)]
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 SMALL: dict[str, Any] = {"num_hidden_layers": 2}
 MIXED: dict[str, Any] = SMALL | {"layer_types": ["sliding_attention", "full_attention"]}
-OVERRIDES: dict[str, dict[str, Any]] = {"gemma2": MIXED, "gemma3": MIXED, "mamba": {}}
+CONVOLVED: dict[str, Any] = SMALL | {"layer_types": ["conv", "full_attention"]}
+LINEAR: dict[str, Any] = SMALL | {"layer_types": ["linear_attention", "full_attention"]}
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "gemma2": MIXED,
+    "gemma3": MIXED,
+    "lfm2": CONVOLVED,
+    "qwen3.5": LINEAR,
+    "bart": {},
+    "gpt2": {},
+    "openai-gpt": {},
+}
 Weights = dict[str, torch.Tensor]
 
 

@@ -9,18 +9,23 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from pairs import Pair, weights_of
+from pairs import Pair, Recorder, files_of, weights_of, write_data
 
 from deltacompress.artifact.delta import load_delta, verify
 from deltacompress.artifact.restoration import restore
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.settings import RtnSettings
-from deltacompress.errors import UnsupportedModelError
+from deltacompress.errors import Interrupted, UnsupportedModelError
 
 ARCHITECTURES = [
     "llama", "mistral", "qwen2", "qwen2-tied", "qwen3", "gemma2", "gemma3", "gpt-neox", "phi", "phi3", "gpt2",
 ]  # fmt: skip
+
+
+MORE = ["mamba", "mamba2", "falcon-h1", "bamba", "lfm2", "qwen3.5", "recurrent-gemma", "rwkv", "bart", "openai-gpt"]
+"""Of which layers hold more than linears, or linears that do not run."""
+NOT_RUN = {"mamba": "dt_proj", "bart": "encoder_attn"}
 
 
 def restored(pair: Pair, root: Path, recipe: str | Recipe, **options: Any) -> Path:
@@ -92,21 +97,54 @@ def rounded(recipe: str) -> Recipe:
     return Recipe.parse(plain | {"name": f"{recipe} rounded", "rules": rules})
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", *MORE])
 def test_calibration_beats_rounding(make_pair: Callable[..., Pair], tmp_path: Path, architecture: str) -> None:
-    pair = make_pair(architecture)
+    made = make_pair(architecture)
+    pair = Pair(made.base, made.finetuned, write_data(tmp_path / "more.jsonl", 600))
     ids = torch.randint(4, 92, (16, 16), generator=torch.Generator().manual_seed(5))
     wanted = logits(pair.finetuned, ids)
     lost = {}
     for name, recipe in (("calibrated", Recipe.load("int4-24")), ("rounded", rounded("int4-24"))):
         (tmp_path / name).mkdir()
-        lost[name] = divergence(logits(restored(pair, tmp_path / name, recipe, samples=28), ids), wanted)
-    assert 0 < lost["calibrated"] < 0.8 * lost["rounded"]
+        lost[name] = divergence(logits(restored(pair, tmp_path / name, recipe, samples=160), ids), wanted)
+    assert 0 < lost["calibrated"] < 0.95 * lost["rounded"]
     used = {
         name: {one.codec for one in load_delta(tmp_path / name / "delta").manifest.tensors if one.kind == "linear"}
         for name in lost
     }
-    assert used == {"calibrated": {"obs"}, "rounded": {"rtn"}}
+    exact = {"exact"} if architecture in NOT_RUN else set()
+    assert used == {"calibrated": {"obs"} | exact, "rounded": {"rtn"}}
+
+
+@pytest.mark.parametrize("architecture", MORE)
+def test_what_is_no_linear_is_exact(make_pair: Callable[..., Pair], tmp_path: Path, architecture: str) -> None:
+    pair, told = make_pair(architecture), Recorder()
+    found = restored(pair, tmp_path, "int4-24", reporter=told)
+    assert_same_checkpoint(found, pair.finetuned)
+    records = load_delta(tmp_path / "delta").tensors
+    assert list(records) == list(Checkpoint.open(pair.finetuned).tensors)
+    new, tuned = weights_of(found), weights_of(pair.finetuned)
+    for name, record in records.items():
+        assert record.status == "coded" or torch.equal(new[name], tuned[name]), name
+    linears = [record for record in records.values() if record.kind == "linear"]
+    idle = {record.name for record in linears if record.status == "exact"}
+    assert idle == {record.name for record in linears if NOT_RUN.get(architecture, "no such") in record.name}
+    assert {record.codec for record in linears if record.name not in idle} == {"obs"}
+    assert all(record.status == "exact" for record in records.values() if record.kind == "other")
+    notes = [note for note in told.notes if "do not run once in each forward: stored exactly" in note]
+    assert len(notes) == (architecture in NOT_RUN)
+    assert not idle or (f"{len(idle)} linear weights" in notes[0] and min(idle) in notes[0])
+
+
+def test_a_run_with_linears_left_exact_goes_on_to_the_same_bytes(
+    make_pair: Callable[..., Pair], tmp_path: Path
+) -> None:
+    pair = make_pair("bart")
+    pair.compress(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        pair.compress(tmp_path / "parts", reporter=Recorder(stop_at=2))
+    pair.compress(tmp_path / "parts", resume=True)
+    assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "mixtral", "mamba"])

@@ -43,9 +43,54 @@ CONFIGS: dict[str, Callable[..., Any]] = {
     "phi": lambda **o: transformers.PhiConfig(**SIZES | o),
     "phi3": lambda **o: transformers.Phi3Config(**SIZES | o),
     "bloom": lambda **o: transformers.BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4, **o),
-    # Refused ones.
     "gpt2": lambda **o: transformers.GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=64, **o),
-    "mamba": lambda **o: transformers.MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=2, **o),
+    "openai-gpt": lambda **o: transformers.OpenAIGPTConfig(
+        vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=64, **o
+    ),
+    # Decoder layers with more than linears.
+    "mamba": lambda **o: transformers.MambaConfig(
+        **{"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4} | o
+    ),
+    "mamba2": lambda **o: transformers.Mamba2Config(
+        **{"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+        | {"num_heads": 8, "head_dim": 8, "n_groups": 1, "chunk_size": 8}
+        | o
+    ),
+    "falcon-h1": lambda **o: transformers.FalconH1Config(
+        **SIZES
+        | {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8}
+        | o
+    ),
+    "bamba": lambda **o: transformers.BambaConfig(
+        **SIZES
+        | {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8}
+        | {"attn_layer_indices": [1]}
+        | o
+    ),
+    "lfm2": lambda **o: transformers.Lfm2Config(
+        **SIZES | {"layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False} | o
+    ),
+    "qwen3.5": lambda **o: transformers.Qwen3_5TextConfig(
+        **SIZES
+        | {"head_dim": 8, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+        | {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+        | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+        | o
+    ),
+    "recurrent-gemma": lambda **o: transformers.RecurrentGemmaConfig(
+        **{key: value for key, value in SIZES.items() if key != "max_position_embeddings"}
+        | {"lru_width": 32, "attention_window_size": 8, "block_types": ["recurrent", "attention"]}
+        | o
+    ),
+    "rwkv": lambda **o: transformers.RwkvConfig(
+        **{"vocab_size": 96, "hidden_size": 32, "attention_hidden_size": 32, "num_hidden_layers": 2} | o
+    ),
+    "bart": lambda **o: transformers.BartConfig(
+        **{"vocab_size": 96, "d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+        | {"max_position_embeddings": 64, "is_decoder": True, "is_encoder_decoder": False}
+        | o
+    ),
+    # Refused ones.
     "mixtral": lambda **o: transformers.MixtralConfig(**SIZES | EXPERTS | {"num_local_experts": 4} | o),
     "qwen3-moe": lambda **o: transformers.Qwen3MoeConfig(
         **SIZES | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 16, "head_dim": 8} | o

@@ -71,7 +71,8 @@ class InputRecorder:
         """The forward is over: every linear must have run."""
         for name in self.names:
             if name not in self._seen:
-                raise unsupported(self.where, f"linear {name!r} did not run in the forward of its layer")
+                told = f"linear {name!r} did not run in the forward of its layer"
+                raise unsupported(self.where, told, first=f"give {name} a rule with codec: exact")
         self._alive.clear()
 
     def _join(self, name: str, identity: tuple[Any, ...]) -> None:

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -24,11 +24,12 @@ from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.registry import CODECS
 from deltacompress.codecs.settings import Codec, ExactSettings, Quantizing, Settings
 from deltacompress.errors import CheckpointError, PairError, RecipeError
-from deltacompress.types import TensorKind
+from deltacompress.types import OddLinears, TensorKind
 
 _MAX_NAME = MAX_NAME - 24  # a part is called tensor.part, in a file under the same rules
 _READERS = 4  # tensors that are checked at once
 _LARGE = ("linear", "embedding", "head")
+_NOT_ODD = OddLinears()
 Treatment = Literal["code", "exact", "identical", "added", "alias"]
 
 
@@ -75,11 +76,15 @@ class TensorPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything decided: the pair, the recipe and one TensorPlan per fine-tuned tensor, by name."""
+    """Everything decided: the pair, the recipe and one TensorPlan per fine-tuned tensor, by name.
+
+    unwalked: names of the linears that are exact because they have no input of their own.
+    """
 
     pairing: Pairing
     recipe: Recipe
     tensors: dict[str, TensorPlan]
+    unwalked: tuple[str, ...] = ()
 
     @property
     def base(self) -> Checkpoint:
@@ -94,6 +99,9 @@ class Plan:
         """What a user should know of the pair, a line each."""
         notes = list(self.pairing.notes)
         whole = Counter(plan.pair.info.dtype for plan in self.tensors.values() if plan.kind in _LARGE)
+        if self.unwalked:
+            told = f"{len(self.unwalked)} linear weights ({self.unwalked[0]}, ...) do not run once in each forward"
+            notes.append(f"{told}: stored exactly")
         notes += [f"{n} weights are {dtype}: stored exactly" for dtype, n in whole.items() if dtype not in FLOATS]
         return tuple(notes)
 
@@ -163,11 +171,11 @@ class Plan:
 
 
 def make_plan(
-    pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind], transposed: Collection[str] = ()
+    pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind], odd: OddLinears = _NOT_ODD
 ) -> Plan:
     """Choose a rule for every tensor of a pairing, and refuse what cannot work.
 
-    transposed: names of linears that lie as [in, out].
+    odd: linears that are coded another way than they lie, or, by a codec that calibrates, not at all.
 
     Raises:
         PairError: codec skip on a tensor with more rows than the base's; both models are the same.
@@ -190,7 +198,7 @@ def make_plan(
         recipe.rule_for(found.info.name, kind_of(found.info.name))  # before any weight is read
     for checkpoint in (base, finetuned):
         checkpoint.fingerprint()  # hashes all its tensors side by side; they are asked for one by one below
-    tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of, transposed)}
+    tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of, odd)}
     _check_shapes(recipe, tensors.values())
     if all(plan.treatment in ("identical", "alias") for plan in tensors.values()):
         raise PairError(
@@ -217,20 +225,23 @@ def make_plan(
 
         with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as pool:
             list(pool.map(check, todo))  # in order: the error told is always the first
-    return Plan(pairing, recipe, tensors)
+    left = tuple(name for name in tensors if name in odd.unwalked and tensors[name].treatment == "exact")
+    return Plan(pairing, recipe, tensors, left)
 
 
 def _plans(
-    pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind], transposed: Collection[str]
+    pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind], odd: OddLinears
 ) -> Iterator[TensorPlan]:
     for found in pairing.pairs:
         name = found.info.name
         kind = kind_of(name)
         settings = recipe.rule_for(name, kind)
+        if name in odd.unwalked and CODECS[settings.codec].calibrates:
+            settings = ExactSettings()
         treatment = _treatment(pairing, found, recipe, settings)
         if treatment == "code" and settings.codec == "skip" and found.base_rows not in (None, found.info.shape[0]):
             raise PairError("codec skip, but the base has fewer rows", where=name, way_out="use rtn or exact for it")
-        turned = name in transposed and treatment == "code" and isinstance(settings, Quantizing)
+        turned = name in odd.transposed and treatment == "code" and isinstance(settings, Quantizing)
         used = settings if treatment == "code" else ExactSettings()
         yield TensorPlan(found, kind, treatment, used, transposed=turned)
 

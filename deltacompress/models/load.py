@@ -22,9 +22,10 @@ from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import BackendError, CheckpointError
 from deltacompress.files.places import CONFIG
 from deltacompress.models.architectures.refusals import is_dense_decoder
+from deltacompress.models.architectures.trial import try_forward
 from deltacompress.models.config import other_way_out, read_config, unsupported, unusable
 from deltacompress.models.quiet import quiet
-from deltacompress.models.support import outline, try_forward
+from deltacompress.models.support import outline
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

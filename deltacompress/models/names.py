@@ -9,18 +9,19 @@ saved) are of kind "other".
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from deltacompress.files.places import CONFIG
 from deltacompress.models.config import unsupported
 from deltacompress.models.support import decoder_layers, is_linear, is_norm, outline, read_decoder
-from deltacompress.types import TensorKind
+from deltacompress.types import OddLinears, TensorKind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -102,6 +103,19 @@ def match_names(model: PreTrainedModel, layers: str, names: Iterable[str], where
             layer = _layer_index(target, layers)
             slots[stored[target]] = Slot(stored[target], sites, layer, _kind(model, sites, layer))
     return slots
+
+
+def odd_linears(model: PreTrainedModel, slots: Mapping[str, Slot], once: Collection[str]) -> OddLinears:
+    """Of the linears in layers, those that lie as [in, out], and those that do not run once in a forward.
+
+    once: paths of the modules that do.
+    """
+    paths = {id(module): name for name, module in model.named_modules()}
+    modules = {slot.name: slot.sites[0][0] for slot in slots.values() if slot.kind == "linear"}
+    return OddLinears(
+        transposed=frozenset(name for name, module in modules.items() if isinstance(module, Conv1D)),
+        unwalked=frozenset(name for name, module in modules.items() if paths[id(module)] not in once),
+    )
 
 
 def module_paths(path: Path, config: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:

@@ -65,17 +65,17 @@ def _same(a: Any, b: Any) -> bool:
 class Chain:
     """State that the relays of one forward share.
 
-    returns_tuple: whether this model's layers return a tuple that begins with the hidden states.
+    width: of the tuple that this model's layers return, hidden states and then None; 0 where they return only those.
     inject: hidden states that the first relay hands on in place of its own.
     """
 
-    returns_tuple: bool
+    width: int
     inject: torch.Tensor | None = None
     first: torch.Tensor | None = None
     calls: list[LayerCall] = field(default_factory=list)
     _last: torch.Tensor | None = None
 
-    def step(self, index: int, hidden: torch.Tensor, call: LayerCall) -> torch.Tensor | tuple[torch.Tensor]:
+    def step(self, index: int, hidden: torch.Tensor, call: LayerCall) -> Any:
         """Record layer `index`'s call, return what its forward returns. Raises BrokenChain."""
         if index != len(self.calls) or (index > 0 and hidden is not self._last):
             raise BrokenChain
@@ -84,7 +84,7 @@ class Chain:
             self.first = hidden
             self._last = hidden if self.inject is None else self.inject
         assert self._last is not None
-        return (self._last,) if self.returns_tuple else self._last
+        return (self._last, *[None] * (self.width - 1)) if self.width else self._last
 
 
 class StandIn(nn.Module):
@@ -109,7 +109,7 @@ class Relay(StandIn):
         self.index = index
         self.chain = chain
 
-    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor | tuple[torch.Tensor]:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Hand the hidden states on, see `Chain.step`."""
         by_keyword = "hidden_states" in kwargs
         hidden = kwargs.pop("hidden_states") if by_keyword else args[0]

@@ -20,12 +20,13 @@ from torch import nn
 from deltacompress.errors import CheckpointError
 from deltacompress.files.places import CONFIG
 from deltacompress.models import support
+from deltacompress.models.architectures.trial import try_walk
 from deltacompress.models.config import unsupported
 from deltacompress.models.folder import read_json
 from deltacompress.models.load import misfit
-from deltacompress.models.names import Slot, match_names
+from deltacompress.models.names import Slot, match_names, odd_linears
 from deltacompress.models.relay import BrokenChain, Chain, HeadTap, LayerCall, Relay
-from deltacompress.types import TensorKind
+from deltacompress.types import OddLinears, TensorKind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,7 +45,8 @@ class Skeleton:
     _layers: nn.ModuleList
     _slots: dict[str, Slot]
     _names: tuple[str, ...]
-    _returns_tuple: bool = False  # what this model's layers return: hidden states, or a tuple that begins with them
+    odd_linears: OddLinears
+    _width: int  # of the tuple that a layer returns, the hidden states first; 0 where it returns those alone
 
     @classmethod
     def from_config(
@@ -65,7 +67,7 @@ class Skeleton:
             CheckpointError: config.json is missing or unusable.
             UnsupportedModelError: not a dense decoder whose checkpoint names map one to one onto its parameters.
         """
-        _settle_vector_math()
+        support.settle_vector_math()
         path, device, names = Path(path), torch.device(device), tuple(sorted(tensor_names))
         file = path / CONFIG
         raw = read_json(path, CONFIG)
@@ -74,7 +76,7 @@ class Skeleton:
         config = support.read_decoder(raw, file, tensors=len(names))
         outlined = support.outline(config, file, tensors=len(names))
         layers_path = support.decoder_layers(outlined, path)
-        support.try_forward(outlined, file, layers_path)
+        walk = try_walk(outlined, layers_path, file)
         model = support.build_model(config, file)
         model.tie_weights()  # again: becoming meta parted what had been tied
         model.eval().requires_grad_(False)
@@ -84,7 +86,8 @@ class Skeleton:
         layers = model.get_submodule(layers_path)
         assert isinstance(layers, nn.ModuleList)
         slots = match_names(model, layers_path, names, path)
-        return cls(path, model, device, len(layers), layers, slots, names)
+        odd = odd_linears(model, slots, walk.once)
+        return cls(path, model, device, len(layers), layers, slots, names, odd, walk.width)
 
     # --- names -------------------------------------------------------------------------------------------------------
 
@@ -102,12 +105,9 @@ class Skeleton:
         return [name for name in self._names if name not in self._slots or self._slots[name].layer is None]
 
     def linear_names(self, i: int) -> list[str]:
-        """Checkpoint names of the linear weights of layer i, in module order (which is execution order in most)."""
-        return [name for name in self.layer_names(i) if self._slots[name].kind == "linear"]
-
-    def transposed_names(self) -> set[str]:
-        """Checkpoint names of linear weights that lie as [in, out]."""
-        return {name for name in self._slots if support.is_transposed(self.module_of(name), self.kind(name))}
+        """Checkpoint names of the linear weights of layer i that run once, in module order (mostly that of running)."""
+        names = (name for name in self.layer_names(i) if self._slots[name].kind == "linear")
+        return [name for name in names if name not in self.odd_linears.unwalked]
 
     @property
     def embedding_name(self) -> str:
@@ -229,8 +229,7 @@ class Skeleton:
         call.check(hidden)
         with support.failing_forward(self.path):
             output = call.run(self._layers[i], hidden)
-        self._returns_tuple = isinstance(output, tuple | list)
-        result: torch.Tensor = output[0] if self._returns_tuple else output
+        result: torch.Tensor = output[0] if isinstance(output, tuple | list) else output
         return result
 
     @torch.no_grad()
@@ -263,18 +262,16 @@ class Skeleton:
 
     def _relayed(self, run: Callable[[], Any], inject: torch.Tensor | None = None) -> tuple[Chain, Any]:
         """Run the model's own forward with relays for layers, which return what its layers return."""
-        for returns_tuple in (self._returns_tuple, not self._returns_tuple):
-            chain = Chain(returns_tuple=returns_tuple, inject=inject)
-            try:
-                with self._relays(chain), support.failing_forward(self.path):
-                    output = run()
-            except BrokenChain:
-                continue
-            if len(chain.calls) != self.num_layers:
-                raise unsupported(self.path, f"the model ran {len(chain.calls)} of its {self.num_layers} layers")
-            self._returns_tuple = returns_tuple
-            return chain, output
-        raise unsupported(self.path, f"{type(self.model).__name__} changes the hidden states between its layers")
+        chain = Chain(self._width, inject)
+        try:
+            with self._relays(chain), support.failing_forward(self.path):
+                output = run()
+        except BrokenChain as error:
+            reason = f"{type(self.model).__name__} changes the hidden states between its layers"
+            raise unsupported(self.path, reason) from error
+        if len(chain.calls) != self.num_layers:
+            raise unsupported(self.path, f"the model ran {len(chain.calls)} of its {self.num_layers} layers")
+        return chain, output
 
     @contextmanager
     def _relays(self, chain: Chain) -> Iterator[None]:
@@ -286,14 +283,3 @@ class Skeleton:
         finally:
             for i, layer in enumerate(layers):
                 self._layers[i] = layer
-
-
-def _settle_vector_math() -> None:
-    """Make the process's first sine and cosine small ones, which run on one thread.
-
-    On a busy CPU the very first call of the vector math library, if it is threaded, now and then leaves one thread in
-    a low-accuracy mode (errors of 2e-4 instead of 4e-8). That call would be the rotary table of the first batch: runs
-    would not repeat, and an interrupted compression would not resume to the same bytes.
-    """
-    torch.ones(8).cos()
-    torch.ones(8).sin()

@@ -8,7 +8,7 @@ the message always names a recipe that works for any checkpoint.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,6 @@ from deltacompress.files.places import CONFIG
 from deltacompress.models.architectures import refusals
 from deltacompress.models.config import config_class, read_config, unsupported, unusable
 from deltacompress.models.quiet import quiet
-from deltacompress.models.relay import BrokenChain
-from deltacompress.types import TensorKind
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -58,6 +56,17 @@ def failing_forward(path: Path) -> Iterator[None]:
         raise unusable(path / CONFIG, error) from error
 
 
+def settle_vector_math() -> None:
+    """Make the process's first sine and cosine small ones, which run on one thread.
+
+    On a busy CPU the very first call of the vector math library, if it is threaded, now and then leaves one thread in
+    a low-accuracy mode (errors of 2e-4 instead of 4e-8). That call would be the rotary table of the first batch: runs
+    would not repeat, and an interrupted compression would not resume to the same bytes.
+    """
+    torch.ones(8).cos()
+    torch.ones(8).sin()
+
+
 def is_norm(module: nn.Module) -> bool:
     """Normalization layers share no base class in transformers; their class names all say so."""
     return "norm" in type(module).__name__.lower()
@@ -66,11 +75,6 @@ def is_norm(module: nn.Module) -> bool:
 def is_linear(module: nn.Module) -> bool:
     """Whether a module multiplies by its weight; GPT-2's Conv1D is a linear layer whose weight lies as [in, out]."""
     return isinstance(module, nn.Linear | Conv1D)
-
-
-def is_transposed(module: nn.Module, kind: TensorKind) -> bool:
-    """Whether a tensor of this kind and module is a linear weight that lies as [in, out]."""
-    return kind == "linear" and isinstance(module, Conv1D)
 
 
 def read_decoder(raw: Mapping[str, Any], file: Path, *, tensors: int) -> PretrainedConfig:
@@ -146,62 +150,6 @@ def build_model(config: PretrainedConfig, file: Path) -> PreTrainedModel:
     return model
 
 
-@torch.no_grad()
-def try_forward(model: PreTrainedModel, file: Path, layers: str | None = None) -> None:
-    """Run a dense decoder on the meta device over two tokens, to meet what a config breaks before weights are read.
-
-    layers: module path of the decoder layers, if each has to receive what the one before it returned.
-
-    Raises:
-        CheckpointError: names `file` and what the forward raised.
-        UnsupportedModelError: the model does more between its layers, or what it runs depends on values.
-    """
-    with _in_a_chain(() if layers is None else tuple(model.get_submodule(layers).children())):
-        _try_two_tokens(model, file)
-
-
-def _try_two_tokens(model: PreTrainedModel, file: Path) -> None:
-    ids = torch.zeros(1, 2, dtype=torch.int64, device="meta")
-    mask = torch.zeros(1, 1, 2, 2, device="meta")  # given whole, for making one looks at values
-    try:
-        try:
-            model(input_ids=ids, use_cache=False)
-        except RuntimeError as error:
-            if "meta tensors" not in str(error):
-                raise
-            model(input_ids=ids, attention_mask=mask, position_ids=ids, use_cache=False)
-    except BrokenChain as error:
-        reason = f"{type(model).__name__} changes the hidden states between its layers"
-        raise unsupported(file.parent, reason) from error
-    except NotImplementedError as error:  # the meta device has no values to decide by
-        reason = f"what {type(model).__name__} runs depends on the values that it meets"
-        raise unsupported(file.parent, reason) from error
-    except Exception as error:
-        raise unusable(file, error) from error
-
-
-@contextmanager
-def _in_a_chain(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Raise BrokenChain where a layer receives something else than the one before it returned."""
-    returned: list[Any] = []
-
-    def before(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-        if layer is not layers[len(returned) % len(layers)] or (returned and hidden is not returned[-1]):
-            raise BrokenChain
-
-    def after(_layer: nn.Module, _args: Any, output: Any) -> None:
-        returned.append(output[0] if isinstance(output, tuple | list) else output)
-
-    handles = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in layers]
-    handles += [layer.register_forward_hook(after) for layer in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def decoder_layers(model: PreTrainedModel, where: Path) -> str:
     """Module path of the list of decoder layers of a model that can be walked.
 
@@ -241,22 +189,12 @@ def find_layers(model: nn.Module, count: int, where: Path) -> str:
 
 
 def check_layer(layer: nn.Module, where: Path) -> None:
-    """Refuse a decoder layer whose large weights are not all plain `nn.Linear` weights.
+    """Refuse a decoder layer with experts; what else is no linear (a convolution, state-space parameters) is exact.
 
     Raises:
-        UnsupportedModelError: experts, routers, convolutions, Conv1D, or any other matrix that is no linear layer.
+        UnsupportedModelError: experts or a router.
     """
     for name, module in layer.named_modules():
         kind, leaf = type(module).__name__, name.rsplit(".", 1)[-1]
-        if isinstance(module, nn.ModuleList):
-            raise unsupported(
-                where, f"{name} is a {kind} inside a decoder layer: experts or the like, not supported yet"
-            )
         if _EXPERT_MODULE.search(leaf) or _EXPERT_MODULE.search(kind):
             raise unsupported(where, f"{name} is a {kind}: mixture-of-experts layers are not supported yet")
-        for attribute, parameter in module.named_parameters(recurse=False):
-            if parameter.ndim < 2 or is_norm(module) or (is_linear(module) and attribute == "weight"):
-                continue
-            shape = "x".join(map(str, parameter.shape))
-            reason = f"{name}.{attribute} ({shape}) belongs to a {kind}, only nn.Linear weights can be calibrated"
-            raise unsupported(where, reason)

@@ -65,6 +65,8 @@ def _bidirectional(config: PretrainedConfig) -> str | None:
         return "is_decoder false"
     if "causal" in own and not config.causal:
         return "causal false"
+    if "attn_type" in own and config.attn_type == "bi":
+        return "attn_type 'bi'"
     both: object = getattr(config, "use_bidirectional_attention", None)
     return f"use_bidirectional_attention {both!r}" if both is True or both == "all" else None
 
