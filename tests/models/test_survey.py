@@ -15,7 +15,7 @@ from deltacompress.errors import InputError, UnsupportedModelError
 from deltacompress.models.architectures.survey import causal_types, default_config, judge, saved_names
 from deltacompress.models.skeleton import Skeleton
 
-AT_LEAST = 100
+AT_LEAST = 97
 """Of the causal types of transformers 5.23; each that is taken on raises it."""
 BIDIRECTIONAL = ["bert", "big_bird", "electra", "megatron-bert", "roberta", "roformer", "xlm-roberta"]
 
@@ -55,6 +55,9 @@ def test_what_is_taken_is_counted(name: str, linears: int) -> None:
         ("xlm", "'xlm' is bidirectional with causal false"),
         ("mixtral", "mixture of experts (num_local_experts=8)"),
         ("gemma4_assistant", "its default config is none (Class validation error"),
+        ("cpmant", "CpmAntForCausalLM takes no hidden states in the place of tokens (inputs_embeds)"),
+        ("gemma4_text", "'gemma4_text' embeds the tokens for each layer anew (hidden_size_per_layer_input)"),
+        ("prophetnet", "ProphetNetForCausalLM changes the hidden states between its layers, or has several"),
         ("xlnet", "'xlnet' is bidirectional with attn_type 'bi'"),
         ("xmod", "what XmodForCausalLM runs depends on the values that it meets"),
     ],

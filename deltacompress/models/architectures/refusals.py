@@ -37,6 +37,9 @@ def of_config(config: PretrainedConfig) -> str | None:
     if field := _bidirectional(config):
         told = f"is bidirectional with {field}: each token sees those after it, and only causal decoders are calibrated"
         return f"model type {config.model_type!r} {told}"
+    if getattr(config, "hidden_size_per_layer_input", 0):
+        told = "embeds the tokens for each layer anew (hidden_size_per_layer_input), which is not supported yet"
+        return f"model type {config.model_type!r} {told}"
     for field, value in config.to_dict().items():
         if _EXPERT_COUNT.search(field) and "shared" not in field and isinstance(value, int) and value > 1:
             told = f"is a mixture of experts ({field}={value}), which is not supported yet"
@@ -46,6 +49,8 @@ def of_config(config: PretrainedConfig) -> str | None:
 
 def of_model(model: PreTrainedModel) -> str | None:
     """Why a model that transformers has built cannot be walked; None if there is no reason."""
+    if "inputs_embeds" not in inspect.signature(model.forward).parameters:
+        return f"{type(model).__name__} takes no hidden states in the place of tokens (inputs_embeds)"
     kind = type(model.config)
     inner = {type(one) for one in model.modules() if isinstance(one, PreTrainedModel) and type(one.config) is not kind}
     if not inner:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_TRIED = (1, 2)
+"""Sequences and tokens."""
+
+
 @torch.no_grad()
 def try_forward(model: PreTrainedModel, file: Path) -> None:
     """Run a dense decoder on the meta device over two tokens, to meet what a config breaks before weights are read.
@@ -27,7 +31,7 @@ def try_forward(model: PreTrainedModel, file: Path) -> None:
         CheckpointError: names `file` and what the forward raised.
         UnsupportedModelError: what it runs depends on values.
     """
-    ids = torch.zeros(1, 2, dtype=torch.int64, device="meta")
+    ids = torch.zeros(_TRIED, dtype=torch.int64, device="meta")
     mask = torch.zeros(1, 1, 2, 2, device="meta")  # given whole, for making one looks at values
     try:
         try:
@@ -37,7 +41,7 @@ def try_forward(model: PreTrainedModel, file: Path) -> None:
                 raise
             model(input_ids=ids, attention_mask=mask, position_ids=ids, use_cache=False)
     except BrokenChain as error:
-        reason = f"{type(model).__name__} changes the hidden states between its layers"
+        reason = f"{type(model).__name__} changes the hidden states between its layers, or has several for a token"
         raise unsupported(file.parent, reason) from error
     except NotImplementedError as error:  # the meta device has no values to decide by
         reason = f"what {type(model).__name__} runs depends on the values that it meets"
@@ -103,6 +107,8 @@ class _Trial:
         hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
         at = len(self.returned)
         if at >= len(self.layers) or layer is not self.layers[at] or (at and hidden is not self.returned[-1]):
+            raise BrokenChain
+        if hidden.ndim != 3 or tuple(hidden.shape[:2]) != _TRIED:  # a state for each token, and no others
             raise BrokenChain
 
     def _leave(self, _layer: nn.Module, _args: Any, output: Any) -> None:
