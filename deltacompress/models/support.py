@@ -188,6 +188,24 @@ def find_layers(model: nn.Module, count: int, where: Path) -> str:
     return found[0]
 
 
+def check_served(model: PreTrainedModel, layers: str, where: Path) -> None:
+    """Refuse decoder layers with more than linears and norms: what stands beside many variants in one batch is linears.
+
+    layers: module path of the list of decoder layers.
+
+    Raises:
+        UnsupportedModelError: a convolution, Conv1D, or any other matrix that is no linear layer.
+    """
+    for name, module in model.get_submodule(layers).named_modules():
+        kind = type(module).__name__
+        for attribute, parameter in module.named_parameters(recurse=False):
+            if parameter.ndim < 2 or is_norm(module) or (isinstance(module, nn.Linear) and attribute == "weight"):
+                continue
+            shape = "x".join(map(str, parameter.shape))
+            reason = f"{layers}.{name}.{attribute} ({shape}) belongs to a {kind}, only nn.Linear weights are served"
+            raise unsupported(where, reason)
+
+
 def check_layer(layer: nn.Module, where: Path) -> None:
     """Refuse a decoder layer with experts; what else is no linear (a convolution, state-space parameters) is exact.
 

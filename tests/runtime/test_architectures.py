@@ -63,14 +63,21 @@ def test_the_base_alone_is_the_plain_base(served: Callable[..., Served]) -> None
     assert torch.equal(Runtime.from_base(pair.base).logits([(None, ids)])[0], wanted)
 
 
-def test_transposed_linears_are_refused_by_name(make_pair: Callable[..., Pair], tmp_path: Path) -> None:
-    pair = make_pair("gpt2")
-    pair.compress(tmp_path / "delta")
-    runtime = Runtime.from_base(pair.base)
-    with pytest.raises(UnsupportedModelError, match=r"no rule serves transformer\..*; .*restore"):
-        runtime.load(tmp_path / "delta", "v")
-    ids = random_ids(7)
-    assert_close(runtime.logits([(None, ids)])[0], oracle_logits(pair.base, ids))
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("gpt2", r"c_attn.weight \(32x96\) belongs to a Conv1D"),
+        ("mamba", r"A_log \(64x4\) belongs to a MambaMixer"),
+        ("falcon-h1", r"conv1d.weight \(80x1x4\) belongs to a Conv1d"),
+        ("lfm2", r"conv.weight \(32x1x3\) belongs to a Conv1d"),
+        ("rwkv", "belongs to a Rwkv"),
+    ],
+)
+def test_layers_of_more_than_linears_are_refused(
+    make_pair: Callable[..., Pair], architecture: str, reason: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"{reason}.*, only nn.Linear weights are served; .*restore"):
+        Runtime.from_base(make_pair(architecture).base)
 
 
 def test_alibi_is_refused_by_name(make_pair: Callable[..., Pair]) -> None:

@@ -20,7 +20,7 @@ from deltacompress.files.places import CONFIG
 from deltacompress.models.config import other_way_out
 from deltacompress.models.folder import parsed, read_file
 from deltacompress.models.names import match_names
-from deltacompress.models.support import decoder_layers, outline, read_decoder
+from deltacompress.models.support import check_served, decoder_layers, outline, read_decoder
 from deltacompress.types import TensorKind
 
 if TYPE_CHECKING:
@@ -100,7 +100,9 @@ def _layout(path: Path, config_bytes: bytes, names: tuple[str, ...]) -> Layout:
         config = read_decoder(parsed(config_bytes, path / CONFIG), path / CONFIG, tensors=len(names))
         model = outline(config, path / CONFIG, tensors=len(names))
         model.tie_weights()
-        slots = match_names(model, decoder_layers(model, path), names, path)
+        layers = decoder_layers(model, path)
+        check_served(model, layers, path)
+        slots = match_names(model, layers, names, path)
     paths = {id(module): name for name, module in model.named_modules()}
     places = {
         f"{paths[id(module)]}.{attribute}": Place(slot.name, slot.kind)
