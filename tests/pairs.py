@@ -30,6 +30,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gemma3": MIXED,
     "lfm2": CONVOLVED,
     "qwen3.5": LINEAR,
+    "qwen3.5-vl": LINEAR,
+    "gemma3-vl": MIXED,
     "bart": {},
     "gpt2": {},
     "openai-gpt": {},
@@ -63,7 +65,9 @@ def make_pair(root: Path, architecture: str, dtype: torch.dtype = torch.bfloat16
     config = OVERRIDES.get(architecture, SMALL) | overrides
     base = save_random(root / "base", architecture, dtype, shard="1GB", **config).path
     write_tokenizer(base)
-    if architecture.startswith("qwen2"):  # AutoTokenizer puts its own pre-tokenizer in the place of this one
+    if architecture.startswith(
+        ("qwen2", "qwen3.5-vl")
+    ):  # AutoTokenizer puts its own pre-tokenizer in the place of this one
         (base / "tokenizer_config.json").unlink()
     finetuned = root / "finetuned"
     shutil.copytree(base, finetuned)

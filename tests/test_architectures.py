@@ -23,8 +23,11 @@ ARCHITECTURES = [
 ]  # fmt: skip
 
 
-MORE = ["mamba", "mamba2", "falcon-h1", "bamba", "lfm2", "qwen3.5", "recurrent-gemma", "rwkv", "bart", "openai-gpt"]
-"""Of which layers hold more than linears, or linears that do not run."""
+MORE = [
+    "openai-gpt", "bart", "mamba", "mamba2", "falcon-h1", "bamba", "lfm2", "qwen3.5", "recurrent-gemma", "rwkv",
+    "gemma3-vl", "qwen3.5-vl",
+]  # fmt: skip
+"""Of which layers hold more than linears, or linears that do not run; and models that see."""
 NOT_RUN = {"mamba": "dt_proj", "bart": "encoder_attn"}
 
 

@@ -28,6 +28,7 @@ SIZES: dict[str, Any] = {
 }
 NO_GROUPS = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
 WINDOW = {"head_dim": 8, "sliding_window": 8}  # shorter than the test batches, so that it matters
+VISION = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
 EXPERTS = {"num_experts_per_tok": 2}
 MIXED_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 
@@ -90,6 +91,24 @@ CONFIGS: dict[str, Callable[..., Any]] = {
         | {"max_position_embeddings": 64, "is_decoder": True, "is_encoder_decoder": False}
         | o
     ),
+    # Models that see, around a text decoder.
+    "gemma3-vl": lambda **o: transformers.Gemma3Config(
+        text_config=SIZES | WINDOW | {"layer_types": MIXED_LAYERS} | o,
+        vision_config=VISION | {"patch_size": 4, "image_size": 16},
+        mm_tokens_per_image=4,
+        **{name: SIZES[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+        image_token_index=3,
+        boi_token_index=3,
+        eoi_token_index=3,
+    ),
+    "qwen3.5-vl": lambda **o: transformers.Qwen3_5Config(
+        text_config=CONFIGS["qwen3.5"](**o).to_dict(),
+        vision_config={"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32},
+        image_token_id=3,
+        video_token_id=3,
+        vision_start_token_id=3,
+        vision_end_token_id=3,
+    ),
     # Refused ones.
     "mixtral": lambda **o: transformers.MixtralConfig(**SIZES | EXPERTS | {"num_local_experts": 4} | o),
     "qwen3-moe": lambda **o: transformers.Qwen3MoeConfig(
@@ -133,7 +152,9 @@ def save_random(
 ) -> Tiny:
     """Save a checkpoint of random weights, always the same ones."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[architecture](**overrides), dtype=dtype)
+    config = CONFIGS[architecture](**overrides)
+    whole = transformers.AutoModelForImageTextToText if hasattr(config, "vision_config") else None
+    model = (whole or transformers.AutoModelForCausalLM).from_config(config, dtype=dtype)
     with torch.no_grad():  # norms and biases start at 1 and 0, which would hide a swap
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)

@@ -9,13 +9,15 @@ saved) are of kind "other".
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
 from deltacompress.files.places import CONFIG
@@ -72,8 +74,9 @@ def match_names(model: PreTrainedModel, layers: str, names: Iterable[str], where
     """
     tensors = _model_tensors(model)
     stored: dict[str, str] = {}  # module name -> checkpoint name
+    renamed = _library_names(model, tensors)
     for name in sorted(names):
-        target = next((c for c in _candidates(name, model.base_model_prefix) if c in tensors), None)
+        target = next((c for c in (*_candidates(name, model.base_model_prefix), renamed(name)) if c in tensors), None)
         if target is None:
             continue
         if target in stored:
@@ -151,6 +154,20 @@ def _candidates(name: str, prefix: str) -> Iterable[str]:
     for old, new in _RENAMED_PREFIXES.items():
         if name.startswith(old):
             yield new + name.removeprefix(old)
+
+
+def _library_names(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> Callable[[str], str]:
+    """What the library calls a checkpoint's tensor in its model; one that it converts keeps its name."""
+    known = get_model_conversion_mapping(model)
+    renamings = [one for one in known if isinstance(one, WeightRenaming)]
+    converters = [one for one in known if isinstance(one, WeightConverter)]
+    there = dict(tensors)
+
+    def renamed(name: str) -> str:
+        found, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, there)
+        return name if converter is not None else str(found)
+
+    return renamed
 
 
 def _layer_index(target: str, layers: str) -> int | None:

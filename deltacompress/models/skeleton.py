@@ -122,7 +122,7 @@ class Skeleton:
     @property
     def hidden_size(self) -> int:
         """Features of the hidden states between the layers."""
-        size: int = self.model.config.hidden_size
+        size: int = self.model.config.get_text_config().hidden_size
         return size
 
     def module_of(self, name: str) -> nn.Module:

@@ -168,19 +168,21 @@ def decoder_layers(model: PreTrainedModel, where: Path) -> str:
 
 def _layer_count(model: PreTrainedModel) -> int:
     """Of the decoder: some types count those of an encoder too, which their causal models lack."""
-    count: int = getattr(model.config, "decoder_layers", 0) or model.config.num_hidden_layers
+    config = model.config.get_text_config()
+    count: int = getattr(config, "decoder_layers", 0) or config.num_hidden_layers
     return count
 
 
-def find_layers(model: nn.Module, count: int, where: Path) -> str:
+def find_layers(model: PreTrainedModel, count: int, where: Path) -> str:
     """Module path of the ModuleList that holds the `count` decoder layers.
 
     Raises:
         UnsupportedModelError: there is no such list, or more than one.
     """
     found: list[str] = []
+    beside = refusals.others(model)
     for name, module in model.named_modules():
-        nested = any(name.startswith(outer + ".") for outer in found)
+        nested = any(name.startswith(outer + ".") for outer in (*found, *beside))
         if isinstance(module, nn.ModuleList) and len(module) == count and not nested:
             found.append(name)
     if len(found) != 1:

@@ -186,7 +186,7 @@ def edited(checkpoint: Any, tmp_path: Path, **fields: Any) -> Path:
         ({"model_type": "my_own", "auto_map": {"AutoModel": "x.Y"}}, "'my_own' is unknown .* is never run"),
         ({"model_type": None}, "model type None is unknown"),
         ({"model_type": "t5"}, "no causal language model"),
-        ({"model_type": "gemma3"}, "multimodal"),
+        ({"model_type": "musicgen"}, "multimodal, with several language models"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized already"),
     ],
 )

@@ -210,7 +210,7 @@ def test_more_modules_than_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_of_several_faults_the_model_type_is_told_first() -> None:
-    for model_type, told in (("t5", "is no causal language model"), ("gemma3", "is multimodal")):
+    for model_type, told in (("t5", "is no causal language model"), ("musicgen", "is multimodal")):
         with pytest.raises(UnsupportedModelError, match=f"model type '{model_type}' {told}"):
             read_decoder(LLAMA | {"model_type": model_type}, WHERE, tensors=100)
     for model_type in (None, 5, ["llama"], "x" * 300):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from deltacompress.calibration.walk import capture_calls, record_inputs
 from deltacompress.models.architectures.survey import causal_types, default_config, judge
@@ -60,7 +61,9 @@ def checkpoint(folder: Path, model_type: str) -> tuple[Any, dict[str, torch.Tens
     (folder / "config.json").write_text(json.dumps(small(default_config(model_type))))
     config = transformers.AutoConfig.from_pretrained(folder)
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+    model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)

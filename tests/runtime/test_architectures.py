@@ -80,6 +80,12 @@ def test_layers_of_more_than_linears_are_refused(
         Runtime.from_base(make_pair(architecture).base)
 
 
+@pytest.mark.parametrize("architecture", ["gemma3-vl", "qwen3.5-vl"])
+def test_models_that_see_are_refused_by_name(make_pair: Callable[..., Pair], architecture: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"is multimodal, only text decoders are served; .*restore"):
+        Runtime.from_base(make_pair(architecture).base)
+
+
 def test_alibi_is_refused_by_name(make_pair: Callable[..., Pair]) -> None:
     with pytest.raises(UnsupportedModelError, match=r"bloom has its positions .*ALiBi.* restore"):
         Runtime.from_base(make_pair("bloom").base)

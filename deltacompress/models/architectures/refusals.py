@@ -15,18 +15,36 @@ _SENSES = re.compile(r"Vision|Image|Audio|Speech|Video")
 _ALWAYS_CAUSAL = frozenset(("gpt_neox", "gpt_neox_japanese", "trocr"))
 """Types that declare is_decoder and look at no token to the right whatever it says."""
 
+_OTHERWISE = frozenset(("git",))
+"""Types whose hidden states, handed to their own forward, do not give the logits that it gives by itself."""
+
 
 def is_dense_decoder(config: PretrainedConfig) -> bool:
-    """Whether a config is that of a dense text decoder."""
-    return not (of_type(type(config)) or of_config(config))
+    """Whether a config is that of a dense text decoder, and of nothing more."""
+    return is_text(config) and not (of_type(type(config)) or of_config(config))
+
+
+def is_text(config: PretrainedConfig) -> bool:
+    """Whether a config is that of a language model alone."""
+    return _has_one_text(config) and config.get_text_config() is config
+
+
+def _has_one_text(config: PretrainedConfig) -> bool:
+    try:
+        config.get_text_config()
+    except ValueError:  # it has several
+        return False
+    return True
 
 
 def of_type(kind: ConfigClass) -> str | None:
     """Why no model of a config class can be walked; None if there is no reason."""
-    if any(not _is_text(one) for one in default(kind)):
-        return f"model type {kind.model_type!r} is multimodal, only text decoders can be calibrated"
+    if not all(map(_has_one_text, default(kind))):
+        return f"model type {kind.model_type!r} is multimodal, with several language models"
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return f"model type {kind.model_type!r} is no causal language model"
+    if kind.model_type in _OTHERWISE:
+        return f"model type {kind.model_type!r}, run layer by layer, is not what it is run whole"
     return None
 
 
@@ -34,12 +52,15 @@ def of_config(config: PretrainedConfig) -> str | None:
     """Why a model with this config, of a type that can be walked, cannot be; None if there is no reason."""
     if config.is_encoder_decoder:
         return f"model type {config.model_type!r} is no causal language model"
+    config = config.get_text_config()
     if field := _bidirectional(config):
         told = f"is bidirectional with {field}: each token sees those after it, and only causal decoders are calibrated"
         return f"model type {config.model_type!r} {told}"
     if getattr(config, "hidden_size_per_layer_input", 0):
         told = "embeds the tokens for each layer anew (hidden_size_per_layer_input), which is not supported yet"
         return f"model type {config.model_type!r} {told}"
+    if getattr(config, "cross_attention_layers", None):
+        return f"model type {config.model_type!r} has layers that only images run (cross_attention_layers)"
     for field, value in config.to_dict().items():
         if _EXPERT_COUNT.search(field) and "shared" not in field and isinstance(value, int) and value > 1:
             told = f"is a mixture of experts ({field}={value}), which is not supported yet"
@@ -51,15 +72,21 @@ def of_model(model: PreTrainedModel) -> str | None:
     """Why a model that transformers has built cannot be walked; None if there is no reason."""
     if "inputs_embeds" not in inspect.signature(model.forward).parameters:
         return f"{type(model).__name__} takes no hidden states in the place of tokens (inputs_embeds)"
-    kind = type(model.config)
-    inner = {type(one) for one in model.modules() if isinstance(one, PreTrainedModel) and type(one.config) is not kind}
-    if not inner:
-        return None
-    names = sorted(one.__name__ for one in inner)
-    if any(map(_SENSES.search, names)):
-        told = f"is multimodal ({', '.join(names)}), only text decoders can be calibrated"
-        return f"model type {kind.model_type!r} {told}"
-    return f"{type(model).__name__} is made of several models ({', '.join(names)}), only one stack of layers is walked"
+    names = sorted({type(one).__name__ for one in others(model).values()})
+    if names and is_text(model.config) and not any(map(_SENSES.search, names)):
+        told = f"{type(model).__name__} is made of several models ({', '.join(names)})"
+        return f"{told}, only one stack of layers is walked"
+    return None
+
+
+def others(model: PreTrainedModel) -> dict[str, PreTrainedModel]:
+    """By path, the models inside a model that are not its language model: what sees and hears in a multimodal one."""
+    own = (type(model.config), type(model.config.get_text_config()))
+    return {
+        name: one
+        for name, one in model.named_modules()
+        if isinstance(one, PreTrainedModel) and type(one.config) not in own
+    }
 
 
 def _bidirectional(config: PretrainedConfig) -> str | None:
@@ -80,10 +107,3 @@ def _own_fields(kind: ConfigClass) -> set[str]:
     """Fields that a config class declares itself, beyond those of every config."""
     below = kind.__mro__[: kind.__mro__.index(PretrainedConfig)]
     return {name for one in below for name in inspect.get_annotations(one)}
-
-
-def _is_text(config: PretrainedConfig) -> bool:
-    try:
-        return config.get_text_config() is config
-    except ValueError:  # it has several
-        return False

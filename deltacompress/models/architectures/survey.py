@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from deltacompress.errors import DeltaCompressError, first_line
 from deltacompress.files.places import CONFIG
+from deltacompress.models.architectures.refusals import is_text
+from deltacompress.models.config import unusable
 from deltacompress.models.quiet import quiet
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.models.support import outline, read_decoder
@@ -96,9 +99,19 @@ def default_config(model_type: str) -> dict[str, Any]:
 
 
 def saved_names(raw: dict[str, Any], file: Path) -> list[str]:
-    """The tensors of a checkpoint with this config, as transformers would name them; raises as `outline`."""
-    model = outline(read_decoder(raw, file, tensors=_TENSORS), file, tensors=_TENSORS)
-    with quiet():
+    """The tensors of a checkpoint with this config, as transformers would name them, those of images and sound too.
+
+    Raises:
+        UnsupportedModelError, CheckpointError: as support.read_decoder and support.outline.
+    """
+    config = read_decoder(raw, file, tensors=_TENSORS)
+    model = outline(config, file, tensors=_TENSORS)
+    with quiet(), torch.device("meta"):
+        if not is_text(config) and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+            try:
+                model = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)](config)
+            except Exception as error:  # values meet any line of the model's own code
+                raise unusable(file, error) from error
         return sorted(revert_weight_conversion(model, model.state_dict()))
 
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from deltacompress.checkpoints.side_files import MAX_USED_CONFIG_BYTES
 from deltacompress.errors import CheckpointError, InputError, PairError
 from deltacompress.files.places import CONFIG
-from deltacompress.models.config import other_way_out
+from deltacompress.models.architectures.refusals import is_text, others
+from deltacompress.models.config import other_way_out, unsupported
 from deltacompress.models.folder import parsed, read_file
 from deltacompress.models.names import match_names
 from deltacompress.models.support import check_served, decoder_layers, outline, read_decoder
@@ -99,6 +100,8 @@ def _layout(path: Path, config_bytes: bytes, names: tuple[str, ...]) -> Layout:
     with other_way_out(SERVE_WAY_OUT):
         config = read_decoder(parsed(config_bytes, path / CONFIG), path / CONFIG, tensors=len(names))
         model = outline(config, path / CONFIG, tensors=len(names))
+        if others(model) or not is_text(config):
+            raise unsupported(path, f"model type {config.model_type!r} is multimodal, only text decoders are served")
         model.tie_weights()
         layers = decoder_layers(model, path)
         check_served(model, layers, path)
