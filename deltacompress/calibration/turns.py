@@ -226,6 +226,6 @@ def _watch(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], 
         forward = getcurrent()
         if not isinstance(forward, _Forward):
             return None
-        return (forward.arrive(name, args[0] if args else kwargs["input"]),), {}
+        return (forward.arrive(name, args[0] if args else next(iter(kwargs.values()))),), {}
 
     return before

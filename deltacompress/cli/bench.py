@@ -213,8 +213,8 @@ def architectures(
     ] = None,
 ) -> None:
     """Say which causal model types of the installed transformers are taken, and why others are refused."""
-    from deltacompress.bench.architectures import run
     from deltacompress.cli import render
+    from deltacompress.models.architectures.survey import run
 
     with console.progress() as reporter:
         data = run(types or (), reporter=reporter).to_json()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import transformers
 
-from deltacompress.bench import architectures
 from deltacompress.cli.main import main
 from deltacompress.errors import InputError, UnsupportedModelError
+from deltacompress.models.architectures import survey
 from deltacompress.models.architectures.survey import causal_types, default_config, judge, saved_names
 from deltacompress.models.skeleton import Skeleton
 
@@ -111,9 +111,9 @@ def test_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_unknown_type_is_told_before_any_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(architectures, "judge", pytest.fail)
+    monkeypatch.setattr(survey, "judge", pytest.fail)
     with pytest.raises(InputError, match="leave it out to try all"):
-        architectures.run(["llama", "nix"])
+        survey.run(["llama", "nix"])
 
 
 def _written(folder: Path, raw: dict[str, Any]) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from deltacompress.errors import DeltaCompressError, first_line
+from deltacompress.errors import DeltaCompressError, InputError, first_line
 from deltacompress.files.places import CONFIG
 from deltacompress.models.architectures.refusals import is_text
 from deltacompress.models.config import unusable
 from deltacompress.models.quiet import quiet
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.models.support import outline, read_decoder
+from deltacompress.reporter import SILENT, Reporter
 
 VERSION: str = transformers.__version__
 """Of the installed transformers."""
@@ -55,6 +56,44 @@ class Verdict:
     def taken(self) -> bool:
         """Whether a checkpoint of this type can be compressed with calibration."""
         return self.reason is None
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """One verdict for each model type that was tried."""
+
+    verdicts: tuple[Verdict, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        taken = sum(one.taken for one in self.verdicts)
+        return {
+            "transformers": VERSION,
+            "types": len(self.verdicts),
+            "taken": taken,
+            "refused": len(self.verdicts) - taken,
+            "rows": [_row(one) for one in self.verdicts],
+        }
+
+
+def run(types: Sequence[str] = (), *, reporter: Reporter = SILENT) -> Survey:
+    """Try these model types, by default all that the installed transformers has a causal language model for.
+
+    Raises:
+        InputError: a type that it has none for.
+    """
+    known = causal_types()
+    for name in types:
+        if name not in known:
+            told = f"no model type {name!r} with a causal language model in transformers {VERSION}"
+            raise InputError(told, way_out="leave it out to try all")
+    chosen = list(types) or known
+    reporter.phase("trying architectures", len(chosen))
+    verdicts = []
+    for name in chosen:
+        verdicts.append(judge(name))
+        reporter.step(name)
+    return Survey(tuple(verdicts))
 
 
 def causal_types() -> list[str]:
@@ -113,6 +152,15 @@ def saved_names(raw: dict[str, Any], file: Path) -> list[str]:
             except Exception as error:  # values meet any line of the model's own code
                 raise unusable(file, error) from error
         return sorted(revert_weight_conversion(model, model.state_dict()))
+
+
+def _row(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "model_type": verdict.model_type,
+        "taken": verdict.taken,
+        "linears": verdict.linears,
+        "reason": verdict.reason,
+    }
 
 
 def _inner(raw: dict[str, Any]) -> Iterator[dict[str, Any]]:
