@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from deltacompress.cli.main import main
 from deltacompress.errors import InputError, UnsupportedModelError
 from deltacompress.models.architectures import survey
 from deltacompress.models.architectures.survey import causal_types, default_config, judge, saved_names
+from deltacompress.models.architectures.trial import try_walk
 from deltacompress.models.skeleton import Skeleton
+from deltacompress.models.support import outline, read_decoder
 
 AT_LEAST = 105
 """Of the causal types of transformers 5.23; each that is taken on raises it."""
@@ -114,6 +117,28 @@ def test_an_unknown_type_is_told_before_any_is_tried(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(survey, "judge", pytest.fail)
     with pytest.raises(InputError, match="leave it out to try all"):
         survey.run(["llama", "nix"])
+
+
+def llama(folder: Path) -> Any:
+    raw = default_config("llama")
+    file = _written(folder, raw) / "config.json"
+    return outline(read_decoder(raw, file, tensors=100), file, tensors=100)
+
+
+def test_hidden_states_that_change_between_layers_are_seen_on_the_trial(tmp_path: Path) -> None:
+    model = llama(tmp_path)
+    assert try_walk(model, "model.layers", tmp_path / "config.json").width == 0
+    model.model.layers[1].register_forward_pre_hook(lambda _module, args: (args[0] * 1, *args[1:]))
+    with pytest.raises(UnsupportedModelError, match="changes the hidden states between its layers"):
+        try_walk(model, "model.layers", tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("change", [lambda hidden: hidden[0], lambda hidden: hidden.repeat(1, 2, 1)])
+def test_one_state_a_token_is_what_a_layer_takes(tmp_path: Path, change: Callable[[Any], Any]) -> None:
+    model = llama(tmp_path)
+    model.model.layers[0].register_forward_pre_hook(lambda _module, args: (change(args[0]), *args[1:]))
+    with pytest.raises(UnsupportedModelError, match="has several for a token"):
+        try_walk(model, "model.layers", tmp_path / "config.json")
 
 
 def _written(folder: Path, raw: dict[str, Any]) -> Path:
