@@ -139,6 +139,17 @@ def test_added_rows_and_tied_heads(make_pair: Callable[..., Pair], tmp_path: Pat
     assert share.stored_bytes > 5 * columns * 2
 
 
+@pytest.mark.parametrize("lossless", ["none", "zstd"])
+def test_transposed_linears(make_pair: Callable[..., Pair], tmp_path: Path, lossless: str) -> None:
+    pair = make_pair("gpt2")
+    found = planned(pair, tmp_path / "out", recipe="int4-24", lossless=lossless)
+    stored = stored_by_kind(pair.compress(tmp_path / "out", recipe="int4-24", lossless=lossless))
+    (share,) = (one for one in found.shares if one.kind == "linear")
+    assert share.stored_bytes is not None
+    wanted = stored["linear", "code"]
+    assert share.stored_bytes >= wanted if share.at_most else share.stored_bytes == wanted
+
+
 def refusals(pair: Pair, place: Path) -> dict[str, tuple[list[str], Callable[[], object]]]:
     """What is changed about a good command line, and what is put into its place first."""
     base, out = str(pair.base), place / "out"

@@ -76,7 +76,8 @@ def _outer(skeleton: Skeleton, prepared: Prepared) -> int:
 
 
 def _columns(tensor: TensorPlan) -> int:
-    return int(tensor.pair.info.numel // tensor.pair.info.shape[0])
+    shape = tensor.pair.info.shape
+    return shape[0] if tensor.transposed else int(tensor.pair.info.numel // shape[0])
 
 
 def _solver(tensor: TensorPlan) -> int:

@@ -24,7 +24,7 @@ from deltacompress.lossless import Coder
 from deltacompress.models.config import base_notes, notes, stored_notes
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.reporter import Reporter
-from deltacompress.types import TensorKind
+from deltacompress.types import OddLinears, TensorKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def prepare(
     """Everything that can be wrong with a job's input is told here; raises as `compress`."""
     pairing = pair(base, finetuned)  # first: of what is wrong with a pair, it names the cause and not a consequence
     skeleton = skeleton_of(finetuned, job.recipe, where)
-    plan = make_plan(pairing, job.recipe, kind_of(skeleton))
+    plan = make_plan(pairing, job.recipe, kind_of(skeleton), odd_linears(skeleton))
     if skeleton is not None:
         told = (*base_notes(base.config, base.path), *notes(finetuned.config, finetuned.path))
     else:
@@ -109,6 +109,11 @@ def skeleton_of(finetuned: Checkpoint, recipe: Recipe, device: torch.device) -> 
 def kind_of(skeleton: Skeleton | None) -> Callable[[str], TensorKind]:
     """What a tensor is in its model, as the recipe's rules ask it; "other" where none does."""
     return (lambda _name: "other") if skeleton is None else skeleton.kind
+
+
+def odd_linears(skeleton: Skeleton | None) -> OddLinears:
+    """Linears that are not all that others are; none where the recipe does not ask."""
+    return OddLinears() if skeleton is None else skeleton.odd_linears
 
 
 def tokens_of(job: CompressionJob, finetuned: Checkpoint, skeleton: Skeleton, inputs: Inputs) -> CalibrationTokens:

@@ -87,6 +87,8 @@ def stored_bytes(plan: Plan, tensor: TensorPlan, *, storage: bool) -> int | None
 
 def _matrix(plan: Plan, tensor: TensorPlan) -> tuple[int, int]:
     rows, columns = as_matrix(tensor.pair.info.shape)
+    if tensor.transposed:
+        return columns, rows
     shared = tensor.pair.base_rows if plan.recipe.scope == "delta" else None
     if shared is None:
         return rows, columns
