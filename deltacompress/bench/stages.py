@@ -84,7 +84,7 @@ class IdleMeter:
     """How long a GPU stood idle, by the trace of what ran there, from `begin` to `end`."""
 
     def __init__(self) -> None:
-        self._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        self._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True)
 
     def begin(self) -> None:
         """Trace from here."""

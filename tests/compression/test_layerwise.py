@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from pairs import Pair, Recorder, Weights, files_of, weights_of
+from pairs import Pair, Recorder, Weights, changed, edit, files_of, weights_of
 from tiny_models import open_tiny
 from tolerances import GPU_LOSS
 
@@ -228,32 +229,42 @@ def test_weights_are_never_rounded_to_multiply_them(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("dtype", "recipe", "wanted"),
-    [
-        (torch.bfloat16, "deltazip-2bit", True),
-        (torch.bfloat16, "int4-24", False),
-        (torch.float16, "deltazip-2bit", False),
-    ],
-)
-def test_a_gpu_casts_automatically_only_bf16_models_with_plain_targets(
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("recipe", ["deltazip-2bit", "int4-24"])
+def test_a_gpu_multiplies_in_fp16(
     make_pair: Callable[..., Pair],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     dtype: torch.dtype,
     recipe: str,
-    wanted: bool,
 ) -> None:
     run_layer, seen = Skeleton.run_layer, []
 
     def watch(self: Skeleton, *args: Any) -> torch.Tensor:
-        seen.append((torch.is_autocast_enabled("cuda"), torch.get_float32_matmul_precision()))
+        seen.append((torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")))
         return run_layer(self, *args)
 
     monkeypatch.setattr(Skeleton, "run_layer", watch)
     make_pair("llama", dtype=dtype).compress(tmp_path / "out", recipe=recipe, device="cuda")
-    assert {auto for auto, _ in seen} == {wanted}
-    assert wanted or {precision for _, precision in seen} == {"high"}
+    assert set(seen) == {(True, torch.float16)}
+
+
+def far_beyond_fp16(weights: Weights) -> Weights:
+    """What the MLP multiplies grows by eight orders of magnitude."""
+    large = ("gate_proj", "up_proj")
+    return {name: weight * 1e4 if any(leaf in name for leaf in large) else weight for name, weight in weights.items()}
+
+
+@pytest.mark.gpu
+def test_a_gpu_takes_wider_numbers_where_fp16_overflows(make_pair: Callable[..., Pair], tmp_path: Path) -> None:
+    made = make_pair("llama", dtype=torch.bfloat16)
+    pair = changed(made, tmp_path, far_beyond_fp16)
+    base = shutil.copytree(made.base, tmp_path / "base")
+    told = Recorder()
+    compress = Pair(edit(base, far_beyond_fp16), pair.finetuned, pair.data).compress
+    compress(tmp_path / "out", recipe="int4-24", device="cuda", reporter=told)
+    assert [note for note in told.notes if "beyond the range of fp16" in note]
+    assert all(record.loss is None or record.loss < 1 for record in load_delta(tmp_path / "out").tensors.values())
 
 
 @pytest.mark.gpu
