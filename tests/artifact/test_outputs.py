@@ -34,7 +34,7 @@ def test_an_artifact_of_the_same_input_is_used_again(
     mine: Pair, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, notes = files_of(out), Recorder()
-    monkeypatch.setattr(driver, "_plan", None)  # no work
+    monkeypatch.setattr(driver, "prepare", None)  # no work
     again = mine.compress(out, recipe="int4", reporter=notes)
     assert again.used_again
     assert again.summary == load_delta(out).summary()
