@@ -15,7 +15,7 @@ from deltacompress.artifact.manifest import read_manifest
 from deltacompress.checkpoints.side_files import is_side_file
 from deltacompress.errors import DeltaCompressError, OutputError, option
 from deltacompress.files.exchange import put_back, put_in_place
-from deltacompress.files.output import output_errors, sync
+from deltacompress.files.output import check_can_hold, output_errors, sync
 from deltacompress.files.places import CONFIG, MANIFEST, check_place
 
 _WEIGHTS = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json|quantize_config\.json")
@@ -40,6 +40,7 @@ def check_free(out: Path, *, replaces: Replaceable | None = None) -> bool:
         if out.is_mount():  # nothing can be renamed to it, and that would show at the very end
             raise OutputError("is a mount point", where=out, way_out="choose a new directory inside it")
         if not out.is_symlink() and (not out.exists() or (out.is_dir() and not any(out.iterdir()))):
+            check_can_hold(out.absolute().parent, out)
             return False
         if replaces is not None and replaces(out):
             return True

@@ -119,8 +119,8 @@ def obs_speedups(plain: float, ours: float, shipped: float) -> dict[str, float]:
 
 
 def layer_times(layer_seconds: Times, tflop: float, tflop_s: float) -> dict[str, float]:
-    """The median layer (the first of a process also waits for kernels to be compiled) against its `tflop`."""
-    seconds, floor = median(layer_seconds), tflop / tflop_s
+    """The median layer, without the first if there are more (it waits for kernels to be compiled), against `tflop`."""
+    seconds, floor = median(layer_seconds[1:] or layer_seconds), tflop / tflop_s
     return {"seconds_per_layer": seconds, "floor_seconds": floor, "over_floor": seconds / floor}
 
 

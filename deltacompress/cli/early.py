@@ -6,14 +6,12 @@ is looked at: paths, names, numbers, headers and manifests, no weights.
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from deltacompress.devices import check_driver
-from deltacompress.errors import OutputError, option
+from deltacompress.files.output import check_can_hold
 from deltacompress.files.places import check_folder, check_place
 from deltacompress.reporter import SILENT, Reporter
 
@@ -41,7 +39,6 @@ def output(out: Path, *, replaces: Literal["artifact", "checkpoint", "nothing"] 
 
     known = {"artifact": outputs.holds_artifact, "checkpoint": outputs.holds_checkpoint}
     outputs.check_free(out, replaces=known.get(replaces))
-    _can_hold(out.absolute().parent, out)
 
 
 def folder(out: Path) -> None:
@@ -51,18 +48,7 @@ def folder(out: Path) -> None:
         OutputError: it is none, lies inside a zoo or an artifact, or nothing can be written there.
     """
     check_folder(out)
-    _can_hold(out.absolute(), out)
-
-
-def _can_hold(folder: Path, out: Path) -> None:
-    """Whether files can be written to a folder, or to what there is of it; told in the words of whoever would try."""
-    there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
-    if not there.is_dir():
-        what = "is a file" if there == out.absolute() else f"{there} is a file"
-        raise OutputError(f"{what}, where a directory is needed", where=out, way_out=f"choose another {option('out')}")
-    if not os.access(there, os.W_OK | os.X_OK):
-        told = os.strerror(errno.EACCES)
-        raise OutputError(f"cannot be written ({told})", where=out, way_out="choose another output directory")
+    check_can_hold(out.absolute(), out)
 
 
 def calibration(given: str | Path) -> None:
@@ -145,7 +131,7 @@ def compression(
     Raises:
         InputError: its subclasses name the first thing that is wrong.
     """
-    _can_hold(out.absolute().parent, out)  # the cheapest first
+    check_can_hold(out.absolute().parent, out)  # the cheapest first
     check_place(out)
 
     from deltacompress import lossless as codecs

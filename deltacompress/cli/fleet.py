@@ -30,9 +30,10 @@ def compress_jobs(
     Raises:
         InputError: one of these was given; else as compress_fleet; FleetFailedError: jobs failed.
     """
-    if said := [name for name, value in own.items() if value]:
+    if said := [name for name, value in own.items() if value not in (None, [])]:
         where = said[0] if said[0].isupper() else option(said[0])
-        raise InputError("goes into the jobs file, not beside it", where=where, way_out="see docs/cli.md")
+        told = "goes into the jobs file, not beside it" if said[0] not in _ALONE else "is for one model, not for --jobs"
+        raise InputError(told, where=where, way_out="see docs/cli.md")
     from deltacompress.fleet.run import compress_fleet, plan_fleet
 
     with console.progress() as reporter:
@@ -67,6 +68,8 @@ def plan_table(data: Mapping[str, Any]) -> RenderableType:
     return Group(plan, *map(Text, notes))
 
 
+_ALONE = ("gate", "tasks", "task_dir", "limit")
+"""What a jobs file cannot say."""
 _COLUMNS = (
     "kind",
     "treatment",

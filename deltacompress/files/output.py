@@ -153,3 +153,18 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_can_hold(folder: Path, out: Path) -> None:
+    """Whether files can be written to a folder, or to what there is of it; told in the words of whoever would try.
+
+    Raises:
+        OutputError: names `out`.
+    """
+    there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    if not there.is_dir():
+        what = "is a file" if there == out.absolute() else f"{there} is a file"
+        raise OutputError(f"{what}, where a directory is needed", where=out, way_out=f"choose another {option('out')}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        told = os.strerror(errno.EACCES)
+        raise OutputError(f"cannot be written ({told})", where=out, way_out="choose another output directory")

@@ -64,8 +64,10 @@ def read_yaml(path: Path, *, what: str, docs: str, kind: type[InputError]) -> An
     return read_yaml_with_lines(path, what=what, docs=docs, kind=kind)[0]
 
 
-def read_yaml_with_lines(path: Path, *, what: str, docs: str, kind: type[InputError]) -> tuple[Any, Lines]:
-    """As `read_yaml`, and where in the file each value stands."""
+def read_yaml_with_lines(
+    path: Path, *, what: str, docs: str, kind: type[InputError], way_out: str = ""
+) -> tuple[Any, Lines]:
+    """As `read_yaml`, and where in the file each value stands. way_out: of a file that cannot be read."""
     try:
         text = read_text(path, at_most=_MAX_BYTES, links=ANYWHERE)
     except UnicodeDecodeError as error:
@@ -73,7 +75,7 @@ def read_yaml_with_lines(path: Path, *, what: str, docs: str, kind: type[InputEr
         raise kind(told, where=path, way_out="save it as UTF-8 text") from error
     except (OSError, ValueError) as error:  # ValueError: a path that holds a NUL
         told = f"the {what} cannot be read ({getattr(error, 'strerror', None) or error})"
-        raise kind(told, where=path, way_out=f"give a YAML file or the name of a shipped {what}") from error
+        raise kind(told, where=path, way_out=way_out or f"give a YAML file or the name of a shipped {what}") from error
     try:
         return yaml.load(text, _Strict), Lines(yaml.compose(text, _Strict))  # noqa: S506 - a SafeLoader, made stricter
     except RecursionError as error:

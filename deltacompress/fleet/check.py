@@ -10,6 +10,7 @@ from deltacompress.checkpoints.hub import model_directory
 from deltacompress.checkpoints.pairing import Pairing, pair
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.devices import check_driver
+from deltacompress.errors import DeltaCompressError
 from deltacompress.fleet.jobs_file import Fleet, FleetJob
 from deltacompress.fleet.state import check_state
 
@@ -27,7 +28,10 @@ def check_early(fleet: Fleet) -> list[Pairing]:
     for one in fleet.jobs:  # the cheapest first; nothing is fetched from the hub before
         with one.told():
             _check_alone(one, fleet.zoo)
-    base = Checkpoint.open(fleet.jobs[0].job.base)
+    try:
+        base = Checkpoint.open(fleet.jobs[0].job.base)
+    except DeltaCompressError as error:
+        raise error.retold(type(error), within=f"{fleet.path}, base") from error
     pairs = []
     for one in fleet.jobs:
         with one.told():

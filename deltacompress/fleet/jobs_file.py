@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from deltacompress.codecs.recipe import MAX_SEED, Recipe
 from deltacompress.compression.job import CompressionJob
@@ -23,7 +23,16 @@ from deltacompress.errors import DeltaCompressError, InputError
 from deltacompress.files.strict_yaml import Lines, read_yaml_with_lines
 
 DOCS = "docs/cli.md"
-_Text = Annotated[str, Field(strict=True, min_length=1)]
+
+
+def _as_typed(text: str) -> str:
+    """As a shell would hand it over."""
+    if "\0" in text:
+        raise ValueError("holds a NUL character")
+    return os.path.expanduser(text) if text.startswith("~/") else text
+
+
+_Text = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_as_typed)]
 
 
 class Choices(BaseModel):
@@ -102,7 +111,8 @@ class Fleet:
             InputError: it cannot be read, a key is unknown or given twice, a value is wrong, a name or an output is
                 there twice or lies inside another. RecipeError: no such recipe.
         """
-        data, lines = read_yaml_with_lines(path, what="jobs file", docs=DOCS, kind=InputError)
+        way_out = f"give a YAML file as {DOCS} shows one"
+        data, lines = read_yaml_with_lines(path, what="jobs file", docs=DOCS, kind=InputError, way_out=way_out)
         file = _parsed(data, lines, path)
         jobs = []
         for i, one in enumerate(file.finetunes):

@@ -101,9 +101,10 @@ def test_a_speedup_is_the_baselines_time_over_ours() -> None:
 
 
 def test_a_layer_against_its_arithmetic() -> None:
-    """6 TFLOP at 4 TFLOP/s are 1.5 s; the median layer takes 3 s."""
-    found = figures.layer_times([9.0, 3.0, 2.0], 6.0, 4.0)
-    assert found == {"seconds_per_layer": 3, "floor_seconds": 1.5, "over_floor": 2}
+    """6 TFLOP at 4 TFLOP/s are 1.5 s; the median layer takes 3 s, the first apart."""
+    for layers in ([9.0, 3.0, 2.0], [9.0, 3.0], [1.0, 9.0, 3.0, 2.0], [3.0]):
+        found = figures.layer_times(layers, 6.0, 4.0)
+        assert found == {"seconds_per_layer": 3, "floor_seconds": 1.5, "over_floor": 2}
 
 
 def test_accuracy_in_percent() -> None:

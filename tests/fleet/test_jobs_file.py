@@ -13,7 +13,7 @@ from fleets import fleet_of, tuned, write_jobs
 from pairs import Pair
 
 from deltacompress.cli.main import main
-from deltacompress.errors import DeltaCompressError, InputError, PairError, RecipeError
+from deltacompress.errors import CheckpointError, DeltaCompressError, InputError, PairError, RecipeError
 from deltacompress.files.strict_yaml import read_yaml_with_lines
 from deltacompress.fleet.jobs_file import Fleet
 from deltacompress.fleet.run import compress_fleet
@@ -87,6 +87,7 @@ CASES: dict[str, tuple[Callable[[Entry], object], str]] = {
         lambda w: w["finetunes"].__setitem__(1, {"model": w["finetunes"][1]["model"], "name": "a/b"}),
         f"line {SECOND} (a/b): has a name alone, and the file has no out",
     ),
+    "a NUL": (lambda w: w["finetunes"][1].update(out="a\0b"), "line 12 (a"),
     "no recipe": (lambda w: w["defaults"].pop("recipe"), "(first): has no recipe"),
     "an output twice": (
         lambda w: w["finetunes"][1].update(out=w["finetunes"][0]["out"]),
@@ -153,6 +154,7 @@ def test_no_file(tmp_path: Path) -> None:
         ({"name": "team/bot"}, "NotAZooError", "which zoo?"),
         ({"name": "no name", "out": "x"}, "InvalidNameError", "no name"),
         ({"out": "BASE/inside"}, "OutputError", "lies inside"),
+        ({"out": "BASE/config.json/x"}, "OutputError", "config.json is a file, where a directory is needed"),
     ],
 )
 def test_what_a_job_lacks(
@@ -199,13 +201,33 @@ def test_the_same_on_the_command_line(
         (["--device", "auto"], "--device: goes"),
         (["--lossless", "zstd"], "--lossless: goes"),
         (["--seq-len", "4"], "--seq-len: goes"),
-        (["--gate", "default"], "--gate: goes"),
+        (["--seed", "0"], "--seed: goes"),
+        (["--gate", "default"], "--gate: is for one model, not for --jobs"),
+        (["--limit", "3"], "--limit: is for one model, not for --jobs"),
         (["--name", "a/b"], "--name: goes"),
     ],
 )
 def test_options_that_a_file_says_itself(argv: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compress", *argv, "--jobs", "fleet.yaml"]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_home_is_what_a_shell_takes_for_it(whole: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    whole["finetunes"][1] |= {"out": "~/deltas/x", "model": "~/models/x", "calibration": "~x/data"}
+    job = Fleet.load(write_jobs(tmp_path / "fleet.yaml", whole)).jobs[1].job
+    assert (str(job.out), job.finetuned) == ("/home/somebody/deltas/x", "/home/somebody/models/x")
+    assert job.calibration == "~x/data"
+
+
+def test_what_is_wrong_with_the_base_names_the_file(whole: dict[str, Any], tmp_path: Path) -> None:
+    whole["base"] = "no/such/base/at/all"
+    assert refused(tmp_path, whole, CheckpointError).startswith("fleet.yaml, base: ")
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"give a YAML file as docs/cli\.md shows one"):
+        Fleet.load(tmp_path / "fleet.yaml")
 
 
 def test_workers_without_jobs(capsys: pytest.CaptureFixture[str]) -> None:

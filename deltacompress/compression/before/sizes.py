@@ -133,7 +133,8 @@ def _expected(plan: Plan, tensors: Sequence[TensorPlan], weights: int, coder: Co
     """Bytes after the lossless stage, as some weights of some tensors come out; None: these cannot be sampled."""
     step = max(len(tensors) // _TENSORS, 1)
     coded = sampled = 0
-    for tensor in tensors[::step][:_TENSORS]:
+    by_size = sorted(tensors, key=lambda tensor: tensor.pair.info.numel, reverse=True)  # small ones are mostly frame
+    for tensor in by_size[::step][:_TENSORS]:
         found = _sample(plan, tensor)
         if found is None:
             return None
