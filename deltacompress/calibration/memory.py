@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import torch
@@ -11,6 +12,7 @@ from deltacompress.devices import free_bytes
 
 _DEVICE_SHARE, _HOST_SHARE = 0.9, 0.5
 """Of what is free when a run begins. The allocator of a GPU leaves gaps; of host memory others need some."""
+_CGROUP = Path("/sys/fs/cgroup")
 _SOLVER_MATRICES, _ACTIVATIONS = 8, 6
 """What must stay free while forwards wait, in f32: square matrices of the widest input, or activations of a batch."""
 
@@ -27,7 +29,7 @@ class Room:
         if device.type == "cuda":
             self._limit = int(_DEVICE_SHARE * (free_bytes(device) + torch.cuda.memory_allocated(device)))
         else:
-            self._limit = int(_HOST_SHARE * psutil.virtual_memory().available)
+            self._limit = int(_HOST_SHARE * _host_memory())
         self._closed = False
 
     def left(self) -> bool:
@@ -36,7 +38,7 @@ class Room:
             return False
         if self._device.type == "cuda":
             return torch.cuda.memory_allocated(self._device) + self._reserve <= self._limit
-        return psutil.virtual_memory().available >= self._limit + self._reserve
+        return _host_memory() >= self._limit + self._reserve
 
     def close(self) -> None:
         """None may from now on: memory ran out."""
@@ -44,3 +46,15 @@ class Room:
         self._note("memory ran out: forwards no longer wait in the middle of a layer, so each stage runs them anew")
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _host_memory() -> int:
+    """Bytes of host memory that can still be had, by a container's limit too."""
+    free: int = psutil.virtual_memory().available
+    try:
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        told = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        files = int(told["inactive_file"])  # read, and dropped when there is need of room
+    except (OSError, ValueError, KeyError):  # no such limit: another system, or "max"
+        return free
+    return min(free, limit - used + files)

@@ -111,7 +111,8 @@ class LayerTurns:
         self._skeleton, self._i, self._stream, self._calls = skeleton, i, stream, calls
         self._room = room
         self._waiting: dict[int, _Forward] = {}
-        self.precision = precision
+        self._narrow = self.precision = precision
+        self._finished, self._wide_from = 0, -1
         self.leaders: Mapping[str, str] = {}
         self.together: Sequence[LayerTurns] = (self,)
         """The streams whose forwards wait in the same memory."""
@@ -122,7 +123,7 @@ class LayerTurns:
     def inputs(self, k: int, leaders: Sequence[str]) -> dict[str, Tensor]:
         """What linears receive in batch k, f32 or f16 [tokens, in] each; its forward waits there, until `rest`.
 
-        A batch with a value that overflows runs again with wider products, if there are any.
+        A batch with a value that overflows runs again with wider products, if there are any, and so does all after it.
 
         Raises:
             UnsupportedModelError: one of them did not run, or ran twice.
@@ -151,11 +152,28 @@ class LayerTurns:
 
     def finish(self, k: int) -> None:
         """Run batch k to the end of the layer: its output takes its input's place in the stream."""
+        if k == self._wide_from and self.precision.wider is not None:
+            self._widen(self.precision.wider)
         output = self._with_memory(lambda: self._run_to_the_end(k))
         if self.precision.wider is not None and not all_finite(output):
             self._widen(self.precision.wider)
             output = self._with_memory(lambda: self._run_to_the_end(k))
         self._stream[k] = output
+        if self._wide_from < 0 and self.precision != self._narrow:
+            self._wide_from = k
+        self._finished += 1
+
+    @property
+    def wide_from(self) -> int:
+        """The first batch that was finished, or will be, with wider products; negative: none so far.
+
+        Set before the first is finished, it is that again: a layer that is resumed has no inputs to tell it from.
+        """
+        return self._finished if self._wide_from < 0 and self.precision != self._narrow else self._wide_from
+
+    @wide_from.setter
+    def wide_from(self, k: int) -> None:
+        self._wide_from = k
 
     def _widen(self, precision: Precision) -> None:
         """Multiply so from now on: forwards that wait have multiplied in narrower numbers, so they begin anew."""
@@ -196,7 +214,8 @@ class LayerTurns:
     def begin_anew(self, k: int) -> None:
         """Batch k's forward shall begin anew, if it waits."""
         if k in self._waiting:
-            self._waiting.pop(k).end()
+            with self.precision.products():  # what it leaves puts back what it found, and may have found this
+                self._waiting.pop(k).end()
 
     def begin_all_anew(self) -> None:
         """All shall, which gives back the memory that they wait in."""

@@ -122,7 +122,9 @@ class Checkpoint:
         self._ahead |= {name: self._reader.submit(self._read, name, pinned=True) for name in names}
 
     def forget_ahead(self) -> None:
-        """Drop what a run that was stopped had read ahead."""
+        """Drop what a run that was stopped had read ahead, and do not read the rest of it."""
+        for one in self._ahead.values():
+            one.cancel()
         self._ahead.clear()
 
     def _read(self, name: str, *, pinned: bool) -> torch.Tensor:

@@ -150,7 +150,11 @@ def _encode_and_publish(prepared: Prepared, work: Workspace, coder: Coder, repor
             _compress_plain(plan, steps, reporter)
             publish(plan, work, steps, coder.codec, tokens)
             return None
-        streams = compress_layers(plan, skeleton, tokens.ids, steps, reporter)
+        try:
+            streams = compress_layers(plan, skeleton, tokens.ids, steps, reporter)
+        finally:
+            for checkpoint in (plan.base, plan.finetuned):
+                checkpoint.forget_ahead()
         publish(plan, work, steps, coder.codec, tokens)  # first: nothing that only informs may stand in its way
         return calibration_kl(plan, skeleton, streams, steps)
 

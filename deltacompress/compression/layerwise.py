@@ -39,7 +39,7 @@ from deltacompress.numerics.hessian import HessianAccumulator
 from deltacompress.reporter import Reporter, part
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
-"""A GPU waits for launches, and casts a layer's weights to bf16, for each batch: larger ones make up for it."""
+"""A GPU waits for launches, and casts a layer's weights to fp16, for each batch: larger ones make up for it."""
 
 
 @dataclass(eq=False)
@@ -127,7 +127,9 @@ class _Walk:
             if restored is None:
                 outcomes = self._compress(i, groups, student, teacher)
             else:
+                student.wide_from, at = self.steps.wide_from(step)
                 if teacher is not None:
+                    teacher.wide_from = at
                     teacher.finish_all()
                 self.skeleton.load(restored, restored.__getitem__)
             try:
@@ -136,10 +138,12 @@ class _Walk:
             except BaseException:
                 if outcomes is not None:
                     with suppress(Exception):  # what stopped the forward is what to tell
-                        self.steps.save(step, outcomes)
+                        self.steps.save(
+                            step, outcomes, wide_from=(student.wide_from, teacher.wide_from if teacher else -1)
+                        )
                 raise
         if outcomes is not None:
-            self.steps.save(step, outcomes)
+            self.steps.save(step, outcomes, wide_from=(student.wide_from, teacher.wide_from if teacher else -1))
         if any(one is not None and one.precision != self.precision for one in (student, teacher)):
             self.note(
                 f"layer {i}: values beyond the range of {self.precision.inputs}, so it multiplied in wider numbers"
@@ -207,6 +211,7 @@ class _Walk:
         to the end of the layer, and its stream moves on.
         """
         leaders = [group[0] for group in stage]
+        where = leaders[-1].split(".")[-2]
         sums = {
             group[0]: HessianAccumulator(
                 self.plan.tensors[group[0]].inputs,
@@ -221,13 +226,13 @@ class _Walk:
             targets: dict[str, Tensor] = {}
             if teacher is not None:
                 self.skeleton.swap({name: finetuned[name] for name in changed})
-                with part(f"teacher: to {_leaf(leaders[-1])}"):
+                with part(f"teacher: to {where}"):
                     targets = teacher.inputs(k, leaders)
                 if last:
                     with part("teacher: to its end"):
                         teacher.finish(k)
                 self.skeleton.swap({name: weights[name] for name in changed})
-            with part(f"student: to {_leaf(leaders[-1])}"):
+            with part(f"student: to {where}"):
                 inputs = student.inputs(k, leaders)
             with part("sums"), self.precision.products():
                 for name in leaders:
@@ -285,11 +290,6 @@ class _Walk:
                 sums.add(inputs, targets)
         weights = {tensor.name: self.skeleton.prepare(tensor.name, self.plan.finetuned.read(tensor.name))}
         self.steps.save(step, [outcome for _, outcome, _ in self._solve([tensor], weights, sums)])
-
-
-def _leaf(name: str) -> str:
-    """q_proj of model.layers.0.self_attn.q_proj.weight."""
-    return name.split(".")[-2]
 
 
 def _to_encode(tensor: TensorPlan, weight: Tensor, reference: Tensor | None) -> LinearToEncode:

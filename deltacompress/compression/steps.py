@@ -66,8 +66,10 @@ class Steps:
         outcome = finish_on_disk(self._plan, tensor, encoded, self._coder)
         return lambda: outcome
 
-    def save(self, step: str, outcomes: Iterable[Unfinished]) -> None:
-        """Store a step durably, as soon as all of it is finished."""
+    def save(self, step: str, outcomes: Iterable[Unfinished], *, wide_from: tuple[int, int] = (-1, -1)) -> None:
+        """Store a step durably, as soon as all of it is finished. wide_from: of a layer, as `wide_from` gives it."""
+        if wide_from != (-1, -1):  # first: where the step is, so is this
+            self._work.save_values(f"{step}-wide", wide_from)
         with part("wait", on_host=True):
             done = [outcome() for outcome in outcomes]
         with part("write", on_host=True):
@@ -137,6 +139,11 @@ class Steps:
             yield
         except (IntegrityError, CheckpointError) as error:
             raise self._work.damaged(step, error) from error
+
+    def wide_from(self, step: str) -> tuple[int, int]:
+        """The batches from which on the student and the teacher left a finished layer with wider products."""
+        student, teacher = self._work.values(f"{step}-wide") or (-1, -1)
+        return student, teacher
 
     def records(self, step: str) -> list[TensorRecord]:
         """Records of a finished step."""

@@ -39,7 +39,7 @@ def do_job(one: FleetJob, zoo: str | None, inputs: Inputs, reporter: Reporter) -
         )
         told.save(out)
     except (Interrupted, KeyboardInterrupt):
-        told.model_copy(update={"state": "stopped"}).save(out)
+        told.model_copy(update={"state": "stopped"}).try_to_save(out)
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this job's, and the others go on
         told = failed(one.label, out, error)
@@ -73,7 +73,7 @@ def _figures(result: CompressResult, before: JobState | None) -> dict[str, Any]:
 
 def _free_memory() -> None:
     """What a job held on a GPU goes back, so that the next one finds what a lone run would."""
-    if torch.cuda.is_available():
-        gc.collect()
+    gc.collect()
+    if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

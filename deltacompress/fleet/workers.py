@@ -109,7 +109,16 @@ class _Tender(threading.Thread):
                 one = self._todo.popleft()
             except IndexError:
                 return
-            self._events.put((one, self._done(one)))
+            try:
+                said = self._done(one)
+            except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits for this job must hear of it
+                said = failed(one.label, one.job.out, error)
+                process, self._process = self._process, None
+                if process is not None:  # what it would say next would be taken for another job's
+                    process.kill()
+                    process.wait()
+                    _close(process)
+            self._events.put((one, said))
 
     def _done(self, one: FleetJob) -> JobState:
         process = self._process or self._start()

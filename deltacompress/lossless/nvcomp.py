@@ -9,6 +9,7 @@ Importing nvCOMP works without a GPU; constructing a codec does not, so that is 
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
@@ -19,6 +20,8 @@ from deltacompress.errors import BackendError, FormatError, option
 
 ALGORITHMS = {"gdeflate": "GDeflate", "ans": "ANS"}
 _BATCH_BYTES = 1 << 28  # raw bytes on the GPU at once, so that a large tensor does not need its size there twice
+_ONE_AT_A_TIME = threading.Lock()
+"""Tensors are coded by several threads; each batch takes memory of the GPU that torch does not know of."""
 _ALIGN = 16  # bytes; the most that any nvCOMP algorithm asks for
 
 
@@ -51,10 +54,11 @@ def encode_chunks(codec: str, raw: memoryview, sizes: Sequence[int]) -> list[byt
             packed[start : start + length] = np.frombuffer(raw[at : at + length], np.uint8)
             at += length
         try:
-            nvcomp, worker = _codec(codec, max(lengths))
-            device = nvcomp.as_array(packed).cuda()
-            result = worker.encode(nvcomp.as_arrays(device, starts, lengths)).cpu()
-            coded += [np.asarray(result[index]).tobytes() for index in range(len(lengths))]
+            with _ONE_AT_A_TIME:
+                nvcomp, worker = _codec(codec, max(lengths))
+                device = nvcomp.as_array(packed).cuda()
+                result = worker.encode(nvcomp.as_arrays(device, starts, lengths)).cpu()
+                coded += [np.asarray(result[index]).tobytes() for index in range(len(lengths))]
         except RuntimeError as error:
             raise BackendError(
                 f"nvCOMP failed while compressing with {codec} ({error})",

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from plain_layers import GROUPS, loaded, plain_inputs
 
-from deltacompress.calibration.memory import Room
+from deltacompress.calibration.memory import Room, _host_memory
 from deltacompress.calibration.precision import Precision
 from deltacompress.calibration.turns import LayerTurns, taking_turns
 from deltacompress.calibration.walk import capture_calls
@@ -236,6 +237,7 @@ def test_a_batch_that_overflows_runs_again_in_wider_numbers(
     overflows = scale > 1
     assert rounded == [True] * 9 + [not overflows] * 3
     assert (walk.turns.precision == FP32) == overflows
+    assert walk.turns.wide_from == (0 if overflows else -1)
     close = [torch.allclose(walk.turns._stream[k], expected[k], rtol=1e-2, atol=1e-2 * scale) for k in range(3)]
     assert all(close)
 
@@ -320,3 +322,28 @@ def test_on_a_cpu_half_of_what_is_free_stays_free(monkeypatch: pytest.MonkeyPatc
     assert room.left()
     Memory.available -= 1
     assert not room.left()
+
+
+def test_a_container_has_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """600 of 1000 MB are used, 100 of them by files that were read: 500 can be had of the machine's 2000."""
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 2_000_000_000}))
+    monkeypatch.setattr("deltacompress.calibration.memory._CGROUP", tmp_path)
+    assert _host_memory() == 2_000_000_000
+    (tmp_path / "memory.max").write_text("1000000000\n")
+    (tmp_path / "memory.current").write_text("600000000\n")
+    (tmp_path / "memory.stat").write_text("anon 500000000\ninactive_file 100000000\n")
+    assert _host_memory() == 500_000_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert _host_memory() == 2_000_000_000
+
+
+def test_the_first_wide_batch_is_that_again(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    walk = walk_of(tiny("llama"), ids, precision=Halves("fp16", wider=FP32))
+    assert walk.turns.wide_from == -1
+    walk.turns.wide_from = 1
+    seen = []
+    for k in range(3):
+        walk.turns.finish(k)
+        seen.append(walk.turns.precision.inputs)
+    assert seen == ["fp16", "fp32", "fp32"]
+    assert walk.turns.wide_from == 1

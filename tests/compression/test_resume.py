@@ -12,18 +12,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from pairs import Pair, Recorder, edit, files_of, perturb, weights_of, write_data
+from pairs import Pair, Recorder, Weights, edit, files_of, perturb, weights_of, write_data
 from safetensors.torch import load_file, save_file
 
 from deltacompress import plan
 from deltacompress.artifact.delta import verify
 from deltacompress.artifact.restoration import restore
+from deltacompress.calibration.precision import Precision
 from deltacompress.calibration.turns import LayerTurns
 from deltacompress.checkpoints.header import read_header
 from deltacompress.checkpoints.reader import Checkpoint
@@ -32,6 +34,7 @@ from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression import driver, publication, run_identity, workspace
 from deltacompress.compression import steps as steps_module
 from deltacompress.compression.encoding import lay_out
+from deltacompress.compression.steps import Steps
 from deltacompress.compression.workspace import Workspace
 from deltacompress.errors import BackendError, InputError, Interrupted, OutputError
 
@@ -265,6 +268,51 @@ def test_a_layer_is_saved_though_the_forward_after_it_is_stopped(
     monkeypatch.setattr(LayerTurns, "finish_all", stop)
     interrupted(pair, out)
     assert steps_in(out) == ["layer-00000", "layer-00001", "outer"]
+
+
+class Halves(Precision):
+    """As fp16 on a GPU, whose range ends at 65504: inputs of linears are rounded so, products are of fp32."""
+
+    def products(self) -> Any:
+        return nullcontext()
+
+    def rounded(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.half().float()
+
+
+@pytest.mark.parametrize("recipe", ["int4-24", "deltazip-2bit"])
+def test_a_layer_that_overflowed_is_left_as_it_was(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    """Inputs tell that a layer overflows, and a layer that is resumed has none: what it gave the next one is saved."""
+
+    def enlarge(weights: Weights) -> Weights:
+        far = ("layers.0.mlp.gate_proj", "layers.0.mlp.up_proj")
+        return {name: weight * 4e3 if any(one in name for one in far) else weight for name, weight in weights.items()}
+
+    base = edit(shutil.copytree(pair.base, tmp_path / "base"), enlarge)
+    large = Pair(base, edit(shutil.copytree(pair.finetuned, tmp_path / "finetuned"), enlarge), pair.data)
+    monkeypatch.setattr(
+        "deltacompress.compression.layerwise.calibration_precision",
+        lambda *_, **__: Halves("fp16", wider=Precision("fp32")),
+    )
+    monkeypatch.setattr("deltacompress.compression.layerwise.TOKENS_PER_BATCH", {"cpu": 48})  # batches of 3, 3, 2
+    notes = Recorder()
+    large.compress(tmp_path / "whole", recipe=recipe, reporter=notes)
+    assert [note for note in notes.notes if note.startswith("layer 0: values beyond the range of fp16")]
+    save = Steps.save
+
+    def stop_after_the_first(self: Steps, step: str, *args: Any, **options: Any) -> None:
+        save(self, step, *args, **options)
+        if step == "layer-00000":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Steps, "save", stop_after_the_first)
+    with pytest.raises(Interrupted):
+        large.compress(tmp_path / "out", recipe=recipe)
+    monkeypatch.setattr(Steps, "save", save)
+    large.compress(tmp_path / "out", recipe=recipe, resume=True)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("failure", [None, BackendError("no codec"), RuntimeError("lost"), KeyboardInterrupt()])

@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from deltacompress.compression.before import inputs as inputs_module
 from deltacompress.compression.job import CompressionJob
 from deltacompress.errors import IntegrityError, Interrupted
 from deltacompress.fleet import work
+from deltacompress.fleet import workers as workers_module
 from deltacompress.fleet.jobs_file import Fleet
 from deltacompress.fleet.result import FleetFailedError, FleetResult
 from deltacompress.fleet.run import compress_fleet, plan_fleet
@@ -409,11 +411,31 @@ def _state(path: Path) -> JobState:
     return JobState.model_validate_json(path.read_text())
 
 
+def test_a_worker_that_talks_nonsense_fails_its_job_alone(
+    pair: Pair, models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a half line of one that was killed does: nobody may wait for its answer for ever."""
+    loads, spoiled = workers_module.json.loads, []
+
+    def half(line: str) -> Any:
+        if "done" in line and not spoiled:
+            spoiled.append(line)
+            return loads(line[:9])
+        return loads(line)
+
+    monkeypatch.setattr(workers_module, "json", SimpleNamespace(loads=half, dumps=json.dumps))
+    result = compress_fleet(fleet_of(pair, tmp_path, models[:2]), workers=2)
+    assert sorted(states(result)) == ["done", "failed"]
+    assert len(spoiled) == 1
+    assert _workers() == []
+
+
 def test_what_a_stopped_job_read_ahead_is_dropped(pair: Pair, tmp_path: Path) -> None:
     shared = inputs_module.Inputs()
     base = shared.base(str(pair.base))
-    base._ahead["model.norm.weight"] = Future()  # that nobody waits for
+    waiting = base._ahead["model.norm.weight"] = Future()  # that nobody waits for
     assert shared.base(str(pair.base)) is base
+    assert waiting.cancelled()
     assert base.read("model.norm.weight").shape == (32,)
 
 

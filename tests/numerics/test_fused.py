@@ -264,3 +264,16 @@ def problem_upper(p: Problem, order: torch.Tensor) -> torch.Tensor:
     """U of the columns in solving order."""
     inverse = torch.linalg.inv(p.hessian.double()[order][:, order])
     return torch.linalg.cholesky(inverse, upper=True).float()
+
+
+@pytest.mark.parametrize("error", [ImportError("Numba needs NumPy 2.2 or less"), RuntimeError("no locator available")])
+def test_numba_that_does_not_run_is_told_and_not_used(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(_name: str) -> None:
+        raise error
+
+    monkeypatch.setattr(compiled.importlib.util, "find_spec", lambda _name: object())
+    monkeypatch.setattr(compiled.importlib, "import_module", fail)
+    told = compiled._missing.__wrapped__()
+    assert told == f"numba does not run here ({error})"
+    monkeypatch.setattr(compiled.importlib, "import_module", lambda _name: None)
+    assert compiled._missing.__wrapped__() is None

@@ -27,7 +27,11 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"
 
 
 def compiled(function: _F) -> _F:
-    """Machine code for `function`, made when it is first called and kept on disk; it runs without Python's lock."""
+    """Machine code for `function`, made when it is first called and kept on disk; it runs without Python's lock.
+
+    numba makes it anew where the file of `function` has changed, but not for a change here: whoever makes one deletes
+    the __pycache__ beside this file.
+    """
     made: _F = numba.njit(**_OPTIONS)(function)
     return made
 

@@ -38,7 +38,14 @@ def missing(device: torch.device) -> str | None:
 
 @lru_cache
 def _missing() -> str | None:
-    return None if importlib.util.find_spec("numba") else f"numba is not installed: {install_hint('cpu')}"
+    if not importlib.util.find_spec("numba"):
+        return f"numba is not installed: {install_hint('cpu')}"
+    try:
+        for loop in ("obs_loop", "refine_loop"):
+            importlib.import_module(f"deltacompress.numerics.compiled.{loop}")
+    except (ImportError, RuntimeError, OSError) as error:  # another numpy than it knows; no folder for its cache
+        return f"numba does not run here ({error})"
+    return None
 
 
 def numba_version() -> str:
