@@ -26,7 +26,7 @@ from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.before.prepare import Prepared, open_job, prepare
 from deltacompress.compression.encoding import encode_uncalibrated
 from deltacompress.compression.fidelity import calibration_kl
-from deltacompress.compression.job import CompressionJob, CompressResult, source
+from deltacompress.compression.job import CompressionJob, CompressResult
 from deltacompress.compression.layerwise import compress_layers
 from deltacompress.compression.made_from import clear_leftover, standing
 from deltacompress.compression.planning import Plan, TensorPlan
@@ -77,12 +77,12 @@ def compress(
         Interrupted: stopped by Ctrl-C (or SIGTERM, under the command line); what was finished stays in `out`.partial
             for `resume`.
     """
-    job = CompressionJob(
-        base=str(base),
-        finetuned=str(finetuned),
-        recipe=recipe if isinstance(recipe, Recipe) else Recipe.load(recipe),
-        out=Path(out),
-        calibration=source(calibration),
+    job = CompressionJob.of(
+        base,
+        finetuned,
+        recipe=recipe,
+        out=out,
+        calibration=calibration,
         samples=samples,
         seq_len=seq_len,
         seed=seed,

@@ -33,13 +33,34 @@ class CompressionJob(BaseModel):
     resume: bool = False
     force: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        base: str | Path,
+        finetuned: str | Path,
+        *,
+        recipe: Recipe | str | Path,
+        out: str | Path,
+        calibration: str | Path | Sequence[str | Mapping[str, Any]] | None,
+        **choices: Any,
+    ) -> CompressionJob:
+        """The job that the arguments of `compress` and `plan` describe; a recipe's name or file is read."""
+        return cls(
+            base=str(base),
+            finetuned=str(finetuned),
+            recipe=recipe if isinstance(recipe, Recipe) else Recipe.load(recipe),
+            out=Path(out),
+            calibration=_source(calibration),
+            **choices,
+        )
+
     @property
     def calibration_spec(self) -> CalibrationSpec:
         """How much calibration data: the recipe's wish, and what overrides it."""
         return self.recipe.calibration.overridden(samples=self.samples, seq_len=self.seq_len, seed=self.seed)
 
 
-def source(calibration: str | Path | Sequence[str | Mapping[str, Any]] | None) -> str | tuple[Any, ...] | None:
+def _source(calibration: str | Path | Sequence[str | Mapping[str, Any]] | None) -> str | tuple[Any, ...] | None:
     """What a job holds of the `calibration` that `compress` is given."""
     if isinstance(calibration, str | Path):
         return str(calibration)

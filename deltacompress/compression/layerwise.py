@@ -122,14 +122,15 @@ class _Walk:
             groups = self._groups(i, streams) if restored is None else []
         student = self._turns(i, streams.student, streams)
         teacher = None if streams.teacher is None else self._turns(i, streams.teacher, streams)
+        both = [one for one in (student, teacher) if one is not None]
         outcomes = None
-        with taking_turns(self.skeleton, groups, [one for one in (student, teacher) if one is not None]):
+        with taking_turns(self.skeleton, groups, both):
             if restored is None:
                 outcomes = self._compress(i, groups, student, teacher)
             else:
-                student.wide_from, at = self.steps.wide_from(step)
+                for one, k in zip(both, self.steps.wide_from(step), strict=False):  # none where none was wide
+                    one.wide_from = k
                 if teacher is not None:
-                    teacher.wide_from = at
                     teacher.finish_all()
                 self.skeleton.load(restored, restored.__getitem__)
             try:
@@ -143,8 +144,8 @@ class _Walk:
                         )
                 raise
         if outcomes is not None:
-            self.steps.save(step, outcomes, wide_from=(student.wide_from, teacher.wide_from if teacher else -1))
-        if any(one is not None and one.precision != self.precision for one in (student, teacher)):
+            self.steps.save(step, outcomes, wide_from=[one.wide_from for one in both])
+        if any(one.precision != self.precision for one in both):
             self.note(
                 f"layer {i}: values beyond the range of {self.precision.inputs}, so it multiplied in wider numbers"
             )

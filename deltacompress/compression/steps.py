@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -66,10 +66,10 @@ class Steps:
         outcome = finish_on_disk(self._plan, tensor, encoded, self._coder)
         return lambda: outcome
 
-    def save(self, step: str, outcomes: Iterable[Unfinished], *, wide_from: tuple[int, int] = (-1, -1)) -> None:
+    def save(self, step: str, outcomes: Iterable[Unfinished], *, wide_from: Sequence[int] = ()) -> None:
         """Store a step durably, as soon as all of it is finished. wide_from: of a layer, as `wide_from` gives it."""
-        if wide_from != (-1, -1):  # first: where the step is, so is this
-            self._work.save_values(f"{step}-wide", wide_from)
+        if any(k >= 0 for k in wide_from):  # first: where the step is, so is this
+            self._work.save_values(f"{step}-wide", list(wide_from))
         with part("wait", on_host=True):
             done = [outcome() for outcome in outcomes]
         with part("write", on_host=True):
@@ -140,10 +140,9 @@ class Steps:
         except (IntegrityError, CheckpointError) as error:
             raise self._work.damaged(step, error) from error
 
-    def wide_from(self, step: str) -> tuple[int, int]:
-        """The batches from which on the student and the teacher left a finished layer with wider products."""
-        student, teacher = self._work.values(f"{step}-wide") or (-1, -1)
-        return student, teacher
+    def wide_from(self, step: str) -> list[int]:
+        """The batches from which on the student (and the teacher) left a finished layer with wider products, if any."""
+        return list(self._work.values(f"{step}-wide") or ())
 
     def records(self, step: str) -> list[TensorRecord]:
         """Records of a finished step."""

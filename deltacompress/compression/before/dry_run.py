@@ -15,7 +15,7 @@ from deltacompress.compression.before.estimates import least_seconds, memory
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.before.prepare import Prepared, open_job, prepare
 from deltacompress.compression.before.sizes import MANIFEST_BYTES, Share, shares, total
-from deltacompress.compression.job import CompressionJob, source
+from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.made_from import standing
 from deltacompress.compression.run_identity import check_same, identity_file, identity_of, spelled
 from deltacompress.lossless import Coder
@@ -98,12 +98,12 @@ def plan(
     Raises:
         InputError, IntegrityError: what `compress` would refuse, before any of its work.
     """
-    job = CompressionJob(
-        base=str(base),
-        finetuned=str(finetuned),
-        recipe=recipe if isinstance(recipe, Recipe) else Recipe.load(recipe),
-        out=Path(out),
-        calibration=source(calibration),
+    job = CompressionJob.of(
+        base,
+        finetuned,
+        recipe=recipe,
+        out=out,
+        calibration=calibration,
         samples=samples,
         seq_len=seq_len,
         seed=seed,
