@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -99,12 +101,38 @@ def device_name(device: torch.device) -> str:
     return gpu_name(device) or f"CPU, {os.cpu_count()} cores"
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory of a GPU that can still be had: free, or kept by torch for the next tensors."""
+_limits: dict[torch.device, int] = {}
+
+
+@contextmanager
+def limited_memory(device: torch.device, nbytes: int | None) -> Iterator[None]:
+    """In this block tensors take at most so many bytes of a GPU's memory; torch raises OutOfMemoryError beyond.
+
+    What the driver and its libraries take besides is not counted (half a gigabyte, about).
+    """
     import torch
 
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if nbytes is None or device.type != "cuda":
+        yield
+        return
+    whole = torch.cuda.mem_get_info(device)[1]
+    torch.cuda.empty_cache()  # what is kept for the next tensors counts as taken
+    torch.cuda.set_per_process_memory_fraction(min(nbytes / whole, 1.0), device)
+    _limits[device] = nbytes
+    try:
+        yield
+    finally:
+        del _limits[device]
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a GPU that can still be had: free, or kept by torch for the next tensors, within `limited_memory`."""
+    import torch
+
+    free, whole = torch.cuda.mem_get_info(device)
+    taken = torch.cuda.memory_allocated(device)
+    return min(free + torch.cuda.memory_reserved(device) - taken, _limits.get(device, whole) - taken)
 
 
 def _chosen(name: str) -> str:

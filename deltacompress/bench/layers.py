@@ -23,7 +23,7 @@ from deltacompress.bench.clock import cpu_time, gpu_clock
 from deltacompress.bench.figures import layer_times, product_rate, stage_table
 from deltacompress.bench.stages import IdleMeter, StageClock
 from deltacompress.bench.synthetic import SHAPES, ModelShape, write_base, write_finetuned
-from deltacompress.calibration.precision import calibration_precision
+from deltacompress.calibration.forwards.precision import calibration_precision
 from deltacompress.checkpoints.writer import write_file
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.settings import ObsSettings
@@ -128,6 +128,7 @@ def run(
     layers: int = _LAYERS,
     shape: str | None = None,
     stages: bool = False,
+    device_memory: str | int | None = None,
     scratch: Path | None = None,
     reporter: Reporter | None = None,
 ) -> LayersBench:
@@ -135,8 +136,8 @@ def run(
 
     shape: a name of synthetic.SHAPES; llama-7b on a GPU by default, tiny on a CPU.
     seq_len: 2048 by default, or what the shape has positions for. stages: look where the time of the last layer goes,
-    which costs it a little. scratch: directory for the files (6 GB for three
-    layers of the 7B shape), a temporary one by default.
+    which costs it a little. device_memory: as `compress`. scratch: directory for the files (6 GB for three layers of
+    the 7B shape), a temporary one by default.
 
     Raises:
         InputError: a recipe that does not calibrate every linear, or a longer sequence.
@@ -160,8 +161,9 @@ def run(
         _write_pair(Path(made), chosen_shape, samples * length, where, reporter)
         laps = _Watched(reporter, layers, where) if stages else _Laps(reporter)  # its clock starts now
         with timed_by(laps.clock) if isinstance(laps, _Watched) else nullcontext():
-            done = _compress_pair(Path(made), chosen, samples, length, where, laps)
-    settings = {"shape": str(chosen_shape), "recipe": recipe, "samples": samples, "seq_len": length, "layers": layers}
+            done = _compress_pair(Path(made), chosen, samples, length, where, device_memory, laps)
+    settings: dict[str, Any] = {"device_memory": device_memory} if device_memory else {}
+    settings |= {"shape": str(chosen_shape), "recipe": recipe, "samples": samples, "seq_len": length, "layers": layers}
     tflop = [flop * samples * length / 1e12 for flop in (forwards, sums)]
     return LayersBench(
         settings,
@@ -177,7 +179,13 @@ def run(
 
 
 def _compress_pair(
-    root: Path, recipe: Recipe, samples: int, seq_len: int, device: torch.device, reporter: Reporter
+    root: Path,
+    recipe: Recipe,
+    samples: int,
+    seq_len: int,
+    device: torch.device,
+    device_memory: str | int | None,
+    reporter: Reporter,
 ) -> CompressResult:
     try:
         return compress(
@@ -189,6 +197,7 @@ def _compress_pair(
             samples=samples,
             seq_len=seq_len,
             device=device.type,
+            device_memory=device_memory,
             reporter=reporter,
         )
     except Interrupted as stop:

@@ -9,7 +9,7 @@ import typer
 
 from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
-from deltacompress.cli.options import BenchBackend, BenchDevice
+from deltacompress.cli.options import BenchBackend, BenchDevice, DeviceMemory
 from deltacompress.devices import DeviceName, check_driver
 from deltacompress.errors import InputError
 
@@ -58,6 +58,7 @@ def layers(
         typer.Option(help="Sizes of a layer.", show_default="llama-7b; on a CPU tiny"),
     ] = None,
     stages: Annotated[bool, typer.Option("--stages", help="Tell where the time of the last layer goes.")] = False,
+    device_memory: DeviceMemory = None,
     scratch: Annotated[
         Path | None,
         typer.Option(
@@ -84,6 +85,7 @@ def layers(
             layers=layers,
             shape=shape,
             stages=stages,
+            device_memory=device_memory,
             scratch=scratch,
             reporter=reporter,
         ).to_json()

@@ -64,3 +64,7 @@ Bos = Annotated[
     bool | None,
     typer.Option("--bos/--no-bos", help="Put the bos token before the prompt.", show_default="as the tokenizer does"),
 ]
+DeviceMemory = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Use at most this much of a GPU's memory, e.g. 26GB; slower, same bytes."),
+]

@@ -3,7 +3,7 @@
     open both -> plan every tensor -> load calibration tokens -> fit the whole model, if a codec asks for it
     -> encode (layer by layer if the recipe calibrates) -> publish -> report
 
-Each step has a module of its own: before/prepare, planning, layerwise, encoding, workspace, publication.
+Each step has a module of its own: before/prepare, planning, layerwise/model, encoding, workspace, publication.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.before.prepare import Prepared, open_job, prepare
 from deltacompress.compression.encoding import encode_uncalibrated
-from deltacompress.compression.fidelity import calibration_kl
 from deltacompress.compression.job import CompressionJob, CompressResult
-from deltacompress.compression.layerwise import compress_layers
+from deltacompress.compression.layerwise.fidelity import calibration_kl
+from deltacompress.compression.layerwise.model import compress_layers
 from deltacompress.compression.made_from import clear_leftover, standing
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.compression.publication import publish
 from deltacompress.compression.run_identity import identity_of, solver
 from deltacompress.compression.steps import Steps
 from deltacompress.compression.workspace import Workspace
-from deltacompress.devices import gpu_name
+from deltacompress.devices import gpu_name, limited_memory
 from deltacompress.errors import Interrupted, switch
 from deltacompress.files.output import output_errors
 from deltacompress.lossless import Coder
@@ -54,6 +54,7 @@ def compress(
     seed: int | None = None,
     lossless: str = "zstd",
     device: str = "auto",
+    device_memory: str | int | None = None,
     resume: bool = False,
     force: bool = False,
     reporter: Reporter | None = None,
@@ -68,6 +69,8 @@ def compress(
         samples, seq_len, seed: override the recipe's calibration.
         lossless: "none", "zstd", "gdeflate" or "ans".
         device: "auto", "cpu" or "cuda".
+        device_memory: what tensors may take of a GPU's memory at most, such as "26GB"; all of it by default. No byte of
+            the artifact depends on it.
         resume: continue the interrupted run of the same `out`, if there is one.
         force: compress anew, and replace an artifact that `out` holds, once the new one is whole. Without it an
             artifact of the same input is verified and used again.
@@ -88,6 +91,7 @@ def compress(
         seed=seed,
         lossless=lossless,
         device=device,
+        device_memory=device_memory,
         resume=resume,
         force=force,
     )
@@ -107,7 +111,7 @@ def run_job(job: CompressionJob, reporter: Reporter = SILENT, inputs: Inputs | N
             return _used_again(job.out, delta, time.monotonic() - started)
         prepared = prepare(job, opened.base, opened.finetuned, where, inputs, reporter)
         work = _open_workspace(job, prepared, where, coder, reporter)
-    with work:
+    with work, limited_memory(where, job.device_memory):
         kl = _encode_and_publish(prepared, work, coder, reporter)
     return CompressResult(
         out=job.out,

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, SkipValidation
+from pydantic import BaseModel, ByteSize, ConfigDict, SkipValidation, TypeAdapter, ValidationError
 
 from deltacompress.codecs.recipe import CalibrationSpec, Recipe
+from deltacompress.errors import InputError, option
 
 
 class CompressionJob(BaseModel):
@@ -30,6 +31,7 @@ class CompressionJob(BaseModel):
     seed: int | None = None
     lossless: str = "zstd"
     device: str = "auto"
+    device_memory: ByteSize | None = None
     resume: bool = False
     force: bool = False
 
@@ -51,6 +53,7 @@ class CompressionJob(BaseModel):
             recipe=recipe if isinstance(recipe, Recipe) else Recipe.load(recipe),
             out=Path(out),
             calibration=_source(calibration),
+            device_memory=device_memory(choices.pop("device_memory", None)),
             **choices,
         )
 
@@ -58,6 +61,26 @@ class CompressionJob(BaseModel):
     def calibration_spec(self) -> CalibrationSpec:
         """How much calibration data: the recipe's wish, and what overrides it."""
         return self.recipe.calibration.overridden(samples=self.samples, seq_len=self.seq_len, seed=self.seed)
+
+
+_SIZE = TypeAdapter(ByteSize)
+
+
+def device_memory(size: str | int | None) -> ByteSize | None:
+    """Bytes of a size such as "26GB", or of one that is a number already.
+
+    Raises:
+        InputError: it is none.
+    """
+    if size is None:
+        return None
+    try:
+        found = _SIZE.validate_python(size)
+    except ValidationError:
+        found = ByteSize(0)
+    if found <= 0:
+        raise InputError("is no size", where=f"{option('device_memory')} {size}", way_out="give one such as 26GB")
+    return found
 
 
 def _source(calibration: str | Path | Sequence[str | Mapping[str, Any]] | None) -> str | tuple[Any, ...] | None:

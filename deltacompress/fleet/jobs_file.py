@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, ValidationError
 
 from deltacompress.codecs.recipe import MAX_SEED, Recipe
 from deltacompress.compression.job import CompressionJob
@@ -46,6 +46,7 @@ class Choices(BaseModel):
     seed: Annotated[int, Field(strict=True, ge=0, le=MAX_SEED)] | None = None
     lossless: Literal["none", "zstd", "gdeflate", "ans"] | None = None
     device: DeviceName | None = None
+    device_memory: Annotated[ByteSize, Field(gt=0)] | None = None
 
 
 class Finetune(Choices):

@@ -68,7 +68,7 @@ def test_an_interrupt_advises_nothing_that_is_gone(
     def stop(*_args: object, **_options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("deltacompress.compression.layerwise._Walk.layer", stop)
+    monkeypatch.setattr("deltacompress.compression.layerwise.model.compress_layer", stop)
     options = ["--device", "cpu", "--samples", "1", "--seq-len", "16", "--layers", "1", "--scratch", str(tmp_path)]
     assert main(["bench", "layers", *options]) == 2
     told = capsys.readouterr().err

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from deltacompress.calibration.streams import DEVICE_SHARE, HiddenStates, should_wait_on_host
+from deltacompress.calibration.forwards.streams import DEVICE_SHARE, HiddenStates, should_wait_on_host
+from deltacompress.devices import free_bytes, limited_memory
 
 CPU = torch.device("cpu")
 
@@ -42,6 +43,12 @@ def test_the_rule_counts_cached_memory_as_free(monkeypatch: pytest.MonkeyPatch) 
     device = torch.device("cuda")
     assert not should_wait_on_host(device, int(DEVICE_SHARE * 800))
     assert should_wait_on_host(device, int(DEVICE_SHARE * 800) + 1)
+    monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", lambda *_: None)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    for limit, left in ((500, 400), (950, 800)):  # 100 are taken already, and no more can be had than is free
+        with limited_memory(device, limit):
+            assert free_bytes(device) == left
+    assert free_bytes(device) == 800
 
 
 @pytest.mark.gpu
@@ -55,5 +62,21 @@ def test_on_a_gpu_batches_wait_in_pinned_memory() -> None:
         for k in range(4):
             stream[k] = stream[k] * 2
     assert all(batch.is_cuda and batch.unique().tolist() == [8.0 * k] for k, batch in enumerate(stream))
+    alone = HiddenStates(device, on_host=True)
+    alone.append(torch.ones(2, 64, 64, device=device))
+    for _ in range(8):
+        before = alone[0]
+        alone[0] = before * 2
+    assert alone[0].unique().tolist() == [256.0]
+
+
+@pytest.mark.gpu
+def test_a_limit_holds_and_ends() -> None:
+    device = torch.device("cuda")
+    with limited_memory(device, 256 << 20):
+        assert free_bytes(device) <= 256 << 20
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(512 << 20, dtype=torch.uint8, device=device)
+    assert torch.empty(512 << 20, dtype=torch.uint8, device=device).is_cuda
     assert not should_wait_on_host(device, 1)
     assert should_wait_on_host(device, 2**60)

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from greenlet import getcurrent
 from plain_layers import GROUPS, loaded, plain_inputs
 
-from deltacompress.calibration.memory import Room, _host_memory
-from deltacompress.calibration.precision import Precision
-from deltacompress.calibration.turns import LayerTurns, taking_turns
-from deltacompress.calibration.walk import capture_calls
+from deltacompress.calibration.forwards.memory import Room, _host_memory
+from deltacompress.calibration.forwards.precision import Precision
+from deltacompress.calibration.forwards.recording import capture_calls
+from deltacompress.calibration.forwards.turns import LayerTurns, taking_turns
 from deltacompress.errors import UnsupportedModelError
 from deltacompress.models.skeleton import Skeleton
 
@@ -46,6 +47,7 @@ class Walk:
     batches: list[torch.Tensor]
     calls: dict[int, list[Any]]
     runs: Counter[str] = field(default_factory=Counter)
+    found: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def plain(self, k: int) -> torch.Tensor:
         """What the layer makes of batch k as its weights are now."""
@@ -252,7 +254,52 @@ def test_an_output_that_overflows_is_made_again_too(tiny: Callable[..., Any], id
     walk.skeleton.layer(0).register_forward_hook(overflow)
     with taking_turns(walk.skeleton, [], [walk.turns]):
         walk.turns.finish(0)
+        walk.turns.settle()
     assert torch.equal(walk.turns._stream[0], expected)
+
+
+@pytest.mark.parametrize("where", ["inputs", "output"])
+def test_what_ran_ahead_of_an_overflow_runs_again(tiny: Callable[..., Any], ids: torch.Tensor, where: str) -> None:
+    """The second of three batches overflows: it and the third are wide, and the first stays as it is."""
+    walk = walk_of(tiny("llama"), ids, precision=Halves("fp16", wider=FP32))
+    groups = names_of(walk.skeleton, GROUPS["llama"])
+    layer, narrow = walk.skeleton.layer(0), []
+
+    def begin(_module: Any, args: Any, kwargs: Any) -> None:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        current: Any = getcurrent()
+        current.k = next(k for k, one in enumerate(walk.batches) if torch.equal(one, hidden))
+
+    def overflow(_module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        current: Any = getcurrent()
+        narrow.append((current.k, walk.turns.precision.wider is not None))
+        return output * 1e30 if narrow[-1] == (1, True) else output
+
+    expected = [walk.plain(k) for k in range(3)]
+    layer.register_forward_pre_hook(begin, with_kwargs=True)
+    (layer.mlp.up_proj if where == "inputs" else layer).register_forward_hook(overflow)
+    found = {}
+    with taking_turns(walk.skeleton, groups, [walk.turns]):
+        for k in range(3):
+            found[k] = walk.turns.inputs(k, [groups[-1][0]])[groups[-1][0]]
+            walk.turns.finish(k)
+        walk.turns.settle()
+    assert narrow == [(0, True), (1, True), (2, True), (1, False), (2, False)]
+    assert walk.turns.wide_from == 1
+    assert torch.equal(found[0], found[0].half().float())
+    assert [torch.equal(walk.turns._stream[k], expected[k]) for k in range(3)] == [False, True, True]
+
+
+def test_inputs_that_ran_ahead_are_those_that_were_wanted(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    walk = walk_of(tiny("llama"), ids, precision=Halves("fp16", wider=FP32))
+    plain = walk_of(tiny("llama"), ids, precision=Halves("fp16"))
+    groups = names_of(walk.skeleton, GROUPS["llama"])
+    for one in (walk, plain):
+        with taking_turns(one.skeleton, groups, [one.turns]):
+            one.turns.inputs(0, [groups[0][0]])
+            one.found = one.turns.inputs(1, [groups[1][0]])
+    assert list(walk.found) == [groups[1][0]]
+    assert torch.equal(walk.found[groups[1][0]], plain.found[groups[1][0]])
 
 
 def test_rotary_tables_are_rounded_as_the_inputs(
@@ -327,7 +374,7 @@ def test_on_a_cpu_half_of_what_is_free_stays_free(monkeypatch: pytest.MonkeyPatc
 def test_a_container_has_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """600 of 1000 MB are used, 100 of them by files that were read: 500 can be had of the machine's 2000."""
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 2_000_000_000}))
-    monkeypatch.setattr("deltacompress.calibration.memory._CGROUP", tmp_path)
+    monkeypatch.setattr("deltacompress.calibration.forwards.memory._CGROUP", tmp_path)
     assert _host_memory() == 2_000_000_000
     (tmp_path / "memory.max").write_text("1000000000\n")
     (tmp_path / "memory.current").write_text("600000000\n")
@@ -345,5 +392,6 @@ def test_the_first_wide_batch_is_that_again(tiny: Callable[..., Any], ids: torch
     for k in range(3):
         walk.turns.finish(k)
         seen.append(walk.turns.precision.inputs)
+    walk.turns.settle()
     assert seen == ["fp16", "fp32", "fp32"]
     assert walk.turns.wide_from == 1

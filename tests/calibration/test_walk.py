@@ -10,7 +10,7 @@ import pytest
 import torch
 from plain_layers import GROUPS, SPLIT, loaded, plain_inputs
 
-from deltacompress.calibration.walk import InputGroup, InputRecorder, capture_calls, record_inputs
+from deltacompress.calibration.forwards.recording import InputGroup, InputRecorder, capture_calls, record_inputs
 from deltacompress.errors import UnsupportedModelError
 
 

@@ -38,7 +38,7 @@ def test_in_pieces_for_a_large_vocabulary_it_says_the_same(
 ) -> None:
     whole = pair.compress(tmp_path / "whole").kl_on_calibration
     pieces.clear()
-    monkeypatch.setattr("deltacompress.compression.fidelity._LOGITS_AT_A_TIME", 6 * VOCABULARY + 5)
+    monkeypatch.setattr("deltacompress.compression.layerwise.fidelity._LOGITS_AT_A_TIME", 6 * VOCABULARY + 5)
     found = pair.compress(tmp_path / "out").kl_on_calibration
     assert pieces == [(1, length, VOCABULARY) for length in (6, 6, 4)] * SAMPLES * 2
     assert found == pytest.approx(whole, rel=1e-4)
@@ -53,7 +53,7 @@ def test_a_large_vocabulary_gets_fewer_tokens(
     room: int,
     shapes: list[int],
 ) -> None:
-    monkeypatch.setattr("deltacompress.compression.fidelity._LOGITS", room)
+    monkeypatch.setattr("deltacompress.compression.layerwise.fidelity._LOGITS", room)
     found = pair.compress(tmp_path / "out").kl_on_calibration
     assert pieces == [(1, length, VOCABULARY) for length in shapes] * 2
     assert found is not None

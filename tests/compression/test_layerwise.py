@@ -18,7 +18,7 @@ from tolerances import GPU_LOSS
 from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.restoration import restore
 from deltacompress.calibration.data import load_calibration, load_tokenizer
-from deltacompress.calibration.memory import Room
+from deltacompress.calibration.forwards.memory import Room
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.models.skeleton import Skeleton
@@ -87,7 +87,7 @@ def test_weights_are_placed_once_however_many_batches(
         return prepare(self, name, value)
 
     monkeypatch.setattr(Skeleton, "prepare", count)
-    monkeypatch.setattr("deltacompress.compression.layerwise.TOKENS_PER_BATCH", {"cpu": 16})  # eight batches
+    monkeypatch.setattr("deltacompress.compression.layerwise.model.TOKENS_PER_BATCH", {"cpu": 16})  # eight batches
     pair.compress(tmp_path / "out", recipe="int2-24")
     # The teacher's and the student's.
     assert {name: times for name, times in prepared.items() if "_proj" in name and times != 2} == {}
@@ -97,11 +97,12 @@ def test_weights_are_placed_once_however_many_batches(
 def test_streams_on_the_host_change_no_byte(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
 ) -> None:
-    monkeypatch.setattr("deltacompress.compression.layerwise.TOKENS_PER_BATCH", {"cpu": 48})  # batches of 3, 3, 2
+    monkeypatch.setattr("deltacompress.compression.layerwise.model.TOKENS_PER_BATCH", {"cpu": 48})  # batches of 3, 3, 2
     here = pair.compress(tmp_path / "here", recipe=recipe)
     asked: list[int] = []
     monkeypatch.setattr(
-        "deltacompress.compression.layerwise.should_wait_on_host", lambda _device, nbytes: asked.append(nbytes) or True
+        "deltacompress.compression.layerwise.model.should_wait_on_host",
+        lambda _device, nbytes: asked.append(nbytes) or True,
     )
     there = pair.compress(tmp_path / "there", recipe=recipe)
     assert asked == [8 * 16 * 32 * 4 * (2 if recipe == "int2-24" else 1)]
@@ -113,7 +114,7 @@ def test_streams_on_the_host_change_no_byte(
 def test_forwards_that_wait_change_no_byte(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
 ) -> None:
-    monkeypatch.setattr("deltacompress.compression.layerwise.TOKENS_PER_BATCH", {"cpu": 48})  # batches of 3, 3, 2
+    monkeypatch.setattr("deltacompress.compression.layerwise.model.TOKENS_PER_BATCH", {"cpu": 48})  # batches of 3, 3, 2
     waiting = pair.compress(tmp_path / "waiting", recipe=recipe)
     monkeypatch.setattr(Room, "left", lambda _self: False)
     anew = pair.compress(tmp_path / "anew", recipe=recipe)
@@ -126,7 +127,7 @@ def test_each_token_passes_each_linear_once(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequential: bool
 ) -> None:
     """Once in each stream, and once more in the batch that finds the groups; without stages the student runs twice."""
-    monkeypatch.setattr("deltacompress.compression.layerwise.TOKENS_PER_BATCH", {"cpu": 48})  # batches of 3, 3, 2
+    monkeypatch.setattr("deltacompress.compression.layerwise.model.TOKENS_PER_BATCH", {"cpu": 48})  # batches of 3, 3, 2
     linear, tokens = torch.nn.functional.linear, Counter[int]()
 
     def count(inputs: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:

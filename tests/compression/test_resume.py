@@ -25,8 +25,8 @@ from safetensors.torch import load_file, save_file
 from deltacompress import plan
 from deltacompress.artifact.delta import verify
 from deltacompress.artifact.restoration import restore
-from deltacompress.calibration.precision import Precision
-from deltacompress.calibration.turns import LayerTurns
+from deltacompress.calibration.forwards.precision import Precision
+from deltacompress.calibration.forwards.turns import LayerTurns
 from deltacompress.checkpoints.header import read_header
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.cli.main import main
@@ -293,10 +293,10 @@ def test_a_layer_that_overflowed_is_left_as_it_was(
     base = edit(shutil.copytree(pair.base, tmp_path / "base"), enlarge)
     large = Pair(base, edit(shutil.copytree(pair.finetuned, tmp_path / "finetuned"), enlarge), pair.data)
     monkeypatch.setattr(
-        "deltacompress.compression.layerwise.calibration_precision",
+        "deltacompress.compression.layerwise.walk.calibration_precision",
         lambda *_, **__: Halves("fp16", wider=Precision("fp32")),
     )
-    monkeypatch.setattr("deltacompress.compression.layerwise.TOKENS_PER_BATCH", {"cpu": 48})  # batches of 3, 3, 2
+    monkeypatch.setattr("deltacompress.compression.layerwise.model.TOKENS_PER_BATCH", {"cpu": 48})  # batches of 3, 3, 2
     notes = Recorder()
     large.compress(tmp_path / "whole", recipe=recipe, reporter=notes)
     assert [note for note in notes.notes if note.startswith("layer 0: values beyond the range of fp16")]

@@ -11,7 +11,7 @@ import torch
 
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.registry import CODECS
-from deltacompress.compression.layerwise import _to_encode
+from deltacompress.compression.layerwise.solving import _to_encode
 from deltacompress.numerics.hessian import HessianAccumulator
 
 

@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-from deltacompress.calibration.walk import capture_calls, record_inputs
+from deltacompress.calibration.forwards.recording import capture_calls, record_inputs
 from deltacompress.models.architectures.survey import causal_types, default_config, judge
 from deltacompress.models.skeleton import Skeleton
 

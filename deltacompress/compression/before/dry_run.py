@@ -18,6 +18,7 @@ from deltacompress.compression.before.sizes import MANIFEST_BYTES, Share, shares
 from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.made_from import standing
 from deltacompress.compression.run_identity import check_same, identity_file, identity_of, spelled
+from deltacompress.devices import limited_memory
 from deltacompress.lossless import Coder
 from deltacompress.reporter import SILENT, Reporter
 
@@ -89,6 +90,7 @@ def plan(
     seed: int | None = None,
     lossless: str = "zstd",
     device: str = "auto",
+    device_memory: str | int | None = None,
     resume: bool = False,
     force: bool = False,
     reporter: Reporter | None = None,
@@ -109,6 +111,7 @@ def plan(
         seed=seed,
         lossless=lossless,
         device=device,
+        device_memory=device_memory,
         resume=resume,
         force=force,
     )
@@ -126,7 +129,8 @@ def plan_job(job: CompressionJob, reporter: Reporter = SILENT, inputs: Inputs | 
     known = identity_file(job.out)
     if job.resume and known.is_file():
         check_same(known, spelled(identity_of(prepared.plan, prepared.tokens, opened.where, opened.coder)))
-    return _measured(job, prepared, opened.coder, used_again=used_again, device=str(opened.where))
+    with limited_memory(opened.where, job.device_memory):
+        return _measured(job, prepared, opened.coder, used_again=used_again, device=str(opened.where))
 
 
 def _measured(

@@ -12,10 +12,10 @@ from collections import defaultdict
 
 import torch
 
-from deltacompress.calibration.precision import calibration_precision
-from deltacompress.calibration.streams import should_wait_on_host
+from deltacompress.calibration.forwards.precision import calibration_precision
+from deltacompress.calibration.forwards.streams import should_wait_on_host
 from deltacompress.compression.before.prepare import Prepared
-from deltacompress.compression.layerwise import TOKENS_PER_BATCH
+from deltacompress.compression.layerwise.model import TOKENS_PER_BATCH
 from deltacompress.compression.planning import TensorPlan
 from deltacompress.compression.steps import Steps
 from deltacompress.models.skeleton import Skeleton
@@ -30,7 +30,7 @@ def memory(prepared: Prepared) -> dict[str, int]:
     """Bytes by what they are for, and `total_bytes`, on the device that computes; `process_bytes`: host memory now.
 
     waiting_at_most_bytes: what forwards that wait in the middle of a layer take besides, where there is room
-    (calibration/memory.py); without room each stage runs them anew.
+    (calibration/forwards/memory.py); without room each stage runs them anew.
 
     Of a recipe that does not calibrate: the largest tensor, some ten times over while its codes are made.
     """

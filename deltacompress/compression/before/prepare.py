@@ -90,6 +90,8 @@ def prepare(
         told = tuple(stored_notes(finetuned.config, finetuned.path))
     for note in (*plan.notes, *told):
         reporter.note(note)
+    if job.device_memory is not None and where.type != "cuda":
+        reporter.note(f"{option('device_memory')}: not used, since no GPU computes")
     if plan.calibrated and (told_of_solver := solver_note(where)):
         reporter.note(told_of_solver)
     wanted = plan.calibrated or plan.to_fit

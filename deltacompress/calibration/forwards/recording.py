@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from deltacompress.calibration.streams import HiddenStates
+from deltacompress.calibration.forwards.streams import HiddenStates
 from deltacompress.models.config import unsupported
 from deltacompress.models.relay import LayerCall
 from deltacompress.models.skeleton import Skeleton

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from deltacompress.calibration.streams import HiddenStates
-from deltacompress.compression.layerwise import Streams
+from deltacompress.calibration.forwards.streams import HiddenStates
+from deltacompress.compression.layerwise.walk import Streams
 from deltacompress.compression.planning import Plan
 from deltacompress.compression.steps import Steps
 from deltacompress.models.skeleton import Skeleton

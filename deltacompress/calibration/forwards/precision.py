@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from deltacompress.models.relay import LayerCall
-from deltacompress.numerics.finite import extremes
 
 _HALF_OF_FP16 = torch.finfo(torch.float16).max / 2
 
@@ -37,9 +36,8 @@ class Precision:
             return call
         return replace(call, kwargs=call.kwargs | {"position_embeddings": tuple(table.half() for table in tables)})
 
-    def overflows(self, values: Tensor) -> bool:
-        """Whether there is a value, of at least one, that these products do not hold, nor differences of two."""
-        low, high = extremes(values).tolist()
+    def overflows(self, low: float, high: float) -> bool:
+        """Whether values of that range are not all held by these products, nor the differences of two."""
         return not -_HALF_OF_FP16 <= low <= high <= _HALF_OF_FP16  # false of NaN, too
 
     @contextmanager

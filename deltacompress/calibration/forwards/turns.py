@@ -13,86 +13,45 @@ that begins anew computes the same from the same weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from greenlet import getcurrent, greenlet
+from greenlet import getcurrent
 from torch import Tensor, nn
 
-from deltacompress.calibration.memory import Room
-from deltacompress.calibration.precision import Precision
-from deltacompress.calibration.streams import HiddenStates
-from deltacompress.calibration.walk import Identity, identity_of
-from deltacompress.models.config import unsupported
+from deltacompress.calibration.forwards.forward import Forward
+from deltacompress.calibration.forwards.memory import Room
+from deltacompress.calibration.forwards.one_pass import in_one_pass
+from deltacompress.calibration.forwards.precision import Precision
+from deltacompress.calibration.forwards.streams import HiddenStates
 from deltacompress.models.relay import LayerCall
 from deltacompress.models.skeleton import Skeleton
-from deltacompress.numerics.finite import all_finite
+from deltacompress.numerics.finite import RangeOf
 
 T = TypeVar("T")
 
 
-class _Forward(greenlet):
-    """One forward of one batch. While the layer runs in it, `getcurrent()` is it.
+@dataclass(frozen=True, slots=True)
+class _Arrived:
+    """What linears receive in a batch, by name. ranges: of these, none where nothing overflows."""
 
-    leaders: name of each watched linear -> that of the first of its group; where: what errors name.
-    """
-
-    def __init__(
-        self, run: Callable[[], Tensor], precision: Precision, leaders: Mapping[str, str], where: Path
-    ) -> None:
-        super().__init__(run)
-        self.found: dict[str, Tensor] = {}
-        self._precision, self._leaders, self._where = precision, leaders, where
-        self._wanted: frozenset[str] = frozenset()
-        self._ran: dict[str, Identity] = {}
-        self._rounded: tuple[str, Tensor] | None = None  # the input of the group that runs, by its first name
-        self._state: object = None
-        self._may_wait = True
-
-    def go_on(self, wanted: frozenset[str]) -> Tensor | None:
-        """Run until the inputs of all `wanted` linears are in `found`, or to the end; then the layer's output."""
-        self._wanted, self.found, self._state = wanted, {}, _state_of_torch()
-        output: Tensor | None = self.switch()
-        if not self._may_wait:
-            self.end()
-        return output
-
-    def arrive(self, name: str, inputs: Tensor) -> Tensor:
-        """A linear is about to run: wait here, if it is the last that was wanted. Returns its inputs, rounded once."""
-        if name in self._ran:
-            raise unsupported(self._where, f"linear {name!r} runs more than once in a forward")
-        self._ran[name] = identity_of(inputs)
-        leader = self._leaders[name]
-        if self._ran.get(leader) != self._ran[name]:
-            raise unsupported(self._where, f"linears {leader!r} and {name!r} do not always share an input")
-        if self._rounded is None or self._rounded[0] != leader:
-            self._rounded = leader, self._precision.rounded(inputs)
-        rounded = self._rounded[1]
-        if name in self._wanted:
-            self.found[name] = rounded.reshape(-1, rounded.shape[-1])
-            if len(self.found) == len(self._wanted):
-                self._may_wait = self._state == _state_of_torch()
-                assert self.parent is not None
-                self.parent.switch()
-        return rounded
-
-    def check_found(self) -> None:
-        """Raises UnsupportedModelError if a linear that was wanted did not run."""
-        for name in self._wanted - self.found.keys():
-            raise unsupported(self._where, f"linear {name!r} did not run in the forward of its layer")
-
-    def end(self) -> None:
-        """Stop where it waits, with all blocks left that it is in."""
-        if not self.dead:
-            self.throw()
+    wanted: frozenset[str]
+    found: dict[str, Tensor]
+    ranges: list[RangeOf]
 
 
-def _state_of_torch() -> object:
-    autocast = [(torch.is_autocast_enabled(one), torch.get_autocast_dtype(one)) for one in ("cpu", "cuda")]
-    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What a layer makes of batch k, its range (None where nothing overflows), and how it multiplied."""
+
+    k: int
+    output: Tensor
+    range: RangeOf | None
+    precision: Precision
 
 
 class LayerTurns:
@@ -108,9 +67,11 @@ class LayerTurns:
         precision: Precision,
         room: Room,
     ) -> None:
-        self._skeleton, self._i, self._stream, self._calls = skeleton, i, stream, calls
+        self._skeleton, self.i, self._stream, self._calls = skeleton, i, stream, calls
         self._room = room
-        self._waiting: dict[int, _Forward] = {}
+        self._waiting: dict[int, Forward] = {}
+        self._ahead: dict[int, _Arrived] = {}
+        self._unsettled: _Ended | None = None
         self._narrow = self.precision = precision
         self._finished, self._wide_from = 0, -1
         self.leaders: Mapping[str, str] = {}
@@ -124,23 +85,32 @@ class LayerTurns:
         """What linears receive in batch k, f32 or f16 [tokens, in] each; its forward waits there, until `rest`.
 
         A batch with a value that overflows runs again with wider products, if there are any, and so does all after it.
+        A GPU has the next batch to run while the host waits to know: so the weights must stay from batch to batch.
 
         Raises:
             UnsupportedModelError: one of them did not run, or ran twice.
         """
         wanted = frozenset(leaders)
-        found = self._with_memory(lambda: self._run_to(k, wanted))
-        if self.precision.wider is not None and any(map(self.precision.overflows, found.values())):
+        arrived = self._arrived(k, wanted)
+        if self.precision.wider is None:
+            return arrived.found
+        if k + 1 < len(self):
+            self._ahead[k + 1] = self._arrived(k + 1, wanted)
+        if any(self.precision.overflows(*one.get()) for one in arrived.ranges):
             self._widen(self.precision.wider)
-            found = self._with_memory(lambda: self._run_to(k, wanted))
-        return found
+            arrived = self._arrived(k, wanted)
+        return arrived.found
+
+    def _arrived(self, k: int, wanted: frozenset[str]) -> _Arrived:
+        ahead = self._ahead.pop(k, None)
+        return ahead if ahead and ahead.wanted == wanted else self._with_memory(lambda: self._run_to(k, wanted))
 
     def rest(self, k: int) -> None:
         """Batch k's inputs are used: its forward goes on waiting if there is room for it."""
         if not self._room.left():
             self.begin_anew(k)
 
-    def _run_to(self, k: int, wanted: frozenset[str]) -> dict[str, Tensor]:
+    def _run_to(self, k: int, wanted: frozenset[str]) -> _Arrived:
         forward = self._waiting.pop(k) if k in self._waiting else self._begun(k)
         with self.precision.products():
             forward.go_on(wanted)
@@ -148,20 +118,36 @@ class LayerTurns:
         found, forward.found = forward.found, {}
         if not forward.dead:
             self._waiting[k] = forward
-        return found
+        return _Arrived(wanted, found, [RangeOf(one) for one in found.values()] if self.precision.wider else [])
 
     def finish(self, k: int) -> None:
-        """Run batch k to the end of the layer: its output takes its input's place in the stream."""
+        """Run batch k to the end of the layer: its output takes its input's place in the stream, at last by `settle`.
+
+        As `inputs`: while the host waits to know whether all is finite, a GPU has the next batch to run.
+        """
         if k == self._wide_from and self.precision.wider is not None:
             self._widen(self.precision.wider)
-        output = self._with_memory(lambda: self._run_to_the_end(k))
-        if self.precision.wider is not None and not all_finite(output):
-            self._widen(self.precision.wider)
-            output = self._with_memory(lambda: self._run_to_the_end(k))
-        self._stream[k] = output
-        if self._wide_from < 0 and self.precision != self._narrow:
-            self._wide_from = k
+        before, self._unsettled = self._unsettled, self._through(k)
         self._finished += 1
+        if before is not None:
+            self._settle(before)
+
+    def settle(self) -> None:
+        """Nothing more is to be finished now: what was is in the stream when this returns."""
+        if self._unsettled is not None:
+            last, self._unsettled = self._unsettled, None
+            self._settle(last)
+
+    def _settle(self, ended: _Ended) -> None:
+        if ended.range is not None and not all(map(math.isfinite, ended.range.get())):
+            if self.precision.wider is not None:
+                self._widen(self.precision.wider)
+            ended = self._through(ended.k)
+            if self._unsettled is not None:
+                self._unsettled = self._through(self._unsettled.k)
+        self._stream[ended.k] = ended.output
+        if self._wide_from < 0 and ended.precision != self._narrow:
+            self._wide_from = ended.k
 
     @property
     def wide_from(self) -> int:
@@ -184,6 +170,11 @@ class LayerTurns:
         """Move the stream past the layer, batch by batch in place: never two copies of it."""
         for k in range(len(self)):
             self.finish(k)
+        self.settle()
+
+    def _through(self, k: int) -> _Ended:
+        output = self._with_memory(lambda: self._run_to_the_end(k))
+        return _Ended(k, output, RangeOf(output) if self.precision.wider else None, self.precision)
 
     def _run_to_the_end(self, k: int) -> Tensor:
         forward = self._waiting.pop(k) if k in self._waiting else self._begun(k)
@@ -204,12 +195,12 @@ class LayerTurns:
         self._room.close()
         return work()
 
-    def _begun(self, k: int) -> _Forward:
+    def _begun(self, k: int) -> Forward:
         hidden = self._stream[k]
-        call = self._calls[len(hidden)][self._i]
+        call = self._calls[len(hidden)][self.i]
         call = self.precision.rounded_positions(call)
         run, where = self._skeleton.run_layer, self._skeleton.path
-        return _Forward(lambda: run(self._i, hidden, call).to(hidden.dtype), self.precision, self.leaders, where)
+        return Forward(lambda: run(self.i, hidden, call).to(hidden.dtype), self.precision, self.leaders, where)
 
     def begin_anew(self, k: int) -> None:
         """Batch k's forward shall begin anew, if it waits."""
@@ -219,6 +210,7 @@ class LayerTurns:
 
     def begin_all_anew(self) -> None:
         """All shall, which gives back the memory that they wait in."""
+        self._ahead.clear()
         for k in list(self._waiting):
             self.begin_anew(k)
 
@@ -231,6 +223,8 @@ def taking_turns(skeleton: Skeleton, groups: Iterable[Sequence[str]], streams: S
     """
     leaders = {name: group[0] for group in groups for name in group}
     with torch.no_grad(), ExitStack() as hooks:  # no_grad here: forwards leave blocks of their own in any order
+        if skeleton.device.type == "cuda" and streams:
+            hooks.enter_context(in_one_pass(skeleton.layer(streams[0].i), skeleton.device))
         for name in leaders:
             handle = skeleton.module_of(name).register_forward_pre_hook(_watch(name), with_kwargs=True)
             hooks.callback(handle.remove)
@@ -243,7 +237,7 @@ def taking_turns(skeleton: Skeleton, groups: Iterable[Sequence[str]], streams: S
 def _watch(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]:
     def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         forward = getcurrent()
-        if not isinstance(forward, _Forward):
+        if not isinstance(forward, Forward):
             return None
         return (forward.arrive(name, args[0] if args else next(iter(kwargs.values()))),), {}
 

@@ -1,0 +1,1 @@
+"""Forwards of a model, layer by layer, for what its linears receive."""

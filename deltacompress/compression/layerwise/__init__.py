@@ -1,0 +1,1 @@
+"""The calibrated part of a compression: decoder layer by decoder layer."""

@@ -1,0 +1,123 @@
+"""One decoder layer: find which linears share an input, collect, encode, put back, and move both streams past it.
+
+A sequential recipe does this for each group of linears in turn, so that each group sees what the groups before it,
+compressed, really produce. Each token passes the layer once: its forward waits while a group is solved
+(calibration/forwards/turns.py), if there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+
+from torch import Tensor
+
+from deltacompress.calibration.forwards.recording import record_inputs
+from deltacompress.calibration.forwards.turns import LayerTurns, taking_turns
+from deltacompress.compression.encoding import encode_uncalibrated
+from deltacompress.compression.layerwise.solving import encode
+from deltacompress.compression.layerwise.statistics import collect
+from deltacompress.compression.layerwise.walk import Streams, Walk
+from deltacompress.compression.steps import Unfinished
+from deltacompress.reporter import part
+
+
+def compress_layer(walk: Walk, i: int, streams: Streams) -> float | None:
+    """Compress decoder layer i and move the streams past it; returns its mean relative loss."""
+    step = f"layer-{i:05d}"
+    _load(walk, i)
+    restored = walk.steps.recall(step, walk.skeleton.layer_names(i))
+    with part("groups"):
+        groups = _groups(walk, i, streams) if restored is None else []
+    student = walk.turns(i, streams.student, streams)
+    teacher = None if streams.teacher is None else walk.turns(i, streams.teacher, streams)
+    both = [one for one in (student, teacher) if one is not None]
+    outcomes = None
+    with taking_turns(walk.skeleton, groups, both):
+        if restored is None:
+            outcomes = _compress(walk, i, groups, student, teacher)
+        else:
+            _put_back(walk, step, restored, both)
+        with _saving(walk, step, outcomes, both), part("student: to its end"):
+            student.finish_all()  # a GPU has only begun it when this returns: it runs while we save
+    if any(one.precision != walk.precision for one in both):
+        walk.note(f"layer {i}: values beyond the range of {walk.precision.inputs}, so it multiplied in wider numbers")
+    walk.skeleton.free_layer(i)
+    losses = [record.loss for record in walk.steps.records(step) if record.loss is not None]
+    return sum(losses) / len(losses) if losses else None
+
+
+def _load(walk: Walk, i: int) -> None:
+    """Load the layer's fine-tuned weights; those of the next are read meanwhile."""
+    skeleton = walk.skeleton
+    on_gpu = skeleton.device.type == "cuda"
+    with part("read"):
+        skeleton.load(skeleton.layer_names(i), partial(walk.plan.finetuned.read, pinned=on_gpu))
+    if on_gpu and i + 1 < skeleton.num_layers:
+        walk.plan.read_ahead(skeleton.layer_names(i + 1))
+
+
+def _put_back(walk: Walk, step: str, restored: dict[str, Tensor], both: Sequence[LayerTurns]) -> None:
+    """What an interrupted run left of a layer, in the model; the teacher's stream moves past the layer."""
+    for one, k in zip(both, walk.steps.wide_from(step), strict=False):  # none where none was wide
+        one.wide_from = k
+    for teacher in both[1:]:
+        teacher.finish_all()
+    walk.skeleton.load(restored, restored.__getitem__)
+
+
+@contextmanager
+def _saving(walk: Walk, step: str, outcomes: list[Unfinished] | None, both: Sequence[LayerTurns]) -> Iterator[None]:
+    """Save a layer's outcomes, if there are new ones, after this block, or though it fails."""
+    try:
+        yield
+    except BaseException:
+        if outcomes is not None:
+            with suppress(Exception):  # what stopped the forward is what to tell
+                walk.steps.save(step, outcomes, wide_from=[one.wide_from for one in both])
+        raise
+    if outcomes is not None:
+        walk.steps.save(step, outcomes, wide_from=[one.wide_from for one in both])
+
+
+def _groups(walk: Walk, i: int, streams: Streams) -> list[list[str]]:
+    """Calibrated linears that share an input, in execution order, found by running one batch."""
+    hidden = streams.student[len(streams.student) - 1]
+    with record_inputs(walk.skeleton, i) as recorder, walk.precision.products():
+        walk.skeleton.run_layer(i, hidden, streams.calls[len(hidden)][i])
+    groups = [[name for name in group.names if walk.plan.tensors[name].calibrated] for group in recorder.groups]
+    return [group for group in groups if group]
+
+
+def _compress(
+    walk: Walk, i: int, groups: list[list[str]], student: LayerTurns, teacher: LayerTurns | None
+) -> list[Unfinished]:
+    """Encode layer i, and leave what it is restored to in the model; the teacher's stream moves past the layer."""
+    names = walk.skeleton.layer_names(i)
+    outcomes: list[Unfinished] = []
+    weights = walk.skeleton.weights(names)
+    finetuned = dict(weights) if teacher is not None else {}
+    for tensor in (walk.plan.tensors[name] for name in names):
+        if not tensor.calibrated:
+            encoded = encode_uncalibrated(walk.plan, tensor)
+            outcome, restored = walk.steps.finish(tensor, encoded, walk.plan.base_of(tensor))
+            outcomes.append(outcome)
+            if tensor.treatment == "code":  # all others are restored to the teacher's own values
+                weights[tensor.name] = walk.skeleton.prepare(tensor.name, restored)
+    if not groups and teacher is not None:
+        teacher.finish_all()
+    stages = [[group] for group in groups] if walk.plan.recipe.sequential else [groups] if groups else []
+    for stage in stages:
+        last = stage is stages[-1]
+        statistics = collect(walk, stage, student, teacher, weights, finetuned, last=last)
+        if last:
+            finetuned.clear()
+        if len(stage) > 1:
+            student.begin_all_anew()  # they have run linears that are coded only now
+        for group in stage:
+            for name, outcome, restored in encode(walk, group, weights, statistics.pop(group[0])):
+                outcomes.append(outcome)
+                weights[name] = walk.skeleton.prepare(name, restored)
+    walk.skeleton.swap(weights)
+    return outcomes

@@ -1,0 +1,102 @@
+"""The calibrated walk through a model, with one decoder layer in memory (DeltaZip algorithm 1).
+
+Two streams of hidden states run side by side: the *student*, whose layers before this one are compressed, gives the
+inputs that the layer will really see; the *teacher*, the fine-tuned model, gives the targets (only when a rule is
+asymmetric). For each layer: collect the Hessians, encode, **put base + decoded delta back into the layer**, run the
+student through it, hand both streams to the next layer (`layer`).
+
+On the device are: one layer in fp32 (of what is encoded already, until the layer's last pass, the teacher's weights
+too), the statistics of one stage, one batch of activations, and, where there is room, the streams
+(calibration/forwards/streams.py) and what forwards that wait hold.
+The embedding is there only for the captures, the head only while it is encoded or judged. Fine-tuned linears are read
+once: the layer's own parameters are what the solver starts from.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deltacompress.calibration.forwards.recording import capture_calls
+from deltacompress.calibration.forwards.streams import should_wait_on_host
+from deltacompress.compression.encoding import encode_uncalibrated
+from deltacompress.compression.layerwise.layer import compress_layer
+from deltacompress.compression.layerwise.solving import solve
+from deltacompress.compression.layerwise.walk import Streams, Walk
+from deltacompress.compression.planning import Plan, TensorPlan
+from deltacompress.compression.steps import Steps
+from deltacompress.models.skeleton import Skeleton
+from deltacompress.numerics.hessian import HessianAccumulator
+from deltacompress.reporter import Reporter
+
+TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
+"""A GPU waits for launches, and casts a layer's weights to fp16, for each batch: larger ones make up for it."""
+
+
+def compress_layers(plan: Plan, skeleton: Skeleton, ids: Tensor, steps: Steps, reporter: Reporter) -> Streams:
+    """Encode every tensor of the model; returns the streams after the last layer (for a look at fidelity).
+
+    The skeleton keeps the compressed model's outer weights, without embedding and head.
+
+    ids: int64 [samples, seq_len].
+    """
+    batch = max(TOKENS_PER_BATCH[skeleton.device.type] // ids.shape[1], 1)
+    walk = Walk.of(plan, skeleton, steps, reporter, tokens_per_batch=batch * ids.shape[1])
+    outer = [plan.tensors[name] for name in skeleton.outer_names()]
+    late = [tensor for tensor in outer if tensor.name == skeleton.head_name and tensor.calibrated]
+    body = [tensor.name for tensor in outer if tensor.name != skeleton.head_name]
+    reporter.phase("compressing", skeleton.num_layers + 2)
+    stream_bytes = ids.numel() * skeleton.hidden_size * torch.float32.itemsize
+    on_host = should_wait_on_host(skeleton.device, stream_bytes * (2 if plan.asymmetric else 1))
+    teacher = None
+    if plan.asymmetric:
+        skeleton.load(body, plan.finetuned.read)
+        teacher, _ = capture_calls(skeleton, ids, batch, on_host=on_host)
+        skeleton.free([skeleton.embedding_name])
+    restored = _simple(walk, "outer", [one for one in outer if one not in late and one.treatment != "alias"])
+    skeleton.load(body, restored.__getitem__)
+    del restored
+    student, calls = capture_calls(skeleton, ids, batch, on_host=on_host)
+    skeleton.free([skeleton.embedding_name])
+    streams = Streams(student, teacher, calls)
+    reporter.step("embeddings and norms", memory_bytes=steps.peak_memory())
+    for i in range(skeleton.num_layers):
+        loss = compress_layer(walk, i, streams)
+        reporter.step(f"layer {i}", loss=loss, memory_bytes=steps.peak_memory())
+    if late:
+        _head(walk, late[0], streams)
+    reporter.step("head", memory_bytes=steps.peak_memory())
+    return streams
+
+
+def _simple(walk: Walk, step: str, tensors: list[TensorPlan]) -> dict[str, Tensor]:
+    """Encode tensors that need no activations, as one step; returns what each is restored to."""
+    done = walk.steps.recall(step, [tensor.name for tensor in tensors])
+    if done is not None:
+        return done
+    outcomes, restored = [], {}
+    for tensor in tensors:
+        encoded = encode_uncalibrated(walk.plan, tensor)
+        outcome, restored[tensor.name] = walk.steps.finish(tensor, encoded, walk.plan.base_of(tensor))
+        outcomes.append(outcome)
+    walk.steps.save(step, outcomes)
+    return restored
+
+
+def _head(walk: Walk, tensor: TensorPlan, streams: Streams) -> None:
+    """Compress the output projection against the final norm's output."""
+    step, skeleton = "head", walk.skeleton
+    if walk.steps.recall(step, [tensor.name]) is not None:
+        return
+    features = tensor.pair.info.shape[1]
+    asymmetric = tensor.needs_teacher
+    sums = HessianAccumulator(features, device=skeleton.device, asymmetric=asymmetric)
+    for k in range(len(streams.student)):
+        inputs = skeleton.run_final_norm(streams.student[k]).reshape(-1, features)
+        targets = None
+        if asymmetric and streams.teacher is not None:
+            targets = skeleton.run_final_norm(streams.teacher[k]).reshape(-1, features)
+        with walk.precision.products():
+            sums.add(inputs, targets)
+    weights = {tensor.name: skeleton.prepare(tensor.name, walk.plan.finetuned.read(tensor.name))}
+    walk.steps.save(step, [outcome for _, outcome, _ in solve(walk, [tensor], weights, sums)])

@@ -1,0 +1,59 @@
+"""Linears of one input, from their statistics to finished tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from deltacompress.codecs.encoded import LinearToEncode, delta_of
+from deltacompress.compression.encoding import with_added_rows
+from deltacompress.compression.layerwise.walk import Walk
+from deltacompress.compression.planning import TensorPlan
+from deltacompress.compression.steps import Unfinished
+from deltacompress.numerics.hessian import HessianAccumulator
+from deltacompress.reporter import part
+
+
+def encode(
+    walk: Walk, group: list[str], weights: dict[str, Tensor], statistics: HessianAccumulator
+) -> Iterator[tuple[str, Unfinished, Tensor]]:
+    """Encode the linears of one group; those with the same settings are solved together.
+
+    weights: the fine-tuned ones, f32, on the device. Yields (name, the outcome to come, restored).
+    """
+    by_settings: dict[str, list[TensorPlan]] = {}
+    for name in group:
+        tensor = walk.plan.tensors[name]
+        by_settings.setdefault(tensor.settings.model_dump_json(), []).append(tensor)
+    *others, last = by_settings.values()
+    for tensors in others:
+        yield from solve(walk, tensors, weights, statistics.copy())
+    yield from solve(walk, last, weights, statistics)
+
+
+def solve(
+    walk: Walk, tensors: list[TensorPlan], weights: dict[str, Tensor], statistics: HessianAccumulator
+) -> Iterator[tuple[str, Unfinished, Tensor]]:
+    """As `encode`, linears with the same settings."""
+    plan = walk.plan
+    encode_group, settings = tensors[0].codec.encode_group, tensors[0].settings
+    assert encode_group is not None
+    with part("read"):
+        references = {tensor.name: plan.base_of(tensor, walk.skeleton.device) for tensor in tensors}
+    encoded = encode_group(
+        [_to_encode(plan.tensors[name], weights[name], reference) for name, reference in references.items()],
+        statistics,
+        settings,
+    )
+    for tensor in tensors:
+        reference = references.pop(tensor.name)
+        whole = with_added_rows(plan, tensor, encoded.pop(tensor.name))
+        yield tensor.name, *walk.steps.finish(tensor, whole, reference)
+
+
+def _to_encode(tensor: TensorPlan, weight: Tensor, reference: Tensor | None) -> LinearToEncode:
+    delta = delta_of(weight, reference, tensor.name)
+    if tensor.transposed:
+        return LinearToEncode(tensor.name, delta.t().contiguous(), weight.t().contiguous())
+    return LinearToEncode(tensor.name, delta, weight[: delta.shape[0]])

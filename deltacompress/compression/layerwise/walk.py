@@ -1,0 +1,49 @@
+"""What all layers of one walk share, and the streams of hidden states that move past them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from deltacompress.calibration.forwards.memory import Room
+from deltacompress.calibration.forwards.precision import Precision, calibration_precision
+from deltacompress.calibration.forwards.streams import HiddenStates
+from deltacompress.calibration.forwards.turns import LayerTurns
+from deltacompress.compression.planning import Plan
+from deltacompress.compression.steps import Steps
+from deltacompress.models.relay import LayerCall
+from deltacompress.models.skeleton import Skeleton
+from deltacompress.reporter import Reporter
+
+
+@dataclass(eq=False)
+class Streams:
+    """Hidden states of all calibration batches, [B, T, H] each, before the layer that comes next."""
+
+    student: HiddenStates
+    teacher: HiddenStates | None
+    calls: dict[int, list[LayerCall]]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A calibrated run, as each of its layers needs it. note: takes what a user should know."""
+
+    plan: Plan
+    skeleton: Skeleton
+    steps: Steps
+    precision: Precision
+    room: Room
+    note: Callable[[str], None]
+
+    @classmethod
+    def of(cls, plan: Plan, skeleton: Skeleton, steps: Steps, reporter: Reporter, *, tokens_per_batch: int) -> Walk:
+        """The walk of a plan, whose batches have at most so many tokens."""
+        precision = calibration_precision(skeleton.device, bf16_weights=plan.bf16_linears)
+        widest = max((one.inputs for one in plan.tensors.values() if one.calibrated), default=1)
+        room = Room(skeleton.device, features=widest, tokens=tokens_per_batch, note=reporter.note)
+        return cls(plan, skeleton, steps, precision, room, reporter.note)
+
+    def turns(self, i: int, stream: HiddenStates, streams: Streams) -> LayerTurns:
+        """The forwards of one of the streams through layer i."""
+        return LayerTurns(self.skeleton, i, stream, streams.calls, precision=self.precision, room=self.room)
