@@ -273,7 +273,7 @@ def test_what_ran_ahead_of_an_overflow_runs_again(tiny: Callable[..., Any], ids:
     def overflow(_module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         current: Any = getcurrent()
         narrow.append((current.k, walk.turns.precision.wider is not None))
-        return output * 1e30 if narrow[-1] == (1, True) else output
+        return output * float("inf") if narrow[-1] == (1, True) else output
 
     expected = [walk.plain(k) for k in range(3)]
     layer.register_forward_pre_hook(begin, with_kwargs=True)

@@ -261,7 +261,7 @@ def test_a_layer_is_saved_though_the_forward_after_it_is_stopped(
     finish_all = LayerTurns.finish_all
 
     def stop(self: LayerTurns) -> None:
-        if self._i == 1:  # the teacher is past the layer already
+        if self.i == 1:  # the teacher is past the layer already
             raise KeyboardInterrupt
         finish_all(self)
 
