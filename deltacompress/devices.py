@@ -115,15 +115,17 @@ def limited_memory(device: torch.device, nbytes: int | None) -> Iterator[None]:
     if nbytes is None or device.type != "cuda":
         yield
         return
+    named: int | None = device.index
+    index = torch.cuda.current_device() if named is None else named
     whole = torch.cuda.mem_get_info(device)[1]
     torch.cuda.empty_cache()  # what is kept for the next tensors counts as taken
-    torch.cuda.set_per_process_memory_fraction(min(nbytes / whole, 1.0), device)
+    torch.cuda.set_per_process_memory_fraction(min(nbytes / whole, 1.0), index)
     _limits[device] = nbytes
     try:
         yield
     finally:
         del _limits[device]
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(1.0, index)
 
 
 def free_bytes(device: torch.device) -> int:

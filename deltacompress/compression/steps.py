@@ -5,8 +5,9 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
@@ -26,8 +27,18 @@ from deltacompress.reporter import part
 _FINISHERS = 4
 """Threads that hash and code beside a GPU: one takes longer for a 7B layer than the GPU does for its last group."""
 _RECORDS = TypeAdapter(list[TensorRecord])
-Unfinished = Callable[[], Outcome]
-"""Waits for an outcome and returns it, or raises what went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A tensor that is being finished. outcome: waits for it and returns it, or raises what went wrong.
+
+    loss: of its record. beside: whether that goes on in a thread.
+    """
+
+    loss: float | None
+    outcome: Callable[[], Outcome]
+    beside: bool = False
 
 
 class Steps:
@@ -37,9 +48,12 @@ class Steps:
         self._plan, self._work, self._coder = plan, work, coder
         self._records: dict[str, list[TensorRecord]] = {}
         self._finisher = ThreadPoolExecutor(_FINISHERS, "finish")  # starts no thread before the first submit
+        self._saver = ThreadPoolExecutor(1, "save")
+        self._saving: Future[None] | None = None
 
     def close(self) -> None:
-        """End the threads that finish tensors; what they have not begun is dropped."""
+        """End the threads that finish tensors: what is being saved is saved first, what has not begun is dropped."""
+        self._saver.shutdown()
         self._finisher.shutdown(cancel_futures=True)
 
     def finish(self, tensor: TensorPlan, encoded: Encoded, reference: Tensor | None) -> tuple[Unfinished, Tensor]:
@@ -52,29 +66,48 @@ class Steps:
             laid_out = lay_out(tensor, encoded, reference, self._coder)
         if _on_cpu(laid_out):
             outcome = finish(self._plan, tensor, laid_out, self._coder)
-            return lambda: outcome, laid_out.restored
+            return Unfinished(encoded.loss, lambda: outcome), laid_out.restored
         on_host, wait = laid_out.to_host()
 
         def work() -> Outcome:
             wait()
             return finish(self._plan, tensor, on_host, self._coder)
 
-        return self._finisher.submit(work).result, laid_out.restored
+        return Unfinished(encoded.loss, self._finisher.submit(work).result, beside=True), laid_out.restored
 
     def finish_on_disk(self, tensor: TensorPlan, encoded: Encoded) -> Unfinished:
         """As `finish`, where nobody waits for the restored tensor: memory holds its parts, and never all of it."""
         outcome = finish_on_disk(self._plan, tensor, encoded, self._coder)
-        return lambda: outcome
+        return Unfinished(encoded.loss, lambda: outcome)
 
     def save(self, step: str, outcomes: Iterable[Unfinished], *, wide_from: Sequence[int] = ()) -> None:
-        """Store a step durably, as soon as all of it is finished. wide_from: of a layer, as `wide_from` gives it."""
+        """Store a step durably, as soon as all of it is finished. wide_from: of a layer, as `wide_from` gives it.
+
+        Where tensors are finished in threads, so is the step, while a GPU goes on with the next: whoever saves that one
+        or asks what there is waits for this one, and is told what went wrong with it.
+        """
+        self._saved()
+        outcomes = list(outcomes)
+        if any(one.beside for one in outcomes):
+            self._saving = self._saver.submit(self._store, step, outcomes, wide_from)
+        else:
+            self._store(step, outcomes, wide_from)
+
+    def _store(self, step: str, outcomes: Iterable[Unfinished], wide_from: Sequence[int]) -> None:
         if any(k >= 0 for k in wide_from):  # first: where the step is, so is this
             self._work.save_values(f"{step}-wide", list(wide_from))
         with part("wait", on_host=True):
-            done = [outcome() for outcome in outcomes]
+            done = [one.outcome() for one in outcomes]
         with part("write", on_host=True):
             self._work.save(step, done)
         self._records[step] = [outcome.record for outcome in done]
+
+    def _saved(self) -> dict[str, list[TensorRecord]]:
+        """Records of all steps, by name, once the last is stored."""
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            saving.result()
+        return self._records
 
     def recall(self, step: str, names: Iterable[str]) -> dict[str, Tensor] | None:
         """What the tensors of a step that an interrupted run finished are restored to; None if it is still to do.
@@ -146,15 +179,15 @@ class Steps:
 
     def records(self, step: str) -> list[TensorRecord]:
         """Records of a finished step."""
-        return self._records[step]
+        return self._saved()[step]
 
     def stored(self) -> dict[str, str]:
         """Name of every finished tensor -> its step."""
-        return {record.name: step for step, records in self._records.items() for record in records}
+        return {record.name: step for step, records in self._saved().items() for record in records}
 
     def all_records(self) -> list[TensorRecord]:
         """Records of all finished steps."""
-        return [record for records in self._records.values() for record in records]
+        return [record for records in self._saved().values() for record in records]
 
     @staticmethod
     def peak_memory() -> int:

@@ -13,6 +13,7 @@ Without rounding this is the optimum of the group. All constants of all groups a
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import combinations
 from typing import NamedTuple, Protocol
 
@@ -41,6 +42,23 @@ class Fixed(NamedTuple):
     errors: Tensor
 
 
+@lru_cache
+def _places(device: torch.device) -> tuple[Tensor, Tensor]:
+    """PAIRS i64 [6, 2] and their numbers, on a device: made once, for a GPU waits for what comes from the host."""
+    return torch.tensor(PAIRS, device=device), torch.arange(len(PAIRS), device=device)
+
+
+def _of(matrices: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """[groups, 6, 2, 2] of [groups, 4, 4]: for each pair its rows and columns, i64 [6, 2] each."""
+    return matrices[:, rows.unsqueeze(2), columns.unsqueeze(1)]
+
+
+def _inverse(matrices: Tensor) -> Tensor:
+    """Of small, well-conditioned matrices [..., n, n]; no check, for which a GPU would be waited for."""
+    inverse: Tensor = torch.linalg.inv_ex(matrices).inverse
+    return inverse
+
+
 class PairSolver:
     """Solves groups of four; `upper` is U f32 [columns, columns] in solving order (numerics/obs.py)."""
 
@@ -49,25 +67,22 @@ class PairSolver:
         whole = upper[: 4 * groups, : 4 * groups].view(groups, 4, groups, 4)
         blocks = whole.diagonal(dim1=0, dim2=2).permute(2, 0, 1).double()
         inverse = blocks.transpose(1, 2) @ blocks  # F^-1 of each group
+        pruned, pairs = _places(device)  # [6, 2], [6]
+        kept = pruned.flip(0)
+        cost = _inverse(_of(inverse, pruned, pruned))  # [groups, 6, 2, 2], as all of these
+        shift = _of(inverse, kept, pruned) @ cost
+        rest = _of(inverse, kept, kept) - shift @ _of(inverse, pruned, kept)
         square = torch.zeros(groups, 6, 4, dtype=torch.float64, device=device)
-        cross = torch.empty(groups, 6, dtype=torch.float64, device=device)
+        square[:, pairs.unsqueeze(1), pruned] = cost.diagonal(dim1=2, dim2=3)
         moves = torch.zeros(groups, 2, 6, 4, dtype=torch.float64, device=device)
-        follow = torch.empty(groups, 6, dtype=torch.float64, device=device)
-        for k, (i, j) in enumerate(PAIRS):
-            pruned, kept = [i, j], PAIRS[5 - k]
-            cost = torch.linalg.inv(inverse[:, pruned][:, :, pruned])
-            square[:, k, i], square[:, k, j], cross[:, k] = cost[:, 0, 0], cost[:, 1, 1], 2 * cost[:, 0, 1]
-            shift = inverse[:, kept][:, :, pruned] @ cost
-            rest = inverse[:, kept][:, :, kept] - shift @ inverse[:, pruned][:, :, kept]
-            for n in (0, 1):
-                moves[:, n, k, kept[n]] = 1
-                moves[:, n, k, pruned] = -shift[:, n]
-            follow[:, k] = rest[:, 0, 1] / rest[:, 0, 0]
-        self._square, self._cross = square.float(), cross.float()
-        self._moves, self._follow = moves.view(groups, 12, 4).float(), follow.float()
-        self._errors = torch.linalg.inv(blocks).transpose(1, 2).float()
-        self._first = torch.tensor([PAIRS[5 - k][0] for k in range(6)], device=device)
-        self._second = torch.tensor([PAIRS[5 - k][1] for k in range(6)], device=device)
+        for n in (0, 1):
+            moves[:, n, pairs, kept[:, n]] = 1
+            moves[:, n, pairs.unsqueeze(1), pruned] = -shift[:, :, n]
+        self._square, self._cross = square.float(), (2 * cost[:, :, 0, 1]).float()
+        self._moves = moves.view(groups, 12, 4).float()
+        self._follow = (rest[:, :, 0, 1] / rest[:, :, 0, 0]).float()
+        self._errors = _inverse(blocks).transpose(1, 2).float()
+        self._first, self._second = kept[:, 0], kept[:, 1]
 
     def constants(self, group: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """For the kernels, from `group` on: costs f32 [6, 4] and [6], moves [12, 4], follow [6], errors' map [4, 4]."""

@@ -11,7 +11,8 @@ from torch import Tensor
 WIDE = 512
 """Columns whose products with all others are taken at once: with fewer a CPU is at half its speed."""
 _PANELS, _NARROWEST = 8, 256
-_LEAF = 256
+_LEAF = {"cpu": 256, "cuda": 1024}
+"""Columns that a library inverts: a GPU takes longer to launch two halves than to compute a whole of this size."""
 _INNER = 2048  # columns that are split at once, which bounds the memory of their halves
 
 
@@ -66,7 +67,7 @@ def inverse_of_upper(triangle: Tensor) -> Tensor:
 def _invert(triangle: Tensor) -> None:
     """[A B; 0 C] becomes [A^-1, -A^-1 B C^-1; 0 C^-1], in place."""
     size = triangle.shape[0]
-    if size <= _LEAF:
+    if size <= _LEAF[triangle.device.type]:
         unit = torch.eye(size, device=triangle.device)
         triangle.copy_(torch.linalg.solve_triangular(triangle, unit, upper=True))
         return

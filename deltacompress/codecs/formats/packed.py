@@ -107,7 +107,9 @@ def unpack_levels(spec: PackedSpec, parts: Parts) -> tuple[Tensor, Tensor, Grid]
         return codes, torch.ones_like(codes, dtype=torch.bool), grid
     mask = _mask(spec, parts["pattern"])
     codes = torch.zeros_like(mask, dtype=torch.uint8)
-    codes[mask] = _kept_codes(spec, parts["codes"], mask)
+    codes.masked_scatter_(
+        mask, _kept_codes(spec, parts["codes"], mask)
+    )  # a GPU is not waited for, as codes[mask] would
     return codes[:, : spec.columns], mask[:, : spec.columns], grid
 
 
@@ -122,7 +124,9 @@ def decode(spec: PackedSpec, parts: Parts) -> Tensor:
             return parts["values"].float()
         mask = _mask(spec, parts["pattern"])
         values = torch.zeros(mask.shape, device=mask.device)
-        values[mask] = parts["values"].flatten().float()
+        if spec.sparsity.kind == "unstructured" and int(mask.sum()) != parts["values"].numel():
+            raise ValueError("the values are not as many as the pattern says")
+        values.masked_scatter_(mask, parts["values"].float())
         return values[:, : spec.columns].contiguous()
     codes, mask, grid = unpack_levels(spec, parts)
     scale, zero = grid.columns(0, spec.columns)

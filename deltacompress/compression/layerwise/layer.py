@@ -44,7 +44,8 @@ def compress_layer(walk: Walk, i: int, streams: Streams) -> float | None:
     if any(one.precision != walk.precision for one in both):
         walk.note(f"layer {i}: values beyond the range of {walk.precision.inputs}, so it multiplied in wider numbers")
     walk.skeleton.free_layer(i)
-    losses = [record.loss for record in walk.steps.records(step) if record.loss is not None]
+    finished = walk.steps.records(step) if outcomes is None else outcomes
+    losses = [one.loss for one in finished if one.loss is not None]
     return sum(losses) / len(losses) if losses else None
 
 
