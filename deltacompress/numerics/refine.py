@@ -69,15 +69,18 @@ def refine(
             wide = slice(begin, min(begin + WIDE, columns))
             reach = columns if sweep else begin
             present = gradient[wide] + product(hessian[wide, :reach], moved[:reach])
+            before, change = torch.empty_like(present), value[wide].clone()
             for start in range(begin, wide.stop, fused.BLOCK):
                 part = slice(start, min(start + fused.BLOCK, columns))
-                before, rest = present[start - begin : part.stop - begin], slice(part.stop, wide.stop)
-                after, old = before.clone(), value[part].clone()
-                improve(after, value[part], codes[part], mask[part], hessian[part, part], start=start, joint=joint)
-                change = torch.sub(value[part], old, out=old)
-                moved[part] += change
-                present[part.stop - begin :].addmm_(hessian[rest, part], change)
-                gain -= before.add_(after).mul_(change).sum(0)  # (g + g') d = 2 g d + d H d, as g' = g + H d
+                own, rest = slice(start - begin, part.stop - begin), slice(part.stop, wide.stop)
+                before[own] = present[own]
+                improve(
+                    present[own], value[part], codes[part], mask[part], hessian[part, part], start=start, joint=joint
+                )
+                torch.sub(value[part], change[own], out=change[own])
+                present[own.stop :].addmm_(hessian[rest, part], change[own])
+            moved[wide] += change
+            gain -= before.add_(present).mul_(change).sum(0)  # (g + g') d = 2 g d + d H d, as g' = g + H d
     return Refined(codes.T.contiguous(), mask.T.contiguous(), gain)
 
 
