@@ -126,7 +126,7 @@ def test_forwards_that_wait_change_no_byte(
 def test_each_token_passes_each_linear_once(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequential: bool
 ) -> None:
-    """Once in each stream, and once more in the batch that finds the groups; without stages the student runs twice."""
+    """In each stream, and the last batch twice more, to find groups and what is spent; the student twice at once."""
     monkeypatch.setattr("deltacompress.compression.layerwise.model.TOKENS_PER_BATCH", {"cpu": 48})  # batches of 3, 3, 2
     linear, tokens = torch.nn.functional.linear, Counter[int]()
 
@@ -139,7 +139,7 @@ def test_each_token_passes_each_linear_once(
     recipe = Recipe.parse({"name": "mine", "sequential": sequential, "rules": [rule, {"codec": "exact"}]})
     pair.compress(tmp_path / "out", recipe=recipe)
     # gate, up and down of two layers; 8 sequences of 16 tokens, and 2 of the last batch
-    assert tokens[32 * 48] == 6 * 16 * (8 + 8 + 2) + (0 if sequential else 2 * 16 * 2 * 8)
+    assert tokens[32 * 48] == 6 * 16 * (8 + 8 + 2 + 2) + (0 if sequential else 2 * 16 * 2 * 8)
 
 
 def test_linears_of_one_group_may_have_settings_of_their_own(pair: Pair, tmp_path: Path) -> None:

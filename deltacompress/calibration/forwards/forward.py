@@ -31,6 +31,8 @@ class Forward(greenlet):
         self._rounded: tuple[str, Tensor] | None = None  # the input of the group that runs, by its first name
         self._state: object = None
         self._may_wait = True
+        self.waits_at: str | None = None
+        self._arrived: Tensor | None = None
 
     def go_on(self, wanted: frozenset[str]) -> Tensor | None:
         """Run until the inputs of all `wanted` linears are in `found`, or to the end; then the layer's output."""
@@ -56,8 +58,16 @@ class Forward(greenlet):
             if len(self.found) == len(self._wanted):
                 self._may_wait = self._state == _state_of_torch()
                 assert self.parent is not None
+                self.waits_at, self._arrived = name, inputs
                 self.parent.switch()
+                self.waits_at = self._arrived = None
         return rounded
+
+    def inputs_changed(self) -> None:
+        """The input that it waits at may have been let go: the next linear that takes it shall know it again."""
+        if self.waits_at is not None and self._arrived is not None:
+            now, before = identity_of(self._arrived), self._ran[self.waits_at]
+            self._ran |= {name: now for name, one in self._ran.items() if one == before}
 
     def check_found(self) -> None:
         """Raises UnsupportedModelError if a linear that was wanted did not run."""

@@ -37,8 +37,9 @@ class Precision:
         return replace(call, kwargs=call.kwargs | {"position_embeddings": tuple(table.half() for table in tables)})
 
     def overflows(self, low: float, high: float) -> bool:
-        """Whether values of that range are not all held by these products, nor the differences of two."""
-        return not -_HALF_OF_FP16 <= low <= high <= _HALF_OF_FP16  # false of NaN, too
+        """Whether values of that range are not all held by these products, nor the differences of two of fp16."""
+        most = _HALF_OF_FP16 if self.inputs == "fp16" else torch.finfo(torch.float32).max
+        return not -most <= low <= high <= most  # false of NaN, too
 
     @contextmanager
     def products(self) -> Iterator[None]:

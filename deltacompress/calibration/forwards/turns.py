@@ -27,6 +27,7 @@ from deltacompress.calibration.forwards.forward import Forward
 from deltacompress.calibration.forwards.memory import Room
 from deltacompress.calibration.forwards.one_pass import in_one_pass
 from deltacompress.calibration.forwards.precision import Precision
+from deltacompress.calibration.forwards.spent import Spent, let_go, spent_of
 from deltacompress.calibration.forwards.streams import HiddenStates
 from deltacompress.models.relay import LayerCall
 from deltacompress.models.skeleton import Skeleton
@@ -75,6 +76,8 @@ class LayerTurns:
         self._narrow = self.precision = precision
         self._finished, self._wide_from = 0, -1
         self.leaders: Mapping[str, str] = {}
+        self.spent: Spent = {}
+        """What forwards that wait let go."""
         self.together: Sequence[LayerTurns] = (self,)
         """The streams whose forwards wait in the same memory."""
 
@@ -92,12 +95,9 @@ class LayerTurns:
         """
         wanted = frozenset(leaders)
         arrived = self._arrived(k, wanted)
-        if self.precision.wider is None:
-            return arrived.found
-        if k + 1 < len(self):
+        if self.precision.wider is not None and k + 1 < len(self):
             self._ahead[k + 1] = self._arrived(k + 1, wanted)
-        if any(self.precision.overflows(*one.get()) for one in arrived.ranges):
-            self._widen(self.precision.wider)
+        while any(self.precision.overflows(*one.get()) for one in arrived.ranges) and self._try_otherwise():
             arrived = self._arrived(k, wanted)
         return arrived.found
 
@@ -107,6 +107,8 @@ class LayerTurns:
 
     def rest(self, k: int) -> None:
         """Batch k's inputs are used: its forward goes on waiting if there is room for it."""
+        if k in self._waiting:
+            let_go(self._waiting[k], self.spent)
         if not self._room.left():
             self.begin_anew(k)
 
@@ -118,7 +120,7 @@ class LayerTurns:
         found, forward.found = forward.found, {}
         if not forward.dead:
             self._waiting[k] = forward
-        return _Arrived(wanted, found, [RangeOf(one) for one in found.values()] if self.precision.wider else [])
+        return _Arrived(wanted, found, [RangeOf(one) for one in found.values()] if self._looks else [])
 
     def finish(self, k: int) -> None:
         """Run batch k to the end of the layer: its output takes its input's place in the stream, at last by `settle`.
@@ -139,9 +141,7 @@ class LayerTurns:
             self._settle(last)
 
     def _settle(self, ended: _Ended) -> None:
-        if ended.range is not None and not all(map(math.isfinite, ended.range.get())):
-            if self.precision.wider is not None:
-                self._widen(self.precision.wider)
+        while ended.range is not None and not all(map(math.isfinite, ended.range.get())) and self._try_otherwise():
             ended = self._through(ended.k)
             if self._unsettled is not None:
                 self._unsettled = self._through(self._unsettled.k)
@@ -161,6 +161,27 @@ class LayerTurns:
     def wide_from(self, k: int) -> None:
         self._wide_from = k
 
+    @property
+    def _looks(self) -> bool:
+        """Whether something can be done about values that overflow, so that somebody must look at them."""
+        return self.precision.wider is not None or bool(self.spent)
+
+    def _try_otherwise(self) -> bool:
+        """Values overflow: let nothing go any more, if anything was; else multiply wider, if there is a way."""
+        if self.spent:
+            self.spent = {}
+            self.begin_all_anew()
+            return True
+        if self.precision.wider is not None:
+            self._widen(self.precision.wider)
+            return True
+        return False
+
+    def find_spent(self, leaders: Sequence[str]) -> Spent:
+        """What forwards of this layer hold and never use again, where they wait at these, by running one batch."""
+        with self.precision.products():
+            return spent_of(self._begun(len(self) - 1), leaders)
+
     def _widen(self, precision: Precision) -> None:
         """Multiply so from now on: forwards that wait have multiplied in narrower numbers, so they begin anew."""
         self.precision = precision
@@ -174,7 +195,7 @@ class LayerTurns:
 
     def _through(self, k: int) -> _Ended:
         output = self._with_memory(lambda: self._run_to_the_end(k))
-        return _Ended(k, output, RangeOf(output) if self.precision.wider else None, self.precision)
+        return _Ended(k, output, RangeOf(output) if self._looks else None, self.precision)
 
     def _run_to_the_end(self, k: int) -> Tensor:
         forward = self._waiting.pop(k) if k in self._waiting else self._begun(k)

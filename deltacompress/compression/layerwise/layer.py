@@ -36,6 +36,7 @@ def compress_layer(walk: Walk, i: int, streams: Streams) -> float | None:
     outcomes = None
     with taking_turns(walk.skeleton, groups, both):
         if restored is None:
+            _find_spent(groups, both)
             outcomes = _compress(walk, i, groups, student, teacher)
         else:
             _put_back(walk, step, restored, both)
@@ -57,6 +58,14 @@ def _load(walk: Walk, i: int) -> None:
         skeleton.load(skeleton.layer_names(i), partial(walk.plan.finetuned.read, pinned=on_gpu))
     if on_gpu and i + 1 < skeleton.num_layers:
         walk.plan.read_ahead(skeleton.layer_names(i + 1))
+
+
+def _find_spent(groups: list[list[str]], both: Sequence[LayerTurns]) -> None:
+    """Let both streams' forwards go without what they no longer need where they wait."""
+    with part("groups"):
+        spent = both[0].find_spent([group[0] for group in groups])
+    for one in both:
+        one.spent = spent
 
 
 def _put_back(walk: Walk, step: str, restored: dict[str, Tensor], both: Sequence[LayerTurns]) -> None:

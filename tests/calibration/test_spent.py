@@ -1,0 +1,103 @@
+"""What waiting forwards let go: only what they never use again, and all of it that frames have names for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from plain_layers import GROUPS
+from turns_of_a_layer import FP32, Halves, Walk, names_of, walk_of
+
+from deltacompress.calibration.forwards.spent import _held
+from deltacompress.calibration.forwards.turns import taking_turns
+
+PRECISIONS = [FP32, Halves("fp16", wider=FP32)]
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    return torch.randint(3, 96, (5, 24), generator=torch.Generator().manual_seed(2))
+
+
+def holding(walk: Walk) -> int:
+    """Bytes of what the waiting forwards' frames have names for, but for the stream itself."""
+    streams = {hidden.untyped_storage().data_ptr() for hidden in walk.turns._stream}
+    held = [one for forward in walk.turns._waiting.values() for _, one in _held(forward)]
+    stores = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}
+    return sum(size for place, size in stores.items() if place not in streams)
+
+
+def go(walk: Walk, groups: Sequence[Sequence[str]], *, find: bool) -> list[int]:
+    """Through the layer, waiting at each group; what is held there."""
+    found = []
+    with taking_turns(walk.skeleton, groups, [walk.turns]):
+        if find:
+            walk.turns.spent = walk.turns.find_spent([group[0] for group in groups])
+        for group in groups:
+            for k in range(3):
+                walk.turns.inputs(k, [group[0]])
+                walk.turns.rest(k)
+            found.append(holding(walk))
+        walk.turns.finish_all()
+    return found
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("architecture", GROUPS)
+def test_no_value_depends_on_it(tiny: Callable[..., Any], ids: torch.Tensor, architecture: str, precision: Any) -> None:
+    kept, freed = (walk_of(tiny(architecture), ids, precision=precision) for _ in range(2))
+    groups = names_of(kept.skeleton, GROUPS[architecture])
+    before, after = go(kept, groups, find=False), go(freed, groups, find=True)
+    assert all(torch.equal(*both) for both in zip(kept.turns._stream, freed.turns._stream, strict=True))
+    assert freed.turns.spent  # nothing had to run again
+    assert freed.turns.precision == precision
+    assert all(x <= y for x, y in zip(after, before, strict=True))
+    assert sum(after) < sum(before)
+
+
+def test_where_a_llama_waits_it_holds_what_it_needs(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    """In fp32, each of the tokens: the normed input; what attention made; the sum and its norm; the sum and the MLP's.
+
+    And next to nothing else: one NaN is left of each.
+    """
+    walk = walk_of(tiny("llama"), ids)
+    config = walk.skeleton.model.config
+    tokens, hidden, inner = ids.numel(), config.hidden_size, config.intermediate_size
+    needed = [4 * tokens * features for features in (hidden, hidden, 2 * hidden, hidden + inner)]
+    held = go(walk, names_of(walk.skeleton, GROUPS["llama"]), find=True)
+    assert [found - least for found, least in zip(held, needed, strict=True)] == pytest.approx([0] * 4, abs=4096)
+
+
+def test_what_is_used_behind_the_back_of_torch_is_seen(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    """By a kernel of somebody's own, say: the forward gives NaN, so it runs again and lets nothing go any more."""
+    walk = walk_of(tiny("llama"), ids)
+    groups = names_of(walk.skeleton, GROUPS["llama"])
+    mlp = walk.skeleton.layer(0).mlp
+    inner = mlp.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        out = inner(x)
+        return out + torch.tensor(x.tolist())  # reads memory, with no operation of PyTorch
+
+    mlp.forward = forward
+    expected = [walk.plain(k) for k in range(3)]
+    go(walk, groups, find=True)
+    assert walk.turns.spent == {}
+    assert all(torch.equal(walk.turns._stream[k], expected[k]) for k in range(3))
+
+
+def test_a_forward_that_cannot_wait_lets_nothing_go(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    walk = walk_of(tiny("llama"), ids)
+    groups = names_of(walk.skeleton, GROUPS["llama"])
+    attention = walk.skeleton.layer(0).self_attn
+    inner = attention.forward
+
+    def in_a_block(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return inner(*args, **kwargs)
+
+    attention.forward = in_a_block
+    with taking_turns(walk.skeleton, groups, [walk.turns]):
+        assert walk.turns.find_spent([group[0] for group in groups]) == {}
