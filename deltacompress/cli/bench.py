@@ -9,6 +9,7 @@ import typer
 
 from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
+from deltacompress.cli.models import model
 from deltacompress.cli.options import BenchBackend, BenchDevice, DeviceMemory
 from deltacompress.devices import DeviceName, check_driver
 from deltacompress.errors import InputError
@@ -179,11 +180,11 @@ def pairs(
     early.recipes(*_names(recipes))
     check_driver(device, score_device)
     early.folder(out)
-    from deltacompress.bench.pairs_tasks import tasks_of
+    from deltacompress.bench.pairs.tasks import tasks_of
 
     for task in ("base", *tasks_of(models, data, _names(tasks))):
         early.checkpoints(models / task)
-    from deltacompress.bench.pairs import run
+    from deltacompress.bench.pairs.run import run
 
     with console.progress() as reporter:
         found = run(
@@ -204,6 +205,36 @@ def pairs(
     table = found.to_json()
     shown = [_without(row, "seed", "backend") for row in table["rows"]]
     console.result(table, lambda: render.rows(f"pairs, scored on {table['scored_on']}", shown))
+
+
+@app.command("precision")
+@verb
+def precision(
+    console: Console,
+    base: Annotated[
+        Path | None, typer.Argument(metavar="[BASE]", parser=model, help="A base model; by default a random pair.")
+    ] = None,
+    finetuned: Annotated[
+        Path | None, typer.Argument(metavar="[FINETUNED]", parser=model, help="A model fine-tuned from it.")
+    ] = None,
+    *,
+    layer: Annotated[int, typer.Option(min=0, help="Which decoder layer.")] = 0,
+    samples: Annotated[int, typer.Option(min=1, help="Rows of random tokens.")] = 16,
+    seq_len: Annotated[
+        int | None, typer.Option(min=2, max=4096, help="Tokens in each.", show_default="2048, or the model's positions")
+    ] = None,
+    device: BenchDevice = "auto",
+) -> None:
+    """Say how exact the sums of asymmetric targets are in each precision, as the delta gets smaller."""
+    check_driver(device)
+    from deltacompress.bench.precision import run
+    from deltacompress.cli import render
+
+    with console.progress() as reporter:
+        data = run(
+            base, finetuned, layer=layer, samples=samples, seq_len=seq_len, device=device, reporter=reporter
+        ).to_json()
+    console.result(data, lambda: render.summary_and_rows("precision", data, table="rows"))
 
 
 @app.command("architectures")

@@ -14,7 +14,8 @@ from demo_pair.data import write_task
 from pairs import Pair, files_of
 
 from deltacompress.artifact.delta import load_delta
-from deltacompress.bench import pairs, pairs_artifacts
+from deltacompress.bench.pairs import artifacts
+from deltacompress.bench.pairs import run as pairs
 from deltacompress.cli.failures import in_json
 from deltacompress.cli.main import main
 from deltacompress.demo.score import Answers, TaskScore
@@ -147,8 +148,8 @@ def test_what_is_there_is_measured_again_only_if_it_is_the_same(
     demo: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = pairs.run(**demo).rows
-    compress = pairs_artifacts._compress
-    monkeypatch.setattr(pairs_artifacts, "_compress", None)
+    compress = artifacts._compress
+    monkeypatch.setattr(artifacts, "_compress", None)
     again = pairs.run(**demo).rows
     spent = {"seconds": None, "peak_memory_gb": None, "backend": None}
     assert [row | spent for row in first] == [row | spent for row in again]
@@ -164,7 +165,7 @@ def test_what_is_there_is_measured_again_only_if_it_is_the_same(
     other.write_text("name: lossless\ndescription: another\nrules: [{codec: exact}]\n")
     with pytest.raises(OutputError, match=r"palindrome\.lossless: holds an artifact that was made with another recipe"):
         pairs.run(**(demo | {"recipes": [str(other)]}))
-    monkeypatch.setattr(pairs_artifacts, "_compress", compress)
+    monkeypatch.setattr(artifacts, "_compress", compress)
     replaced = pairs.run(**(demo | {"recipes": [str(other)]}), force=True).rows
     assert replaced[1]["seconds"] is not None
     assert load_delta(demo["out"] / f"{TASK}.lossless").manifest.recipe["description"] == "another"
@@ -220,14 +221,14 @@ def test_seed_device_and_resume_reach_the_compression(demo: dict[str, Any], monk
     ]
 
 
-def _job(pair: Pair, out: Path) -> pairs_artifacts.PairJob:
-    return pairs_artifacts.PairJob(pair.base, pair.finetuned, "lossless", pair.data, out)
+def _job(pair: Pair, out: Path) -> artifacts.PairJob:
+    return artifacts.PairJob(pair.base, pair.finetuned, "lossless", pair.data, out)
 
 
 def test_a_compression_has_a_process_of_its_own(pair: Pair, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pair.compress(tmp_path / "here", recipe="lossless")
     capfd.readouterr()
-    told = pairs_artifacts.costs(_job(pair, tmp_path / "alone"), device="cpu", seed=None, resume=False)
+    told = artifacts.costs(_job(pair, tmp_path / "alone"), device="cpu", seed=None, resume=False)
     assert capfd.readouterr() == ("", "")
     assert told["ratio"] > 1
     assert told["seconds"] > 0
@@ -240,7 +241,7 @@ def test_what_an_earlier_run_began_has_no_time_of_its_own(pair: Pair, tmp_path: 
     job = _job(pair, tmp_path / "out")
     job.partial.mkdir()
     (job.partial / "step-outer.safetensors").touch()  # of a run without identity.json, so compress starts over
-    told = pairs_artifacts.costs(job, device="cpu", seed=None, resume=True)
+    told = artifacts.costs(job, device="cpu", seed=None, resume=True)
     assert (told["seconds"], told["peak_memory_gb"]) == (None, None)
 
 
@@ -258,7 +259,7 @@ def test_its_error_is_passed_on(
 ) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: subprocess.CompletedProcess(args, 2, "", stderr))
     with pytest.raises(InputError) as caught:
-        pairs_artifacts.costs(_job(pair, tmp_path / "out"), device="cpu", seed=None, resume=False)
+        artifacts.costs(_job(pair, tmp_path / "out"), device="cpu", seed=None, resume=False)
     assert str(caught.value) == f"compressing {pair.finetuned} with lossless: {told}"
 
 
@@ -315,9 +316,9 @@ def test_costs_are_those_that_compressing_told(pair: Pair, tmp_path: Path, monke
     out = tmp_path / "out"
     pair.compress(out, recipe="lossless")
     told = {"seconds": 3.5, "peak_memory_bytes": 2_500_000_000, "backend": "CPU, 2 threads"}
-    monkeypatch.setattr(pairs_artifacts, "_compress", lambda *_, **__: told)
-    monkeypatch.setattr(pairs_artifacts.PairJob, "finished", False)
-    found = pairs_artifacts.costs(_job(pair, out), device="cpu", seed=None, resume=False)
+    monkeypatch.setattr(artifacts, "_compress", lambda *_, **__: told)
+    monkeypatch.setattr(artifacts.PairJob, "finished", False)
+    found = artifacts.costs(_job(pair, out), device="cpu", seed=None, resume=False)
     assert (found["seconds"], found["peak_memory_gb"], found["backend"]) == (3.5, 2.5, "CPU, 2 threads")
     stored = sum(file.stat().st_size for file in out.iterdir())
     whole = sum(file.stat().st_size for file in pair.finetuned.iterdir())

@@ -20,8 +20,8 @@ import torch
 
 from deltacompress.artifact.restoration import restore
 from deltacompress.bench.figures import accuracy, flips
-from deltacompress.bench.pairs_artifacts import PairJob, costs, plan
-from deltacompress.bench.pairs_tasks import tasks_of
+from deltacompress.bench.pairs.artifacts import PairJob, costs, plan
+from deltacompress.bench.pairs.tasks import tasks_of
 from deltacompress.demo.score import Answers, divergence, encode, read_task, score_model
 from deltacompress.devices import NAMES, gpu_name, has_gpu
 from deltacompress.errors import InputError, Interrupted, option, switch
@@ -80,7 +80,7 @@ def run(
 
     Raises:
         InputError: no task has both a checkpoint and data, no such precision or device, a compression failed, or as
-            pairs_artifacts.plan and score.read_task; all but what compressing finds is found before the work.
+            artifacts.plan and score.read_task; all but what compressing finds is found before the work.
         Interrupted: stopped by Ctrl-C; resume goes on.
     """
     reporter = reporter or SILENT

@@ -1,0 +1,1 @@
+"""Compression of real pairs, measured by what is restored."""
