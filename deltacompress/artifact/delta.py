@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,14 @@ from deltacompress import lossless
 from deltacompress.arguments import checked
 from deltacompress.artifact.manifest import read_manifest
 from deltacompress.artifact.parts import check_file, check_hashes, check_size, open_file, open_parts, reader
-from deltacompress.artifact.records import Manifest, PartRecord, TensorRecord
+from deltacompress.artifact.records import FileRecord, Manifest, PartRecord, TensorRecord
+from deltacompress.artifact.shards import spans_of
+from deltacompress.artifact.side_by_side import side_by_side
 from deltacompress.artifact.summary import summarize
-from deltacompress.checkpoints.header import TensorSpan, read_header
+from deltacompress.checkpoints.header import TensorSpan
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.codecs.formats.spec import AGAIN, PackedSpec
-from deltacompress.errors import BaseMismatchError, CheckpointError, ChecksumError, FormatError, InputError, option
+from deltacompress.codecs.formats.spec import PackedSpec
+from deltacompress.errors import BaseMismatchError, InputError, option
 from deltacompress.files.places import MANIFEST
 from deltacompress.reporter import SILENT, Reporter
 
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
     from deltacompress.checkpoints.rows import Rows
     from deltacompress.codecs.formats.pieces import Source
     from deltacompress.lossless import Coder
+
+
+_THREADS = 4
+"""That check a file each, or a tensor: they hash, and decode, some MiB at a time."""
 
 
 class Delta:
@@ -230,7 +237,7 @@ def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
         if tensor.format == "packed"
     }
     coder = lossless.coder(manifest.lossless, device=device, encode=False)
-    return Delta(root, manifest, specs, _spans(root, manifest), coder)
+    return Delta(root, manifest, specs, spans_of(root, manifest), coder)
 
 
 @checked
@@ -245,55 +252,36 @@ def verify(path: str | Path, *, base: str | Path | None = None, reporter: Report
     delta = load_delta(path)
     files = (*delta.manifest.shards, *delta.manifest.files)
     reporter.phase("checking files", len(files))
-    for file in files:
-        check_file(delta.path / file.file, file)
-        reporter.step(file.file)
+    with closing(side_by_side(partial(_checked_file, delta.path), files, _THREADS)) as checked_files:
+        for file in checked_files:
+            reporter.step(file.file)
     checkpoint = None
     if base is not None:
         checkpoint = Checkpoint.open(base)
         delta.check_base(checkpoint)
     reporter.phase("checking tensors", len(delta.tensors))
-    for name, record in delta.tensors.items():
-        if delta.manifest.lossless != "none":  # else it is compared as the parts are opened
-            for part in record.parts:
-                delta.check_stored(name, part)
-        if record.status != "alias":
-            if checkpoint is None:
-                delta.check_streams(name)
-            else:
-                for _ in delta.restored_pieces(name, checkpoint):
-                    pass
-        reporter.step(name)
+    large = checkpoint is not None or delta.manifest.lossless not in ("none", "zstd")  # what one of them holds
+    check = partial(_checked_tensor, delta, checkpoint)
+    with closing(side_by_side(check, delta.tensors, 1 if large else _THREADS)) as names:
+        for name in names:
+            reporter.step(name)
     return delta
 
 
-def _spans(root: Path, manifest: Manifest) -> dict[str, tuple[Path, TensorSpan]]:
-    """Where each part lies; parts of manifest and shards must be the same, one for one."""
-    spans: dict[str, tuple[Path, TensorSpan]] = {}
-    for shard in manifest.shards:
-        path = root / shard.file
-        try:
-            header = read_header(path)
-        except CheckpointError as error:
-            if isinstance(error.__cause__, OSError):  # no permission: no word on the bytes
-                raise
-            raise error.retold(ChecksumError) from error
-        for name, span in header.tensors.items():
-            if name in spans:
-                raise FormatError(f"part {name} stands in two shards", where=root, way_out=AGAIN)
-            spans[name] = (path, span)
-    wanted = dict(_stored_parts(manifest))
-    if spans.keys() != wanted.keys():
-        odd = min(spans.keys() ^ wanted.keys())
-        raise FormatError(f"part {odd} is not in both manifest and shards", where=root, way_out=AGAIN)
-    for key, size in wanted.items():
-        if spans[key][1].info.nbytes != size:
-            found = spans[key][1].info.nbytes
-            raise FormatError(f"part {key} has {found} bytes, the manifest says {size}", where=root, way_out=AGAIN)
-    return spans
+def _checked_file(root: Path, file: FileRecord) -> FileRecord:
+    check_file(root / file.file, file)
+    return file
 
 
-def _stored_parts(manifest: Manifest) -> Iterator[tuple[str, int]]:
-    for record in manifest.tensors:
+def _checked_tensor(delta: Delta, base: Checkpoint | None, name: str) -> str:
+    record = delta.tensors[name]
+    if delta.manifest.lossless != "none":  # else it is compared as the parts are opened
         for part in record.parts:
-            yield f"{record.name}.{part.name}", part.bytes
+            delta.check_stored(name, part)
+    if record.status != "alias":
+        if base is None:
+            delta.check_streams(name)
+        else:
+            for _ in delta.restored_pieces(name, base):
+                pass
+    return name

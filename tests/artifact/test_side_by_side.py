@@ -1,0 +1,57 @@
+"""Work in threads is told as if one had done it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from threading import Event, current_thread
+
+import pytest
+
+from deltacompress.artifact.side_by_side import side_by_side
+
+
+def test_results_come_in_order_from_several_threads() -> None:
+    seen, met = set(), Event()
+
+    def work(k: int) -> int:
+        seen.add(current_thread())
+        if len(seen) > 1:
+            met.set()
+        if k == 0:
+            assert met.wait(60)  # the first ends last
+        return k * k
+
+    assert list(side_by_side(work, range(20), 2)) == [k * k for k in range(20)]
+    assert len(seen) == 2
+
+
+def test_the_first_error_in_their_order_is_told() -> None:
+    later = Event()
+
+    def work(k: int) -> int:
+        if k == 3:
+            later.set()
+            raise ValueError("the second")
+        if k == 1:
+            assert later.wait(60)
+            raise ValueError("the first")
+        return k
+
+    found = side_by_side(work, range(9), 3)
+    assert next(found) == 0
+    with pytest.raises(ValueError, match="the first"):
+        next(found)
+
+
+def test_what_has_not_begun_is_left_undone() -> None:
+    done: list[int] = []
+
+    def work(k: int) -> int:
+        time.sleep(0.01)
+        done.append(k)
+        return k
+
+    with closing(side_by_side(work, range(1000), 2)) as found:
+        assert next(found) == 0
+    assert len(done) < 1000
