@@ -11,7 +11,7 @@ import json
 import math
 import reprlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
@@ -108,9 +108,33 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
         raise FormatError("not an artifact's manifest (no JSON object)", where=where, way_out=AGAIN)
     if is_deep(raw):
         raise FormatError(f"nested deeper than {MAX_DEPTH} levels, as no recipe is", where=where, way_out=AGAIN)
+    manifest = _spelled_so(raw, data)
+    if manifest is None:
+        _refuse(raw, data, where)
+    check_relations(manifest, where)
+    return manifest
+
+
+def _spelled_so(raw: bytes, data: dict[str, Any]) -> Manifest | None:
+    """The manifest whose one spelling, with its digest, `raw` is; None if there is none."""
+    claimed = data.get("digest")
+    try:
+        manifest = Manifest.model_validate({name: value for name, value in data.items() if name != "digest"})
+    except ValidationError:
+        return None
+    fields = canonical_fields(
+        manifest.model_dump(mode="json")
+    )  # once: of a large manifest it takes longer than the rest
+    if claimed != sha256_hex(join_fields(fields)) or raw != join_fields(fields | {"digest": canonical_bytes(claimed)}):
+        return None
+    return manifest
+
+
+def _refuse(raw: bytes, data: dict[str, Any], where: str) -> NoReturn:
+    """Say why `raw` spells no manifest; raises as read_manifest."""
     version = data.get("schema_version")
     claimed = data.pop("digest", None)
-    fields = canonical_fields(data)  # once: of a large manifest this takes longer than all the rest
+    fields = canonical_fields(data)
     digest = sha256_hex(join_fields(fields))
     if type(version) is int and version > SCHEMA_VERSION and claimed == digest:
         raise SchemaVersionError(
@@ -123,14 +147,11 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
     if type(version) is not int or version != SCHEMA_VERSION:
         raise SchemaVersionError(f"unknown schema version {str(version)[:40]!a}", where=where, way_out=AGAIN)
     try:
-        manifest = Manifest.model_validate(data)
+        Manifest.model_validate(data)
     except ValidationError as error:
         raise FormatError(_told(error, data), where=where, way_out=AGAIN) from error
     # an absent optional field, or a value that was coerced: one spelling only
-    if canonical_fields(manifest.model_dump(mode="json")) != fields:
-        raise FormatError("not spelled as this format spells it", where=where, way_out=AGAIN)
-    check_relations(manifest, where)
-    return manifest
+    raise FormatError("not spelled as this format spells it", where=where, way_out=AGAIN)
 
 
 def _told(error: ValidationError, data: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ No torch here, so an artifact can be inspected without it.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -199,9 +200,7 @@ def _span(name: str, entry: Any, start: int, where: str) -> TensorSpan:
             where=where,
             way_out="get it again",
         )
-    extent = 1
-    for size in shape:
-        extent *= size or 1
+    extent = math.prod(filter(None, shape))
     if extent > MAX_NUMEL:
         raise CheckpointError(
             f"tensor {name} has shape {brief(shape)}, over the cap of {MAX_NUMEL} elements",

@@ -14,6 +14,7 @@ MAX_DEPTH = 64
 """Objects and lists inside each other; what is read here nests less than ten deep."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
+_NO_MARK = bytes(set(range(256)) - set(b'[]{}"\\'))
 _STEP = [1 if byte in b"[{" else -1 for byte in range(256)]
 _CONTAINER, _VALUE, _KEY = 240, 60, 60  # bytes that CPython takes for a small dict, a short text in a list, and a key
 
@@ -28,5 +29,7 @@ def is_deep(raw: bytes) -> bool:
     """Whether `raw`, which must have parsed as JSON, nests deeper than MAX_DEPTH."""
     if raw.count(b"{") + raw.count(b"[") <= MAX_DEPTH:  # most small files need no closer look
         return False
-    brackets = _STRING.sub(b"", raw).translate(None, _NO_BRACKET)
+    brackets = raw.translate(None, _NO_MARK).replace(b'""', b"")
+    if b'"' in brackets or b"\\" in brackets:  # a text with a bracket or an escape in it: a slower look
+        brackets = _STRING.sub(b"", raw).translate(None, _NO_BRACKET)
     return max(accumulate(map(_STEP.__getitem__, brackets)), default=0) > MAX_DEPTH

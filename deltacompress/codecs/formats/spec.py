@@ -8,6 +8,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, get_args
 
 from deltacompress.errors import FormatError
@@ -51,15 +52,7 @@ class PackedSpec:
             FormatError: a field is missing, unknown or out of range.
         """
         try:
-            spec = cls(
-                rows=int(params["rows"]),
-                columns=int(params["columns"]),
-                bits=int(params["bits"]),
-                sparsity=Sparsity.parse(params["sparsity"]),
-                group=int(params["group_size"]),
-                grid=params["grid"],
-                transposed=params.get("transposed") == 1,
-            )
+            spec = _spec(tuple(params.items()))
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"bad parameters of the packed format ({error})", where=where, way_out=AGAIN) from error
         sane = spec.rows >= 0 and spec.columns > 0 and 0 < spec.group <= _MAX_GROUP and spec.bits in (1, 2, 3, 4, 8, 16)
@@ -99,6 +92,21 @@ class PackedSpec:
         if self.sparsity.kind == "dense":
             return self.has_zero_code or self.bits == 3
         return self.is_24 and self.has_zero_code
+
+
+@lru_cache(maxsize=256)
+def _spec(params: tuple[tuple[str, Any], ...]) -> PackedSpec:
+    """What the parameters say; most tensors of a model share theirs with others."""
+    fields = dict(params)
+    return PackedSpec(
+        rows=int(fields["rows"]),
+        columns=int(fields["columns"]),
+        bits=int(fields["bits"]),
+        sparsity=Sparsity.parse(fields["sparsity"]),
+        group=int(fields["group_size"]),
+        grid=fields["grid"],
+        transposed=fields.get("transposed") == 1,
+    )
 
 
 def check_shapes(
