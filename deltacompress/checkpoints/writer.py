@@ -6,6 +6,7 @@ is the caller's job, once all of it is there.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 Make: TypeAlias = "Callable[[], torch.Tensor | Iterator[torch.Tensor]]"
 """Gives a tensor, or its elements in row-major order, flat and piece by piece."""
+METADATA = {"format": "pt"}
+"""Of every shard, as other readers expect it."""
 
 
 def write_checkpoint(
@@ -67,6 +70,22 @@ def write_shards(
     Raises:
         OutputError: as write_checkpoint.
     """
+    weight_map: dict[str, str] = {}
+    for file, shard in split_into_shards(out, tensors, stem=stem, max_shard_bytes=max_shard_bytes, single=single):
+        write_file(file, shard_chunks(file, shard, METADATA))
+        weight_map |= {info.name: file.name for info, _ in shard}
+    return weight_map
+
+
+def split_into_shards(
+    out: Path,
+    tensors: Iterable[tuple[TensorInfo, Make]],
+    *,
+    stem: str,
+    max_shard_bytes: int = 2 * 2**30,
+    single: str | None = None,
+) -> Iterator[tuple[Path, list[tuple[TensorInfo, Make]]]]:
+    """Which file holds which tensors; as write_shards, which writes them."""
     todo = sorted(tensors, key=lambda item: item[0].name)
     names = [info.name for info, _ in todo]
     if len(set(names)) != len(names) or max_shard_bytes < 1:
@@ -79,13 +98,9 @@ def write_shards(
             filled = 0
         shards[-1].append((info, make))
         filled += info.nbytes
-    weight_map: dict[str, str] = {}
     for i, shard in enumerate(shards, 1):
         numbered = f"{stem}-{i:05d}-of-{len(shards):05d}.safetensors"
-        file_name = single if single is not None and len(shards) == 1 else numbered
-        write_file(out / file_name, shard_chunks(out / file_name, shard, {"format": "pt"}))
-        weight_map |= {info.name: file_name for info, _ in shard}
-    return weight_map
+        yield out / (single if single is not None and len(shards) == 1 else numbered), shard
 
 
 def shard_chunks(
@@ -142,3 +157,18 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
                     view = view[file.write(view) :]  # the system writes at most 2 GiB at once
         with output_errors(path):
             os.fsync(file.fileno())
+
+
+def write_hashed(path: Path, chunks: Iterable[bytes | memoryview]) -> tuple[str, int]:
+    """As write_file; the hex SHA-256 and the length of what was written."""
+    digest, size = hashlib.sha256(), 0
+
+    def passing() -> Iterator[bytes | memoryview]:
+        nonlocal size
+        for chunk in chunks:
+            digest.update(chunk)
+            size += len(chunk)
+            yield chunk
+
+    write_file(path, passing())
+    return digest.hexdigest(), size

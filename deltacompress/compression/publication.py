@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
 from deltacompress.artifact.manifest import parse_manifest
 from deltacompress.artifact.outputs import publish_directory
-from deltacompress.artifact.parts import file_record
-from deltacompress.artifact.records import CalibrationRecord, Manifest, ModelRecord, TensorRecord
+from deltacompress.artifact.records import CalibrationRecord, FileRecord, Manifest, ModelRecord, TensorRecord
+from deltacompress.artifact.side_by_side import side_by_side
 from deltacompress.calibration.data import CalibrationTokens
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.checkpoints.writer import write_file, write_shards
+from deltacompress.checkpoints.writer import METADATA, Make, shard_chunks, split_into_shards, write_file, write_hashed
 from deltacompress.compression.encoding import alias_record
 from deltacompress.compression.planning import Plan
 from deltacompress.compression.run_identity import tool_versions
@@ -24,6 +25,7 @@ from deltacompress.files.output import output_errors
 from deltacompress.files.places import MANIFEST
 from deltacompress.types import TensorInfo
 
+_WRITERS = 4  # shards that are written at once
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -47,11 +49,8 @@ def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: Calib
         for record in records
         for i, part in enumerate(record.parts)
     ]
-    shards = sorted(set(write_shards(ready, parts, stem="delta").values()))
-    side_files = plan.finetuned.side_files()
-    for file in side_files:
-        with plan.finetuned.open_side_file(file) as opened:
-            write_file(ready / file.name, read_chunks(opened))
+    shards = _written_shards(split_into_shards(ready, parts, stem="delta"))
+    files = tuple(_copied(plan.finetuned, file, ready) for file in plan.finetuned.side_files())
     manifest = Manifest(
         base=_model(plan.base),
         finetuned=_model(plan.finetuned),
@@ -60,8 +59,8 @@ def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: Calib
         calibration=_calibration(tokens),
         lossless=codec,  # type: ignore[arg-type]
         tensors=tuple(records),
-        shards=tuple(file_record(ready / name) for name in shards),
-        files=tuple(file_record(ready / file.name) for file in side_files),
+        shards=shards,
+        files=files,
         tools=tool_versions(),
     )
     raw = manifest.to_bytes()
@@ -73,6 +72,26 @@ def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: Calib
     finally:
         work.published = work.out.exists() and os.path.samestat(work.out.stat(), made)  # whatever came after it
     return manifest
+
+
+def _written_shards(shards: Iterable[tuple[Path, list[tuple[TensorInfo, Make]]]]) -> tuple[FileRecord, ...]:
+    """Write shards side by side, and hash each while it is written: that takes as long as writing it, and a core."""
+
+    def write(shard: tuple[Path, list[tuple[TensorInfo, Make]]]) -> FileRecord:
+        path, tensors = shard
+        return _record(path, write_hashed(path, shard_chunks(path, tensors, METADATA)))
+
+    return tuple(side_by_side(write, shards, _WRITERS))
+
+
+def _copied(checkpoint: Checkpoint, file: Path, into: Path) -> FileRecord:
+    """Copy a side file."""
+    with checkpoint.open_side_file(file) as opened:
+        return _record(into / file.name, write_hashed(into / file.name, read_chunks(opened)))
+
+
+def _record(path: Path, written: tuple[str, int]) -> FileRecord:
+    return FileRecord(file=path.name, bytes=written[1], sha256=written[0])
 
 
 def _aliases(plan: Plan, steps: Steps) -> list[TensorRecord]:

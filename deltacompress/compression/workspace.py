@@ -24,7 +24,7 @@ from torch import Tensor
 
 from deltacompress.artifact.outputs import Replaceable, check_free
 from deltacompress.artifact.parts import open_parts, reader
-from deltacompress.artifact.records import PartRecord, TensorRecord
+from deltacompress.artifact.records import TensorRecord
 from deltacompress.checkpoints.dtypes import DTYPE_NAMES, DTYPES
 from deltacompress.checkpoints.header import TensorSpan, read_header
 from deltacompress.checkpoints.reader import tensor_bytes
@@ -61,6 +61,7 @@ class Workspace:
         self._lock: int | None = lock
         self._made = made
         self._reporter: Reporter = SILENT
+        self._spans: dict[str, dict[str, TensorSpan]] = {}
         self.published = False
 
     @classmethod
@@ -75,8 +76,7 @@ class Workspace:
     ) -> Workspace:
         """Create (or, to resume, reopen) OUT.partial for the run that `identity` describes.
 
-        replaces: what may stand at OUT, and is replaced when the artifact is published; as check_free. reporter: is
-            told what becomes of finished steps.
+        replaces: what may stand at OUT, and is replaced at publication, as check_free; reporter: told of steps.
 
         Raises:
             OutputError: OUT exists, or the directory cannot be written, holds other files, or another run holds it.
@@ -91,10 +91,10 @@ class Workspace:
             remove_empty(made)
             raise
         work.replaces, work._reporter = replaces, reporter
-        work._settle(spelled(identity), resume)
+        work._settle(identity, resume)
         return work
 
-    def _settle(self, identity: str, resume: bool) -> None:
+    def _settle(self, identity: dict[str, Any], resume: bool) -> None:
         known = identity_file(self.out)
         try:
             there = self._only_ours()
@@ -108,10 +108,14 @@ class Workspace:
             self.close()  # what is there belongs to another run
             raise
         try:
-            self._put(IDENTITY, [identity.encode()])
+            self.identify(identity)
         except BaseException:
             self.discard()
             raise
+
+    def identify(self, identity: dict[str, Any]) -> None:
+        """Say what run this is of, in place of what was said."""
+        self._put(IDENTITY, [spelled(identity).encode()])
 
     def _only_ours(self) -> list[Path]:
         """What is there, if all of it is a run's: in the end it is removed, and nobody else's may be."""
@@ -208,19 +212,13 @@ class Workspace:
 
     def open_parts(self, step: str, record: TensorRecord, coder: Coder) -> AbstractContextManager[dict[str, Source]]:
         """The stored parts of a tensor, as parts.open_parts gives them; raises as it, and as `read`."""
-        spans = read_header(self.file_of(step)).tensors
-
-        def place(name: str, part: PartRecord) -> tuple[Path, TensorSpan]:
-            span = spans.get(f"{name}.{part.name}")
-            if span is None:
-                raise CheckpointError(f"holds no {name}.{part.name}", where=self.file_of(step))
-            return self.file_of(step), span
-
-        return open_parts(record, place, coder, where="")
+        return open_parts(record, lambda name, part: self._place(step, f"{name}.{part.name}"), coder, where="")
 
     def _place(self, step: str, key: str) -> tuple[Path, TensorSpan]:
         path = self.file_of(step)
-        span = read_header(path).tensors.get(key)
+        if step not in self._spans:
+            self._spans[step] = read_header(path).tensors
+        span = self._spans[step].get(key)
         if span is None:
             raise CheckpointError(f"holds no {key}", where=path)
         return path, span
