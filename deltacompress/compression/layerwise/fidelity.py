@@ -32,11 +32,10 @@ def calibration_kl(plan: Plan, skeleton: Skeleton, streams: Streams, steps: Step
     if streams.teacher is None:
         return None
     head = skeleton.head_name or skeleton.embedding_name
-    twin = plan.tensors[head].pair.alias_of or head
-    step = steps.stored()[twin]
-    restored = steps.recall(step, [record.name for record in steps.records(step)]) or {}
-    skeleton.load([head], lambda _: restored.pop(twin))
-    restored.clear()
+    restored = _restored_head(plan, head, steps) if streams.head is None else streams.head
+    skeleton.swap({head: skeleton.prepare(head, restored)})
+    streams.head = None
+    del restored
     vocabulary = plan.tensors[head].pair.info.shape[0]
     found = list(_log_probabilities(skeleton, streams.student, vocabulary))
     skeleton.free([head])
@@ -47,6 +46,13 @@ def calibration_kl(plan: Plan, skeleton: Skeleton, streams: Streams, steps: Step
         total += kl_divergence(target, found[k]).sum()
         tokens += len(target)
     return float(total) / tokens
+
+
+def _restored_head(plan: Plan, head: str, steps: Steps) -> Tensor:
+    """As its step has it, a tied one that of the embedding."""
+    twin = plan.tensors[head].pair.alias_of or head
+    step = steps.stored()[twin]
+    return (steps.recall(step, [record.name for record in steps.records(step)]) or {})[twin]
 
 
 def _log_probabilities(skeleton: Skeleton, stream: HiddenStates, vocabulary: int) -> Iterator[Tensor]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from deltacompress.calibration.forwards.memory import Room
 from deltacompress.calibration.forwards.precision import Precision, calibration_precision
 from deltacompress.calibration.forwards.streams import HiddenStates
@@ -18,11 +20,15 @@ from deltacompress.reporter import Reporter
 
 @dataclass(eq=False)
 class Streams:
-    """Hidden states of all calibration batches, [B, T, H] each, before the layer that comes next."""
+    """Hidden states of all calibration batches, [B, T, H] each, before the layer that comes next.
+
+    head: what follows the last layer, as restored, once it is calibrated.
+    """
 
     student: HiddenStates
     teacher: HiddenStates | None
     calls: dict[int, list[LayerCall]]
+    head: Tensor | None = None
 
 
 @dataclass(frozen=True)
