@@ -34,7 +34,8 @@ from deltacompress.arguments import checked
 from deltacompress.checkpoints.header import FLOATS
 from deltacompress.checkpoints.names import GROUPS, group_of, is_linear, layer_of, module_of
 from deltacompress.checkpoints.pairing import Pairing, TensorPair, pair
-from deltacompress.checkpoints.reader import Checkpoint, check_finite
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.numerics.finite import check_finite
 from deltacompress.reporter import SILENT, Reporter
 
 __all__ = ["Analysis", "analyze"]

@@ -113,7 +113,7 @@ def _is_buffer(info: TensorInfo) -> bool:
 def pair(base: Checkpoint, finetuned: Checkpoint) -> Pairing:
     """Pair every tensor of `finetuned` with its counterpart in `base`, by the rules of this module.
 
-    Headers and configs decide; data is hashed only to find a head equal to its embedding.
+    Headers and configs decide; data is read only to find a head equal to its embedding.
 
     Raises:
         PairError: the two do not belong together; names the config field or the tensor.
@@ -214,7 +214,7 @@ def _twin(info: TensorInfo, finetuned: Checkpoint) -> str | None:
     twin = _embedding_for(info, finetuned)
     if twin is None or (twin.dtype, twin.shape) != (info.dtype, info.shape):
         return None
-    return twin.name if finetuned.sha256(twin.name) == finetuned.sha256(info.name) else None
+    return twin.name if finetuned.equals(twin.name, finetuned, info.name) else None
 
 
 def _explain_leftovers(base: Checkpoint, finetuned: Checkpoint, counterpart: dict[str, str], notes: list[str]) -> None:

@@ -21,7 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BufferedReader
+from itertools import chain
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +37,7 @@ from deltacompress.checkpoints.weight_files import (
     content_hash,
     find_weights,
 )
-from deltacompress.errors import CheckpointError, option
+from deltacompress.errors import CheckpointError
 from deltacompress.files.hashing import hash_chunks, read_chunks
 from deltacompress.files.places import CONFIG
 from deltacompress.files.regular import ANYWHERE, open_regular, read_bytes, stat_regular, unreadable
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     import torch
 
 _READABLE = "make it readable, or get the checkpoint again"
+_FIRST_LOOK = 1 << 16  # bytes: most tensors that differ do so at their beginning
 PINNED_AT_MOST = 2**29
 """Bytes of a tensor that is worth pinned memory, which torch never gives back: most linears, few embeddings."""
 
@@ -53,7 +56,7 @@ class Checkpoint:
     """One checkpoint, opened lazily; make it with `Checkpoint.open`.
 
     path: its directory; config: the parsed config.json; tensors: name -> TensorInfo, sorted by name; nbytes: bytes of
-    weight files, index and side files together, which is what a user copies. finite: the tensors that somebody has
+    weight files, index and side files together, which is what a user copies. finite: the tensors that `examine` has
     found to hold neither NaN nor Inf.
     """
 
@@ -74,6 +77,8 @@ class Checkpoint:
         self._stamps = {file: _stamp(file.stat()) for file in weights}
         self.nbytes = sum(file.stat().st_size for file in (*weights, *self.side_files()))
         self._hashes: dict[str, str] = {}
+        self._fingerprint = ""
+        self._examined = {name: Lock() for name in self.tensors}
         self._ahead: dict[str, Future[torch.Tensor]] = {}
         self._reader = ThreadPoolExecutor(1, "read-ahead")  # starts no thread before the first submit
         self.finite: set[str] = set()
@@ -158,25 +163,55 @@ class Checkpoint:
         Raises:
             CheckpointError: as `read`.
         """
-        if name not in self._hashes:
-            nbytes = self._span(name)[1].info.nbytes
-            with self._at(name) as file:
-                digest, got = hash_chunks(read_chunks(file, nbytes))
-            self._check_length(name, got, nbytes)
-            self._hashes[name] = digest
+        self._span(name)
+        with self._examined[name]:  # whoever comes second takes what the first has found
+            if name not in self._hashes:
+                self._hashes[name], _ = hash_chunks(self.chunks(name))
         return self._hashes[name]
+
+    def examine(self, name: str) -> bool:
+        """Whether tensor `name` holds neither NaN nor Inf; it is hashed in the same read. Raises as `read`."""
+        from deltacompress.checkpoints.dtypes import DTYPES
+        from deltacompress.numerics.finite import FiniteBytes
+
+        with self._examined[name]:
+            if name not in self.finite or name not in self._hashes:
+                look = FiniteBytes(DTYPES[self._span(name)[1].info.dtype])
+                self._hashes[name], _ = hash_chunks(map(look.at, self.chunks(name)))
+                if look.finite:
+                    self.finite.add(name)
+            return name in self.finite
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """The raw little-endian bytes of tensor `name`, some MiB at a time, the first few before; raises as `read`."""
+        nbytes, got, first = self._span(name)[1].info.nbytes, 0, _FIRST_LOOK
+        with self._at(name) as file:
+            for chunk in chain(read_chunks(file, min(first, nbytes)), read_chunks(file, max(nbytes - first, 0))):
+                got += len(chunk)
+                yield chunk
+        self._check_length(name, got, nbytes)
+
+    def equals(self, name: str, other: Checkpoint, other_name: str) -> bool:
+        """Whether tensor `name` has the bytes of another one of as many; read no further than they do. As `read`."""
+        if name in self._hashes and other_name in other._hashes:
+            return self._hashes[name] == other._hashes[other_name]
+        return all(mine == theirs for mine, theirs in zip(self.chunks(name), other.chunks(other_name), strict=True))
 
     def fingerprint(self) -> str:
         """`content_hash` of all tensors: what identifies the weights, however they are sharded."""
-        if missing := self.tensors.keys() - self._hashes.keys():
-            # hashlib lets other threads run while it works; each holds one chunk.
-            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-                list(pool.map(self.sha256, missing))
-        hashes = [self.sha256(name) for name in self.tensors]
-        return content_hash(
-            (info.name, info.dtype, info.shape, digest)
-            for info, digest in zip(self.tensors.values(), hashes, strict=True)
-        )
+        if not self._fingerprint:
+            with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:  # hashing lets others run
+                hashes = list(threads.map(self.sha256, self.tensors))
+            self._fingerprint = content_hash(
+                (info.name, info.dtype, info.shape, digest)
+                for info, digest in zip(self.tensors.values(), hashes, strict=True)
+            )
+        return self._fingerprint
+
+    @property
+    def stamps(self) -> dict[str, tuple[int, int, int]]:
+        """What stands for the weights until they are hashed: their files, with what changes when one does."""
+        return {str(file.absolute()): stamp for file, stamp in self._stamps.items()}
 
     @property
     def weight_files(self) -> tuple[Path, ...]:
@@ -241,10 +276,8 @@ class Checkpoint:
 
     def _check_length(self, name: str, got: int, wanted: int) -> None:
         if got != wanted:
-            path, _ = self._span(name)
-            raise CheckpointError(
-                f"truncated while tensor {name} was read", where=path, way_out="copy or download it again"
-            )
+            told = f"truncated while tensor {name} was read"
+            raise CheckpointError(told, where=self._span(name)[0], way_out="copy or download it again")
 
 
 def tensor_bytes(t: torch.Tensor) -> memoryview:
@@ -259,38 +292,6 @@ def tensor_bytes(t: torch.Tensor) -> memoryview:
         raise ValueError(f"tensor_bytes needs a contiguous CPU tensor, got {t.device}, strides {t.stride()}")
     view: memoryview = t.detach().reshape(-1).view(torch.uint8).numpy().data
     return view
-
-
-def is_finite(t: torch.Tensor) -> bool:
-    """Whether a tensor holds neither NaN nor Inf; integers and booleans never do."""
-    import torch
-
-    from deltacompress.numerics.finite import all_finite
-
-    if not (t.is_floating_point() or t.is_complex()) or not t.numel():
-        return True
-    values = t.float() if t.element_size() == 1 else t  # torch tests no 8-bit float for NaN
-    return all_finite(torch.view_as_real(values) if t.is_complex() else values)
-
-
-def check_finite(name: str, t: torch.Tensor, *, of_base: bool = False) -> None:
-    """Refuse NaN and Inf in tensor `name` (integers and booleans pass); of_base: whether it is the base's.
-
-    Raises:
-        CheckpointError: names the tensor and counts its NaN and Inf.
-    """
-    import torch
-
-    if is_finite(t):
-        return
-    values = t.float() if t.element_size() == 1 else t
-    nan, inf = int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
-    way_out = "get the base again" if of_base else "the training run broke: take an earlier checkpoint"
-    raise CheckpointError(
-        f"{nan} NaN and {inf} Inf among {t.numel()} values",
-        where=f"tensor {name}",
-        way_out=f"{way_out}, or use {option('recipe')} lossless, which keeps any bits",
-    )
 
 
 def _stamp(stat: os.stat_result) -> tuple[int, int, int]:

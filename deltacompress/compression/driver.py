@@ -3,7 +3,8 @@
     open both -> plan every tensor -> load calibration tokens -> fit the whole model, if a codec asks for it
     -> encode (layer by layer if the recipe calibrates) -> publish -> report
 
-Each step has a module of its own: before/prepare, planning, layerwise/model, encoding, workspace, publication.
+Meanwhile all weights are hashed and checked; what is wrong with them ends the run before anything is published.
+Each has a module of its own: before/prepare, before/scan, planning, layerwise/model, encoding, workspace, publication.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +112,11 @@ def run_job(job: CompressionJob, reporter: Reporter = SILENT, inputs: Inputs | N
             clear_leftover(job.out, delta.manifest, coder)
             return _used_again(job.out, delta, time.monotonic() - started)
         prepared = prepare(job, opened.base, opened.finetuned, where, inputs, reporter)
-        work = _open_workspace(job, prepared, where, coder, reporter)
-    with work, limited_memory(where, job.device_memory):
-        kl = _encode_and_publish(prepared, work, coder, reporter)
+    with closing(prepared.scan):
+        with _telling_what_waits(job.out, resume=job.resume):
+            work = _open_workspace(job, prepared, where, coder, reporter)
+        with work, limited_memory(where, job.device_memory), prepared.scan.explaining():
+            kl = _encode_and_publish(prepared, work, coder, reporter)
     return CompressResult(
         out=job.out,
         summary=load_delta(job.out).summary(),
@@ -127,14 +131,18 @@ def run_job(job: CompressionJob, reporter: Reporter = SILENT, inputs: Inputs | N
 def _open_workspace(
     job: CompressionJob, prepared: Prepared, where: torch.device, coder: Coder, reporter: Reporter
 ) -> Workspace:
-    earlier = _finished_steps(job.out)
+    earlier, scan = _finished_steps(job.out), prepared.scan
+    scan.wait() if earlier or job.resume else scan.check()  # only a sound input may use or remove what is there
+    identity = partial(identity_of, prepared.plan, prepared.tokens, where, coder)
     work = Workspace.open(
         job.out,
-        identity_of(prepared.plan, prepared.tokens, where, coder),
+        identity(hashed=scan.done),
         resume=job.resume,
         replaces=holds_artifact if job.force else None,
         reporter=reporter,
     )
+    if job.resume or not scan.done:
+        scan.when_known(lambda: work.identify(identity(hashed=True)))
     if earlier:
         told = "used again" if job.resume else f"removed; {switch('resume')} would have used them"
         if job.resume and not _finished_steps(job.out):
@@ -149,9 +157,10 @@ def _encode_and_publish(prepared: Prepared, work: Workspace, coder: Coder, repor
     plan = prepared.plan
     if tokens is not None and skeleton is not None:
         plan = _fitted(plan, tokens, work, skeleton.device, reporter)
-    with closing(Steps(plan, work, coder)) as steps:
+    with closing(Steps(plan, work, coder, prepared.scan.check)) as steps:
         if tokens is None or skeleton is None or not plan.calibrated:
             _compress_plain(plan, steps, reporter)
+            prepared.scan.wait()
             publish(plan, work, steps, coder.codec, tokens)
             return None
         try:
@@ -159,6 +168,7 @@ def _encode_and_publish(prepared: Prepared, work: Workspace, coder: Coder, repor
         finally:
             for checkpoint in (plan.base, plan.finetuned):
                 checkpoint.forget_ahead()
+        prepared.scan.wait()
         publish(plan, work, steps, coder.codec, tokens)  # first: nothing that only informs may stand in its way
         return calibration_kl(plan, skeleton, streams, steps)
 

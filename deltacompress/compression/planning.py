@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
 from deltacompress.artifact.records import FILE_NAME
+from deltacompress.artifact.side_by_side import side_by_side
 from deltacompress.checkpoints.header import FLOATS
 from deltacompress.checkpoints.names import MAX_NAME
 from deltacompress.checkpoints.pairing import Pairing, TensorPair
-from deltacompress.checkpoints.reader import Checkpoint, check_finite, is_finite
-from deltacompress.checkpoints.rows import Rows, ranges
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.checkpoints.rows import Rows
 from deltacompress.codecs.encoded import as_matrix
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.registry import CODECS
@@ -27,7 +25,7 @@ from deltacompress.errors import CheckpointError, PairError, RecipeError
 from deltacompress.types import OddLinears, TensorKind
 
 _MAX_NAME = MAX_NAME - 24  # a part is called tensor.part, in a file under the same rules
-_READERS = 4  # tensors that are checked at once
+_READERS = 4  # pairs of tensors that are compared at once
 _LARGE = ("linear", "embedding", "head")
 _NOT_ODD = OddLinears()
 Treatment = Literal["code", "exact", "identical", "added", "alias"]
@@ -179,8 +177,8 @@ def make_plan(
 
     Raises:
         PairError: codec skip on a tensor with more rows than the base's; both models are the same.
-        CheckpointError: NaN or Inf in weights that a lossy recipe touches; a side file with an odd name, or that cannot
-            be read; a tensor whose name is too long.
+        CheckpointError: a side file with an odd name, or that cannot be read; a tensor whose name is too long, or that
+            cannot be read.
         RecipeError: a tensor that no rule fits, or a group size that does not divide.
     """
     base, finetuned = pairing.base, pairing.finetuned
@@ -196,9 +194,8 @@ def make_plan(
             raise CheckpointError(told, where=finetuned.path, way_out="rename it")
     for found in pairing.pairs:
         recipe.rule_for(found.info.name, kind_of(found.info.name))  # before any weight is read
-    for checkpoint in (base, finetuned):
-        checkpoint.fingerprint()  # hashes all its tensors side by side; they are asked for one by one below
-    tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of, odd)}
+    same = _identical(pairing) if recipe.scope == "delta" else frozenset()
+    tensors = {plan.name: plan for plan in _plans(pairing, recipe, kind_of, odd, same)}
     _check_shapes(recipe, tensors.values())
     if all(plan.treatment in ("identical", "alias") for plan in tensors.values()):
         raise PairError(
@@ -207,30 +204,12 @@ def make_plan(
             where=finetuned.path,
             way_out="give the fine-tuned model",
         )
-    if not recipe.lossless:
-        used = sorted({plan.pair.base_name for plan in tensors.values() if plan.pair.base_name})
-        if recipe.scope == "full":  # never looks at the base's weights
-            used = []
-        # the base first: where both are damaged, it is where the damage comes from
-        todo = [(base, name) for name in used] + [(finetuned, name) for name in finetuned.tensors]
-
-        def check(which: tuple[Checkpoint, str]) -> None:
-            checkpoint, name = which
-            if name in checkpoint.finite:
-                return
-            rows = Rows(checkpoint, name)
-            if not all(is_finite(rows.read(*piece)) for piece in ranges(math.prod(rows.shape))):
-                check_finite(f"{name} of {checkpoint.path}", checkpoint.read(name), of_base=checkpoint is base)
-            checkpoint.finite.add(name)
-
-        with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as pool:
-            list(pool.map(check, todo))  # in order: the error told is always the first
     left = tuple(name for name in tensors if name in odd.unwalked and tensors[name].treatment == "exact")
     return Plan(pairing, recipe, tensors, left)
 
 
 def _plans(
-    pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind], odd: OddLinears
+    pairing: Pairing, recipe: Recipe, kind_of: Callable[[str], TensorKind], odd: OddLinears, same: frozenset[str]
 ) -> Iterator[TensorPlan]:
     for found in pairing.pairs:
         name = found.info.name
@@ -238,7 +217,7 @@ def _plans(
         settings = recipe.rule_for(name, kind)
         if name in odd.unwalked and CODECS[settings.codec].calibrates:
             settings = ExactSettings()
-        treatment = _treatment(pairing, found, recipe, settings)
+        treatment = _treatment(found, recipe, settings, same)
         if treatment == "code" and settings.codec == "skip" and found.base_rows not in (None, found.info.shape[0]):
             raise PairError("codec skip, but the base has fewer rows", where=name, way_out="use rtn or exact for it")
         turned = name in odd.transposed and treatment == "code" and isinstance(settings, Quantizing)
@@ -266,14 +245,25 @@ def _check_shapes(recipe: Recipe, tensors: Iterable[TensorPlan]) -> None:
             raise error.retold(RecipeError, within=f"recipe {recipe.name}") from error
 
 
-def _treatment(pairing: Pairing, found: TensorPair, recipe: Recipe, settings: Settings) -> Treatment:
+def _identical(pairing: Pairing) -> frozenset[str]:
+    """The fine-tuned tensors that are the base's bit for bit; others are read no further than they differ."""
+    base, finetuned = pairing.base, pairing.finetuned
+
+    def same(found: TensorPair) -> bool:
+        if found.base_name is None or found.base_rows is not None:
+            return False
+        other, info = base.tensors[found.base_name], found.info
+        return (other.dtype, other.shape) == (info.dtype, info.shape) and base.equals(other.name, finetuned, info.name)
+
+    are = side_by_side(same, pairing.pairs, _READERS)
+    return frozenset(found.info.name for found, it_is in zip(pairing.pairs, are, strict=True) if it_is)
+
+
+def _treatment(found: TensorPair, recipe: Recipe, settings: Settings, same: frozenset[str]) -> Treatment:
     if found.status != "paired" and not (recipe.scope == "full" and found.status == "added"):
         return "alias" if found.status == "alias" else "added"
     info = found.info
+    if info.name in same:
+        return "identical"
     lossy = info.dtype in FLOATS and len(info.shape) >= 1 and info.numel > 0
-    if recipe.scope == "delta" and found.base_name is not None and found.base_rows is None:
-        other = pairing.base.tensors[found.base_name]
-        same = (other.dtype, other.shape) == (info.dtype, info.shape)
-        if same and pairing.base.sha256(other.name) == pairing.finetuned.sha256(info.name):
-            return "identical"
     return "code" if lossy and settings.codec != "exact" else "exact"

@@ -25,11 +25,17 @@ MAX_IDENTITY_BYTES = 64 << 20
 _TOOLS = ("torch", "transformers", "safetensors", "zstandard", "numpy")
 
 
-def identity_of(plan: Plan, tokens: CalibrationTokens | None, where: torch.device, coder: Coder) -> dict[str, Any]:
-    """Everything that can change a byte of the artifact: what a resumed run must share with the interrupted one."""
+def identity_of(
+    plan: Plan, tokens: CalibrationTokens | None, where: torch.device, coder: Coder, *, hashed: bool
+) -> dict[str, Any]:
+    """Everything that can change a byte of the artifact: what a resumed run must share with the interrupted one.
+
+    hashed: whether the weights are. Until they are, the files that they lie in stand for them.
+    """
     return {
-        "base": plan.base.fingerprint(),
-        "fine-tuned": plan.finetuned.fingerprint(),
+        "base": plan.base.fingerprint() if hashed else None,
+        "fine-tuned": plan.finetuned.fingerprint() if hashed else None,
+        "files": {"base": plan.base.stamps, "fine-tuned": plan.finetuned.stamps},
         "config": plan.finetuned.config,
         "recipe": plan.recipe.model_dump(mode="json"),
         "calibration": tokens.sha256 if tokens else None,
@@ -48,28 +54,34 @@ def identity_file(out: Path) -> Path:
 
 
 def spelled(identity: dict[str, Any]) -> str:
-    """As the file holds it; check_same compares bytes first."""
+    """As the file holds it."""
     return json.dumps(identity, sort_keys=True, indent=1)
 
 
-def check_same(known: Path, identity: str) -> None:
-    """Compare the identity of an unfinished run with this one's; raises InputError."""
+def check_same(known: Path, identity: dict[str, Any]) -> None:
+    """Compare the identity of an unfinished run with this one's, of hashed weights; raises InputError."""
     try:
-        text = read_text(known, at_most=MAX_IDENTITY_BYTES)
-        old = json.loads(text)
+        old = json.loads(read_text(known, at_most=MAX_IDENTITY_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"damaged ({error})", where=known, way_out=start_over()) from error
     if not isinstance(old, dict):
         raise InputError("damaged (not a JSON object)", where=known, way_out=start_over())
-    if text == identity:
-        return
-    new = json.loads(identity)
-    changed = [key for key in sorted(new.keys() | old.keys()) if json.dumps(old.get(key)) != json.dumps(new.get(key))]
-    raise InputError(
-        f"the unfinished run was started with other input ({', '.join(changed) or 'other bytes'})",
-        where=known.parent,
-        way_out=f"give the same again, {start_over()}",
-    )
+    before, now = _comparable(old, old), _comparable(json.loads(spelled(identity)), old)
+    keys = sorted(now.keys() | before.keys())
+    if changed := [key for key in keys if json.dumps(before.get(key)) != json.dumps(now.get(key))]:
+        raise InputError(
+            f"the unfinished run was started with other input ({', '.join(changed)})",
+            where=known.parent,
+            way_out=f"give the same again, {start_over()}",
+        )
+
+
+def _comparable(identity: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    """What must be equal: weights by their hashes, or by their files if the unfinished run was stopped before those."""
+    files = identity.get("files")
+    stamps = files if isinstance(files, dict) else {}
+    weights = {key: stamps.get(key) for key in ("base", "fine-tuned") if old.get(key) is None}
+    return {key: value for key, value in identity.items() if key != "files"} | weights
 
 
 def start_over() -> str:

@@ -42,10 +42,13 @@ class Unfinished:
 
 
 class Steps:
-    """What a run has finished so far."""
+    """What a run has finished so far.
 
-    def __init__(self, plan: Plan, work: Workspace, coder: Coder) -> None:
-        self._plan, self._work, self._coder = plan, work, coder
+    before_saving: is called before each step is saved; what it raises ends the run.
+    """
+
+    def __init__(self, plan: Plan, work: Workspace, coder: Coder, before_saving: Callable[[], None]) -> None:
+        self._plan, self._work, self._coder, self._before_saving = plan, work, coder, before_saving
         self._records: dict[str, list[TensorRecord]] = {}
         self._finisher = ThreadPoolExecutor(_FINISHERS, "finish")  # starts no thread before the first submit
         self._saver = ThreadPoolExecutor(1, "save")
@@ -86,6 +89,7 @@ class Steps:
         Where tensors are finished in threads, so is the step, while a GPU goes on with the next: whoever saves that one
         or asks what there is waits for this one, and is told what went wrong with it.
         """
+        self._before_saving()
         self._saved()
         outcomes = list(outcomes)
         if any(one.beside for one in outcomes):

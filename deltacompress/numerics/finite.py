@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from deltacompress.errors import CheckpointError, option
+
+# A number of these is finite if its bits without the sign, times two, are less than this.
+_INFINITE = {
+    torch.float16: (np.uint16, 0xF800),
+    torch.bfloat16: (np.uint16, 0xFF00),
+    torch.float32: (np.uint32, 0xFF << 24),
+    torch.float64: (np.uint64, 0x7FF << 53),
+    torch.complex64: (np.uint32, 0xFF << 24),
+}
+_AT_A_TIME = 1 << 19  # bytes, which stay in the cache
 
 
 def extremes(values: Tensor) -> Tensor:
@@ -36,3 +49,54 @@ class RangeOf:
 def all_finite(values: Tensor) -> bool:
     """Whether none is NaN or infinite; of at least one real value."""
     return bool(torch.isfinite(extremes(values)).all())
+
+
+def is_finite(t: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor Inf; integers and booleans never do."""
+    if not (t.is_floating_point() or t.is_complex()) or not t.numel():
+        return True
+    values = t.float() if t.element_size() == 1 else t  # torch tests no 8-bit float for NaN
+    return all_finite(torch.view_as_real(values) if t.is_complex() else values)
+
+
+def check_finite(name: str, t: Tensor, *, of_base: bool = False) -> None:
+    """Refuse NaN and Inf in tensor `name` (integers and booleans pass); of_base: whether it is the base's.
+
+    Raises:
+        CheckpointError: names the tensor and counts its NaN and Inf.
+    """
+    if is_finite(t):
+        return
+    values = t.float() if t.element_size() == 1 else t
+    nan, inf = int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
+    way_out = "get the base again" if of_base else "the training run broke: take an earlier checkpoint"
+    raise CheckpointError(
+        f"{nan} NaN and {inf} Inf among {t.numel()} values",
+        where=f"tensor {name}",
+        way_out=f"{way_out}, or use {option('recipe')} lossless, which keeps any bits",
+    )
+
+
+class FiniteBytes:
+    """Whether values of a dtype are finite, from their little-endian bytes as they come, in pieces of whole values.
+
+    One thread does it, beside other work: what torch does, it does with all.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.finite = True
+        self._dtype = dtype
+
+    def at(self, piece: bytes) -> bytes:
+        """The next piece, given back as it is."""
+        if self.finite and piece:
+            self.finite = self._is_finite(piece)
+        return piece
+
+    def _is_finite(self, piece: bytes) -> bool:
+        if self._dtype not in _INFINITE:
+            return is_finite(torch.frombuffer(bytearray(piece), dtype=self._dtype))
+        unsigned, infinite = _INFINITE[self._dtype]
+        bits = np.frombuffer(piece, unsigned)
+        step = _AT_A_TIME // bits.itemsize
+        return all(int((bits[k : k + step] << 1).max()) < infinite for k in range(0, len(bits), step))

@@ -9,8 +9,10 @@ import json
 import os
 import shutil
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -21,10 +23,11 @@ from safetensors.torch import load_file, save_file
 
 from deltacompress.checkpoints import hub
 from deltacompress.checkpoints.dtypes import DTYPES
-from deltacompress.checkpoints.reader import Checkpoint, check_finite, tensor_bytes
+from deltacompress.checkpoints.reader import Checkpoint, tensor_bytes
 from deltacompress.checkpoints.weight_files import content_hash, find_weights
-from deltacompress.checkpoints.writer import write_checkpoint
+from deltacompress.checkpoints.writer import write_checkpoint, write_hashed
 from deltacompress.errors import CheckpointError, OutputError
+from deltacompress.numerics.finite import FiniteBytes, check_finite
 from deltacompress.types import TensorInfo
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -177,6 +180,90 @@ def test_hash_is_read_once(tmp_path: Path) -> None:
     first = checkpoint.sha256("a")
     (root / "model.safetensors").unlink()
     assert checkpoint.sha256("a") == first
+
+
+LOOK, CHUNK = 1 << 16, 4 << 20
+
+
+@pytest.mark.parametrize("size", [0, 1, LOOK - 1, LOOK, LOOK + 1, LOOK + CHUNK, LOOK + CHUNK + 1])
+def test_a_tensor_comes_in_chunks_and_equals_only_its_like(tmp_path: Path, size: int) -> None:
+    t = torch.randint(256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    before, after = torch.randint(256, (2, 3), dtype=torch.uint8)
+    first = Checkpoint.open(write(tmp_path / "a", {"a": before, "t": t, "z": after}))
+    assert b"".join(first.chunks("t")) == raw(t)
+    same = Checkpoint.open(write(tmp_path / "b", {"z": t, "y": before}))
+    assert first.equals("t", same, "z")
+    for k, at in enumerate({0, size // 2, LOOK - 1, LOOK, size - 1} & set(range(size))):
+        other = t.clone()
+        other[at] ^= 64
+        assert not first.equals("t", Checkpoint.open(write(tmp_path / f"other{k}", {"t": other})), "t")
+    assert first.sha256("t") == hashlib.sha256(raw(t)).hexdigest()
+    assert first.equals("t", same, "z")
+    assert same.equals("z", first, "t")
+    assert first.sha256("t") == same.sha256("z")
+    for file in tmp_path.rglob("*.safetensors"):
+        file.unlink()
+    assert first.equals("t", same, "z")  # by their hashes
+
+
+@pytest.mark.parametrize("dtype", [t for t in DTYPES.values() if t.is_floating_point or t.is_complex], ids=str)
+def test_examining_finds_what_is_not_finite(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Every bit pattern of up to 16 bits, and those around the last finite number of wider ones, alone among zeros."""
+    part = torch.float32 if dtype.is_complex else dtype
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[part.itemsize]
+    wide = torch.tensor([torch.finfo(part).max, -torch.finfo(part).max, torch.inf, -torch.inf, 0], dtype=torch.float64)
+    found = wide.to(part).view(bits) if part.itemsize > 1 else torch.empty(0, dtype=bits)
+    seen = (
+        torch.cat([found + k for k in (-1, 0, 1)]).unique() if part.itemsize > 2 else torch.arange(256**part.itemsize)
+    )
+    values = seen.to(bits).view(part)
+    checked = values if part.itemsize > 1 else values.float()
+    expected = checked.isfinite().tolist()
+    assert part.itemsize == 1 or {True, False} <= set(expected)
+    for value, is_finite in zip(values, expected, strict=True):
+        piece = torch.cat([torch.zeros(3, dtype=part), value.view(1)])
+        look = FiniteBytes(dtype)
+        assert look.at(raw(piece)) == raw(piece)
+        assert look.finite == is_finite, value
+
+
+@pytest.mark.parametrize("at", [0, LOOK // 2 - 1, LOOK // 2, CHUNK // 2, 3_000_000 - 1])
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_a_value_that_is_not_finite_is_found_anywhere(tmp_path: Path, at: int, value: float) -> None:
+    t = torch.zeros(3_000_000, dtype=torch.bfloat16)
+    t[at] = value
+    checkpoint = Checkpoint.open(write(tmp_path / "m", {"bad": t, "good": torch.zeros(3_000_000)}))
+    assert not checkpoint.examine("bad")
+    assert checkpoint.examine("good")
+    assert checkpoint.finite == {"good"}
+    assert checkpoint.sha256("bad") == hashlib.sha256(raw(t)).hexdigest()
+
+
+def test_who_asks_for_a_hash_that_is_on_its_way_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = Checkpoint.open(write(tmp_path / "m", {"a": torch.ones(8)}))
+    begun, go, reads = Event(), Event(), []
+    real = Checkpoint.chunks
+
+    def slow(self: Checkpoint, name: str) -> Iterator[bytes]:
+        reads.append(name)
+        begun.set()
+        assert go.wait(60)
+        return real(self, name)
+
+    monkeypatch.setattr(Checkpoint, "chunks", slow)
+    with ThreadPoolExecutor(2) as threads:
+        examined = threads.submit(checkpoint.examine, "a")
+        assert begun.wait(60)
+        hashed = threads.submit(checkpoint.sha256, "a")
+        go.set()
+        assert (examined.result(), hashed.result()) == (True, hashlib.sha256(raw(torch.ones(8))).hexdigest())
+    assert reads == ["a"]
+
+
+def test_what_is_written_is_hashed_on_the_way(tmp_path: Path) -> None:
+    chunks = [b"some", memoryview(b"thing"), b"", b" more"]
+    assert write_hashed(tmp_path / "a", chunks) == (hashlib.sha256(b"something more").hexdigest(), 14)
+    assert (tmp_path / "a").read_bytes() == b"something more"
 
 
 def test_hashing_holds_chunks_not_tensors(tmp_path: Path) -> None:

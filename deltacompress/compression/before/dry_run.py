@@ -5,6 +5,7 @@ written.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from deltacompress.compression.before.prepare import Prepared, open_job, prepare
 from deltacompress.compression.before.sizes import MANIFEST_BYTES, Share, shares, total
 from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.made_from import standing
-from deltacompress.compression.run_identity import check_same, identity_file, identity_of, spelled
+from deltacompress.compression.run_identity import check_same, identity_file, identity_of
 from deltacompress.devices import limited_memory
 from deltacompress.lossless import Coder
 from deltacompress.reporter import SILENT, Reporter
@@ -126,9 +127,11 @@ def plan_job(job: CompressionJob, reporter: Reporter = SILENT, inputs: Inputs | 
     if used_again := opened.there and not job.force:
         standing(job, base, finetuned, inputs, reporter)
     prepared = prepare(job, base, finetuned, opened.where, inputs, reporter)
+    with closing(prepared.scan) as scan:
+        scan.wait()
     known = identity_file(job.out)
     if job.resume and known.is_file():
-        check_same(known, spelled(identity_of(prepared.plan, prepared.tokens, opened.where, opened.coder)))
+        check_same(known, identity_of(prepared.plan, prepared.tokens, opened.where, opened.coder, hashed=True))
     with limited_memory(opened.where, job.device_memory):
         return _measured(job, prepared, opened.coder, used_again=used_again, device=str(opened.where))
 

@@ -11,10 +11,11 @@ from deltacompress import lossless
 from deltacompress.artifact.outputs import check_free, check_outside, holds_artifact
 from deltacompress.calibration.data import CalibrationTokens
 from deltacompress.calibration.sources import local_file, name_of
-from deltacompress.checkpoints.pairing import pair
+from deltacompress.checkpoints.pairing import Pairing, pair
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.before.inputs import Inputs
+from deltacompress.compression.before.scan import Scan
 from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.planning import Plan, make_plan
 from deltacompress.compression.run_identity import solver_note
@@ -29,8 +30,12 @@ from deltacompress.types import OddLinears, TensorKind
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A job whose input fits together. skeleton: None if nothing is asked of the model; tokens: if no codec asks."""
+    """A job whose input fits together, as far as it is known: `scan` still looks at the weights.
 
+    skeleton: None if nothing is asked of the model; tokens: if no codec asks.
+    """
+
+    scan: Scan
     plan: Plan
     skeleton: Skeleton | None
     tokens: CalibrationTokens | None
@@ -80,8 +85,20 @@ def prepare(
     inputs: Inputs,
     reporter: Reporter,
 ) -> Prepared:
-    """Everything that can be wrong with a job's input is told here; raises as `compress`."""
+    """Everything that can be wrong with a job's input is told here, or by the scan; raises as `compress`."""
     pairing = pair(base, finetuned)  # first: of what is wrong with a pair, it names the cause and not a consequence
+    scan = Scan(pairing, job.recipe)
+    try:
+        return _prepared(job, pairing, scan, where, inputs, reporter)
+    except BaseException:
+        scan.close()
+        raise
+
+
+def _prepared(
+    job: CompressionJob, pairing: Pairing, scan: Scan, where: torch.device, inputs: Inputs, reporter: Reporter
+) -> Prepared:
+    base, finetuned = pairing.base, pairing.finetuned
     skeleton = skeleton_of(finetuned, job.recipe, where)
     plan = make_plan(pairing, job.recipe, kind_of(skeleton), odd_linears(skeleton))
     if skeleton is not None:
@@ -96,7 +113,7 @@ def prepare(
         reporter.note(told_of_solver)
     wanted = plan.calibrated or plan.to_fit
     tokens = tokens_of(job, finetuned, skeleton, inputs) if wanted and skeleton is not None else None
-    return Prepared(plan, skeleton, tokens)
+    return Prepared(scan, plan, skeleton, tokens)
 
 
 def skeleton_of(finetuned: Checkpoint, recipe: Recipe, device: torch.device) -> Skeleton | None:
