@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from deltacompress.errors import BackendError, option
+from deltacompress.errors import BackendError, InputError, option
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 DeviceName = Literal["auto", "cpu", "cuda"]
 """What can be given on the command line; auto is a GPU where there is one."""
 NAMES: tuple[str, ...] = get_args(DeviceName)
+_EQUAL = 0.02
+"""By how much the memory of equal cards may differ: a driver keeps some of it."""
 
 
 def has_gpu() -> bool:
@@ -69,6 +71,64 @@ def named_device(name: str) -> torch.device:
     return torch.device(_chosen(name))
 
 
+def device_numbers(given: str | Sequence[int] | None) -> tuple[int, ...] | None:
+    """The numbers in "0,1", or those of a sequence, each of them once.
+
+    Raises:
+        InputError: there is none, one is no number, or there twice.
+    """
+    if given is None:
+        return None
+    where = f"{option('devices')} {given if isinstance(given, str) else list(given)}"
+    way_out = "give numbers of GPUs such as 0,1"
+    words = [one.strip() for one in given.split(",")] if isinstance(given, str) else [str(one) for one in given]
+    if not any(words):
+        raise InputError("names no GPU", where=where, way_out=way_out)
+    if wrong := [one for one in words if not (one.isascii() and one.isdigit())]:
+        raise InputError(f"{wrong[0]!r} is no number of a GPU", where=where, way_out=way_out)
+    numbers = tuple(int(one) for one in words)
+    if twice := [one for one in numbers if numbers.count(one) > 1]:
+        raise InputError(f"GPU {twice[0]} is there twice", where=where, way_out="give each once")
+    return numbers
+
+
+def check_together(numbers: Sequence[int] | None, device: str) -> None:
+    """That `devices` and `device` do not contradict each other; raises InputError."""
+    if numbers is not None and device == "cpu":
+        told = f"are GPUs, and {option('device')} is cpu"
+        raise InputError(told, where=option("devices"), way_out="leave out one of the two")
+
+
+def chosen_devices(numbers: Sequence[int] | None, device: str) -> tuple[torch.device, ...]:
+    """Where a run computes, a device for each of its processes; the one that `device` names where no numbers are given.
+
+    Equal cards: equal shares are handed out, and each factorizes the same Hessian, to the same bits.
+
+    Raises:
+        InputError: `device` is cpu. BackendError: a GPU is not there, or they are not equal.
+    """
+    check_together(numbers, device)
+    if numbers is None:
+        return (named_device(device),)
+    import torch
+
+    where = f"{option('devices')} {','.join(map(str, numbers))}"
+    there = torch.cuda.device_count() if has_gpu() else 0
+    if missing := [one for one in numbers if one >= there]:
+        known = f"torch sees {there} here, from 0 to {there - 1}" if there else "torch sees none here"
+        raise BackendError(f"there is no GPU {missing[0]}: {known}", where=where, way_out="give others")
+    cards = [torch.cuda.get_device_properties(one) for one in numbers]
+    for number, card in zip(numbers, cards, strict=True):
+        near = abs(card.total_memory - cards[0].total_memory) <= _EQUAL * cards[0].total_memory
+        if card.name != cards[0].name or not near:
+            told = (
+                f"GPU {number} is {card.name} with {card.total_memory / 2**30:.0f} GiB, GPU {numbers[0]} is "
+                f"{cards[0].name} with {cards[0].total_memory / 2**30:.0f} GiB: a run is split over equal ones"
+            )
+            raise BackendError(told, where=where, way_out="give equal ones")
+    return tuple(torch.device("cuda", one) for one in numbers)
+
+
 def resolve_device(device: str | torch.device) -> torch.device:
     """Any device that torch knows ("cuda:1", say), where "auto" is a GPU if there is one.
 
@@ -99,6 +159,15 @@ def gpu_name(device: torch.device) -> str | None:
 def device_name(device: torch.device) -> str:
     """What a table of measurements calls a device."""
     return gpu_name(device) or f"CPU, {os.cpu_count()} cores"
+
+
+@contextmanager
+def current(device: torch.device) -> Iterator[None]:
+    """In this block a GPU is the one that is meant where none is named."""
+    import torch
+
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        yield
 
 
 _limits: dict[torch.device, int] = {}

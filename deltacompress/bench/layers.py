@@ -11,6 +11,7 @@ import datetime
 import json
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,7 @@ from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.settings import ObsSettings
 from deltacompress.compression.driver import compress
 from deltacompress.compression.job import CompressResult
-from deltacompress.devices import named_device
+from deltacompress.devices import chosen_devices, current, device_numbers
 from deltacompress.errors import InputError, Interrupted, option, switch
 from deltacompress.reporter import SILENT, Reporter, timed_by
 
@@ -122,6 +123,7 @@ class _Watched(_Laps):
 def run(
     *,
     device: str = "auto",
+    devices: str | Sequence[int] | None = None,
     recipe: str = "int4-24",
     samples: int = 256,
     seq_len: int | None = None,
@@ -136,33 +138,32 @@ def run(
 
     shape: a name of synthetic.SHAPES; llama-7b on a GPU by default, tiny on a CPU.
     seq_len: 2048 by default, or what the shape has positions for. stages: look where the time of the last layer goes,
-    which costs it a little. device_memory: as `compress`. scratch: directory for the files (6 GB for three layers of
-    the 7B shape), a temporary one by default.
+    which costs it a little. devices, device_memory: as `compress`; the product's rate is that of all devices together,
+    stages are the first one's. scratch: directory for the files (6 GB for three layers of the 7B shape), a temporary
+    one by default.
 
     Raises:
         InputError: a recipe that does not calibrate every linear, or a longer sequence.
         BackendError: no such device here.
     """
-    where = named_device(device)
+    cards = chosen_devices(device_numbers(devices), device)
+    where = cards[0]
     chosen = Recipe.load(recipe)
     reporter = reporter or SILENT
     chosen_shape = SHAPES[shape or ("llama-7b" if where.type == "cuda" else "tiny")].with_layers(layers)
-    length = seq_len or min(2048, chosen_shape.context)
+    length = _length(chosen_shape, seq_len)
     forwards, sums = _flop_per_token(chosen_shape, chosen, length)
-    if length > chosen_shape.context:
-        raise InputError(
-            f"{chosen_shape} has {chosen_shape.context} positions",
-            where=f"{option('seq_len')} {length}",
-            way_out="use that or less",
-        )
-    rate = _product_rate(where)
+    with current(where):
+        rate = _product_rate(where) * len(cards)
     with tempfile.TemporaryDirectory(dir=scratch) as made:
         reporter.phase("writing a random pair", 3)
         _write_pair(Path(made), chosen_shape, samples * length, where, reporter)
         laps = _Watched(reporter, layers, where) if stages else _Laps(reporter)  # its clock starts now
         with timed_by(laps.clock) if isinstance(laps, _Watched) else nullcontext():
-            done = _compress_pair(Path(made), chosen, samples, length, where, device_memory, laps)
+            split = {"device": where.type, "devices": devices, "device_memory": device_memory}
+            done = _compress_pair(Path(made), chosen, samples, length, split, laps)
     settings: dict[str, Any] = {"device_memory": device_memory} if device_memory else {}
+    settings |= {"devices": len(cards)} if devices else {}
     settings |= {"shape": str(chosen_shape), "recipe": recipe, "samples": samples, "seq_len": length, "layers": layers}
     tflop = [flop * samples * length / 1e12 for flop in (forwards, sums)]
     return LayersBench(
@@ -178,13 +179,23 @@ def run(
     )
 
 
+def _length(shape: ModelShape, seq_len: int | None) -> int:
+    length = seq_len or min(2048, shape.context)
+    if length > shape.context:
+        raise InputError(
+            f"{shape} has {shape.context} positions",
+            where=f"{option('seq_len')} {length}",
+            way_out="use that or less",
+        )
+    return length
+
+
 def _compress_pair(
     root: Path,
     recipe: Recipe,
     samples: int,
     seq_len: int,
-    device: torch.device,
-    device_memory: str | int | None,
+    where: Mapping[str, Any],
     reporter: Reporter,
 ) -> CompressResult:
     try:
@@ -196,9 +207,8 @@ def _compress_pair(
             calibration=root / "calibration.txt",
             samples=samples,
             seq_len=seq_len,
-            device=device.type,
-            device_memory=device_memory,
             reporter=reporter,
+            **where,
         )
     except Interrupted as stop:
         raise KeyboardInterrupt from stop  # nothing waits for --resume: the files go

@@ -10,8 +10,8 @@ import typer
 from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.models import model
-from deltacompress.cli.options import BenchBackend, BenchDevice, DeviceMemory
-from deltacompress.devices import DeviceName, check_driver
+from deltacompress.cli.options import BenchBackend, BenchDevice, DeviceMemory, Devices
+from deltacompress.devices import DeviceName, check_driver, check_together, device_numbers
 from deltacompress.errors import InputError
 
 BenchShape = Literal["tiny", "llama-7b", "llama-13b", "llama-70b"]
@@ -59,6 +59,7 @@ def layers(
         typer.Option(help="Sizes of a layer.", show_default="llama-7b; on a CPU tiny"),
     ] = None,
     stages: Annotated[bool, typer.Option("--stages", help="Tell where the time of the last layer goes.")] = False,
+    devices: Devices = None,
     device_memory: DeviceMemory = None,
     scratch: Annotated[
         Path | None,
@@ -74,6 +75,7 @@ def layers(
     from deltacompress.cli import render
 
     early.recipes(recipe)
+    check_together(device_numbers(devices), device)
     check_driver(device)
     from deltacompress.bench.layers import run
 
@@ -86,6 +88,7 @@ def layers(
             layers=layers,
             shape=shape,
             stages=stages,
+            devices=devices,
             device_memory=device_memory,
             scratch=scratch,
             reporter=reporter,

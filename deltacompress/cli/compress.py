@@ -12,8 +12,8 @@ from deltacompress.cli.console import Console, verb
 from deltacompress.cli.failures import UsageError
 from deltacompress.cli.fleet import compress_jobs, plan_table
 from deltacompress.cli.models import model
-from deltacompress.cli.options import DeviceMemory
-from deltacompress.devices import DeviceName
+from deltacompress.cli.options import DeviceMemory, Devices
+from deltacompress.devices import DeviceName, check_together, device_numbers
 from deltacompress.errors import InputError
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ def compress(
     seed: Seed = None,
     lossless: LosslessOption = None,
     device: DeviceOption = None,
+    devices: Devices = None,
     device_memory: DeviceMemory = None,
     resume: Resume = False,
     force: Force = False,
@@ -147,15 +148,17 @@ def compress(
     gated: dict[str, Any] = {"tasks": [one for one in tasks.split(",") if one], "task_dir": task_dir, "limit": limit}
     if jobs is not None:
         own = {"BASE": base, "FINETUNED": finetuned, "recipe": recipe, "out": out, **data_of, "lossless": lossless}
-        own |= {"device": device, "device_memory": device_memory, "gate": gate, **gated, "name": name}
+        own |= {"device": device, "devices": devices, "device_memory": device_memory, "gate": gate, **gated}
+        own |= {"name": name}
         compress_jobs(console, jobs, own, workers=workers, zoo=zoo, resume=resume, force=force, dry_run=dry_run)
         return
     base, finetuned = _given("argument 'BASE'", base), _given("argument 'FINETUNED'", finetuned)
     recipe, out = _given("option '--recipe'", recipe), _given("option '--out'", out)
     if workers is not None:
         raise InputError("says how many work on a jobs file: give --jobs FILE", where=f"--workers {workers}")
-    run = {"lossless": lossless or DEFAULT_LOSSLESS, "device": device or DEFAULT_DEVICE, "device_memory": device_memory}
-    options = {"recipe": recipe, "out": out, **data_of, **run, "resume": resume, "force": force}
+    where = {"device": device or DEFAULT_DEVICE, "devices": devices, "device_memory": device_memory}
+    run = {"lossless": lossless or DEFAULT_LOSSLESS, **where, "resume": resume, "force": force}
+    options = {"recipe": recipe, "out": out, **data_of, **run}
     _check(console, base, finetuned, options, gate, gated, name, zoo)
     if dry_run:
         with console.progress() as reporter:
@@ -196,6 +199,7 @@ def _check(
     from deltacompress.compression.job import device_memory
 
     device_memory(options["device_memory"])
+    check_together(device_numbers(options["devices"]), options["device"])
     out = options["out"]
     early.compression(
         base, finetuned, out, options["recipe"], options["calibration"], options["lossless"], options["device"]

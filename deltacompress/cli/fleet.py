@@ -68,7 +68,7 @@ def plan_table(data: Mapping[str, Any]) -> RenderableType:
     return Group(plan, *map(Text, notes))
 
 
-_ALONE = ("gate", "tasks", "task_dir", "limit")
+_ALONE = ("devices", "gate", "tasks", "task_dir", "limit")
 """What a jobs file cannot say."""
 _COLUMNS = (
     "kind",

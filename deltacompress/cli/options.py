@@ -64,6 +64,10 @@ Bos = Annotated[
     bool | None,
     typer.Option("--bos/--no-bos", help="Put the bos token before the prompt.", show_default="as the tokenizer does"),
 ]
+Devices = Annotated[
+    str | None,
+    typer.Option(metavar="N,N,...", help="Numbers of equal GPUs that share the work of one model, e.g. 0,1."),
+]
 DeviceMemory = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="Use at most this much of a GPU's memory, e.g. 26GB; slower, same bytes."),

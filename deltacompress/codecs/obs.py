@@ -68,7 +68,9 @@ def _encoded(one: LinearToEncode, solved: _Solved, spec: PackedSpec, hessian: Te
     energy = float(quadratic(one.delta, hessian).sum(dtype=torch.float64))
     lost = max(float(solved.loss.sum(dtype=torch.float64)), 0.0)
     loss = lost / energy if energy > 0 else 0.0
-    return Encoded("packed", spec.to_json(), solved.packed(spec), loss=loss, damp_fraction=damp_fraction)
+    return Encoded(
+        "packed", spec.to_json(), solved.packed(spec), loss=loss, damp_fraction=damp_fraction, loss_of=(lost, energy)
+    )
 
 
 def _shifted(

@@ -171,6 +171,11 @@ class Recipe(BaseModel):
         return any(CODECS[rule.codec].needs_tokens for rule in self.rules)
 
     @property
+    def walks_layers(self) -> bool:
+        """Whether a rule calibrates layer after layer, which several GPUs can share."""
+        return any(CODECS[rule.codec].calibrates for rule in self.rules)
+
+    @property
     def needs_kinds(self) -> bool:
         """Whether a rule asks what a tensor is in its model; if none does, any checkpoint will do."""
         return self.needs_calibration or any(rule.kind is not None for rule in self.rules)

@@ -45,6 +45,11 @@ class Settings(BaseModel):
         """Of a codec that calibrates: whether it asks for what the fine-tuned model gives a linear, too."""
         return False
 
+    @property
+    def rows_apart(self) -> bool:
+        """Of a codec that calibrates: whether each row is coded from the sums and itself, to a row of each part."""
+        return False
+
     def check_shape(self, rows: int, columns: int, name: str) -> None:
         """Make sure that a matrix of this shape can be coded so; `name` of the tensor is for messages.
 
@@ -125,6 +130,11 @@ class ObsSettings(Quantizing):
     @override
     def needs_teacher(self) -> bool:
         return self.asymmetric > 0
+
+    @property
+    @override
+    def rows_apart(self) -> bool:
+        return self.pattern.kind != "unstructured"
 
     @model_validator(mode="after")
     def _scales_to_refit(self) -> ObsSettings:

@@ -30,16 +30,20 @@ from deltacompress.compression.encoding import encode_uncalibrated
 from deltacompress.compression.job import CompressionJob, CompressResult
 from deltacompress.compression.layerwise.fidelity import calibration_kl
 from deltacompress.compression.layerwise.model import compress_layers
+from deltacompress.compression.layerwise.walk import Streams
 from deltacompress.compression.made_from import clear_leftover, standing
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.compression.publication import publish
+from deltacompress.compression.ranks.crew import Crew
+from deltacompress.compression.ranks.steps import LeaderSteps
 from deltacompress.compression.run_identity import identity_of, solver
 from deltacompress.compression.steps import Steps
 from deltacompress.compression.workspace import Workspace
-from deltacompress.devices import gpu_name, limited_memory
+from deltacompress.devices import current, gpu_name, limited_memory
 from deltacompress.errors import Interrupted, switch
 from deltacompress.files.output import output_errors
 from deltacompress.lossless import Coder
+from deltacompress.models.skeleton import Skeleton
 from deltacompress.reporter import SILENT, Reporter
 
 
@@ -56,6 +60,7 @@ def compress(
     seed: int | None = None,
     lossless: str = "zstd",
     device: str = "auto",
+    devices: str | Sequence[int] | None = None,
     device_memory: str | int | None = None,
     resume: bool = False,
     force: bool = False,
@@ -70,7 +75,7 @@ def compress(
             records; needed by recipes that calibrate.
         samples, seq_len, seed: override the recipe's calibration.
         lossless: "none", "zstd", "gdeflate" or "ans".
-        device: "auto", "cpu" or "cuda".
+        device: "auto", "cpu" or "cuda". devices: numbers of GPUs that share the work, such as "0,1" or [0, 1].
         device_memory: what tensors may take of a GPU's memory at most, such as "26GB"; all of it by default. No byte of
             the artifact depends on it.
         resume: continue the interrupted run of the same `out`, if there is one.
@@ -93,6 +98,7 @@ def compress(
         seed=seed,
         lossless=lossless,
         device=device,
+        devices=devices,
         device_memory=device_memory,
         resume=resume,
         force=force,
@@ -111,29 +117,31 @@ def run_job(job: CompressionJob, reporter: Reporter = SILENT, inputs: Inputs | N
             delta = standing(job, opened.base, opened.finetuned, inputs, reporter)
             clear_leftover(job.out, delta.manifest, coder)
             return _used_again(job.out, delta, time.monotonic() - started)
-        prepared = prepare(job, opened.base, opened.finetuned, where, inputs, reporter)
-    with closing(prepared.scan):
+    with current(where), Crew(job, opened.base, opened.finetuned, opened.devices) as crew:
         with _telling_what_waits(job.out, resume=job.resume):
-            work = _open_workspace(job, prepared, where, coder, reporter)
-        with work, limited_memory(where, job.device_memory), prepared.scan.explaining():
-            kl = _encode_and_publish(prepared, work, coder, reporter)
+            prepared = prepare(job, opened.base, opened.finetuned, where, inputs, reporter)
+        with closing(prepared.scan):
+            with _telling_what_waits(job.out, resume=job.resume):
+                work = _open_workspace(job, prepared, opened.devices, coder, reporter)
+            with work, limited_memory(where, job.device_memory), prepared.scan.explaining():
+                kl = _encode_and_publish(prepared, work, coder, crew, reporter)
     return CompressResult(
         out=job.out,
         summary=load_delta(job.out).summary(),
         kl_on_calibration=kl,
         seconds=time.monotonic() - started,
         peak_memory_bytes=Steps.peak_memory(),
-        peak_device_bytes=torch.cuda.max_memory_allocated() if where.type == "cuda" else None,
-        backend=_backend(where, coder, calibrated=prepared.plan.calibrated),
+        peak_device_bytes=torch.cuda.max_memory_allocated(where) if where.type == "cuda" else None,
+        backend=_backend(opened.devices, coder, calibrated=prepared.plan.calibrated),
     )
 
 
 def _open_workspace(
-    job: CompressionJob, prepared: Prepared, where: torch.device, coder: Coder, reporter: Reporter
+    job: CompressionJob, prepared: Prepared, devices: Sequence[torch.device], coder: Coder, reporter: Reporter
 ) -> Workspace:
     earlier, scan = _finished_steps(job.out), prepared.scan
     scan.wait() if earlier or job.resume else scan.check()  # only a sound input may use or remove what is there
-    identity = partial(identity_of, prepared.plan, prepared.tokens, where, coder)
+    identity = partial(identity_of, prepared.plan, prepared.tokens, devices, coder)
     work = Workspace.open(
         job.out,
         identity(hashed=scan.done),
@@ -151,7 +159,9 @@ def _open_workspace(
     return work
 
 
-def _encode_and_publish(prepared: Prepared, work: Workspace, coder: Coder, reporter: Reporter) -> float | None:
+def _encode_and_publish(
+    prepared: Prepared, work: Workspace, coder: Coder, crew: Crew, reporter: Reporter
+) -> float | None:
     """The long part; KL on the calibration tokens, None where nothing is calibrated on them layer by layer."""
     skeleton, tokens = prepared.skeleton, prepared.tokens
     plan = prepared.plan
@@ -164,13 +174,20 @@ def _encode_and_publish(prepared: Prepared, work: Workspace, coder: Coder, repor
             publish(plan, work, steps, coder.codec, tokens)
             return None
         try:
-            streams = compress_layers(plan, skeleton, tokens.ids, steps, reporter)
+            streams = _walk(plan, skeleton, tokens.ids, steps, crew, reporter)
         finally:
             for checkpoint in (plan.base, plan.finetuned):
                 checkpoint.forget_ahead()
         prepared.scan.wait()
         publish(plan, work, steps, coder.codec, tokens)  # first: nothing that only informs may stand in its way
         return calibration_kl(plan, skeleton, streams, steps)
+
+
+def _walk(plan: Plan, skeleton: Skeleton, ids: torch.Tensor, steps: Steps, crew: Crew, reporter: Reporter) -> Streams:
+    """compress_layers, together with the crew."""
+    with crew.at_work(plan) as ranks:
+        told = steps if ranks.size == 1 else LeaderSteps(steps, ranks)
+        return compress_layers(plan, skeleton, ranks.same(ids), told, crew.reporting(reporter), ranks)
 
 
 def _fitted(plan: Plan, tokens: CalibrationTokens, work: Workspace, device: torch.device, reporter: Reporter) -> Plan:
@@ -231,7 +248,9 @@ def _compress_plain(plan: Plan, steps: Steps, reporter: Reporter) -> None:
         reporter.step(tensor.name, loss=steps.records(step)[0].loss, memory_bytes=Steps.peak_memory())
 
 
-def _backend(where: torch.device, coder: Coder, *, calibrated: bool) -> str:
+def _backend(devices: Sequence[torch.device], coder: Coder, *, calibrated: bool) -> str:
+    where = devices[0]
     compute = gpu_name(where) or f"CPU, {torch.get_num_threads()} threads"
+    compute = f"{len(devices)} x {compute}" if len(devices) > 1 else compute
     ran = f", {solver(where)}" if calibrated else ""
     return f"{compute}{ran}; {coder.name}"

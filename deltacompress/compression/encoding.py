@@ -105,18 +105,34 @@ def _on_host(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
-def lay_out(tensor: TensorPlan, encoded: Encoded, reference: Tensor | None, coder: Coder) -> LaidOut:
+def lay_out(
+    tensor: TensorPlan, encoded: Encoded, reference: Tensor | None, coder: Coder, restored: Tensor | None = None
+) -> LaidOut:
     """Restore an encoded tensor as any reader will, and rearrange its parts for the lossless stage.
 
-    Both happen where the parts are: all of it is exact, so a GPU gives the bytes that a CPU gives.
+    Both happen where the parts are: all of it is exact, so a GPU gives the bytes that a CPU gives. restored: what
+    `restored_of` gives, where that is known.
     """
-    info = tensor.pair.info
-    place = next((part.device for part in encoded.parts.values()), torch.device("cpu"))
+    place = _place(encoded)
     parts = {name: part.to(place) for name, part in encoded.parts.items()}
-    like = torch.empty(info.shape, dtype=DTYPES[info.dtype], device="meta")
-    base = None if reference is None else reference.to(place)
-    restored = restore_tensor(encoded.format, encoded.params, parts, base, like, tensor.name).contiguous()
+    if restored is None:
+        restored = restored_of(tensor, encoded, reference)
     return LaidOut(encoded, _stored(encoded, parts, coder, tensor.name), restored)
+
+
+def restored_of(
+    tensor: TensorPlan, encoded: Encoded, reference: Tensor | None, shape: tuple[int, ...] | None = None
+) -> Tensor:
+    """What any reader restores from an encoded tensor, where its parts are. shape: of it, if these are some rows."""
+    info, place = tensor.pair.info, _place(encoded)
+    parts = {name: part.to(place) for name, part in encoded.parts.items()}
+    like = torch.empty(shape or info.shape, dtype=DTYPES[info.dtype], device="meta")
+    base = None if reference is None else reference.to(place)
+    return restore_tensor(encoded.format, encoded.params, parts, base, like, tensor.name).contiguous()
+
+
+def _place(encoded: Encoded) -> torch.device:
+    return next((part.device for part in encoded.parts.values()), torch.device("cpu"))
 
 
 def _stored(encoded: Encoded, parts: Parts, coder: Coder, name: str) -> Parts:

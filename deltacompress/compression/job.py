@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ByteSize, ConfigDict, SkipValidation, TypeAdapter, ValidationError
 
 from deltacompress.codecs.recipe import CalibrationSpec, Recipe
+from deltacompress.devices import device_numbers
 from deltacompress.errors import InputError, option
 
 
@@ -31,6 +32,7 @@ class CompressionJob(BaseModel):
     seed: int | None = None
     lossless: str = "zstd"
     device: str = "auto"
+    devices: tuple[int, ...] | None = None
     device_memory: ByteSize | None = None
     resume: bool = False
     force: bool = False
@@ -53,6 +55,7 @@ class CompressionJob(BaseModel):
             recipe=recipe if isinstance(recipe, Recipe) else Recipe.load(recipe),
             out=Path(out),
             calibration=_source(calibration),
+            devices=device_numbers(choices.pop("devices", None)),
             device_memory=device_memory(choices.pop("device_memory", None)),
             **choices,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Sequence
 from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,16 @@ _TOOLS = ("torch", "transformers", "safetensors", "zstandard", "numpy")
 
 
 def identity_of(
-    plan: Plan, tokens: CalibrationTokens | None, where: torch.device, coder: Coder, *, hashed: bool
+    plan: Plan, tokens: CalibrationTokens | None, devices: Sequence[torch.device], coder: Coder, *, hashed: bool
 ) -> dict[str, Any]:
     """Everything that can change a byte of the artifact: what a resumed run must share with the interrupted one.
 
-    hashed: whether the weights are. Until they are, the files that they lie in stand for them.
+    devices: of its processes; where there are several, sums are taken in another order. hashed: whether the weights
+    are. Until they are, the files that they lie in stand for them.
     """
-    return {
+    where = devices[0]
+    shared = {"processes": len(devices)} if len(devices) > 1 and plan.calibrated else {}
+    return shared | {
         "base": plan.base.fingerprint() if hashed else None,
         "fine-tuned": plan.finetuned.fingerprint() if hashed else None,
         "files": {"base": plan.base.stamps, "fine-tuned": plan.finetuned.stamps},

@@ -17,7 +17,14 @@ from deltacompress.artifact.decoding import restored_pieces, restored_tensor, se
 from deltacompress.artifact.records import PartRecord, TensorRecord
 from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.codecs.encoded import Encoded
-from deltacompress.compression.encoding import LaidOut, Outcome, finish, finish_on_disk, lay_out, record_of
+from deltacompress.compression.encoding import (
+    LaidOut,
+    Outcome,
+    finish,
+    finish_on_disk,
+    lay_out,
+    record_of,
+)
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.compression.workspace import Workspace
 from deltacompress.errors import CheckpointError, FormatError, IntegrityError
@@ -41,6 +48,9 @@ class Unfinished:
     beside: bool = False
 
 
+Encode = Callable[[], tuple[Encoded, Tensor | None]]
+
+
 class Steps:
     """What a run has finished so far.
 
@@ -59,14 +69,16 @@ class Steps:
         self._saver.shutdown()
         self._finisher.shutdown(cancel_futures=True)
 
-    def finish(self, tensor: TensorPlan, encoded: Encoded, reference: Tensor | None) -> tuple[Unfinished, Tensor]:
+    def finish(
+        self, tensor: TensorPlan, encoded: Encoded, reference: Tensor | None, restored: Tensor | None = None
+    ) -> tuple[Unfinished, Tensor]:
         """Lay out, hash and code a tensor with this run's coder; returns (the outcome to come, restored).
 
         Hashing and coding are a CPU's work: while a GPU solves the next tensor they go on beside it. On a CPU, where
         they would only take its cores from it, they are done at once.
         """
         with part("restoring"):
-            laid_out = lay_out(tensor, encoded, reference, self._coder)
+            laid_out = lay_out(tensor, encoded, reference, self._coder, restored)
         if _on_cpu(laid_out):
             outcome = finish(self._plan, tensor, laid_out, self._coder)
             return Unfinished(encoded.loss, lambda: outcome), laid_out.restored
@@ -77,6 +89,10 @@ class Steps:
             return finish(self._plan, tensor, on_host, self._coder)
 
         return Unfinished(encoded.loss, self._finisher.submit(work).result, beside=True), laid_out.restored
+
+    def encode(self, tensor: TensorPlan, encoded: Encode) -> tuple[Unfinished, Tensor]:
+        """As `finish`, of a tensor that needs no activations: encoded() gives it and what it was coded against."""
+        return self.finish(tensor, *encoded())
 
     def finish_on_disk(self, tensor: TensorPlan, encoded: Encoded) -> Unfinished:
         """As `finish`, where nobody waits for the restored tensor: memory holds its parts, and never all of it."""

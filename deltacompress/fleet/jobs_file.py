@@ -25,6 +25,10 @@ from deltacompress.files.strict_yaml import Lines, read_yaml_with_lines
 DOCS = "docs/cli.md"
 
 
+_UNKNOWN = {"devices": "is for one model, not for a jobs file: each of its workers has one GPU"}
+"""What is said of keys that are options of `compress` and no keys of a jobs file."""
+
+
 def _as_typed(text: str) -> str:
     """As a shell would hand it over."""
     if "\0" in text:
@@ -132,7 +136,9 @@ def _parsed(data: Any, lines: Lines, path: Path) -> JobsFile:
     except ValidationError as error:
         first = error.errors()[0]
         at, given = first["loc"], reprlib.repr(first["input"])
-        told = "unknown key" if first["type"] == "extra_forbidden" else f"{first['msg']} (got {given:.80})"
+        told = _UNKNOWN.get(str(at[-1]), "unknown key")
+        if first["type"] != "extra_forbidden":
+            told = f"{first['msg']} (got {given:.80})"
         if first["type"] == "missing":
             told, at = f"{at[-1]} is missing", at[:-1]
         where = f"{path}, line {lines.of(*at)}{_of_job(data, at)}"

@@ -13,6 +13,7 @@ layers with the same input, and a strength alpha in 0..1 scales the shift.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +65,16 @@ class HessianAccumulator:
             twin._dx.copy_(self._dx)
         twin.tokens = self.tokens
         return twin
+
+    def reduce_(self, sum_: Callable[[Tensor], None], total: Callable[[int], int]) -> None:
+        """Make these the sums over the tokens of several processes, which all call this at once.
+
+        sum_: puts the sum over the processes in the place of a tensor; total: gives that of a number.
+        """
+        for one in (self._xx, self._dx):
+            if one is not None:
+                sum_(one)
+        self.tokens = total(self.tokens)
 
     def finish(self) -> tuple[Tensor, Tensor | None]:
         """(H, D) as the module docstring defines them; the sums become them, in place, and are handed over.

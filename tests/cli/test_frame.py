@@ -405,6 +405,8 @@ class TestOptionsReachTheWork:
             "recipe": "<int2-24>",
             "calibration": "c.jsonl",
             "out": out,
+            "devices": None,
+            "device_memory": None,
             "resume": False,
             "force": False,
             **defaults,

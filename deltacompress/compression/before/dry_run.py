@@ -14,13 +14,12 @@ from deltacompress.arguments import checked
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.before.estimates import least_seconds, memory
 from deltacompress.compression.before.inputs import Inputs
-from deltacompress.compression.before.prepare import Prepared, open_job, prepare
+from deltacompress.compression.before.prepare import Opened, Prepared, open_job, prepare
 from deltacompress.compression.before.sizes import MANIFEST_BYTES, Share, shares, total
 from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.made_from import standing
 from deltacompress.compression.run_identity import check_same, identity_file, identity_of
 from deltacompress.devices import limited_memory
-from deltacompress.lossless import Coder
 from deltacompress.reporter import SILENT, Reporter
 
 BASIS = (
@@ -91,6 +90,7 @@ def plan(
     seed: int | None = None,
     lossless: str = "zstd",
     device: str = "auto",
+    devices: str | Sequence[int] | None = None,
     device_memory: str | int | None = None,
     resume: bool = False,
     force: bool = False,
@@ -112,6 +112,7 @@ def plan(
         seed=seed,
         lossless=lossless,
         device=device,
+        devices=devices,
         device_memory=device_memory,
         resume=resume,
         force=force,
@@ -131,16 +132,14 @@ def plan_job(job: CompressionJob, reporter: Reporter = SILENT, inputs: Inputs | 
         scan.wait()
     known = identity_file(job.out)
     if job.resume and known.is_file():
-        check_same(known, identity_of(prepared.plan, prepared.tokens, opened.where, opened.coder, hashed=True))
+        check_same(known, identity_of(prepared.plan, prepared.tokens, opened.devices, opened.coder, hashed=True))
     with limited_memory(opened.where, job.device_memory):
-        return _measured(job, prepared, opened.coder, used_again=used_again, device=str(opened.where))
+        return _measured(job, prepared, opened, used_again=used_again)
 
 
-def _measured(
-    job: CompressionJob, prepared: Prepared, coder: Coder, *, used_again: bool, device: str
-) -> CompressionPlan:
-    finetuned = prepared.plan.finetuned
-    found = tuple(shares(prepared.plan, coder))
+def _measured(job: CompressionJob, prepared: Prepared, opened: Opened, *, used_again: bool) -> CompressionPlan:
+    finetuned, processes = prepared.plan.finetuned, len(opened.devices)
+    found = tuple(shares(prepared.plan, opened.coder))
     side_files = sum(file.stat().st_size for file in finetuned.side_files())
     expected = total(one.expected_bytes for one in found)
     return CompressionPlan(
@@ -152,9 +151,9 @@ def _measured(
         at_most=any(one.at_most for one in found),
         expected_bytes=None if expected is None else expected + side_files + MANIFEST_BYTES * len(finetuned.tensors),
         calibration_tokens=0 if prepared.tokens is None else prepared.tokens.tokens,
-        device=device,
-        memory=memory(prepared),
-        time=least_seconds(prepared),
+        device=", ".join(map(str, opened.devices)),
+        memory=memory(prepared, processes),
+        time=least_seconds(prepared, processes),
         used_again=used_again,
     )
 

@@ -26,11 +26,13 @@ _ACTIVATIONS = 6
 """Results of the widest linear, about, that a forward of one batch holds at once."""
 
 
-def memory(prepared: Prepared) -> dict[str, int]:
+def memory(prepared: Prepared, processes: int = 1) -> dict[str, int]:
     """Bytes by what they are for, and `total_bytes`, on the device that computes; `process_bytes`: host memory now.
 
     waiting_at_most_bytes: what forwards that wait in the middle of a layer take besides, where there is room
     (calibration/forwards/memory.py); without room each stage runs them anew.
+
+    processes: that share the samples; these are the figures of one, the first.
 
     Of a recipe that does not calibrate: the largest tensor, some ten times over while its codes are made.
     """
@@ -39,7 +41,7 @@ def memory(prepared: Prepared) -> dict[str, int]:
     if tokens is None or skeleton is None or not plan.calibrated:
         largest = max((tensor.pair.info.nbytes for tensor in plan.tensors.values()), default=0)
         return {"process_bytes": process, "largest_tensor_bytes": largest, "total_bytes": process + largest}
-    samples, seq_len = tokens.ids.shape
+    samples, seq_len = -(-tokens.ids.shape[0] // processes), tokens.ids.shape[1]
     both = 2 if plan.asymmetric else 1
     layers = [[plan.tensors[name] for name in skeleton.layer_names(i)] for i in range(skeleton.num_layers)]
     layer = max(sum(tensor.pair.info.numel for tensor in one) for one in layers) * _F32 * both
@@ -85,7 +87,7 @@ def _solver(tensor: TensorPlan) -> int:
     return (2 * _columns(tensor) ** 2 + 3 * tensor.pair.info.numel) * _F32
 
 
-def least_seconds(prepared: Prepared) -> dict[str, float] | None:
+def least_seconds(prepared: Prepared, processes: int = 1) -> dict[str, float] | None:
     """The products of calibration at this device's speed: each stream once through each layer, the sums of Hessians.
 
     No run is faster; real ones also solve, read, pack, hash and write. None where nothing is calibrated.
@@ -102,7 +104,7 @@ def least_seconds(prepared: Prepared) -> dict[str, float] | None:
             inputs[".".join(re.findall(r"\d+", tensor.name)[:1])].add(_columns(tensor))
     sums = sum(size**2 for sizes in inputs.values() for size in sizes) * (3 if plan.asymmetric else 1)
     work = float((forward + sums) * tokens.ids.numel())
-    rate = _product_rate(skeleton.device, bf16=plan.bf16_linears)
+    rate = _product_rate(skeleton.device, bf16=plan.bf16_linears) * processes
     return {"tflop": work / 1e12, "product_tflop_s": rate / 1e12, "at_least_seconds": work / rate}
 
 

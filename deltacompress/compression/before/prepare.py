@@ -19,8 +19,8 @@ from deltacompress.compression.before.scan import Scan
 from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.planning import Plan, make_plan
 from deltacompress.compression.run_identity import solver_note
-from deltacompress.devices import named_device
-from deltacompress.errors import CalibrationError, option
+from deltacompress.devices import chosen_devices
+from deltacompress.errors import CalibrationError, InputError, option
 from deltacompress.lossless import Coder
 from deltacompress.models.config import base_notes, notes, stored_notes
 from deltacompress.models.skeleton import Skeleton
@@ -43,24 +43,45 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A job's checkpoints, where it computes, and what codes its bytes. there: whether an artifact lies at its out."""
+    """A job's checkpoints, where it computes (a device for each process), and what codes its bytes.
+
+    there: whether an artifact lies at its out.
+    """
 
     base: Checkpoint
     finetuned: Checkpoint
-    where: torch.device
+    devices: tuple[torch.device, ...]
     coder: Coder
     there: bool
+
+    @property
+    def where(self) -> torch.device:
+        """The device of this process."""
+        return self.devices[0]
 
 
 def open_job(job: CompressionJob, inputs: Inputs, reporter: Reporter) -> Opened:
     """The cheap checks of a job, in the order in which `compress` makes them; raises as it."""
     there = check_free(job.out, replaces=holds_artifact)
-    where = named_device(job.device)
+    devices = _devices(job, reporter)
     coder = lossless.coder(job.lossless, device=job.device)
     check_calibration(job, reporter)
     base, finetuned = inputs.base(job.base), Checkpoint.open(job.finetuned)
     check_outside(job.out, base.path, finetuned.path)
-    return Opened(base, finetuned, where, coder, there)
+    return Opened(base, finetuned, devices, coder, there)
+
+
+def _devices(job: CompressionJob, reporter: Reporter) -> tuple[torch.device, ...]:
+    """A device for each process; one, where there is nothing to share."""
+    devices = chosen_devices(job.devices, job.device)
+    if len(devices) > 1 and not job.recipe.walks_layers:
+        told = f"only {devices[0]} is used, since recipe {job.recipe.name} does not calibrate layer by layer"
+        reporter.note(f"{option('devices')}: {told}")
+        return devices[:1]
+    if (samples := job.calibration_spec.samples) < len(devices):
+        told = f"{samples} samples are too few for {len(devices)} GPUs, which share them"
+        raise InputError(told, where=option("devices"), way_out="give more samples, or fewer GPUs")
+    return devices
 
 
 def check_calibration(job: CompressionJob, reporter: Reporter) -> None:

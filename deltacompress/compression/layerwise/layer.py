@@ -15,10 +15,12 @@ from torch import Tensor
 
 from deltacompress.calibration.forwards.recording import record_inputs
 from deltacompress.calibration.forwards.turns import LayerTurns, taking_turns
+from deltacompress.codecs.encoded import Encoded
 from deltacompress.compression.encoding import encode_uncalibrated
 from deltacompress.compression.layerwise.solving import encode
 from deltacompress.compression.layerwise.statistics import collect
 from deltacompress.compression.layerwise.walk import Streams, Walk
+from deltacompress.compression.planning import TensorPlan
 from deltacompress.compression.steps import Unfinished
 from deltacompress.reporter import part
 
@@ -83,7 +85,7 @@ def _saving(walk: Walk, step: str, outcomes: list[Unfinished] | None, both: Sequ
     try:
         yield
     except BaseException:
-        if outcomes is not None:
+        if outcomes is not None and walk.ranks.size == 1:  # several would have to agree on it
             with suppress(Exception):  # what stopped the forward is what to tell
                 walk.steps.save(step, outcomes, wide_from=[one.wide_from for one in both])
         raise
@@ -100,6 +102,10 @@ def _groups(walk: Walk, i: int, streams: Streams) -> list[list[str]]:
     return [group for group in groups if group]
 
 
+def _encoded(walk: Walk, tensor: TensorPlan) -> tuple[Encoded, Tensor | None]:
+    return encode_uncalibrated(walk.plan, tensor), walk.plan.base_of(tensor)
+
+
 def _compress(
     walk: Walk, i: int, groups: list[list[str]], student: LayerTurns, teacher: LayerTurns | None
 ) -> list[Unfinished]:
@@ -110,8 +116,7 @@ def _compress(
     finetuned = dict(weights) if teacher is not None else {}
     for tensor in (walk.plan.tensors[name] for name in names):
         if not tensor.calibrated:
-            encoded = encode_uncalibrated(walk.plan, tensor)
-            outcome, restored = walk.steps.finish(tensor, encoded, walk.plan.base_of(tensor))
+            outcome, restored = walk.steps.encode(tensor, partial(_encoded, walk, tensor))
             outcomes.append(outcome)
             if tensor.treatment == "code":  # all others are restored to the teacher's own values
                 weights[tensor.name] = walk.skeleton.prepare(tensor.name, restored)

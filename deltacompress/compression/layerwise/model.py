@@ -15,6 +15,7 @@ once: the layer's own parameters are what the solver starts from.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ from deltacompress.compression.layerwise.layer import compress_layer
 from deltacompress.compression.layerwise.solving import solve
 from deltacompress.compression.layerwise.walk import Streams, Walk
 from deltacompress.compression.planning import Plan, TensorPlan
+from deltacompress.compression.ranks.ranks import ALONE, Ranks
+from deltacompress.compression.ranks.steps import WalkSteps
 from deltacompress.compression.steps import Steps
 from deltacompress.devices import free_bytes
 from deltacompress.models.skeleton import Skeleton
@@ -39,15 +42,18 @@ _RESTORING = 16
 """Bytes of memory that restoring takes for each weight of an embedding: base and delta in f32, codes, mask, result."""
 
 
-def compress_layers(plan: Plan, skeleton: Skeleton, ids: Tensor, steps: Steps, reporter: Reporter) -> Streams:
+def compress_layers(
+    plan: Plan, skeleton: Skeleton, ids: Tensor, steps: WalkSteps, reporter: Reporter, ranks: Ranks = ALONE
+) -> Streams:
     """Encode every tensor of the model; returns the streams after the last layer (for a look at fidelity).
 
     The skeleton keeps the compressed model's outer weights, without embedding and head.
 
-    ids: int64 [samples, seq_len].
+    ids: int64 [samples, seq_len], of which each rank calibrates on its share.
     """
+    ids = ids[ranks.share(len(ids))]
     batch = max(TOKENS_PER_BATCH[skeleton.device.type] // ids.shape[1], 1)
-    walk = Walk.of(plan, skeleton, steps, reporter, tokens_per_batch=batch * ids.shape[1])
+    walk = Walk.of(plan, skeleton, steps, ranks, reporter, tokens_per_batch=batch * ids.shape[1])
     outer = [plan.tensors[name] for name in skeleton.outer_names()]
     late = [tensor for tensor in outer if tensor.name == skeleton.head_name and tensor.calibrated]
     body = [tensor.name for tensor in outer if tensor.name != skeleton.head_name]
@@ -65,13 +71,13 @@ def compress_layers(plan: Plan, skeleton: Skeleton, ids: Tensor, steps: Steps, r
     student, calls = capture_calls(skeleton, ids, batch, on_host=on_host)
     skeleton.free([skeleton.embedding_name])
     streams = Streams(student, teacher, calls)
-    reporter.step("embeddings and norms", memory_bytes=steps.peak_memory())
+    reporter.step("embeddings and norms", memory_bytes=Steps.peak_memory())
     for i in range(skeleton.num_layers):
         loss = compress_layer(walk, i, streams)
-        reporter.step(f"layer {i}", loss=loss, memory_bytes=steps.peak_memory())
+        reporter.step(f"layer {i}", loss=loss, memory_bytes=Steps.peak_memory())
     if late:
         _head(walk, late[0], streams)
-    reporter.step("head", memory_bytes=steps.peak_memory())
+    reporter.step("head", memory_bytes=Steps.peak_memory())
     return streams
 
 
@@ -82,7 +88,7 @@ def _simple(walk: Walk, step: str, tensors: list[TensorPlan]) -> dict[str, Tenso
         return done
     outcomes, restored = [], {}
     for tensor in tensors:
-        outcome, restored[tensor.name] = walk.steps.finish(tensor, *_encoded(walk, tensor))
+        outcome, restored[tensor.name] = walk.steps.encode(tensor, partial(_encoded, walk, tensor))
         outcomes.append(outcome)
     walk.steps.save(step, outcomes)
     return restored
@@ -115,6 +121,7 @@ def _head(walk: Walk, tensor: TensorPlan, streams: Streams) -> None:
             targets = skeleton.run_final_norm(streams.teacher[k]).reshape(-1, features)
         with walk.precision.products():
             sums.add(inputs, targets)
+    sums.reduce_(walk.ranks.sum_, walk.ranks.total)
     weights = {tensor.name: skeleton.prepare(tensor.name, walk.plan.finetuned.read(tensor.name))}
     [(_, outcome, streams.head)] = solve(walk, [tensor], weights, sums)
     walk.steps.save(step, [outcome])

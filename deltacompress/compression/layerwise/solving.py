@@ -10,6 +10,7 @@ from deltacompress.codecs.encoded import LinearToEncode, delta_of
 from deltacompress.compression.encoding import with_added_rows
 from deltacompress.compression.layerwise.walk import Walk
 from deltacompress.compression.planning import TensorPlan
+from deltacompress.compression.ranks.rows import RowShares
 from deltacompress.compression.steps import Unfinished
 from deltacompress.numerics.hessian import HessianAccumulator
 from deltacompress.reporter import part
@@ -41,15 +42,15 @@ def solve(
     assert encode_group is not None
     with part("read"):
         references = {tensor.name: plan.base_of(tensor, walk.skeleton.device) for tensor in tensors}
-    encoded = encode_group(
-        [_to_encode(plan.tensors[name], weights[name], reference) for name, reference in references.items()],
-        statistics,
-        settings,
-    )
+    linears = [_to_encode(plan.tensors[name], weights[name], reference) for name, reference in references.items()]
+    shares = RowShares(walk.ranks, tensors, linears)
+    encoded = shares.losses(encode_group([shares.own(one) for one in linears], statistics, settings))
+    del linears
     for tensor in tensors:
         reference = references.pop(tensor.name)
-        whole = with_added_rows(plan, tensor, encoded.pop(tensor.name))
-        yield tensor.name, *walk.steps.finish(tensor, whole, reference)
+        joined, restored = shares.joined(tensor, encoded.pop(tensor.name), reference)
+        whole = with_added_rows(plan, tensor, joined)
+        yield tensor.name, *walk.steps.finish(tensor, whole, reference, restored)
 
 
 def _to_encode(tensor: TensorPlan, weight: Tensor, reference: Tensor | None) -> LinearToEncode:

@@ -62,6 +62,8 @@ def collect(
     if last and teacher is not None:
         with with_finetuned():
             teacher.settle()
+    for one in sums.values():
+        one.reduce_(walk.ranks.sum_, walk.ranks.total)
     return sums
 
 

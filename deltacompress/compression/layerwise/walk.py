@@ -12,7 +12,8 @@ from deltacompress.calibration.forwards.precision import Precision, calibration_
 from deltacompress.calibration.forwards.streams import HiddenStates
 from deltacompress.calibration.forwards.turns import LayerTurns
 from deltacompress.compression.planning import Plan
-from deltacompress.compression.steps import Steps
+from deltacompress.compression.ranks.ranks import Ranks
+from deltacompress.compression.ranks.steps import WalkSteps
 from deltacompress.models.relay import LayerCall
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.reporter import Reporter
@@ -37,18 +38,28 @@ class Walk:
 
     plan: Plan
     skeleton: Skeleton
-    steps: Steps
+    steps: WalkSteps
+    ranks: Ranks
     precision: Precision
     room: Room
     note: Callable[[str], None]
 
     @classmethod
-    def of(cls, plan: Plan, skeleton: Skeleton, steps: Steps, reporter: Reporter, *, tokens_per_batch: int) -> Walk:
+    def of(
+        cls,
+        plan: Plan,
+        skeleton: Skeleton,
+        steps: WalkSteps,
+        ranks: Ranks,
+        reporter: Reporter,
+        *,
+        tokens_per_batch: int,
+    ) -> Walk:
         """The walk of a plan, whose batches have at most so many tokens."""
         precision = calibration_precision(skeleton.device, bf16_weights=plan.bf16_linears)
         widest = max((one.inputs for one in plan.tensors.values() if one.calibrated), default=1)
         room = Room(skeleton.device, features=widest, tokens=tokens_per_batch, note=reporter.note)
-        return cls(plan, skeleton, steps, precision, room, reporter.note)
+        return cls(plan, skeleton, steps, ranks, precision, room, reporter.note)
 
     def turns(self, i: int, stream: HiddenStates, streams: Streams) -> LayerTurns:
         """The forwards of one of the streams through layer i."""

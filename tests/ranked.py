@@ -1,0 +1,128 @@
+"""Runs on several ranks, on CPUs: followers that start in moments, and a way to look into them and to stop them.
+
+A follower imports torch and transformers for seconds; these are forked off a process that has imported them (the
+forkserver of multiprocessing). What runs in them is the follower's own `main`, its lines are pipes as ever.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from deltacompress.compression.before import prepare
+from deltacompress.compression.ranks import crew
+from deltacompress.compression.ranks.ranks import Ranks, join, part_ways
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    ["deltacompress.compression.ranks.follower", "deltacompress.compression.layerwise.model", "transformers"]
+)
+Tweak = Callable[[], None]
+
+
+class Follower:
+    """What `subprocess.Popen` gives, of a forked follower. Those of the test that runs are in `alive`."""
+
+    tweak: Tweak | None = None
+    alive: ClassVar[list[Follower]] = []
+
+    def __init__(self, _argv: list[str], **_options: Any) -> None:
+        orders, ours = _CONTEXT.Pipe(duplex=False)
+        mine, told = _CONTEXT.Pipe(duplex=False)
+        self._process = _CONTEXT.Process(target=_follow, args=(orders, told, Follower.tweak), daemon=True)
+        self._process.start()
+        orders.close()
+        told.close()
+        self.stdin, self.stdout = _as_text(ours, "w"), _as_text(mine, "r")
+        Follower.alive.append(self)
+
+    def wait(self) -> int:
+        """Its exit code; minus a signal that killed it."""
+        self._process.join()
+        code = self._process.exitcode
+        assert code is not None
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.is_alive()
+
+
+def _as_text(pipe: Connection, mode: str) -> io.TextIOWrapper:
+    file = os.fdopen(os.dup(pipe.fileno()), mode, encoding="utf-8")
+    pipe.close()
+    assert isinstance(file, io.TextIOWrapper)
+    return file
+
+
+def _follow(orders: Connection, told: Connection, tweak: Tweak | None) -> None:
+    from deltacompress.compression.ranks import follower
+
+    os.dup2(orders.fileno(), 0)
+    os.dup2(told.fileno(), 1)
+    for pipe in (orders, told):
+        pipe.close()
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    if tweak is not None:
+        tweak()
+    os._exit(follower.main())
+
+
+@contextmanager
+def cpu_ranks(tweak: Tweak | None = None) -> Iterator[list[Follower]]:
+    """In this block `devices` are CPUs, however many, and followers are forked; the list holds those that were started.
+
+    tweak: a function of a module that each of them calls first.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Follower, "tweak", tweak)
+        patch.setattr(Follower, "alive", [])
+        patch.setattr(crew.subprocess, "Popen", Follower)
+        patch.setattr(prepare, "chosen_devices", _cpus)
+        yield Follower.alive
+
+
+def _cpus(numbers: tuple[int, ...] | None, _device: str) -> tuple[torch.device, ...]:
+    return (torch.device("cpu"),) * len(numbers or (0,))
+
+
+def on_ranks(size: int, work: Callable[[Ranks], Any]) -> list[Any]:
+    """What `work`, a function of a module, gives on each of so many ranks, in processes of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        answers, processes = [], []
+        for rank in range(size):
+            mine, theirs = _CONTEXT.Pipe(duplex=False)
+            process = _CONTEXT.Process(target=_meet, args=(size, rank, Path(folder) / "meeting", work, theirs))
+            process.start()
+            theirs.close()
+            answers.append(mine)
+            processes.append(process)
+        found = [one.recv() for one in answers]
+        for process in processes:
+            process.join()
+        for answer in answers:
+            answer.close()
+    return found
+
+
+def _meet(size: int, rank: int, meeting: Path, work: Callable[[Ranks], Any], answer: Connection) -> None:
+    ranks = join(size, rank, torch.device("cpu"), meeting, lambda: None)
+    answer.send(work(ranks))
+    part_ways()
+    os._exit(0)
