@@ -4,7 +4,7 @@
     |-- InputError                     usage or input: exit code 2
     |   |-- CheckpointError            not a model directory, unreadable or unsafe weights
     |   |-- PairError                  base and fine-tuned do not belong together
-    |   |-- UnsupportedModelError      an architecture this version cannot walk (mixture of experts, ...)
+    |   |-- UnsupportedModelError      an architecture this version cannot walk (an encoder, ...)
     |   |-- RecipeError                a recipe that cannot be read, or does not fit the model
     |   |-- CalibrationError           calibration data empty, too short, without the needed field
     |   |-- BackendError               a codec or device this machine cannot run

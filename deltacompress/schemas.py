@@ -21,8 +21,12 @@ from deltacompress.fleet.jobs_file import JobsFile
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
+_OPTIONAL = {"PartRecord": {"blake3"}, "TensorRecord": {"tokens"}}
+"""By record: what not all of a kind have."""
+
+
 def manifest_schema() -> dict[str, Any]:
-    """Schema of manifest.json. Every field is required but a part's blake3: the writer leaves no other one out."""
+    """Schema of manifest.json. Every field is required but those of _OPTIONAL: the writer leaves no other one out."""
     schema = Manifest.model_json_schema(mode="serialization")
     schema["properties"]["digest"] = {
         "description": "sha256 over the canonical JSON of all other fields",
@@ -30,8 +34,8 @@ def manifest_schema() -> dict[str, Any]:
         "title": "Digest",
         "type": "string",
     }
-    for record in (schema, *schema["$defs"].values()):
-        record["required"] = sorted(record["properties"].keys() - {"blake3"})
+    for name, record in (("Manifest", schema), *schema["$defs"].items()):
+        record["required"] = sorted(record["properties"].keys() - _OPTIONAL.get(name, set()))
     return {"$schema": _DIALECT} | schema
 
 

@@ -35,6 +35,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "bart": {},
     "gpt2": {},
     "openai-gpt": {},
+    "nemotron-h": {},
 }
 Weights = dict[str, torch.Tensor]
 

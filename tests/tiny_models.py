@@ -109,10 +109,37 @@ CONFIGS: dict[str, Callable[..., Any]] = {
         vision_start_token_id=3,
         vision_end_token_id=3,
     ),
-    # Refused ones.
+    # Mixtures of experts: with names of each expert's matrices, with shared experts too, and with all experts in one.
     "mixtral": lambda **o: transformers.MixtralConfig(**SIZES | EXPERTS | {"num_local_experts": 4} | o),
     "qwen3-moe": lambda **o: transformers.Qwen3MoeConfig(
         **SIZES | EXPERTS | {"num_experts": 4, "moe_intermediate_size": 16, "head_dim": 8} | o
+    ),
+    "qwen2-moe": lambda **o: transformers.Qwen2MoeConfig(
+        **SIZES
+        | EXPERTS
+        | {"num_experts": 4, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24, "mlp_only_layers": [0]}
+        | o
+    ),
+    "deepseek-v3": lambda **o: transformers.DeepseekV3Config(
+        **SIZES
+        | EXPERTS
+        | {
+            "n_routed_experts": 4,
+            "moe_intermediate_size": 16,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        }
+        | {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+        | {"num_key_value_heads": 4, "n_shared_experts": 1}
+        | o
+    ),
+    "nemotron-h": lambda **o: transformers.NemotronHConfig(
+        **SIZES
+        | EXPERTS
+        | {"layers_block_type": ["attention", "moe", "moe"], "n_routed_experts": 4, "moe_intermediate_size": 16}
+        | {"n_group": 1, "topk_group": 1, "moe_shared_expert_intermediate_size": 24, "head_dim": 8}
+        | o
     ),
     "gpt-oss": lambda **o: transformers.GptOssConfig(**SIZES | WINDOW | EXPERTS | {"num_local_experts": 4} | o),
 }

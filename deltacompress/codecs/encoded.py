@@ -38,7 +38,8 @@ class Encoded:
     loss: H-weighted squared error against the (possibly shifted) target, relative to tr D H D^T of the delta D (obs),
     or plain squared error relative to the delta's (all others); None where nothing is lost. damp_fraction: what the
     factorization needed in the end (obs only). loss_of: the two sums over rows that loss is the ratio of, where a codec
-    tells them, so that a matrix can be encoded some rows at a time.
+    tells them, so that a matrix can be encoded some rows at a time. tokens: of an expert, how many calibration tokens
+    went to it.
     """
 
     format: Format
@@ -47,6 +48,7 @@ class Encoded:
     loss: float | None = None
     damp_fraction: float | None = None
     loss_of: tuple[float, float] | None = None
+    tokens: int | None = None
 
 
 def delta_rows(finetuned: Elements, base: Elements | None, name: str) -> tuple[Callable[[int, int], Tensor], int, int]:

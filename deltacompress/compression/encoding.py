@@ -206,4 +206,5 @@ def record_of(
         parts=parts,
         loss=encoded.loss,
         damp_fraction=encoded.damp_fraction,
+        tokens=encoded.tokens,
     )

@@ -76,13 +76,16 @@ class TensorPlan:
 class Plan:
     """Everything decided: the pair, the recipe and one TensorPlan per fine-tuned tensor, by name.
 
-    unwalked: names of the linears that are exact because they have no input of their own.
+    unwalked: names of the linears that are exact because they have no input of their own; merged: of those that are
+    because a codec that looks at the whole model finds no module of theirs. stacked: of all experts in one, exact.
     """
 
     pairing: Pairing
     recipe: Recipe
     tensors: dict[str, TensorPlan]
     unwalked: tuple[str, ...] = ()
+    merged: tuple[str, ...] = ()
+    stacked: tuple[str, ...] = ()
 
     @property
     def base(self) -> Checkpoint:
@@ -99,6 +102,12 @@ class Plan:
         whole = Counter(plan.pair.info.dtype for plan in self.tensors.values() if plan.kind in _LARGE)
         if self.unwalked:
             told = f"{len(self.unwalked)} linear weights ({self.unwalked[0]}, ...) do not run once in each forward"
+            notes.append(f"{told}: stored exactly")
+        if self.merged:
+            told = f"{len(self.merged)} linear weights ({self.merged[0]}, ...) are no modules of transformers' model"
+            notes.append(f"{told}: stored exactly")
+        if self.stacked:
+            told = f"{len(self.stacked)} tensors ({self.stacked[0]}, ...) hold a weight of all experts each"
             notes.append(f"{told}: stored exactly")
         notes += [f"{n} weights are {dtype}: stored exactly" for dtype, n in whole.items() if dtype not in FLOATS]
         return tuple(notes)
@@ -204,8 +213,11 @@ def make_plan(
             where=finetuned.path,
             way_out="give the fine-tuned model",
         )
-    left = tuple(name for name in tensors if name in odd.unwalked and tensors[name].treatment == "exact")
-    return Plan(pairing, recipe, tensors, left)
+    exact = [name for name, plan in tensors.items() if plan.treatment == "exact"]
+    unwalked = tuple(name for name in exact if name in odd.unwalked)
+    merged = tuple(name for name in exact if name in odd.merged and name not in odd.unwalked)
+    stacked = tuple(name for name in exact if name in odd.stacked)
+    return Plan(pairing, recipe, tensors, unwalked, merged, stacked)
 
 
 def _plans(
@@ -215,7 +227,8 @@ def _plans(
         name = found.info.name
         kind = kind_of(name)
         settings = recipe.rule_for(name, kind)
-        if name in odd.unwalked and CODECS[settings.codec].calibrates:
+        codec = CODECS[settings.codec]
+        if (name in odd.unwalked and codec.calibrates) or (name in odd.merged and codec.fit is not None):
             settings = ExactSettings()
         treatment = _treatment(found, recipe, settings, same)
         if treatment == "code" and settings.codec == "skip" and found.base_rows not in (None, found.info.shape[0]):

@@ -149,7 +149,8 @@ def _passed(raw: Mapping[str, Any], kind: fields.ConfigClass, file: Path, tensor
     found: dict[str, Any] = {}
     for name, value in raw.items():
         where = f"{file}: {at}{_plain(name)}"
-        _check_count(name, value, file, tensors)
+        if not (name == "sliding_window" and value == 0 and raw.get("use_sliding_window") is False):  # Qwen2-MoE's none
+            _check_count(name, value, file, tensors)
         if name in fields.REFUSED and fields.says(value):
             raise unsupported(where, fields.REFUSED[name], first="remove that line")
         if name in fields.REFUSED or fields.is_left_out(name):

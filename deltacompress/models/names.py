@@ -1,15 +1,15 @@
 """Which parameter of the model each checkpoint tensor fills, and what kind of tensor that makes it.
 
 Artifacts and recipes speak checkpoint names; modules have their own. For every supported decoder the two differ by a
-base-model prefix at most, or by one renamed head, so the mapping is one to one or the model is refused: a parameter
-that no tensor fills would be random in silence. Tensors that fill nothing (buffers that old versions of transformers
-saved) are of kind "other".
+base-model prefix at most, or by one renamed head, and experts are taken apart until each tensor has a parameter of its
+own: so the mapping is one to one or the model is refused. A parameter that no tensor fills would be random in silence.
+Tensors that fill nothing (buffers that old versions of transformers saved) are of kind "other".
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ from transformers.pytorch_utils import Conv1D
 
 from deltacompress.files.places import CONFIG
 from deltacompress.models.config import unsupported
+from deltacompress.models.experts.own_weights import OwnWeights, is_experts, take_apart
+from deltacompress.models.experts.routers import routers
 from deltacompress.models.support import decoder_layers, is_linear, is_norm, outline, read_decoder
 from deltacompress.types import OddLinears, TensorKind
 
@@ -70,24 +72,17 @@ def match_names(model: PreTrainedModel, layers: str, names: Iterable[str], where
 
     Raises:
         UnsupportedModelError: a parameter that no tensor fills, two tensors for one parameter, or one parameter that
-            several decoder layers share.
+            several decoder layers share; else as take_apart. CheckpointError: as take_apart.
     """
+    stored = _stored(model, sorted(names), where)
     tensors = _model_tensors(model)
-    stored: dict[str, str] = {}  # module name -> checkpoint name
-    renamed = _library_names(model, tensors)
-    for name in sorted(names):
-        target = next((c for c in (*_candidates(name, model.base_model_prefix), renamed(name)) if c in tensors), None)
-        if target is None:
-            continue
-        if target in stored:
-            raise unsupported(where, f"tensors {stored[target]!r} and {name!r} both fill parameter {target!r}")
-        stored[target] = name
 
     groups: dict[int, list[str]] = defaultdict(list)  # parameters that are one object: tied
     for target, tensor in tensors.items():
         groups[id(tensor)].append(target)
 
     slots: dict[str, Slot] = {}
+    exact = routers(model)
     for targets in groups.values():
         filled = [target for target in targets if target in stored]
         if not filled and not isinstance(tensors[targets[0]], nn.Parameter):
@@ -104,21 +99,58 @@ def match_names(model: PreTrainedModel, layers: str, names: Iterable[str], where
             shared = targets if len(filled) == 1 else [target]
             sites = tuple(_site(model, each) for each in shared)
             layer = _layer_index(target, layers)
-            slots[stored[target]] = Slot(stored[target], sites, layer, _kind(model, sites, layer))
+            slots[stored[target]] = Slot(stored[target], sites, layer, _kind(model, sites, layer, exact))
     return slots
 
 
+def _stored(model: PreTrainedModel, names: Sequence[str], where: Path) -> dict[str, str]:
+    """Checkpoint name of the tensor that fills each parameter, by the parameter's name; takes experts apart."""
+    tensors = _model_tensors(model)
+    library = _LibraryNames.of(model, tensors)
+    stored: dict[str, str] = {}
+    merged: dict[str, dict[str, str]] = {}
+    for name in names:
+        target, pattern = library.find(name)
+        own = [*_candidates(name, model.base_model_prefix), *([target] if pattern is None else [])]
+        if (found := next((one for one in own if one in tensors), None)) is not None:
+            _only(found, name, stored, where)
+        elif pattern is not None and target in tensors:
+            merged.setdefault(target, {})[name] = pattern
+    for target, patterns in merged.items():
+        _only(target, min(patterns), dict(stored), where)  # a checkpoint with all experts in one, and one by one
+    for name, target in take_apart(model, merged, library.converters, where).items():
+        _only(target, name, stored, where)
+    return stored
+
+
+def _only(target: str, name: str, stored: dict[str, str], where: Path) -> None:
+    if target in stored:
+        raise unsupported(where, f"tensors {stored[target]!r} and {name!r} both fill parameter {target!r}")
+    stored[target] = name
+
+
 def odd_linears(model: PreTrainedModel, slots: Mapping[str, Slot], once: Collection[str]) -> OddLinears:
-    """Of the linears in layers, those that lie as [in, out], and those that do not run once in a forward.
+    """Of the linears in layers, those that lie as [in, out], do not run once in a forward, or are experts'.
 
     once: paths of the modules that do.
     """
     paths = {id(module): name for name, module in model.named_modules()}
     modules = {slot.name: slot.sites[0][0] for slot in slots.values() if slot.kind == "linear"}
+
+    def runs(module: nn.Module) -> bool:
+        path = paths[id(module)]
+        return (path.rpartition(".")[0] if isinstance(module, OwnWeights) else path) in once
+
     return OddLinears(
         transposed=frozenset(name for name, module in modules.items() if isinstance(module, Conv1D)),
-        unwalked=frozenset(name for name, module in modules.items() if paths[id(module)] not in once),
+        unwalked=frozenset(name for name, module in modules.items() if not runs(module)),
+        merged=frozenset(name for name, module in modules.items() if isinstance(module, OwnWeights)),
+        stacked=frozenset(slot.name for slot in slots.values() if slot.layer is not None and _is_stack(slot)),
     )
+
+
+def _is_stack(slot: Slot) -> bool:
+    return slot.tensor.ndim == 3 and is_experts(slot.sites[0][0])
 
 
 def module_paths(path: Path, config: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
@@ -156,18 +188,26 @@ def _candidates(name: str, prefix: str) -> Iterable[str]:
             yield new + name.removeprefix(old)
 
 
-def _library_names(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> Callable[[str], str]:
-    """What the library calls a checkpoint's tensor in its model; one that it converts keeps its name."""
-    known = get_model_conversion_mapping(model)
-    renamings = [one for one in known if isinstance(one, WeightRenaming)]
-    converters = [one for one in known if isinstance(one, WeightConverter)]
-    there = dict(tensors)
+@dataclass(frozen=True)
+class _LibraryNames:
+    """What the library calls a checkpoint's tensors in its model. there: all that the model has."""
 
-    def renamed(name: str) -> str:
-        found, converter = rename_source_key(name, renamings, converters, model.base_model_prefix, there)
-        return name if converter is not None else str(found)
+    renamings: list[WeightRenaming]
+    converters: list[WeightConverter]
+    prefix: str
+    there: dict[str, torch.Tensor]
 
-    return renamed
+    @classmethod
+    def of(cls, model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> _LibraryNames:
+        known = get_model_conversion_mapping(model)
+        renamings = [one for one in known if isinstance(one, WeightRenaming)]
+        converters = [one for one in known if isinstance(one, WeightConverter)]
+        return cls(renamings, converters, model.base_model_prefix, dict(tensors))
+
+    def find(self, name: str) -> tuple[str, str | None]:
+        """(the parameter that a tensor fills, and, if others fill it too, the pattern by which they are merged)."""
+        found, pattern = rename_source_key(name, self.renamings, self.converters, self.prefix, self.there)
+        return str(found), pattern
 
 
 def _layer_index(target: str, layers: str) -> int | None:
@@ -186,7 +226,10 @@ def _give_own_parameter(model: nn.Module, target: str) -> None:
     setattr(module, attribute, nn.Parameter(torch.empty_like(getattr(module, attribute)), requires_grad=False))
 
 
-def _kind(model: PreTrainedModel, sites: tuple[Site, ...], layer: int | None) -> TensorKind:
+def _kind(
+    model: PreTrainedModel, sites: tuple[Site, ...], layer: int | None, exact: Collection[nn.Module]
+) -> TensorKind:
+    """exact: the modules that stay as they are, whatever they are made of."""
     modules = [module for module, _ in sites]
     module, attribute = sites[0]
     tensor = getattr(module, attribute)
@@ -194,8 +237,8 @@ def _kind(model: PreTrainedModel, sites: tuple[Site, ...], layer: int | None) ->
         return "embedding"
     if attribute == "weight" and model.get_output_embeddings() in modules:
         return "head"
-    if attribute == "weight" and layer is not None and is_linear(module):
-        return "linear"
+    if isinstance(module, OwnWeights) or (attribute == "weight" and layer is not None and is_linear(module)):
+        return "other" if module in exact else "linear"
     if tensor.ndim == 1 and attribute.endswith("bias"):
         return "bias"
     if tensor.ndim == 1 and isinstance(tensor, nn.Parameter) and is_norm(module):

@@ -22,6 +22,8 @@ from deltacompress.files.places import CONFIG
 from deltacompress.models import support
 from deltacompress.models.architectures.trial import try_walk
 from deltacompress.models.config import unsupported
+from deltacompress.models.experts.forward import run_one_by_one
+from deltacompress.models.experts.stages import ExpertStage, expert_stages
 from deltacompress.models.folder import read_json
 from deltacompress.models.load import misfit
 from deltacompress.models.names import Slot, match_names, odd_linears
@@ -65,7 +67,7 @@ class Skeleton:
 
         Raises:
             CheckpointError: config.json is missing or unusable.
-            UnsupportedModelError: not a dense decoder whose checkpoint names map one to one onto its parameters.
+            UnsupportedModelError: not a decoder whose checkpoint names map one to one onto its parameters.
         """
         support.settle_vector_math()
         path, device, names = Path(path), torch.device(device), tuple(sorted(tensor_names))
@@ -76,8 +78,10 @@ class Skeleton:
         config = support.read_decoder(raw, file, tensors=len(names))
         outlined = support.outline(config, file, tensors=len(names))
         layers_path = support.decoder_layers(outlined, path)
+        run_one_by_one(outlined)
         walk = try_walk(outlined, layers_path, file)
         model = support.build_model(config, file)
+        run_one_by_one(model)
         model.tie_weights()  # again: becoming meta parted what had been tied
         model.eval().requires_grad_(False)
         for module in model.modules():
@@ -108,6 +112,11 @@ class Skeleton:
         """Checkpoint names of the linear weights of layer i that run once, in module order (mostly that of running)."""
         names = (name for name in self.layer_names(i) if self._slots[name].kind == "linear")
         return [name for name in names if name not in self.odd_linears.unwalked]
+
+    def expert_stages(self, i: int) -> list[ExpertStage]:
+        """The products of experts in layer i, whose linears have no modules of their own."""
+        sites = {name: self._slots[name].sites[0] for name in self.linear_names(i)}
+        return list(expert_stages(self._layers[i], sites))
 
     @property
     def embedding_name(self) -> str:

@@ -7,6 +7,7 @@ the message always names a recipe that works for any checkpoint.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,12 +18,15 @@ import torch
 from accelerate import init_empty_weights
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
+from torch.overrides import TorchFunctionMode
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
+from typing_extensions import override
 
 from deltacompress.files.places import CONFIG
 from deltacompress.models.architectures import refusals
 from deltacompress.models.config import config_class, read_config, unsupported, unusable
+from deltacompress.models.experts.own_weights import is_experts
 from deltacompress.models.quiet import quiet
 
 if TYPE_CHECKING:
@@ -35,8 +39,6 @@ _MAX_BUFFERS = 192 << 20
 
 _OF_THE_MACHINE = re.compile(r"CUDA|HIP|MPS|memory|cuDNN|cuBLAS|CUBLAS", re.IGNORECASE)
 """In what torch raises as a RuntimeError, whether a size is wrong or a device is lost."""
-
-_EXPERT_MODULE = re.compile(r"(^|_)(experts?|router|moe)(_|$)|MoE|Moe|Experts|Router")
 
 
 @contextmanager
@@ -78,10 +80,10 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def read_decoder(raw: Mapping[str, Any], file: Path, *, tensors: int) -> PretrainedConfig:
-    """The config of a dense text decoder that transformers ships; arguments as of `read_config`.
+    """The config of a text decoder that transformers ships; arguments as of `read_config`.
 
     Raises:
-        UnsupportedModelError: anything but a dense, unquantized decoder; else as read_config.
+        UnsupportedModelError: anything but an unquantized decoder; else as read_config.
         CheckpointError: as read_config.
     """
     kind = config_class(raw, file)
@@ -141,7 +143,7 @@ def build_model(config: PretrainedConfig, file: Path) -> PreTrainedModel:
         CheckpointError: names `file` and what transformers said.
     """
     try:
-        with quiet(), init_empty_weights(include_buffers=False):
+        with quiet(), _LargeOnMeta(), init_empty_weights(include_buffers=False):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, trust_remote_code=False
             )
@@ -150,20 +152,35 @@ def build_model(config: PretrainedConfig, file: Path) -> PreTrainedModel:
     return model
 
 
+class _LargeOnMeta(TorchFunctionMode):
+    """New tensors larger than all buffers of a model are on the meta device from the start, as weights end up anyway.
+
+    One parameter of all experts may be larger than this machine's memory.
+    """
+
+    @override
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (torch.empty, torch.zeros) and kwargs.get("device") is None:
+            sizes = args[0] if args and not isinstance(args[0], int) else args
+            if math.prod(sizes) * torch.float32.itemsize > _MAX_BUFFERS:
+                kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
 def decoder_layers(model: PreTrainedModel, where: Path) -> str:
     """Module path of the list of decoder layers of a model that can be walked.
 
     Raises:
-        UnsupportedModelError: one that cannot: no linear output projection, else as find_layers and check_layer.
+        UnsupportedModelError: one that cannot: no linear output projection, else as find_layers.
     """
     if not isinstance(model.get_output_embeddings(), nn.Linear):
         raise unsupported(where, f"{type(model).__name__} has no linear output projection")
     if reason := refusals.of_model(model):
         raise unsupported(where, reason)
-    found = find_layers(model, _layer_count(model), where)
-    for layer in model.get_submodule(found).children():
-        check_layer(layer, where)
-    return found
+    return find_layers(model, _layer_count(model), where)
 
 
 def _layer_count(model: PreTrainedModel) -> int:
@@ -196,9 +213,12 @@ def check_served(model: PreTrainedModel, layers: str, where: Path) -> None:
     layers: module path of the list of decoder layers.
 
     Raises:
-        UnsupportedModelError: a convolution, Conv1D, or any other matrix that is no linear layer.
+        UnsupportedModelError: experts, a convolution, Conv1D, or any other matrix that is no linear layer.
     """
-    for name, module in model.get_submodule(layers).named_modules():
+    inside = dict(model.get_submodule(layers).named_modules())
+    if experts := next((name for name, module in inside.items() if is_experts(module)), None):
+        raise unsupported(where, f"{layers}.{experts} are experts, only nn.Linear weights are served")
+    for name, module in inside.items():
         kind = type(module).__name__
         for attribute, parameter in module.named_parameters(recurse=False):
             if parameter.ndim < 2 or is_norm(module) or (isinstance(module, nn.Linear) and attribute == "weight"):
@@ -206,15 +226,3 @@ def check_served(model: PreTrainedModel, layers: str, where: Path) -> None:
             shape = "x".join(map(str, parameter.shape))
             reason = f"{layers}.{name}.{attribute} ({shape}) belongs to a {kind}, only nn.Linear weights are served"
             raise unsupported(where, reason)
-
-
-def check_layer(layer: nn.Module, where: Path) -> None:
-    """Refuse a decoder layer with experts; what else is no linear (a convolution, state-space parameters) is exact.
-
-    Raises:
-        UnsupportedModelError: experts or a router.
-    """
-    for name, module in layer.named_modules():
-        kind, leaf = type(module).__name__, name.rsplit(".", 1)[-1]
-        if _EXPERT_MODULE.search(leaf) or _EXPERT_MODULE.search(kind):
-            raise unsupported(where, f"{name} is a {kind}: mixture-of-experts layers are not supported yet")

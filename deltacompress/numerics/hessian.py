@@ -56,6 +56,13 @@ class HessianAccumulator:
             _add_product(self._dx, _rounded(target_x - x), rounded)
         self.tokens += x.shape[0]
 
+    def draw_towards(self, other: HessianAccumulator, tokens: int) -> None:
+        """Count the other's mean in as if it came from so many tokens: (n H + k H_other) / (n + k), and D likewise."""
+        self._xx.add_(other._xx, alpha=tokens / other.tokens)
+        if self._dx is not None and other._dx is not None:
+            self._dx.add_(other._dx, alpha=tokens / other.tokens)
+        self.tokens += tokens
+
     def copy(self) -> HessianAccumulator:
         """The same sums once more, for a second `finish`."""
         features, device = self._xx.shape[0], self._xx.device

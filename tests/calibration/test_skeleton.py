@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,29 +146,6 @@ def test_layer_call_of_another_batch_shape_is_refused(tiny: Callable[..., Any], 
     hidden, calls = skeleton.capture(ids)
     with pytest.raises(ValueError, match=r"captured at \(2, 24\)"):
         skeleton.run_layer(0, hidden[:1], calls[0])
-
-
-@pytest.mark.parametrize(
-    ("architecture", "reason"),
-    [
-        ("mixtral", r"mixture of experts \(num_local_experts=4\)"),
-        ("qwen3-moe", "mixture of experts"),
-        ("gpt-oss", "mixture of experts"),
-    ],
-)
-def test_refused_architectures(tiny: Callable[..., Any], architecture: str, reason: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=f"{reason}.*--recipe lossless") as caught:
-        open_skeleton(tiny(architecture))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("architecture", ["mixtral", "qwen3-moe", "gpt-oss"])
-def test_experts_are_found_by_structure_too(
-    tiny: Callable[..., Any], architecture: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("deltacompress.models.architectures.refusals._EXPERT_COUNT", re.compile("never"))
-    with pytest.raises(UnsupportedModelError, match="mixture-of-experts layers"):
-        open_skeleton(tiny(architecture))
 
 
 def edited(checkpoint: Any, tmp_path: Path, **fields: Any) -> Path:

@@ -137,6 +137,24 @@ def test_other_rules(wide_pair: Pair, tmp_path: Path, followers: list[Follower],
         assert_alike(tmp_path / "one", tmp_path / "two")
 
 
+def test_experts(make_pair: Callable[..., Pair], tmp_path: Path, followers: list[Follower]) -> None:
+    """Each expert's sums and counts are those of all tokens, whichever rank they are on, and so are its notes."""
+    pair = make_pair("mixtral", dtype=torch.float32)
+    told = [Recorder(), Recorder()]
+    pair.compress(tmp_path / "one", samples=8, reporter=told[0])
+    pair.compress(tmp_path / "two", samples=8, devices=[0, 1], reporter=told[1])
+    verify(tmp_path / "two")
+    assert_alike(tmp_path / "one", tmp_path / "two", codes_equal=0.99)
+    tokens = [
+        {record.name: record.tokens for record in load_delta(tmp_path / name).manifest.tensors}
+        for name in ("one", "two")
+    ]
+    assert tokens[0] == tokens[1]
+    assert any(tokens[0].values())
+    routed = [[note for note in one.notes if "experts that tokens go to" in note] for one in told]
+    assert routed[0] == routed[1] != []
+
+
 def test_transposed_linears(make_pair: Callable[..., Pair], tmp_path: Path, followers: list[Follower]) -> None:
     pair = make_pair("gpt2", dtype=torch.float32)
     pair.compress(tmp_path / "one", samples=32)

@@ -222,7 +222,7 @@ def test_a_jobs_file_has_no_devices(pair: Pair, tmp_path: Path, capsys: pytest.C
     assert "--devices: is for one model, not for --jobs" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2", "mixtral"])
 def test_a_plan_arrives_as_it_was(make_pair: Callable[..., Pair], architecture: str) -> None:
     checkpoints = make_pair(architecture)
     base, finetuned = Checkpoint.open(checkpoints.base), Checkpoint.open(checkpoints.finetuned)

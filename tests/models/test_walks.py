@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ SMALL: dict[str, int] = {
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "decoder_ffn_dim", "encoder_ffn_dim"), 96),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "decoder_attention_heads", "n_heads"), 4),
     **dict.fromkeys(("vocab_size",), 128),
+    **dict.fromkeys(("adapter_in_dim", "adapter_input_size", "adapter_out_dim"), 64),
     **dict.fromkeys(("n_ctx", "n_positions"), 256),
     **dict.fromkeys(("head_dim", "mamba_d_head"), 16),
     **dict.fromkeys(("rotary_dim", "state_size", "mamba_n_heads", "mamba_d_state", "mamba_chunk_size"), 8),
@@ -36,6 +38,10 @@ SMALL: dict[str, int] = {
     "expand": 1,
     "n_groups": 1,
     "sliding_window": 8,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16),
+    **dict.fromkeys(("n_group", "topk_group", "num_expert_groups", "num_limited_groups"), 1),
 }
 
 
@@ -50,7 +56,7 @@ def small(raw: dict[str, Any]) -> dict[str, Any]:
         elif name in ("num_key_value_heads", "num_kv_heads") and isinstance(value, int):
             made[name] = min(value, 4 if latent else 2)
         elif name in SMALL and type(value) is int and value > 0 and not (latent and name == "head_dim"):
-            made[name] = SMALL[name]
+            made[name] = min(value, SMALL[name]) if re.search("experts|^moe_", name) else SMALL[name]
         elif name.endswith("_token_id") and value is not None:
             made[name] = 1
     return made

@@ -12,6 +12,7 @@ from torch import Tensor
 from deltacompress.calibration.forwards.precision import Precision
 from deltacompress.calibration.forwards.recording import Identity, identity_of
 from deltacompress.models.config import unsupported
+from deltacompress.models.experts.routing import Routing
 
 
 class Forward(greenlet):
@@ -25,6 +26,7 @@ class Forward(greenlet):
     ) -> None:
         super().__init__(run)
         self.found: dict[str, Tensor] = {}
+        self.routings: dict[str, Routing] = {}
         self._precision, self._leaders, self._where = precision, leaders, where
         self._wanted: frozenset[str] = frozenset()
         self._ran: dict[str, Identity] = {}
@@ -68,6 +70,11 @@ class Forward(greenlet):
         if self.waits_at is not None and self._arrived is not None:
             now, before = identity_of(self._arrived), self._ran[self.waits_at]
             self._ran |= {name: now for name, one in self._ran.items() if one == before}
+
+    def arrive_at_experts(self, name: str, inputs: Tensor, routing: Routing) -> Tensor:
+        """As `arrive`: experts are about to run, the first of whose linears is `name`."""
+        self.routings[name] = routing
+        return self.arrive(name, inputs)
 
     def check_found(self) -> None:
         """Raises UnsupportedModelError if a linear that was wanted did not run."""

@@ -40,6 +40,13 @@ class Room:
             return torch.cuda.memory_allocated(self._device) + self._reserve <= self._limit
         return _host_memory() >= self._limit + self._reserve
 
+    def most(self, nbytes: int) -> int:
+        """How many things of so many bytes there is room for now; one at least."""
+        free = _host_memory() - self._limit
+        if self._device.type == "cuda":
+            free = self._limit - torch.cuda.memory_allocated(self._device)
+        return max(1, (free - self._reserve) // nbytes)
+
     def close(self) -> None:
         """None may from now on: memory ran out."""
         self._closed = True

@@ -16,13 +16,15 @@ from torch import nn
 
 from deltacompress.calibration.forwards.streams import HiddenStates
 from deltacompress.models.config import unsupported
+from deltacompress.models.experts.routing import Routing
+from deltacompress.models.experts.stages import ExpertStage, watched_stages
 from deltacompress.models.relay import LayerCall
 from deltacompress.models.skeleton import Skeleton
 
 
 @dataclass(eq=False)
 class InputGroup:
-    """Linears (checkpoint names, in execution order) that receive one and the same tensor."""
+    """Linears (checkpoint names, in execution order) that receive one and the same tensor, or rows of it (experts)."""
 
     names: list[str]
 
@@ -67,6 +69,19 @@ class InputRecorder:
         if self._seen.get(group.names[0]) != identity:
             raise unsupported(self.where, f"linears {group.names[0]!r} and {name!r} do not always share an input")
 
+    def see_experts(self, stage: ExpertStage, inputs: torch.Tensor, _routing: Routing) -> torch.Tensor:
+        """The linears of all experts of a stage are about to run, each on what is routed to it."""
+        names = [name for name in stage.expert_of if name in self.names]
+        for name in names:
+            if name in self._seen:
+                raise unsupported(self.where, f"linear {name!r} runs more than once in a forward")
+            self._seen[name] = ()
+            if name not in self._group_of:
+                self._group_of[name] = InputGroup(names)
+        if names and self._group_of[names[0]] not in self.groups:
+            self.groups.append(self._group_of[names[0]])
+        return inputs
+
     def end(self) -> None:
         """The forward is over: every linear must have run."""
         for name in self.names:
@@ -110,7 +125,10 @@ def record_inputs(skeleton: Skeleton, i: int, names: Iterable[str] | None = None
         layer = skeleton.layer(i)
         hooks.enter_context(_removed(layer.register_forward_pre_hook(lambda _module, _args: recorder.begin())))
         hooks.enter_context(_removed(layer.register_forward_hook(lambda _module, _args, _output: recorder.end())))
-        for name in chosen:
+        stages = skeleton.expert_stages(i)
+        of_experts = {name for stage in stages for name in stage.expert_of}
+        hooks.enter_context(watched_stages(stages, recorder.see_experts))
+        for name in (name for name in chosen if name not in of_experts):
             linear = skeleton.module_of(name)
             hooks.enter_context(_removed(linear.register_forward_pre_hook(watch(name), with_kwargs=True)))
         yield recorder

@@ -29,6 +29,8 @@ from deltacompress.calibration.forwards.one_pass import in_one_pass
 from deltacompress.calibration.forwards.precision import Precision
 from deltacompress.calibration.forwards.spent import Spent, let_go, spent_of
 from deltacompress.calibration.forwards.streams import HiddenStates
+from deltacompress.models.experts.routing import Routing
+from deltacompress.models.experts.stages import ExpertStage, See, watched_stages
 from deltacompress.models.relay import LayerCall
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.finite import RangeOf
@@ -38,10 +40,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    """What linears receive in a batch, by name. ranges: of these, none where nothing overflows."""
+    """What linears receive in a batch, by name; of experts, which rows are whose.
+
+    ranges: of what they receive, none where nothing overflows.
+    """
 
     wanted: frozenset[str]
     found: dict[str, Tensor]
+    routings: dict[str, Routing]
     ranges: list[RangeOf]
 
 
@@ -78,6 +84,8 @@ class LayerTurns:
         self.leaders: Mapping[str, str] = {}
         self.spent: Spent = {}
         """What forwards that wait let go."""
+        self.routings: Mapping[str, Routing] = {}
+        """Of the inputs that were asked for last, those of experts: which rows are whose."""
         self.together: Sequence[LayerTurns] = (self,)
         """The streams whose forwards wait in the same memory."""
 
@@ -99,6 +107,7 @@ class LayerTurns:
             self._ahead[k + 1] = self._arrived(k + 1, wanted)
         while any(self.precision.overflows(*one.get()) for one in arrived.ranges) and self._try_otherwise():
             arrived = self._arrived(k, wanted)
+        self.routings = arrived.routings
         return arrived.found
 
     def _arrived(self, k: int, wanted: frozenset[str]) -> _Arrived:
@@ -118,9 +127,11 @@ class LayerTurns:
             forward.go_on(wanted)
         forward.check_found()
         found, forward.found = forward.found, {}
+        routings = {name: forward.routings[name] for name in found if name in forward.routings}
         if not forward.dead:
             self._waiting[k] = forward
-        return _Arrived(wanted, found, [RangeOf(one) for one in found.values()] if self._looks else [])
+        ranges = [RangeOf(one) for one in found.values()] if self._looks else []
+        return _Arrived(wanted, found, routings, ranges)
 
     def finish(self, k: int) -> None:
         """Run batch k to the end of the layer: its output takes its input's place in the stream, at last by `settle`.
@@ -246,13 +257,26 @@ def taking_turns(skeleton: Skeleton, groups: Iterable[Sequence[str]], streams: S
     with torch.no_grad(), ExitStack() as hooks:  # no_grad here: forwards leave blocks of their own in any order
         if skeleton.device.type == "cuda" and streams:
             hooks.enter_context(in_one_pass(skeleton.layer(streams[0].i), skeleton.device))
-        for name in leaders:
+        stages = [stage for i in {stream.i for stream in streams} for stage in skeleton.expert_stages(i)]
+        of_experts = {name for stage in stages for name in stage.expert_of}
+        hooks.enter_context(watched_stages(stages, _watch_experts(leaders)))
+        for name in (name for name in leaders if name not in of_experts):
             handle = skeleton.module_of(name).register_forward_pre_hook(_watch(name), with_kwargs=True)
             hooks.callback(handle.remove)
         for stream in streams:
             stream.leaders, stream.together = leaders, streams
             hooks.callback(stream.begin_all_anew)
         yield
+
+
+def _watch_experts(leaders: Mapping[str, str]) -> See:
+    def before(stage: ExpertStage, inputs: Tensor, routing: Routing) -> Tensor:
+        forward, leader = getcurrent(), next((name for name in stage.expert_of if leaders.get(name) == name), None)
+        if leader is None or not isinstance(forward, Forward):
+            return inputs
+        return forward.arrive_at_experts(leader, inputs, routing)
+
+    return before
 
 
 def _watch(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]:

@@ -46,7 +46,7 @@ def memory(prepared: Prepared, processes: int = 1) -> dict[str, int]:
     layers = [[plan.tensors[name] for name in skeleton.layer_names(i)] for i in range(skeleton.num_layers)]
     layer = max(sum(tensor.pair.info.numel for tensor in one) for one in layers) * _F32 * both
     linears = [tensor for one in layers for tensor in one if tensor.calibrated]
-    statistics = max((_columns(tensor) ** 2 for tensor in linears), default=0) * _F32 * both
+    statistics = _statistics(skeleton, linears) * _F32 * both
     solver = max((_solver(tensor) for tensor in linears), default=0)
     batch = max(TOKENS_PER_BATCH[skeleton.device.type] // seq_len, 1) * seq_len
     widest = max((max(tensor.pair.info.shape) for tensor in linears), default=0)
@@ -77,6 +77,17 @@ def _outer(skeleton: Skeleton, prepared: Prepared) -> int:
     return 2 * _F32 * max(outer, default=0)
 
 
+def _statistics(skeleton: Skeleton, linears: list[TensorPlan]) -> int:
+    """Numbers in the sums of one stream at once; of experts all of a stage, though with less memory it is some."""
+    features = {tensor.name: _columns(tensor) for tensor in linears}
+    found = [size**2 for size in features.values()]
+    for i in range(skeleton.num_layers):
+        for stage in skeleton.expert_stages(i):
+            own = {stage.expert_of[name]: features[name] ** 2 for name in stage.expert_of if name in features}
+            found.append(sum(own.values()) + max(own.values(), default=0))
+    return max(found, default=0)
+
+
 def _columns(tensor: TensorPlan) -> int:
     shape = tensor.pair.info.shape
     return shape[0] if tensor.transposed else int(tensor.pair.info.numel // shape[0])
@@ -90,13 +101,15 @@ def _solver(tensor: TensorPlan) -> int:
 def least_seconds(prepared: Prepared, processes: int = 1) -> dict[str, float] | None:
     """The products of calibration at this device's speed: each stream once through each layer, the sums of Hessians.
 
-    No run is faster; real ones also solve, read, pack, hash and write. None where nothing is calibrated.
+    No run is faster; real ones also solve, read, pack, hash and write. Experts are not counted, for how many tokens
+    each gets is not known before. None where nothing is calibrated.
     """
     plan, skeleton, tokens = prepared.plan, prepared.skeleton, prepared.tokens
     if tokens is None or skeleton is None or not plan.calibrated:
         return None
     both = 2 if plan.asymmetric else 1
-    linears = [tensor for tensor in plan.tensors.values() if tensor.kind == "linear"]
+    merged = skeleton.odd_linears.merged
+    linears = [tensor for tensor in plan.tensors.values() if tensor.kind == "linear" and tensor.name not in merged]
     forward = 2 * sum(tensor.pair.info.numel for tensor in linears) * both
     inputs: dict[str, set[int]] = defaultdict(set)  # of each layer; linears with equally many inputs may share them
     for tensor in linears:

@@ -17,7 +17,8 @@ from deltacompress.calibration.forwards.recording import record_inputs
 from deltacompress.calibration.forwards.turns import LayerTurns, taking_turns
 from deltacompress.codecs.encoded import Encoded
 from deltacompress.compression.encoding import encode_uncalibrated
-from deltacompress.compression.layerwise.solving import encode
+from deltacompress.compression.layerwise.experts import ExpertSums, in_portions
+from deltacompress.compression.layerwise.solving import encode, encode_experts
 from deltacompress.compression.layerwise.statistics import collect
 from deltacompress.compression.layerwise.walk import Streams, Walk
 from deltacompress.compression.planning import TensorPlan
@@ -122,17 +123,30 @@ def _compress(
                 weights[tensor.name] = walk.skeleton.prepare(tensor.name, restored)
     if not groups and teacher is not None:
         teacher.finish_all()
+    streams = [one for one in (student, teacher) if one is not None]
+    experts = {name: stage for stage in walk.skeleton.expert_stages(student.i) for name in stage.expert_of}
+    features = {name: walk.plan.tensors[name].inputs for group in groups for name in group}
     stages = [[group] for group in groups] if walk.plan.recipe.sequential else [groups] if groups else []
     for stage in stages:
-        last = stage is stages[-1]
-        statistics = collect(walk, stage, student, teacher, weights, finetuned, last=last)
-        if last:
-            finetuned.clear()
-        if len(stage) > 1:
-            student.begin_all_anew()  # they have run linears that are coded only now
-        for group in stage:
-            for name, outcome, restored in encode(walk, group, weights, statistics.pop(group[0])):
-                outcomes.append(outcome)
-                weights[name] = walk.skeleton.prepare(name, restored)
+        portions = in_portions(stage, experts, features, walk.room_for, streams)
+        uncoded = dict(weights) if len(portions) > 1 else weights  # as all portions of the stage meet it
+        for portion in portions:
+            last = stage is stages[-1] and portion is portions[-1]
+            statistics = collect(walk, portion, experts, student, teacher, uncoded, finetuned, last=last)
+            if last:
+                finetuned.clear()
+            if len(stage) > 1 or len(portions) > 1:
+                for stream in streams if len(portions) > 1 else [student]:
+                    stream.begin_all_anew()  # they have run linears that are coded only now, or come here once more
+            for group in portion.groups:
+                sums = statistics.pop(group[0])
+                if isinstance(sums, ExpertSums):
+                    walk.agreement.add(student.i, sums.same, sums.pairs)
+                    done = encode_experts(walk, group, weights, sums, experts[group[0]], portion.experts)
+                else:
+                    done = encode(walk, group, weights, sums)
+                for name, outcome, restored in done:
+                    outcomes.append(outcome)
+                    weights[name] = walk.skeleton.prepare(name, restored)
     walk.skeleton.swap(weights)
     return outcomes

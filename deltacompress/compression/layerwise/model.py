@@ -75,6 +75,8 @@ def compress_layers(
     for i in range(skeleton.num_layers):
         loss = compress_layer(walk, i, streams)
         reporter.step(f"layer {i}", loss=loss, memory_bytes=Steps.peak_memory())
+    if walk.ranks.first:  # all of them know it
+        walk.agreement.tell(reporter.note)
     if late:
         _head(walk, late[0], streams)
     reporter.step("head", memory_bytes=Steps.peak_memory())

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from deltacompress.codecs.encoded import LinearToEncode, delta_of
 from deltacompress.compression.encoding import with_added_rows
+from deltacompress.compression.layerwise.experts import ExpertSums, by_expert
 from deltacompress.compression.layerwise.walk import Walk
 from deltacompress.compression.planning import TensorPlan
 from deltacompress.compression.ranks.rows import RowShares
 from deltacompress.compression.steps import Unfinished
+from deltacompress.models.experts.stages import ExpertStage
 from deltacompress.numerics.hessian import HessianAccumulator
 from deltacompress.reporter import part
 
 
 def encode(
-    walk: Walk, group: list[str], weights: dict[str, Tensor], statistics: HessianAccumulator
+    walk: Walk,
+    group: Sequence[str],
+    weights: dict[str, Tensor],
+    statistics: HessianAccumulator,
+    *,
+    tokens: int | None = None,
 ) -> Iterator[tuple[str, Unfinished, Tensor]]:
     """Encode the linears of one group; those with the same settings are solved together.
 
-    weights: the fine-tuned ones, f32, on the device. Yields (name, the outcome to come, restored).
+    weights: the fine-tuned ones, f32, on the device. tokens: of an expert, how many went to it. Yields (name, the
+    outcome to come, restored).
     """
     by_settings: dict[str, list[TensorPlan]] = {}
     for name in group:
@@ -29,12 +38,26 @@ def encode(
         by_settings.setdefault(tensor.settings.model_dump_json(), []).append(tensor)
     *others, last = by_settings.values()
     for tensors in others:
-        yield from solve(walk, tensors, weights, statistics.copy())
-    yield from solve(walk, last, weights, statistics)
+        yield from solve(walk, tensors, weights, statistics.copy(), tokens=tokens)
+    yield from solve(walk, last, weights, statistics, tokens=tokens)
+
+
+def encode_experts(
+    walk: Walk, group: Sequence[str], weights: dict[str, Tensor], sums: ExpertSums, stage: ExpertStage, experts: range
+) -> Iterator[tuple[str, Unfinished, Tensor]]:
+    """As `encode`, of some experts, one after the other."""
+    for expert, names in by_expert(group, stage, experts):
+        statistics, tokens = sums.take(expert)
+        yield from encode(walk, names, weights, statistics, tokens=tokens)
 
 
 def solve(
-    walk: Walk, tensors: list[TensorPlan], weights: dict[str, Tensor], statistics: HessianAccumulator
+    walk: Walk,
+    tensors: list[TensorPlan],
+    weights: dict[str, Tensor],
+    statistics: HessianAccumulator,
+    *,
+    tokens: int | None = None,
 ) -> Iterator[tuple[str, Unfinished, Tensor]]:
     """As `encode`, linears with the same settings."""
     plan = walk.plan
@@ -49,7 +72,7 @@ def solve(
     for tensor in tensors:
         reference = references.pop(tensor.name)
         joined, restored = shares.joined(tensor, encoded.pop(tensor.name), reference)
-        whole = with_added_rows(plan, tensor, joined)
+        whole = replace(with_added_rows(plan, tensor, joined), tokens=tokens)
         yield tensor.name, *walk.steps.finish(tensor, whole, reference, restored)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ from deltacompress.calibration.forwards.memory import Room
 from deltacompress.calibration.forwards.precision import Precision, calibration_precision
 from deltacompress.calibration.forwards.streams import HiddenStates
 from deltacompress.calibration.forwards.turns import LayerTurns
+from deltacompress.compression.layerwise.experts import Agreement
 from deltacompress.compression.planning import Plan
 from deltacompress.compression.ranks.ranks import Ranks
 from deltacompress.compression.ranks.steps import WalkSteps
@@ -43,6 +44,7 @@ class Walk:
     precision: Precision
     room: Room
     note: Callable[[str], None]
+    agreement: Agreement = field(default_factory=Agreement)
 
     @classmethod
     def of(
@@ -60,6 +62,10 @@ class Walk:
         widest = max((one.inputs for one in plan.tensors.values() if one.calibrated), default=1)
         room = Room(skeleton.device, features=widest, tokens=tokens_per_batch, note=reporter.note)
         return cls(plan, skeleton, steps, ranks, precision, room, reporter.note)
+
+    def room_for(self, nbytes: int) -> int:
+        """How many things of so many bytes every rank has room for; one at least."""
+        return min(int(row[0]) for row in self.ranks.numbers([self.room.most(nbytes)]))
 
     def turns(self, i: int, stream: HiddenStates, streams: Streams) -> LayerTurns:
         """The forwards of one of the streams through layer i."""

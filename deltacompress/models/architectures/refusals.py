@@ -21,7 +21,7 @@ _OTHERWISE = frozenset(("git",))
 
 def is_dense_decoder(config: PretrainedConfig) -> bool:
     """Whether a config is that of a dense text decoder, and of nothing more."""
-    return is_text(config) and not (of_type(type(config)) or of_config(config))
+    return is_text(config) and not (of_type(type(config)) or of_config(config) or _has_experts(config))
 
 
 def is_text(config: PretrainedConfig) -> bool:
@@ -61,11 +61,12 @@ def of_config(config: PretrainedConfig) -> str | None:
         return f"model type {config.model_type!r} {told}"
     if getattr(config, "cross_attention_layers", None):
         return f"model type {config.model_type!r} has layers that only images run (cross_attention_layers)"
-    for field, value in config.to_dict().items():
-        if _EXPERT_COUNT.search(field) and "shared" not in field and isinstance(value, int) and value > 1:
-            told = f"is a mixture of experts ({field}={value}), which is not supported yet"
-            return f"model type {config.model_type!r} {told}"
     return None
+
+
+def _has_experts(config: PretrainedConfig) -> bool:
+    counts = (value for field, value in config.to_dict().items() if _EXPERT_COUNT.search(field))
+    return any(isinstance(value, int) and value > 1 for value in counts)
 
 
 def of_model(model: PreTrainedModel) -> str | None:

@@ -79,10 +79,11 @@ def try_walk(model: PreTrainedModel, layers: str, file: Path) -> Walk:
 
 @dataclass
 class _Trial:
-    """What is seen of one forward. returned: by each layer so far; runs: of each module, by path."""
+    """What is seen of one forward. returned: by each layer so far, and what it returned besides; runs: by path."""
 
     layers: tuple[nn.Module, ...]
     returned: list[Any] = field(default_factory=list)
+    carried: list[torch.Tensor] = field(default_factory=list)
     runs: Counter[str] = field(default_factory=Counter)
     width: int = 0
 
@@ -101,6 +102,7 @@ class _Trial:
 
     def _begin(self, _model: nn.Module, _args: Any) -> None:
         self.returned.clear()
+        self.carried.clear()
         self.runs.clear()
 
     def _enter(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -108,11 +110,15 @@ class _Trial:
         at = len(self.returned)
         if at >= len(self.layers) or layer is not self.layers[at] or (at and hidden is not self.returned[-1]):
             raise BrokenChain
+        others = [*args, *kwargs.values()]
+        if any(one is carried for one in others for carried in self.carried):  # beside the hidden states
+            raise BrokenChain
         if hidden.ndim != 3 or tuple(hidden.shape[:2]) != _TRIED:  # a state for each token, and no others
             raise BrokenChain
 
     def _leave(self, _layer: nn.Module, _args: Any, output: Any) -> None:
         self.width = len(output) if isinstance(output, tuple | list) else 0
+        self.carried += [one for one in output[1:] if isinstance(one, torch.Tensor)] if self.width else []
         self.returned.append(output[0] if self.width else output)
 
     def _counted(self, name: str) -> Any:
