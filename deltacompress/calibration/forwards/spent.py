@@ -47,15 +47,17 @@ def spent_of(forward: Forward, leaders: Sequence[str]) -> Spent:
 def let_go(forward: Forward, spent: Spent) -> None:
     """Give back the memory of what a forward never uses again, where it waits."""
     places = spent.get(forward.waits_at or "", frozenset())
-    if places:
-        for place, tensor in _held(forward):
-            if place in places:
-                tensor.data = _nan(tensor.dtype, tensor.device).expand(tensor.shape)
-        forward.inputs_changed()
+    for place, tensor in _held(forward):
+        if place in places:
+            tensor.data = _nan(tensor.dtype, tensor.device).expand(tensor.shape)
+    forward.inputs_changed()
 
 
 def _held(forward: Forward) -> Iterator[tuple[Place, Tensor]]:
-    """The tensors of real numbers that the frames of a waiting forward have names for."""
+    """The tensors of real numbers that the frames of a waiting forward have names for.
+
+    Before Python 3.13 a frame keeps what was looked at until it is looked at again: so look at each place to wait at.
+    """
     frame: FrameType | None = forward.gr_frame
     depth = 0
     while frame is not None:
