@@ -23,7 +23,7 @@ class Elements(Protocol):
     dtype: torch.dtype
 
     def read(self, begin: int, end: int) -> Tensor:
-        """Elements [begin, end), flat; on the CPU, but for OnDevice."""
+        """Elements [begin, end), flat, on the CPU."""
 
 
 class InMemory:
@@ -36,18 +36,6 @@ class InMemory:
     def read(self, begin: int, end: int) -> Tensor:
         """A view of elements [begin, end)."""
         return self._flat[begin:end]
-
-
-class OnDevice:
-    """A tensor whose elements are read to a device."""
-
-    def __init__(self, elements: Elements, device: torch.device) -> None:
-        self.shape, self.dtype = elements.shape, elements.dtype
-        self._elements, self._device = elements, device
-
-    def read(self, begin: int, end: int) -> Tensor:
-        """Elements [begin, end), flat; raises as the tensor's own `read`."""
-        return self._elements.read(begin, end).to(self._device)
 
 
 def ranges(count: int) -> Iterator[tuple[int, int]]:

@@ -51,7 +51,7 @@ CODECS = {
         ),
         Codec(LowRankSettings, _late("low_rank", "encode_elements")),
         Codec(ObsSettings, encode_group=_late("obs", "encode")),
-        Codec(RtnSettings, _late("rtn", "encode_elements"), any_device=True),
+        Codec(RtnSettings, _late("rtn", "encode_elements")),
         Codec(ExactSettings, _late("exact", "encode_elements")),
         Codec(SkipSettings, _skip),
     )

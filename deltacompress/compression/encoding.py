@@ -18,7 +18,7 @@ from torch import Tensor
 from deltacompress.artifact.records import PartRecord, Status, TensorRecord
 from deltacompress.checkpoints.dtypes import DTYPE_NAMES, DTYPES
 from deltacompress.checkpoints.reader import PINNED_AT_MOST, tensor_bytes
-from deltacompress.checkpoints.rows import Elements, InMemory, OnDevice
+from deltacompress.checkpoints.rows import Elements, InMemory
 from deltacompress.codecs.encoded import Encoded, restore_pieces, restore_tensor
 from deltacompress.codecs.formats import packed
 from deltacompress.codecs.formats.packed import Parts
@@ -29,8 +29,6 @@ from deltacompress.files.hashing import hash_chunks
 from deltacompress.lossless import Coder
 from deltacompress.reporter import part
 
-_CPU = torch.device("cpu")
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -40,17 +38,12 @@ class Outcome:
     streams: dict[str, Tensor]
 
 
-def encode_uncalibrated(plan: Plan, tensor: TensorPlan, device: torch.device = _CPU) -> Encoded:
-    """Encode a tensor whose codec needs no activations, piece by piece: what memory holds are its parts.
-
-    device: where, if its codec computes anywhere; the parts are there then.
-    """
+def encode_uncalibrated(plan: Plan, tensor: TensorPlan) -> Encoded:
+    """Encode a tensor whose codec needs no activations, piece by piece: what memory holds are its parts."""
     if tensor.treatment == "identical":
         return Encoded("none", {}, {})
     base, finetuned = _as_coded(plan, tensor)
     codec = tensor.codec
-    if codec.any_device and device != _CPU:
-        base, finetuned = None if base is None else OnDevice(base, device), OnDevice(finetuned, device)
     assert codec.encode is not None
     fitted = () if codec.fit is None else (tensor.fitted,)
     return with_added_rows(plan, tensor, codec.encode(finetuned, base, tensor.settings, tensor.name, *fitted))

@@ -20,6 +20,7 @@ from deltacompress.codecs.encoded import Encoded
 from deltacompress.compression.encoding import (
     LaidOut,
     Outcome,
+    encode_uncalibrated,
     finish,
     finish_on_disk,
     lay_out,
@@ -46,9 +47,6 @@ class Unfinished:
     loss: float | None
     outcome: Callable[[], Outcome]
     beside: bool = False
-
-
-Encode = Callable[[], tuple[Encoded, Tensor | None]]
 
 
 class Steps:
@@ -90,9 +88,9 @@ class Steps:
 
         return Unfinished(encoded.loss, self._finisher.submit(work).result, beside=True), laid_out.restored
 
-    def encode(self, tensor: TensorPlan, encoded: Encode) -> tuple[Unfinished, Tensor]:
-        """As `finish`, of a tensor that needs no activations: encoded() gives it and what it was coded against."""
-        return self.finish(tensor, *encoded())
+    def encode(self, tensor: TensorPlan) -> tuple[Unfinished, Tensor]:
+        """Encode a tensor that needs no activations, and go on as `finish`."""
+        return self.finish(tensor, encode_uncalibrated(self._plan, tensor), self._plan.base_of(tensor))
 
     def finish_on_disk(self, tensor: TensorPlan, encoded: Encoded) -> Unfinished:
         """As `finish`, where nobody waits for the restored tensor: memory holds its parts, and never all of it."""

@@ -310,7 +310,7 @@ def test_device_memory_is_that_of_one_layer(make_pair: Callable[..., Pair], tmp_
     assert bound < embedding / 2  # 33 MB; torch's CPU allocations in all peak at 15 MB there
     captures, *walk, _head = meter.peaks
     assert len(walk) == layers
-    assert embedding <= captures < 4 * embedding  # base, delta, codes and result while it is encoded and restored
+    assert embedding <= captures < 1.75 * embedding  # with its bf16 original while it is moved
     assert max(walk) <= bound
     assert max(walk) - min(walk) < layer / 4  # nothing piles up
 

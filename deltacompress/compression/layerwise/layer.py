@@ -15,13 +15,10 @@ from torch import Tensor
 
 from deltacompress.calibration.forwards.recording import record_inputs
 from deltacompress.calibration.forwards.turns import LayerTurns, taking_turns
-from deltacompress.codecs.encoded import Encoded
-from deltacompress.compression.encoding import encode_uncalibrated
 from deltacompress.compression.layerwise.experts import ExpertSums, in_portions
 from deltacompress.compression.layerwise.solving import encode, encode_experts
 from deltacompress.compression.layerwise.statistics import collect
 from deltacompress.compression.layerwise.walk import Streams, Walk
-from deltacompress.compression.planning import TensorPlan
 from deltacompress.compression.steps import Unfinished
 from deltacompress.reporter import part
 
@@ -103,10 +100,6 @@ def _groups(walk: Walk, i: int, streams: Streams) -> list[list[str]]:
     return [group for group in groups if group]
 
 
-def _encoded(walk: Walk, tensor: TensorPlan) -> tuple[Encoded, Tensor | None]:
-    return encode_uncalibrated(walk.plan, tensor), walk.plan.base_of(tensor)
-
-
 def _compress(
     walk: Walk, i: int, groups: list[list[str]], student: LayerTurns, teacher: LayerTurns | None
 ) -> list[Unfinished]:
@@ -117,7 +110,7 @@ def _compress(
     finetuned = dict(weights) if teacher is not None else {}
     for tensor in (walk.plan.tensors[name] for name in names):
         if not tensor.calibrated:
-            outcome, restored = walk.steps.encode(tensor, partial(_encoded, walk, tensor))
+            outcome, restored = walk.steps.encode(tensor)
             outcomes.append(outcome)
             if tensor.treatment == "code":  # all others are restored to the teacher's own values
                 weights[tensor.name] = walk.skeleton.prepare(tensor.name, restored)

@@ -14,16 +14,11 @@ once: the layer's own parameters are what the solver starts from.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from deltacompress.calibration.forwards.recording import capture_calls
 from deltacompress.calibration.forwards.streams import should_wait_on_host
-from deltacompress.codecs.encoded import Encoded
-from deltacompress.compression.encoding import encode_uncalibrated
 from deltacompress.compression.layerwise.layer import compress_layer
 from deltacompress.compression.layerwise.solving import solve
 from deltacompress.compression.layerwise.walk import Streams, Walk
@@ -31,15 +26,12 @@ from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.compression.ranks.ranks import ALONE, Ranks
 from deltacompress.compression.ranks.steps import WalkSteps
 from deltacompress.compression.steps import Steps
-from deltacompress.devices import free_bytes
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.hessian import HessianAccumulator
 from deltacompress.reporter import Reporter
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 """A GPU waits for launches, and casts a layer's weights to fp16, for each batch: larger ones make up for it."""
-_RESTORING = 16
-"""Bytes of memory that restoring takes for each weight of an embedding: base and delta in f32, codes, mask, result."""
 
 
 def compress_layers(
@@ -90,21 +82,10 @@ def _simple(walk: Walk, step: str, tensors: list[TensorPlan]) -> dict[str, Tenso
         return done
     outcomes, restored = [], {}
     for tensor in tensors:
-        outcome, restored[tensor.name] = walk.steps.encode(tensor, partial(_encoded, walk, tensor))
+        outcome, restored[tensor.name] = walk.steps.encode(tensor)
         outcomes.append(outcome)
     walk.steps.save(step, outcomes)
     return restored
-
-
-def _encoded(walk: Walk, tensor: TensorPlan) -> tuple[Encoded, Tensor | None]:
-    """A tensor encoded without activations, and its base: on the device, if it can be restored there and has room."""
-    device = walk.skeleton.device
-    encoded = encode_uncalibrated(walk.plan, tensor, device)  # there in any case: another one may round otherwise
-    needed = _RESTORING * tensor.pair.info.numel
-    if tensor.codec.any_device and (device.type == "cpu" or needed <= free_bytes(device)):
-        return encoded, walk.plan.base_of(tensor, device)
-    on_host = replace(encoded, parts={name: part.cpu() for name, part in encoded.parts.items()})
-    return on_host, walk.plan.base_of(tensor)
 
 
 def _head(walk: Walk, tensor: TensorPlan, streams: Streams) -> None:
