@@ -95,7 +95,7 @@ def device_numbers(given: str | Sequence[int] | None) -> tuple[int, ...] | None:
 def check_together(numbers: Sequence[int] | None, device: str) -> None:
     """That `devices` and `device` do not contradict each other; raises InputError."""
     if numbers is not None and device == "cpu":
-        told = f"are GPUs, and {option('device')} is cpu"
+        told = f"names GPUs, while {option('device')} is cpu"
         raise InputError(told, where=option("devices"), way_out="leave out one of the two")
 
 
@@ -116,7 +116,9 @@ def chosen_devices(numbers: Sequence[int] | None, device: str) -> tuple[torch.de
     there = torch.cuda.device_count() if has_gpu() else 0
     if missing := [one for one in numbers if one >= there]:
         known = f"torch sees {there} here, from 0 to {there - 1}" if there else "torch sees none here"
-        raise BackendError(f"there is no GPU {missing[0]}: {known}", where=where, way_out="give others")
+        raise BackendError(
+            f"there is no GPU {missing[0]}: {known}", where=where, way_out="give others" if there else "leave it out"
+        )
     cards = [torch.cuda.get_device_properties(one) for one in numbers]
     for number, card in zip(numbers, cards, strict=True):
         near = abs(card.total_memory - cards[0].total_memory) <= _EQUAL * cards[0].total_memory
@@ -170,7 +172,7 @@ def current(device: torch.device) -> Iterator[None]:
         yield
 
 
-_limits: dict[torch.device, int] = {}
+_limits: dict[int, int] = {}  # by index
 
 
 @contextmanager
@@ -189,11 +191,11 @@ def limited_memory(device: torch.device, nbytes: int | None) -> Iterator[None]:
     whole = torch.cuda.mem_get_info(device)[1]
     torch.cuda.empty_cache()  # what is kept for the next tensors counts as taken
     torch.cuda.set_per_process_memory_fraction(min(nbytes / whole, 1.0), index)
-    _limits[device] = nbytes
+    _limits[index] = nbytes
     try:
         yield
     finally:
-        del _limits[device]
+        del _limits[index]
         torch.cuda.set_per_process_memory_fraction(1.0, index)
 
 
@@ -203,7 +205,8 @@ def free_bytes(device: torch.device) -> int:
 
     free, whole = torch.cuda.mem_get_info(device)
     taken = torch.cuda.memory_allocated(device)
-    return min(free + torch.cuda.memory_reserved(device) - taken, _limits.get(device, whole) - taken)
+    limit = next((limit for index, limit in _limits.items() if device.index in (None, index)), whole)
+    return min(free + torch.cuda.memory_reserved(device) - taken, limit - taken)
 
 
 def _chosen(name: str) -> str:

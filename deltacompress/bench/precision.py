@@ -78,12 +78,18 @@ def run(
         skeleton = Skeleton.from_config(opened.finetuned.path, opened.finetuned.tensors, device=where)
         if layer >= skeleton.num_layers:
             raise InputError(f"there are {skeleton.num_layers} layers", where=f"{option('layer')} {layer}")
+        if skeleton.expert_stages(layer):
+            told = f"layer {layer} holds experts, whose inputs depend on where a router sends tokens"
+            raise InputError(told, where=opened.finetuned.path, way_out="give a model or a layer without")
         ids = _ids(skeleton, samples, seq_len)
         reporter.phase("layer by layer", len(SCALES))
         rows: list[dict[str, Any]] = []
         for scale in SCALES:
             rows += _rows(opened.base, opened.finetuned, skeleton, layer, ids, scale)
             reporter.step(f"delta times {scale:g}")
+        if not rows:
+            told = f"layer {layer} is the same in both models"
+            raise InputError(told, where=opened.finetuned.path, way_out="give another layer, or a fine-tuned model")
         settings = {"pair": "random" if made in str(base) else str(opened.finetuned.path), "layer": layer}
     return PrecisionBench(settings | {"samples": samples, "seq_len": ids.shape[1]}, device_name(where), tuple(rows))
 

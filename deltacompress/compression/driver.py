@@ -141,15 +141,15 @@ def _open_workspace(
 ) -> Workspace:
     earlier, scan = _finished_steps(job.out), prepared.scan
     scan.wait() if earlier or job.resume else scan.check()  # only a sound input may use or remove what is there
-    identity = partial(identity_of, prepared.plan, prepared.tokens, devices, coder)
+    identity, hashed = partial(identity_of, prepared.plan, prepared.tokens, devices, coder), scan.done
     work = Workspace.open(
         job.out,
-        identity(hashed=scan.done),
+        identity(hashed=hashed),
         resume=job.resume,
         replaces=holds_artifact if job.force else None,
         reporter=reporter,
     )
-    if job.resume or not scan.done:
+    if job.resume or not hashed:
         scan.when_known(lambda: work.identify(identity(hashed=True)))
     if earlier:
         told = "used again" if job.resume else f"removed; {switch('resume')} would have used them"

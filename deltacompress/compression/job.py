@@ -66,7 +66,7 @@ class CompressionJob(BaseModel):
         return self.recipe.calibration.overridden(samples=self.samples, seq_len=self.seq_len, seed=self.seed)
 
 
-_SIZE = TypeAdapter(ByteSize)
+_SIZE, _LEAST = TypeAdapter(ByteSize), 2**26  # of bytes: a number without a unit is a slip of the hand
 
 
 def device_memory(size: str | int | None) -> ByteSize | None:
@@ -81,8 +81,9 @@ def device_memory(size: str | int | None) -> ByteSize | None:
         found = _SIZE.validate_python(size)
     except ValidationError:
         found = ByteSize(0)
-    if found <= 0:
-        raise InputError("is no size", where=f"{option('device_memory')} {size}", way_out="give one such as 26GB")
+    if found < _LEAST:
+        told = f"is {'too little' if found > 0 else 'no size'}"
+        raise InputError(told, where=f"{option('device_memory')} {size}", way_out="give one such as 26GB")
     return found
 
 

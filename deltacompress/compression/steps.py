@@ -28,13 +28,14 @@ from deltacompress.compression.encoding import (
 )
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.compression.workspace import Workspace
+from deltacompress.devices import current
 from deltacompress.errors import CheckpointError, FormatError, IntegrityError
 from deltacompress.lossless import Coder
 from deltacompress.reporter import part
 
 _FINISHERS = 4
 """Threads that hash and code beside a GPU: one takes longer for a 7B layer than the GPU does for its last group."""
-_RECORDS = TypeAdapter(list[TensorRecord])
+_RECORDS, _NUMBERS = TypeAdapter(list[TensorRecord]), TypeAdapter(list[int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Steps:
     def __init__(self, plan: Plan, work: Workspace, coder: Coder, before_saving: Callable[[], None]) -> None:
         self._plan, self._work, self._coder, self._before_saving = plan, work, coder, before_saving
         self._records: dict[str, list[TensorRecord]] = {}
+        self._wide_from: dict[str, list[int]] = {}
         self._finisher = ThreadPoolExecutor(_FINISHERS, "finish")  # starts no thread before the first submit
         self._saver = ThreadPoolExecutor(1, "save")
         self._saving: Future[None] | None = None
@@ -84,7 +86,8 @@ class Steps:
 
         def work() -> Outcome:
             wait()
-            return finish(self._plan, tensor, on_host, self._coder)
+            with current(laid_out.restored.device):  # a lossless codec may need one
+                return finish(self._plan, tensor, on_host, self._coder)
 
         return Unfinished(encoded.loss, self._finisher.submit(work).result, beside=True), laid_out.restored
 
@@ -112,12 +115,10 @@ class Steps:
             self._store(step, outcomes, wide_from)
 
     def _store(self, step: str, outcomes: Iterable[Unfinished], wide_from: Sequence[int]) -> None:
-        if any(k >= 0 for k in wide_from):  # first: where the step is, so is this
-            self._work.save_values(f"{step}-wide", list(wide_from))
         with part("wait", on_host=True):
             done = [one.outcome() for one in outcomes]
         with part("write", on_host=True):
-            self._work.save(step, done)
+            self._work.save(step, done, wide_from=wide_from if any(k >= 0 for k in wide_from) else ())
         self._records[step] = [outcome.record for outcome in done]
 
     def _saved(self) -> dict[str, list[TensorRecord]]:
@@ -158,6 +159,9 @@ class Steps:
         if found is None:
             return None
         try:
+            if isinstance(found, dict):
+                self._wide_from[step] = _NUMBERS.validate_python(found.get("wide_from"))
+                found = found.get("records")
             records = _RECORDS.validate_python(found)
         except ValidationError as error:
             raise self._work.damaged(step, "its records are none of tensors") from error
@@ -194,8 +198,8 @@ class Steps:
             raise self._work.damaged(step, error) from error
 
     def wide_from(self, step: str) -> list[int]:
-        """The batches from which on the student (and the teacher) left a finished layer with wider products, if any."""
-        return list(self._work.values(f"{step}-wide") or ())
+        """The batches from which on the student (and the teacher) left a recalled layer with wider products, if any."""
+        return self._wide_from.get(step, [])
 
     def records(self, step: str) -> list[TensorRecord]:
         """Records of a finished step."""

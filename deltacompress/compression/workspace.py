@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -168,11 +168,12 @@ class Workspace:
         """That the file of a step is not what a run wrote: not the input's fault, so that the other steps stay."""
         return OutputError(f"damaged ({told})", where=self.file_of(step), way_out=start_over())
 
-    def save(self, step: str, outcomes: Iterable[Outcome]) -> None:
-        """Store a finished step durably."""
+    def save(self, step: str, outcomes: Iterable[Outcome], *, wide_from: Sequence[int] = ()) -> None:
+        """Store a finished step durably: its records; with `wide_from`, if there is any, a mapping of both."""
         done = list(outcomes)
         streams = [(f"{one.record.name}.{name}", part) for one in done for name, part in one.streams.items()]
-        self.save_values(step, [outcome.record.model_dump(mode="json") for outcome in done], streams)
+        records = [outcome.record.model_dump(mode="json") for outcome in done]
+        self.save_values(step, {"records": records, "wide_from": list(wide_from)} if wide_from else records, streams)
 
     def save_values(self, step: str, values: Any, streams: Iterable[tuple[str, Tensor]] = ()) -> None:
         """Store a step that is plain data, and perhaps named streams."""

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ByteSize, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from deltacompress.codecs.recipe import MAX_SEED, Recipe
-from deltacompress.compression.job import CompressionJob
+from deltacompress.compression.job import CompressionJob, device_memory
 from deltacompress.devices import DeviceName
 from deltacompress.errors import DeltaCompressError, InputError
 from deltacompress.files.strict_yaml import Lines, read_yaml_with_lines
@@ -39,6 +39,14 @@ def _as_typed(text: str) -> str:
 _Text = Annotated[str, Field(strict=True, min_length=1), AfterValidator(_as_typed)]
 
 
+def _a_size(text: str) -> str:
+    try:
+        device_memory(text)
+    except InputError as error:
+        raise ValueError(f"{error.what}; {error.way_out}") from error
+    return text
+
+
 class Choices(BaseModel):
     """What `defaults` and each fine-tuned model can say, as the options of `compress`."""
 
@@ -50,7 +58,7 @@ class Choices(BaseModel):
     seed: Annotated[int, Field(strict=True, ge=0, le=MAX_SEED)] | None = None
     lossless: Literal["none", "zstd", "gdeflate", "ans"] | None = None
     device: DeviceName | None = None
-    device_memory: Annotated[ByteSize, Field(gt=0)] | None = None
+    device_memory: Annotated[str, Field(strict=True), AfterValidator(_a_size)] | None = None
 
 
 class Finetune(Choices):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,14 @@ def test_a_random_pair_and_what_is_refused(pair: Pair, tmp_path: Path, capsys: p
         precision.run(pair.base, device="cpu")
     with pytest.raises(InputError, match="layer 7: there are 2 layers"):
         precision.run(pair.base, pair.finetuned, layer=7, device="cpu")
+
+
+def test_what_has_no_such_sums_is_refused(pair: Pair, make_pair: Callable[..., Pair]) -> None:
+    with pytest.raises(InputError, match="layer 0 is the same in both models"):
+        precision.run(pair.base, pair.base, samples=1, seq_len=8, device="cpu")
+    mixture = make_pair("mixtral")
+    with pytest.raises(InputError, match="layer 0 holds experts"):
+        precision.run(mixture.base, mixture.finetuned, samples=1, seq_len=8, device="cpu")
 
 
 def test_weights_are_the_base_and_the_scaled_delta(pair: Pair) -> None:

@@ -45,6 +45,7 @@ def test_the_rule_counts_cached_memory_as_free(monkeypatch: pytest.MonkeyPatch) 
     assert should_wait_on_host(device, int(DEVICE_SHARE * 800) + 1)
     monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", lambda *_: None)
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
     for limit, left in ((500, 400), (950, 800)):  # 100 are taken already, and no more can be had than is free
         with limited_memory(device, limit):
             assert free_bytes(device) == left

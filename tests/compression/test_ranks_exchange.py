@@ -192,7 +192,7 @@ def test_numbers() -> None:
     [
         (("--devices", "0,0"), "--devices 0,0: GPU 0 is there twice; give each once"),
         (("--devices", ","), "--devices ,: names no GPU; give numbers of GPUs such as 0,1"),
-        (("--devices", "0,1"), "--devices: are GPUs, and --device is cpu; leave out one of the two"),
+        (("--devices", "0,1"), "--devices: names GPUs, while --device is cpu; leave out one of the two"),
     ],
 )
 def test_the_command_line_tells(
@@ -205,7 +205,7 @@ def test_the_command_line_tells(
 
 
 def test_python_tells(pair: Pair, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^devices: are GPUs, and device is cpu; leave out one of the two"):
+    with pytest.raises(InputError, match=r"^devices: names GPUs, while device is cpu; leave out one of the two"):
         pair.compress(tmp_path / "out", devices=[0, 1])
     with pytest.raises(InputError, match=r"^devices: 7 must be "):
         pair.compress(tmp_path / "out", devices=7)

@@ -75,7 +75,9 @@ def test_after_any_step(pair: Pair, out: Path, tmp_path: Path, recipe: str, stop
     saved: list[str] = []
     original = Workspace.save
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Workspace, "save", lambda self, step, done: (saved.append(step), original(self, step, done)))
+        patch.setattr(
+            Workspace, "save", lambda self, step, *a, **k: (saved.append(step), original(self, step, *a, **k))
+        )
         pair.compress(out, recipe=recipe, resume=True)
     assert not set(saved) & before.keys()  # nothing is done twice
     assert files_of(out) == files_of(tmp_path / "whole")
@@ -99,11 +101,11 @@ def test_while_a_step_is_saved(
 ) -> None:
     original, calls = Workspace.save, iter(range(99))
 
-    def save(self: Workspace, step: str, outcomes: Any) -> None:
+    def save(self: Workspace, step: str, outcomes: Any, **more: Any) -> None:
         stop = next(calls) == call
         if stop and when == "before":
             raise KeyboardInterrupt
-        original(self, step, outcomes)
+        original(self, step, outcomes, **more)
         if stop:
             raise KeyboardInterrupt
 
@@ -650,8 +652,8 @@ def test_a_signal_on_the_command_line(
         pytest.skip("whoever started the tests handles this signal")
     original: Callable[..., None] = Workspace.save
 
-    def save(self: Workspace, step: str, outcomes: Any) -> None:
-        original(self, step, outcomes)
+    def save(self: Workspace, step: str, outcomes: Any, **more: Any) -> None:
+        original(self, step, outcomes, **more)
         if step == "layer-00000":
             signal.raise_signal(number)
 

@@ -72,6 +72,10 @@ CASES: dict[str, tuple[Callable[[Entry], object], str]] = {
         lambda w: w["finetunes"][1].update(recepie="int4"),
         "line 13 (out/second): finetunes.recepie: unknown key",
     ),
+    "size": (
+        lambda w: w["finetunes"][1].update(device_memory="12XB"),
+        "line 13 (out/second): finetunes.device_memory: Value error, is no size; give one such as 26GB (got '12XB')",
+    ),
     "key of the defaults": (lambda w: w["defaults"].update(sample=3), r"line 8: defaults.sample: unknown key"),
     "key of the file": (lambda w: w.update(bases="x"), r"line 13: bases: unknown key"),
     "no base": (lambda w: w.pop("base"), "line 1: base is missing"),

@@ -20,6 +20,7 @@ MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "runp
 BUILTINS = {"eval", "exec", "__import__", "compile"}
 
 ALLOWED = {
+    "bench/precision.py": {"Skeleton.from_config"},
     "models/config.py": {"AutoConfig", "AutoConfig.from_pretrained"},
     "models/support.py": {"AutoModelForCausalLM", "AutoModelForCausalLM.from_config"},
     "models/tokenizers.py": {"AutoTokenizer", "AutoTokenizer.from_pretrained"},

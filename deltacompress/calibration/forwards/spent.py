@@ -35,17 +35,19 @@ def spent_of(forward: Forward, leaders: Sequence[str]) -> Spent:
             forward.go_on(frozenset({leader}))
             if forward.dead:
                 return {}
-            own = {place: address for place, one in _held(forward) if (address := _address(one)) in uses.made}
-            waits[leader] = uses.now, own
+            held = {place: uses.number_of(one) for place, one in _held(forward)}
+            waits[leader] = uses.now, {place: number for place, number in held.items() if number is not None}
         forward.go_on(frozenset())
     return {
-        leader: frozenset(place for place, address in held.items() if uses.last[address] <= now)
-        for leader, (now, held) in waits.items()
+        leader: frozenset(place for place, number in own.items() if uses.last[number] <= now)
+        for leader, (now, own) in waits.items()
     }
 
 
 def let_go(forward: Forward, spent: Spent) -> None:
     """Give back the memory of what a forward never uses again, where it waits."""
+    if not spent:
+        return
     places = spent.get(forward.waits_at or "", frozenset())
     for place, tensor in _held(forward):
         if place in places:
@@ -68,26 +70,30 @@ def _held(forward: Forward) -> Iterator[tuple[Place, Tensor]]:
 
 
 class _Uses(TorchDispatchMode):
-    """Counts operations; `made`: where lies what they made; `last`: the last that used what lies there.
+    """Counts operations, and numbers the tensors that they make; `last`: of each, the last that used it.
 
-    What is freed may make room for another tensor: that looks used for longer than it was, never for shorter.
+    Memory is used again: what an operation makes where nothing that it was given lies is another tensor than before.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
-        self.made: set[int] = set()
         self.last: dict[int, int] = {}
+        self._made: dict[int, int] = {}  # by where it lies
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and note what it takes and makes."""
         self.now += 1
         given = {_address(one) for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
         result = func(*args, **(kwargs or {}))
-        made = {_address(one) for one in tree_leaves(result) if isinstance(one, Tensor)}
-        self.made |= made - given
-        self.last |= dict.fromkeys(given | made, self.now)
+        made = {_address(one) for one in tree_leaves(result) if isinstance(one, Tensor)} - given
+        self._made |= {address: len(self.last) + k for k, address in enumerate(made)}
+        self.last |= {number: self.now for at in given | made if (number := self._made.get(at)) is not None}
         return result
+
+    def number_of(self, tensor: Tensor) -> int | None:
+        """Which of those that were made lies where this one does; None if it was there before."""
+        return self._made.get(_address(tensor))
 
 
 def _address(tensor: Tensor) -> int:

@@ -141,7 +141,6 @@ class LayerTurns:
         if k == self._wide_from and self.precision.wider is not None:
             self._widen(self.precision.wider)
         before, self._unsettled = self._unsettled, self._through(k)
-        self._finished += 1
         if before is not None:
             self._settle(before)
 
@@ -157,6 +156,7 @@ class LayerTurns:
             if self._unsettled is not None:
                 self._unsettled = self._through(self._unsettled.k)
         self._stream[ended.k] = ended.output
+        self._finished += 1
         if self._wide_from < 0 and ended.precision != self._narrow:
             self._wide_from = ended.k
 

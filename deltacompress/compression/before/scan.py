@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from deltacompress.checkpoints.pairing import Pairing
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
+from deltacompress.errors import BackendError, OutputError
 from deltacompress.numerics.finite import check_finite
 
 _READERS = 8
@@ -79,7 +80,10 @@ class Scan:
         """
         try:
             yield
+        except (OutputError, BackendError):
+            raise
         except Exception:
+            self._known = None  # nothing is written any more
             self.wait()
             raise
 

@@ -35,13 +35,14 @@ def compress_layer(walk: Walk, i: int, streams: Streams) -> float | None:
     both = [one for one in (student, teacher) if one is not None]
     outcomes = None
     with taking_turns(walk.skeleton, groups, both):
+        # Of a recalled layer, too: the first forward in this block also decides how the layer's norms run (one_pass).
+        _find_spent(groups, both)
         if restored is None:
-            _find_spent(groups, both)
             outcomes = _compress(walk, i, groups, student, teacher)
         else:
             _put_back(walk, step, restored, both)
         with _saving(walk, step, outcomes, both), part("student: to its end"):
-            student.finish_all()  # a GPU has only begun it when this returns: it runs while we save
+            student.finish_all()
     if any(one.precision != walk.precision for one in both):
         walk.note(f"layer {i}: values beyond the range of {walk.precision.inputs}, so it multiplied in wider numbers")
     walk.skeleton.free_layer(i)

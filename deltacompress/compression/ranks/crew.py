@@ -111,6 +111,8 @@ class Crew:
             with _environment(_NCCL):
                 ranks = join(len(self._devices), 0, self._devices[0], self._meeting, self._check)
             yield ranks
+            if self._devices[0].type == "cuda":
+                torch.cuda.synchronize(self._devices[0])  # what is still to come from the others
             for other in self._others:
                 while not other.done.wait(_POLL):
                     self._check()
@@ -119,10 +121,11 @@ class Crew:
     def _telling(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
+            self._part()  # what this process's threads wait for will not come
             if isinstance(error, RanksParted):
                 self._told.wait(_LAST_WORDS)
-            if self.failure is not None:
+            if self.failure is not None and isinstance(error, Exception):
                 raise self.failure from error
             if isinstance(error, RanksParted):
                 told = f"the processes of the run lost each other ({error})"
@@ -190,7 +193,7 @@ class _Other(threading.Thread):
         assert self._process.stdout is not None
         told: DeltaCompressError | None = None
         parted = False
-        with suppress(ValueError):  # of a line that is none of ours, or of a pipe that is closed
+        try:
             for line in self._process.stdout:
                 kind, value = next(iter(json.loads(line).items()))
                 if kind == "note":
@@ -201,6 +204,8 @@ class _Other(threading.Thread):
                     parted = True
                 else:
                     {"ready": self.ready, "done": self.done}[kind].set()
+        except Exception:  # noqa: BLE001 - a line that is none of ours, or a pipe that is closed: it is of no more use
+            self._process.kill()
         code = self._process.wait()
         if self._stopping or self.done.is_set():
             return

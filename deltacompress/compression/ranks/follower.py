@@ -42,7 +42,7 @@ def _listen(orders: queue.Queue[dict[str, Any]]) -> None:
 
 
 def _told(order: dict[str, Any], orders: queue.Queue[dict[str, Any]], told: IO[str]) -> int:
-    from deltacompress.compression.ranks.ranks import RanksParted, part_ways
+    from deltacompress.compression.ranks.ranks import RanksParted
 
     try:
         _follow(order, orders, told)
@@ -54,8 +54,8 @@ def _told(order: dict[str, Any], orders: queue.Queue[dict[str, Any]], told: IO[s
         _send(told, "error", fields(found) | {"traceback": traceback.format_exc()})
         return 1
     _send(told, "done", True)
-    part_ways()
-    return 0
+    while True:  # what it sent may still be read: until it is killed, or `_listen` ends it
+        orders.get()
 
 
 def _follow(order: dict[str, Any], orders: queue.Queue[dict[str, Any]], told: IO[str]) -> None:
@@ -85,6 +85,8 @@ def _follow(order: dict[str, Any], orders: queue.Queue[dict[str, Any]], told: IO
     ids = ranks.same(torch.empty(spec.samples, spec.seq_len, dtype=torch.int64))
     with limited_memory(device, job.device_memory):
         compress_layers(plan, skeleton, ids, FollowerSteps(plan, ranks), _Notes(told, device), ranks)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # what it still had to send
 
 
 class _Notes:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from torch.distributed import Work
 
 _AT_A_TIME = 1 << 26  # elements that are summed at once: what the parts of all ranks take besides
-_PATIENCE = timedelta(days=1)
-"""How long one rank waits for another: rank 0 may code embeddings for minutes, and a rank that dies is seen at once."""
+_PATIENCE = timedelta(hours=1)
+"""How long one rank waits for another: rank 0 may code embeddings for minutes, and one that dies is seen at once."""
 _POLL = 2e-4
 _CPU = torch.device("cpu")
 
@@ -77,6 +77,7 @@ class Ranks:
         """A few numbers of each rank, as many of each, by rank."""
         row = torch.tensor(own, dtype=torch.float64)
         found: list[list[float]] = [row.tolist()] if self.size == 1 else self._all(row.to(self.device)).tolist()
+        self.check()  # a GPU has exchanged them only now
         return found
 
     def gather(self, own: Tensor, rows: int) -> Tensor:
