@@ -16,6 +16,7 @@ from typing import Any
 
 from deltacompress.artifact.outputs import check_free, holds_artifact, publish_directory
 from deltacompress.calibration.sources import Calibration
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.driver import compress
 from deltacompress.compression.job import CompressResult
@@ -30,6 +31,7 @@ from deltacompress.evaluation.tasks.load import Task, load_tasks
 from deltacompress.evaluation.tasks.overlap import refuse_data
 from deltacompress.files.finished import check_room
 from deltacompress.reporter import SILENT, Reporter
+from deltacompress.runtime.variants.layout import read_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ def compress_gated(
     _check_report(places, force=force)
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
     _refuse_seen(gate, recipe, chosen, calibration)
+    opened = Checkpoint.open(base)
+    read_layout(opened.path, opened.tensors)  # a candidate is measured as it is served
     pair: dict[str, Any] = {"base": base, "finetuned": finetuned}
     how: dict[str, Any] = {"device": device, "force": force, "reporter": reporter or SILENT}
     drawn_with = seed if recipe.needs_calibration else None  # else only the evaluation uses it

@@ -25,6 +25,7 @@ from deltacompress.evaluation.tasks.load import Task, load_tasks
 from deltacompress.models.config import notes, other_way_out
 from deltacompress.models.load import WAY_OUT
 from deltacompress.reporter import Reporter
+from deltacompress.runtime.variants.layout import read_layout
 from deltacompress.runtime.variants.precision import resolve_dtype
 
 
@@ -65,6 +66,8 @@ def prepare(job: EvaluationJob, reporter: Reporter) -> Prepared:
         for subject in subjects:
             for note in () if subject.checkpoint is None else notes(subject.checkpoint.config, subject.checkpoint.path):
                 reporter.note(note)
+    if any(one.delta is not None for one in subjects):
+        read_layout(base.path, base.tensors)  # what cannot be served cannot be measured: told before anything answers
     overlaps = _overlaps(tasks, subjects, job.calibration, encoder, job.allow_overlap)
     if gate is not None and (why := _no_verdict(gate, subjects)):
         reporter.note(f"gate {gate.policy.name} gives no verdict: {why}")

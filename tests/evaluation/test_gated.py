@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,30 @@ def test_what_fails_stays_a_candidate(
     assert not out.exists()
     verify(tmp_path / "out.candidate", base=pair.base)
     assert (tmp_path / "out.report" / "report.html").is_file()
+
+
+@pytest.mark.usefixtures("lm_eval")
+def test_what_cannot_be_served_is_refused_before_any_work(
+    make_pair: Callable[..., Pair],
+    policy: Path,
+    task_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A mixture of experts: by --gate, and by eval of a delta that is there; neither leaves anything."""
+    pair = make_pair("mixtral")
+    pair.compress(tmp_path / "delta")
+    there = sorted(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(gated, "compress", None)
+        assert main(gated_argv(pair, tmp_path / "out", policy, task_dir, "--limit", "8")) == 2
+    assert "are experts, only nn.Linear weights are served" in capsys.readouterr().err
+    argv = ["eval", str(tmp_path / "delta"), "--base", str(pair.base), "--against", f"finetuned={pair.finetuned}"]
+    argv += ["--tasks", "colours", "--task-dir", str(task_dir), "--limit", "8", "--out", str(tmp_path / "report")]
+    assert main(argv) == 2
+    assert "are experts, only nn.Linear weights are served" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == there
 
 
 @pytest.mark.usefixtures("lm_eval", "no_compressing")
