@@ -181,7 +181,8 @@ def test_an_expert_that_no_token_reaches_is_coded_by_what_all_receive(
 ) -> None:
     pair = make_pair(tmp_path, "deepseek-v3")
     routed(pair, biases, num_experts_per_tok=choices)
-    pair.compress(tmp_path / "delta", recipe="int4-24")
+    told = Recorder()
+    pair.compress(tmp_path / "delta", recipe="int4-24", reporter=told)
     verify(tmp_path / "delta", base=pair.base)
     found = weights_of(restore(tmp_path / "delta", base=pair.base, out=tmp_path / "restored"))
     old, tuned = weights_of(pair.base), weights_of(pair.finetuned)
@@ -203,6 +204,9 @@ def test_an_expert_that_no_token_reaches_is_coded_by_what_all_receive(
     assert sum(counts) == choices * 128
     assert counts[3] == 0
     assert tokens is None or counts == tokens
+    layers = len({name.split(".")[2] for name in records if ".mlp.experts." in name})
+    unreached = f"{counts.count(0) * layers} of {EXPERTS * layers} experts got none of the calibration tokens"
+    assert [note for note in told.notes if note.startswith(unreached)]
 
 
 @pytest.mark.parametrize("sequential", [True, False])

@@ -101,9 +101,11 @@ class ExpertSums:
 
 @dataclass
 class Agreement:
-    """How many of the tokens' experts are those of the fine-tuned model, layer by layer."""
+    """How many of the tokens' experts are those of the fine-tuned model, layer by layer; how many get no token."""
 
     _share: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _experts: int = 0
+    _unreached: int = 0
 
     def add(self, layer: int, same: int, pairs: int) -> None:
         """Of a layer's pairs of an expert and a token, those that both models have."""
@@ -111,8 +113,15 @@ class Agreement:
             before = self._share.get(layer, (0, 0))
             self._share[layer] = before[0] + same, before[1] + pairs
 
+    def count(self, tokens: int) -> None:
+        """So many tokens go to one more expert."""
+        self._experts, self._unreached = self._experts + 1, self._unreached + (tokens == 0)
+
     def tell(self, note: Callable[[str], None]) -> None:
-        """Say it, if there are experts and the fine-tuned model ran beside."""
+        """Say it, as far as there are experts, some are unreached, and the fine-tuned model ran beside."""
+        if self._unreached:
+            told = f"{self._unreached} of {self._experts} experts got none of the calibration tokens"
+            note(f"{told}: they are fitted to what all of their layer get; calibrate on more, or other, data")
         if not self._share:
             return
         least = min(self._share, key=lambda layer: self._share[layer][0] / self._share[layer][1])

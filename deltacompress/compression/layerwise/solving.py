@@ -48,6 +48,8 @@ def encode_experts(
     """As `encode`, of some experts, one after the other."""
     for expert, names in by_expert(group, stage, experts):
         statistics, tokens = sums.take(expert)
+        if stage.a_row_a_token:  # of its two products the first: once
+            walk.agreement.count(tokens)
         yield from encode(walk, names, weights, statistics, tokens=tokens)
 
 
