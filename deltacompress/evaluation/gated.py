@@ -80,8 +80,7 @@ def compress_gated(
     _check_report(places, force=force)
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
     _refuse_seen(gate, recipe, chosen, calibration)
-    opened = Checkpoint.open(base)
-    read_layout(opened.path, opened.tensors)  # a candidate is measured as it is served
+    _refuse_unserved(base)
     pair: dict[str, Any] = {"base": base, "finetuned": finetuned}
     how: dict[str, Any] = {"device": device, "force": force, "reporter": reporter or SILENT}
     drawn_with = seed if recipe.needs_calibration else None  # else only the evaluation uses it
@@ -105,6 +104,12 @@ def compress_gated(
     result = _published(gate, report, places, force=force)
     summary = compressed.summary | {"artifact": str(places.out)}
     return GatedResult(replace(compressed, out=places.out, summary=summary), report, result)
+
+
+def _refuse_unserved(base: str | Path) -> None:
+    """A candidate is measured as it is served; raises as read_layout."""
+    opened = Checkpoint.open(base)
+    read_layout(opened.path, opened.tensors)
 
 
 @dataclass(frozen=True, slots=True)
