@@ -72,8 +72,8 @@ def compress_gated(
     Raises:
         GateFailedError: the candidate does not pass; it lies in OUT.candidate, its report in OUT.report.
         Interrupted: as compress, also while the candidate is measured.
-        InputError: no tasks, tasks on which the policy cannot pass (gate.early.refuse_hopeless), a name of `out` that
-            no report can hold; otherwise as compress and evaluate. Tasks are looked at before anything is compressed.
+        InputError: no tasks, tasks on which the policy cannot pass, a name of `out` that no report can hold, a model
+            that cannot be served, all told before anything is compressed; otherwise as compress and evaluate.
     """
     places = _places(Path(out), force=force)
     names, chosen = _tasks(gate, tasks, task_dir, limit)
@@ -81,11 +81,11 @@ def compress_gated(
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
     _refuse_seen(gate, recipe, chosen, calibration)
     _refuse_unserved(base)
-    pair: dict[str, Any] = {"base": base, "finetuned": finetuned}
-    how: dict[str, Any] = {"device": device, "force": force, "reporter": reporter or SILENT}
+    of: dict[str, Any] = {"base": base, "finetuned": finetuned, "device": device, "force": force}
+    of |= {"reporter": reporter or SILENT}
     drawn_with = seed if recipe.needs_calibration else None  # else only the evaluation uses it
     made_from = {"recipe": recipe, "calibration": calibration, "seed": drawn_with} | options
-    compressed = compress(out=places.measured, resume=resume, **pair, **how, **made_from)
+    compressed = compress(out=places.measured, resume=resume, **of, **made_from)
     with _telling_what_is_whole(places.measured):
         report = evaluate(
             {places.out.name: places.measured},
@@ -98,12 +98,11 @@ def compress_gated(
             allow_overlap=gate.policy.allow_overlap,
             policy=None,
             compress_seconds={} if compressed.used_again else {places.out.name: compressed.seconds},
-            **pair,
-            **how,
+            **of,
         )
     result = _published(gate, report, places, force=force)
-    summary = compressed.summary | {"artifact": str(places.out)}
-    return GatedResult(replace(compressed, out=places.out, summary=summary), report, result)
+    shown = replace(compressed, out=places.out, summary=compressed.summary | {"artifact": str(places.out)})
+    return GatedResult(shown, report, result)
 
 
 def _refuse_unserved(base: str | Path) -> None:
