@@ -35,7 +35,7 @@ def in_one_pass(layer: nn.Module, device: torch.device) -> Iterator[None]:
             if (epsilon := _epsilon(norm)) is not None:
                 stack.callback(vars(norm).pop, "forward", None)
                 norm.forward = _like(norm.forward, _norm(norm, epsilon))
-        for room in set() if not fused.usable(device) else {type(module).__module__ for module in layer.modules()}:
+        for room in {type(module).__module__ for module in layer.modules() if fused.usable(device)}:
             names = vars(sys.modules[room])
             if (rotary := names.get(_ROTARY)) is not None:
                 stack.callback(names.__setitem__, _ROTARY, rotary)
