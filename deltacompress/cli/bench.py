@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from deltacompress.cli import early
+from deltacompress.cli import bench_pairs, early
+from deltacompress.cli.bench_pairs import without
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.models import model
 from deltacompress.cli.options import BenchBackend, BenchDevice, DeviceMemory, Devices
-from deltacompress.devices import DeviceName, check_driver, check_together, device_numbers
+from deltacompress.devices import check_driver, check_together, device_numbers
 from deltacompress.errors import InputError
 
 BenchShape = Literal["tiny", "llama-7b", "llama-13b", "llama-70b"]
@@ -112,7 +113,7 @@ def kernels(
 
     with console.progress() as reporter:
         data = run(device=device, backend=backend, reporter=reporter).to_json()
-    shown = data | {"rows": [_without(row, "spread", "baselines") | row.get("baselines", {}) for row in data["rows"]]}
+    shown = data | {"rows": [without(row, "spread", "baselines") | row.get("baselines", {}) for row in data["rows"]]}
     console.result(data, lambda: render.summary_and_rows("kernels", shown, table="rows"))
 
 
@@ -152,62 +153,6 @@ def decode(
         "loads": [{key: row[key] for key in row if key not in hidden} for row in data["loads"]],
     }
     console.result(data, lambda: render.summary_and_rows("decode", shown, table="rows", more="loads"))
-
-
-@app.command("pairs")
-@verb
-def pairs(
-    console: Console,
-    models: Annotated[Path, typer.Argument(metavar="MODELS", help="Directory with base/ and one checkpoint per task.")],
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="Directory with <task>/train.jsonl, validation.jsonl.")],
-    *,
-    out: Annotated[Path, typer.Option(help="Directory for the artifacts.")],
-    recipes: Annotated[str, typer.Option(help="Recipes, separated by commas.")] = "int4-24,int2-24",
-    tasks: Annotated[str, typer.Option(help="Tasks, separated by commas; all that have data by default.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="Validation samples of each task.")] = 1000,
-    seed: Annotated[
-        int | None,
-        typer.Option(min=0, max=2**50, help="Seed of the calibration.", show_default="the recipe's, normally 0"),
-    ] = None,
-    device: Annotated[DeviceName, typer.Option(help="Where to compress.")] = "auto",
-    score_device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to score.")] = "cpu",
-    precisions: Annotated[
-        str, typer.Option(help="Score in each of these, separated by commas: fp32, bf16-autocast.")
-    ] = "fp32",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted in --out.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace artifacts of other input in --out.")] = False,
-) -> None:
-    """Compress real pairs and score what is restored, against the fine-tuned models on the same samples."""
-    from deltacompress.cli import render
-
-    early.recipes(*_names(recipes))
-    check_driver(device, score_device)
-    early.folder(out)
-    from deltacompress.bench.pairs.tasks import tasks_of
-
-    for task in ("base", *tasks_of(models, data, _names(tasks))):
-        early.checkpoints(models / task)
-    from deltacompress.bench.pairs.run import run
-
-    with console.progress() as reporter:
-        found = run(
-            models=models,
-            data=data,
-            recipes=_names(recipes),
-            tasks=_names(tasks) or None,
-            out=out,
-            limit=limit,
-            seed=seed,
-            device=device,
-            score_device=score_device,
-            precisions=_names(precisions),
-            resume=resume,
-            force=force,
-            reporter=reporter,
-        )
-    table = found.to_json()
-    shown = [_without(row, "seed", "backend") for row in table["rows"]]
-    console.result(table, lambda: render.rows(f"pairs, scored on {table['scored_on']}", shown))
 
 
 @app.command("precision")
@@ -258,10 +203,4 @@ def architectures(
     console.result(data, lambda: render.summary_and_rows("architectures", shown, table="rows"))
 
 
-def _names(listed: str) -> list[str]:
-    return [name.strip() for name in listed.split(",") if name.strip()]
-
-
-def _without(row: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """What a table has room for; the rest is left to --json."""
-    return {key: value for key, value in row.items() if key not in keys}
+bench_pairs.register(app)

@@ -94,13 +94,18 @@ def divergence(
     samples: Sequence[Sample],
 ) -> float:
     """KL(fine-tuned || compressed) of two models on one device, mean over the right completions' tokens, nats/token."""
-    rows = [_row(tokenizer, sample.prompt, sample.completion) for sample in samples]
+    rows = completions(tokenizer, samples)
     scorers = [Scorer(PlainServing(model)) for model in (finetuned, compressed)]
     total = torch.zeros((), dtype=torch.float64, device=finetuned.device)
     for batch in batches(rows, lambda row: row.tokens):
         for target, found in zip(*(scorer.log_probs(batch) for scorer in scorers), strict=True):
             total += kl_divergence(target, found).sum()
     return float(total) / sum(len(row.continuation) for row in rows)
+
+
+def completions(tokenizer: PreTrainedTokenizerBase, samples: Sequence[Sample]) -> list[Row]:
+    """The right completion of each sample, after its prompt."""
+    return [_row(tokenizer, sample.prompt, sample.completion) for sample in samples]
 
 
 def score_checkpoint(path: Path, task_file: Path, *, limit: int | None = None) -> TaskScore:

@@ -1,0 +1,116 @@
+"""What a method makes of a pair, as a checkpoint to score: restored from an artifact, or sketched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deltacompress.artifact.delta import Delta, load_delta
+from deltacompress.artifact.records import TensorRecord
+from deltacompress.artifact.restoration import copy_side_files, restore, tensor_info
+from deltacompress.bench.frontier.sketches import SKETCHES
+from deltacompress.checkpoints.dtypes import DTYPES
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.checkpoints.writer import write_checkpoint
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.driver import compress
+from deltacompress.errors import InputError
+
+REST = Recipe.parse(
+    {
+        "name": "rest",
+        "description": "All but the linears as int2-24 has it, the linears as they are.",
+        "rules": [
+            {"kind": "linear", "codec": "exact"},
+            {"kind": "head", "codec": "obs", "bits": 2},
+            {"kind": "embedding", "codec": "rtn", "bits": 2},
+            {"codec": "exact"},
+        ],
+    }
+)
+"""What sketches are laid into, so that they are compared with recipes by their linears alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A fine-tuned model, its base and its calibration data."""
+
+    base: Path
+    finetuned: Path
+    calibration: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A checkpoint to score; nbytes: of the whole artifact; linear_bits: for each weight of the linears."""
+
+    path: Path
+    nbytes: int
+    linear_bits: float | None
+
+    def sizes(self, full: int) -> dict[str, Any]:
+        """As a row has them. full: bytes of the fine-tuned checkpoint."""
+        return {"ratio": full / self.nbytes, "bytes": self.nbytes, "linear_bits_per_weight": self.linear_bits}
+
+
+def packed(pair: Pair, recipe: Recipe, seed: int | None, folder: Path, device: str) -> Made:
+    """What a recipe keeps; its artifact is made in `folder`, and restored there."""
+    delta = _artifact(pair, recipe, seed, folder / "artifact", device)
+    restored = restore(delta.path, base=pair.base, out=folder / "restored")
+    size = delta.summary()
+    return Made(restored, size["artifact_bytes"], size["linear_bits_per_weight"])
+
+
+def rest(pair: Pair, folder: Path, device: str) -> Delta:
+    """The artifact that sketches of a pair are laid into."""
+    return _artifact(pair, REST, None, folder, device)
+
+
+def _artifact(pair: Pair, recipe: Recipe, seed: int | None, out: Path, device: str) -> Delta:
+    data = pair.calibration if recipe.needs_calibration else None
+    compress(pair.base, pair.finetuned, recipe=recipe, out=out, calibration=data, seed=seed, device=device)
+    return load_delta(out)
+
+
+def sketched(pair: Pair, around: Delta, method: str, ratio: float, seed: int, folder: Path) -> Made | None:
+    """What a method of SKETCHES keeps where the whole artifact is `ratio` times as small as the fine-tuned checkpoint.
+
+    around: as `rest` makes it. None: the method cannot be so small.
+    """
+    base, finetuned = Checkpoint.open(pair.base), Checkpoint.open(pair.finetuned)
+    linears = [one for one in around.manifest.tensors if one.kind == "linear" and one.base_name is not None]
+    if not linears:
+        raise InputError("has no linear weights of its base's", where=pair.finetuned)
+    weights = sum(torch.Size(one.shape).numel() for one in linears)
+    others = around.summary()["artifact_bytes"] - sum(one.bytes for one in linears)
+    allowed = (finetuned.nbytes / ratio - others) * 8 / weights
+    chance = torch.Generator().manual_seed(seed)
+    values: dict[str, Tensor] = {}
+    spent = 0.0
+    for one in linears:
+        before, after = (it.read(name).float() for it, name in ((base, str(one.base_name)), (finetuned, one.name)))
+        found = SKETCHES[method](after - before, allowed * after.numel(), chance)
+        if found is not None:
+            values[one.name] = (before + found.values).to(DTYPES[one.dtype])
+            spent += found.bits
+    if not values:
+        return None
+    bases = {one.name: str(one.base_name) for one in linears if one.name not in values}
+    path = folder / "sketched"
+    path.mkdir()
+
+    def tensor(one: TensorRecord) -> Tensor | Iterator[Tensor]:
+        if one.name in bases:  # so few bits are no use to it
+            return base.read(bases[one.name]).to(DTYPES[one.dtype])
+        return values[one.name] if one.name in values else around.restored_pieces(one.name, base)
+
+    made = ((tensor_info(one), partial(tensor, one)) for one in around.manifest.tensors)
+    write_checkpoint(path, made)
+    copy_side_files(around, path)
+    return Made(path, others + round(spent / 8), spent / weights)

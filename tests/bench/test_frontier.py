@@ -1,0 +1,268 @@
+"""`bench frontier`: sketches against their definitions, the grid of measurements, what is kept, table and picture."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from demo_pair.data import write_task
+
+from deltacompress.bench.frontier import run as frontier
+from deltacompress.bench.frontier import subjects
+from deltacompress.bench.frontier.methods import chosen, points
+from deltacompress.bench.frontier.picture import draw
+from deltacompress.bench.frontier.sketches import SKETCHES
+from deltacompress.bench.frontier.table import frontier as unbeaten
+from deltacompress.bench.frontier.table import means, to_markdown
+from deltacompress.bench.pairs import run as pairs
+from deltacompress.cli.main import main
+from deltacompress.errors import InputError, Interrupted
+
+TASK = "palindrome"
+
+
+def chance() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def delta() -> torch.Tensor:
+    return torch.randn(96, 160, generator=torch.Generator().manual_seed(1)) * 0.01
+
+
+@pytest.mark.parametrize("name", SKETCHES)
+@pytest.mark.parametrize("bits", [1.3, 2.5, 4.0])
+def test_a_sketch_spends_what_it_may_and_not_much_less(name: str, bits: float, delta: torch.Tensor) -> None:
+    found = SKETCHES[name](delta, bits * delta.numel(), chance())
+    assert found is not None
+    assert found.values.shape == delta.shape
+    step = 16 * sum(delta.shape)  # a singular vector more in fp16
+    assert bits * delta.numel() - step <= found.bits <= bits * delta.numel()
+
+
+@pytest.mark.parametrize("name", SKETCHES)
+def test_a_sketch_of_too_few_bits_is_none(name: str, delta: torch.Tensor) -> None:
+    assert SKETCHES[name](delta, 1.0, chance()) is None
+
+
+@pytest.mark.parametrize("name", ["svd", "delta-come", "sign+svd", "largest"])
+def test_more_bits_lose_less(name: str, delta: torch.Tensor) -> None:
+    errors = []
+    for bits in (1.3, 2.5, 5.0):
+        found = SKETCHES[name](delta, bits * delta.numel(), chance())
+        assert found is not None
+        errors.append(float((found.values - delta).square().sum()))
+    assert errors[0] > errors[1] > errors[2]
+
+
+def test_svd_is_the_best_of_its_rank(delta: torch.Tensor) -> None:
+    """Eckart and Young: what is lost is the energy of the singular values that are left out."""
+    found = SKETCHES["svd"](delta, 10.5 * 16 * (96 + 160), chance())
+    assert found is not None
+    values = torch.linalg.svdvals(delta.double())
+    assert float((found.values - delta).square().sum()) == pytest.approx(float(values[10:].square().sum()), rel=1e-3)
+
+
+def test_delta_come_gives_its_first_vectors_more_bits(delta: torch.Tensor) -> None:
+    vector = 96 + 160
+    grids = 16 * 3  # scales: one group of 96 elements, two of 160
+    first = SKETCHES["delta-come"](delta, 8 * vector + grids + 8 * 3, chance())
+    assert first is not None
+    assert first.bits == 8 * vector + grids + 8 * 3
+    left, values, right = torch.linalg.svd(delta)
+    best = values[0] * torch.outer(left[:, 0], right[0])
+    assert float((first.values - best).norm() / best.norm()) < 0.02
+    three = SKETCHES["delta-come"](delta, 2 * first.bits + 3 * vector + grids + 3 * 3, chance())
+    assert three is not None
+    assert three.bits == 2 * first.bits + 3 * vector + grids + 3 * 3
+    most = SKETCHES["delta-come"](delta, 1e9, chance())
+    assert most is not None
+    assert most.bits == 2 * first.bits + 32 * (3 * (vector + 3) + grids) + (96 - 34) * (2 * (vector + 3) + grids)
+
+
+def test_sign_and_scale_take_one_bit_and_low_rank_the_rest(delta: torch.Tensor) -> None:
+    least = delta.numel() + 16 * len(delta)
+    found = SKETCHES["sign+svd"](delta, least, chance())
+    assert found is not None
+    assert found.bits == least
+    expected = delta.sign() * delta.abs().mean(1, keepdim=True)
+    torch.testing.assert_close(found.values, expected, rtol=1e-3, atol=0)
+    more = SKETCHES["sign+svd"](delta, least + 16 * (96 + 160), chance())
+    assert more is not None
+    assert torch.linalg.matrix_rank(more.values - found.values, rtol=1e-3) == 1
+
+
+def test_dare_is_right_on_average() -> None:
+    delta = torch.full((64, 4096), 0.5)
+    found = SKETCHES["dare"](delta, 2.0 * delta.numel(), chance())
+    assert found is not None
+    kept = int((found.values != 0).sum())
+    assert kept == (2 * delta.numel() - 16 * 64) // 4
+    assert found.bits == 4 * kept + 16 * 64
+    assert float(found.values.mean()) == pytest.approx(0.5, rel=1e-3)
+    assert float(found.values[:32].mean()) == pytest.approx(0.5, rel=0.02)
+
+
+def test_largest_keeps_the_largest(delta: torch.Tensor) -> None:
+    found = SKETCHES["largest"](delta, 2.0 * delta.numel(), chance())
+    assert found is not None
+    kept = found.values != 0
+    share = float(kept.float().mean())
+    entropy = -share * math.log2(share) - (1 - share) * math.log2(1 - share)
+    assert found.bits == pytest.approx(delta.numel() * (entropy + 4 * share) + 16 * 96, rel=0.02)
+    assert float(delta[kept].abs().min()) >= float(delta[~kept].abs().max()) * 0.9  # some are rounded to zero
+    step = (delta * kept).abs().amax(1, keepdim=True) / 7
+    assert bool(((found.values - delta)[kept].abs() <= (step * 0.51).expand_as(delta)[kept]).all())
+
+
+def test_what_is_measured() -> None:
+    named = chosen(["int2-24", "svd", "dare", "lossless"])
+    found = [(one.method.label, one.asked, one.seed) for one in points([TASK], named, [4.0, 8.0], [0, 1])]
+    assert found == [
+        ("int2-24", None, 0), ("int2-24", None, 1), ("svd", 4.0, None), ("svd", 8.0, None),
+        ("dare", 4.0, 0), ("dare", 4.0, 1), ("dare", 8.0, 0), ("dare", 8.0, 1), ("lossless", None, None),
+    ]  # fmt: skip
+
+
+def row(method: str, ratio: float | None, kl: float = 0.0, **more: Any) -> dict[str, Any]:
+    size = {"ratio": ratio} if ratio is None else {"ratio": ratio, "linear_bits_per_weight": 1.0, "kl": kl}
+    return {"task": TASK, "method": method, "asked": None, "seed": 0} | size | more
+
+
+def test_means_are_over_seeds() -> None:
+    rows = [row("a", 10.0, 0.1), row("a", 12.0, 0.3, seed=1), row("svd", None, asked=32.0), row("b", 4.0, 0.2)]
+    first, second = means(rows)
+    assert (first["ratio"], first["kl"], first["kl_least"], first["kl_most"], first["seeds"]) == (
+        11.0, pytest.approx(0.2), 0.1, 0.3, 2,
+    )  # fmt: skip
+    assert (second["method"], second["seeds"]) == ("b", 1)
+
+
+def test_what_nothing_beats() -> None:
+    found = means([row("a", 4.0, 0.1), row("b", 5.0, 0.05), row("c", 6.0, 0.07), row("d", 6.0, 0.08), row("e", 3.0, 9)])
+    assert [one["method"] for one in unbeaten(found, TASK)] == ["b", "c"]
+    table = to_markdown(found)
+    assert "**b**" in table
+    assert "**d**" not in table
+    assert table.index("| e |") < table.index("| a |") < table.index("**b**")
+
+
+def test_the_picture_is_one_svg_with_every_method() -> None:
+    drawn = draw(means([row("a<b", 4.0, 0.1), row("c", 6.0, 0.0, asked=6.0), row("c", 8.0, 0.2, asked=8.0)]))
+    texts = [one.text for one in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"a<b", "c", TASK, "4x", "8x"} <= set(texts)
+    assert len(list(ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}circle"))) == 3 + 2
+
+
+@pytest.fixture
+def demo(repo_root: Path, tmp_path: Path) -> dict[str, Any]:
+    write_task(tmp_path / "data" / TASK, TASK, seed=0)
+    return {
+        "models": repo_root / "registry" / "demo", "data": tmp_path / "data", "methods": ["lossless", "svd"],
+        "out": tmp_path / "out", "limit": 2, "seeds": [0], "ratios": [3.0, 1000.0], "device": "cpu",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("worked although the input could have been refused before")
+
+    monkeypatch.setattr(frontier, "Reference", never)
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"models": Path("gone")}, "gone: no such directory"),
+        ({"methods": []}, "methods: names none"),
+        ({"methods": ["svd", "svd"]}, "methods: svd is given twice"),
+        ({"methods": ["int2-42"]}, "unknown method 'int2-42'; did you mean int2-24"),
+        ({"methods": ["low-rank"]}, "unknown method 'low-rank'"),
+        ({"methods": ["gone.yaml"]}, "gone.yaml"),
+        ({"ratios": []}, "ratios: names none"),
+        ({"ratios": [4.0, 4.0]}, "ratios: 4 is given twice"),
+        ({"ratios": [1.0]}, "ratios: 1 is no ratio to compress by; give some above 1"),
+        ({"ratios": [float("nan")]}, "ratios: nan is no ratio"),
+        ({"seeds": []}, "seeds: names none"),
+        ({"seeds": [1, 1]}, "seeds: 1 is given twice"),
+    ],
+)
+def test_told_before_any_work(demo: dict[str, Any], change: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError) as error:
+        frontier.run(**demo | change)
+    assert told in str(error.value)
+    assert not demo["out"].exists()
+
+
+def test_a_row_for_each_made_once(demo: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = frontier.run(**demo)
+    exact, three, thousand = found.rows
+    assert (exact["kl"], exact["difference"], exact["method"]) == (pytest.approx(0, abs=1e-9), 0.0, "lossless")
+    assert three["ratio"] == pytest.approx(3.0, rel=0.05)
+    assert three["kl"] > 0
+    assert thousand["ratio"] is None  # even without any linear it is larger
+    assert len(found.means) == 2
+    assert "svd" in (demo["out"] / "frontier.md").read_text()
+    assert (demo["out"] / "frontier.svg").read_text().startswith("<svg")
+    assert sorted(one.name for one in demo["out"].iterdir()) == ["frontier.md", "frontier.svg", "rows"]
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("made what was made before")
+
+    monkeypatch.setattr(frontier, "Reference", never)
+    assert frontier.run(**demo).rows == found.rows
+    with pytest.raises(AssertionError, match="made before"):
+        frontier.run(**demo | {"limit": 3})
+
+
+def test_the_same_divergence_as_bench_pairs(demo: dict[str, Any], tmp_path: Path) -> None:
+    named = {"limit": 20, "models": demo["models"], "data": demo["data"]}
+    here = frontier.run(**demo | named | {"methods": ["rtn-4bit"]}).rows[0]
+    path = demo["models"].parents[1] / "evals" / "baselines" / "rtn-4bit.yaml"
+    [_, there] = pairs.run(**named, recipes=[str(path)], out=tmp_path / "pairs", device="cpu").rows
+    for key in ("ratio", "linear_bits_per_weight", "accuracy", "difference", "mcnemar_p"):
+        assert here[key] == there[key]
+    assert here["kl"] == pytest.approx(there["kl"], rel=1e-6)
+
+
+def test_what_was_interrupted_goes_on(demo: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(frontier, "sketched", stop)
+        with pytest.raises(Interrupted, match="finished rows stay in"):
+            frontier.run(**demo)
+    assert sorted(one.name for one in demo["out"].iterdir()) == ["frontier.md", "frontier.svg", "rows"]
+    monkeypatch.setattr(frontier, "packed", stop)  # its row is there
+    assert len(frontier.run(**demo).rows) == 3
+
+
+def test_sketches_are_laid_into_what_a_recipe_makes_of_the_rest(demo: dict[str, Any], tmp_path: Path) -> None:
+    pair = subjects.Pair(demo["models"] / "base", demo["models"] / TASK, demo["data"] / TASK / "train.jsonl")
+    around = subjects.rest(pair, tmp_path / "rest", "cpu")
+    made = subjects.sketched(pair, around, "svd", 4.0, 0, tmp_path)
+    assert made is not None
+    linears = sum(one.bytes for one in around.manifest.tensors if one.kind == "linear")
+    weights = sum(math.prod(one.shape) for one in around.manifest.tensors if one.kind == "linear")
+    others = sum(one.stat().st_size for one in around.path.iterdir()) - linears
+    assert made.linear_bits is not None
+    assert made.nbytes == pytest.approx(others + made.linear_bits * weights / 8, abs=1)
+
+
+def test_the_verb(demo: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "frontier", str(demo["models"]), str(demo["data"]), "--out", str(demo["out"])]
+    more = ["--methods", "svd", "--ratios", "3", "--seeds", "0", "--limit", "2", "--kl-only", "--device", "cpu"]
+    assert main(["--json", "--quiet", *arguments, *more]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["method"] for one in told["means"]] == ["svd"]
+    assert "accuracy" not in told["rows"][0]
+    assert main([*arguments, "--ratios", "4,x"]) == 2
+    assert "4,x is no list of numbers" in capsys.readouterr().err
