@@ -65,7 +65,8 @@ def run(
     model has positions for).
 
     Raises:
-        InputError: half a pair, a pair that is none, a layer that is not there. BackendError: no such device here.
+        InputError: half a pair, a pair that is none, a layer that is not there, more tokens than it has
+            positions for. BackendError: no such device here.
     """
     where, reporter = named_device(device), reporter or SILENT
     if (base is None) != (finetuned is None):
@@ -105,7 +106,11 @@ def _random_pair(root: Path, shape: str, layers: int, device: torch.device) -> t
 
 def _ids(skeleton: Skeleton, samples: int, seq_len: int | None) -> Tensor:
     config = skeleton.model.config.get_text_config()
-    length = min(seq_len or 2048, getattr(config, "max_position_embeddings", None) or 2048)
+    positions = getattr(config, "max_position_embeddings", None) or 2048
+    if (seq_len or 0) > positions:
+        told = f"the model has {positions} positions"
+        raise InputError(told, where=f"{option('seq_len')} {seq_len}", way_out="give fewer tokens")
+    length = seq_len or min(2048, positions)
     return torch.randint(config.vocab_size, (samples, length), generator=torch.Generator().manual_seed(0))
 
 

@@ -48,6 +48,8 @@ def test_a_random_pair_and_what_is_refused(pair: Pair, tmp_path: Path, capsys: p
         precision.run(pair.base, device="cpu")
     with pytest.raises(InputError, match="layer 7: there are 2 layers"):
         precision.run(pair.base, pair.finetuned, layer=7, device="cpu")
+    with pytest.raises(InputError, match=r"seq_len 4097: the model has \d+ positions; give fewer tokens"):
+        precision.run(pair.base, pair.finetuned, samples=1, seq_len=4097, device="cpu")
 
 
 def test_what_has_no_such_sums_is_refused(pair: Pair, make_pair: Callable[..., Pair]) -> None:
