@@ -24,11 +24,15 @@ _LARGEST = 1e30
 
 @dataclass(frozen=True, slots=True)
 class LinearToEncode:
-    """One linear of those encoded together: delta and fine-tuned weight f32 [rows, columns], on the solver's device."""
+    """One linear of those encoded together: delta and fine-tuned weight f32 [rows, columns], on the solver's device.
+
+    fisher: G of its outputs, f32 [rows, rows] (numerics/coupling.py), where the settings ask for it and it is known.
+    """
 
     name: str
     delta: Tensor
     finetuned: Tensor
+    fisher: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ DeltaZip section 4.2 (algorithm 1) with asymmetric=0, refine_sweeps=0, selection
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +17,8 @@ from deltacompress.codecs.formats.packed import PackedSpec, Parts, pack, pack_va
 from deltacompress.codecs.settings import ObsSettings, spec_for
 from deltacompress.numerics import hessian as hessians
 from deltacompress.numerics import obs
-from deltacompress.numerics.grid import Grid, fit_grid
+from deltacompress.numerics.coupling import Coupling
+from deltacompress.numerics.grid import Grid, dequantize, fit_grid
 from deltacompress.numerics.products import quadratic
 from deltacompress.numerics.refine import refine
 from deltacompress.numerics.refit import refit_scales
@@ -54,7 +56,8 @@ def encode(
     out: dict[str, Encoded] = {}
     # a pattern that is chosen over a whole block must not see the rows of other linears
     for stack in [[one] for one in linears] if pattern.kind == "unstructured" else [linears]:
-        solved = _solve(torch.cat([targets.pop(one.name) for one in stack]), hessian, factor, order, settings)
+        target = torch.cat([targets.pop(one.name) for one in stack])
+        solved = _coupled(stack, target, hessian, factor, order, settings)
         rows = 0
         for one in stack:
             own = solved.of_rows(slice(rows, rows + specs[one.name].rows))
@@ -103,6 +106,30 @@ class _Solved:
         grid = None if self.grid is None else replace(self.grid, scale=self.grid.scale[rows], zero=self.grid.zero[rows])
         return _Solved(codes, values, self.mask[rows], grid, self.loss[rows])
 
+    @classmethod
+    def joined(cls, found: Sequence[tuple[Tensor, _Solved]]) -> _Solved:
+        """All rows, from some of them with their numbers; quantized."""
+        order = torch.cat([rows for rows, _ in found]).argsort()
+
+        def put(part: Callable[[_Solved], Tensor | None]) -> Tensor:
+            parts = [part(one) for _, one in found]
+            return torch.cat([one for one in parts if one is not None])[order]
+
+        grids = [one.grid for _, one in found]
+        assert grids[0] is not None
+        grid = replace(
+            grids[0],
+            scale=torch.cat([one.scale for one in grids if one is not None])[order],
+            zero=torch.cat([one.zero for one in grids if one is not None])[order],
+        )
+        return cls(put(lambda one: one.codes), None, put(lambda one: one.mask), grid, put(lambda one: one.loss))
+
+    def weights(self) -> Tensor:
+        """What they decode to, f32 [rows, columns]; of quantized ones."""
+        assert self.codes is not None
+        assert self.grid is not None
+        return dequantize(self.codes, self.grid).mul_(self.mask)
+
     def packed(self, spec: PackedSpec) -> Parts:
         """The parts of a linear that these are the rows of."""
         if self.values is not None:
@@ -110,6 +137,30 @@ class _Solved:
         assert self.codes is not None
         assert self.grid is not None
         return pack(spec, codes=self.codes, mask=self.mask, grid=self.grid)
+
+
+def _coupled(
+    stack: list[LinearToEncode],
+    target: Tensor,
+    hessian: Tensor,
+    factor: hessians.Factor,
+    order: Tensor | None,
+    settings: ObsSettings,
+) -> _Solved:
+    """One stack, block by block where its rows make up for each other (numerics/coupling.py), else at once."""
+    fisher = [one.fisher for one in stack if one.fisher is not None]
+    if not settings.fisher or len(fisher) < len(stack):
+        return _solve(target, hessian, factor, order, settings)
+    with part("factor"):
+        coupling = Coupling(fisher, [one.name for one in stack])
+    shifted, found = target.clone(), []
+    for number, rows in coupling.blocks():
+        solved = _solve(shifted[rows], hessian, factor, order, settings)
+        with part("coupling"):
+            coupling.pass_on(number, shifted[rows] - solved.weights(), shifted)
+        found.append((rows, solved))
+    whole = _Solved.joined(found)
+    return replace(whole, loss=quadratic(whole.weights() - target, hessian))  # of the targets before they were shifted
 
 
 def _solve(

@@ -46,6 +46,11 @@ class Settings(BaseModel):
         return False
 
     @property
+    def needs_fisher(self) -> bool:
+        """Of a codec that calibrates: whether it asks for the Fisher information of a linear's outputs."""
+        return False
+
+    @property
     def rows_apart(self) -> bool:
         """Of a codec that calibrates: whether each row is coded from the sums and itself, to a row of each part."""
         return False
@@ -114,6 +119,7 @@ class ObsSettings(Quantizing):
     asymmetric: 0..1, how far targets move to make up for the error of the layers before (0 = the published method).
     range_search: range factors to try instead of range_factor; each row keeps the one with the least loss after OBS.
     refine_sweeps: sweeps of coordinate descent after OBS. refit_scales: closed-form scales once the codes are fixed.
+    fisher: weigh errors of the output by its Fisher information, so that rows make up for each other's (YAQA).
     """
 
     codec: Literal["obs"] = "obs"
@@ -125,21 +131,31 @@ class ObsSettings(Quantizing):
     range_search: Annotated[tuple[Annotated[float, Field(gt=0, le=4)], ...], Field(max_length=8)] = ()
     refine_sweeps: Annotated[int, Field(strict=True, ge=0, le=20)] = 2
     refit_scales: bool = False
+    fisher: bool = False
 
     @property
     @override
     def needs_teacher(self) -> bool:
-        return self.asymmetric > 0
+        return self.asymmetric > 0 or self.fisher
+
+    @property
+    @override
+    def needs_fisher(self) -> bool:
+        return self.fisher
 
     @property
     @override
     def rows_apart(self) -> bool:
-        return self.pattern.kind != "unstructured"
+        return self.pattern.kind != "unstructured" and not self.fisher
 
     @model_validator(mode="after")
     def _scales_to_refit(self) -> ObsSettings:
         if self.bits == 16 and (self.refit_scales or self.refine_sweeps or self.range_search):
             raise ValueError("bits: 16 has no grid: set refine_sweeps: 0, refit_scales: false and no range_search")
+        if self.fisher and (self.bits == 16 or self.pattern.kind == "unstructured"):
+            raise ValueError(
+                "fisher needs a grid, and rows that are solved apart: no bits: 16, no unstructured pattern"
+            )
         if self.range_search and self.pattern.kind == "unstructured":
             raise ValueError(
                 "range_search needs rows that are solved apart; an unstructured pattern ties them together"

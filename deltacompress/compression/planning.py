@@ -53,6 +53,11 @@ class TensorPlan:
         return self.pair.info.shape[0 if self.transposed else 1]
 
     @property
+    def outputs(self) -> int:
+        """Output features of a linear."""
+        return self.pair.info.shape[1 if self.transposed else 0]
+
+    @property
     def name(self) -> str:
         return self.pair.info.name
 
@@ -70,6 +75,11 @@ class TensorPlan:
     def needs_teacher(self) -> bool:
         """Whether it is coded from what the fine-tuned model gives it, too."""
         return self.calibrated and self.settings.needs_teacher
+
+    @property
+    def needs_fisher(self) -> bool:
+        """Whether it is coded by what its outputs are worth, too."""
+        return self.calibrated and self.settings.needs_fisher
 
 
 @dataclass(frozen=True)
@@ -135,6 +145,11 @@ class Plan:
     def asymmetric(self) -> bool:
         """Whether any tensor needs the fine-tuned model's activations too."""
         return any(plan.needs_teacher for plan in self.tensors.values())
+
+    @property
+    def fisher(self) -> bool:
+        """Whether any tensor needs the Fisher information of its outputs."""
+        return any(plan.needs_fisher for plan in self.tensors.values())
 
     def wrong_with(self, fitted: Any) -> str | None:
         """What makes `fitted`, as an interrupted run left it, none of what this plan's codecs fit, if anything does."""

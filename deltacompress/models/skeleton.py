@@ -228,15 +228,16 @@ class Skeleton:
         assert chain.first is not None
         return chain.first, chain.calls
 
-    @torch.no_grad()
     def run_layer(self, i: int, hidden: torch.Tensor, call: LayerCall) -> torch.Tensor:
         """Decoder layer i through its own forward: hidden states [B, T, H] -> [B, T, H].
+
+        It can be differentiated where the hidden states require a gradient.
 
         Raises:
             CheckpointError: a config.json that the layer cannot run with.
         """
         call.check(hidden)
-        with support.failing_forward(self.path):
+        with torch.set_grad_enabled(hidden.requires_grad), support.failing_forward(self.path):
             output = call.run(self._layers[i], hidden)
         result: torch.Tensor = output[0] if isinstance(output, tuple | list) else output
         return result
@@ -259,13 +260,13 @@ class Skeleton:
         assert tap.seen is not None
         return tap.seen
 
-    @torch.no_grad()
     def run_head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [B, T, V] from the last layer's output [B, T, H], caps and scales included.
 
-        Needs the outer weights, but no embedding that is not the head.
+        Needs the outer weights, but no embedding that is not the head. Differentiates as `run_layer`.
         """
-        _, output = self._relayed(lambda: self.model(inputs_embeds=hidden, use_cache=False), inject=hidden)
+        with torch.set_grad_enabled(hidden.requires_grad):
+            _, output = self._relayed(lambda: self.model(inputs_embeds=hidden, use_cache=False), inject=hidden)
         logits: torch.Tensor = output.logits
         return logits
 

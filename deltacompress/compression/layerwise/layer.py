@@ -16,6 +16,7 @@ from torch import Tensor
 from deltacompress.calibration.forwards.recording import record_inputs
 from deltacompress.calibration.forwards.turns import LayerTurns, taking_turns
 from deltacompress.compression.layerwise.experts import ExpertSums, in_portions
+from deltacompress.compression.layerwise.fisher import take_fisher
 from deltacompress.compression.layerwise.solving import encode, encode_experts
 from deltacompress.compression.layerwise.statistics import collect
 from deltacompress.compression.layerwise.walk import Streams, Walk
@@ -30,6 +31,7 @@ def compress_layer(walk: Walk, i: int, streams: Streams) -> float | None:
     restored = walk.steps.recall(step, walk.skeleton.layer_names(i))
     with part("groups"):
         groups = _groups(walk, i, streams) if restored is None else []
+    take_fisher(walk, i, streams, groups)
     student = walk.turns(i, streams.student, streams)
     teacher = None if streams.teacher is None else walk.turns(i, streams.teacher, streams)
     both = [one for one in (student, teacher) if one is not None]

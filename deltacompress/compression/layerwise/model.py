@@ -19,6 +19,7 @@ from torch import Tensor
 
 from deltacompress.calibration.forwards.recording import capture_calls
 from deltacompress.calibration.forwards.streams import should_wait_on_host
+from deltacompress.compression.layerwise.fisher import gradients_of
 from deltacompress.compression.layerwise.layer import compress_layer
 from deltacompress.compression.layerwise.solving import solve
 from deltacompress.compression.layerwise.walk import Streams, Walk
@@ -49,20 +50,24 @@ def compress_layers(
     outer = [plan.tensors[name] for name in skeleton.outer_names()]
     late = [tensor for tensor in outer if tensor.name == skeleton.head_name and tensor.calibrated]
     body = [tensor.name for tensor in outer if tensor.name != skeleton.head_name]
-    reporter.phase("compressing", skeleton.num_layers + 2)
     stream_bytes = ids.numel() * skeleton.hidden_size * torch.float32.itemsize
     on_host = should_wait_on_host(skeleton.device, stream_bytes * (2 if plan.asymmetric else 1))
-    teacher = None
+    teacher = gradients = None
     if plan.asymmetric:
         skeleton.load(body, plan.finetuned.read)
         teacher, _ = capture_calls(skeleton, ids, batch, on_host=on_host)
+        if plan.fisher:
+            skeleton.load([skeleton.head_name or skeleton.embedding_name], plan.finetuned.read)
+            gradients = gradients_of(walk, ids, teacher, reporter)
+            skeleton.free([skeleton.head_name or skeleton.embedding_name])
         skeleton.free([skeleton.embedding_name])
+    reporter.phase("compressing", skeleton.num_layers + 2)
     restored = _simple(walk, "outer", [one for one in outer if one not in late and one.treatment != "alias"])
     skeleton.load(body, restored.__getitem__)
     del restored
     student, calls = capture_calls(skeleton, ids, batch, on_host=on_host)
     skeleton.free([skeleton.embedding_name])
-    streams = Streams(student, teacher, calls)
+    streams = Streams(student, teacher, calls, gradients=gradients)
     reporter.step("embeddings and norms", memory_bytes=Steps.peak_memory())
     for i in range(skeleton.num_layers):
         loss = compress_layer(walk, i, streams)

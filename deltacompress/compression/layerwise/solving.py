@@ -67,7 +67,10 @@ def solve(
     assert encode_group is not None
     with part("read"):
         references = {tensor.name: plan.base_of(tensor, walk.skeleton.device) for tensor in tensors}
-    linears = [_to_encode(plan.tensors[name], weights[name], reference) for name, reference in references.items()]
+    linears = [
+        _to_encode(plan.tensors[name], weights[name], reference, walk.fisher.pop(name, None))
+        for name, reference in references.items()
+    ]
     shares = RowShares(walk.ranks, tensors, linears)
     encoded = shares.losses(encode_group([shares.own(one) for one in linears], statistics, settings))
     del linears
@@ -78,8 +81,9 @@ def solve(
         yield tensor.name, *walk.steps.finish(tensor, whole, reference, restored)
 
 
-def _to_encode(tensor: TensorPlan, weight: Tensor, reference: Tensor | None) -> LinearToEncode:
+def _to_encode(tensor: TensorPlan, weight: Tensor, reference: Tensor | None, fisher: Tensor | None) -> LinearToEncode:
     delta = delta_of(weight, reference, tensor.name)
     if tensor.transposed:
-        return LinearToEncode(tensor.name, delta.t().contiguous(), weight.t().contiguous())
-    return LinearToEncode(tensor.name, delta, weight[: delta.shape[0]])
+        return LinearToEncode(tensor.name, delta.t().contiguous(), weight.t().contiguous(), fisher)
+    rows = delta.shape[0]  # the base's, which added tokens come after
+    return LinearToEncode(tensor.name, delta, weight[:rows], None if fisher is None else fisher[:rows, :rows])

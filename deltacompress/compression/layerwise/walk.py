@@ -11,6 +11,7 @@ from deltacompress.calibration.forwards.memory import Room
 from deltacompress.calibration.forwards.precision import Precision, calibration_precision
 from deltacompress.calibration.forwards.streams import HiddenStates
 from deltacompress.calibration.forwards.turns import LayerTurns
+from deltacompress.calibration.gradients import OutputGradients
 from deltacompress.compression.layerwise.experts import Agreement
 from deltacompress.compression.planning import Plan
 from deltacompress.compression.ranks.ranks import Ranks
@@ -24,18 +25,23 @@ from deltacompress.reporter import Reporter
 class Streams:
     """Hidden states of all calibration batches, [B, T, H] each, before the layer that comes next.
 
-    head: what follows the last layer, as restored, once it is calibrated.
+    head: what follows the last layer, as restored, once it is calibrated. gradients: of the fine-tuned model, where a
+    rule asks for them and they could be taken.
     """
 
     student: HiddenStates
     teacher: HiddenStates | None
     calls: dict[int, list[LayerCall]]
     head: Tensor | None = None
+    gradients: OutputGradients | None = None
 
 
 @dataclass(frozen=True)
 class Walk:
-    """A calibrated run, as each of its layers needs it. note: takes what a user should know."""
+    """A calibrated run, as each of its layers needs it. note: takes what a user should know.
+
+    fisher: of the linears of the layer at hand, by name, until each is solved.
+    """
 
     plan: Plan
     skeleton: Skeleton
@@ -45,6 +51,7 @@ class Walk:
     room: Room
     note: Callable[[str], None]
     agreement: Agreement = field(default_factory=Agreement)
+    fisher: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(
