@@ -1,7 +1,9 @@
 """What the outputs of a model's linears are worth: the Fisher information of each, from a pass back through the model.
 
-Labels are drawn from the fine-tuned model's own distribution on calibration tokens; g is the gradient of their negative
-log-likelihood at a linear's output, and G = mean of g g^T over tokens is what numerics/coupling.py weighs errors with.
+G = mean of g g^T over calibration tokens is what numerics/coupling.py weighs errors with, g a gradient at a linear's
+output. The divergence of two distributions that are near is quadratic in their logits, with diag(p) - p p^T of the
+fine-tuned model's p. So what goes back from the logits of each token is drawn with that covariance: sqrt(p) e less p
+times the sum of it, e Gaussian. (Drawing labels gives the same on average, from a few tokens that surprise.)
 
 The model is never in memory as a whole. `output_gradients` walks forward, layer by layer, then back, and keeps the
 gradient at each layer's output in host memory, in bfloat16; `fisher_information` later runs one layer both ways.
@@ -26,7 +28,7 @@ from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.finite import all_finite
 from deltacompress.reporter import Reporter
 
-_TOKENS_AN_OUTPUT = 4
+_TOKENS_AN_OUTPUT = 16
 """Calibration tokens that gradients are taken at, for each output of the widest linear."""
 _AT_ONCE = 4096  # tokens that go back through a layer together
 _LONGEST = 2.0  # of a gradient, times the median
@@ -130,9 +132,10 @@ def _at_the_end(skeleton: Skeleton, hidden: Tensor, chance: torch.Generator) -> 
     grads = []
     for one in hidden.split(1):
         start = one.detach().requires_grad_()
-        logits = skeleton.run_head(start).float().flatten(0, 1)
-        labels = torch.multinomial(logits.detach().softmax(-1), 1, generator=chance).squeeze(1)
-        nn.functional.cross_entropy(logits, labels, reduction="sum").backward()
+        logits = skeleton.run_head(start)
+        chances = logits.detach().float().softmax(-1)
+        drawn = torch.randn(chances.shape, device=chances.device, generator=chance).mul_(chances.sqrt())
+        logits.backward(drawn.sub_(chances * drawn.sum(-1, keepdim=True)).to(logits.dtype))
         grads.append(_gradient(start))
     return torch.cat(grads)
 

@@ -38,7 +38,7 @@ class Coupling:
         self._linears: list[tuple[Tensor, Tensor, list[slice]]] = []
         start = 0
         for one, name in zip(fisher, names, strict=True):
-            taken = [torch.arange(first, len(one), BLOCKS) for first in range(BLOCKS)]
+            taken = [torch.arange(len(one))[first::BLOCKS] for first in range(BLOCKS)]
             order = torch.cat(taken).to(one.device)
             ends = torch.tensor([len(block) for block in taken]).cumsum(0).tolist()
             spans = [slice(end - len(block), end) for end, block in zip(ends, taken, strict=True)]

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from deltacompress.numerics import products
 from deltacompress.numerics.compiled import fused as compiled
+from deltacompress.numerics.compiled.threads import small_operations
 from deltacompress.numerics.grid import Grid, GroupTables
 from deltacompress.numerics.pairs import PairSolver
 from deltacompress.numerics.sparsity import Sparsity
-from deltacompress.numerics.threads import small_operations
 from deltacompress.numerics.triton import fused
 
 Selection = Literal["joint", "diagonal"]

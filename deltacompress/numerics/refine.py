@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from deltacompress.numerics.compiled import fused as compiled
+from deltacompress.numerics.compiled.threads import small_operations
 from deltacompress.numerics.grid import Grid, GroupTables, dequantize
 from deltacompress.numerics.pairs import PAIRS
 from deltacompress.numerics.products import WIDE, product
 from deltacompress.numerics.sparsity import Sparsity
-from deltacompress.numerics.threads import small_operations
 from deltacompress.numerics.triton import fused
 
 _FIRST = [i for i, _ in PAIRS] + [j for _, j in PAIRS]

@@ -235,3 +235,59 @@ def test_a_single_row_is_solved_as_one_of_two_that_are_equal(sweeps: int, search
     assert torch.equal(one.delta, delta)
     assert torch.equal(decode(found), decode(wanted)[:1])
     assert found.loss == pytest.approx(wanted.loss, rel=FLOAT32_CHAIN.value)
+
+
+def fisher_of(rows: int) -> torch.Tensor:
+    gradients = torch.randn(500, rows, generator=torch.Generator().manual_seed(9))
+    gradients += gradients[:, :3].sum(1, keepdim=True)
+    return gradients.T @ gradients / len(gradients)
+
+
+def weighted(it: Layer, restored: torch.Tensor, fisher: torch.Tensor) -> float:
+    """tr G E H E^T against the shifted target, in float64, G and H damped as the solvers damp them."""
+    error = restored.double() - shifted_target(it)
+    hessian = damped_hessian(it)
+    weights = fisher.double() + 0.1 * fisher.diagonal().double().mean() * torch.eye(len(fisher), dtype=torch.float64)
+    return float((weights @ error @ hessian * error).sum())
+
+
+def damped_hessian(it: Layer) -> torch.Tensor:
+    hessian = 2 / len(it.x) * it.x.double().T @ it.x.double()
+    return hessian + 0.01 * hessian.diagonal().mean() * torch.eye(len(hessian), dtype=torch.float64)
+
+
+def shifted_target(it: Layer) -> torch.Tensor:
+    drift = 2 / len(it.x) * (it.target_x - it.x).double().T @ it.x.double()
+    return it.delta.double() + it.finetuned.double() @ drift @ torch.linalg.inv(damped_hessian(it))
+
+
+@pytest.mark.parametrize("options", [{"sparsity": "2:4"}, {}, {"range_search": (0.8, 1.0)}, {"refit_scales": True}])
+def test_fisher_lowers_what_it_weighs(options: dict[str, Any]) -> None:
+    it, fisher = layer(rows=64), fisher_of(64)
+    settings = ObsSettings(bits=2, fisher=True, **options)
+    [with_fisher] = obs.encode([LinearToEncode("q", it.delta, it.finetuned, fisher)], statistics(it), settings).values()
+    without = encode(it, bits=2, **options)
+    assert weighted(it, decode(with_fisher), fisher) < 0.8 * weighted(it, decode(without), fisher)
+    error = decode(with_fisher).double() - shifted_target(it)
+    energy = (it.delta.double() @ damped_hessian(it) * it.delta.double()).sum()
+    assert with_fisher.loss == pytest.approx(float((error @ damped_hessian(it) * error).sum() / energy), rel=1e-3)
+
+
+def test_fisher_couples_each_linear_to_itself() -> None:
+    """Two linears of one input come out as each alone."""
+    it, other = layer(rows=32), layer(rows=48, seed=5)
+    settings = ObsSettings(bits=2, fisher=True)
+    first = LinearToEncode("q", it.delta, it.finetuned, fisher_of(32))
+    second = LinearToEncode("k", other.delta, other.finetuned, fisher_of(48))
+    together = obs.encode([first, second], statistics(it), settings)
+    for one in (first, second):
+        alone = obs.encode([one], statistics(it), settings)[one.name]
+        for name, part in alone.parts.items():
+            assert torch.equal(part, together[one.name].parts[name])
+
+
+def test_without_fisher_information_rows_are_solved_apart() -> None:
+    it = layer(rows=32)
+    plain, without = encode(it, bits=2), encode(it, bits=2, fisher=True)
+    assert plain.loss == without.loss
+    assert all(torch.equal(part, without.parts[name]) for name, part in plain.parts.items())

@@ -48,6 +48,7 @@ def take_fisher(walk: Walk, i: int, streams: Streams, groups: Sequence[Sequence[
     with part("fisher"):
         sums = fisher_information(walk.skeleton, i, names, streams.teacher, streams.gradients, precision)
         tokens = walk.ranks.total(sum(one.shape[0] * one.shape[1] for one in streams.gradients.layers[i]))
-        for name in names:
+        for name in sums:
             walk.ranks.sum_(sums[name])
-            walk.fisher[name] = sums[name].div_(tokens)
+            if bool(sums[name].diagonal().any()):  # else nothing depends on these outputs
+                walk.fisher[name] = sums[name].div_(tokens)
