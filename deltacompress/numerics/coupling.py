@@ -22,7 +22,7 @@ from deltacompress.numerics import hessian as hessians
 
 BLOCKS = 16
 """Blocks of rows of a linear, solved one after the other."""
-DAMP_FRACTION = 0.1
+DAMP_FRACTION = 0.5
 """Of G's mean diagonal: G comes from few tokens, and the loss is no quadratic far from where it was taken."""
 
 

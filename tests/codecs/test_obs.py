@@ -14,6 +14,7 @@ from deltacompress.codecs.encoded import Encoded, LinearToEncode
 from deltacompress.codecs.formats import packed
 from deltacompress.codecs.settings import ObsSettings
 from deltacompress.errors import NumericsError, RecipeError
+from deltacompress.numerics.coupling import DAMP_FRACTION
 from deltacompress.numerics.hessian import HessianAccumulator, factorize
 from deltacompress.numerics.obs import activation_order
 
@@ -247,7 +248,9 @@ def weighted(it: Layer, restored: torch.Tensor, fisher: torch.Tensor) -> float:
     """tr G E H E^T against the shifted target, in float64, G and H damped as the solvers damp them."""
     error = restored.double() - shifted_target(it)
     hessian = damped_hessian(it)
-    weights = fisher.double() + 0.1 * fisher.diagonal().double().mean() * torch.eye(len(fisher), dtype=torch.float64)
+    weights = fisher.double() + DAMP_FRACTION * fisher.diagonal().double().mean() * torch.eye(
+        len(fisher), dtype=torch.float64
+    )
     return float((weights @ error @ hessian * error).sum())
 
 
