@@ -154,3 +154,16 @@ def test_what_goes_back_has_the_covariance_of_the_divergence(pair: Pair, monkeyp
     d = 0.01 * torch.randn(6, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     kl = (p * (p.log() - (z.double().flatten() + d).log_softmax(-1))).sum()
     assert float(d @ covariance @ d / 2) == pytest.approx(float(kl), rel=0.1)
+
+
+def test_pieces_add_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "_LONGEST", 1e9)  # medians are of a piece
+    opened, sums = Opened(pair, batch=8), []
+    for at_once in (2 * TOKENS, 8 * TOKENS):
+        monkeypatch.setattr(gradients, "_AT_ONCE", at_once)
+        found = opened.gradients()
+        opened.skeleton.load(opened.skeleton.layer_names(1), opened.checkpoint.read)
+        names = opened.skeleton.linear_names(1)
+        sums.append(gradients.fisher_information(opened.skeleton, 1, names, opened.stream, found, PRECISION))
+    for name, one in sums[0].items():
+        assert float((one - sums[1][name]).norm() / one.norm()) < 0.01, name

@@ -14,7 +14,7 @@ from deltacompress.codecs.encoded import Encoded, LinearToEncode
 from deltacompress.codecs.formats import packed
 from deltacompress.codecs.settings import ObsSettings
 from deltacompress.errors import NumericsError, RecipeError
-from deltacompress.numerics.coupling import DAMP_FRACTION
+from deltacompress.numerics.coupling import BLOCKS, DAMP_FRACTION
 from deltacompress.numerics.hessian import HessianAccumulator, factorize
 from deltacompress.numerics.obs import activation_order
 
@@ -294,3 +294,19 @@ def test_without_fisher_information_rows_are_solved_apart() -> None:
     plain, without = encode(it, bits=2), encode(it, bits=2, fisher=True)
     assert plain.loss == without.loss
     assert all(torch.equal(part, without.parts[name]) for name, part in plain.parts.items())
+
+
+def test_the_last_rows_make_up_for_all_that_was_lost_before() -> None:
+    """They are coded as targets that are the best answer, in fp64, to the errors of all other rows."""
+    it, fisher = layer(rows=64), fisher_of(64)
+    settings = ObsSettings(bits=4, asymmetric=0, fisher=True)
+    linear = LinearToEncode("q", it.delta, it.finetuned, fisher)
+    restored = decode(obs.encode([linear], statistics(it, asymmetric=False), settings)["q"])
+    last = torch.arange(BLOCKS - 1, 64, BLOCKS)
+    fixed = torch.tensor([row for row in range(64) if row not in last.tolist()])
+    weights = fisher.double() + DAMP_FRACTION * fisher.diagonal().double().mean() * torch.eye(64, dtype=torch.float64)
+    lost = (restored - it.delta)[fixed].double()
+    best = it.delta[last] - torch.linalg.solve(weights[last][:, last], weights[last][:, fixed] @ lost).float()
+    alone = LinearToEncode("q", best, it.finetuned[last])
+    expected = decode(obs.encode([alone], statistics(it, asymmetric=False), ObsSettings(bits=4, asymmetric=0))["q"])
+    torch.testing.assert_close(restored[last], expected, rtol=1e-3, atol=1e-5)
