@@ -828,3 +828,8 @@ def test_json_of_what_worked(tmp_path: Path, mine: Pair, capsys: pytest.CaptureF
     assert main(["inspect", str(tmp_path / "out"), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert {"ratio", "artifact_bytes", "finetuned_bytes", "linear_bits_per_weight", "tensors"} <= data.keys()
+    assert main(["inspect", str(tmp_path / "out"), "--entropy", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    linears = [row["over_entropy"] for row in told["tensors"] if row["kind"] == "linear"]
+    assert all(1 < over < 8 for over in linears)  # tiny tensors: tables and frames weigh
+    assert all("over_entropy" not in row for row in data["tensors"])

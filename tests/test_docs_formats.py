@@ -189,6 +189,7 @@ WAYS: dict[str, Callable[[], Recipe]] = {
     "3-bit 2:4 symmetric": lambda: recipe("delta", bits=3, sparsity="2:4", grid="symmetric"),
     "4-bit dense": lambda: recipe("delta", bits=4),
     "3-bit dense midrise": lambda: recipe("delta", bits=3, grid="midrise"),
+    "2-bit dense masked": lambda: recipe("delta", bits=2, grid="symmetric", step=2.0),
     "sign 2:4": lambda: recipe("delta", bits=1, sparsity="2:4", grid="midrise"),
     "8-bit 4:8": lambda: recipe("delta", bits=8, sparsity="4:8"),
     "16-bit 2:4": lambda: recipe("delta", bits=16, sparsity="2:4"),

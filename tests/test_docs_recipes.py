@@ -61,12 +61,16 @@ def promised(cell: str) -> dict[str, Any]:
     for phrase in cell.replace(" on the weights themselves", "").split(", "):
         if bits := re.fullmatch(r"(\d+) bits", phrase):
             found["bits"] = int(bits[1])
+        elif step := re.fullmatch(r"step ([\d.]+)", phrase):
+            found["step"] = float(step[1])
+        elif damping := re.fullmatch(r"damped by ([\d.]+)", phrase):
+            found["damp_fraction"] = float(damping[1])
         elif group := re.fullmatch(r"groups of (\d+)", phrase):
             found["group_size"] = int(group[1])
         else:
             found |= WORDS[phrase]
     defaults = {name: field.default for name, field in SETTINGS[found["codec"]].model_fields.items()}
-    return defaults | found
+    return {name: value for name, value in (defaults | found).items() if value is not None}
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row[0].strip("`") in SHIPPED], ids=lambda row: row[0])

@@ -206,9 +206,17 @@ class Delta:
                 return f"tensor {record.base_name} differs"
         return "its list of tensors differs"
 
-    def summary(self) -> dict[str, Any]:
-        """Plain data about the artifact: sizes, ratio, recipe, and a row per tensor (what `inspect --json` prints)."""
-        return summarize(self.manifest, artifact=self.path, artifact_bytes=self.artifact_bytes)
+    def entropy(self, name: str) -> float:
+        """Bytes that the parts of tensor `name` take at their order-0 entropies; raises as `parts`."""
+        from deltacompress.lossless.entropy import order_zero
+
+        with self._open_parts(self.tensors[name]) as sources:
+            return sum(order_zero(source) for source in sources.values())
+
+    def summary(self, *, entropy: bool = False) -> dict[str, Any]:
+        """Plain data, a row per tensor too (what `inspect --json` prints). entropy: that of all parts, all read."""
+        found = {name: self.entropy(name) for name in self.tensors} if entropy else None
+        return summarize(self.manifest, artifact=self.path, artifact_bytes=self.artifact_bytes, entropy=found)
 
 
 @checked

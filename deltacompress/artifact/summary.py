@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,16 @@ from deltacompress.types import TensorKind
 _KINDS = ("linear", "embedding", "head", "norm", "bias", "other")
 
 
-def summarize(manifest: Manifest, *, artifact: Path, artifact_bytes: int) -> dict[str, Any]:
+def summarize(
+    manifest: Manifest, *, artifact: Path, artifact_bytes: int, entropy: Mapping[str, float] | None = None
+) -> dict[str, Any]:
     """What `inspect --json` prints.
 
     ratio: bytes of the fine-tuned checkpoint / bytes of the whole artifact, everything included; finetuned_bytes covers
     the same files. linear_bits_per_weight: 8 x stored bytes / weights, over the linears of the decoder layers, None if
     there are none. tensors: a row each, in the natural order of their names; kind as `kinds`.
+    entropy: by tensor, the bytes that its parts take at their order-0 entropies. With it, parts and tensors also have
+    over_entropy: stored bytes / those bytes, None where nothing but one byte occurs, or nothing at all.
     """
     kind = kinds(manifest)
     linear = [record for record in manifest.tensors if kind[record.name] == "linear"]
@@ -40,9 +44,9 @@ def summarize(manifest: Manifest, *, artifact: Path, artifact_bytes: int) -> dic
         "artifact_bytes": artifact_bytes,
         "ratio": manifest.finetuned.bytes / artifact_bytes,
         "linear_bits_per_weight": 8 * sum(record.bytes for record in linear) / weights if weights else None,
-        "parts": _parts(manifest, kind, artifact_bytes),
+        "parts": _parts(manifest, kind, artifact_bytes, entropy),
         "tensors": [
-            _row(record, kind[record.name])
+            _row(record, kind[record.name], entropy)
             for record in sorted(manifest.tensors, key=lambda record: natural(record.name))
         ],
     }
@@ -61,19 +65,30 @@ def natural(name: str) -> list[str | int]:
     return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]+)", name))]
 
 
-def _parts(manifest: Manifest, kinds: Mapping[str, TensorKind], artifact_bytes: int) -> list[dict[str, Any]]:
+def _parts(
+    manifest: Manifest, kinds: Mapping[str, TensorKind], artifact_bytes: int, entropy: Mapping[str, float] | None
+) -> list[dict[str, Any]]:
     """Where the bytes are: tensors by kind, side files, and what describes them; sums to the whole artifact."""
     rows: list[dict[str, Any]] = []
     for kind in _KINDS:
         chosen = [record for record in manifest.tensors if kinds[record.name] == kind]
         if chosen:
             full = sum(math.prod(record.shape) * ITEMSIZE[record.dtype] for record in chosen)
-            rows.append(_share(kind, len(chosen), full, sum(record.bytes for record in chosen)))
+            row = _share(kind, len(chosen), full, sum(record.bytes for record in chosen))
+            rows.append(row | _over_entropy(chosen, entropy))
     files = sum(record.bytes for record in manifest.files)
-    rows.append(_share("config and tokenizer", len(manifest.files), files, files))
+    none = _over_entropy([], entropy)
+    rows.append(_share("config and tokenizer", len(manifest.files), files, files) | none)
     stored = sum(record.bytes for record in manifest.tensors)
-    rows.append(_share("manifest and headers", 1 + len(manifest.shards), 0, artifact_bytes - files - stored))
+    rows.append(_share("manifest and headers", 1 + len(manifest.shards), 0, artifact_bytes - files - stored) | none)
     return rows
+
+
+def _over_entropy(records: Sequence[TensorRecord], entropy: Mapping[str, float] | None) -> dict[str, float | None]:
+    if entropy is None:
+        return {}
+    least = sum(entropy[record.name] for record in records)
+    return {"over_entropy": sum(record.bytes for record in records) / least if least else None}
 
 
 def _share(what: str, count: int, full: int, stored: int) -> dict[str, Any]:
@@ -86,7 +101,7 @@ def _share(what: str, count: int, full: int, stored: int) -> dict[str, Any]:
     }
 
 
-def _row(record: TensorRecord, kind: TensorKind) -> dict[str, Any]:
+def _row(record: TensorRecord, kind: TensorKind, entropy: Mapping[str, float] | None) -> dict[str, Any]:
     count = math.prod(record.shape)
     return {
         "name": record.name,
@@ -98,7 +113,7 @@ def _row(record: TensorRecord, kind: TensorKind) -> dict[str, Any]:
         "bytes": record.bytes,
         "loss": record.loss,
         "damp_fraction": record.damp_fraction,
-    }
+    } | _over_entropy([record], entropy)
 
 
 def _codec_label(record: TensorRecord) -> str:

@@ -18,13 +18,21 @@ _SPARE = ("damp_fraction", "status", "shape", "kind")
 
 
 @verb
-def inspect(console: Console, artifact: ArtifactArgument, *, zoo: ZooOption = None) -> None:
+def inspect(
+    console: Console,
+    artifact: ArtifactArgument,
+    *,
+    entropy: Annotated[
+        bool, typer.Option("--entropy", help="Read all of it: how far stored bytes are above their order-0 entropy.")
+    ] = False,
+    zoo: ZooOption = None,
+) -> None:
     """Show what an artifact holds: per tensor its codec, bits per weight, bytes and loss."""
     from deltacompress.artifact.delta import load_delta
     from deltacompress.cli import render
 
     with console.progress() as reporter:
-        data = load_delta(early.place(artifact, zoo, reporter=reporter)).summary()
+        data = load_delta(early.place(artifact, zoo, reporter=reporter)).summary(entropy=entropy)
     console.result(data, lambda: render.summary_and_rows(artifact, data, table="tensors", more="parts", spare=_SPARE))
 
 

@@ -209,7 +209,8 @@ def _solve_once(
     with part("columns"):
         grid = None
         if settings.bits != 16:
-            grid = fit_grid(target, bits=settings.bits, group=group, kind=settings.grid, factor=widened)
+            kind, step = settings.grid, settings.step
+            grid = fit_grid(target, bits=settings.bits, group=group, kind=kind, factor=widened, step=step)
         solution = obs.solve(
             target,
             factor.upper,

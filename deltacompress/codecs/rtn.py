@@ -67,7 +67,8 @@ def _encode_rows(weight: Tensor, spec: PackedSpec, settings: RtnSettings) -> tup
     mask = magnitude_mask(weight, settings.pattern)
     if settings.bits == 16:
         return pack_values(spec, values=weight, mask=mask), weight.to(torch.bfloat16).float() * mask
-    grid = fit_grid(weight, bits=spec.bits, group=spec.group, kind=spec.grid, factor=settings.range_factor, mask=mask)
+    factor, step = settings.range_factor, settings.step
+    grid = fit_grid(weight, bits=spec.bits, group=spec.group, kind=spec.grid, factor=factor, step=step, mask=mask)
     codes = quantize(weight, grid)
     return pack(spec, codes=codes, mask=mask, grid=grid), dequantize(codes, grid) * mask
 

@@ -77,6 +77,7 @@ class Quantizing(Settings):
     bits: per kept weight; 16 keeps weights as bfloat16 (prune only), 1 is sign times scale (grid midrise).
     sparsity: "dense", "n:m" or "unstructured:F". group_size: columns that share a scale; "row" = all of them.
     grid: "minmax", "symmetric" or "midrise" (numerics/grid.py). range_factor: < 1 clips the grid, > 1 widens its steps.
+    step: of a symmetric grid, its steps in root mean squares of the weights that share a scale, whatever their range.
     """
 
     bits: Bits
@@ -84,6 +85,7 @@ class Quantizing(Settings):
     group_size: GroupSize = "row"
     grid: Literal["minmax", "symmetric", "midrise"] = "minmax"
     range_factor: Annotated[float, Field(gt=0, le=4)] = 1.0
+    step: Annotated[float | None, Field(gt=0, le=4, exclude_if=lambda value: value is None)] = None
 
     @field_validator("sparsity")
     @classmethod
@@ -91,9 +93,11 @@ class Quantizing(Settings):
         return str(Sparsity.parse(text))
 
     @model_validator(mode="after")
-    def _one_bit_is_a_sign(self) -> Quantizing:
+    def _a_grid_of_one_kind(self) -> Quantizing:
         if self.bits == 1 and self.grid != "midrise":
             raise ValueError("bits: 1 needs grid: midrise (a sign times a scale)")
+        if self.step is not None and (self.grid != "symmetric" or self.bits == 16 or self.range_factor != 1):
+            raise ValueError("step needs grid: symmetric, bits other than 16, and no range_factor")
         return self
 
     @property
@@ -156,6 +160,8 @@ class ObsSettings(Quantizing):
             raise ValueError(
                 "fisher needs a grid, and rows that are solved apart: no bits: 16, no unstructured pattern"
             )
+        if self.step is not None and self.range_search:
+            raise ValueError("step needs no range_search: it says how wide steps are")
         if self.range_search and self.pattern.kind == "unstructured":
             raise ValueError(
                 "range_search needs rows that are solved apart; an unstructured pattern ties them together"
@@ -290,4 +296,5 @@ def spec_for(settings: Quantizing, *, rows: int, columns: int, name: str) -> Pac
             where=name,
             way_out="choose a divisor or group_size: row",
         )
-    return PackedSpec(rows, columns, settings.bits, settings.pattern, group, settings.grid)
+    masked = settings.step is not None and settings.bits == 2 and settings.pattern.kind == "dense"  # mostly zeros
+    return PackedSpec(rows, columns, settings.bits, settings.pattern, group, settings.grid, masked=masked)

@@ -1,7 +1,8 @@
 """Quantization grids: value = (code - zero) * scale, code in 0 .. 2^bits - 1, one (scale, zero) per row and group.
 
 minmax     asymmetric, from the smallest to the largest weight of the group, zero always a code (the published grid)
-symmetric  zero = 2^(bits-1): one more step below zero than above; no zero stored
+symmetric  zero = 2^(bits-1): one more step below zero than above; no zero stored. With `step`, steps follow from the
+           size of the weights instead of the largest one, as entropy coding wants them; what lies beyond is clipped
 midrise    zero = (2^bits - 1) / 2: no code means zero; the only sensible one-bit grid (sign times scale)
 
 Which of them is best is decided by the output after OBS, not by the error on the weights: at two bits the wide steps
@@ -72,10 +73,18 @@ def constant_zero(kind: GridKind, bits: int) -> float:
 
 
 def fit_grid(
-    weight: Tensor, *, bits: int, group: int, kind: GridKind, factor: float = 1.0, mask: Tensor | None = None
+    weight: Tensor,
+    *,
+    bits: int,
+    group: int,
+    kind: GridKind,
+    factor: float = 1.0,
+    step: float | None = None,
+    mask: Tensor | None = None,
 ) -> Grid:
     """Grid of a weight f32 [rows, columns]; `factor` widens (> 1) or narrows (< 1) the range.
 
+    step: of a symmetric grid, its steps in root mean squares of a group, whatever its range.
     mask: bool [rows, columns], the weights that are kept, where that is known already; the others do not count.
     A group that is zero throughout gets scale 0, so that each code decodes to exactly zero.
     """
@@ -92,16 +101,24 @@ def fit_grid(
         zero = torch.where(scale > 0, torch.round(-low / scale.clamp_min(torch.finfo(torch.float32).tiny)), 0.0)
         return Grid(bits, group, scale, zero.clamp_(0, top))
     reach = torch.maximum(high, -low)
+    ones = torch.ones_like(weight[:1]) if mask is None else mask.float()
+    counts = torch.nn.functional.pad(ones, pad).view(len(ones), groups, group).sum(-1).clamp_min(1)
     if kind == "symmetric":
-        scale = store_scale(reach / max((1 << (bits - 1)) - 1, 1))
+        scale = store_scale(
+            reach / max((1 << (bits - 1)) - 1, 1) if step is None else _root_mean_square(padded, reach, counts) * step
+        )
     elif bits == 1:
         # the L2-optimal magnitude of a sign is the mean of |w|; the two values are scale / 2 on either side of zero
-        ones = torch.ones_like(weight[:1]) if mask is None else mask.float()
-        counts = torch.nn.functional.pad(ones, pad).view(len(ones), groups, group).sum(-1)
-        scale = store_scale(padded.abs().sum(-1) / counts.clamp_min(1) * (2 * factor))
+        scale = store_scale(padded.abs().sum(-1) / counts * (2 * factor))
     else:
         scale = store_scale(reach / (top / 2))
     return Grid(bits, group, scale, torch.full_like(scale, constant_zero(kind, bits)))
+
+
+def _root_mean_square(weight: Tensor, reach: Tensor, counts: Tensor) -> Tensor:
+    """Of each group, [rows, groups], of a weight [rows, groups, group]; relative to `reach`: no square is lost."""
+    relative = weight / reach.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(-1)
+    return reach * (relative.square_().sum(-1) / counts).sqrt_()
 
 
 def store_scale(scale: Tensor) -> Tensor:

@@ -53,7 +53,19 @@ def test_they_cover_the_format() -> None:
         "unstructured",
     }
     parts = {part.name for record in records for part in record.parts}
-    assert {"codes", "pattern", "scales", "zeros", "values", "row_mask", "symbols", "planes"} <= parts
+    assert {
+        "codes",
+        "pattern",
+        "scales",
+        "zeros",
+        "values",
+        "row_mask",
+        "symbols",
+        "groups",
+        "nonzero",
+        "planes",
+    } <= parts
+    assert any(record.params.get("masked") for record in packed)
     assert {load_delta(path).manifest.lossless for path in ARTIFACTS} == {"none", "zstd"}
 
 

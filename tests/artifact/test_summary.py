@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pairs import make_pair
 
+from deltacompress import lossless
+from deltacompress.artifact.checks import nbytes
 from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.summary import kinds, natural, summarize
 from deltacompress.checkpoints.names import kind_of
+from deltacompress.errors import ChecksumError
 
 
 def test_layers_are_sorted_as_numbers() -> None:
@@ -91,3 +95,40 @@ def test_without_any_linear_weight_there_are_no_bits_of_one(tmp_path: Path) -> N
     rest = tuple(record for record in manifest.tensors if "proj" not in record.name)
     told = summarize(manifest.model_copy(update={"tensors": rest}), artifact=tmp_path, artifact_bytes=10**6)
     assert told["linear_bits_per_weight"] is None
+
+
+def test_stored_bytes_are_told_against_the_entropy_of_what_they_code(tmp_path: Path) -> None:
+    pair = make_pair(tmp_path, "llama")
+    pair.compress(tmp_path / "out", recipe="int2-24")
+    delta = load_delta(tmp_path / "out")
+    plain, told = delta.summary(), delta.summary(entropy=True)
+    least: dict[str, float] = {}
+    for record in delta.manifest.tensors:
+        least[record.name] = 0.0
+        for part in record.parts:
+            raw = lossless.decode(delta.stored_part(record.name, part), raw_bytes=nbytes(part))
+            counts = Counter(bytes(raw))
+            least[record.name] -= sum(n * math.log2(n / len(raw)) for n in counts.values()) / 8
+    for row in told["tensors"]:
+        wanted = row["bytes"] / least[row["name"]] if least[row["name"]] else None
+        assert row["over_entropy"] == (None if wanted is None else pytest.approx(wanted))
+    for row in told["parts"]:
+        names = [one["name"] for one in told["tensors"] if one["kind"] == row["part"]]
+        total = sum(least[name] for name in names)
+        assert row["over_entropy"] == (pytest.approx(row["stored_bytes"] / total) if total else None)
+    for row in (*told["tensors"], *told["parts"]):
+        del row["over_entropy"]
+    assert told == plain
+
+
+def test_what_is_damaged_has_no_entropy(tmp_path: Path) -> None:
+    make_pair(tmp_path, "llama").compress(tmp_path / "out", recipe="int2-24")
+    name = "model.layers.0.mlp.up_proj.weight"
+    delta = load_delta(tmp_path / "out")
+    shard, span = delta.where(name, delta.record(name).parts[-1])
+    raw = bytearray(shard.read_bytes())
+    raw[span.begin + 60] ^= 1
+    shard.write_bytes(raw)
+    with pytest.raises(ChecksumError, match=name):
+        load_delta(tmp_path / "out").summary(entropy=True)
+    assert load_delta(tmp_path / "out").summary()["tensors"]

@@ -310,3 +310,13 @@ def test_the_last_rows_make_up_for_all_that_was_lost_before() -> None:
     alone = LinearToEncode("q", best, it.finetuned[last])
     expected = decode(obs.encode([alone], statistics(it, asymmetric=False), ObsSettings(bits=4, asymmetric=0))["q"])
     torch.testing.assert_close(restored[last], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_steps_are_in_root_mean_squares_of_the_targets() -> None:
+    """Of what OBS solves for, which is not the delta where inputs have moved."""
+    it = layer(rows=5)
+    encoded = encode(it, bits=2, grid="symmetric", step=2.2)
+    found, target = encoded.parts["scales"][:, 0].double(), shifted_target(it)
+    assert torch.allclose(found, 2.2 * target.square().mean(1).sqrt(), rtol=2**-7)
+    assert not torch.allclose(found, 2.2 * it.delta.double().square().mean(1).sqrt(), rtol=2**-7)
+    assert "zeros" not in encoded.parts

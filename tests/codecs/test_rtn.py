@@ -145,3 +145,11 @@ def test_a_sign_per_kept_weight_is_the_best_it_can_be() -> None:
 def test_a_group_size_that_does_not_divide_is_a_recipe_error() -> None:
     with pytest.raises(RecipeError, match=r"^emb: group_size 32 does not divide its 48 columns"):
         rtn.encode(normal(2, 48), RtnSettings(bits=4, group_size=32), "emb")
+
+
+def test_steps_are_in_root_mean_squares_of_the_rows() -> None:
+    weight = torch.randn(4, 30, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [[1.0], [10.0], [0.1], [3.0]]
+    )
+    scales = rtn.encode(weight, RtnSettings(bits=2, grid="symmetric", step=1.5), "w").parts["scales"].float()
+    assert torch.allclose(scales, 1.5 * weight.square().mean(1, keepdim=True).sqrt(), rtol=2**-8)

@@ -26,7 +26,7 @@ from deltacompress.numerics.sparsity import Sparsity
         ("sparsity", "4:2"), ("sparsity", "half"),
         ("group_size", 7), ("group_size", 0), ("group_size", "column"),
         ("grid", "uniform"),
-        ("range_factor", 0.0), ("range_factor", 5.0),
+        ("range_factor", 0.0), ("range_factor", 5.0), ("step", 0.0), ("step", 4.5),
         ("asymmetric", 2.0), ("asymmetric", -0.1),
         ("damp_fraction", 0.0), ("damp_fraction", 1.5),
         ("block_size", 8), ("block_size", 5000),
@@ -55,6 +55,43 @@ def test_sixteen_bits_have_no_grid_to_improve(more: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="refine_sweeps: 0"):
         ObsSettings(bits=16, **more)
     assert ObsSettings(bits=16, refine_sweeps=0).bits == 16
+
+
+@pytest.mark.parametrize("kind", [ObsSettings, RtnSettings])
+@pytest.mark.parametrize("more", [{"grid": "minmax"}, {"grid": "midrise"}, {"bits": 16}, {"range_factor": 1.5}])
+def test_a_step_goes_with_nothing_else_that_says_how_wide_steps_are(
+    kind: type[ObsSettings | RtnSettings], more: dict[str, Any]
+) -> None:
+    with pytest.raises(
+        ValidationError, match=r"^1 validation error .*\n.*(step needs grid: symmetric|step says how wide steps are)"
+    ):
+        kind(**({"bits": 2, "grid": "symmetric", "step": 2.0} | more))
+    assert kind(bits=2, grid="symmetric", step=2.0).step == 2
+
+
+def test_a_step_leaves_no_range_to_search() -> None:
+    with pytest.raises(ValidationError, match="step needs no range_search"):
+        ObsSettings(bits=2, grid="symmetric", step=2.0, range_search=(1.0, 1.2))
+
+
+@pytest.mark.parametrize(
+    ("fields", "masked"),
+    [
+        ({"step": 2.0}, True),
+        ({}, False),
+        ({"step": 2.0, "bits": 3}, False),
+        ({"step": 2.0, "sparsity": "2:4"}, False),
+    ],
+)
+def test_two_bits_and_a_step_are_mostly_zeros_and_stored_so(fields: dict[str, Any], masked: bool) -> None:
+    settings = ObsSettings(**({"bits": 2, "grid": "symmetric"} | fields))
+    assert spec_for(settings, rows=3, columns=8, name="q").masked is masked
+
+
+def test_a_step_is_told_only_where_there_is_one() -> None:
+    """Manifests hold recipes: those of before stay as they are."""
+    assert "step" not in RtnSettings(bits=2).model_dump(mode="json")
+    assert RtnSettings(bits=2, grid="symmetric", step=2).model_dump(mode="json")["step"] == 2
 
 
 @pytest.mark.parametrize("kind", [ExactSettings, SkipSettings, BitDeltaSettings])

@@ -40,6 +40,7 @@ ARTIFACTS: dict[str, tuple[Any, str]] = {
     "direct": ("sparsegpt-direct-4bit", "none"),
     "lossless": ("lossless", "zstd"),
     "unstructured-3": (rules(bits=3, sparsity="unstructured:0.5", group_size=16, grid="symmetric"), "none"),
+    "masked-2": (rules(bits=2, grid="symmetric", step=2.0), "zstd"),
     "half-1-4": (rules(bits=16, sparsity="1:4"), "zstd"),
 }
 

@@ -58,6 +58,37 @@ def test_levels_by_hand(kind: GridKind, bits: int, row: list[float], levels: lis
         assert values == [level * factor for level in levels]
 
 
+@given(st.integers(1, 20), st.integers(1, 20), st.sampled_from([2, 3]), st.booleans(), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_a_step_is_in_root_mean_squares_of_what_is_kept(
+    columns: int, group: int, bits: int, masked: bool, seed: int
+) -> None:
+    w = weight(3, columns, seed)
+    mask = weight(3, columns, seed + 1) > 0 if masked else None
+    grid = fit_grid(w, bits=bits, group=group, kind="symmetric", step=1.7, mask=mask)
+    assert (grid.zero == 1 << (bits - 1)).all()
+    for r in range(3):
+        for g, scale in enumerate(grid.scale[r]):
+            part = slice(g * group, (g + 1) * group)
+            kept = (w[r, part] if mask is None else w[r, part][mask[r, part]]).double().numpy()
+            root = float(np.sqrt(np.mean(kept**2))) if kept.size else 0.0
+            assert float(scale) == pytest.approx(1.7 * root, rel=2**-8)
+
+
+def test_a_step_does_not_look_at_the_range() -> None:
+    w = torch.ones(2, 100)
+    w[1, 7] = 10.0
+    near, far = fit_grid(w, bits=2, group=100, kind="symmetric", step=2.0).scale
+    assert float(near) == 2
+    assert float(far) == pytest.approx(2 * (199 / 100) ** 0.5, rel=2**-8)
+
+
+@pytest.mark.parametrize("size", [1e-37, 1e-30, 1e30, 1e37])
+def test_a_step_is_found_where_squares_are_beyond_what_a_float_holds(size: float) -> None:
+    grid = fit_grid(weight(2, 8).sign() * size, bits=2, group=8, kind="symmetric", step=2.0)
+    assert torch.allclose(grid.scale, torch.full_like(grid.scale, 2 * size), rtol=2**-8)
+
+
 @pytest.mark.parametrize("group", [4, 12])
 def test_columns_are_those_of_their_groups(group: int) -> None:
     grid = fit_grid(weight(3, 12), bits=4, group=group, kind="minmax")
@@ -131,6 +162,8 @@ def test_a_zero_group_decodes_to_zero_whatever_the_code(kind: GridKind, bits: in
     ).all()  # one code throughout, which costs next to nothing
     for code in range(1 << bits):
         assert (dequantize(torch.full((2, 8), code, dtype=torch.uint8), grid)[:, 4:] == 0).all()
+    if kind == "symmetric":
+        assert (fit_grid(w, bits=bits, group=4, kind=kind, step=2.0).scale[:, 1] == 0).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -42,6 +42,11 @@ def test_dense_symbols_are_codes_relative_to_the_zero_point(bits: int, rows: int
     relative = (codes.int() - zero.int()) % (1 << bits)
     assert torch.equal(packing.unpack_codes(stored, width, columns).int(), relative)
     assert torch.equal(symbols.symbols_to_dense(stored, zero, bits, columns), codes)
+    masked = symbols.dense_to_masked(codes, zero, bits)
+    assert torch.equal(packing.unpack_codes(masked["groups"], 1, columns).bool(), relative != 0)
+    assert masked["nonzero"].tolist() == relative[relative != 0].tolist()
+    masked["nonzero"] = symbols.pack_nonzero(masked["nonzero"], bits)
+    assert torch.equal(symbols.masked_to_dense(masked, zero, bits, columns), codes)
 
 
 @st.composite

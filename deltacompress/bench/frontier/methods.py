@@ -13,7 +13,10 @@ from deltacompress.errors import InputError, option
 from deltacompress.evaluation.methods.names import load_method
 from deltacompress.files.content import shipped_yaml
 
-METHODS = "int4-24,int2-24,sign-24,int4,int2,deltazip-4bit,deltazip-2bit,bitdelta,svd,delta-come,sign+svd,dare,largest"
+METHODS = (
+    "int4-24,int2-24,sign-24,storage,storage-small,int4,int2,deltazip-4bit,deltazip-2bit,"
+    "bitdelta,svd,delta-come,sign+svd,dare,largest"
+)
 RATIOS = (4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 24.0, 32.0)
 _DRAWN = ("dare",)
 

@@ -155,6 +155,9 @@ def _symbols_of_blocks(spec: PackedSpec, parts: Parts) -> Iterator[Parts]:
         block = replace(spec, rows=min(step, spec.rows - begin))
         codes, mask, _ = unpack_levels(block, some)
         zero = _zero_codes(block, some)
+        if spec.masked:
+            yield symbols.dense_to_masked(codes, zero, spec.bits)
+            continue
         if spec.sparsity.kind == "dense":
             yield {"symbols": symbols.dense_to_symbols(codes, zero, spec.bits)}
             continue
@@ -174,14 +177,18 @@ def to_serving(spec: PackedSpec, parts: Parts, where: str) -> Parts:
     if not spec.has_storage_layout:
         return parts
     rest = {name: part for name, part in parts.items() if name not in ("symbols", "groups", "nonzero")}
-    if spec.sparsity.kind == "dense":
-        codes = symbols.symbols_to_dense(parts["symbols"], _zero_codes(spec, parts), spec.bits, spec.columns)
-        return rest | {"codes": packing.pack_codes(codes, spec.bits)}
     zero = torch.nn.functional.pad(_zero_codes(spec, parts), (0, spec.padded - spec.columns))
     try:
-        codes, mask = symbols.symbols_to_pairs(parts, zero, spec.bits, spec.padded)
+        if spec.masked:
+            codes = symbols.masked_to_dense(parts, zero, spec.bits, spec.columns)
+        elif spec.sparsity.kind == "dense":
+            codes = symbols.symbols_to_dense(parts["symbols"], zero, spec.bits, spec.columns)
+        else:
+            codes, mask = symbols.symbols_to_pairs(parts, zero, spec.bits, spec.padded)
     except ValueError as error:
         raise FormatError(str(error), where=where) from error
+    if spec.sparsity.kind == "dense":
+        return rest | {"codes": packing.pack_codes(codes, spec.bits)}
     return rest | _with_pattern(spec, mask, lambda kept: packing.pack_codes(kept, spec.bits), codes)
 
 

@@ -27,7 +27,8 @@ class PackedSpec:
     """How to read the parts of one tensor.
 
     rows: the stored rows, all of them unless row_mask says otherwise. transposed: whether rows and columns are those of
-    the linear layer, [out, in], while the tensor lies as [in, out] (GPT-2's Conv1D).
+    the linear layer, [out, in], while the tensor lies as [in, out] (GPT-2's Conv1D). masked: whether dense codes are
+    rearranged into a mask of the weights that are not zero, and the codes of those.
     """
 
     rows: int
@@ -37,12 +38,14 @@ class PackedSpec:
     group: int
     grid: GridKind
     transposed: bool = False
+    masked: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The `params` of the manifest."""
-        turned = {"transposed": 1} if self.transposed else {}
+        more = {"transposed": 1} if self.transposed else {}
+        more |= {"masked": 1} if self.masked else {}
         return {"bits": self.bits, "sparsity": str(self.sparsity), "group_size": self.group, "grid": self.grid,
-                "rows": self.rows, "columns": self.columns} | turned  # fmt: skip
+                "rows": self.rows, "columns": self.columns} | more  # fmt: skip
 
     @classmethod
     def from_json(cls, params: dict[str, Any], where: str) -> PackedSpec:
@@ -56,6 +59,7 @@ class PackedSpec:
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"bad parameters of the packed format ({error})", where=where, way_out=AGAIN) from error
         sane = spec.rows >= 0 and spec.columns > 0 and 0 < spec.group <= _MAX_GROUP and spec.bits in (1, 2, 3, 4, 8, 16)
+        sane = sane and (not spec.masked or (spec.sparsity.kind == "dense" and spec.has_zero_code))
         if not sane or spec.grid not in get_args(GridKind) or spec.to_json() != params:
             told = f"parameters of the packed format out of range: {reprlib.repr(params)}"
             raise FormatError(told, where=where, way_out=AGAIN)
@@ -106,6 +110,7 @@ def _spec(params: tuple[tuple[str, Any], ...]) -> PackedSpec:
         group=int(fields["group_size"]),
         grid=fields["grid"],
         transposed=fields.get("transposed") == 1,
+        masked=fields.get("masked") == 1,
     )
 
 
@@ -140,9 +145,9 @@ def part_shapes(spec: PackedSpec, *, storage: bool) -> Shapes:
         if spec.grid == "minmax":
             shapes["zeros"] = ("U8", (rows, spec.groups))
     if storage and spec.has_storage_layout:
-        if spec.sparsity.kind == "dense":
+        if spec.sparsity.kind == "dense" and not spec.masked:
             shapes["symbols"] = ("U8", (rows, packed_width(spec.columns, STORED_BITS[spec.bits])))
-        elif spec.bits == 2:
+        elif spec.bits == 2 and not spec.masked:
             shapes["symbols"] = ("U8", (rows, spec.padded // 4))
         else:
             shapes["groups"] = ("U8", (rows, packed_width(spec.padded, 1)))

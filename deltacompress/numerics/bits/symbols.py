@@ -7,7 +7,8 @@ zero point (so that symbol 0 is the value zero everywhere), and then
 - 2:4 at 2 bits: one byte per group of four, two bits per weight, 0 for a pruned one: 67 of 256 symbols occur;
 - 2:4 at 1, 3, 4 or 8 bits: `groups`, the mask of non-zero weights of two groups of four per byte, and `nonzero`, the
   relative codes of the non-zero weights alone;
-- dense codes: relative codes, as many whole ones per byte as fit (3-bit codes two per byte).
+- dense codes: relative codes, as many whole ones per byte as fit (3-bit codes two per byte); or, where most are zero,
+  `groups` and `nonzero` too: there a code of whole bits for each byte wastes less.
 
 2:4 patterns are rebuilt from the non-zero weights: where fewer than two are non-zero, the lowest free positions fill up
 the pair. The packer chooses that same pair (`canonical_pairs`), so the rearrangement loses nothing.
@@ -67,8 +68,15 @@ def pairs_to_symbols(codes: Tensor, zero: Tensor, mask: Tensor, bits: int) -> di
     Of `nonzero`, which rows share bytes of, the codes before `pack_nonzero`.
     """
     relative = ((codes - zero) & ((1 << bits) - 1)) * mask
-    if bits == 2:
-        return {"symbols": packing.pack_codes(relative, 2)}
+    return {"symbols": packing.pack_codes(relative, 2)} if bits == 2 else _apart(relative)
+
+
+def dense_to_masked(codes: Tensor, zero: Tensor, bits: int) -> dict[str, Tensor]:
+    """As dense_to_symbols, `groups` and `nonzero` as pairs_to_symbols gives them."""
+    return _apart((codes - zero) & ((1 << bits) - 1))
+
+
+def _apart(relative: Tensor) -> dict[str, Tensor]:
     present = relative != 0
     return {"groups": packing.pack_codes(present.to(torch.uint8), 1), "nonzero": relative[present]}
 
@@ -88,12 +96,27 @@ def symbols_to_pairs(streams: dict[str, Tensor], zero: Tensor, bits: int, column
         relative = packing.unpack_codes(streams["symbols"], 2, columns)
         present = relative != 0
     else:
-        present = packing.unpack_codes(streams["groups"], 1, columns).bool()
-        count = int(present.sum())
-        stored = streams["nonzero"].unsqueeze(0)
-        if stored.shape[1] != packed_width(count, STORED_BITS[bits]):
-            raise ValueError("the non-zero codes are not as many as the group masks say")
-        relative = torch.zeros_like(present, dtype=torch.uint8)
-        relative[present] = packing.unpack_codes(stored, STORED_BITS[bits], count).squeeze(0)
+        relative, present = _together(streams, bits, columns)
     mask = canonical_pairs(present)
     return ((relative + zero) & ((1 << bits) - 1)) * mask, mask
+
+
+def masked_to_dense(streams: dict[str, Tensor], zero: Tensor, bits: int, columns: int) -> Tensor:
+    """Inverse of dense_to_masked and pack_nonzero.
+
+    Raises:
+        ValueError: the streams do not fit each other.
+    """
+    return (_together(streams, bits, columns)[0] + zero) & ((1 << bits) - 1)
+
+
+def _together(streams: dict[str, Tensor], bits: int, columns: int) -> tuple[Tensor, Tensor]:
+    """(relative codes u8, which of them are stored bool), [rows, columns]."""
+    present = packing.unpack_codes(streams["groups"], 1, columns).bool()
+    count = int(present.sum())
+    stored = streams["nonzero"].unsqueeze(0)
+    if stored.shape[1] != packed_width(count, STORED_BITS[bits]):
+        raise ValueError("the non-zero codes are not as many as the group masks say")
+    relative = torch.zeros_like(present, dtype=torch.uint8)
+    relative[present] = packing.unpack_codes(stored, STORED_BITS[bits], count).squeeze(0)
+    return relative, present

@@ -23,12 +23,24 @@ PATTERNS = ["dense", "2:4", "1:4", "3:4", "4:8", "2:3", "unstructured:0.5"]
 class Case:
     """A random tensor in the packed format; every quarter of the rows is zero."""
 
-    def __init__(self, bits: int, pattern: str, kind: GridKind, rows: int, columns: int, group: int, seed: int) -> None:
+    def __init__(
+        self,
+        bits: int,
+        pattern: str,
+        kind: GridKind,
+        rows: int,
+        columns: int,
+        group: int,
+        seed: int,
+        *,
+        masked: bool = False,
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         weight = torch.randn(rows, columns, generator=generator)
         weight[::4] = 0
         sparsity = Sparsity.parse(pattern)
-        self.spec = PackedSpec(rows, columns, bits, sparsity, group, kind)
+        masked = masked and pattern == "dense" and bits != 16 and kind != "midrise"
+        self.spec = PackedSpec(rows, columns, bits, sparsity, group, kind, masked=masked)
         self.mask = magnitude_mask(weight, sparsity)
         self.weight = weight
         self.grid: Grid | None = None
@@ -60,7 +72,8 @@ def cases(draw: st.DrawFn) -> Case:
     kind = cast(GridKind, draw(st.sampled_from(["midrise"] if bits == 1 else ["minmax", "symmetric", "midrise"])))
     rows, columns = draw(st.integers(0, 6)), draw(st.integers(1, 37))
     group = draw(st.integers(1, columns + 3))
-    return Case(bits, draw(st.sampled_from(PATTERNS)), kind, rows, columns, group, draw(st.integers(0, 2**31)))
+    pattern, seed = draw(st.sampled_from(PATTERNS)), draw(st.integers(0, 2**31))
+    return Case(bits, pattern, kind, rows, columns, group, seed, masked=draw(st.booleans()))
 
 
 @given(cases())
@@ -206,3 +219,20 @@ def test_streams_that_contradict_each_other_are_a_format_error() -> None:
     groups, nonzero = torch.full_like(stored["groups"], 0xFF), torch.zeros(3 * 16 // 2, dtype=torch.uint8)
     with pytest.raises(FormatError, match=r"^t: .*more than two"):
         packed.to_serving(case.spec, stored | {"groups": groups, "nonzero": nonzero}, "t")
+
+
+@pytest.mark.parametrize("params", [{"sparsity": "2:4"}, {"grid": "midrise"}, {"bits": 16}, {"masked": 2}])
+def test_only_dense_codes_with_a_zero_are_masked(params: dict[str, Any]) -> None:
+    spec = PackedSpec(3, 8, 2, Sparsity.parse("dense"), 8, "symmetric", masked=True)
+    assert PackedSpec.from_json(spec.to_json(), "t") == spec
+    with pytest.raises(FormatError, match="out of range"):
+        PackedSpec.from_json(spec.to_json() | params, "t")
+
+
+def test_masked_codes_are_as_many_as_the_mask_says() -> None:
+    case = Case(2, "dense", "symmetric", 5, 20, 20, 1, masked=True)
+    stored = packed.to_storage(case.spec, case.parts)
+    assert stored.keys() == {"groups", "nonzero", "scales"}
+    for wrong in (stored["nonzero"][:-1], torch.cat([stored["nonzero"], stored["nonzero"][:1]])):
+        with pytest.raises(FormatError, match="not as many as the group masks say"):
+            packed.to_serving(case.spec, stored | {"nonzero": wrong}, "t")

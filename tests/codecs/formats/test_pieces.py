@@ -87,6 +87,8 @@ def cases(draw: st.DrawFn) -> tuple[PackedSpec, Parts, torch.Tensor, torch.Tenso
         weight[torch.rand(rows, generator=generator) < draw(st.sampled_from([0.3, 0.9, 1.1]))] = 0
         weight[0] = 0
     spec, parts = encoded(bits, draw(st.sampled_from(PATTERNS)), kind, weight, group, keep_zeros=keep_zeros)
+    if spec.sparsity.kind == "dense" and spec.has_zero_code:
+        spec = replace(spec, masked=draw(st.booleans()))
     base = torch.randn(rows, columns, generator=generator) if draw(st.booleans()) else None
     added = None
     if base is not None and draw(st.booleans()):
@@ -124,6 +126,16 @@ def test_transposed_packed_tensors(case: Any, storage: bool) -> None:
     assert torch.equal(restore_tensor("packed", params, parts, below, lying, "t"), wanted)
     stored = packed.to_storage(spec, parts) if storage else parts
     assert torch.equal(in_pieces("packed", params, stored, below, lying, storage=storage), wanted)
+
+
+def test_masked_codes_are_checked_without_their_values() -> None:
+    spec, parts = encoded(2, "dense", "symmetric", torch.randn(5, 40), 40)
+    spec = replace(spec, masked=True)
+    stored = packed.to_storage(spec, parts)
+    for wrong in (stored["nonzero"][:-1], torch.cat([stored["nonzero"], stored["nonzero"][:1]])):
+        sources = {name: PartInMemory(part) for name, part in (stored | {"nonzero": wrong}).items()}
+        with pytest.raises(FormatError, match=r"part nonzero is (short|long)er than the others say"):
+            pieces.PackedPieces(spec, sources, storage=True, where="t").check(5)
 
 
 @pytest.mark.parametrize("shape", [(64,), (4, 4, 4), (8, 8, 1)])
