@@ -17,6 +17,7 @@ from deltacompress._version import __version__
 if TYPE_CHECKING:
     from deltacompress.artifact.delta import load_delta, verify
     from deltacompress.artifact.restoration import restore
+    from deltacompress.budget.run import compress_to
     from deltacompress.codecs.recipe import Recipe
     from deltacompress.compression.before.dry_run import plan
     from deltacompress.compression.driver import compress
@@ -77,6 +78,7 @@ __all__ = [
     "__version__",
     "compress",
     "compress_fleet",
+    "compress_to",
     "evaluate",
     "load_delta",
     "plan",
@@ -95,6 +97,7 @@ _HOME = {
     "Zoo": "zoo",
     "compress": "compression.driver",
     "compress_fleet": "fleet.run",
+    "compress_to": "budget.run",
     "evaluate": "evaluation",
     "load_delta": "artifact.delta",
     "plan": "compression.before.dry_run",

@@ -41,19 +41,35 @@ def encode_records(
             that fails.
 
     """
+    for ids, _ in encode_marked(records, record_format, tokenizer, max_record_tokens=max_record_tokens):
+        yield ids
+
+
+def encode_marked(
+    records: Iterable[Record],
+    record_format: RecordFormat,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_record_tokens: int | None,
+) -> Iterator[tuple[list[int], int]]:
+    """As `encode_records`, each with how many of its tokens come before what a model has to write.
+
+    Of prompt and completion those up to the completion; of all others the first alone.
+    """
     bos, eos = ([] if token is None else [token] for token in (tokenizer.bos_token_id, tokenizer.eos_token_id))
     for pieces in _tokenize(records, record_format, tokenizer):
         if record_format == "messages":
-            yield pieces[0]
+            yield pieces[0], 1
         elif record_format == "text":
-            yield bos + pieces[0] + eos
+            yield bos + pieces[0] + eos, 1
         else:
             prompt, completion = pieces
-            whole = bos + prompt + completion + eos
+            whole, given = bos + prompt + completion + eos, len(bos) + len(prompt)
             if max_record_tokens is not None and len(whole) > max_record_tokens:
                 excess = len(whole) - max_record_tokens
                 whole = (bos + prompt[excess:] + completion + eos)[:max_record_tokens]
-            yield whole
+                given -= min(excess, len(prompt))
+            yield whole, given
 
 
 def pack(encoded: Iterable[list[int]], needed: int) -> tuple[list[int], int]:

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from deltacompress.cli import early
+from deltacompress.cli.budget import PredictDevice, PredictOn, PredictSamples, PredictSeed, PredictSeqLen, show_frontier
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.options import BaseArgument, FinetunedArgument
+from deltacompress.errors import InputError, option, switch
 
 
 @verb
@@ -26,8 +28,24 @@ def analyze(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what --out holds of another pair.")] = False,
+    predict: Annotated[
+        bool,
+        typer.Option("--predict", help="Predict KL against size instead, for which --calibration is needed."),
+    ] = False,
+    calibration: PredictOn = None,
+    samples: PredictSamples = None,
+    seq_len: PredictSeqLen = None,
+    seed: PredictSeed = None,
+    device: PredictDevice = None,
 ) -> None:
-    """Show statistics of the delta between BASE and FINETUNED, per layer."""
+    """Show statistics of the delta between BASE and FINETUNED, per layer; or predict what each size would keep."""
+    given = {"calibration": calibration, "samples": samples, "seq_len": seq_len, "seed": seed, "device": device}
+    if predict:
+        show_frontier(console, base, finetuned, given, out, force=force)
+        return
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"says what --predict measures on: give {switch('predict')}", where=option(name))
     if out is not None:
         early.folder(out)
     early.checkpoints(base, finetuned)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from deltacompress.cli import early, render
+from deltacompress.cli.budget import MaxKl, MaxSize, TargetRatio, compress_to_budget
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.failures import UsageError
 from deltacompress.cli.fleet import compress_jobs, plan_table
@@ -122,6 +123,9 @@ def compress(
     finetuned: Finetuned = None,
     *,
     recipe: RecipeOption = None,
+    target_ratio: TargetRatio = None,
+    max_size: MaxSize = None,
+    max_kl: MaxKl = None,
     out: Out = None,
     calibration: Calibration = None,
     samples: Samples = None,
@@ -145,20 +149,44 @@ def compress(
 ) -> None:
     """Compress FINETUNED into a small, verified delta of BASE; with --gate only if it keeps enough."""
     data_of: dict[str, Any] = {"calibration": calibration, "samples": samples, "seq_len": seq_len, "seed": seed}
+    asked = {"target_ratio": target_ratio, "max_size": max_size, "max_kl": max_kl}
     gated: dict[str, Any] = {"tasks": [one for one in tasks.split(",") if one], "task_dir": task_dir, "limit": limit}
     if jobs is not None:
         own = {"BASE": base, "FINETUNED": finetuned, "recipe": recipe, "out": out, **data_of, "lossless": lossless}
         own |= {"device": device, "devices": devices, "device_memory": device_memory, "gate": gate, **gated}
-        own |= {"name": name}
+        own |= {"name": name, **asked}
         compress_jobs(console, jobs, own, workers=workers, zoo=zoo, resume=resume, force=force, dry_run=dry_run)
         return
     base, finetuned = _given("argument 'BASE'", base), _given("argument 'FINETUNED'", finetuned)
-    recipe, out = _given("option '--recipe'", recipe), _given("option '--out'", out)
+    by_budget = any(value is not None for value in asked.values())
+    recipe = recipe if by_budget else _given("option '--recipe'", recipe)
+    out = _given("option '--out'", out)
     if workers is not None:
         raise InputError("says how many work on a jobs file: give --jobs FILE", where=f"--workers {workers}")
     where = {"device": device or DEFAULT_DEVICE, "devices": devices, "device_memory": device_memory}
     run = {"lossless": lossless or DEFAULT_LOSSLESS, **where, "resume": resume, "force": force}
+    if by_budget:
+        beside = {"recipe": recipe, "dry_run": dry_run, "gate": gate, **gated, "zoo": zoo, "name": name}
+        compress_to_budget(console, base, finetuned, asked, {"out": out, **data_of, **run}, beside)
+        return
     options = {"recipe": recipe, "out": out, **data_of, **run}
+    _by_recipe(console, base, finetuned, options, gate, gated, name, zoo, dry_run=dry_run)
+
+
+def _by_recipe(
+    console: Console,
+    base: Path,
+    finetuned: Path,
+    options: dict[str, Any],
+    gate: str | None,
+    gated: dict[str, Any],
+    name: str | None,
+    zoo: str | None,
+    *,
+    dry_run: bool,
+) -> None:
+    """Check, plan or compress one model, and show what came of it."""
+    out = options["out"]
     _check(console, base, finetuned, options, gate, gated, name, zoo)
     if dry_run:
         with console.progress() as reporter:

@@ -95,7 +95,7 @@ def place(spec: str, zoo: str | None, *, base: Path | None = None, reporter: Rep
 
 def waits(out: Path) -> bool:
     """Whether an unfinished run of `compress` lies beside `out`, with or without a gate."""
-    names = (f"{out.name}.partial", f"{out.name}.candidate", f"{out.name}.candidate.partial")
+    names = (f"{out.name}.{what}" for what in ("partial", "candidate", "candidate.partial", "budget.json"))
     return any(out.with_name(name).exists() for name in names)
 
 
@@ -124,9 +124,15 @@ def methods(names: str) -> bool:
 
 
 def compression(
-    base: Path, finetuned: Path, out: Path, recipe: str, calibrated_on: str | None, lossless: str, device_name: str
+    base: Path,
+    finetuned: Path,
+    out: Path,
+    recipe: str | None,
+    calibrated_on: str | None,
+    lossless: str,
+    device_name: str,
 ) -> None:
-    """What `compress` is given.
+    """What `compress` is given. recipe: None where it is still to be chosen.
 
     Raises:
         InputError: its subclasses name the first thing that is wrong.
@@ -137,13 +143,14 @@ def compression(
     from deltacompress import lossless as codecs
     from deltacompress.codecs.recipe import Recipe
 
-    chosen = Recipe.load(recipe)
+    chosen = None if recipe is None else Recipe.load(recipe)
     check_driver(device_name)
     if lossless in ("none", "zstd"):  # the others ask torch for a GPU
         codecs.coder(lossless, device=device_name)
     if calibrated_on is not None:
         calibration(calibrated_on)
-    chosen.check_calibration(calibrated_on)
+    if chosen is not None:
+        chosen.check_calibration(calibrated_on)
     output(out, replaces="artifact")
     checkpoints(base, finetuned)
 

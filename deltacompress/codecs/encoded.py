@@ -27,12 +27,14 @@ class LinearToEncode:
     """One linear of those encoded together: delta and fine-tuned weight f32 [rows, columns], on the solver's device.
 
     fisher: G of its outputs, f32 [rows, rows] (numerics/coupling.py), where the settings ask for it and it is known.
+    energy: tr D H D^T of the delta D, where whoever has it encoded more than once knows it.
     """
 
     name: str
     delta: Tensor
     finetuned: Tensor
     fisher: Tensor | None = None
+    energy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,27 @@ def encode(
         RecipeError: group_size does not divide the columns.
         NumericsError: the Hessian cannot be factorized; names the first one.
     """
-    columns = linears[0].delta.shape[1]
-    specs = {one.name: spec_for(settings, rows=one.delta.shape[0], columns=columns, name=one.name) for one in linears}
+    return encode_factored(linears, factored(statistics, settings, linears[0].name), settings)
+
+
+@dataclass(slots=True)
+class Factored:
+    """What the linears of one input share: H, damped, and D as hessian.py defines them, the factor, and the order."""
+
+    hessian: Tensor
+    drift: Tensor | None
+    factor: hessians.Factor
+    order: Tensor | None
+
+
+def factored(statistics: hessians.HessianAccumulator, settings: ObsSettings, name: str) -> Factored:
+    """The sums, which are used up, as a solver needs them; `name` is for messages.
+
+    The same for all settings with the same pattern length, activation_order, damp_fraction and wish for refinement.
+
+    Raises:
+        NumericsError: the Hessian cannot be factorized.
+    """
     pattern = settings.pattern
     span = pattern.m if pattern.kind == "n:m" else obs.STEP
     with part("factor"):
@@ -44,15 +63,23 @@ def encode(
         factor = hessians.factorize(
             hessian if order is None else hessian[order][:, order],
             damp_fraction=settings.damp_fraction,
-            where=linears[0].name,
+            where=name,
             with_root=settings.refine_sweeps > 0 and not settings.refit_scales,  # refitted scales move the gradient
         )
         hessian.diagonal().add_(factor.damp_fraction * hessian.diagonal().mean())
+    return Factored(hessian, drift, factor, order)
+
+
+def encode_factored(linears: list[LinearToEncode], shared: Factored, settings: ObsSettings) -> dict[str, Encoded]:
+    """As `encode`, from what `factored` gives for these settings; uses up its `drift`."""
+    hessian, factor, order, pattern = shared.hessian, shared.factor, shared.order, settings.pattern
+    columns = linears[0].delta.shape[1]
+    specs = {one.name: spec_for(settings, rows=one.delta.shape[0], columns=columns, name=one.name) for one in linears}
     targets = {one.name: one.delta for one in linears}
-    if drift is not None and settings.asymmetric > 0:
+    if shared.drift is not None and settings.asymmetric > 0:
         with part("shift"):
-            targets = _shifted(linears, drift, factor, order, settings.asymmetric)
-        del drift
+            targets = _shifted(linears, shared.drift, factor, order, settings.asymmetric)
+    shared.drift = None
     out: dict[str, Encoded] = {}
     # a pattern that is chosen over a whole block must not see the rows of other linears
     for stack in [[one] for one in linears] if pattern.kind == "unstructured" else [linears]:
@@ -68,7 +95,9 @@ def encode(
 
 
 def _encoded(one: LinearToEncode, solved: _Solved, spec: PackedSpec, hessian: Tensor, damp_fraction: float) -> Encoded:
-    energy = float(quadratic(one.delta, hessian).sum(dtype=torch.float64))
+    energy = one.energy
+    if energy is None:
+        energy = float(quadratic(one.delta, hessian).sum(dtype=torch.float64))
     lost = max(float(solved.loss.sum(dtype=torch.float64)), 0.0)
     loss = lost / energy if energy > 0 else 0.0
     return Encoded(
@@ -224,7 +253,7 @@ def _solve_once(
         return _Solved(None, solution.values, solution.mask, None, solution.loss)
     with part("refinement"):
         gradient = None
-        if solution.errors is not None and factor.root is not None:
+        if settings.refine_sweeps and solution.errors is not None and factor.root is not None:
             gradient = obs.gradient(solution.errors, factor.root, order)
         return _refined(
             _Solved(solution.codes, None, solution.mask, grid, solution.loss), target, hessian, gradient, settings

@@ -8,6 +8,7 @@ calibration/recipes/ and are named without their suffix.
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
@@ -28,16 +29,22 @@ MAX_SEED = 2**50
 
 
 class _Matcher(BaseModel):
-    """kind: one kind or several (types.TensorKind); name: glob over checkpoint names. Absent = any."""
+    """kind: one kind or several (types.TensorKind); name: glob over checkpoint names, or several. Absent = any."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     kind: TensorKind | tuple[TensorKind, ...] | None = None
-    name: str | None = None
+    name: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
 
     def matches(self, name: str, kind: TensorKind) -> bool:
         """Whether the rule applies to a checkpoint tensor."""
         kinds = (self.kind,) if isinstance(self.kind, str) else self.kind
-        return (kinds is None or kind in kinds) and (self.name is None or fnmatchcase(name, self.name))
+        named = not self.globs or any(fnmatchcase(name, one) for one in self.globs)
+        return named and (kinds is None or kind in kinds)
+
+    @property
+    def globs(self) -> tuple[str, ...]:
+        """Those over names; none where the rule asks for no name."""
+        return (self.name,) if isinstance(self.name, str) else self.name or ()
 
 
 def _rule(codec: Codec) -> type[BaseModel]:
@@ -153,6 +160,11 @@ class Recipe(BaseModel):
             where=f"recipe {self.name}",
             way_out="end the rules with codec: exact",
         )
+
+    def matching_none(self, names: Collection[str]) -> list[str]:
+        """Globs of rules that match none of these names: of a recipe that was made for another model, perhaps."""
+        unknown = [one for rule in self.rules for one in rule.globs if one not in names]
+        return [one for one in unknown if not any(fnmatchcase(name, one) for name in names)]
 
     def check_calibration(self, source: object) -> None:
         """Make sure that there is something to calibrate on, where a rule wants it.

@@ -110,6 +110,9 @@ class Plan:
         """What a user should know of the pair, a line each."""
         notes = list(self.pairing.notes)
         whole = Counter(plan.pair.info.dtype for plan in self.tensors.values() if plan.kind in _LARGE)
+        if lost := self.recipe.matching_none(self.tensors):
+            told = f"recipe {self.recipe.name}: {len(lost)} names of its rules"
+            notes.append(f"{told} ({', '.join(lost[:3])}{', ...' * (len(lost) > 3)}) match no tensor")
         if self.unwalked:
             told = f"{len(self.unwalked)} linear weights ({self.unwalked[0]}, ...) do not run once in each forward"
             notes.append(f"{told}: stored exactly")

@@ -13,6 +13,7 @@ from deltacompress.checkpoints.pairing import pair as pair_up
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.planning import make_plan
+from deltacompress.errors import RecipeError
 
 NORM = "model.layers.0.input_layernorm.weight"  # the one that fine-tuning left as it was
 RECIPE = Recipe.parse({"name": "mine", "rules": [{"codec": "exact"}]})
@@ -37,3 +38,21 @@ def _nearly(weights: dict[str, torch.Tensor], at: int) -> torch.Tensor:
     bits = weights[NORM].view(torch.int16).clone()
     bits[at] ^= 1
     return bits.view(weights[NORM].dtype)
+
+
+def test_names_of_rules_that_match_nothing_are_told(pair: Pair) -> None:
+    """One rule can name several; a glob that matches is none of them."""
+    names = [NORM, "*.mlp.*", "model.layers.7.mlp.down_proj.weight", "*.nowhere"]
+    recipe = Recipe.parse({"name": "mine", "rules": [{"name": names, "codec": "exact"}, {"codec": "exact"}]})
+    pairing = pair_up(Checkpoint.open(pair.base), Checkpoint.open(pair.finetuned))
+    told = "2 names of its rules (model.layers.7.mlp.down_proj.weight, *.nowhere) match no tensor"
+    assert f"recipe mine: {told}" in make_plan(pairing, recipe, lambda _: "other").notes
+    assert make_plan(pairing, RECIPE, lambda _: "other").notes == pairing.notes
+
+
+def test_a_rule_is_for_any_of_its_names() -> None:
+    rules = [{"name": ["a.*", "b"], "codec": "skip"}, {"codec": "exact"}]
+    recipe = Recipe.parse({"name": "mine", "rules": rules})
+    assert [recipe.rule_for(name, "other").codec for name in ("a.c", "b", "bb")] == ["skip", "skip", "exact"]
+    with pytest.raises(RecipeError, match=r"rules\.0"):
+        Recipe.parse({"name": "mine", "rules": [{"name": [], "codec": "exact"}]})

@@ -68,7 +68,7 @@ def solve(
     with part("read"):
         references = {tensor.name: plan.base_of(tensor, walk.skeleton.device) for tensor in tensors}
     linears = [
-        _to_encode(plan.tensors[name], weights[name], reference, walk.fisher.pop(name, None))
+        to_encode(plan.tensors[name], weights[name], reference, walk.fisher.pop(name, None))
         for name, reference in references.items()
     ]
     shares = RowShares(walk.ranks, tensors, linears)
@@ -81,7 +81,10 @@ def solve(
         yield tensor.name, *walk.steps.finish(tensor, whole, reference, restored)
 
 
-def _to_encode(tensor: TensorPlan, weight: Tensor, reference: Tensor | None, fisher: Tensor | None) -> LinearToEncode:
+def to_encode(
+    tensor: TensorPlan, weight: Tensor, reference: Tensor | None, fisher: Tensor | None = None
+) -> LinearToEncode:
+    """A linear as codecs see it. weight: the fine-tuned one, f32; reference: what it is coded against."""
     delta = delta_of(weight, reference, tensor.name)
     if tensor.transposed:
         return LinearToEncode(tensor.name, delta.t().contiguous(), weight.t().contiguous(), fisher)

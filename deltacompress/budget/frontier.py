@@ -1,0 +1,140 @@
+"""`analyze --predict`: what KL every size would have, before anything is compressed; is the pair a good candidate?"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from deltacompress.arguments import checked
+from deltacompress.budget.choice import cheapest
+from deltacompress.budget.measuring.judge import Against
+from deltacompress.budget.measuring.pair import survey_pair
+from deltacompress.budget.rungs import CALIBRATED, OF_SHIPPED, RUNGS, template
+from deltacompress.budget.survey import Survey
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.before.inputs import Inputs
+from deltacompress.compression.job import CompressionJob
+from deltacompress.reporter import SILENT, Reporter
+
+POINTS = 24
+SHIPPED = ("int2-24", "int2", "int4-24", "int4")
+_GOOD_KL, _GOOD_RATIO, _LARGE_DELTA = 0.02, 4.0, 0.5
+"""A pair is a poor candidate if this KL is only reached below this ratio, or if its delta is so large a share of the
+weights: those of two models that were trained apart differ by more than either has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One size and its predicted KL. recipe: the shipped one that it is of, None for the best choice."""
+
+    recipe: str | None
+    bytes: int
+    ratio: float
+    kl: float
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """points: the best of each size, the smallest first; shipped: recipes. base: the base against the fine-tuned model.
+
+    delta_share: norm of the linears' deltas over that of their weights. notes: what makes the pair a poor candidate.
+    """
+
+    points: tuple[Point, ...]
+    shipped: tuple[Point, ...]
+    base: Against
+    delta_share: float
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+@checked
+def predict(
+    base: str | Path,
+    finetuned: str | Path,
+    *,
+    calibration: str | Path | Sequence[str | Mapping[str, Any]],
+    samples: int | None = None,
+    seq_len: int | None = None,
+    seed: int | None = None,
+    lossless: str = "zstd",
+    device: str = "auto",
+    device_memory: str | int | None = None,
+    reporter: Reporter | None = None,
+) -> Frontier:
+    """KL against whole-artifact ratio, from one walk of the fine-tuned model; arguments as `compress_to`.
+
+    Raises:
+        InputError: as compress_to.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        job = CompressionJob.of(
+            base,
+            finetuned,
+            recipe=template(),
+            out=Path(folder) / "delta",
+            calibration=calibration,
+            samples=samples,
+            seq_len=seq_len,
+            seed=seed,
+            lossless=lossless,
+            device=device,
+            device_memory=device_memory,
+        )
+        surveyed = survey_pair(job, Inputs(), reporter or SILENT, rungs=(*CALIBRATED, *OF_SHIPPED))
+        against = surveyed.against_base()
+    best = surveyed.survey.only({rung.name for rung in RUNGS.values()} - {rung.name for rung in OF_SHIPPED})
+    points = tuple(_points(best))
+    shipped = tuple(point for name in SHIPPED if (point := _of_recipe(surveyed.survey, name)) is not None)
+    share = surveyed.survey.delta_share
+    return Frontier(points, shipped, against, share, tuple(_notes(points, against, share)))
+
+
+def _points(survey: Survey) -> list[Point]:
+    rungs = survey.rungs
+    least, most = (sum(pick(nbytes for nbytes, _ in one) for one in rungs) for pick in (min, max))
+    found: dict[int, Point] = {}
+    for step in range(POINTS):
+        picks = cheapest(rungs, round(least * (most / least) ** (step / (POINTS - 1))))
+        assert picks is not None
+        nbytes = survey.bytes(picks)
+        found[nbytes] = Point(None, nbytes, survey.finetuned_bytes / nbytes, survey.kl(picks))
+    return [found[nbytes] for nbytes in sorted(found)]
+
+
+def _of_recipe(survey: Survey, name: str) -> Point | None:
+    """Of a shipped recipe, if each of its rules is a rung that was measured."""
+    recipe, picks = Recipe.load(name), []
+    for group in survey.groups:
+        wanted = _said(recipe.rule_for(group.names[0], group.kind))
+        at = [i for i, one in enumerate(group.options) if _said(RUNGS[one.rung].settings()) == wanted]
+        if not at:
+            return None
+        picks.append(at[0])
+    nbytes = survey.bytes(picks)
+    return Point(name, nbytes, survey.finetuned_bytes / nbytes, survey.kl(picks))
+
+
+def _said(settings: Any) -> dict[str, Any]:
+    data: dict[str, Any] = settings.model_dump(mode="json", exclude={"kind", "name"})
+    return data
+
+
+def _notes(points: Sequence[Point], base: Against, share: float) -> list[str]:
+    notes = []
+    if share > _LARGE_DELTA:
+        notes.append(f"the delta is {share:.0%} of the weights: was the fine-tuned model made from another base?")
+    if base.loss <= base.finetuned_loss:
+        told = f"{base.finetuned_loss:.3g} nats/token, and the base {base.loss:.3g}"
+        notes.append(f"the fine-tuned model loses {told} on this data: is it the data that it was made for?")
+    good = max((point.ratio for point in points if point.kl <= _GOOD_KL), default=None)
+    if good is None or good < _GOOD_RATIO:
+        told = "no size" if good is None else f"only {good:.1f}x"
+        notes.append(f"a poor candidate: {told} is predicted to keep the KL below {_GOOD_KL}")
+    return notes

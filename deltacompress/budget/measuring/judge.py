@@ -1,0 +1,82 @@
+"""KL(fine-tuned || restored) on held-back records, of an artifact, layer by layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deltacompress.artifact.delta import load_delta
+from deltacompress.budget.measuring.probes import HeldStreams
+from deltacompress.calibration.held_back import HeldBack
+from deltacompress.checkpoints.pairing import Pairing
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.models.skeleton import Skeleton
+from deltacompress.numerics.likelihood import kl_divergence
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """kl: in nats/token over the tokens that are to be written, and its standard error. tokens: how many."""
+
+    kl: float
+    error: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """Of the base: KL(fine-tuned || base), and the loss of each on what is to be written, in nats/token."""
+
+    kl: float
+    loss: float
+    finetuned_loss: float
+
+
+class Judge:
+    """What answers are compared with: the fine-tuned model's log-probabilities, computed once."""
+
+    def __init__(self, skeleton: Skeleton, finetuned: Checkpoint, batches: Sequence[HeldBack]) -> None:
+        self._skeleton, self._batches = skeleton, batches
+        self._targets = self._answers(finetuned.read)
+
+    def judge(self, artifact: str, base: Checkpoint) -> Judged:
+        """Of an artifact on its base; raises as Delta.restored."""
+        delta = load_delta(artifact)
+        found = self._answers(lambda name: delta.restored(name, delta.read_base(name, base)))
+        per = torch.cat([kl_divergence(*one) for one in zip(self._targets, found, strict=True)])
+        return Judged(float(per.mean()), float(per.std()) / math.sqrt(len(per)), len(per))
+
+    def against_base(self, pairing: Pairing) -> Against:
+        """The base itself on the same records: what it has no tensor for is the fine-tuned model's."""
+        pairs = {one.info.name: one for one in pairing.pairs}
+
+        def read(name: str) -> Tensor:
+            one = pairs[name]
+            same = one.base_name is not None and pairing.base.tensors[one.base_name].shape == one.info.shape
+            return pairing.base.read(str(one.base_name)) if same else pairing.finetuned.read(name)
+
+        found = self._answers(read)
+        per = torch.cat([kl_divergence(*one) for one in zip(self._targets, found, strict=True)])
+        wanted = [batch.ids.roll(-1, 1)[batch.written] for batch in self._batches]
+        losses = [
+            -sum(float(p.gather(1, ids.to(p.device)[:, None]).sum()) for p, ids in zip(some, wanted, strict=True))
+            / len(per)
+            for some in (found, self._targets)
+        ]
+        return Against(float(per.mean()), *losses)
+
+    def _answers(self, read: Callable[[str], Tensor]) -> list[Tensor]:
+        skeleton = self._skeleton
+        skeleton.load([name for name in skeleton.outer_names() if name != skeleton.head_name], read)
+        held = HeldStreams(skeleton, self._batches)
+        skeleton.free([skeleton.embedding_name])
+        for i in range(skeleton.num_layers):
+            skeleton.load(skeleton.layer_names(i), read)
+            held.clean = held.through(i, held.clean)
+            skeleton.free_layer(i)
+        skeleton.load([skeleton.head_name or skeleton.embedding_name], read)
+        return held.answers()

@@ -1,0 +1,129 @@
+"""The ladder of one group: what each rung takes and loses, on some of its rows; and its reference on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deltacompress.budget.measuring.sizes import part_bytes, told_of_coded
+from deltacompress.budget.rungs import COARSE, REFERENCE, ROUNDED, ROUNDED_REFERENCE, Rung
+from deltacompress.codecs import obs, rtn
+from deltacompress.codecs.encoded import Encoded, LinearToEncode
+from deltacompress.codecs.settings import ObsSettings, RtnSettings
+from deltacompress.compression.planning import TensorPlan
+from deltacompress.lossless import Coder
+from deltacompress.numerics.hessian import HessianAccumulator
+from deltacompress.numerics.products import quadratic
+
+SHARE, LEAST_ROWS = 8, 256
+"""Of a stack's rows one in so many is coded for each rung, and no fewer than these, where there are so many."""
+MOST_ROUNDED = 1 << 24
+"""Weights of a tensor that are rounded for each rung, at most: which rows are all zeros, and so free, is no average."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One rung of one group, as measured. bytes: all that it adds to the artifact.
+
+    loss: squared error of the outputs (of an embedding: of its rows), over that of leaving the delta out.
+    """
+
+    rung: str
+    bytes: int
+    loss: float
+
+
+def some_rows(rows: int, of_stack: int) -> Tensor:
+    """Which of a matrix's rows are coded, spread evenly. of_stack: rows of all that are coded together."""
+    count = max(rows * min(of_stack, max(LEAST_ROWS, of_stack // SHARE)) // of_stack, 1)
+    return torch.arange(count) * rows // count
+
+
+class Ladder:
+    """Linears that share an input."""
+
+    def __init__(
+        self,
+        tensors: Sequence[TensorPlan],
+        linears: Sequence[LinearToEncode],
+        statistics: HessianAccumulator,
+        coder: Coder,
+    ) -> None:
+        """The statistics are used up.
+
+        Raises:
+            NumericsError: their Hessian cannot be factorized.
+        """
+        self._tensors, self._linears, self._coder = tensors, list(linears), coder
+        self._shared = obs.factored(statistics, _settings(REFERENCE), tensors[0].name)
+
+    def climb(self, rungs: Sequence[Rung]) -> tuple[list[Step], dict[str, dict[str, Encoded]]]:
+        """Every rung, and by their names those on all rows whose errors are put into the model.
+
+        Rungs are measured on some rows, and without refinement; what all rows and refinement change is taken to be
+        the same share of each.
+        """
+        some, rows = [], sum(len(one.delta) for one in self._linears)
+        for one in self._linears:
+            at = some_rows(len(one.delta), rows).to(one.delta.device)
+            delta = one.delta[at]
+            energy = float(quadratic(delta, self._shared.hessian).sum(dtype=torch.float64))
+            some.append(LinearToEncode(one.name, delta, one.finetuned[at], energy=energy))
+        found = {rung: self._step(some, self._encoded(some, rung, refine_sweeps=0)) for rung in rungs}
+        encoded = self._encoded(self._linears, REFERENCE)
+        told = sum(map(told_of_coded, self._tensors, encoded.values()))
+        whole, part = self._step(self._linears, encoded), found[REFERENCE]
+        size = (whole[0] / part[0], whole[1] / part[1] if part[1] else 0.0)
+        steps = [Step(rung.name, round(told + one[0] * size[0]), one[1] * size[1]) for rung, one in found.items()]
+        return steps, {REFERENCE.name: encoded, COARSE.name: self._encoded(self._linears, COARSE)}
+
+    def _encoded(self, linears: Sequence[LinearToEncode], rung: Rung, **others: Any) -> dict[str, Encoded]:
+        return obs.encode_factored(list(linears), self._shared, _settings(rung, **others))
+
+    def _step(self, some: Sequence[LinearToEncode], encoded: Mapping[str, Encoded]) -> tuple[float, float]:
+        """Bytes of the parts of these rows; share lost, as if all rows were like these."""
+        nbytes = lost = energy = 0.0
+        for whole, few in zip(self._linears, some, strict=True):
+            one, scale = encoded[whole.name], len(whole.delta) / len(few.delta)
+            assert one.loss_of is not None
+            nbytes += part_bytes(one, self._coder)
+            lost, energy = lost + scale * one.loss_of[0], energy + scale * one.loss_of[1]
+        return nbytes, lost / energy if energy else 0.0
+
+
+def _settings(rung: Rung, **others: Any) -> ObsSettings:
+    settings = rung.settings(asymmetric=0.0, **others)
+    assert isinstance(settings, ObsSettings)
+    return settings
+
+
+def rounded_group(
+    tensors: Sequence[TensorPlan], linears: Sequence[LinearToEncode], coder: Coder
+) -> tuple[list[Step], dict[str, Encoded]]:
+    """Linears that nothing can be solved for: every rung of rounding, and the reference."""
+    each = [rounded_steps(tensor, one.delta, coder) for tensor, one in zip(tensors, linears, strict=True)]
+    energy = [float(one.delta.square().sum(dtype=torch.float64)) for one in linears]
+    steps = []
+    for some in zip(*each, strict=True):
+        lost = sum(step.loss * own for step, own in zip(some, energy, strict=True))
+        steps.append(Step(some[0].rung, sum(step.bytes for step in some), lost / sum(energy) if any(energy) else 0.0))
+    settings = ROUNDED_REFERENCE.settings()
+    assert isinstance(settings, RtnSettings)
+    return steps, {one.name: rtn.encode(one.delta, settings, one.name) for one in linears}
+
+
+def rounded_steps(tensor: TensorPlan, delta: Tensor, coder: Coder) -> list[Step]:
+    """Every rung of a tensor that is coded without inputs; delta: f32 [rows, columns]."""
+    at = torch.arange(0, len(delta), -(-delta.numel() // MOST_ROUNDED))
+    steps = []
+    for rung in ROUNDED:
+        settings = rung.settings()
+        assert isinstance(settings, RtnSettings)
+        encoded = rtn.encode(delta[at], settings, tensor.name)
+        nbytes = part_bytes(encoded, coder, len(delta) / len(at))
+        steps.append(Step(rung.name, round(nbytes) + told_of_coded(tensor, encoded), float(encoded.loss or 0)))
+    return steps

@@ -1,0 +1,160 @@
+"""A pair, opened, checked and measured: what a choice is made from, and what judges it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deltacompress.budget.measuring.judge import Against, Judge, Judged
+from deltacompress.budget.measuring.sizes import fixed_bytes
+from deltacompress.budget.measuring.walk import walk
+from deltacompress.budget.rungs import CALIBRATED, RUNGS, Rung
+from deltacompress.budget.survey import Survey, survey_of
+from deltacompress.calibration.held_back import Records, batched, held_back
+from deltacompress.checkpoints.pairing import Pairing
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.compression.before.inputs import Inputs
+from deltacompress.compression.before.prepare import Opened, Prepared, open_job, prepare
+from deltacompress.compression.job import CompressionJob
+from deltacompress.compression.run_identity import identity_of, start_over
+from deltacompress.devices import current, limited_memory
+from deltacompress.errors import InputError, UnsupportedModelError, first_line, option
+from deltacompress.files.output import write_once
+from deltacompress.files.regular import read_text
+from deltacompress.models.skeleton import Skeleton
+from deltacompress.reporter import Reporter
+
+PROBED, JUDGED = 1024, 3072
+"""Tokens of the records that probes run on, and of those that an artifact is judged by besides."""
+_SAMPLES_SHARE, _LEAST_TOKENS = 8, 8192
+"""Of the calibration sequences one in so many gives the Hessians of the rungs, and no fewer than these tokens."""
+_BATCHES = 2  # of records: more have less to fill up, and smaller products
+_LARGEST = 64 << 20
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """A pair that is measured. kept: where that is kept."""
+
+    survey: Survey
+    base: Checkpoint
+    kept: Path
+    _where: torch.device
+    _judge: Judge
+    _pairing: Pairing
+
+    def judge(self, artifact: str) -> Judged:
+        """An artifact of this pair."""
+        with current(self._where):
+            return self._judge.judge(artifact, self.base)
+
+    def against_base(self) -> Against:
+        """The base on the same records."""
+        with current(self._where):
+            return self._judge.against_base(self._pairing)
+
+    def forget(self) -> None:
+        """What was measured is of no more use."""
+        self.kept.unlink(missing_ok=True)
+
+
+def survey_pair(
+    job: CompressionJob, inputs: Inputs, reporter: Reporter, rungs: Sequence[Rung] = CALIBRATED
+) -> Surveyed:
+    """Measure the pair of a job of `rungs.template`; what an interrupted run measured is used again, to resume.
+
+    rungs: of linears.
+
+    Raises:
+        InputError: as compress; a mixture of experts; too little data to hold any back.
+    """
+    opened = open_job(job, inputs, reporter)
+    assert job.calibration is not None
+    records = held_back(opened.finetuned, job.calibration, job.calibration_spec, tokens=PROBED + JUDGED)
+    with current(opened.where), limited_memory(opened.where, job.device_memory):
+        prepared = prepare(job, opened.base, opened.finetuned, opened.where, inputs, reporter)
+        with closing(prepared.scan):
+            skeleton = _skeleton(prepared)
+            prepared.scan.wait()
+            identity = _identity(prepared, opened, records)
+            kept = kept_path(job.out)
+            survey = _kept(kept, identity) if job.resume else None
+            if survey is None:
+                survey = _measured(prepared, skeleton, opened, records, rungs, reporter)
+                write_once(
+                    kept, json.dumps({"of": identity, "survey": survey.model_dump(mode="json")}).encode(), replace=True
+                )
+            else:
+                reporter.note(f"{kept}: measured by an earlier run, used again")
+            judge = Judge(skeleton, opened.finetuned, batched(records, at_most=_BATCHES))
+    return Surveyed(survey, opened.base, kept, opened.where, judge, prepared.plan.pairing)
+
+
+def kept_path(out: Path) -> Path:
+    """Where what was measured for an artifact `out` lies, until that is published."""
+    return out.with_name(f"{out.name}.budget.json")
+
+
+def _skeleton(prepared: Prepared) -> Skeleton:
+    skeleton = prepared.skeleton
+    assert skeleton is not None
+    if any(skeleton.expert_stages(i) for i in range(skeleton.num_layers)):
+        raise UnsupportedModelError(
+            "a mixture of experts, whose groups are not measured yet",
+            where=skeleton.path,
+            way_out=f"give {option('recipe')}",
+        )
+    return skeleton
+
+
+def _measured(
+    prepared: Prepared,
+    skeleton: Skeleton,
+    opened: Opened,
+    records: Records,
+    rungs: Sequence[Rung],
+    reporter: Reporter,
+) -> Survey:
+    plan, tokens = prepared.plan, prepared.tokens
+    assert tokens is not None
+    rows = max(len(tokens.ids) // _SAMPLES_SHARE, -(-_LEAST_TOKENS // tokens.ids.shape[1]))
+    before = accumulate((len(ids) for ids, _ in records), initial=0)
+    probed = [one for one, begin in zip(records, before, strict=False) if begin < PROBED]
+    some, every = (batched(one, at_most=_BATCHES) for one in (probed, records))
+    found = walk(plan, skeleton, tokens.ids[:rows], some, every, rungs, opened.coder, reporter)
+    fixed = fixed_bytes(plan, opened.coder)
+    return survey_of(found, finetuned_bytes=opened.finetuned.nbytes, fixed_bytes=fixed)
+
+
+def _identity(prepared: Prepared, opened: Opened, records: Records) -> str:
+    """Everything that what is measured depends on."""
+    own = identity_of(prepared.plan, prepared.tokens, opened.devices, opened.coder, hashed=True)
+    own["rungs"] = [[name, dict(rung.fields)] for name, rung in RUNGS.items()]
+    own["held back"] = records
+    return json.dumps({name: value for name, value in own.items() if name != "files"}, sort_keys=True)
+
+
+def _kept(path: Path, identity: str) -> Survey | None:
+    """What an interrupted run measured, None if there is nothing.
+
+    Raises:
+        InputError: it is damaged, or of other input.
+    """
+    if not path.exists():
+        return None
+    try:
+        data: Any = json.loads(read_text(path, at_most=_LARGEST))
+        of, survey = data["of"], Survey.model_validate(data["survey"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"damaged ({first_line(error)})", where=path, way_out=start_over()) from error
+    if of != identity:
+        told = "the unfinished run was started with other input"
+        raise InputError(told, where=path, way_out=f"give the same again, {start_over()}")
+    return survey

@@ -1,0 +1,80 @@
+"""Bytes of an artifact that is not there yet: what a tensor's parts, its record and its place in a shard take."""
+
+from __future__ import annotations
+
+import json
+
+from deltacompress.artifact.records import PartRecord, TensorRecord
+from deltacompress.checkpoints.dtypes import DTYPE_NAMES
+from deltacompress.checkpoints.reader import tensor_bytes
+from deltacompress.codecs.encoded import Encoded
+from deltacompress.codecs.formats import packed
+from deltacompress.compression.encoding import encode_uncalibrated, finish_on_disk
+from deltacompress.compression.planning import Plan, TensorPlan
+from deltacompress.lossless import Coder
+
+_HASH, _NUMBER = "0" * 64, 0.1234567890123456
+_FRAME, _HEADER = 3000, 60
+"""What a manifest holds besides tensors and their names in the recipe, and a shard's header of a part besides its name,
+about."""
+
+
+def part_bytes(encoded: Encoded, coder: Coder, scale: float = 1.0) -> float:
+    """Bytes of a tensor's parts after the lossless stage. scale: how many times as many rows as `encoded` it has."""
+    parts = encoded.parts
+    if coder.codec == "none":
+        return scale * sum(part.nbytes for part in parts.values())
+    if encoded.format == "packed":
+        parts = packed.to_storage(packed.PackedSpec.from_json(encoded.params, ""), parts)
+    frame = len(coder.encode(b""))
+    sizes = [len(coder.encode(tensor_bytes(part.contiguous()))) - frame for part in parts.values()]
+    return sum(frame + scale * size for size in sizes)
+
+
+def told_of_coded(tensor: TensorPlan, encoded: Encoded) -> int:
+    """As `told_of`, of a tensor that is coded so."""
+    parts = [
+        PartRecord(name=name, dtype=DTYPE_NAMES[part.dtype], shape=tuple(part.shape), bytes=part.nbytes, sha256=_HASH)
+        for name, part in encoded.parts.items()
+    ]
+    return told_of(_record(tensor, encoded, tuple(parts)))
+
+
+def told_of(record: TensorRecord) -> int:
+    """Bytes in the manifest, its recipe included, and in the header of the shard."""
+    written = len(json.dumps(record.model_dump(mode="json"), separators=(",", ":"))) + len(record.name) + 4
+    return written + sum(len(record.name) + len(part.name) + _HEADER for part in record.parts)
+
+
+def _record(tensor: TensorPlan, encoded: Encoded, parts: tuple[PartRecord, ...]) -> TensorRecord:
+    pair = tensor.pair
+    return TensorRecord(
+        name=tensor.name,
+        dtype=pair.info.dtype,
+        shape=pair.info.shape,
+        kind=tensor.kind,
+        status="coded",
+        codec=tensor.settings.codec,
+        format=encoded.format,
+        params=encoded.params,
+        base_name=pair.base_name,
+        base_rows=pair.base_rows,
+        base_sha256=_HASH if pair.base_name else None,
+        alias_of=None,
+        sha256=_HASH,
+        parts=parts,
+        loss=_NUMBER,
+        damp_fraction=encoded.damp_fraction and _NUMBER,
+    )
+
+
+def fixed_bytes(plan: Plan, coder: Coder) -> int:
+    """What every choice has: tensors that are stored as they are, side files, and the frame of the manifest."""
+    total = _FRAME + sum(file.stat().st_size for file in plan.finetuned.side_files())
+    for tensor in plan.tensors.values():
+        if tensor.treatment in ("exact", "added", "identical"):
+            outcome = finish_on_disk(plan, tensor, encode_uncalibrated(plan, tensor), coder)
+            total += sum(part.bytes for part in outcome.record.parts) + told_of(outcome.record)
+        elif tensor.treatment == "alias":
+            total += told_of(_record(tensor, Encoded("none", {}, {}), ()))
+    return total

@@ -1,0 +1,240 @@
+"""One walk of the fine-tuned model: what each group can be coded as, and what its error alone does to the answers.
+
+Calibration tokens give each group its Hessian, from which its rungs are measured. Records that were held back pass
+every layer once more for each group that came before, with that group as its reference restores it, and all else as
+fine-tuned. One decoder layer is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from deltacompress.budget.measuring.ladder import Ladder, Step, rounded_group, rounded_steps
+from deltacompress.budget.measuring.probes import HeldStreams, Probe
+from deltacompress.budget.rungs import COARSE, REFERENCE, ROUNDED_REFERENCE, Rung
+from deltacompress.calibration.forwards.memory import Room
+from deltacompress.calibration.forwards.precision import Precision, calibration_precision
+from deltacompress.calibration.forwards.recording import capture_calls, record_inputs
+from deltacompress.calibration.forwards.streams import HiddenStates
+from deltacompress.calibration.forwards.turns import LayerTurns, taking_turns
+from deltacompress.calibration.held_back import HeldBack
+from deltacompress.codecs.encoded import as_matrix, delta_of
+from deltacompress.compression.encoding import encode_uncalibrated, restored_of, with_added_rows
+from deltacompress.compression.layerwise.solving import to_encode
+from deltacompress.compression.planning import Plan, TensorPlan
+from deltacompress.errors import NumericsError
+from deltacompress.lossless import Coder
+from deltacompress.models.relay import LayerCall
+from deltacompress.models.skeleton import Skeleton
+from deltacompress.numerics.hessian import HessianAccumulator
+from deltacompress.reporter import Reporter
+from deltacompress.types import TensorKind
+
+_TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A group of tensors that are coded alike, and what each rung takes and loses. probe: with it as the reference."""
+
+    names: tuple[str, ...]
+    kind: TensorKind
+    steps: list[Step]
+    reference: str
+    probe: Probe
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """What all layers share. held: what probes run on; more: and the whole model.
+
+    whole: that with all groups so far as one rung restores them, by its name.
+    """
+
+    plan: Plan
+    skeleton: Skeleton
+    coder: Coder
+    reporter: Reporter
+    held: HeldStreams
+    more: HeldStreams
+    precision: Precision
+    room: Room
+    stream: HiddenStates
+    calls: dict[int, list[LayerCall]]
+    rungs: Sequence[Rung]
+    whole: dict[str, Probe]
+    found: list[Measured] = field(default_factory=list)
+    norms: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+
+@dataclass(frozen=True)
+class Walked:
+    """Every group, and the model with all of them as one rung restores them, by its name.
+
+    tokens: as HeldStreams.tokens, of groups and of the whole. delta_share: norm of the linears' deltas over that of
+    their fine-tuned weights.
+    """
+
+    groups: list[Measured]
+    whole: dict[str, Probe]
+    tokens: tuple[tuple[int, int], tuple[int, int]]
+    delta_share: float
+
+
+def walk(
+    plan: Plan,
+    skeleton: Skeleton,
+    ids: Tensor,
+    batches: Sequence[HeldBack],
+    more: Sequence[HeldBack],
+    rungs: Sequence[Rung],
+    coder: Coder,
+    reporter: Reporter,
+) -> Walked:
+    """Measure a plan of `rungs.template`. ids: int64 [samples, seq_len], calibration tokens; batches: what probes run
+    on, more: and the whole model; rungs: of linears.
+    """
+    device = skeleton.device
+    size = max(_TOKENS_PER_BATCH[device.type] // ids.shape[1], 1)
+    widest = max((one.inputs for one in plan.tensors.values() if one.calibrated), default=1)
+    reporter.phase("measuring", skeleton.num_layers + 2)
+    skeleton.load([name for name in skeleton.outer_names() if name != skeleton.head_name], plan.finetuned.read)
+    held, wide = HeldStreams(skeleton, batches), HeldStreams(skeleton, more)
+    stream, calls = capture_calls(skeleton, ids, size)
+    precision = calibration_precision(device, bf16_weights=plan.bf16_linears)
+    room = Room(device, features=widest, tokens=size * ids.shape[1], note=reporter.note)
+    whole = {rung.name: Probe(wide.clean) for rung in (REFERENCE, COARSE)}
+    walk = _Walk(plan, skeleton, coder, reporter, held, wide, precision, room, stream, calls, rungs, whole)
+    _embedding(walk)
+    skeleton.free([skeleton.embedding_name])
+    reporter.step("embedding")
+    for i in range(skeleton.num_layers):
+        _layer(walk, i)
+        reporter.step(f"layer {i}")
+    _head(walk)
+    head = skeleton.head_name or skeleton.embedding_name
+    skeleton.load(
+        [head, *(one for one in skeleton.outer_names() if one != skeleton.embedding_name)], plan.finetuned.read
+    )
+    held.measure(head, [one.probe for one in walk.found])
+    wide.measure(head, whole.values())
+    reporter.step("head")
+    return Walked(walk.found, whole, (held.tokens, wide.tokens), math.sqrt(walk.norms[0] / max(walk.norms[1], 1e-300)))
+
+
+def _embedding(walk: _Walk) -> None:
+    plan, skeleton = walk.plan, walk.skeleton
+    tensor = plan.tensors[skeleton.embedding_name]
+    if tensor.treatment != "code":
+        return
+    one, restored = _rounded(walk, tensor)
+    skeleton.load([tensor.name], {tensor.name: restored}.__getitem__)
+    one.probe.hidden = walk.held.captured()
+    if skeleton.head_name is None:
+        one.probe.head = skeleton.weights([tensor.name])[tensor.name]
+    restored_as = walk.more.captured()
+    for whole in walk.whole.values():
+        whole.hidden, whole.head = restored_as, one.probe.head
+    walk.found.append(one)
+
+
+def _rounded(walk: _Walk, tensor: TensorPlan) -> tuple[Measured, Tensor]:
+    """A tensor that is coded without inputs, and what its reference restores."""
+    finetuned, base = walk.plan.finetuned.read(tensor.name), walk.plan.base_of(tensor)
+    delta = delta_of(finetuned, base, tensor.name)
+    steps = rounded_steps(tensor, delta.view(as_matrix(tuple(delta.shape))), walk.coder)
+    restored = restored_of(tensor, encode_uncalibrated(walk.plan, tensor), base)
+    return Measured((tensor.name,), tensor.kind, steps, ROUNDED_REFERENCE.name, Probe([])), restored
+
+
+def _layer(walk: _Walk, i: int) -> None:
+    """Measure the groups of layer i, and move all streams past it."""
+    skeleton, held = walk.skeleton, walk.held
+    names = skeleton.layer_names(i)
+    skeleton.load(names, walk.plan.finetuned.read)
+    with record_inputs(skeleton, i) as recorder:
+        after = held.through(i, held.clean)
+    groups = [[name for name in group.names if walk.plan.tensors[name].calibrated] for group in recorder.groups]
+    groups = [group for group in groups if group]
+    sums = _sums(walk, i, groups)
+    weights = skeleton.weights(names)
+    before = [one.probe for one in walk.found]
+    everything: dict[str, dict[str, Tensor]] = {name: {} for name in walk.whole}
+    for group in groups:
+        one, restored = _group(walk, group, weights, sums.pop(group[0]))
+        one.probe.hidden = held.through(i, held.clean, restored[one.reference])
+        for name in everything:
+            everything[name] |= restored[name]
+        walk.found.append(one)
+    for probe in before:
+        probe.hidden = held.through(i, probe.hidden)
+    for name, whole in walk.whole.items():
+        whole.hidden = walk.more.through(i, whole.hidden, everything[name])
+    walk.more.clean = walk.more.through(i, walk.more.clean)
+    held.clean = after
+    skeleton.free_layer(i)
+
+
+def _sums(walk: _Walk, i: int, groups: Sequence[Sequence[str]]) -> dict[str, HessianAccumulator]:
+    """The statistics of each group, by its first name; the calibration stream moves past the layer."""
+    leaders, device = [group[0] for group in groups], walk.skeleton.device
+    inputs = {name: walk.plan.tensors[name].inputs for name in leaders}
+    sums = {name: HessianAccumulator(size, device=device, asymmetric=False) for name, size in inputs.items()}
+    turns = LayerTurns(walk.skeleton, i, walk.stream, walk.calls, precision=walk.precision, room=walk.room)
+    with taking_turns(walk.skeleton, groups, [turns]):
+        for k in range(len(turns)):
+            found = turns.inputs(k, leaders) if leaders else {}
+            with walk.precision.products():
+                for name, one in sums.items():
+                    one.add(found[name])
+            turns.finish(k)
+        turns.settle()
+    return sums
+
+
+def _group(
+    walk: _Walk, group: Sequence[str], weights: Mapping[str, Tensor], statistics: HessianAccumulator
+) -> tuple[Measured, dict[str, dict[str, Tensor]]]:
+    """A group's ladder, and its weights as the rungs restore them whose errors are put into the model."""
+    plan, skeleton = walk.plan, walk.skeleton
+    tensors = [plan.tensors[name] for name in group]
+    references = {one.name: plan.base_of(one, skeleton.device) for one in tensors}
+    linears = [to_encode(one, weights[one.name], references[one.name]) for one in tensors]
+    try:
+        steps, encoded = Ladder(tensors, linears, statistics, walk.coder).climb(walk.rungs)
+        reference = REFERENCE
+    except NumericsError as error:
+        walk.reporter.note(f"{group[0]}: {error.what}: for its group only rounding is left")
+        steps, rounded = rounded_group(tensors, linears, walk.coder)
+        encoded, reference = dict.fromkeys((ROUNDED_REFERENCE.name, *walk.whole), rounded), ROUNDED_REFERENCE
+    restored: dict[str, dict[str, Tensor]] = {name: {} for name in encoded}
+    for one, linear in zip(tensors, linears, strict=True):
+        walk.norms[0] += float(linear.delta.square().sum(dtype=torch.float64))
+        walk.norms[1] += float(linear.finetuned.square().sum(dtype=torch.float64))
+        for name, found in encoded.items():
+            whole = with_added_rows(plan, one, found[one.name])
+            restored[name][one.name] = skeleton.prepare(one.name, restored_of(one, whole, references[one.name]))
+    return Measured(tuple(group), tensors[0].kind, steps, reference.name, Probe([])), restored
+
+
+def _head(walk: _Walk) -> None:
+    skeleton, name = walk.skeleton, walk.skeleton.head_name
+    if name is None or not walk.plan.tensors[name].calibrated:
+        return
+    skeleton.load([name], walk.plan.finetuned.read)
+    features = walk.plan.tensors[name].inputs
+    sums = HessianAccumulator(features, device=skeleton.device, asymmetric=False)
+    for hidden in walk.stream:
+        inputs = skeleton.run_final_norm(hidden).reshape(-1, features)
+        with walk.precision.products():
+            sums.add(inputs)
+    one, restored = _group(walk, [name], skeleton.weights([name]), sums)
+    one.probe.hidden, one.probe.head = walk.held.clean, restored[one.reference][name]
+    for rung, whole in walk.whole.items():
+        whole.head = restored[rung][name]
+    walk.found.append(one)

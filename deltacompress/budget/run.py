@@ -1,0 +1,185 @@
+"""`compress` by size or quality, top to bottom.
+
+    measure each group's rungs (walk) -> choose -> compress by the recipe -> measure size and KL -> again, if they miss
+
+Nothing takes the name OUT before it is what was asked: until then it is OUT.candidate. What was measured lies in
+OUT.budget.json, for `resume`; the recipe in OUT.recipe.yaml.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from deltacompress.arguments import checked
+from deltacompress.artifact.delta import load_delta
+from deltacompress.artifact.outputs import check_free, holds_artifact, publish_directory
+from deltacompress.budget.measuring.judge import Judged
+from deltacompress.budget.measuring.pair import Surveyed, kept_path, survey_pair
+from deltacompress.budget.recipe import as_yaml, recipe_of
+from deltacompress.budget.request import Request
+from deltacompress.budget.result import BudgetResult, Prediction
+from deltacompress.budget.rungs import template
+from deltacompress.budget.survey import Survey
+from deltacompress.budget.target import Target
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.before.inputs import Inputs
+from deltacompress.compression.driver import run_job
+from deltacompress.compression.job import CompressionJob, CompressResult
+from deltacompress.errors import CalibrationError, InputError, Interrupted, option, switch
+from deltacompress.files.output import write_once
+from deltacompress.reporter import SILENT, Reporter
+
+ATTEMPTS = 3
+
+
+@checked
+def compress_to(
+    base: str | Path,
+    finetuned: str | Path,
+    *,
+    out: str | Path,
+    calibration: str | Path | Sequence[str | Mapping[str, Any]] | None = None,
+    target_ratio: float | None = None,
+    max_size: str | int | None = None,
+    max_kl: float | None = None,
+    samples: int | None = None,
+    seq_len: int | None = None,
+    seed: int | None = None,
+    lossless: str = "zstd",
+    device: str = "auto",
+    devices: str | Sequence[int] | None = None,
+    device_memory: str | int | None = None,
+    resume: bool = False,
+    force: bool = False,
+    reporter: Reporter | None = None,
+) -> BudgetResult:
+    """Compress `finetuned` into the artifact directory `out`, by the recipe that is best known for a size or a quality.
+
+    Args:
+        target_ratio: how many times smaller than the fine-tuned checkpoint the whole artifact is to be, at least.
+        max_size: bytes that it may take, such as "1.2GB". max_kl: KL(fine-tuned || compressed) on records held back
+            from calibration, in nats/token, at most. One of the three is given.
+        calibration, ...: as `compress`; some records more than `samples` and `seq_len` take are needed, to judge by.
+
+    Raises:
+        InputError: as `compress`; a size that cannot be, or a quality that no choice reaches: says what can.
+    """
+    request = Request.of(target_ratio, max_size, max_kl)
+    if calibration is None:
+        raise CalibrationError(f"a budget is chosen on data: give {option('calibration')} FILE (or a data set id)")
+    job = CompressionJob.of(
+        base,
+        finetuned,
+        recipe=template(),
+        out=out,
+        calibration=calibration,
+        samples=samples,
+        seq_len=seq_len,
+        seed=seed,
+        lossless=lossless,
+        device=device,
+        devices=devices,
+        device_memory=device_memory,
+        resume=resume,
+        force=force,
+    )
+    return run(job, request, reporter or SILENT)
+
+
+def run(job: CompressionJob, request: Request, reporter: Reporter) -> BudgetResult:
+    """`compress_to` of a job of `rungs.template`."""
+    with _telling_what_waits(job.out):
+        return _run(job, request, reporter)
+
+
+@contextmanager
+def _telling_what_waits(out: Path) -> Iterator[None]:
+    """An interrupt outside of a compression, which tells its own."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        kept = kept_path(out)
+        if not kept.exists():
+            raise Interrupted("interrupted before anything was measured: run it again") from stop
+        way_out = f"what was measured waits in {kept}: run again with {switch('resume')}"
+        raise Interrupted("interrupted, nothing published", way_out=way_out) from stop
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One compression. picks: its choice; keeps: whether it is no larger, or loses no more, than was asked."""
+
+    picks: list[int]
+    recipe: Recipe
+    predicted: Prediction
+    compressed: CompressResult
+    judged: Judged
+    keeps: bool
+
+    @property
+    def bytes(self) -> int:
+        """Of the artifact."""
+        return int(self.compressed.summary["artifact_bytes"])
+
+
+def _run(job: CompressionJob, request: Request, reporter: Reporter) -> BudgetResult:
+    started, inputs = time.monotonic(), Inputs()
+    check_free(job.out, replaces=holds_artifact if job.force else None)
+    surveyed = survey_pair(job, inputs, reporter)
+    seconds = time.monotonic() - started
+    target, attempts = Target(request, surveyed.survey), list[_Attempt]()
+    while True:
+        one = _attempt(job, target, surveyed, inputs, reporter)
+        attempts.append(one)
+        missed = target.missed(one.bytes, one.judged.kl)
+        if missed is None or len(attempts) == ATTEMPTS:
+            break
+        reporter.note(f"attempt {len(attempts)}: {missed}; compressed again by another recipe")
+        target = target.corrected(one.picks, one.bytes, one.judged.kl)
+    if not one.keeps:
+        kept = [earlier for earlier in attempts if earlier.keeps]
+        if not kept:
+            raise InputError(f"{missed} after {ATTEMPTS} attempts", where=request.told, way_out="ask for a little more")
+        reporter.note(f"attempt {ATTEMPTS}: {missed}; compressed again by the recipe of one that kept it")
+        one = replace(kept[-1], compressed=_candidate(job, kept[-1].recipe, inputs, reporter))
+    publish_directory(one.compressed.out, job.out, replaces=holds_artifact if job.force else None)
+    write_once(recipe_path(job.out), as_yaml(one.recipe).encode(), replace=True)
+    surveyed.forget()
+    shown = replace(one.compressed, out=job.out, summary=load_delta(job.out).summary())
+    first = attempts[0].predicted
+    return BudgetResult(request, one.recipe, first, one.predicted, one.judged, shown, len(attempts), seconds)
+
+
+def _attempt(job: CompressionJob, target: Target, surveyed: Surveyed, inputs: Inputs, reporter: Reporter) -> _Attempt:
+    picks = target.choose()
+    predicted = Prediction(target.survey.bytes(picks), target.survey.kl(picks))
+    recipe = _recipe(job, target.request, target.survey, picks, predicted)
+    compressed = _candidate(job, recipe, inputs, reporter)
+    judged = surveyed.judge(str(compressed.out))
+    above = target.above(int(compressed.summary["artifact_bytes"]), judged.kl)
+    return _Attempt(picks, recipe, predicted, compressed, judged, not above)
+
+
+def _recipe(
+    job: CompressionJob, request: Request, survey: Survey, picks: Sequence[int], predicted: Prediction
+) -> Recipe:
+    told = f"The best known for {request}: {predicted.bytes:,} bytes and KL {predicted.kl:.3g} are predicted."
+    return recipe_of(f"budget {request}", told, survey.chosen(picks), job.calibration_spec)
+
+
+def _candidate(job: CompressionJob, recipe: Recipe, inputs: Inputs, reporter: Reporter) -> CompressResult:
+    """OUT.candidate by this recipe; one that an earlier run left is used again, if it is the very same."""
+    out = job.out.with_name(f"{job.out.name}.candidate")
+    stands = holds_artifact(out) and load_delta(out).manifest.recipe == recipe.model_dump(mode="json")
+    one = job.model_copy(update={"recipe": recipe, "out": out, "force": not stands})
+    return run_job(one, reporter, inputs)
+
+
+def recipe_path(out: Path) -> Path:
+    """Where the recipe of a budget lies."""
+    return out.with_name(f"{out.name}.recipe.yaml")

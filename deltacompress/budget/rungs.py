@@ -1,0 +1,68 @@
+"""The rungs: ways to code the linears of one input, or an embedding, among which is chosen. One line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from deltacompress.codecs.recipe import RULES, Recipe
+from deltacompress.codecs.settings import Settings
+
+
+@dataclass(frozen=True, eq=False)
+class Rung:
+    """name: what tables call it. fields: of its rule in a recipe."""
+
+    name: str
+    fields: Mapping[str, Any]
+
+    def settings(self, **others: Any) -> Settings:
+        """Its rule, checked as a recipe's are; others: fields that are set besides."""
+        rule: Any = RULES[self.fields["codec"]]
+        settings: Settings = rule.model_validate(dict(self.fields) | others)
+        return settings
+
+
+def _rung(name: str, **fields: Any) -> Rung:
+    return Rung(name, MappingProxyType(fields))
+
+
+CALIBRATED = (
+    _rung("2 bits, steps x4", codec="obs", bits=2, range_factor=4.0, asymmetric=0.5),
+    _rung("2 bits, steps x3", codec="obs", bits=2, range_factor=3.0, asymmetric=0.5),
+    _rung("2 bits, steps x2", codec="obs", bits=2, range_factor=2.0, asymmetric=0.5),
+    _rung("2 bits, steps x1.5", codec="obs", bits=2, range_factor=1.5),
+    _rung("2 bits", codec="obs", bits=2),
+    _rung("3 bits, steps x1.5", codec="obs", bits=3, range_factor=1.5),
+    _rung("3 bits", codec="obs", bits=3),
+    _rung("4 bits", codec="obs", bits=4),
+)
+"""Of linears and the head, which have inputs. With steps so wide, targets that make up for all of the error before
+them are mostly made of what cannot be made up for."""
+ROUNDED = (
+    _rung("2 bits, rounded", codec="rtn", bits=2),
+    _rung("3 bits, rounded", codec="rtn", bits=3),
+    _rung("4 bits, rounded", codec="rtn", bits=4),
+    _rung("8 bits, rounded", codec="rtn", bits=8),
+)
+"""Of the embedding. Leaving its delta out is no rung: what is lost so, is lost of all tokens alike, and costs far more
+than its squared error tells."""
+OF_SHIPPED = (
+    _rung("2 bits, 2:4", codec="obs", bits=2, sparsity="2:4"),
+    _rung("4 bits, 2:4", codec="obs", bits=4, sparsity="2:4"),
+)
+"""Of shipped recipes, and never the best: measured where those are to be compared."""
+RUNGS = {rung.name: rung for rung in (*CALIBRATED, *ROUNDED, *OF_SHIPPED)}
+REFERENCE, ROUNDED_REFERENCE = RUNGS["2 bits"], RUNGS["2 bits, rounded"]
+"""Those whose errors are put into the model, a group at a time, to see what they do to its answers."""
+COARSE = RUNGS["2 bits, steps x3"]
+"""Whose errors are put into all groups at once, as the reference's are: KL grows faster than errors do."""
+
+
+def template() -> Recipe:
+    """What is measured: every tensor that has rungs by its reference, all others exact."""
+    coded = {"linear": REFERENCE, "head": REFERENCE, "embedding": ROUNDED_REFERENCE}
+    rules = [{"kind": kind, **rung.fields} for kind, rung in coded.items()]
+    return Recipe.parse({"name": "budget", "rules": [*rules, {"codec": "exact"}]})

@@ -1,0 +1,110 @@
+"""The choice that meets what was asked, as far as is known; what it missed, once that is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deltacompress.budget.choice import cheapest, smallest
+from deltacompress.budget.request import Request
+from deltacompress.budget.survey import Survey
+from deltacompress.errors import InputError
+
+_AIM, _AIM_AGAIN, _AIM_KL = 0.995, 0.99, 0.9
+"""Of what is asked, what is aimed at, as predictions miss; again: where the first one missed by more than that."""
+_NEAR = {"size": 0.98, "kl": 0.4}
+"""Of what is asked, what is too little: another compression comes nearer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A request, and what is known of the pair. aim: of a size, the share that is aimed at."""
+
+    request: Request
+    survey: Survey
+    aim: float = _AIM
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of the whole artifact, at most."""
+        return self.request.bytes(self.survey.finetuned_bytes)
+
+    def choose(self) -> list[int]:
+        """A rung for each group.
+
+        Raises:
+            InputError: none meets what was asked; says what can be had.
+        """
+        survey = self.survey
+        if self.size is None:
+            assert self.request.kl is not None
+            return self._of_quality(self.request.kl)
+        spare = int(self.size * self.aim) - survey.fixed_bytes
+        picks = cheapest(survey.rungs, spare)
+        if picks is None:
+            picks = cheapest(
+                survey.rungs, self.size - survey.fixed_bytes
+            )  # as near as that, nothing is left to aim with
+        if picks is None:
+            raise self._too_small()
+        return picks
+
+    def _of_quality(self, kl: float) -> list[int]:
+        rungs = self.survey.rungs
+        picks = smallest(rungs, self.survey.sum_at(kl * _AIM_KL))
+        if picks is None:
+            picks = smallest(rungs, self.survey.sum_at(kl))
+        if picks is None:
+            best = [one.index(min(one, key=lambda rung: rung[1])) for one in rungs]
+            told = f"no choice is predicted to lose so little: the least is {self.survey.kl(best):.3g}"
+            raise InputError(
+                f"{told}, at {self._told_size(best)}",
+                where=self.request.told,
+                way_out="ask for that, or use a recipe",
+            )
+        return picks
+
+    def _too_small(self) -> InputError:
+        rungs = self.survey.rungs
+        least = [one.index(min(one)) for one in rungs]
+        told = f"too small: {self.survey.fixed_bytes:,} bytes are exact tensors, side files and manifest, and the least"
+        told += f" for all else makes it {self._told_size(least)}, at a predicted KL of {self.survey.kl(least):.3g}"
+        return InputError(told, where=self.request.told, way_out="ask for no less")
+
+    def _told_size(self, picks: Sequence[int]) -> str:
+        nbytes = self.survey.bytes(picks)
+        return f"{nbytes:,} bytes ({self.survey.finetuned_bytes / nbytes:.2f}x)"
+
+    def above(self, nbytes: int, kl: float) -> bool:
+        """Whether an artifact is larger, or loses more, than was asked."""
+        if self.size is not None:
+            return nbytes > self.size
+        assert self.request.kl is not None
+        return kl > self.request.kl
+
+    def missed(self, nbytes: int, kl: float) -> str | None:
+        """What an artifact misses, if anything that another one could have.
+
+        Where no rung changes any answer, the smallest is as good as all others.
+        """
+        asked = self.size if self.size is not None else self.request.kl
+        assert asked is not None
+        found, what = (nbytes, "size") if self.size is not None else (kl, "kl")
+        told = f"{nbytes:,} bytes" if self.size is not None else f"KL {kl:.3g}"
+        if self.above(nbytes, kl):
+            return f"{told} where {asked:{',' if what == 'size' else '.3g'}} was asked"
+        if found < asked * _NEAR[what] and self.survey.reference > 0 and not self._at_its_end():
+            return f"{told} where {asked:{',' if what == 'size' else '.3g'}} would do"
+        return None
+
+    def _at_its_end(self) -> bool:
+        """Whether the choice is already the best, or the smallest, that there is."""
+        picks, rungs = self.choose(), self.survey.rungs
+        ends = [
+            max(size for size, _ in one) if self.size is not None else min(size for size, _ in one) for one in rungs
+        ]
+        return [one[pick][0] for one, pick in zip(rungs, picks, strict=True)] == ends
+
+    def corrected(self, picks: Sequence[int], nbytes: int, kl: float) -> Target:
+        """The same, once an artifact of that choice was measured."""
+        return Target(self.request, self.survey.corrected(picks, nbytes, kl), _AIM_AGAIN)

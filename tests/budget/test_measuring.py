@@ -1,0 +1,173 @@
+"""What is measured, against an independent reference: transformers' own forward of what an artifact restores to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from pairs import Pair, Recorder
+from transformers import AutoModelForCausalLM
+
+from deltacompress.artifact.restoration import restore
+from deltacompress.budget.measuring import walk as walking
+from deltacompress.budget.measuring.judge import Judge
+from deltacompress.budget.measuring.sizes import fixed_bytes
+from deltacompress.budget.measuring.walk import Measured, Walked, walk
+from deltacompress.budget.recipe import recipe_of
+from deltacompress.budget.rungs import CALIBRATED, RUNGS, template
+from deltacompress.budget.survey import survey_of
+from deltacompress.calibration.data import calibration_tokens
+from deltacompress.calibration.held_back import HeldBack, Records, batched, held_back
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.recipe import CalibrationSpec, Recipe
+from deltacompress.compression.before.inputs import Inputs
+from deltacompress.compression.before.prepare import Opened, Prepared, open_job, prepare
+from deltacompress.compression.job import CompressionJob
+from deltacompress.errors import NumericsError
+from deltacompress.reporter import SILENT, Reporter
+
+SPEC = CalibrationSpec(samples=8, seq_len=16)
+
+
+def prepared(pair: Pair, out: Path) -> tuple[Opened, Prepared]:
+    job = CompressionJob.of(
+        pair.base,
+        pair.finetuned,
+        recipe=template(),
+        out=out,
+        calibration=pair.data,
+        samples=8,
+        seq_len=16,
+        device="cpu",
+    )
+    inputs = Inputs()
+    opened = open_job(job, inputs, SILENT)
+    found = prepare(job, opened.base, opened.finetuned, opened.where, inputs, SILENT)
+    found.scan.close()
+    return opened, found
+
+
+def walked(pair: Pair, out: Path, reporter: Reporter = SILENT) -> tuple[Walked, list[HeldBack]]:
+    opened, found = prepared(pair, out)
+    batches = batched(held_back(opened.finetuned, pair.data, SPEC, tokens=200), at_most=2)
+    assert found.skeleton is not None
+    assert found.tokens is not None
+    ids = found.tokens.ids
+    measured = walk(found.plan, found.skeleton, ids, batches, batches, CALIBRATED, opened.coder, reporter)
+    return measured, batches
+
+
+def kl_of(pair: Pair, restored: Path, batches: list[HeldBack]) -> float:
+    """By transformers' models in fp32, one record at a time, no padding."""
+    models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (pair.finetuned, restored)]
+    total, tokens = 0.0, 0
+    for batch in batches:
+        for ids, written, given in zip(batch.ids, batch.written, batch.given, strict=True):
+            length = int((written | given).sum()) + 1
+            with torch.no_grad():
+                target, found = (
+                    torch.log_softmax(model(input_ids=ids[None, :length]).logits[0].double(), -1) for model in models
+                )
+            own = (target.exp() * (target - found)).sum(-1)[written[:length]]
+            total, tokens = total + float(own.sum()), tokens + len(own)
+    return total / tokens
+
+
+@pytest.mark.parametrize("which", [1, 4, -1])
+def test_a_probe_is_the_kl_of_an_artifact_with_that_group_alone(pair: Pair, tmp_path: Path, which: int) -> None:
+    """All else exact, the group meets the fine-tuned model's inputs in a real compression, too."""
+    found, batches = walked(pair, tmp_path / "none")
+    one: Measured = found.groups[which]
+    rule = {"name": list(one.names), **RUNGS[one.reference].fields, "asymmetric": 0}
+    recipe = Recipe.parse({"name": "one", "rules": [rule, {"codec": "exact"}]})
+    pair.compress(tmp_path / "delta", recipe=recipe)
+    restored = restore(tmp_path / "delta", base=pair.base, out=tmp_path / "restored")
+    wanted = kl_of(pair, restored, batches)
+    assert one.probe.kl[0] / found.tokens[0][0] == pytest.approx(wanted, rel=0.02)
+
+
+def test_the_judge_says_what_transformers_says(pair: Pair, artifact: Path, tmp_path: Path) -> None:
+    opened, found = prepared(pair, tmp_path / "none")
+    batches = batched(held_back(opened.finetuned, pair.data, SPEC, tokens=200), at_most=2)
+    assert found.skeleton is not None
+    judged = Judge(found.skeleton, opened.finetuned, batches).judge(str(artifact), opened.base)
+    restored = restore(artifact, base=pair.base, out=tmp_path / "restored")
+    assert judged.kl == pytest.approx(kl_of(pair, restored, batches), rel=1e-3)
+    assert judged.tokens == sum(int(batch.written.sum()) for batch in batches)
+    assert 0 < judged.error < judged.kl
+
+
+def test_rungs_are_in_order_and_groups_share_inputs(pair: Pair, tmp_path: Path) -> None:
+    found, _ = walked(pair, tmp_path / "none")
+    assert [len(one.names) for one in found.groups] == [1, 3, 1, 2, 1, 3, 1, 2, 1, 1]
+    for one in found.groups[1:]:
+        assert [step.rung for step in one.steps] == [rung.name for rung in CALIBRATED]
+        assert sorted(one.steps, key=lambda step: step.bytes) == one.steps
+        assert sorted(one.steps, key=lambda step: -step.loss) == one.steps
+
+
+def test_a_survey_predicts_the_bytes_of_an_artifact(pair: Pair, tmp_path: Path) -> None:
+    opened, ready = prepared(pair, tmp_path / "none")
+    found, _ = walked(pair, tmp_path / "none")
+    fixed = fixed_bytes(ready.plan, opened.coder)
+    survey = survey_of(found, finetuned_bytes=opened.finetuned.nbytes, fixed_bytes=fixed)
+    picks = [
+        [one.rung for one in group.options].index("2 bits" if group.kind != "embedding" else "4 bits, rounded")
+        for group in survey.groups
+    ]
+    recipe = recipe_of("all", "", survey.chosen(picks), SPEC)
+    made = pair.compress(tmp_path / "delta", recipe=recipe)
+    assert survey.bytes(picks) == pytest.approx(made.summary["artifact_bytes"], rel=0.05)
+
+
+def test_a_group_that_cannot_be_solved_is_rounded(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unsolved(walking.Ladder):
+        def __init__(self, tensors, *others):  # type: ignore[no-untyped-def]
+            if "layers.1.mlp.down" in tensors[0].name:
+                raise NumericsError("the Hessian is odd")
+            super().__init__(tensors, *others)
+
+    monkeypatch.setattr(walking, "Ladder", Unsolved)
+    recorder = Recorder()
+    found, _ = walked(pair, tmp_path / "none", recorder)
+    odd = next(one for one in found.groups if "layers.1.mlp.down" in one.names[0])
+    assert [step.rung for step in odd.steps] == [
+        "2 bits, rounded",
+        "3 bits, rounded",
+        "4 bits, rounded",
+        "8 bits, rounded",
+    ]
+    assert odd.probe.kl[0] > 0
+    assert recorder.notes == [f"{odd.names[0]}: the Hessian is odd: for its group only rounding is left"]
+
+
+def test_what_is_not_finite_is_told(pair: Pair, tmp_path: Path) -> None:
+    found, _ = walked(pair, tmp_path / "none")
+    found.groups[2].probe.kl[0] = float("nan")
+    with pytest.raises(NumericsError, match="not finite on the data held back"):
+        survey_of(found, finetuned_bytes=1, fixed_bytes=1)
+
+
+def test_records_held_back_are_beyond_those_calibrated_on(pair: Pair) -> None:
+    """In the order of calibration: its stream of tokens goes on with them."""
+    opened = Checkpoint.open(pair.finetuned)
+    used = calibration_tokens(opened, pair.data, SPEC).ids.flatten().tolist()
+    more = calibration_tokens(opened, pair.data, SPEC.model_copy(update={"samples": 20})).ids.flatten().tolist()
+    records: Records = held_back(opened, pair.data, SPEC, tokens=100)
+    stream = [token for ids, _ in records for token in ids]
+    at = next(i for i in range(len(used), len(more)) if more[i] == 1)  # the next record's <s>
+    assert more[at : at + len(stream)] == stream
+    assert 100 <= len(stream) < 100 + 20
+    assert {given for _, given in records} == {1}
+
+
+def test_batches_mark_what_is_written() -> None:
+    (short, long) = batched([([1, 5, 6, 7, 2], 3), ([1, 8, 2], 1)], at_most=2)
+    assert short.ids.tolist() == [[1, 8, 2]]
+    assert short.written.tolist() == [[True, True, False]]
+    assert long.written.tolist() == [[False, False, True, True, False]]
+    assert long.given.tolist() == [[True, True, False, False, False]]
+    (both,) = batched([([1, 5, 6, 7, 2], 3), ([1, 8, 2], 1)], at_most=1)
+    assert both.ids.tolist() == [[1, 8, 2, 0, 0], [1, 5, 6, 7, 2]]
+    assert both.written.tolist() == [[True, True, False, False, False], [False, False, True, True, False]]

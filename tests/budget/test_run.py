@@ -1,0 +1,150 @@
+"""`compress_to` from end to end, on tiny pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pairs import Pair, Recorder, files_of
+
+from deltacompress.artifact.delta import load_delta, verify
+from deltacompress.budget import target
+from deltacompress.budget.result import BudgetResult
+from deltacompress.budget.run import compress_to
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.errors import CalibrationError, InputError, Interrupted, OutputError
+
+
+def budget(pair: Pair, out: Path, **options: Any) -> BudgetResult:
+    settings = {"calibration": pair.data, "samples": 8, "seq_len": 16, "device": "cpu"} | options
+    return compress_to(pair.base, pair.finetuned, out=out, **settings)
+
+
+def total(folder: Path) -> int:
+    return sum(len(raw) for raw in files_of(folder).values())
+
+
+@pytest.fixture(scope="module")
+def ladder(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int]:
+    """Bytes of the smallest and of the largest artifact that a budget makes of the pair."""
+    with pytest.raises(InputError) as error:
+        budget(pair, tmp_path_factory.mktemp("least") / "out", max_size=1000)
+    least = int(str(error.value).split("makes it ")[1].split(" bytes")[0].replace(",", ""))
+    most = budget(pair, tmp_path_factory.mktemp("most") / "out", max_size="1GB")
+    return least, most.bytes
+
+
+def test_a_size_is_kept_and_nearly_used(pair: Pair, tmp_path: Path, ladder: tuple[int, int]) -> None:
+    asked = sum(ladder) // 2
+    result = budget(pair, tmp_path / "out", max_size=asked)
+    assert total(tmp_path / "out") == result.bytes
+    assert 0.98 * asked <= result.bytes <= asked
+    assert result.judged.kl > 0
+    verify(tmp_path / "out", base=pair.base)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.recipe.yaml"]
+
+
+def test_the_recipe_alone_gives_the_same_bytes(pair: Pair, tmp_path: Path, ladder: tuple[int, int]) -> None:
+    result = budget(pair, tmp_path / "out", max_size=sum(ladder) // 2)
+    recipe = Recipe.load(tmp_path / "out.recipe.yaml")
+    assert recipe == result.recipe
+    assert load_delta(tmp_path / "out").manifest.recipe == recipe.model_dump(mode="json")
+    pair.compress(tmp_path / "again", recipe=recipe, samples=None, seq_len=None)
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "out")
+
+
+def test_a_quality_is_kept(pair: Pair, tmp_path: Path, ladder: tuple[int, int]) -> None:
+    middle = budget(pair, tmp_path / "middle", max_size=sum(ladder) // 2)
+    result = budget(pair, tmp_path / "out", max_kl=middle.judged.kl)
+    assert result.judged.kl <= middle.judged.kl
+    assert result.bytes < ladder[1]
+    looser = budget(pair, tmp_path / "looser", max_kl=4 * middle.judged.kl)
+    assert looser.bytes < result.bytes
+
+
+def test_what_cannot_be_reached_says_what_can(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"max_kl 1e-12: no choice .* the least is .*, at [\d,]+ bytes"):
+        budget(pair, tmp_path / "out", max_kl=1e-12)
+    with pytest.raises(
+        InputError, match=r"target_ratio 10000: too small: [\d,]+ bytes are exact tensors.* predicted KL of"
+    ):
+        budget(pair, tmp_path / "out", target_ratio=10000)
+
+
+def test_too_little_data_to_hold_any_back(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match=r"4 records are left beyond the 34 x 16 tokens .* samples"):
+        budget(pair, tmp_path / "out", target_ratio=2, samples=34)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_data(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match="give calibration FILE"):
+        budget(pair, tmp_path / "out", target_ratio=2, calibration=None)
+
+
+def test_an_artifact_that_is_there_is_not_replaced(pair: Pair, tmp_path: Path) -> None:
+    pair.compress(tmp_path / "out")
+    before = files_of(tmp_path)
+    with pytest.raises(OutputError, match="exists already"):
+        budget(pair, tmp_path / "out", max_size="1GB")
+    assert files_of(tmp_path) == before
+
+
+def test_interrupted_while_measuring_nothing_is_left(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted, match="before anything was measured: run it again"):
+        budget(pair, tmp_path / "out", max_size="1GB", reporter=Recorder(2))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_measured_is_of_no_use_for_other_data(pair: Pair, tmp_path: Path, ladder: tuple[int, int]) -> None:
+    asked = sum(ladder) // 2
+    with pytest.raises(Interrupted):
+        budget(pair, tmp_path / "out", max_size=asked, reporter=Recorder(5))
+    with pytest.raises(InputError, match=r"budget\.json: the unfinished run was started with other input; give"):
+        budget(pair, tmp_path / "out", max_size=asked, seed=1, resume=True)
+    (tmp_path / "out.budget.json").write_text("{}")
+    with pytest.raises(InputError, match=r"budget\.json: damaged .*; remove it, or leave out resume=True"):
+        budget(pair, tmp_path / "out", max_size=asked, resume=True)
+    again = budget(pair, tmp_path / "out", max_size=asked, seed=1)
+    whole = budget(pair, tmp_path / "whole", max_size=asked, seed=1)
+    assert files_of(again.compressed.out) == files_of(whole.compressed.out)
+
+
+@pytest.mark.parametrize("stop_at", [5, 7])
+def test_interrupted_while_compressing_it_goes_on(
+    pair: Pair, tmp_path: Path, ladder: tuple[int, int], stop_at: int
+) -> None:
+    asked = sum(ladder) // 2
+    whole = budget(pair, tmp_path / "whole", max_size=asked)
+    with pytest.raises(Interrupted, match="interrupted"):
+        budget(pair, tmp_path / "out", max_size=asked, reporter=Recorder(stop_at))
+    assert not (tmp_path / "out").exists()
+    recorder = Recorder()
+    budget(pair, tmp_path / "out", max_size=asked, resume=True, reporter=recorder)
+    assert any("measured by an earlier run, used again" in note for note in recorder.notes)
+    assert files_of(tmp_path / "out") == files_of(whole.compressed.out)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "gemma2"])
+def test_other_models(make_pair: Callable[..., Pair], tmp_path: Path, architecture: str) -> None:
+    """Tied embeddings; linears that lie as [in, out]."""
+    result = budget(make_pair(architecture), tmp_path / "out", max_size="1GB")
+    assert 0 < result.judged.kl < 1
+    verify(tmp_path / "out")
+
+
+def test_what_an_earlier_attempt_kept_is_not_lost(
+    pair: Pair, tmp_path: Path, ladder: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt wastes more than it may, the others are above: the first one's recipe is used again."""
+    monkeypatch.setattr(target, "_NEAR", {"size": 1.0, "kl": 1.0})
+    monkeypatch.setattr(target, "_AIM_AGAIN", 1.3)
+    asked, recorder = sum(ladder) // 2, Recorder()
+    result = budget(pair, tmp_path / "out", max_size=asked, reporter=recorder)
+    assert result.bytes <= asked
+    assert result.attempts == 3
+    assert any("attempt 1" in note and "would do" in note for note in recorder.notes)
+    assert any("attempt 3" in note and "recipe of one that kept it" in note for note in recorder.notes)
+    assert load_delta(tmp_path / "out").manifest.recipe == result.recipe.model_dump(mode="json")

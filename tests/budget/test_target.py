@@ -1,0 +1,100 @@
+"""What a choice aims at, what it missed, and what is known afterwards; recipes of choices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deltacompress.budget.recipe import as_yaml, recipe_of
+from deltacompress.budget.request import Request
+from deltacompress.budget.survey import Group, Option, Survey
+from deltacompress.budget.target import Target
+from deltacompress.codecs.recipe import CalibrationSpec, Recipe
+from deltacompress.errors import InputError
+
+RUNGS = ("2 bits, steps x4", "2 bits", "4 bits")
+
+
+def survey(**fields: float) -> Survey:
+    """Two groups; the second loses twice as much."""
+    groups = []
+    for number in (1, 2):
+        options = tuple(Option(rung=rung, bytes=1000 * 2**i, part=number * 8.0**-i) for i, rung in enumerate(RUNGS))
+        groups.append(Group(names=(f"layer.{number}.weight",), kind="linear", options=options))
+    known = {"reference": 1.0, "power": 1.0, "scale": 1.0, "delta_share": 0.1} | fields
+    return Survey(finetuned_bytes=100_000, fixed_bytes=500, groups=tuple(groups), tokens=(10, 0), **known)
+
+
+def asking(size: int | None = None, kl: float | None = None, **fields: float) -> Target:
+    return Target(Request.of(None, size, kl), survey(**fields))
+
+
+def test_where_one_can_lose_less_it_is_the_one_that_loses_most() -> None:
+    assert asking(3600).choose() == [0, 1]
+    assert asking(2600).choose() == [0, 0]
+    assert asking(9000).choose() == [2, 2]
+    assert asking(kl=1.5).choose() == [0, 1]
+
+
+def test_it_is_aimed_a_little_below_what_was_asked_unless_that_cannot_be() -> None:
+    assert asking(3510).choose() == [0, 0]  # 3500 bytes would do, but predictions of sizes miss by half a percent
+    assert asking(2505).choose() == [0, 0]
+    with pytest.raises(InputError, match=r"max_size 2499: too small: 500 bytes .* makes it 2,500 bytes \(40.00x\)"):
+        asking(2499).choose()
+
+
+def test_a_kl_that_no_rung_reaches() -> None:
+    with pytest.raises(InputError, match=r"max_kl 0.01: no choice .* least is 0.0469, at 8,500 bytes \(11.76x\)"):
+        asking(kl=0.01).choose()
+
+
+@pytest.mark.parametrize(("nbytes", "told"), [(3601, "3,601 bytes where 3,600 was asked"), (3600, None), (3528, None)])
+def test_what_a_size_missed(nbytes: int, told: str | None) -> None:
+    assert asking(3600).missed(nbytes, 1.0) == told
+    assert asking(3600).above(nbytes, 1.0) == (told is not None)
+
+
+def test_a_size_that_is_not_used_is_missed_unless_there_is_nothing_better() -> None:
+    assert asking(3600).missed(3527, 1.0) == "3,527 bytes where 3,600 would do"
+    assert asking(20_000).missed(8500, 1.0) is None
+    assert asking(3600, reference=0.0).missed(100, 0.0) is None
+
+
+def test_what_a_quality_missed() -> None:
+    assert asking(kl=1.5).missed(1, 1.6) == "KL 1.6 where 1.5 was asked"
+    assert asking(kl=1.5).missed(1, 1.4) is None
+    assert asking(kl=1.5).missed(1, 0.5) == "KL 0.5 where 1.5 would do"
+    assert asking(kl=30).missed(1, 0.5) is None  # the smallest there is
+
+
+def test_kl_is_a_power_of_the_sum() -> None:
+    known = survey(reference=2.0, power=2.0, scale=0.5)
+    assert known.kl([0, 0]) == pytest.approx(0.5 * 2 * (3.0 / 2) ** 2)
+    assert known.kl([1, 1]) == pytest.approx(0.5 * 2 * (3.0 / 8 / 2) ** 2)
+    assert known.sum_at(known.kl([0, 0])) == pytest.approx(3.0)
+    assert known.sum_at(known.kl([1, 1])) == pytest.approx(3.0 / 8)
+
+
+def test_what_was_measured_is_what_is_predicted_from_then_on() -> None:
+    known = survey(reference=1.0, power=2.0)
+    again = known.corrected([1, 0], nbytes=3800, kl=0.7)
+    assert again.bytes([1, 0]) == 3800
+    assert again.kl([1, 0]) == pytest.approx(0.7)
+    assert again.bytes([0, 0]) == 500 + 2 * 1100
+    assert again.kl([1, 1]) / again.kl([1, 0]) == pytest.approx(known.kl([1, 1]) / known.kl([1, 0]))
+
+
+def test_a_recipe_has_a_rule_for_all_that_are_coded_alike(tmp_path: Path) -> None:
+    spec = CalibrationSpec(samples=3, seq_len=5, seed=7)
+    recipe = recipe_of("mine", "told", [*survey().chosen([0, 1]), (("odd[0].weight",), {"codec": "exact"})], spec)
+    assert [rule.codec for rule in recipe.rules] == ["obs", "obs", "exact", "exact"]
+    wide = recipe.rule_for("layer.1.weight", "linear")
+    assert (wide.bits, wide.range_factor) == (2, 4)  # type: ignore[attr-defined]
+    assert recipe.rule_for("layer.2.weight", "linear").range_factor == 1  # type: ignore[attr-defined]
+    assert recipe.rules[2].matches("odd[0].weight", "linear")
+    assert not recipe.rules[2].matches("odd0.weight", "linear")
+    (tmp_path / "mine.yaml").write_text(as_yaml(recipe))
+    assert Recipe.load(tmp_path / "mine.yaml") == recipe
+    both = recipe_of("mine", "", survey().chosen([1, 1]), spec)
+    assert both.rules[0].name == ("layer.1.weight", "layer.2.weight")

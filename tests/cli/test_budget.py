@@ -1,0 +1,88 @@
+"""`compress` by a size or a quality and `analyze --predict`, as commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pairs import Pair, files_of
+
+from deltacompress.cli.main import main
+
+ASKED = ["--target-ratio", "1.2"]
+
+
+def argv(pair: Pair, out: Path, *more: str) -> list[str]:
+    """Of `compress`, without a recipe."""
+    given = pair.argv(out, *more)
+    at = given.index("--recipe")
+    return [*given[:at], *given[at + 2 :]]
+
+
+def test_asked_predicted_and_reached(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*argv(pair, tmp_path / "out", *ASKED), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    asked, predicted, reached = data["budget"]
+    assert [row["budget"] for row in data["budget"]] == ["asked", "predicted", "reached"]
+    assert reached["bytes"] == data["artifact_bytes"] == sum(map(len, files_of(tmp_path / "out").values()))
+    assert reached["bytes"] <= asked["bytes"]
+    assert asked["ratio"] == pytest.approx(1.2, rel=1e-3)
+    assert predicted["kl"] > 0
+    assert reached["kl"] > 0
+    assert data["held_back_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--recipe", "int2"], "--target-ratio: does not go with --recipe"),
+        (["--max-kl", "0.01"], "--target-ratio and --max-kl ask for two things"),
+        (["--dry-run"], "--target-ratio: does not go with --dry-run"),
+        (["--gate", "default"], "--target-ratio: does not go with --gate"),
+        (["--zoo", "here"], "--target-ratio: does not go with --zoo"),
+        (["--device-memory", "nothing"], "is no size"),
+        (["--target-ratio", "0.5"], "--target-ratio 0.5: is no ratio above 1"),
+    ],
+)
+def test_what_does_not_go_together_is_told_before_any_work(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], told: str
+) -> None:
+    assert main(argv(pair, tmp_path / "out", *ASKED, *more)) == 2
+    assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_data(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = argv(pair, tmp_path / "out", *ASKED)
+    at = given.index("--calibration")
+    assert main([*given[:at], *given[at + 2 :]]) == 2
+    assert "a budget is chosen on data: give --calibration FILE" in capsys.readouterr().err
+
+
+def test_predict(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["analyze", str(pair.base), str(pair.finetuned), "--predict", "--calibration", str(pair.data)]
+    given += ["--samples", "8", "--seq-len", "16", "--device", "cpu", "--out", str(tmp_path / "out"), "--json"]
+    assert main(given) == 0
+    data = json.loads(capsys.readouterr().out)
+    points = data["points"]
+    assert [one["ratio"] for one in points] == sorted((one["ratio"] for one in points), reverse=True)
+    assert [one["kl"] for one in points] == sorted((one["kl"] for one in points), reverse=True)
+    assert {one["recipe"] for one in data["shipped"]} == {"int2-24", "int2", "int4-24", "int4"}
+    for one in data["shipped"]:  # the best is as good as any recipe that is no smaller than it
+        better = [point["kl"] for point in points if point["bytes"] >= one["bytes"]]
+        assert not better or min(better) <= one["kl"] * 1.001
+    assert 0 < data["delta_share"] < 1
+    assert any("a poor candidate" in note for note in data["notes"])  # so small a model is mostly manifest
+    assert json.loads((tmp_path / "out" / "frontier.json").read_text()) == data
+    written = files_of(tmp_path / "out")
+    assert main(given) == 0
+    assert json.loads(capsys.readouterr().out) == data
+    assert files_of(tmp_path / "out") == written
+
+
+def test_options_of_predict_alone_are_told(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(pair.base), str(pair.finetuned), "--samples", "8"]) == 2
+    assert "--samples: says what --predict measures on: give --predict" in capsys.readouterr().err
+    assert main(["analyze", str(pair.base), str(pair.finetuned), "--predict"]) == 2
+    assert "a prediction is made on data: give --calibration FILE" in capsys.readouterr().err
