@@ -43,6 +43,7 @@ WORDS: dict[str, dict[str, Any]] = {
     "exact": {"codec": "exact"},
     "as published": {
         "codec": "obs", "selection": "diagonal", "activation_order": False, "asymmetric": 0.0, "refine_sweeps": 0,
+        "gain": "least",
     },
     "sign times scale": {"bits": 1, "grid": "midrise"},
     "refitted": {"refit_scales": True},
@@ -50,6 +51,7 @@ WORDS: dict[str, dict[str, Any]] = {
     "2:4": {"sparsity": "2:4"},
     "symmetric": {"grid": "symmetric"},
     "in order": {"activation_order": False},
+    "least loss": {"gain": "least"},
 }  # fmt: skip
 """What the words of the table of shipped recipes promise."""
 SETTINGS: dict[str, type[BaseModel]] = {"obs": ObsSettings, "rtn": RtnSettings, "exact": ExactSettings}

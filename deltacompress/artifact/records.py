@@ -94,8 +94,8 @@ class TensorRecord(_Record):
 
     status: coded (lossy), exact, identical (to the base), added (no base), alias (of another tensor, stored there).
     codec: how the values were chosen, for the record; a reader needs only format and params, which say how the parts
-    decode (codecs.encoded.restore_tensor). sha256: of the restored tensor's bytes. tokens: of an expert's matrix, how
-    many of the calibration tokens went to that expert.
+    decode (codecs.encoded.restore_tensor). sha256: of the restored tensor's bytes. kept: the share of the target that
+    is kept on average. tokens: of an expert's matrix, how many of the calibration tokens went to that expert.
     """
 
     name: Name
@@ -114,6 +114,7 @@ class TensorRecord(_Record):
     parts: Annotated[tuple[PartRecord, ...], FailFast()] = ()
     loss: float | None = None
     damp_fraction: float | None = None
+    kept: Annotated[float | SkipJsonSchema[None], Field(exclude_if=lambda value: value is None)] = None
     tokens: Annotated[Count | SkipJsonSchema[None], Field(exclude_if=lambda value: value is None)] = None
 
     @property

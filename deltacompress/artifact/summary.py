@@ -112,6 +112,7 @@ def _row(record: TensorRecord, kind: TensorKind, entropy: Mapping[str, float] | 
         "bits_per_weight": 8 * record.bytes / count if count else 0.0,
         "bytes": record.bytes,
         "loss": record.loss,
+        "kept": record.kept,
         "damp_fraction": record.damp_fraction,
     } | _over_entropy([record], entropy)
 

@@ -13,7 +13,7 @@ from deltacompress.cli.models import model
 from deltacompress.cli.options import ArtifactArgument, BaseOption, ReplaceCheckpoint
 from deltacompress.cli.zoo_options import ZooOption
 
-_SPARE = ("damp_fraction", "status", "shape", "kind")
+_SPARE = ("damp_fraction", "kept", "status", "shape", "kind")
 """Columns that a narrow screen is spared."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,15 +37,36 @@ class LinearToEncode:
     energy: float | None = None
 
 
+class Sums(NamedTuple):
+    """Sums over the rows of a linear, in the metric of H: |Q - T|^2, |D|^2, <Q, T> and |T|^2."""
+
+    lost: float
+    energy: float
+    both: float
+    target: float
+
+    @property
+    def loss(self) -> float:
+        """As Encoded has it: 0 where there is no delta."""
+        return max(self.lost, 0.0) / self.energy if self.energy > 0 else 0.0
+
+    @property
+    def kept(self) -> float | None:
+        """As Encoded has it."""
+        known = 0 < self.target < math.inf and math.isfinite(self.both)
+        return self.both / self.target if known else None
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """One encoded tensor: how it decodes (format, params) and its parts in the serving layout.
 
     loss: H-weighted squared error against the (possibly shifted) target, relative to tr D H D^T of the delta D (obs),
     or plain squared error relative to the delta's (all others); None where nothing is lost. damp_fraction: what the
-    factorization needed in the end (obs only). loss_of: the two sums over rows that loss is the ratio of, where a codec
-    tells them, so that a matrix can be encoded some rows at a time. tokens: of an expert, how many calibration tokens
-    went to it.
+    factorization needed in the end (obs only). kept: the share of the target that is kept on average,
+    tr Q H T^T / tr T H T^T (obs only); None of a target of zeros, or whose sums are beyond fp32. sums: what these two
+    come from, where a codec tells it, so that a matrix can be encoded some rows at a time. tokens: of an expert, how
+    many calibration tokens went to it.
     """
 
     format: Format
@@ -53,7 +74,8 @@ class Encoded:
     parts: dict[str, Tensor]
     loss: float | None = None
     damp_fraction: float | None = None
-    loss_of: tuple[float, float] | None = None
+    kept: float | None = None
+    sums: Sums | None = None
     tokens: int | None = None
 
 

@@ -6,22 +6,22 @@ DeltaZip section 4.2 (algorithm 1) with asymmetric=0, refine_sweeps=0, selection
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from deltacompress.codecs.encoded import Encoded, LinearToEncode
-from deltacompress.codecs.formats.packed import PackedSpec, Parts, pack, pack_values
+from deltacompress.codecs.encoded import Encoded, LinearToEncode, Sums
+from deltacompress.codecs.formats.packed import PackedSpec
 from deltacompress.codecs.settings import ObsSettings, spec_for
+from deltacompress.codecs.solved import Solved
 from deltacompress.numerics import hessian as hessians
 from deltacompress.numerics import obs
 from deltacompress.numerics.coupling import Coupling
-from deltacompress.numerics.grid import Grid, dequantize, fit_grid
-from deltacompress.numerics.products import quadratic
+from deltacompress.numerics.grid import fit_grid
+from deltacompress.numerics.products import product, quadratic
 from deltacompress.numerics.refine import refine
-from deltacompress.numerics.refit import refit_scales
+from deltacompress.numerics.refit import Kept, kept, refit_scales
 from deltacompress.reporter import part
 
 
@@ -94,14 +94,21 @@ def encode_factored(linears: list[LinearToEncode], shared: Factored, settings: O
     return out
 
 
-def _encoded(one: LinearToEncode, solved: _Solved, spec: PackedSpec, hessian: Tensor, damp_fraction: float) -> Encoded:
+def _encoded(one: LinearToEncode, solved: Solved, spec: PackedSpec, hessian: Tensor, damp_fraction: float) -> Encoded:
+    assert solved.kept is not None
     energy = one.energy
     if energy is None:
         energy = float(quadratic(one.delta, hessian).sum(dtype=torch.float64))
-    lost = max(float(solved.loss.sum(dtype=torch.float64)), 0.0)
-    loss = lost / energy if energy > 0 else 0.0
+    lost, both, whole = (float(rows.sum(dtype=torch.float64)) for rows in (solved.loss, *solved.kept))
+    sums = Sums(lost, energy, both, whole)
     return Encoded(
-        "packed", spec.to_json(), solved.packed(spec), loss=loss, damp_fraction=damp_fraction, loss_of=(lost, energy)
+        "packed",
+        spec.to_json(),
+        solved.packed(spec),
+        loss=sums.loss,
+        kept=sums.kept,
+        damp_fraction=damp_fraction,
+        sums=sums,
     )
 
 
@@ -119,55 +126,6 @@ def _shifted(
     return {one.name: one.delta + one.finetuned @ shift for one in linears}
 
 
-@dataclass(frozen=True, slots=True)
-class _Solved:
-    """codes u8 and their grid, or values f32 for 16 bits; mask bool; all [rows, columns]. loss: f32 [rows]."""
-
-    codes: Tensor | None
-    values: Tensor | None
-    mask: Tensor
-    grid: Grid | None
-    loss: Tensor
-
-    def of_rows(self, rows: slice) -> _Solved:
-        """Some rows of it."""
-        codes, values = (None if one is None else one[rows] for one in (self.codes, self.values))
-        grid = None if self.grid is None else replace(self.grid, scale=self.grid.scale[rows], zero=self.grid.zero[rows])
-        return _Solved(codes, values, self.mask[rows], grid, self.loss[rows])
-
-    @classmethod
-    def joined(cls, found: Sequence[tuple[Tensor, _Solved]]) -> _Solved:
-        """All rows, from some of them with their numbers; quantized."""
-        order = torch.cat([rows for rows, _ in found]).argsort()
-
-        def put(part: Callable[[_Solved], Tensor | None]) -> Tensor:
-            parts = [part(one) for _, one in found]
-            return torch.cat([one for one in parts if one is not None])[order]
-
-        grids = [one.grid for _, one in found]
-        assert grids[0] is not None
-        grid = replace(
-            grids[0],
-            scale=torch.cat([one.scale for one in grids if one is not None])[order],
-            zero=torch.cat([one.zero for one in grids if one is not None])[order],
-        )
-        return cls(put(lambda one: one.codes), None, put(lambda one: one.mask), grid, put(lambda one: one.loss))
-
-    def weights(self) -> Tensor:
-        """What they decode to, f32 [rows, columns]; of quantized ones."""
-        assert self.codes is not None
-        assert self.grid is not None
-        return dequantize(self.codes, self.grid).mul_(self.mask)
-
-    def packed(self, spec: PackedSpec) -> Parts:
-        """The parts of a linear that these are the rows of."""
-        if self.values is not None:
-            return pack_values(spec, values=self.values, mask=self.mask)
-        assert self.codes is not None
-        assert self.grid is not None
-        return pack(spec, codes=self.codes, mask=self.mask, grid=self.grid)
-
-
 def _coupled(
     stack: list[LinearToEncode],
     target: Tensor,
@@ -175,7 +133,7 @@ def _coupled(
     factor: hessians.Factor,
     order: Tensor | None,
     settings: ObsSettings,
-) -> _Solved:
+) -> Solved:
     """One stack, block by block where its rows make up for each other (numerics/coupling.py), else at once."""
     fisher = [one.fisher for one in stack if one.fisher is not None]
     if not settings.fisher or len(fisher) < len(stack):
@@ -188,13 +146,14 @@ def _coupled(
         with part("coupling"):
             coupling.pass_on(number, shifted[rows] - solved.weights(), shifted)
         found.append((rows, solved))
-    whole = _Solved.joined(found)
-    return replace(whole, loss=quadratic(whole.weights() - target, hessian))  # of the targets before they were shifted
+    whole = Solved.joined(found)
+    weights, pull = whole.weights(), product(target, hessian)  # of the targets before they were shifted
+    return replace(whole, kept=kept(weights, target, pull), loss=quadratic(weights - target, hessian))
 
 
 def _solve(
     target: Tensor, hessian: Tensor, factor: hessians.Factor, order: Tensor | None, settings: ObsSettings
-) -> _Solved:
+) -> Solved:
     """One stack.
 
     With several range factors to try, each row keeps the result of the factor that left it the least loss: rows are
@@ -204,10 +163,20 @@ def _solve(
     best = _solve_once(target, hessian, factor, order, settings, first)
     for widened in others:
         best = _better(best, _solve_once(target, hessian, factor, order, settings, widened))
-    return best
+    with part("gain"):
+        pull = product(target, hessian)
+        share = kept(best.weights(), target, pull)
+        return replace(best, kept=share) if settings.gain == "least" else _gained(best, share, target, hessian, pull)
 
 
-def _better(one: _Solved, other: _Solved) -> _Solved:
+def _gained(solved: Solved, share: Kept, target: Tensor, hessian: Tensor, pull: Tensor) -> Solved:
+    """The rows times what makes them lose nothing of their targets on average. share: kept so far; pull: T H."""
+    scaled = solved.times(share.gain)
+    weights = scaled.weights()
+    return replace(scaled, kept=kept(weights, target, pull), loss=quadratic(weights - target, hessian))
+
+
+def _better(one: Solved, other: Solved) -> Solved:
     """Of each row what lost less; both are quantized."""
     assert one.codes is not None
     assert one.grid is not None
@@ -216,7 +185,7 @@ def _better(one: _Solved, other: _Solved) -> _Solved:
     better = (other.loss < one.loss).unsqueeze(1)
     scale = torch.where(better, other.grid.scale, one.grid.scale)
     zero = torch.where(better, other.grid.zero, one.grid.zero)
-    return _Solved(
+    return Solved(
         codes=torch.where(better, other.codes, one.codes),
         values=None,
         mask=torch.where(better, other.mask, one.mask),
@@ -232,7 +201,7 @@ def _solve_once(
     order: Tensor | None,
     settings: ObsSettings,
     widened: float,
-) -> _Solved:
+) -> Solved:
     columns = target.shape[1]
     group = columns if settings.group_size == "row" else settings.group_size
     with part("columns"):
@@ -250,19 +219,17 @@ def _solve_once(
             order=order,
         )
     if solution.codes is None or grid is None:
-        return _Solved(None, solution.values, solution.mask, None, solution.loss)
+        return Solved(None, solution.values, solution.mask, None, solution.loss)
     with part("refinement"):
         gradient = None
         if settings.refine_sweeps and solution.errors is not None and factor.root is not None:
             gradient = obs.gradient(solution.errors, factor.root, order)
         return _refined(
-            _Solved(solution.codes, None, solution.mask, grid, solution.loss), target, hessian, gradient, settings
+            Solved(solution.codes, None, solution.mask, grid, solution.loss), target, hessian, gradient, settings
         )
 
 
-def _refined(
-    solved: _Solved, target: Tensor, hessian: Tensor, gradient: Tensor | None, settings: ObsSettings
-) -> _Solved:
+def _refined(solved: Solved, target: Tensor, hessian: Tensor, gradient: Tensor | None, settings: ObsSettings) -> Solved:
     codes, mask, grid, loss = solved.codes, solved.mask, solved.grid, solved.loss
     assert codes is not None
     assert grid is not None
@@ -278,7 +245,7 @@ def _refined(
     if settings.refit_scales:
         grid, gain = refit_scales(target, hessian, codes, mask, grid)
         loss = loss - gain
-    return _Solved(codes, None, mask, grid, loss)
+    return Solved(codes, None, mask, grid, loss)
 
 
 def _unordered(matrix: Tensor, order: Tensor | None) -> Tensor:

@@ -119,7 +119,7 @@ class ObsSettings(Quantizing):
 
     block_size: columns per lazy batch. damp_fraction: added to the Hessian's diagonal, a fraction of its mean.
     selection: how n:m chooses what to prune, "joint" cost of the pruned pair or the published "diagonal" rule.
-    activation_order: solve the columns with the largest activations first.
+    activation_order: largest activations first. gain: scales of "least" loss, or "unbiased", nothing lost on average.
     asymmetric: 0..1, how far targets move to make up for the error of the layers before (0 = the published method).
     range_search: range factors to try instead of range_factor; each row keeps the one with the least loss after OBS.
     refine_sweeps: sweeps of coordinate descent after OBS. refit_scales: closed-form scales once the codes are fixed.
@@ -136,6 +136,7 @@ class ObsSettings(Quantizing):
     refine_sweeps: Annotated[int, Field(strict=True, ge=0, le=20)] = 2
     refit_scales: bool = False
     fisher: bool = False
+    gain: Literal["least", "unbiased"] = "unbiased"
 
     @property
     @override
@@ -157,9 +158,8 @@ class ObsSettings(Quantizing):
         if self.bits == 16 and (self.refit_scales or self.refine_sweeps or self.range_search):
             raise ValueError("bits: 16 has no grid: set refine_sweeps: 0, refit_scales: false and no range_search")
         if self.fisher and (self.bits == 16 or self.pattern.kind == "unstructured"):
-            raise ValueError(
-                "fisher needs a grid, and rows that are solved apart: no bits: 16, no unstructured pattern"
-            )
+            told = "fisher needs a grid, and rows that are solved apart: no bits: 16, no unstructured pattern"
+            raise ValueError(told)
         if self.step is not None and self.range_search:
             raise ValueError("step needs no range_search: it says how wide steps are")
         if self.range_search and self.pattern.kind == "unstructured":

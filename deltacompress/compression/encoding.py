@@ -199,5 +199,6 @@ def record_of(
         parts=parts,
         loss=encoded.loss,
         damp_fraction=encoded.damp_fraction,
+        kept=encoded.kept,
         tokens=encoded.tokens,
     )

@@ -177,9 +177,8 @@ class Steps:
 
     def _as_planned(self, record: TensorRecord) -> TensorRecord:
         """The record with what this run says of its tensor, where that does not come from encoding it."""
-        encoded = Encoded(
-            record.format, record.params, {}, loss=record.loss, damp_fraction=record.damp_fraction, tokens=record.tokens
-        )
+        told = {name: getattr(record, name) for name in ("loss", "damp_fraction", "kept", "tokens")}
+        encoded = Encoded(record.format, record.params, {}, **told)
         return record_of(self._plan, self._plan.tensors[record.name], encoded, record.sha256, record.parts)
 
     def _restored(self, step: str, record: TensorRecord) -> Tensor:

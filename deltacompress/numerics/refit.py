@@ -1,20 +1,30 @@
-"""Closed-form refit of scales, once the codes are fixed.
+"""Scales once the codes are fixed: those with the least loss, and those that lose nothing of the target on average.
 
 With c_g the row's (code - zero) of column group g and zero elsewhere, the loss of a row is quadratic in its scales s:
 
     || sum_g s_g c_g - t ||_H^2,  minimal where  sum_h (c_g H c_h) s_h = c_g H t   for every g.
 
-It pays for grids without a zero code (one bit: the scale is all there is), little for min-max grids.
+Refitting them pays for grids without a zero code (one bit: the scale is all there is), little for min-max grids.
+
+The Q of least loss is shorter than T, by what it lost: where the scales are the best, <Q, T>_H = <Q, Q>_H < <T, T>_H.
+That part of the error is the delta itself, so it has the same sign in every layer, and adds up there. The gain
+<T, T>_H / <Q, T>_H takes it out.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from deltacompress.numerics.grid import Grid, store_scale
+
+GAINS = (0.9, 1.25)
+"""What a row's scales are multiplied by at the least and at the most; beyond that it is no gain that the row lacks."""
+_FEW_BITS = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
+"""Sums below have terms that fp32 rounds to few bits, or to 0."""
 
 
 def refit_scales(target: Tensor, hessian: Tensor, codes: Tensor, mask: Tensor, grid: Grid) -> tuple[Grid, Tensor]:
@@ -51,6 +61,24 @@ def refit_scales(target: Tensor, hessian: Tensor, codes: Tensor, mask: Tensor, g
     gain = _cost(grid.scale, normal, right) - _cost(best, normal, right)
     worse = gain < 0
     return replace(grid, scale=torch.where(worse, grid.scale, best)), gain.clamp_min_(0).squeeze(1)
+
+
+class Kept(NamedTuple):
+    """<Q, T>_H and <T, T>_H of each row, f32 [rows]: their ratio is the share of the target that is kept."""
+
+    both: Tensor
+    target: Tensor
+
+    @property
+    def gain(self) -> Tensor:
+        """What makes that share 1, within GAINS, f32 [rows]; 1 where Q does not point along T, or no sum can tell."""
+        known = (self.both > _FEW_BITS) & self.both.isfinite() & self.target.isfinite()
+        return torch.where(known, self.target / self.both, 1.0).clamp_(*GAINS)
+
+
+def kept(value: Tensor, target: Tensor, pull: Tensor) -> Kept:
+    """Of Q, T and T H, f32 [rows, columns] each."""
+    return Kept(*((pull * one).sum(1) for one in (value, target)))
 
 
 def _cost(scale: Tensor, normal: Tensor, right: Tensor) -> Tensor:

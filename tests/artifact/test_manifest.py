@@ -35,13 +35,17 @@ def test_the_file_is_canonical_and_names_itself() -> None:
 @given(
     name=st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=40).filter(is_tensor_name),
     loss=st.floats(min_value=0, allow_nan=False, allow_infinity=False),
+    kept=st.none() | st.floats(allow_nan=False, allow_infinity=False),
 )
 @settings(max_examples=50, deadline=None)
-def test_any_name_and_number_comes_back(name: str, loss: float) -> None:
-    manifest = Manifest.model_validate(plain(tensors=[record(name, loss=loss)]))
+def test_any_name_and_number_comes_back(name: str, loss: float, kept: float | None) -> None:
+    fields = {"loss": loss} | ({} if kept is None else {"kept": kept})
+    manifest = Manifest.model_validate(plain(tensors=[record(name, **fields)]))
+    assert (b'"kept"' in manifest.to_bytes()) == (kept is not None)
     again = parse_manifest(manifest.to_bytes(), "m")
     assert again.tensors[0].name == name
     assert again.tensors[0].loss == loss
+    assert again.tensors[0].kept == kept
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,18 @@ def test_a_recipe_that_asks_for_no_kinds_is_told_in_kinds_all_the_same(tmp_path:
     assert sum(row["count"] for row in lossless["parts"][:-2]) == len(lossless["tensors"])
 
 
+def test_a_row_tells_what_is_lost_and_kept(tmp_path: Path) -> None:
+    """Of what obs solved; where nothing is solved, or nobody knew it yet, there is no share."""
+    make_pair(tmp_path, "llama").compress(tmp_path / "out", recipe="int2-24")
+    delta = load_delta(tmp_path / "out")
+    rows = {row["name"]: row for row in delta.summary()["tensors"]}
+    for one in delta.manifest.tensors:
+        row = rows[one.name]
+        assert (row["loss"], row["kept"]) == (one.loss, one.kept)
+        assert (row["kept"] is not None) == row["codec"].startswith("obs")
+    assert {row["kept"] for row in rows.values() if row["codec"].startswith("obs")} != {1.0}
+
+
 def test_kinds_that_the_model_told_are_left_alone(tmp_path: Path) -> None:
     pair = make_pair(tmp_path, "llama")
     pair.compress(tmp_path / "out", recipe="int4-24")

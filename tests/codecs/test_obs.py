@@ -60,6 +60,11 @@ def output_loss(it: Layer, restored: torch.Tensor, *, alpha: float) -> float:
     return float((wanted - x @ restored.double().T).square().sum())
 
 
+def damped_hessian(it: Layer) -> torch.Tensor:
+    hessian = 2 / len(it.x) * it.x.double().T @ it.x.double()
+    return hessian + 0.01 * hessian.diagonal().mean() * torch.eye(len(hessian), dtype=torch.float64)
+
+
 PATTERNS = ["dense", "2:4", "1:4", "4:8", "unstructured:0.5"]
 
 
@@ -67,23 +72,69 @@ PATTERNS = ["dense", "2:4", "1:4", "4:8", "unstructured:0.5"]
 @pytest.mark.parametrize("activation_order", [False, True])
 @pytest.mark.parametrize(
     ("bits", "grid", "group_size"),
-    [(1, "midrise", "row"), (2, "minmax", 16), (3, "symmetric", "row"), (3, "symmetric", 16), (4, "minmax", "row")],
+    [
+        (1, "midrise", "row"),
+        (2, "minmax", 16),
+        (3, "symmetric", "row"),
+        (3, "symmetric", 16),
+        (4, "minmax", "row"),
+        (16, "minmax", "row"),
+    ],
 )
-def test_recorded_loss_is_that_of_the_decoded_parts(
-    sparsity: str, activation_order: bool, bits: int, grid: str, group_size: str | int
+@pytest.mark.parametrize("gain", ["least", "unbiased"])
+def test_recorded_loss_and_kept_share_are_those_of_the_decoded_parts(
+    sparsity: str, activation_order: bool, bits: int, grid: str, group_size: str | int, gain: str
 ) -> None:
     it = layer()
-    options: dict[str, Any] = {"bits": bits, "sparsity": sparsity, "grid": grid, "group_size": group_size}
+    options: dict[str, Any] = {"bits": bits, "sparsity": sparsity, "grid": grid, "group_size": group_size, "gain": gain}
+    if bits == 16:
+        options["refine_sweeps"] = 0
     encoded = encode(it, activation_order=activation_order, asymmetric=0.0, **options)
-    assert encoded.parts["scales"].shape[1] == (1 if group_size == "row" else 3)
-    h = 2 / 300 * it.x.double().T @ it.x.double()
-    h += torch.eye(COLUMNS) * encoded.damp_fraction * h.diagonal().mean()
+    if bits < 16:
+        assert encoded.parts["scales"].shape[1] == (1 if group_size == "row" else 3)
+    h = damped_hessian(it)
     error = decode(encoded).double() - it.delta.double()
     delta = it.delta.double()
     wanted = float(((error @ h) * error).sum() / ((delta @ h) * delta).sum())
     assert encoded.loss == pytest.approx(wanted, rel=10 * FLOAT32_CHAIN.value)
     assert encoded.loss is not None
     assert encoded.loss < 1
+    share = float(((decode(encoded).double() @ h) * delta).sum() / ((delta @ h) * delta).sum())
+    assert encoded.kept == pytest.approx(share, rel=FLOAT32_CHAIN.value)
+
+
+@pytest.mark.parametrize("group_size", ["row", 16])
+@pytest.mark.parametrize(
+    ("bits", "sparsity", "grid"), [(1, "2:4", "midrise"), (2, "2:4", "minmax"), (16, "2:4", "minmax")]
+)
+@pytest.mark.parametrize("asymmetric", [0.0, 1.0])
+def test_a_gain_of_each_row_makes_it_lose_nothing_of_its_target_on_average(
+    bits: int, sparsity: str, grid: str, group_size: str | int, asymmetric: float
+) -> None:
+    """The codes are the same, and each row of what is restored is longer by what it lacked along its target."""
+    it = layer()
+    options: dict[str, Any] = {"bits": bits, "sparsity": sparsity, "grid": grid, "group_size": group_size}
+    options |= {"asymmetric": asymmetric, "refine_sweeps": 0 if bits == 16 else 2}
+    least, unbiased = (encode(it, **options, gain=gain) for gain in ("least", "unbiased"))
+    for part in least.parts.keys() - {"scales", "values"}:
+        assert torch.equal(least.parts[part], unbiased.parts[part])
+    h = damped_hessian(it)
+    sums = statistics(it).finish()[1]
+    assert sums is not None
+    shift = it.finetuned.double() @ sums.double() @ torch.linalg.inv(h)
+    target = it.delta.double() + asymmetric * shift
+
+    def share(encoded: Encoded) -> torch.Tensor:
+        return ((decode(encoded).double() @ h) * target).sum(1) / ((target @ h) * target).sum(1)
+
+    assert share(least).mean() < 1
+    wanted = (1 / share(least)).clamp(0.9, 1.25)
+    ratio = decode(unbiased).double().norm(dim=1) / decode(least).double().norm(dim=1)
+    assert float((ratio / wanted - 1).abs().max()) <= 2**-8  # what is stored is bfloat16
+    assert (share(unbiased) - share(least) * wanted).abs().max() <= 2**-8
+    assert least.kept is not None
+    assert unbiased.kept is not None
+    assert abs(unbiased.kept - 1) < abs(least.kept - 1)
 
 
 def test_loss_is_told_against_the_target_that_was_asked_for() -> None:
@@ -162,6 +213,8 @@ def test_linears_that_share_inputs_are_encoded_as_if_alone(sparsity: str) -> Non
     for job in jobs:
         alone = obs.encode([job], statistics(it), settings)[job.name]
         assert alone.params == together[job.name].params
+        for figure in ("loss", "kept"):
+            assert getattr(alone, figure) == pytest.approx(getattr(together[job.name], figure), rel=1e-5)
         for name, part in alone.parts.items():
             assert torch.equal(part, together[job.name].parts[name])
 
@@ -170,7 +223,7 @@ def test_more_bits_more_sweeps_and_denser_patterns_lose_less() -> None:
     it = layer(rows=32)
 
     def loss(**options: Any) -> float:
-        found = encode(it, **({"bits": 2, "sparsity": "2:4", "refine_sweeps": 0} | options)).loss
+        found = encode(it, **({"bits": 2, "sparsity": "2:4", "refine_sweeps": 0, "gain": "least"} | options)).loss
         assert found is not None
         return found
 
@@ -191,7 +244,19 @@ def test_a_zero_delta_is_coded_as_zero() -> None:
     it.delta.zero_()
     encoded = encode(it, bits=2, sparsity="2:4", asymmetric=0.0)
     assert encoded.loss == 0.0
+    assert encoded.kept is None
     assert not decode(encoded).any()
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-18, 1e15, 1e19, 1e22, 1e28])
+def test_deltas_whose_squares_are_beyond_float32_are_coded_all_the_same(size: float) -> None:
+    """No gain is known then; what is stored is near the target at any size."""
+    it = layer()
+    it.delta *= size
+    encoded = encode(it, bits=4, asymmetric=0.0)
+    restored = decode(encoded).double() / size
+    assert float((restored - it.delta.double() / size).norm() / (it.delta.double() / size).norm()) < 0.2
+    assert encoded.kept is None or abs(encoded.kept - 1) < 0.01
 
 
 def test_errors_name_the_linear() -> None:
@@ -254,11 +319,6 @@ def weighted(it: Layer, restored: torch.Tensor, fisher: torch.Tensor) -> float:
     return float((weights @ error @ hessian * error).sum())
 
 
-def damped_hessian(it: Layer) -> torch.Tensor:
-    hessian = 2 / len(it.x) * it.x.double().T @ it.x.double()
-    return hessian + 0.01 * hessian.diagonal().mean() * torch.eye(len(hessian), dtype=torch.float64)
-
-
 def shifted_target(it: Layer) -> torch.Tensor:
     drift = 2 / len(it.x) * (it.target_x - it.x).double().T @ it.x.double()
     return it.delta.double() + it.finetuned.double() @ drift @ torch.linalg.inv(damped_hessian(it))
@@ -274,6 +334,9 @@ def test_fisher_lowers_what_it_weighs(options: dict[str, Any]) -> None:
     error = decode(with_fisher).double() - shifted_target(it)
     energy = (it.delta.double() @ damped_hessian(it) * it.delta.double()).sum()
     assert with_fisher.loss == pytest.approx(float((error @ damped_hessian(it) * error).sum() / energy), rel=1e-3)
+    pull = damped_hessian(it) @ shifted_target(it).T
+    share = torch.trace(decode(with_fisher).double() @ pull) / torch.trace(shifted_target(it) @ pull)
+    assert with_fisher.kept == pytest.approx(float(share), rel=FLOAT32_CHAIN.value)
 
 
 def test_fisher_couples_each_linear_to_itself() -> None:
@@ -315,7 +378,7 @@ def test_the_last_rows_make_up_for_all_that_was_lost_before() -> None:
 def test_steps_are_in_root_mean_squares_of_the_targets() -> None:
     """Of what OBS solves for, which is not the delta where inputs have moved."""
     it = layer(rows=5)
-    encoded = encode(it, bits=2, grid="symmetric", step=2.2)
+    encoded = encode(it, bits=2, grid="symmetric", step=2.2, gain="least")
     found, target = encoded.parts["scales"][:, 0].double(), shifted_target(it)
     assert torch.allclose(found, 2.2 * target.square().mean(1).sqrt(), rtol=2**-7)
     assert not torch.allclose(found, 2.2 * it.delta.double().square().mean(1).sqrt(), rtol=2**-7)

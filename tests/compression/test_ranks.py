@@ -72,6 +72,8 @@ def assert_alike(one: Path, other: Path, *, codes_equal: float = 0.999, loss: fl
         assert (twin.status, twin.format, twin.params) == (record.status, record.format, record.params)
         assert twin.damp_fraction == record.damp_fraction
         assert (twin.loss or 0.0) == pytest.approx(record.loss or 0.0, rel=loss)
+        assert (twin.kept is None) == (record.kept is None)
+        assert (twin.kept or 0.0) == pytest.approx(record.kept or 0.0, rel=loss)
         if record.codec == "obs":
             own, twins = chosen(first, record.name), chosen(second, record.name)
             same, total = same + int((own == twins).sum()), total + own.numel()

@@ -8,7 +8,7 @@ from tolerances import FLOAT32_CHAIN, SWEEP
 
 from deltacompress.numerics import obs
 from deltacompress.numerics.grid import GridKind, dequantize, fit_grid, store_scale
-from deltacompress.numerics.refit import refit_scales
+from deltacompress.numerics.refit import GAINS, Kept, kept, refit_scales
 from deltacompress.numerics.sparsity import Sparsity
 
 
@@ -74,3 +74,39 @@ def test_groups_without_a_code_and_scales_that_would_flip_signs_stay() -> None:
     assert torch.equal(refit_scales(target, hessian, codes, mask, grid)[0].scale, grid.scale)
     codes[:, 4:] = 1  # -1 where the target is +1: the best scale is negative
     assert torch.equal(refit_scales(target, hessian, codes, mask, grid)[0].scale, grid.scale)
+
+
+@pytest.mark.parametrize("columns", [1, 44, 300, 700])
+def test_what_is_kept_is_measured_in_the_metric_of_the_hessian(columns: int) -> None:
+    p = problem(5, columns, seed=columns, tokens=2 * columns + 8)
+    value = p.target + 0.3 * torch.randn(5, columns, generator=torch.Generator().manual_seed(2))
+    found = kept(value, p.target, p.target @ p.hessian)
+    q, t, h = (one.double().numpy() for one in (value, p.target, p.hessian))
+    whole = np.einsum("rc,cd,rd->r", t, h, t)
+    assert np.allclose(found.target, whole, rtol=FLOAT32_CHAIN.value)
+    assert np.allclose(found.both, np.einsum("rc,cd,rd->r", q, h, t), rtol=0, atol=FLOAT32_CHAIN.value * whole.max())
+
+
+def test_a_gain_makes_up_for_what_is_lost_within_bounds() -> None:
+    inf = float("inf")
+    both = torch.tensor([0.8, 1.0, 0.96, 0.1, 1.02, 2.0, -0.5, 0.0, 0.0, 1e-20, 1e-40, inf, 1.0])
+    target = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.1e-40, inf, inf])
+    low, high = GAINS
+    wanted = [1.25, 1.0, 1 / 0.96, high, 1 / 1.02, low, 1.0, 1.0, 1.0, high, 1.0, 1.0, 1.0]
+    gain = Kept(both, target).gain
+    assert gain.tolist() == pytest.approx(wanted, rel=1e-6)
+    assert low < 1 < high
+
+
+def test_the_least_squares_scale_loses_the_share_that_it_does_not_keep() -> None:
+    """What the gain is for: <Q, T>_H = <Q, Q>_H there, so that loss and kept share make up the whole target."""
+    p = problem(8, 24, seed=3)
+    grid = fit_grid(p.target, bits=1, group=24, kind="midrise")
+    codes = obs.solve(p.target, p.upper, sparsity=Sparsity.parse("2:4"), grid=grid)
+    assert codes.codes is not None
+    grid, _ = refit_scales(p.target, p.hessian, codes.codes, codes.mask, grid)
+    value = dequantize(codes.codes, grid) * codes.mask
+    found = kept(value, p.target, p.target @ p.hessian)
+    share = (found.both / found.target).numpy()
+    assert (share < 1).all()
+    assert np.allclose(p.loss(value) / found.target.numpy(), 1 - share, rtol=0, atol=2**-8)  # scales are bfloat16

@@ -89,9 +89,9 @@ class Ladder:
         nbytes = lost = energy = 0.0
         for whole, few in zip(self._linears, some, strict=True):
             one, scale = encoded[whole.name], len(whole.delta) / len(few.delta)
-            assert one.loss_of is not None
+            assert one.sums is not None
             nbytes += part_bytes(one, self._coder)
-            lost, energy = lost + scale * one.loss_of[0], energy + scale * one.loss_of[1]
+            lost, energy = lost + scale * one.sums.lost, energy + scale * one.sums.energy
         return nbytes, lost / energy if energy else 0.0
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from torch import Tensor
 
-from deltacompress.codecs.encoded import Encoded, LinearToEncode
+from deltacompress.codecs.encoded import Encoded, LinearToEncode, Sums
 from deltacompress.compression.encoding import restored_of
 from deltacompress.compression.planning import TensorPlan
 from deltacompress.compression.ranks.ranks import Ranks
+
+_NOTHING = Sums(0.0, 0.0, 0.0, 0.0)
 
 
 class RowShares:
@@ -35,15 +38,13 @@ class RowShares:
         return LinearToEncode(linear.name, linear.delta[rows], linear.finetuned[rows])
 
     def losses(self, encoded: Mapping[str, Encoded]) -> dict[str, Encoded]:
-        """The same, each with the loss of all rows."""
+        """The same, each with loss and kept share of all rows."""
         if not self._cut:
             return dict(encoded)
-        sums = [value for one in encoded.values() for value in one.loss_of or (0.0, 0.0)]
-        lost, energy = ([sum(column) for column in zip(*self._ranks.numbers(sums), strict=True)][i::2] for i in (0, 1))
-        return {
-            name: replace(one, loss=max(a, 0.0) / b if b > 0 else 0.0)
-            for (name, one), a, b in zip(encoded.items(), lost, energy, strict=True)
-        }
+        own = [value for one in encoded.values() for value in one.sums or _NOTHING]
+        total = iter([sum(column) for column in zip(*self._ranks.numbers(own), strict=True)])
+        whole = {name: Sums(*islice(total, len(_NOTHING))) for name in encoded}
+        return {name: replace(one, loss=whole[name].loss, kept=whole[name].kept) for name, one in encoded.items()}
 
     def joined(self, tensor: TensorPlan, own: Encoded, reference: Tensor | None) -> tuple[Encoded, Tensor | None]:
         """All rows of a tensor, and what it is restored to, where each rank could restore its share.
