@@ -20,7 +20,7 @@ from deltacompress.compression.job import CompressionJob
 from deltacompress.reporter import SILENT, Reporter
 
 POINTS = 24
-SHIPPED = ("int2-24", "int2", "int4-24", "int4")
+SHIPPED = ("int2-24", "int2", "int4-24", "int4", "storage", "storage-small")
 _GOOD_KL, _GOOD_RATIO, _LARGE_DELTA = 0.02, 4.0, 0.5
 """A pair is a poor candidate if this KL is only reached below this ratio, or if its delta is so large a share of the
 weights: those of two models that were trained apart differ by more than either has."""

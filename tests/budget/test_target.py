@@ -13,7 +13,7 @@ from deltacompress.budget.target import Target
 from deltacompress.codecs.recipe import CalibrationSpec, Recipe
 from deltacompress.errors import InputError
 
-RUNGS = ("2 bits, steps x4", "2 bits", "4 bits")
+RUNGS = ("2 bits, steps of 4.0", "2 bits, steps of 2.1", "4 bits, steps of 0.5")
 
 
 def survey(**fields: float) -> Survey:
@@ -90,8 +90,8 @@ def test_a_recipe_has_a_rule_for_all_that_are_coded_alike(tmp_path: Path) -> Non
     recipe = recipe_of("mine", "told", [*survey().chosen([0, 1]), (("odd[0].weight",), {"codec": "exact"})], spec)
     assert [rule.codec for rule in recipe.rules] == ["obs", "obs", "exact", "exact"]
     wide = recipe.rule_for("layer.1.weight", "linear")
-    assert (wide.bits, wide.range_factor) == (2, 4)  # type: ignore[attr-defined]
-    assert recipe.rule_for("layer.2.weight", "linear").range_factor == 1  # type: ignore[attr-defined]
+    assert (wide.bits, wide.step) == (2, 4.0)  # type: ignore[attr-defined]
+    assert recipe.rule_for("layer.2.weight", "linear").step == 2.1  # type: ignore[attr-defined]
     assert recipe.rules[2].matches("odd[0].weight", "linear")
     assert not recipe.rules[2].matches("odd0.weight", "linear")
     (tmp_path / "mine.yaml").write_text(as_yaml(recipe))
