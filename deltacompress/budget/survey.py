@@ -23,7 +23,7 @@ _OTHERS_WEIGH = 256
 """Tokens to be written that all other tokens of a record weigh as much as: where those are few, these steady a group's
 share. They say the same of it, but for a factor that all groups have."""
 _LARGEST_POWER = 4.0
-AFTER_OBS = 0.7
+AFTER_OBS = 2.0
 """KL of a real compression over that of references put into the fine-tuned model, whose inputs and targets they were
 solved for. Only the first prediction has it: then it is measured."""
 

@@ -120,7 +120,7 @@ def test_a_survey_predicts_the_bytes_of_an_artifact(pair: Pair, tmp_path: Path) 
     ]
     recipe = recipe_of("all", "", survey.chosen(picks), SPEC)
     made = pair.compress(tmp_path / "delta", recipe=recipe)
-    assert survey.bytes(picks) == pytest.approx(made.summary["artifact_bytes"], rel=0.06)
+    assert survey.bytes(picks) == pytest.approx(made.summary["artifact_bytes"], rel=0.1)  # mostly frames
 
 
 def test_a_group_that_cannot_be_solved_is_rounded(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
