@@ -15,7 +15,7 @@ from deltacompress.artifact.delta import load_delta, verify
 from deltacompress.calibration import gradients
 from deltacompress.codecs import obs
 from deltacompress.codecs.recipe import Recipe
-from deltacompress.compression.layerwise import layer
+from deltacompress.compression.layerwise import fisher, layer
 from deltacompress.errors import Interrupted
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.coupling import Coupling
@@ -94,6 +94,20 @@ def test_what_cannot_be_differentiated_is_told_and_solved_row_by_row(
     pair.compress(tmp_path / "without", recipe=recipe(fisher=False))
     parts.append(load_delta(tmp_path / "without").manifest.tensors)
     assert [one.sha256 for one in parts[0]] == [one.sha256 for one in parts[1]]
+
+
+def test_memory_that_runs_out_is_no_reason_to_do_without(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No byte of an artifact depends on the memory that there is."""
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(fisher, "output_gradients", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        pair.compress(tmp_path / "out", recipe=recipe())
+    assert not (tmp_path / "out").exists()
 
 
 def test_experts_are_solved_row_by_row(

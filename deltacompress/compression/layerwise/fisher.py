@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from deltacompress.calibration.forwards.streams import HiddenStates
@@ -29,6 +30,8 @@ def gradients_of(walk: Walk, ids: Tensor, teacher: HiddenStates, reporter: Repor
     gradients = None
     try:
         gradients = output_gradients(walk.skeleton, some, teacher, walk.plan.finetuned.read, precision, reporter)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, NotImplementedError) as error:
         told = "no gradients of this model, so rows are solved apart, as with fisher: false"
         walk.note(f"{told} ({first_line(error)})")
