@@ -34,7 +34,9 @@ _DAMPING = 0.3
 
 
 def _steps(name: str, bits: int, step: float, **others: Any) -> Rung:
-    return _rung(name, codec="obs", bits=bits, grid="symmetric", step=step, damp_fraction=_DAMPING, **others)
+    return _rung(
+        name, codec="obs", bits=bits, grid="symmetric", step=step, damp_fraction=_DAMPING, gain="least", **others
+    )
 
 
 CALIBRATED = (

@@ -5,8 +5,9 @@ output. The divergence of two distributions that are near is quadratic in their 
 fine-tuned model's p. So what goes back from the logits of each token is drawn with that covariance: sqrt(p) e less p
 times the sum of it, e Gaussian. (Drawing labels gives the same on average, from a few tokens that surprise.)
 
-The model is never in memory as a whole. `output_gradients` walks forward, layer by layer, then back, and keeps the
-gradient at each layer's output in host memory, in bfloat16; `fisher_information` later runs one layer both ways.
+The model is never in memory as a whole. `output_gradients` walks forward, layer by layer, then back. In host memory, in
+bfloat16, are the inputs of the layers that are still to be passed back, and the gradients at the outputs of the others;
+`fisher_information` later runs one layer both ways.
 
 A few tokens have gradients that are thousands of times as long as all others (those whose hidden state is close to
 zero before a norm), and G would be of them alone. So gradients longer than twice the median are cut to that length.
@@ -40,10 +41,13 @@ Calls = Mapping[int, Sequence[LayerCall]]
 
 @dataclass(frozen=True, slots=True)
 class OutputGradients:
-    """At the output of each layer, of the leading sequences of a stream: bf16 [B, T, H], piece by piece."""
+    """At the output of each layer, of the leading sequences of a stream: bf16 [B, T, H], piece by piece.
+
+    Whoever has used those of a layer puts an empty tuple there: of a 7B model all of them are gigabytes.
+    """
 
     calls: Calls
-    layers: tuple[tuple[Tensor, ...], ...]
+    layers: list[tuple[Tensor, ...]]
 
 
 def rows_for_gradients(ids: Tensor, widest: int) -> Tensor:
@@ -74,7 +78,7 @@ def output_gradients(
     inputs: list[list[Tensor]] = []
     with precision.products():
         for i in range(skeleton.num_layers):
-            inputs.append([one.cpu() for one in hidden])
+            inputs.append([one.bfloat16().cpu() for one in hidden])
             with _loaded(skeleton, i, read):
                 hidden = [skeleton.run_layer(i, one, calls[len(one)][i]) for one in hidden]
             reporter.step(f"layer {i}, forward")
@@ -85,9 +89,9 @@ def output_gradients(
             layers.append(tuple(one.bfloat16().cpu() for one in grads))
             with _loaded(skeleton, i, read):
                 pieces = zip(inputs.pop(), grads, strict=True)
-                grads = [_back(skeleton, i, one.to(skeleton.device), grad, calls) for one, grad in pieces]
+                grads = [_back(skeleton, i, one.to(skeleton.device).float(), grad, calls) for one, grad in pieces]
             reporter.step(f"layer {i}, back")
-    return OutputGradients(calls, tuple(reversed(layers)))
+    return OutputGradients(calls, layers[::-1])
 
 
 def fisher_information(
@@ -122,9 +126,11 @@ def _pieces(stream: HiddenStates, sequences: int) -> Iterator[Tensor]:
 
 @contextmanager
 def _loaded(skeleton: Skeleton, i: int, read: Callable[[str], Tensor]) -> Iterator[None]:
-    skeleton.load(skeleton.layer_names(i), read)
-    yield
-    skeleton.free_layer(i)
+    try:
+        skeleton.load(skeleton.layer_names(i), read)
+        yield
+    finally:
+        skeleton.free_layer(i)
 
 
 def _at_the_end(skeleton: Skeleton, hidden: Tensor, chance: torch.Generator) -> Tensor:

@@ -9,7 +9,7 @@ states. Each layer's *own* arguments are kept, because layers differ (alternatin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -237,7 +237,7 @@ class Skeleton:
             CheckpointError: a config.json that the layer cannot run with.
         """
         call.check(hidden)
-        with torch.set_grad_enabled(hidden.requires_grad), support.failing_forward(self.path):
+        with torch.set_grad_enabled(hidden.requires_grad), self._telling(hidden):
             output = call.run(self._layers[i], hidden)
         result: torch.Tensor = output[0] if isinstance(output, tuple | list) else output
         return result
@@ -274,7 +274,7 @@ class Skeleton:
         """Run the model's own forward with relays for layers, which return what its layers return."""
         chain = Chain(self._width, inject)
         try:
-            with self._relays(chain), support.failing_forward(self.path):
+            with self._relays(chain), self._telling(inject):
                 output = run()
         except BrokenChain as error:
             reason = f"{type(self.model).__name__} changes the hidden states between its layers"
@@ -282,6 +282,10 @@ class Skeleton:
         if len(chain.calls) != self.num_layers:
             raise unsupported(self.path, f"the model ran {len(chain.calls)} of its {self.num_layers} layers")
         return chain, output
+
+    def _telling(self, hidden: torch.Tensor | None) -> AbstractContextManager[None]:
+        """Names config.json where a forward fails; one that shall be differentiated may fail for that."""
+        return nullcontext() if hidden is not None and hidden.requires_grad else support.failing_forward(self.path)
 
     @contextmanager
     def _relays(self, chain: Chain) -> Iterator[None]:

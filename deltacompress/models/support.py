@@ -41,6 +41,11 @@ _OF_THE_MACHINE = re.compile(r"CUDA|HIP|MPS|memory|cuDNN|cuBLAS|CUBLAS", re.IGNO
 """In what torch raises as a RuntimeError, whether a size is wrong or a device is lost."""
 
 
+def of_the_machine(error: RuntimeError) -> bool:
+    """Whether it is for want of memory, or a device's own, and not of what was computed."""
+    return isinstance(error, torch.OutOfMemoryError) or _OF_THE_MACHINE.search(str(error)) is not None
+
+
 @contextmanager
 def failing_forward(path: Path) -> Iterator[None]:
     """Name config.json where a model's own forward fails on a value in it, as on a factor that is null.
@@ -53,7 +58,7 @@ def failing_forward(path: Path) -> Iterator[None]:
     except (TypeError, AttributeError, LookupError, ArithmeticError, ValueError) as error:
         raise unusable(path / CONFIG, error) from error
     except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or _OF_THE_MACHINE.search(str(error)):
+        if of_the_machine(error):
             raise
         raise unusable(path / CONFIG, error) from error
 

@@ -76,7 +76,8 @@ def test_gradients_are_those_of_the_whole_model(pair: Pair) -> None:
     assert len(found.layers) == len(expected) == 2
     for pieces, whole in zip(found.layers, expected, strict=True):
         assert all(piece.dtype == torch.bfloat16 for piece in pieces)
-        torch.testing.assert_close(torch.cat(pieces).float(), whole, rtol=2**-7, atol=1e-4 * float(whole.abs().max()))
+        difference = (torch.cat(pieces).float() - whole).norm() / whole.norm()
+        assert float(difference) < 0.01  # bfloat16
     weights = opened.skeleton.model.named_parameters()
     assert all(weight.is_meta for name, weight in weights if ".layers." in name)  # none stays
 

@@ -17,6 +17,7 @@ from deltacompress.codecs import obs
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.layerwise import fisher, layer
 from deltacompress.errors import Interrupted
+from deltacompress.models.relay import LayerCall
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.coupling import Coupling
 
@@ -94,6 +95,20 @@ def test_what_cannot_be_differentiated_is_told_and_solved_row_by_row(
     pair.compress(tmp_path / "without", recipe=recipe(fisher=False))
     parts.append(load_delta(tmp_path / "without").manifest.tensors)
     assert [one.sha256 for one in parts[0]] == [one.sha256 for one in parts[1]]
+
+
+def test_a_forward_that_fails_only_where_it_is_differentiated(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = LayerCall.run
+
+    def in_place(self: LayerCall, module: Any, hidden: torch.Tensor) -> Any:
+        return run(self, module, hidden.mul_(1.0))  # of a leaf that wants a gradient: RuntimeError
+
+    reporter = Recorder()
+    monkeypatch.setattr(LayerCall, "run", in_place)
+    pair.compress(tmp_path / "out", recipe=recipe(), reporter=reporter)
+    assert any("rows are solved apart" in note for note in reporter.notes)
 
 
 def test_memory_that_runs_out_is_no_reason_to_do_without(

@@ -11,6 +11,7 @@ import torch
 
 from deltacompress.bench.figures import accuracy, flips
 from deltacompress.demo.score import completions, score_model
+from deltacompress.errors import NumericsError
 from deltacompress.evaluation.scoring.checkpoints import PlainServing, load_model
 from deltacompress.evaluation.scoring.scorer import Scorer
 from deltacompress.evaluation.scoring.serving import batches
@@ -25,7 +26,8 @@ class Reference:
 
     def __init__(self, finetuned: Path, samples: Sequence[Sample], device: str, *, scores: bool) -> None:
         """scores: whether answers are scored, too, and not only the divergence taken."""
-        self._tokenizer, self._samples, self._device = load_tokenizer(finetuned), samples, device
+        self._finetuned, self._samples, self._device = finetuned, samples, device
+        self._tokenizer = load_tokenizer(finetuned)
         model = load_model(finetuned, device=device)
         rows = completions(self._tokenizer, samples)
         self._batches = list(batches(rows, lambda row: row.tokens))
@@ -44,6 +46,8 @@ class Reference:
                 tokens.append(len(target))
         low, high = ratio_interval(torch.tensor(sums, dtype=torch.float64).numpy(), torch.tensor(tokens).numpy())
         row: dict[str, Any] = {"kl": sum(sums) / sum(tokens)}
+        if not math.isfinite(row["kl"]):
+            raise NumericsError("what was made of it does not give finite answers", where=self._finetuned)
         if math.isfinite(low):
             row |= {"kl_low": low, "kl_high": high}
         return row | (self._answers(model) if self._right is not None else {})

@@ -29,6 +29,7 @@ from deltacompress.demo.score import read_task
 from deltacompress.devices import resolve_device
 from deltacompress.errors import InputError, Interrupted, option
 from deltacompress.evaluation.scoring.store import AnswerStore
+from deltacompress.files.hashing import hash_file
 from deltacompress.files.output import write_once
 from deltacompress.reporter import SILENT, Reporter
 
@@ -130,7 +131,8 @@ class _Task:
             "base": Checkpoint.open(self._pair.base).fingerprint(),
             "finetuned": self._finetuned.fingerprint(),
             "samples": [repr(one) for one in self._samples],
-            "calibration": self._pair.calibration.stat().st_size,
+            "files": [Checkpoint.open(self._pair.base).side_file_hashes(), self._finetuned.side_file_hashes()],
+            "calibration": hash_file(self._pair.calibration)[0],
             "scores": scores,
             "device": device,
             "versions": [__version__, torch.__version__],

@@ -14,7 +14,9 @@ from deltacompress.budget.measuring.probes import HeldStreams
 from deltacompress.calibration.held_back import HeldBack
 from deltacompress.checkpoints.pairing import Pairing
 from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.errors import NumericsError
 from deltacompress.models.skeleton import Skeleton
+from deltacompress.numerics.finite import all_finite
 from deltacompress.numerics.likelihood import kl_divergence
 
 
@@ -48,6 +50,8 @@ class Judge:
         delta = load_delta(artifact)
         found = self._answers(lambda name: delta.restored(name, delta.read_base(name, base)))
         per = torch.cat([kl_divergence(*one) for one in zip(self._targets, found, strict=True)])
+        if not all_finite(per):
+            raise NumericsError("what it restores does not give finite answers", where=artifact)
         return Judged(float(per.mean()), float(per.std()) / math.sqrt(len(per)), len(per))
 
     def against_base(self, pairing: Pairing) -> Against:
@@ -79,4 +83,6 @@ class Judge:
             held.clean = held.through(i, held.clean)
             skeleton.free_layer(i)
         skeleton.load([skeleton.head_name or skeleton.embedding_name], read)
-        return held.answers()
+        answers = [one.cpu() for one in held.answers()]
+        skeleton.free(skeleton.outer_names())
+        return answers

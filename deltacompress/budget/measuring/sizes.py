@@ -27,7 +27,7 @@ def part_bytes(encoded: Encoded, coder: Coder, scale: float = 1.0) -> float:
     if encoded.format == "packed":
         parts = packed.to_storage(packed.PackedSpec.from_json(encoded.params, ""), parts)
     frame = len(coder.encode(b""))
-    sizes = [len(coder.encode(tensor_bytes(part.contiguous()))) - frame for part in parts.values()]
+    sizes = [len(coder.encode(tensor_bytes(part.contiguous().cpu()))) - frame for part in parts.values()]
     return sum(frame + scale * size for size in sizes)
 
 

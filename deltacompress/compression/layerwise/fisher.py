@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from deltacompress.calibration.forwards.streams import HiddenStates
@@ -16,6 +15,7 @@ from deltacompress.calibration.gradients import (
 )
 from deltacompress.compression.layerwise.walk import Streams, Walk
 from deltacompress.errors import first_line
+from deltacompress.models.support import of_the_machine
 from deltacompress.reporter import Reporter, part
 
 
@@ -25,14 +25,16 @@ def gradients_of(walk: Walk, ids: Tensor, teacher: HiddenStates, reporter: Repor
     ids: of this rank. Ranks that differ in it do without, all of them.
     """
     precision = walk.precision.wider or walk.precision
-    widest = max(one.outputs for one in walk.plan.tensors.values() if one.needs_fisher)
-    some = rows_for_gradients(ids, widest)
+    widest = max((walk.plan.tensors[name].outputs for name in _asked(walk)), default=0)
+    if not widest:
+        return None
+    some = rows_for_gradients(ids, -(-widest // walk.ranks.size))
     gradients = None
     try:
         gradients = output_gradients(walk.skeleton, some, teacher, walk.plan.finetuned.read, precision, reporter)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
+        if of_the_machine(error):
+            raise
         told = "no gradients of this model, so rows are solved apart, as with fisher: false"
         walk.note(f"{told} ({first_line(error)})")
     found = min(int(row[0]) for row in walk.ranks.numbers([float(gradients is not None)]))
@@ -44,14 +46,27 @@ def take_fisher(walk: Walk, i: int, streams: Streams, groups: Sequence[Sequence[
     walk.fisher.clear()
     if streams.gradients is None or streams.teacher is None:
         return
+    names = _asked_of_layer(walk, i, {name for group in groups for name in group})
+    pieces, precision = streams.gradients.layers[i], walk.precision.wider or walk.precision
+    if names:
+        with part("fisher"):
+            sums = fisher_information(walk.skeleton, i, names, streams.teacher, streams.gradients, precision)
+            tokens = walk.ranks.total(sum(one.shape[0] * one.shape[1] for one in pieces))
+            for name in sorted(sums):
+                walk.ranks.sum_(sums[name])
+                if bool(sums[name].diagonal().any()):  # else nothing depends on these outputs
+                    walk.fisher[name] = sums[name].div_(tokens)
+    streams.gradients.layers[i] = ()
+
+
+def _asked(walk: Walk) -> list[str]:
+    """Linears of all layers whose settings ask for it; experts have none."""
+    skeleton = walk.skeleton
+    return [
+        name for i in range(skeleton.num_layers) for name in _asked_of_layer(walk, i, set(skeleton.linear_names(i)))
+    ]
+
+
+def _asked_of_layer(walk: Walk, i: int, among: set[str]) -> list[str]:
     experts = {name for stage in walk.skeleton.expert_stages(i) for name in stage.expert_of}
-    asked = [name for group in groups for name in group if walk.plan.tensors[name].needs_fisher]
-    names = [name for name in asked if name not in experts]
-    precision = walk.precision.wider or walk.precision
-    with part("fisher"):
-        sums = fisher_information(walk.skeleton, i, names, streams.teacher, streams.gradients, precision)
-        tokens = walk.ranks.total(sum(one.shape[0] * one.shape[1] for one in streams.gradients.layers[i]))
-        for name in sums:
-            walk.ranks.sum_(sums[name])
-            if bool(sums[name].diagonal().any()):  # else nothing depends on these outputs
-                walk.fisher[name] = sums[name].div_(tokens)
+    return sorted(name for name in among - experts if walk.plan.tensors[name].needs_fisher)
