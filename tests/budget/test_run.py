@@ -92,6 +92,14 @@ def test_an_artifact_that_is_there_is_not_replaced(pair: Pair, tmp_path: Path) -
     assert files_of(tmp_path) == before
 
 
+def test_folders_that_are_missing_are_made_and_taken_back(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted, match="before anything was measured"):
+        budget(pair, tmp_path / "new" / "dir" / "out", max_size="1GB", reporter=Recorder(2))
+    assert list(tmp_path.iterdir()) == []
+    budget(pair, tmp_path / "new" / "dir" / "out", max_size="1GB")
+    assert sorted(path.name for path in (tmp_path / "new" / "dir").iterdir()) == ["out", "out.recipe.yaml"]
+
+
 def test_interrupted_while_measuring_nothing_is_left(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(Interrupted, match="before anything was measured: run it again"):
         budget(pair, tmp_path / "out", max_size="1GB", reporter=Recorder(2))

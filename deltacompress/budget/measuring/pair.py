@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -26,7 +26,7 @@ from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.run_identity import identity_of, start_over
 from deltacompress.devices import current, limited_memory
 from deltacompress.errors import InputError, UnsupportedModelError, first_line, option
-from deltacompress.files.output import write_once
+from deltacompress.files.output import make_directory, remove_empty, write_once
 from deltacompress.files.regular import read_text
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.reporter import Reporter
@@ -78,13 +78,13 @@ def survey_pair(
     opened = open_job(job, inputs, reporter)
     assert job.calibration is not None
     records = held_back(opened.finetuned, job.calibration, job.calibration_spec, tokens=PROBED + JUDGED)
-    with current(opened.where), limited_memory(opened.where, job.device_memory):
+    kept = kept_path(job.out)
+    with current(opened.where), limited_memory(opened.where, job.device_memory), _folder_for(kept):
         prepared = prepare(job, opened.base, opened.finetuned, opened.where, inputs, reporter)
         with closing(prepared.scan):
             skeleton = _skeleton(prepared)
             prepared.scan.wait()
             identity = _identity(prepared, opened, records)
-            kept = kept_path(job.out)
             survey = _kept(kept, identity) if job.resume else None
             if survey is None:
                 survey = _measured(prepared, skeleton, opened, records, rungs, reporter)
@@ -95,6 +95,16 @@ def survey_pair(
                 reporter.note(f"{kept}: measured by an earlier run, used again")
             judge = Judge(skeleton, opened.finetuned, batched(records, at_most=_BATCHES))
     return Surveyed(survey, opened.base, kept, opened.where, judge, prepared.plan.pairing)
+
+
+@contextmanager
+def _folder_for(kept: Path) -> Iterator[None]:
+    """Its folder, made before anything is measured; taken back if nothing comes to lie there."""
+    made = make_directory(kept.parent)
+    try:
+        yield
+    finally:
+        remove_empty(made)
 
 
 def kept_path(out: Path) -> Path:
