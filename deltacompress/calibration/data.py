@@ -54,15 +54,20 @@ class CalibrationTokens:
 
 def calibration_tokens(finetuned: Checkpoint, source: Calibration, spec: CalibrationSpec) -> CalibrationTokens:
     """The tokens that a checkpoint is calibrated on, with its own tokenizer; raises as load_calibration."""
-    limit = finetuned.config.get("max_position_embeddings")
     return load_calibration(
         source,
         load_tokenizer(finetuned.path),
         samples=spec.samples,
         seq_len=spec.seq_len,
         seed=spec.seed,
-        max_positions=limit if isinstance(limit, int) else None,
+        max_positions=positions_of(finetuned),
     )
+
+
+def positions_of(finetuned: Checkpoint) -> int | None:
+    """The model's longest context in tokens, where its config says one."""
+    limit = finetuned.config.get("max_position_embeddings")
+    return limit if isinstance(limit, int) else None
 
 
 def load_calibration(
@@ -94,19 +99,10 @@ def load_calibration(
             tokens than asked.
 
     """
-    _check_counts(samples, seq_len, seed, max_positions)
+    check_counts(samples, seq_len, seed, max_positions)
     opened = open_source(source, split=split)
-    longest = tokenizer.model_max_length
-    if not _is_length(longest):
-        raise CalibrationError(
-            f"tokenizer_config.json says model_max_length {longest!r}, not a whole number above 0",
-            where=tokenizer.name_or_path,
-            way_out="mend it",
-        )
-    limits = [int(n) for n in (longest, max_positions) if n is not None and n < _SANE_LENGTH]
-    encoded = encode_records(
-        opened.shuffled(seed), opened.format, tokenizer, max_record_tokens=min(limits, default=None)
-    )
+    longest = longest_record(tokenizer, max_positions)
+    encoded = encode_records(opened.shuffled(seed), opened.format, tokenizer, max_record_tokens=longest)
     needed = samples * seq_len
     stream, records = pack(encoded, needed)
     if len(stream) < needed:
@@ -115,7 +111,25 @@ def load_calibration(
     return CalibrationTokens(ids, opened.name, ids_sha256(ids), records, needed, seed, opened.format)
 
 
-def _check_counts(samples: int, seq_len: int, seed: int, max_positions: int | None) -> None:
+def longest_record(tokenizer: PreTrainedTokenizerBase, max_positions: int | None) -> int | None:
+    """Tokens that a `prompt` + `completion` record is cut to, None if it is not.
+
+    Raises:
+        CalibrationError: the tokenizer's own limit is no length.
+    """
+    longest = tokenizer.model_max_length
+    if not _is_length(longest):
+        raise CalibrationError(
+            f"tokenizer_config.json says model_max_length {longest!r}, not a whole number above 0",
+            where=tokenizer.name_or_path,
+            way_out="mend it",
+        )
+    limits = [int(n) for n in (longest, max_positions) if n is not None and n < _SANE_LENGTH]
+    return min(limits, default=None)
+
+
+def check_counts(samples: int, seq_len: int, seed: int, max_positions: int | None) -> None:
+    """Raise CalibrationError where a count is out of range, or a row longer than the model's context."""
     for name, value, least in (("samples", samples, 1), ("seq_len", seq_len, 1), ("seed", seed, 0)):
         if value < least:
             raise CalibrationError(f"must be at least {least}", where=f"{option(name)} {value}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deltacompress.calibration.data import check_counts, longest_record, positions_of
 from deltacompress.calibration.packing import encode_marked
 from deltacompress.calibration.sources import Calibration, name_of, open_source
 from deltacompress.checkpoints.reader import Checkpoint
@@ -31,9 +32,12 @@ def held_back(finetuned: Checkpoint, source: Calibration, spec: CalibrationSpec,
     Raises:
         CalibrationError: fewer than FEWEST records are left; as load_calibration.
     """
+    positions = positions_of(finetuned)
+    check_counts(spec.samples, spec.seq_len, spec.seed, positions)
     opened = open_source(source, split="train")
     tokenizer = load_tokenizer(finetuned.path)
-    records = encode_marked(opened.shuffled(spec.seed), opened.format, tokenizer, max_record_tokens=None)
+    longest = longest_record(tokenizer, positions)  # as calibration cuts, so that its records are counted alike
+    records = encode_marked(opened.shuffled(spec.seed), opened.format, tokenizer, max_record_tokens=longest)
     used, left = 0, tokens
     found: Records = []
     for ids, given in records:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pairs import Pair, Recorder
+from pairs import Pair, Recorder, changed
 from transformers import AutoModelForCausalLM
 
 from deltacompress.artifact.restoration import restore
@@ -162,6 +162,15 @@ def test_records_held_back_are_beyond_those_calibrated_on(pair: Pair) -> None:
     assert more[at : at + len(stream)] == stream
     assert 100 <= len(stream) < 100 + 20
     assert {given for _, given in records} == {1}
+
+
+def test_records_that_calibration_cuts_are_counted_as_cut(pair: Pair, tmp_path: Path) -> None:
+    """What is calibrated on is cut to the model's context, so that more records are used than by their whole length."""
+    short = changed(pair, tmp_path, lambda weights: weights, max_position_embeddings=16).finetuned
+    records = [{"prompt": f"{'a ' * 40}{i}", "completion": f"b {i}"} for i in range(40)]
+    used = calibration_tokens(Checkpoint.open(short), records, SPEC)
+    assert used.records == 8  # of 16 tokens each
+    assert len(held_back(Checkpoint.open(short), records, SPEC, tokens=10_000)) == 40 - used.records
 
 
 def test_batches_mark_what_is_written() -> None:
