@@ -95,7 +95,7 @@ def place(spec: str, zoo: str | None, *, base: Path | None = None, reporter: Rep
 
 def waits(out: Path) -> bool:
     """Whether an unfinished run of `compress` lies beside `out`, with or without a gate."""
-    names = (f"{out.name}.{what}" for what in ("partial", "candidate", "candidate.partial", "budget.json"))
+    names = (f"{out.name}.{what}" for what in ("partial", "candidate", "candidate.partial"))
     return any(out.with_name(name).exists() for name in names)
 
 
