@@ -2,12 +2,13 @@
 
     measure each group's rungs (walk) -> choose -> compress by the recipe -> measure size and KL -> again, if they miss
 
-Nothing takes the name OUT before it is what was asked: until then it is OUT.candidate. What was measured lies in
+Nothing takes the name OUT before it is what was asked: until then it is OUT.attempt. What was measured lies in
 OUT.budget.json, for `resume`; the recipe in OUT.recipe.yaml.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,8 +31,9 @@ from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.driver import run_job
 from deltacompress.compression.job import CompressionJob, CompressResult
-from deltacompress.errors import CalibrationError, InputError, Interrupted, option, switch
-from deltacompress.files.output import write_once
+from deltacompress.errors import CalibrationError, InputError, Interrupted, OutputError, option, switch
+from deltacompress.files.output import output_errors, write_once
+from deltacompress.files.regular import stat_regular
 from deltacompress.reporter import SILENT, Reporter
 
 ATTEMPTS = 3
@@ -129,7 +131,7 @@ class _Attempt:
 
 def _run(job: CompressionJob, request: Request, reporter: Reporter) -> BudgetResult:
     started, inputs = time.monotonic(), Inputs()
-    check_free(job.out, replaces=holds_artifact if job.force else None)
+    _check_places(job)
     surveyed = survey_pair(job, inputs, reporter)
     seconds = time.monotonic() - started
     target, attempts = Target(request, surveyed.survey), list[_Attempt]()
@@ -144,22 +146,48 @@ def _run(job: CompressionJob, request: Request, reporter: Reporter) -> BudgetRes
     if not one.keeps:
         kept = [earlier for earlier in attempts if earlier.keeps]
         if not kept:
-            raise InputError(f"{missed} after {ATTEMPTS} attempts", where=request.told, way_out="ask for a little more")
+            raise _failed(job.out, request, missed)
         reporter.note(f"attempt {ATTEMPTS}: {missed}; compressed again by the recipe of one that kept it")
-        one = replace(kept[-1], compressed=_candidate(job, kept[-1].recipe, inputs, reporter))
+        one = replace(kept[-1], compressed=_compressed(job, kept[-1].recipe, inputs, reporter))
+    write_once(recipe_path(job.out), as_yaml(one.recipe).encode(), replace=True)  # _check_places has asked
     publish_directory(one.compressed.out, job.out, replaces=holds_artifact if job.force else None)
-    write_once(recipe_path(job.out), as_yaml(one.recipe).encode(), replace=True)
     surveyed.forget()
     shown = replace(one.compressed, out=job.out, summary=load_delta(job.out).summary())
     first = attempts[0].predicted
     return BudgetResult(request, one.recipe, first, one.predicted, one.judged, shown, len(attempts), seconds)
 
 
+def _check_places(job: CompressionJob) -> None:
+    """Before any work: nothing is replaced that was not made by a budget, or, unasked, that may have been edited.
+
+    Raises:
+        OutputError: as check_free; a recipe is there.
+    """
+    check_free(job.out, replaces=holds_artifact if job.force else None)
+    check_free(attempt_path(job.out), replaces=holds_artifact)
+    recipe = recipe_path(job.out)
+    with output_errors(recipe, "name"):
+        if os.path.lexists(recipe):
+            stat_regular(recipe)
+            if not (job.force or job.resume):  # a resumed run may have written it
+                raise OutputError(
+                    "exists already", where=recipe, way_out=f"{switch('force')} replaces it, or choose another name"
+                )
+
+
+def _failed(out: Path, request: Request, missed: str) -> InputError:
+    return InputError(
+        f"{missed} after {ATTEMPTS} attempts; the last one lies in {attempt_path(out)}",
+        where=request.told,
+        way_out=f"ask for a little more, with {switch('resume')}: what was measured waits in {kept_path(out)}",
+    )
+
+
 def _attempt(job: CompressionJob, target: Target, surveyed: Surveyed, inputs: Inputs, reporter: Reporter) -> _Attempt:
     picks = target.choose()
     predicted = Prediction(target.survey.bytes(picks), target.survey.kl(picks))
     recipe = _recipe(job, target.request, target.survey, picks, predicted)
-    compressed = _candidate(job, recipe, inputs, reporter)
+    compressed = _compressed(job, recipe, inputs, reporter)
     judged = surveyed.judge(str(compressed.out))
     above = target.above(int(compressed.summary["artifact_bytes"]), judged.kl)
     return _Attempt(picks, recipe, predicted, compressed, judged, not above)
@@ -172,12 +200,17 @@ def _recipe(
     return recipe_of(f"budget {request}", told, survey.chosen(picks), job.calibration_spec)
 
 
-def _candidate(job: CompressionJob, recipe: Recipe, inputs: Inputs, reporter: Reporter) -> CompressResult:
-    """OUT.candidate by this recipe; one that an earlier run left is used again, if it is the very same."""
-    out = job.out.with_name(f"{job.out.name}.candidate")
+def _compressed(job: CompressionJob, recipe: Recipe, inputs: Inputs, reporter: Reporter) -> CompressResult:
+    """OUT.attempt by this recipe; one that an earlier run left is used again, if it is the very same."""
+    out = attempt_path(job.out)
     stands = holds_artifact(out) and load_delta(out).manifest.recipe == recipe.model_dump(mode="json")
     one = job.model_copy(update={"recipe": recipe, "out": out, "force": not stands})
     return run_job(one, reporter, inputs)
+
+
+def attempt_path(out: Path) -> Path:
+    """Where an artifact lies until it is known to be what was asked."""
+    return out.with_name(f"{out.name}.attempt")
 
 
 def recipe_path(out: Path) -> Path:

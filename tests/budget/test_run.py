@@ -92,6 +92,46 @@ def test_an_artifact_that_is_there_is_not_replaced(pair: Pair, tmp_path: Path) -
     assert files_of(tmp_path) == before
 
 
+def test_a_recipe_that_is_there_is_not_replaced_unasked(pair: Pair, tmp_path: Path) -> None:
+    """It may have been edited. What a gate has kept is left alone, too."""
+    edited = tmp_path / "out.recipe.yaml"
+    edited.write_text("edited")
+    (tmp_path / "out.candidate").mkdir()
+    (tmp_path / "out.candidate" / "mine").touch()
+    recorder = Recorder()
+    with pytest.raises(OutputError, match=r"recipe\.yaml: exists already; force=True replaces it"):
+        budget(pair, tmp_path / "out", max_size="1GB", reporter=recorder)
+    assert recorder.steps == []
+    assert edited.read_text() == "edited"
+    result = budget(pair, tmp_path / "out", max_size="1GB", force=True)
+    assert Recipe.load(edited) == result.recipe
+    assert files_of(tmp_path / "out.candidate") == {"mine": b""}
+
+
+def test_what_no_budget_made_is_told_before_any_work(pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "out.attempt").mkdir()
+    (tmp_path / "out.attempt" / "mine").touch()
+    recorder = Recorder()
+    with pytest.raises(OutputError, match=r"out\.attempt: exists already, and holds mine"):
+        budget(pair, tmp_path / "out", max_size="1GB", force=True, reporter=recorder)
+    assert recorder.steps == []
+
+
+def test_all_attempts_miss(
+    pair: Pair, tmp_path: Path, ladder: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says what is left; there is nothing else."""
+    monkeypatch.setattr(target.Target, "above", lambda *_: True)
+    with pytest.raises(InputError, match=r"after 3 attempts; the last one lies in .*attempt; ask .*out\.budget\.json"):
+        budget(pair, tmp_path / "out", max_size=sum(ladder) // 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.attempt", "out.budget.json"]
+    monkeypatch.undo()
+    recorder, more = Recorder(), sum(ladder) // 2 + 1000
+    assert budget(pair, tmp_path / "out", max_size=more, resume=True, reporter=recorder).bytes <= more
+    assert "embedding" not in recorder.steps  # not measured again
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.recipe.yaml"]
+
+
 def test_folders_that_are_missing_are_made_and_taken_back(pair: Pair, tmp_path: Path) -> None:
     with pytest.raises(Interrupted, match="before anything was measured"):
         budget(pair, tmp_path / "new" / "dir" / "out", max_size="1GB", reporter=Recorder(2))
