@@ -19,8 +19,8 @@ from typing import Any
 from deltacompress.arguments import checked
 from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.outputs import check_free, holds_artifact, publish_directory
-from deltacompress.budget.measuring.judge import Judged
-from deltacompress.budget.measuring.pair import Surveyed, kept_path, survey_pair
+from deltacompress.budget.measuring.kept import Tried, kept_path
+from deltacompress.budget.measuring.pair import Surveyed, survey_pair
 from deltacompress.budget.recipe import as_yaml, recipe_of
 from deltacompress.budget.request import Request
 from deltacompress.budget.result import BudgetResult, Prediction
@@ -114,19 +114,17 @@ def _telling_what_waits(out: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """One compression. picks: its choice; keeps: whether it is no larger, or loses no more, than was asked."""
+    """One compression. picks: its choice; keeps: whether it is no larger, or loses no more, than was asked.
+
+    compressed: None where an earlier run has made it.
+    """
 
     picks: list[int]
     recipe: Recipe
     predicted: Prediction
-    compressed: CompressResult
-    judged: Judged
+    compressed: CompressResult | None
+    tried: Tried
     keeps: bool
-
-    @property
-    def bytes(self) -> int:
-        """Of the artifact."""
-        return int(self.compressed.summary["artifact_bytes"])
 
 
 def _run(job: CompressionJob, request: Request, reporter: Reporter) -> BudgetResult:
@@ -134,27 +132,46 @@ def _run(job: CompressionJob, request: Request, reporter: Reporter) -> BudgetRes
     _check_places(job)
     surveyed = survey_pair(job, inputs, reporter)
     seconds = time.monotonic() - started
-    target, attempts = Target(request, surveyed.survey), list[_Attempt]()
-    while True:
-        one = _attempt(job, target, surveyed, inputs, reporter)
-        attempts.append(one)
-        missed = target.missed(one.bytes, one.judged.kl)
-        if missed is None or len(attempts) == ATTEMPTS:
-            break
-        reporter.note(f"attempt {len(attempts)}: {missed}; compressed again by another recipe")
-        target = target.corrected(one.picks, one.bytes, one.judged.kl)
+    attempts, missed = _attempts(job, request, surveyed, inputs, reporter)
+    one = attempts[-1]
     if not one.keeps:
         kept = [earlier for earlier in attempts if earlier.keeps]
         if not kept:
             raise _failed(job.out, request, missed)
         reporter.note(f"attempt {ATTEMPTS}: {missed}; compressed again by the recipe of one that kept it")
-        one = replace(kept[-1], compressed=_compressed(job, kept[-1].recipe, inputs, reporter))
+        one = replace(kept[-1], compressed=None)
+    made = one.compressed
+    if made is None:
+        resume = surveyed.tried(repr(request)) is not None
+        made = _compressed(job, one.recipe, inputs, reporter, resume=resume)
     write_once(recipe_path(job.out), as_yaml(one.recipe).encode(), replace=True)  # _check_places has asked
-    publish_directory(one.compressed.out, job.out, replaces=holds_artifact if job.force else None)
+    publish_directory(made.out, job.out, replaces=holds_artifact if job.force else None)
     surveyed.forget()
-    shown = replace(one.compressed, out=job.out, summary=load_delta(job.out).summary())
+    shown = replace(made, out=job.out, summary=load_delta(job.out).summary())
     first = attempts[0].predicted
-    return BudgetResult(request, one.recipe, first, one.predicted, one.judged, shown, len(attempts), seconds)
+    return BudgetResult(request, one.recipe, first, one.predicted, one.tried.judged, shown, len(attempts), seconds)
+
+
+def _attempts(
+    job: CompressionJob, request: Request, surveyed: Surveyed, inputs: Inputs, reporter: Reporter
+) -> tuple[list[_Attempt], str | None]:
+    """Until one is as it was asked, and what the last one misses; those of a run that is resumed are not made again."""
+    target, asked = Target(request, surveyed.survey), repr(request)
+    earlier = surveyed.tried(asked)
+    if earlier is None:
+        surveyed.keep(asked, [])
+    attempts = list[_Attempt]()
+    while True:
+        tried = earlier[len(attempts)] if earlier is not None and len(attempts) < len(earlier) else None
+        one = _attempt(job, target, surveyed, tried, inputs, reporter, resume=earlier is not None)
+        attempts.append(one)
+        if tried is None:
+            surveyed.keep(asked, [one.tried for one in attempts])
+        missed = target.missed(one.tried.bytes, one.tried.judged.kl)
+        if missed is None or len(attempts) == ATTEMPTS:
+            return attempts, missed
+        reporter.note(f"attempt {len(attempts)}: {missed}; compressed again by another recipe")
+        target = target.corrected(one.picks, one.tried.bytes, one.tried.judged.kl)
 
 
 def _check_places(job: CompressionJob) -> None:
@@ -175,7 +192,7 @@ def _check_places(job: CompressionJob) -> None:
                 )
 
 
-def _failed(out: Path, request: Request, missed: str) -> InputError:
+def _failed(out: Path, request: Request, missed: str | None) -> InputError:
     return InputError(
         f"{missed} after {ATTEMPTS} attempts; the last one lies in {attempt_path(out)}",
         where=request.told,
@@ -183,14 +200,26 @@ def _failed(out: Path, request: Request, missed: str) -> InputError:
     )
 
 
-def _attempt(job: CompressionJob, target: Target, surveyed: Surveyed, inputs: Inputs, reporter: Reporter) -> _Attempt:
-    picks = target.choose()
+def _attempt(
+    job: CompressionJob,
+    target: Target,
+    surveyed: Surveyed,
+    tried: Tried | None,
+    inputs: Inputs,
+    reporter: Reporter,
+    *,
+    resume: bool,
+) -> _Attempt:
+    """tried: what it came to, if an earlier run has made it."""
+    picks, compressed = target.choose(), None
     predicted = Prediction(target.survey.bytes(picks), target.survey.kl(picks))
     recipe = _recipe(job, target.request, target.survey, picks, predicted)
-    compressed = _compressed(job, recipe, inputs, reporter)
-    judged = surveyed.judge(str(compressed.out))
-    above = target.above(int(compressed.summary["artifact_bytes"]), judged.kl)
-    return _Attempt(picks, recipe, predicted, compressed, judged, not above)
+    if tried is None:
+        compressed = _compressed(job, recipe, inputs, reporter, resume=resume)
+        judged = surveyed.judge(str(compressed.out))
+        tried = Tried(bytes=int(compressed.summary["artifact_bytes"]), judged=judged)
+    above = target.above(tried.bytes, tried.judged.kl)
+    return _Attempt(picks, recipe, predicted, compressed, tried, not above)
 
 
 def _recipe(
@@ -200,11 +229,13 @@ def _recipe(
     return recipe_of(f"budget {request}", told, survey.chosen(picks), job.calibration_spec)
 
 
-def _compressed(job: CompressionJob, recipe: Recipe, inputs: Inputs, reporter: Reporter) -> CompressResult:
-    """OUT.attempt by this recipe; one that an earlier run left is used again, if it is the very same."""
+def _compressed(
+    job: CompressionJob, recipe: Recipe, inputs: Inputs, reporter: Reporter, *, resume: bool
+) -> CompressResult:
+    """OUT.attempt by this recipe. resume: what an interrupted run has made of the very same is used again."""
     out = attempt_path(job.out)
-    stands = holds_artifact(out) and load_delta(out).manifest.recipe == recipe.model_dump(mode="json")
-    one = job.model_copy(update={"recipe": recipe, "out": out, "force": not stands})
+    stands = resume and holds_artifact(out) and load_delta(out).manifest.recipe == recipe.model_dump(mode="json")
+    one = job.model_copy(update={"recipe": recipe, "out": out, "force": not stands, "resume": resume})
     return run_job(one, reporter, inputs)
 
 

@@ -11,8 +11,10 @@ from pairs import Pair, Recorder, files_of
 
 from deltacompress.artifact.delta import load_delta, verify
 from deltacompress.budget import target
+from deltacompress.budget.measuring.judge import Judge, Judged
 from deltacompress.budget.result import BudgetResult
 from deltacompress.budget.run import compress_to
+from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.errors import CalibrationError, InputError, Interrupted, OutputError
 
@@ -173,6 +175,51 @@ def test_interrupted_while_compressing_it_goes_on(
     budget(pair, tmp_path / "out", max_size=asked, resume=True, reporter=recorder)
     assert any("measured by an earlier run, used again" in note for note in recorder.notes)
     assert files_of(tmp_path / "out") == files_of(whole.compressed.out)
+
+
+@pytest.mark.parametrize("stop_at", [11, 12, 17])
+def test_interrupted_in_any_attempt_it_goes_on(
+    pair: Pair, tmp_path: Path, ladder: tuple[int, int], monkeypatch: pytest.MonkeyPatch, stop_at: int
+) -> None:
+    """Three attempts, and the first one's recipe again."""
+    monkeypatch.setattr(target, "_NEAR", {"size": 1.0, "kl": 1.0})
+    monkeypatch.setattr(target, "_AIM_AGAIN", 1.3)
+    asked = sum(ladder) // 2
+    uninterrupted, recorder = Recorder(), Recorder()
+    whole = budget(pair, tmp_path / "whole", max_size=asked, reporter=uninterrupted)
+    with pytest.raises(Interrupted):
+        budget(pair, tmp_path / "out", max_size=asked, reporter=Recorder(stop_at))
+    result = budget(pair, tmp_path / "out", max_size=asked, resume=True, reporter=recorder)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert (tmp_path / "out.recipe.yaml").read_bytes() == (tmp_path / "whole.recipe.yaml").read_bytes()
+    assert (result.judged, result.first, result.predicted) == (whole.judged, whole.first, whole.predicted)
+    assert result.attempts == whole.attempts == 3
+    assert recorder.steps == uninterrupted.steps[stop_at // 4 * 4 :]  # measuring and attempts have four steps each
+    assert not list(tmp_path.glob("out.[abp]*"))
+
+
+def test_interrupted_while_an_attempt_is_measured_it_goes_on(
+    pair: Pair, tmp_path: Path, ladder: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "_NEAR", {"size": 1.0, "kl": 1.0})
+    monkeypatch.setattr(target, "_AIM_AGAIN", 1.3)
+    asked, judge, calls = sum(ladder) // 2, Judge.judge, list[str]()
+    whole = budget(pair, tmp_path / "whole", max_size=asked)
+
+    def interrupted(self: Judge, artifact: str, base: Checkpoint) -> Judged:
+        calls.append(artifact)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return judge(self, artifact, base)
+
+    monkeypatch.setattr(Judge, "judge", interrupted)
+    with pytest.raises(Interrupted, match="what was measured waits in"):
+        budget(pair, tmp_path / "out", max_size=asked)
+    recorder = Recorder()
+    result = budget(pair, tmp_path / "out", max_size=asked, resume=True, reporter=recorder)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert result.judged == whole.judged
+    assert recorder.steps.count("head") == 2  # the second is whole: the third, and the first one's recipe again
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "gemma2"])

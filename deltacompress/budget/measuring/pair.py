@@ -8,11 +8,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from deltacompress.budget.measuring.judge import Against, Judge, Judged
+from deltacompress.budget.measuring.kept import Kept, Tried, kept_path
 from deltacompress.budget.measuring.sizes import fixed_bytes
 from deltacompress.budget.measuring.walk import walk
 from deltacompress.budget.rungs import CALIBRATED, RUNGS, Rung
@@ -23,11 +23,10 @@ from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.before.prepare import Opened, Prepared, open_job, prepare
 from deltacompress.compression.job import CompressionJob
-from deltacompress.compression.run_identity import identity_of, start_over
+from deltacompress.compression.run_identity import identity_of
 from deltacompress.devices import current, limited_memory
-from deltacompress.errors import InputError, UnsupportedModelError, first_line, option
-from deltacompress.files.output import make_directory, remove_empty, write_once
-from deltacompress.files.regular import read_text
+from deltacompress.errors import UnsupportedModelError, option
+from deltacompress.files.output import make_directory, remove_empty
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.reporter import Reporter
 
@@ -36,7 +35,6 @@ PROBED, JUDGED = 1024, 3072
 _SAMPLES_SHARE, _LEAST_TOKENS = 8, 8192
 """Of the calibration sequences one in so many gives the Hessians of the rungs, and no fewer than these tokens."""
 _BATCHES = 2  # of records: more have less to fill up, and smaller products
-_LARGEST = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,8 @@ class Surveyed:
     survey: Survey
     base: Checkpoint
     kept: Path
+    _identity: str
+    _earlier: Kept | None
     _where: torch.device
     _judge: Judge
     _pairing: Pairing
@@ -59,6 +59,15 @@ class Surveyed:
         """The base on the same records."""
         with current(self._where):
             return self._judge.against_base(self._pairing)
+
+    def tried(self, asked: str) -> tuple[Tried, ...] | None:
+        """The attempts of an interrupted run, if there was one that asked the same and is resumed."""
+        earlier = self._earlier
+        return earlier.tried if earlier is not None and earlier.asked == asked else None
+
+    def keep(self, asked: str, tried: Sequence[Tried]) -> None:
+        """For a run that is resumed; raises OutputError."""
+        Kept(of=self._identity, survey=self.survey, asked=asked, tried=tuple(tried)).write(self.kept)
 
     def forget(self) -> None:
         """What was measured is of no more use."""
@@ -85,16 +94,15 @@ def survey_pair(
             skeleton = _skeleton(prepared)
             prepared.scan.wait()
             identity = _identity(prepared, opened, records)
-            survey = _kept(kept, identity) if job.resume else None
-            if survey is None:
+            earlier = Kept.read(kept, identity) if job.resume else None
+            if earlier is None:
                 survey = _measured(prepared, skeleton, opened, records, rungs, reporter)
-                write_once(
-                    kept, json.dumps({"of": identity, "survey": survey.model_dump(mode="json")}).encode(), replace=True
-                )
+                Kept(of=identity, survey=survey).write(kept)
             else:
+                survey = earlier.survey
                 reporter.note(f"{kept}: measured by an earlier run, used again")
             judge = Judge(skeleton, opened.finetuned, batched(records, at_most=_BATCHES))
-    return Surveyed(survey, opened.base, kept, opened.where, judge, prepared.plan.pairing)
+    return Surveyed(survey, opened.base, kept, identity, earlier, opened.where, judge, prepared.plan.pairing)
 
 
 @contextmanager
@@ -105,11 +113,6 @@ def _folder_for(kept: Path) -> Iterator[None]:
         yield
     finally:
         remove_empty(made)
-
-
-def kept_path(out: Path) -> Path:
-    """Where what was measured for an artifact `out` lies, until that is published."""
-    return out.with_name(f"{out.name}.budget.json")
 
 
 def _skeleton(prepared: Prepared) -> Skeleton:
@@ -149,22 +152,3 @@ def _identity(prepared: Prepared, opened: Opened, records: Records) -> str:
     own["rungs"] = [[name, dict(rung.fields)] for name, rung in RUNGS.items()]
     own["held back"] = records
     return json.dumps({name: value for name, value in own.items() if name != "files"}, sort_keys=True)
-
-
-def _kept(path: Path, identity: str) -> Survey | None:
-    """What an interrupted run measured, None if there is nothing.
-
-    Raises:
-        InputError: it is damaged, or of other input.
-    """
-    if not path.exists():
-        return None
-    try:
-        data: Any = json.loads(read_text(path, at_most=_LARGEST))
-        of, survey = data["of"], Survey.model_validate(data["survey"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"damaged ({first_line(error)})", where=path, way_out=start_over()) from error
-    if of != identity:
-        told = "the unfinished run was started with other input"
-        raise InputError(told, where=path, way_out=f"give the same again, {start_over()}")
-    return survey

@@ -1,0 +1,63 @@
+"""What was measured, as OUT.budget.json: the pair, and the attempts at what was asked; for a run that is resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict
+
+from deltacompress.budget.measuring.judge import Judged
+from deltacompress.budget.survey import Survey
+from deltacompress.compression.run_identity import start_over
+from deltacompress.errors import InputError, first_line
+from deltacompress.files.output import write_once
+from deltacompress.files.regular import read_text
+
+_LARGEST = 64 << 20
+
+
+class Tried(BaseModel):
+    """What a compression came to. bytes: of the artifact."""
+
+    model_config = ConfigDict(frozen=True)
+    bytes: int
+    judged: Judged
+
+
+class Kept(BaseModel):
+    """of: all that what was measured depends on. asked: what was; tried: for that, the first attempt first."""
+
+    model_config = ConfigDict(frozen=True)
+    of: str
+    survey: Survey
+    asked: str | None = None
+    tried: tuple[Tried, ...] = ()
+
+    def write(self, path: Path) -> None:
+        """In place of what is there; raises OutputError."""
+        write_once(path, json.dumps(self.model_dump(mode="json")).encode(), replace=True)
+
+    @classmethod
+    def read(cls, path: Path, identity: str) -> Self | None:
+        """What an interrupted run measured, None if there is nothing.
+
+        Raises:
+            InputError: it is damaged, or of other input.
+        """
+        if not path.exists():
+            return None
+        try:
+            found = cls.model_validate(json.loads(read_text(path, at_most=_LARGEST)))
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(f"damaged ({first_line(error)})", where=path, way_out=start_over()) from error
+        if found.of != identity:
+            told = "the unfinished run was started with other input"
+            raise InputError(told, where=path, way_out=f"give the same again, {start_over()}")
+        return found
+
+
+def kept_path(out: Path) -> Path:
+    """Where what was measured for an artifact `out` lies, until that is published."""
+    return out.with_name(f"{out.name}.budget.json")
