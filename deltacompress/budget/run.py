@@ -137,7 +137,7 @@ def _run(job: CompressionJob, request: Request, reporter: Reporter) -> BudgetRes
     if not one.keeps:
         kept = [earlier for earlier in attempts if earlier.keeps]
         if not kept:
-            raise _failed(job.out, request, missed)
+            raise _failed(job.out, request, f"{missed} after {len(attempts)} attempts")
         reporter.note(f"attempt {ATTEMPTS}: {missed}; compressed again by the recipe of one that kept it")
         one = replace(kept[-1], compressed=None)
     made = one.compressed
@@ -168,7 +168,7 @@ def _attempts(
         if tried is None:
             surveyed.keep(asked, [one.tried for one in attempts])
         missed = target.missed(one.tried.bytes, one.tried.judged.kl)
-        if missed is None or len(attempts) == ATTEMPTS:
+        if missed is None or len(attempts) == ATTEMPTS or not surveyed.survey.groups:
             return attempts, missed
         reporter.note(f"attempt {len(attempts)}: {missed}; compressed again by another recipe")
         target = target.corrected(one.picks, one.tried.bytes, one.tried.judged.kl)
@@ -192,9 +192,9 @@ def _check_places(job: CompressionJob) -> None:
                 )
 
 
-def _failed(out: Path, request: Request, missed: str | None) -> InputError:
+def _failed(out: Path, request: Request, missed: str) -> InputError:
     return InputError(
-        f"{missed} after {ATTEMPTS} attempts; the last one lies in {attempt_path(out)}",
+        f"{missed}; the last one lies in {attempt_path(out)}",
         where=request.told,
         way_out=f"ask for a little more, with {switch('resume')}: what was measured waits in {kept_path(out)}",
     )

@@ -86,6 +86,8 @@ class Survey(BaseModel):
 
     def corrected(self, picks: Sequence[int], nbytes: int, kl: float) -> Survey:
         """The same, once an artifact of a choice was measured."""
+        if not self.groups:
+            return self
         size = (nbytes - self.fixed_bytes) / (self.bytes(picks) - self.fixed_bytes)
         predicted = self.kl(picks)
         groups = []

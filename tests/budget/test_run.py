@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pairs import Pair, Recorder, files_of
+from pairs import Pair, Recorder, changed, files_of
+from safetensors.torch import load_file
 
 from deltacompress.artifact.delta import load_delta, verify
 from deltacompress.budget import target
+from deltacompress.budget.frontier import predict
 from deltacompress.budget.measuring.judge import Judge, Judged
 from deltacompress.budget.result import BudgetResult
 from deltacompress.budget.run import compress_to
@@ -220,6 +222,19 @@ def test_interrupted_while_an_attempt_is_measured_it_goes_on(
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
     assert result.judged == whole.judged
     assert recorder.steps.count("head") == 2  # the second is whole: the third, and the first one's recipe again
+
+
+def test_a_pair_of_which_only_norms_differ(pair: Pair, tmp_path: Path) -> None:
+    """Nothing is to be chosen: there is one size."""
+    old = load_file(pair.base / "model.safetensors")
+    only = changed(pair, tmp_path, lambda new: {name: (new if "norm" in name else old)[name] for name in new})
+    (point,) = predict(only.base, only.finetuned, calibration=only.data, samples=8, seq_len=16, device="cpu").points
+    assert point.kl == 0
+    result = budget(only, tmp_path / "out", max_size=point.bytes)
+    assert (result.attempts, result.judged.kl) == (1, 0)
+    verify(tmp_path / "out", base=only.base)
+    with pytest.raises(InputError, match=rf"max_size {point.bytes - 1}: too small: .* at a predicted KL of 0;"):
+        budget(only, tmp_path / "least", max_size=point.bytes - 1)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "gemma2"])

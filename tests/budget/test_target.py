@@ -85,6 +85,11 @@ def test_what_was_measured_is_what_is_predicted_from_then_on() -> None:
     assert again.kl([1, 1]) / again.kl([1, 0]) == pytest.approx(known.kl([1, 1]) / known.kl([1, 0]))
 
 
+def test_without_groups_there_is_nothing_to_correct() -> None:
+    known = survey(reference=0.0).model_copy(update={"groups": ()})
+    assert known.corrected([], nbytes=400, kl=0.1) == known
+
+
 def test_a_recipe_has_a_rule_for_all_that_are_coded_alike(tmp_path: Path) -> None:
     spec = CalibrationSpec(samples=3, seq_len=5, seed=7)
     recipe = recipe_of("mine", "told", [*survey().chosen([0, 1]), (("odd[0].weight",), {"codec": "exact"})], spec)

@@ -21,7 +21,7 @@ from deltacompress.calibration.held_back import Records, batched, held_back
 from deltacompress.checkpoints.pairing import Pairing
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.compression.before.inputs import Inputs
-from deltacompress.compression.before.prepare import Opened, Prepared, open_job, prepare
+from deltacompress.compression.before.prepare import Opened, Prepared, open_job, prepare, tokens_of
 from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.run_identity import identity_of
 from deltacompress.devices import current, limited_memory
@@ -96,7 +96,7 @@ def survey_pair(
             identity = _identity(prepared, opened, records)
             earlier = Kept.read(kept, identity) if job.resume else None
             if earlier is None:
-                survey = _measured(prepared, skeleton, opened, records, rungs, reporter)
+                survey = _measured(job, inputs, prepared, skeleton, opened, records, rungs, reporter)
                 Kept(of=identity, survey=survey).write(kept)
             else:
                 survey = earlier.survey
@@ -128,6 +128,8 @@ def _skeleton(prepared: Prepared) -> Skeleton:
 
 
 def _measured(
+    job: CompressionJob,
+    inputs: Inputs,
     prepared: Prepared,
     skeleton: Skeleton,
     opened: Opened,
@@ -135,8 +137,7 @@ def _measured(
     rungs: Sequence[Rung],
     reporter: Reporter,
 ) -> Survey:
-    plan, tokens = prepared.plan, prepared.tokens
-    assert tokens is not None
+    plan, tokens = prepared.plan, prepared.tokens or tokens_of(job, opened.finetuned, skeleton, inputs)
     rows = max(len(tokens.ids) // _SAMPLES_SHARE, -(-_LEAST_TOKENS // tokens.ids.shape[1]))
     before = accumulate((len(ids) for ids, _ in records), initial=0)
     probed = [one for one, begin in zip(records, before, strict=False) if begin < PROBED]
