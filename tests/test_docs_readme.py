@@ -43,7 +43,7 @@ def options(verb: str) -> set[str]:
 def test_the_python_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, job = blocks(PYTHON, "python")
+    code, sized, _, job = blocks(PYTHON, "python")
     pair = make_pair(tmp_path, "llama", max_position_embeddings=256)
     write_data(pair.data, records=8000)
     monkeypatch.chdir(tmp_path)
@@ -52,6 +52,10 @@ def test_the_python_example(
     assert float(ratio) > 1
     assert published == "team/bot@1"
     assert len(ast.literal_eval(texts)) == 2
+    small = sized.replace("target_ratio=10", 'max_size="1GB"')  # a tiny model is mostly frames
+    exec(compile(small, "docs/python.md", "exec"), {})  # noqa: S102
+    assert load_delta("delta-10x").summary()["ratio"] > 1
+    capsys.readouterr()
     exec(compile(job, "docs/python.md", "exec"), {})  # noqa: S102
     assert float(capsys.readouterr().out) > 1
     assert load_delta("delta-int4").manifest.recipe["name"] == "int4"
@@ -61,7 +65,7 @@ def test_the_python_example(
 def test_the_gate_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run as it stands there, on the pair that ships: the gate passes, and all that it asks was measured."""
     pytest.importorskip("lm_eval")
-    _, code, _ = blocks(PYTHON, "python")
+    _, _, code, _ = blocks(PYTHON, "python")
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}
     exec(compile(code, "docs/python.md", "exec"), names)  # noqa: S102 - what the document says, run

@@ -46,7 +46,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
 
 @pytest.fixture
 def delta(fake: Fake) -> None:
-    fake("artifact.delta", load_delta=lambda path: SimpleNamespace(summary=lambda: SUMMARY))
+    fake("artifact.delta", load_delta=lambda path: SimpleNamespace(summary=lambda **_: SUMMARY))
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -332,7 +332,7 @@ from types import ModuleType, SimpleNamespace
 from deltacompress.cli.main import main
 from deltacompress.cli.console import print_error
 sys.modules["deltacompress.artifact.delta"] = room = ModuleType("artifact")
-room.load_delta = lambda path: SimpleNamespace(summary=lambda: {"path": str(path)})
+room.load_delta = lambda path: SimpleNamespace(summary=lambda **_: {"path": str(path)})
 code = main(["inspect", sys.argv[1]])
 print_error(sys.argv[1])
 sys.exit(code)
@@ -353,7 +353,7 @@ def test_any_path_can_be_printed(encoding: str) -> None:
 
 
 def test_json_refuses_what_json_cannot_hold(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
-    fake("artifact.delta", load_delta=lambda path: SimpleNamespace(summary=lambda: {"ratio": float("nan")}))
+    fake("artifact.delta", load_delta=lambda path: SimpleNamespace(summary=lambda **_: {"ratio": float("nan")}))
     assert main(["inspect", "x", "--json"]) == 70
     assert capsys.readouterr().out == ""
 
@@ -508,7 +508,7 @@ class TestRender:
         row = {"name": "model.layers.0.self_attn.q_proj.weight", "shape": [128, 128], "kind": "linear"}
         row |= {"status": "coded", "codec": "obs 2:4 int2", "bits_per_weight": 1.72, "bytes": 3532, "loss": 0.0032}
         found = {"ratio": 8.5, "tensors": [row | {"damp_fraction": 0.01}], "parts": []}
-        fake("artifact.delta", load_delta=lambda path: SimpleNamespace(summary=lambda: found))
+        fake("artifact.delta", load_delta=lambda path: SimpleNamespace(summary=lambda **_: found))
         assert main(["inspect", "x"]) == 0
         out = capsys.readouterr().out
         assert max(map(len, out.splitlines())) <= 80
@@ -541,7 +541,7 @@ class TestRender:
         row = {"name": "model.layers.10.post_attention_layernorm.weight", "codec": "obs 2:4 int2", "status": "coded"}
         row |= {"bits_per_weight": 8.31, "bytes": 133_000_000, "loss": 0.00335}
         found = {"digest": "0123456789abcdef" * 4, "linear_bits_per_weight": 1.55, "tensors": [row], "parts": []}
-        fake("artifact.delta", load_delta=lambda path: SimpleNamespace(summary=lambda: found))
+        fake("artifact.delta", load_delta=lambda path: SimpleNamespace(summary=lambda **_: found))
         assert main(["inspect", "x"]) == 0
         out = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out)  # bold heads
         assert max(map(len, out.splitlines())) <= columns

@@ -24,7 +24,7 @@ WORKS = """
 import sys
 from types import ModuleType, SimpleNamespace
 sys.modules["deltacompress.artifact.delta"] = room = ModuleType("artifact")
-room.load_delta = lambda path: SimpleNamespace(summary=lambda: {"name": "x" * %d, "tensors": [], "parts": []})
+room.load_delta = lambda path: SimpleNamespace(summary=lambda **_: {"name": "x" * %d, "tensors": [], "parts": []})
 from deltacompress.cli.program import program
 sys.argv = ["deltacompress", "inspect", "x", %s]
 program()

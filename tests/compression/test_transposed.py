@@ -11,7 +11,7 @@ import torch
 
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.registry import CODECS
-from deltacompress.compression.layerwise.solving import _to_encode
+from deltacompress.compression.layerwise.solving import to_encode
 from deltacompress.numerics.hessian import HessianAccumulator
 
 
@@ -24,8 +24,8 @@ def test_the_codes_are_those_of_the_straight_one(based: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     weight, base = (torch.randn(12, 16, generator=generator) for _ in range(2))
     inputs, targets = (torch.randn(64, 16, generator=generator) for _ in range(2))
-    straight = _to_encode(plan(transposed=False), weight, base if based else None)
-    lying = _to_encode(plan(transposed=True), weight.t().contiguous(), base.t().contiguous() if based else None)
+    straight = to_encode(plan(transposed=False), weight, base if based else None)
+    lying = to_encode(plan(transposed=True), weight.t().contiguous(), base.t().contiguous() if based else None)
     assert torch.equal(lying.delta, straight.delta)
     assert torch.equal(lying.finetuned, straight.finetuned)
     settings = Recipe.load("int4-24").rule_for("w", "linear")
