@@ -14,18 +14,22 @@ from deltacompress.devices import DeviceName, check_driver
 from deltacompress.errors import InputError, option
 
 Number = TypeVar("Number", int, float)
+Models = Annotated[Path, typer.Argument(metavar="MODELS", help="Directory with base/ and one checkpoint per task.")]
+Data = Annotated[Path, typer.Argument(metavar="DATA", help="Directory with <task>/train.jsonl, validation.jsonl.")]
+Tasks = Annotated[str, typer.Option(help="Tasks, separated by commas; all that have data by default.")]
+Limit = Annotated[int, typer.Option(min=1, help="Validation samples of each task.")]
 
 
 @verb
 def pairs(
     console: Console,
-    models: Annotated[Path, typer.Argument(metavar="MODELS", help="Directory with base/ and one checkpoint per task.")],
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="Directory with <task>/train.jsonl, validation.jsonl.")],
+    models: Models,
+    data: Data,
     *,
     out: Annotated[Path, typer.Option(help="Directory for the artifacts.")],
     recipes: Annotated[str, typer.Option(help="Recipes, separated by commas.")] = "int4-24,int2-24",
-    tasks: Annotated[str, typer.Option(help="Tasks, separated by commas; all that have data by default.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="Validation samples of each task.")] = 1000,
+    tasks: Tasks = "",
+    limit: Limit = 1000,
     seed: Annotated[
         int | None,
         typer.Option(min=0, max=2**50, help="Seed of the calibration.", show_default="the recipe's, normally 0"),
@@ -43,11 +47,7 @@ def pairs(
 
     early.recipes(*_names(recipes))
     check_driver(device, score_device)
-    early.folder(out)
-    from deltacompress.bench.pairs.tasks import tasks_of
-
-    for task in ("base", *tasks_of(models, data, _names(tasks))):
-        early.checkpoints(models / task)
+    _look_early(models, data, tasks, out)
     from deltacompress.bench.pairs.run import run
 
     with console.progress() as reporter:
@@ -74,8 +74,8 @@ def pairs(
 @verb
 def frontier(
     console: Console,
-    models: Annotated[Path, typer.Argument(metavar="MODELS", help="Directory with base/ and one checkpoint per task.")],
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="Directory with <task>/train.jsonl, validation.jsonl.")],
+    models: Models,
+    data: Data,
     *,
     out: Annotated[Path, typer.Option(help="Directory for the table, the picture and finished rows.")],
     methods: Annotated[
@@ -85,9 +85,9 @@ def frontier(
     ratios: Annotated[
         str, typer.Option(help="Ratios of sizes that are asked of methods that take one.")
     ] = "4,6,8,10,12,16,24,32",
-    tasks: Annotated[str, typer.Option(help="Tasks, separated by commas; all that have data by default.")] = "",
+    tasks: Tasks = "",
     seeds: Annotated[str, typer.Option(help="Seeds of the calibration, separated by commas.")] = "0,1,2",
-    limit: Annotated[int, typer.Option(min=1, help="Validation samples of each task.")] = 1000,
+    limit: Limit = 1000,
     kl_only: Annotated[bool, typer.Option("--kl-only", help="Do not score the answers, which takes longer.")] = False,
     device: BenchDevice = "auto",
 ) -> None:
@@ -96,11 +96,7 @@ def frontier(
 
     asked, drawn = _numbers("ratios", ratios, float), _numbers("seeds", seeds, int)
     check_driver(device)
-    early.folder(out)
-    from deltacompress.bench.pairs.tasks import tasks_of
-
-    for task in ("base", *tasks_of(models, data, _names(tasks))):
-        early.checkpoints(models / task)
+    _look_early(models, data, tasks, out)
     from deltacompress.bench.frontier.methods import METHODS
     from deltacompress.bench.frontier.run import run
 
@@ -120,6 +116,15 @@ def frontier(
         )
     shown = [without(row, "kl_least", "kl_most") for row in found.means]
     console.result(found.to_json(), lambda: render.rows(f"frontier, in {out}", shown))
+
+
+def _look_early(models: Path, data: Path, tasks: str, out: Path) -> None:
+    """What can be told of the folders before torch is imported."""
+    early.folder(out)
+    from deltacompress.bench.pairs.tasks import tasks_of
+
+    for task in ("base", *tasks_of(models, data, _names(tasks))):
+        early.checkpoints(models / task)
 
 
 def _numbers(name: str, listed: str, kind: type[Number]) -> list[Number]:
