@@ -5,9 +5,8 @@ output. The divergence of two distributions that are near is quadratic in their 
 fine-tuned model's p. So what goes back from the logits of each token is drawn with that covariance: sqrt(p) e less p
 times the sum of it, e Gaussian. (Drawing labels gives the same on average, from a few tokens that surprise.)
 
-The model is never in memory as a whole. `output_gradients` walks forward, layer by layer, then back. In host memory, in
-bfloat16, are the inputs of the layers that are still to be passed back, and the gradients at the outputs of the others;
-`fisher_information` later runs one layer both ways.
+The model is never in memory as a whole: one layer is, and in host memory, in bfloat16, the inputs of every k-th layer
+and of the k layers that are being passed back, k about the root of their number, and half of each symmetric G.
 
 A few tokens have gradients that are thousands of times as long as all others (those whose hidden state is close to
 zero before a norm), and G would be of them alone. So gradients longer than twice the median are cut to that length.
@@ -15,6 +14,7 @@ zero before a norm), and G would be of them alone. So gradients longer than twic
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from deltacompress.calibration.forwards.streams import HiddenStates
 from deltacompress.models.relay import LayerCall
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.finite import all_finite
+from deltacompress.numerics.products import mirror, panels
 from deltacompress.reporter import Reporter
 
 _TOKENS_AN_OUTPUT = 16
@@ -35,19 +36,39 @@ _AT_ONCE = 4096  # tokens that go back through a layer together
 _LONGEST = 2.0  # of a gradient, times the median
 _SEED = 0
 
-Calls = Mapping[int, Sequence[LayerCall]]
+_Calls = Mapping[int, Sequence[LayerCall]]
 """How the layers are called with so many sequences."""
 
 
 @dataclass(frozen=True, slots=True)
-class OutputGradients:
-    """At the output of each layer, of the leading sequences of a stream: bf16 [B, T, H], piece by piece.
+class FisherSum:
+    """The sum of g g^T over `tokens` at a linear's output: its upper half, in host memory.
 
-    Whoever has used those of a layer puts an empty tuple there: of a 7B model all of them are gigabytes.
+    root: f32 [out], of its diagonal. panels: bf16, of what is left once rows and columns are divided by it. Then no
+    number is beyond 1, and the rounding is small against the damping that G is used with.
     """
 
-    calls: Calls
-    layers: list[tuple[Tensor, ...]]
+    tokens: int
+    root: Tensor
+    panels: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, square: Tensor, tokens: int) -> FisherSum:
+        """Of a sum f32 [out, out]."""
+        root = square.diagonal().clamp_min(0).sqrt()
+        inverse = torch.where(root > 0, 1 / root, 0.0)
+        scaled = (
+            inverse[part, None] * square[part, part.start :] * inverse[part.start :] for part in panels(len(root))
+        )
+        return cls(tokens, root.cpu(), tuple(one.bfloat16().cpu() for one in scaled))
+
+    def whole(self, device: torch.device) -> Tensor:
+        """The sum, f32 [out, out]."""
+        root = self.root.to(device)
+        square = torch.empty(len(root), len(root), device=device)
+        for part, one in zip(panels(len(root)), self.panels, strict=True):
+            square[part, part.start :] = one.to(device).float() * root[part, None] * root[part.start :]
+        return mirror(square)
 
 
 def rows_for_gradients(ids: Tensor, widest: int) -> Tensor:
@@ -55,63 +76,52 @@ def rows_for_gradients(ids: Tensor, widest: int) -> Tensor:
     return ids[: -(-_TOKENS_AN_OUTPUT * widest // ids.shape[1])]
 
 
-def output_gradients(
+def fisher_information(
     skeleton: Skeleton,
     ids: Tensor,
+    asked: Sequence[Iterable[str]],
     stream: HiddenStates,
     read: Callable[[str], Tensor],
     precision: Precision,
     reporter: Reporter,
-) -> OutputGradients:
-    """The gradients at every layer's output.
+) -> dict[str, FisherSum]:
+    """What the outputs of each layer's linears are worth, by the names of their weights.
 
-    ids: as `rows_for_gradients` gives them. stream: what the first layer receives, of the fine-tuned model, of whose
-    sequences these are the first. read: gives a weight of it. The skeleton holds the outer weights, embedding and head
-    too, as it does afterwards.
+    ids: as `rows_for_gradients` gives them. asked: of each layer, the linears. stream: what the first layer receives,
+    of the fine-tuned model, of whose sequences these are the first. read: gives a weight of it. The skeleton holds the
+    outer weights, embedding and head too, as it does afterwards.
 
     Raises:
         RuntimeError: a layer cannot be differentiated.
     """
-    reporter.phase("gradients", 2 * skeleton.num_layers)
+    layers = skeleton.num_layers
+    size = math.isqrt(max(layers - 1, 0)) + 1
+    starts = range(0, layers, size)
+    reporter.phase("gradients", 2 * layers)
     hidden = list(_pieces(stream, len(ids)))
     calls = {len(one): skeleton.capture(ids[: len(one)])[1] for one in hidden}
-    inputs: list[list[Tensor]] = []
+    walk = _Backward(skeleton, calls, read, precision)
+    kept: list[list[Tensor]] = []
     with precision.products():
-        for i in range(skeleton.num_layers):
-            inputs.append([one.bfloat16().cpu() for one in hidden])
-            with _loaded(skeleton, i, read):
-                hidden = [skeleton.run_layer(i, one, calls[len(one)][i]) for one in hidden]
+        for i in range(layers):
+            if i in starts:
+                kept.append([one.bfloat16().cpu() for one in hidden])
+            hidden = walk.forward(i, hidden)
             reporter.step(f"layer {i}, forward")
         chance = torch.Generator(skeleton.device).manual_seed(_SEED)
         grads = [_at_the_end(skeleton, one, chance) for one in hidden]
-        layers = []
-        for i in reversed(range(skeleton.num_layers)):
-            layers.append(tuple(one.bfloat16().cpu() for one in grads))
-            with _loaded(skeleton, i, read):
-                pieces = zip(inputs.pop(), grads, strict=True)
-                grads = [_back(skeleton, i, one.to(skeleton.device).float(), grad, calls) for one, grad in pieces]
-            reporter.step(f"layer {i}, back")
-    return OutputGradients(calls, layers[::-1])
-
-
-def fisher_information(
-    skeleton: Skeleton,
-    i: int,
-    names: Iterable[str],
-    stream: HiddenStates,
-    gradients: OutputGradients,
-    precision: Precision,
-) -> dict[str, Tensor]:
-    """The sums of g g^T over tokens at the outputs of layer i's linears, f32 [out, out], by the names of their weights.
-
-    The layer holds the fine-tuned weights, `stream` what the fine-tuned model's layer receives.
-    """
-    sums: dict[str, Tensor] = {}
-    pieces = gradients.layers[i]
-    with _watched(skeleton, names, sums), precision.products():
-        for hidden, grad in zip(_pieces(stream, sum(map(len, pieces))), pieces, strict=True):
-            _back(skeleton, i, hidden, grad.to(skeleton.device).float(), gradients.calls)
-    return sums
+        del hidden
+        found: dict[str, FisherSum] = {}
+        for start in reversed(starts):
+            inputs = [kept.pop()]
+            for i in range(start, min(start + size, layers) - 1):
+                some = [one.to(skeleton.device).float() for one in inputs[-1]]
+                inputs.append([one.bfloat16().cpu() for one in walk.forward(i, some)])
+            for i in reversed(range(start, start + len(inputs))):
+                grads, sums = walk.back(i, inputs.pop(), grads, asked[i])
+                found |= {name: FisherSum.of(one, ids.numel()) for name, one in sums.items()}
+                reporter.step(f"layer {i}, back")
+    return found
 
 
 def _pieces(stream: HiddenStates, sequences: int) -> Iterator[Tensor]:
@@ -124,13 +134,40 @@ def _pieces(stream: HiddenStates, sequences: int) -> Iterator[Tensor]:
             return
 
 
-@contextmanager
-def _loaded(skeleton: Skeleton, i: int, read: Callable[[str], Tensor]) -> Iterator[None]:
-    try:
-        skeleton.load(skeleton.layer_names(i), read)
-        yield
-    finally:
-        skeleton.free_layer(i)
+@dataclass(frozen=True, slots=True)
+class _Backward:
+    """Layers of the fine-tuned model, one at a time in memory, run either way on pieces [B, T, H]."""
+
+    skeleton: Skeleton
+    calls: _Calls
+    read: Callable[[str], Tensor]
+    precision: Precision
+
+    def forward(self, i: int, hidden: Sequence[Tensor]) -> list[Tensor]:
+        """What layer i gives."""
+        with self._loaded(i):
+            return [self.skeleton.run_layer(i, one, self.calls[len(one)][i]) for one in hidden]
+
+    def back(
+        self, i: int, inputs: Sequence[Tensor], grads: Sequence[Tensor], names: Iterable[str]
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """The gradients at layer i's input, from those at its output; the sums of g g^T at the linears' outputs."""
+        sums: dict[str, Tensor] = {}
+        before = []
+        with self._loaded(i), _watched(self.skeleton, names, sums):
+            for hidden, grad in zip(inputs, grads, strict=True):
+                start = hidden.to(self.skeleton.device).float().requires_grad_()
+                self.skeleton.run_layer(i, start, self.calls[len(start)][i]).backward(grad)
+                before.append(_gradient(start))
+        return before, sums
+
+    @contextmanager
+    def _loaded(self, i: int) -> Iterator[None]:
+        try:
+            self.skeleton.load(self.skeleton.layer_names(i), self.read)
+            yield
+        finally:
+            self.skeleton.free_layer(i)
 
 
 def _at_the_end(skeleton: Skeleton, hidden: Tensor, chance: torch.Generator) -> Tensor:
@@ -144,13 +181,6 @@ def _at_the_end(skeleton: Skeleton, hidden: Tensor, chance: torch.Generator) -> 
         logits.backward(drawn.sub_(chances * drawn.sum(-1, keepdim=True)).to(logits.dtype))
         grads.append(_gradient(start))
     return torch.cat(grads)
-
-
-def _back(skeleton: Skeleton, i: int, hidden: Tensor, grad: Tensor, calls: Calls) -> Tensor:
-    """The gradient at a layer's input, from that at its output."""
-    start = hidden.detach().requires_grad_()
-    skeleton.run_layer(i, start, calls[len(start)][i]).backward(grad)
-    return _gradient(start)
 
 
 def _gradient(start: Tensor) -> Tensor:
@@ -169,7 +199,8 @@ def _watched(skeleton: Skeleton, names: Iterable[str], sums: dict[str, Tensor]) 
             sums[name] = rows.T @ rows + sums.get(name, 0)
 
         def watched(_module: nn.Module, _inputs: object, output: Tensor) -> None:
-            output.register_hook(add)
+            if output.requires_grad:  # else going back fails, and says so
+                output.register_hook(add)
 
         return watched
 

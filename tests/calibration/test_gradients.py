@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,18 +33,22 @@ class Opened:
         self.ids = torch.randint(vocabulary, (8, TOKENS), generator=torch.Generator().manual_seed(2))
         self.stream, _ = capture_calls(self.skeleton, self.ids, batch)
 
-    def gradients(self) -> gradients.OutputGradients:
-        return gradients.output_gradients(
-            self.skeleton, self.ids[:ROWS], self.stream, self.checkpoint.read, PRECISION, SILENT
+    def sums(self, *layers: int) -> dict[str, torch.Tensor]:
+        """Of the linears of these layers, f32 [out, out]."""
+        asked = [self.skeleton.linear_names(i) if i in layers else [] for i in range(self.skeleton.num_layers)]
+        found = gradients.fisher_information(
+            self.skeleton, self.ids[:ROWS], asked, self.stream, self.checkpoint.read, PRECISION, SILENT
         )
+        assert sorted(found) == sorted(name for names in asked for name in names)
+        assert {one.tokens for one in found.values()} <= {ROWS * TOKENS}
+        return {name: one.whole(torch.device("cpu")) for name, one in found.items()}
 
 
-def whole_model(pair: Pair, ids: torch.Tensor) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Gradients at each layer's output, and at each linear's, of the same draws, by one backward."""
+def whole_model(pair: Pair, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Gradients [tokens, out] at each linear's output, of the same draws, by one backward."""
     model: Any = AutoModelForCausalLM.from_pretrained(pair.finetuned, dtype=torch.float32)
     model.requires_grad_(False)
     linears: dict[str, torch.Tensor] = {}
-    kept = []
 
     def keep(name: str) -> Any:
         def watch(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
@@ -51,35 +56,15 @@ def whole_model(pair: Pair, ids: torch.Tensor) -> tuple[list[torch.Tensor], dict
 
         return watch
 
-    def keep_layer(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        hidden = output[0] if isinstance(output, tuple) else output
-        hidden.retain_grad()
-        kept.append(hidden)
-
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and ".layers." in name:
             module.register_forward_hook(keep(name))
-    for layer in model.model.layers:
-        layer.register_forward_hook(keep_layer)
     logits = model(inputs_embeds=model.get_input_embeddings()(ids).requires_grad_()).logits
     chance = torch.Generator().manual_seed(0)
     p = logits.detach().softmax(-1)
     drawn = p.sqrt() * torch.cat([torch.randn((1, *one.shape), generator=chance) for one in logits])
     (logits * (drawn - p * drawn.sum(-1, keepdim=True))).sum().backward()
-    return [one.grad for one in kept], linears
-
-
-def test_gradients_are_those_of_the_whole_model(pair: Pair) -> None:
-    opened = Opened(pair)
-    found = opened.gradients()
-    expected, _ = whole_model(pair, opened.ids[:ROWS])
-    assert len(found.layers) == len(expected) == 2
-    for pieces, whole in zip(found.layers, expected, strict=True):
-        assert all(piece.dtype == torch.bfloat16 for piece in pieces)
-        difference = (torch.cat(pieces).float() - whole).norm() / whole.norm()
-        assert float(difference) < 0.01  # bfloat16
-    weights = opened.skeleton.model.named_parameters()
-    assert all(weight.is_meta for name, weight in weights if ".layers." in name)  # none stays
+    return linears
 
 
 def shortened(grad: torch.Tensor) -> torch.Tensor:
@@ -92,20 +77,44 @@ def shortened(grad: torch.Tensor) -> torch.Tensor:
 
 
 def test_fisher_information_is_the_sum_of_squares_of_what_the_whole_model_gives(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of five layers, which go back three and two at a time."""
+    pair = make_pair("llama", num_hidden_layers=5)
     opened = Opened(pair, batch=8)
     monkeypatch.setattr(gradients, "_AT_ONCE", 8 * TOKENS)  # one piece: medians are of a piece
-    found = opened.gradients()
-    _, linears = whole_model(pair, opened.ids[:ROWS])
-    names = opened.skeleton.linear_names(0)
-    opened.skeleton.load(opened.skeleton.layer_names(0), opened.checkpoint.read)
-    sums = gradients.fisher_information(opened.skeleton, 0, names, opened.stream, found, PRECISION)
-    assert sums.keys() == set(names)
-    for name in names:
+    linears = whole_model(pair, opened.ids[:ROWS])
+    sums = opened.sums(*range(5))
+    assert sums.keys() == linears.keys()
+    for name, found in sums.items():
         expected = shortened(linears[name]).T @ shortened(linears[name])
-        difference = (sums[name].double() - expected).norm() / expected.norm()
+        difference = (found.double() - expected).norm() / expected.norm()
         assert float(difference) < 0.02, name
+    weights = opened.skeleton.model.named_parameters()
+    assert all(weight.is_meta for name, weight in weights if ".layers." in name)  # none stays
+
+
+def test_only_what_is_asked_for_is_kept(pair: Pair) -> None:
+    assert Opened(pair).sums(1)
+    assert not Opened(pair).sums()
+
+
+@pytest.mark.parametrize("size", [1, 7, 300])
+def test_half_of_a_sum_is_the_whole(size: int) -> None:
+    rows = torch.randn(2 * size, size, generator=torch.Generator().manual_seed(size))
+    rows[:, size // 2 :] *= 1e-9
+    rows[:, size // 3] = 0.0
+    square = rows.T @ rows
+    half = gradients.FisherSum.of(square, 5)
+    whole = half.whole(torch.device("cpu"))
+    assert torch.equal(whole, whole.T)
+    root = square.diagonal().sqrt()
+    torch.testing.assert_close(whole, square, rtol=0, atol=float(root.max() ** 2) / 200)
+    scale = root[:, None] * root + torch.finfo(torch.float32).tiny  # small outputs as well as large ones
+    assert float(((whole - square) / scale).abs().max()) < 1 / 200
+    stored = sum(panel.nbytes for panel in half.panels)
+    assert stored <= 2 * size * size
+    assert size < 300 or stored < 1.9 * size * size
 
 
 def test_one_token_cannot_outweigh_all_others() -> None:
@@ -140,7 +149,7 @@ def test_gradients_that_are_not_finite_are_told(pair: Pair, monkeypatch: pytest.
     run_head = Skeleton.run_head
     monkeypatch.setattr(Skeleton, "run_head", lambda self, hidden: run_head(self, hidden) * float("inf"))
     with pytest.raises(RuntimeError):
-        opened.gradients()
+        opened.sums(0)
 
 
 def test_what_goes_back_has_the_covariance_of_the_divergence(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,9 +171,6 @@ def test_pieces_add_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, sums = Opened(pair, batch=8), []
     for at_once in (2 * TOKENS, 8 * TOKENS):
         monkeypatch.setattr(gradients, "_AT_ONCE", at_once)
-        found = opened.gradients()
-        opened.skeleton.load(opened.skeleton.layer_names(1), opened.checkpoint.read)
-        names = opened.skeleton.linear_names(1)
-        sums.append(gradients.fisher_information(opened.skeleton, 1, names, opened.stream, found, PRECISION))
+        sums.append(opened.sums(1))
     for name, one in sums[0].items():
         assert float((one - sums[1][name]).norm() / one.norm()) < 0.01, name

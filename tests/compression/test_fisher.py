@@ -119,7 +119,7 @@ def test_memory_that_runs_out_is_no_reason_to_do_without(
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr(fisher, "output_gradients", full)
+    monkeypatch.setattr(fisher, "fisher_information", full)
     with pytest.raises(torch.OutOfMemoryError):
         pair.compress(tmp_path / "out", recipe=recipe())
     assert not (tmp_path / "out").exists()
@@ -149,8 +149,8 @@ def test_ranks_add_up_what_each_has(pair: Pair, tmp_path: Path, monkeypatch: pyt
     found: list[dict[str, torch.Tensor]] = []
     take = layer.take_fisher
 
-    def noted(walk: Any, i: int, *rest: Any) -> None:
-        take(walk, i, *rest)
+    def noted(walk: Any, *rest: Any) -> None:
+        take(walk, *rest)
         found.append({name: one.clone() for name, one in walk.fisher.items()})
 
     monkeypatch.setattr(layer, "take_fisher", noted)

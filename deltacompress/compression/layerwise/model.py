@@ -19,7 +19,8 @@ from torch import Tensor
 
 from deltacompress.calibration.forwards.recording import capture_calls
 from deltacompress.calibration.forwards.streams import should_wait_on_host
-from deltacompress.compression.layerwise.fisher import gradients_of
+from deltacompress.calibration.gradients import FisherSum
+from deltacompress.compression.layerwise.fisher import fisher_of
 from deltacompress.compression.layerwise.layer import compress_layer
 from deltacompress.compression.layerwise.solving import solve
 from deltacompress.compression.layerwise.walk import Streams, Walk
@@ -52,13 +53,14 @@ def compress_layers(
     body = [tensor.name for tensor in outer if tensor.name != skeleton.head_name]
     stream_bytes = ids.numel() * skeleton.hidden_size * torch.float32.itemsize
     on_host = should_wait_on_host(skeleton.device, stream_bytes * (2 if plan.asymmetric else 1))
-    teacher = gradients = None
+    teacher = None
+    fisher: dict[str, FisherSum] = {}
     if plan.asymmetric:
         skeleton.load(body, plan.finetuned.read)
         teacher, _ = capture_calls(skeleton, ids, batch, on_host=on_host)
         if plan.fisher:
             skeleton.load([skeleton.head_name or skeleton.embedding_name], plan.finetuned.read)
-            gradients = gradients_of(walk, ids, teacher, reporter)
+            fisher = fisher_of(walk, ids, teacher, reporter)
             skeleton.free([skeleton.head_name or skeleton.embedding_name])
         skeleton.free([skeleton.embedding_name])
     reporter.phase("compressing", skeleton.num_layers + 2)
@@ -67,7 +69,7 @@ def compress_layers(
     del restored
     student, calls = capture_calls(skeleton, ids, batch, on_host=on_host)
     skeleton.free([skeleton.embedding_name])
-    streams = Streams(student, teacher, calls, gradients=gradients)
+    streams = Streams(student, teacher, calls, fisher=fisher)
     reporter.step("embeddings and norms", memory_bytes=Steps.peak_memory())
     for i in range(skeleton.num_layers):
         loss = compress_layer(walk, i, streams)

@@ -11,7 +11,7 @@ from deltacompress.calibration.forwards.memory import Room
 from deltacompress.calibration.forwards.precision import Precision, calibration_precision
 from deltacompress.calibration.forwards.streams import HiddenStates
 from deltacompress.calibration.forwards.turns import LayerTurns
-from deltacompress.calibration.gradients import OutputGradients
+from deltacompress.calibration.gradients import FisherSum
 from deltacompress.compression.layerwise.experts import Agreement
 from deltacompress.compression.planning import Plan
 from deltacompress.compression.ranks.ranks import Ranks
@@ -25,15 +25,15 @@ from deltacompress.reporter import Reporter
 class Streams:
     """Hidden states of all calibration batches, [B, T, H] each, before the layer that comes next.
 
-    head: what follows the last layer, as restored, once it is calibrated. gradients: of the fine-tuned model, where a
-    rule asks for them and they could be taken.
+    head: what follows the last layer, as restored, once it is calibrated. fisher: of the linears of the layers that are
+    to come, where a rule asks for it.
     """
 
     student: HiddenStates
     teacher: HiddenStates | None
     calls: dict[int, list[LayerCall]]
     head: Tensor | None = None
-    gradients: OutputGradients | None = None
+    fisher: dict[str, FisherSum] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
