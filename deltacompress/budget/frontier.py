@@ -124,7 +124,7 @@ def _of_recipe(survey: Survey, name: str) -> Point | None:
 
 
 def _said(settings: Any) -> dict[str, Any]:
-    data: dict[str, Any] = settings.model_dump(mode="json", exclude={"kind", "name"})
+    data: dict[str, Any] = settings.model_dump(mode="json", exclude={"kind", "name", "fisher"})
     return data
 
 

@@ -26,12 +26,12 @@ from deltacompress.budget.request import Request
 from deltacompress.budget.result import BudgetResult, Prediction
 from deltacompress.budget.rungs import template
 from deltacompress.budget.survey import Survey
-from deltacompress.budget.target import Target
+from deltacompress.budget.target import Target, UnreachedError
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.driver import run_job
 from deltacompress.compression.job import CompressionJob, CompressResult
-from deltacompress.errors import CalibrationError, InputError, Interrupted, OutputError, option, switch
+from deltacompress.errors import CalibrationError, Interrupted, OutputError, option, switch
 from deltacompress.files.output import output_errors, write_once
 from deltacompress.files.regular import stat_regular
 from deltacompress.reporter import SILENT, Reporter
@@ -69,7 +69,8 @@ def compress_to(
         calibration, ...: as `compress`; some records more than `samples` and `seq_len` take are needed, to judge by.
 
     Raises:
-        InputError: as `compress`; a size that cannot be, or a quality that no choice reaches: says what can.
+        InputError: as `compress`.
+        UnreachedError: a size that cannot be, or a quality that no choice reaches: says what can.
     """
     request = Request.of(target_ratio, max_size, max_kl)
     if calibration is None:
@@ -192,8 +193,8 @@ def _check_places(job: CompressionJob) -> None:
                 )
 
 
-def _failed(out: Path, request: Request, missed: str) -> InputError:
-    return InputError(
+def _failed(out: Path, request: Request, missed: str) -> UnreachedError:
+    return UnreachedError(
         f"{missed}; the last one lies in {attempt_path(out)}",
         where=request.told,
         way_out=f"ask for a little more, with {switch('resume')}: what was measured waits in {kept_path(out)}",

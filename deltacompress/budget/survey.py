@@ -108,7 +108,7 @@ class Survey(BaseModel):
     def chosen(self, picks: Sequence[int]) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
         """Each group's tensors, and the fields of their rule."""
         pairs = zip(self.groups, picks, strict=True)
-        return [(group.names, dict(RUNGS[group.options[pick].rung].fields)) for group, pick in pairs]
+        return [(group.names, RUNGS[group.options[pick].rung].rule(group.kind)) for group, pick in pairs]
 
 
 def survey_of(walked: Walked, *, finetuned_bytes: int, fixed_bytes: int) -> Survey:

@@ -16,6 +16,10 @@ _NEAR = {"size": 0.98, "kl": 0.4}
 """Of what is asked, what is too little: another compression comes nearer."""
 
 
+class UnreachedError(InputError):
+    """No choice is as it was asked, as far as is known or was tried."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A request, and what is known of the pair. aim: of a size, the share that is aimed at."""
@@ -33,7 +37,7 @@ class Target:
         """A rung for each group.
 
         Raises:
-            InputError: none meets what was asked; says what can be had.
+            UnreachedError: none meets what was asked; says what can be had.
         """
         survey = self.survey
         if self.size is None:
@@ -57,19 +61,19 @@ class Target:
         if picks is None:
             best = [one.index(min(one, key=lambda rung: rung[1])) for one in rungs]
             told = f"no choice is predicted to lose so little: the least is {self.survey.kl(best):.3g}"
-            raise InputError(
+            raise UnreachedError(
                 f"{told}, at {self._told_size(best)}",
                 where=self.request.told,
                 way_out="ask for that, or use a recipe",
             )
         return picks
 
-    def _too_small(self) -> InputError:
+    def _too_small(self) -> UnreachedError:
         rungs = self.survey.rungs
         least = [one.index(min(one)) for one in rungs]
         told = f"too small: {self.survey.fixed_bytes:,} bytes are exact tensors, side files and manifest, and the least"
         told += f" for all else makes it {self._told_size(least)}, at a predicted KL of {self.survey.kl(least):.3g}"
-        return InputError(told, where=self.request.told, way_out="ask for no less")
+        return UnreachedError(told, where=self.request.told, way_out="ask for no less")
 
     def _told_size(self, picks: Sequence[int]) -> str:
         nbytes = self.survey.bytes(picks)

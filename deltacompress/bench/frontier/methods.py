@@ -14,16 +14,18 @@ from deltacompress.evaluation.methods.names import load_method
 from deltacompress.files.content import shipped_yaml
 
 METHODS = (
-    "int4-24,int2-24,sign-24,storage,storage-small,int4,int2,deltazip-4bit,deltazip-2bit,"
+    "budget,int4-24,int2-24,sign-24,storage,storage-small,int4,int2,deltazip-4bit,deltazip-2bit,"
     "bitdelta,svd,delta-come,sign+svd,dare,largest"
 )
 RATIOS = (4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 24.0, 32.0)
-_DRAWN = ("dare",)
+BUDGET = "budget"
+"""`compress --target-ratio`: what the budget solver chooses for a size."""
+_DRAWN = ("dare", BUDGET)
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A method by its label. recipe: None of a sketch, which takes a size."""
+    """A method by its label. recipe: None of one that takes a size: the budget, or a sketch."""
 
     label: str
     recipe: Recipe | None
@@ -64,7 +66,7 @@ def chosen(names: Sequence[str]) -> list[Chosen]:
     """
     if not names:
         raise InputError("names none", where=option("methods"), way_out="give one or more")
-    found = [Chosen(Path(name).stem, None if name in SKETCHES else _recipe(name)) for name in names]
+    found = [Chosen(Path(name).stem, None if name in (BUDGET, *SKETCHES) else _recipe(name)) for name in names]
     labels = [one.label for one in found]
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise InputError(f"{twice[0]} is given twice", where=option("methods"), way_out="name each once")
@@ -72,7 +74,7 @@ def chosen(names: Sequence[str]) -> list[Chosen]:
 
 
 def _recipe(name: str) -> Recipe:
-    known = [*shipped_yaml("evals/baselines"), *shipped_yaml("calibration/recipes"), *SKETCHES]
+    known = [*shipped_yaml("evals/baselines"), *shipped_yaml("calibration/recipes"), BUDGET, *SKETCHES]
     if name not in known and Path(name).suffix not in (".yaml", ".yml"):
         close = get_close_matches(name, known, n=2)
         told = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(sorted(known))}"

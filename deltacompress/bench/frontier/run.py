@@ -18,10 +18,10 @@ import torch
 from deltacompress._version import __version__
 from deltacompress.artifact.delta import Delta
 from deltacompress.artifact.outputs import check_outside
-from deltacompress.bench.frontier.methods import RATIOS, Point, chosen, points
+from deltacompress.bench.frontier.methods import BUDGET, RATIOS, Point, chosen, points
 from deltacompress.bench.frontier.picture import draw
 from deltacompress.bench.frontier.reference import Reference
-from deltacompress.bench.frontier.subjects import Made, Pair, packed, rest, sketched
+from deltacompress.bench.frontier.subjects import Made, Pair, chosen_for, packed, rest, sketched
 from deltacompress.bench.frontier.table import means, to_markdown
 from deltacompress.bench.pairs.tasks import tasks_of
 from deltacompress.checkpoints.reader import Checkpoint
@@ -168,6 +168,8 @@ class _Task:
         if point.method.recipe is not None:
             return packed(self._pair, point.method.recipe, point.seed, folder, self._device)
         assert point.asked is not None
+        if point.method.label == BUDGET:
+            return chosen_for(self._pair, point.asked, point.seed, folder, self._device)
         if self._rest is None:
             kept = TemporaryDirectory(prefix=".rest.", dir=self._out)
             self._rest = kept, rest(self._pair, Path(kept.name) / "rest", self._device)

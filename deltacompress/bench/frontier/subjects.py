@@ -15,6 +15,8 @@ from deltacompress.artifact.delta import Delta, load_delta
 from deltacompress.artifact.records import TensorRecord
 from deltacompress.artifact.restoration import copy_side_files, restore, tensor_info
 from deltacompress.bench.frontier.sketches import SKETCHES
+from deltacompress.budget.run import compress_to
+from deltacompress.budget.target import UnreachedError
 from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.checkpoints.writer import write_checkpoint
@@ -61,10 +63,24 @@ class Made:
 
 def packed(pair: Pair, recipe: Recipe, seed: int | None, folder: Path, device: str) -> Made:
     """What a recipe keeps; its artifact is made in `folder`, and restored there."""
-    delta = _artifact(pair, recipe, seed, folder / "artifact", device)
+    return _restored(pair, _artifact(pair, recipe, seed, folder / "artifact", device), folder)
+
+
+def _restored(pair: Pair, delta: Delta, folder: Path) -> Made:
     restored = restore(delta.path, base=pair.base, out=folder / "restored")
     size = delta.summary()
     return Made(restored, size["artifact_bytes"], size["linear_bits_per_weight"])
+
+
+def chosen_for(pair: Pair, ratio: float, seed: int | None, folder: Path, device: str) -> Made | None:
+    """What the budget solver's choice for a size keeps; None: no choice is so small."""
+    out = folder / "artifact"
+    try:
+        data = pair.calibration
+        compress_to(pair.base, pair.finetuned, out=out, calibration=data, target_ratio=ratio, seed=seed, device=device)
+    except UnreachedError:
+        return None
+    return _restored(pair, load_delta(out), folder)
 
 
 def rest(pair: Pair, folder: Path, device: str) -> Delta:
