@@ -196,7 +196,8 @@ def test_interrupted_in_any_attempt_it_goes_on(
     assert (tmp_path / "out.recipe.yaml").read_bytes() == (tmp_path / "whole.recipe.yaml").read_bytes()
     assert (result.judged, result.first, result.predicted) == (whole.judged, whole.first, whole.predicted)
     assert result.attempts == whole.attempts == 3
-    assert recorder.steps == uninterrupted.steps[(stop_at - 4) // 8 * 8 + 4 :]  # after measuring's four, eight an attempt
+    begun = (stop_at - 4) // 8 * 8 + 4  # the first step of that attempt: eight each, after measuring's four
+    assert recorder.steps == uninterrupted.steps[begun:]
     assert not list(tmp_path.glob("out.[abp]*"))
 
 
