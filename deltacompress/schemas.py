@@ -21,7 +21,7 @@ from deltacompress.fleet.jobs_file import JobsFile
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-_OPTIONAL = {"PartRecord": {"blake3"}, "TensorRecord": {"kept", "tokens"}}
+_OPTIONAL = {"FileRecord": {"zstd"}, "PartRecord": {"blake3"}, "TensorRecord": {"kept", "tokens"}}
 """By record: what not all of a kind have."""
 
 

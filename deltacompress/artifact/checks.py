@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from deltacompress.checkpoints.header import ITEMSIZE, MAX_NUMEL
 from deltacompress.checkpoints.names import RULE, is_tensor_name, shown
-from deltacompress.checkpoints.side_files import MAX_SIDE_FILE_BYTES, is_side_file
+from deltacompress.checkpoints.side_files import AS_THEY_ARE, FRAME, MAX_SIDE_FILE_BYTES, is_side_file
 from deltacompress.codecs.formats.spec import AGAIN
 from deltacompress.codecs.formats.table import FORMATS
 from deltacompress.errors import FormatError
@@ -36,8 +36,19 @@ def check_relations(manifest: Manifest, where: str) -> None:
     tensors = {tensor.name: tensor for tensor in manifest.tensors}
     if [tensor.name for tensor in manifest.tensors] != sorted(tensors):
         raise FormatError("tensors are not listed once each, by name", where=where, way_out=AGAIN)
-    files = [MANIFEST, *(record.file for record in (*manifest.shards, *manifest.files))]
-    if len(set(files)) != len(files):
+    _check_files(manifest, where)
+    for tensor in manifest.tensors:
+        check_tensor(tensor, where, scope=manifest.scope, lossless=manifest.lossless)
+        if tensor.status == "alias" or tensor.alias_of is not None:
+            _check_alias(tensor, tensors.get(tensor.alias_of or ""), where)
+    _check_totals(manifest, where)
+
+
+def _check_files(manifest: Manifest, where: str) -> None:
+    """The names of all files, and what may be a side file; of one that is stored as a zstd frame, what one can hold."""
+    names = [MANIFEST, *(record.file for record in (*manifest.shards, *manifest.files))]
+    names += [record.file + FRAME for record in manifest.files]  # each has one of its two names
+    if len(set(names)) != len(names):
         raise FormatError("a file is listed twice", where=where, way_out=AGAIN)
     for record in manifest.files:
         if not is_side_file(record.file):
@@ -47,11 +58,16 @@ def check_relations(manifest: Manifest, where: str) -> None:
             raise FormatError(
                 f"{record.file} has {record.bytes} bytes, as no such file has", where=where, way_out=AGAIN
             )
-    for tensor in manifest.tensors:
-        check_tensor(tensor, where, scope=manifest.scope, lossless=manifest.lossless)
-        if tensor.status == "alias" or tensor.alias_of is not None:
-            _check_alias(tensor, tensors.get(tensor.alias_of or ""), where)
-    _check_totals(manifest, where)
+        if record.zstd is None:
+            continue
+        if manifest.lossless == "none" or record.file in AS_THEY_ARE:
+            told = f"{record.file} is a zstd frame, which no config is, and nothing with lossless none"
+            raise FormatError(told, where=where, way_out=AGAIN)
+        if not record.zstd.bytes < record.bytes <= MOST_RAW_PER_BYTE["zstd"] * record.zstd.bytes:
+            told = f"{record.zstd.bytes} bytes of zstd are no frame of the {record.bytes} of {record.file}"
+            raise FormatError(told, where=where, way_out=AGAIN)
+    if odd := [shard.file for shard in manifest.shards if shard.zstd is not None]:
+        raise FormatError(f"{odd[0]} is a zstd frame, which no shard is", where=where, way_out=AGAIN)
 
 
 def check_tensor(tensor: TensorRecord, where: str, *, scope: str, lossless: str) -> None:

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 from deltacompress import lossless
 from deltacompress.arguments import checked
 from deltacompress.artifact.manifest import read_manifest
-from deltacompress.artifact.parts import check_file, check_hashes, check_size, open_file, open_parts, reader
+from deltacompress.artifact.parts import (
+    check_alone,
+    check_file,
+    check_hashes,
+    check_size,
+    open_file,
+    open_parts,
+    reader,
+)
 from deltacompress.artifact.records import FileRecord, Manifest, PartRecord, TensorRecord
 from deltacompress.artifact.shards import spans_of
 from deltacompress.artifact.side_by_side import side_by_side
@@ -61,8 +69,7 @@ class Delta:
     @property
     def artifact_bytes(self) -> int:
         """Bytes of every file of the artifact, manifest included."""
-        files = (*self.manifest.shards, *self.manifest.files)
-        return (self.path / MANIFEST).stat().st_size + sum(record.bytes for record in files)
+        return (self.path / MANIFEST).stat().st_size + sum(record.bytes for record in self.manifest.stored_files)
 
     def record(self, name: str) -> TensorRecord:
         """The record that holds tensor `name`: its own, or that of the tensor it is an alias of.
@@ -237,8 +244,10 @@ def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
         way_out = f"give one that `compress` published, or the name of a zoo's entry and {zoo}"
         raise InputError("no such artifact directory", where=root, way_out=way_out)
     manifest = read_manifest(root)
-    for record in (*manifest.shards, *manifest.files):
+    for record in manifest.stored_files:
         check_size(root / record.file, record)
+    for record in manifest.files:
+        check_alone(root, record)
     specs = {
         tensor.name: PackedSpec.from_json(dict(tensor.params), tensor.name)
         for tensor in manifest.tensors
@@ -277,7 +286,7 @@ def verify(path: str | Path, *, base: str | Path | None = None, reporter: Report
 
 
 def _checked_file(root: Path, file: FileRecord) -> FileRecord:
-    check_file(root / file.file, file)
+    check_file(root, file)
     return file
 
 

@@ -78,7 +78,7 @@ def _of_an_artifact(path: Path) -> Callable[[str], bool] | None:
         manifest = read_manifest(path)
     except DeltaCompressError:
         return None
-    return {MANIFEST, *(one.file for one in (*manifest.shards, *manifest.files))}.__contains__
+    return {MANIFEST, *(one.file for one in manifest.stored_files)}.__contains__
 
 
 def _of_a_checkpoint(name: str) -> bool:

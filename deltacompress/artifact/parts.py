@@ -7,7 +7,8 @@ digest in its stream where it is coded.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -18,6 +19,7 @@ from blake3 import blake3
 from deltacompress.artifact.checks import nbytes
 from deltacompress.artifact.records import FileRecord, PartRecord, TensorRecord
 from deltacompress.checkpoints.header import ITEMSIZE, TensorSpan
+from deltacompress.checkpoints.side_files import FRAME
 from deltacompress.codecs.formats.spec import AGAIN
 from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
 from deltacompress.files.hashing import hash_file, read_chunks
@@ -136,7 +138,7 @@ def file_record(path: Path) -> FileRecord:
 
 
 def check_size(path: Path, record: FileRecord) -> None:
-    """Compare the size of a file of an artifact with the recorded one.
+    """Compare the size of a file of an artifact, as it is stored, with the recorded one.
 
     Raises:
         TruncatedFileError: they differ, or the file is missing.
@@ -152,22 +154,51 @@ def check_size(path: Path, record: FileRecord) -> None:
         raise TruncatedFileError(f"{size} bytes, {record.bytes} recorded", where=path, way_out=AGAIN)
 
 
-def check_file(path: Path, record: FileRecord) -> None:
-    """Compare a whole file with its recorded hash.
+def check_alone(root: Path, record: FileRecord) -> None:
+    """Make sure that a side file lies in the artifact at `root` once: who opens it by its name must find this one.
+
+    Raises:
+        FormatError: both as it is and as a zstd frame.
+    """
+    other = record.file if record.zstd is not None else record.file + FRAME
+    if os.path.lexists(root / other):
+        told = f"lies there beside {record.stored.file}, which is the one of this artifact"
+        raise FormatError(told, where=root / other, way_out="remove it")
+
+
+def check_file(root: Path, record: FileRecord) -> None:
+    """Compare a whole file of the artifact at `root` with its recorded hash, as it is stored and its content.
 
     Raises:
         ChecksumError: they differ.
+        FormatError: it is stored as a zstd frame, and is none of as many bytes.
     """
-    for _ in checked_chunks(path, record):
+    for _ in checked_chunks(root, record):
         pass
 
 
-def checked_chunks(path: Path, record: FileRecord) -> Iterator[bytes]:
-    """The bytes of a whole file; its hash is compared after the last of them, and raises as check_file."""
-    digest = hashlib.sha256()
+def checked_chunks(root: Path, record: FileRecord) -> Iterator[bytes]:
+    """The content of a whole file, however it is stored; raises as check_file, its hash after the last of the chunks.
+
+    Of a zstd frame the stored bytes are compared before the first of them is decoded.
+    """
+    from deltacompress.lossless.zstd_file import decode_file
+
+    path = root / record.stored.file
     with open_file(path) as file:
-        for chunk in read_chunks(file):
-            digest.update(chunk)
-            yield chunk
-    if digest.hexdigest() != record.sha256:
+        if record.zstd is not None:
+            for _ in _compared(path, read_chunks(file), record.zstd.sha256):
+                pass
+            file.seek(0)
+            yield from _compared(path, decode_file(file, record.bytes, path), record.sha256)
+        else:
+            yield from _compared(path, read_chunks(file), record.sha256)
+
+
+def _compared(path: Path, chunks: Iterable[bytes], sha256: str) -> Iterator[bytes]:
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+        yield chunk
+    if digest.hexdigest() != sha256:
         raise ChecksumError("its bytes differ from their recorded hash", where=path, way_out=AGAIN)

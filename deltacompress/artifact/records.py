@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, fi
 from pydantic.json_schema import SkipJsonSchema
 
 from deltacompress.checkpoints.header import ITEMSIZE
+from deltacompress.checkpoints.side_files import FRAME
 from deltacompress.codecs.formats.table import Format
 from deltacompress.files.canonical_json import canonical_bytes, canonical_digest, canonical_fields, join_fields
 from deltacompress.files.hashing import sha256_hex
@@ -123,12 +124,31 @@ class TensorRecord(_Record):
         return sum(part.bytes for part in self.parts)
 
 
+class FrameRecord(_Record):
+    """The zstd frame that lies in the place of a side file, in a file of its name and `.zst`."""
+
+    bytes: Count
+    sha256: Sha256
+
+
 class FileRecord(_Record):
-    """One file of the artifact other than the manifest."""
+    """One file of the artifact other than the manifest. bytes, sha256: of its content, however it is stored.
+
+    zstd: of a side file that is stored as one zstd frame.
+    """
 
     file: FileName
     bytes: Count
     sha256: Sha256
+    zstd: Annotated[FrameRecord | SkipJsonSchema[None], Field(exclude_if=lambda value: value is None)] = None
+
+    @property
+    def stored(self) -> FileRecord:
+        """The file that lies in the artifact for it, under the name that it has there."""
+        if self.zstd is None:
+            return self
+        name = self.file + FRAME  # of a long name, longer than one that a manifest may give
+        return FileRecord.model_construct(file=name, bytes=self.zstd.bytes, sha256=self.zstd.sha256)
 
 
 class Manifest(_Record):
@@ -145,6 +165,11 @@ class Manifest(_Record):
     shards: Annotated[tuple[FileRecord, ...], FailFast()]
     files: Annotated[tuple[FileRecord, ...], FailFast()]
     tools: Annotated[dict[str, str], Few]
+
+    @property
+    def stored_files(self) -> tuple[FileRecord, ...]:
+        """Every file that lies beside the manifest: shards, and side files as they are stored."""
+        return (*self.shards, *(record.stored for record in self.files))
 
     def to_bytes(self) -> bytes:
         """The file's bytes, digest included."""

@@ -97,10 +97,10 @@ def copy_side_files(delta: Delta, out: Path) -> None:
     """Copy config and tokenizer files.
 
     Raises:
-        ChecksumError: a file differs from its recorded hash; some are copied then.
+        IntegrityError: a file is not what was recorded (parts.checked_chunks); some are copied then.
     """
     for record in delta.manifest.files:
-        write_file(out / record.file, checked_chunks(delta.path / record.file, record))
+        write_file(out / record.file, checked_chunks(delta.path, record))
 
 
 def _restored(delta: Delta, record: TensorRecord, base: Checkpoint, reporter: Reporter) -> Iterator[Tensor]:

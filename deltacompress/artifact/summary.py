@@ -76,9 +76,9 @@ def _parts(
             full = sum(math.prod(record.shape) * ITEMSIZE[record.dtype] for record in chosen)
             row = _share(kind, len(chosen), full, sum(record.bytes for record in chosen))
             rows.append(row | _over_entropy(chosen, entropy))
-    files = sum(record.bytes for record in manifest.files)
+    content, files = (sum(one.bytes for one in found) for found in (manifest.files, [f.stored for f in manifest.files]))
     none = _over_entropy([], entropy)
-    rows.append(_share("config and tokenizer", len(manifest.files), files, files) | none)
+    rows.append(_share("config and tokenizer", len(manifest.files), content, files) | none)
     stored = sum(record.bytes for record in manifest.tensors)
     rows.append(_share("manifest and headers", 1 + len(manifest.shards), 0, artifact_bytes - files - stored) | none)
     return rows

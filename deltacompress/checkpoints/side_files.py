@@ -19,6 +19,10 @@ SIDE_FILES = (
     *("preprocessor_config.json", "processor_config.json", "image_processor_config.json"),
 )
 """Patterns of their names; the only files that are copied into an artifact, and that an artifact may hold."""
+AS_THEY_ARE = (CONFIG, GENERATION_CONFIG)
+"""What people and programs look into first: never stored as a zstd frame."""
+FRAME = ".zst"
+"""What a side file's name ends in besides, where it lies in an artifact as a zstd frame."""
 TOKENIZER_FILES = (TOKENIZER, *VOCABULARY, ADDED_TOKENS, "*.model", "*.tiktoken")
 """Patterns of those that say which tokens a text becomes."""
 MAX_SIDE_FILE_BYTES = 512 << 20

@@ -18,9 +18,9 @@ from deltacompress.checkpoints.writer import METADATA, Make, shard_chunks, split
 from deltacompress.compression.encoding import alias_record
 from deltacompress.compression.planning import Plan
 from deltacompress.compression.run_identity import tool_versions
+from deltacompress.compression.side_files import write_side_files
 from deltacompress.compression.steps import Steps
 from deltacompress.compression.workspace import Workspace
-from deltacompress.files.hashing import read_chunks
 from deltacompress.files.output import output_errors
 from deltacompress.files.places import MANIFEST
 from deltacompress.types import TensorInfo
@@ -50,7 +50,7 @@ def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: Calib
         for i, part in enumerate(record.parts)
     ]
     shards = _written_shards(split_into_shards(ready, parts, stem="delta"))
-    files = tuple(_copied(plan.finetuned, file, ready) for file in plan.finetuned.side_files())
+    files = write_side_files(plan.finetuned, ready, lossless=codec)
     manifest = Manifest(
         base=_model(plan.base),
         finetuned=_model(plan.finetuned),
@@ -79,19 +79,10 @@ def _written_shards(shards: Iterable[tuple[Path, list[tuple[TensorInfo, Make]]]]
 
     def write(shard: tuple[Path, list[tuple[TensorInfo, Make]]]) -> FileRecord:
         path, tensors = shard
-        return _record(path, write_hashed(path, shard_chunks(path, tensors, METADATA)))
+        digest, size = write_hashed(path, shard_chunks(path, tensors, METADATA))
+        return FileRecord(file=path.name, bytes=size, sha256=digest)
 
     return tuple(side_by_side(write, shards, _WRITERS))
-
-
-def _copied(checkpoint: Checkpoint, file: Path, into: Path) -> FileRecord:
-    """Copy a side file."""
-    with checkpoint.open_side_file(file) as opened:
-        return _record(into / file.name, write_hashed(into / file.name, read_chunks(opened)))
-
-
-def _record(path: Path, written: tuple[str, int]) -> FileRecord:
-    return FileRecord(file=path.name, bytes=written[1], sha256=written[0])
 
 
 def _aliases(plan: Plan, steps: Steps) -> list[TensorRecord]:

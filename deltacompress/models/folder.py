@@ -6,6 +6,8 @@ instead holds the bytes that were checked, and nothing else.
 
 from __future__ import annotations
 
+import io
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,21 +15,26 @@ from pathlib import Path
 from typing import Any
 
 from deltacompress.checkpoints.header import load_json_object
-from deltacompress.checkpoints.side_files import MAX_CONFIG_DEPTH, MAX_USED_CONFIG_BYTES, link_homes
-from deltacompress.errors import CheckpointError
+from deltacompress.checkpoints.side_files import FRAME, MAX_CONFIG_DEPTH, MAX_USED_CONFIG_BYTES, link_homes
+from deltacompress.errors import CheckpointError, FormatError
+from deltacompress.files.places import MANIFEST
 from deltacompress.files.regular import read_bytes, unreadable
 
 
 def read_file(directory: Path, name: str, *, at_most: int) -> bytes | None:
-    """The bytes of one file of a model directory; None where there is none.
+    """The bytes of one file of a model directory, or of an artifact, however it is stored there; None without the file.
 
     Links may lead elsewhere in the directory or, in the hub's cache, to the blobs of the same repository.
 
     Raises:
-        CheckpointError: no regular file, one that leads away, too large, or unreadable.
+        CheckpointError: no regular file, one that leads away, too large, or unreadable; no whole zstd frame.
     """
     file = directory / name
     try:
+        if _framed(directory, name):
+            if os.path.lexists(file):
+                raise CheckpointError(f"lies there beside {name}{FRAME}", where=file, way_out="remove the wrong one")
+            return _content(directory / (name + FRAME), at_most=at_most)
         return read_bytes(file, at_most=at_most, links=link_homes(directory))
     except FileNotFoundError:
         if file.is_symlink():
@@ -37,6 +44,31 @@ def read_file(directory: Path, name: str, *, at_most: int) -> bytes | None:
         return None
     except OSError as error:
         raise unreadable(CheckpointError, file, error) from error
+
+
+def holds(directory: Path, name: str) -> bool:
+    """Whether read_file would find a file of that name."""
+    return (directory / name).is_file() or _framed(directory, name)
+
+
+def _framed(directory: Path, name: str) -> bool:
+    """Whether a file lies here as a zstd frame, which one of an artifact may."""
+    return os.path.lexists(directory / (name + FRAME)) and os.path.lexists(directory / MANIFEST)
+
+
+def _content(file: Path, *, at_most: int) -> bytes:
+    """What one zstd frame holds; no more than `at_most` bytes are decoded."""
+    from deltacompress.lossless.zstd_file import content_bytes, decode_file
+
+    framed = io.BytesIO(read_bytes(file, at_most=at_most))
+    try:
+        told = content_bytes(framed, file)
+        if told > at_most:
+            told_of = f"holds {told} bytes, more than the {at_most} it may have"
+            raise FormatError(told_of, where=file, way_out="give the right file")
+        return b"".join(decode_file(framed, told, file))
+    except FormatError as error:
+        raise error.retold(CheckpointError) from error
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any] | None:

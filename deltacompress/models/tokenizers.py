@@ -28,7 +28,7 @@ from deltacompress.checkpoints.side_files import (
 from deltacompress.errors import CheckpointError, first_line
 from deltacompress.files.places import CONFIG
 from deltacompress.models import fields
-from deltacompress.models.folder import read_file, read_json, staged
+from deltacompress.models.folder import holds, read_file, read_json, staged
 from deltacompress.models.quiet import quiet
 
 _VOCABULARIES = (
@@ -132,7 +132,7 @@ def _take_special_tokens(tokenizer: PreTrainedTokenizerBase, directory: Path) ->
 
 def has_tokenizer(directory: Path) -> bool:
     """Whether there is a tokenizer in a directory (settings alone are none)."""
-    return any((directory / name).is_file() for name in _SUFFICIENT if name != TOKENIZER_CONFIG)
+    return any(holds(directory, name) for name in _SUFFICIENT if name != TOKENIZER_CONFIG)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from deltacompress.codecs.encoded import Encoded
 from deltacompress.codecs.formats import packed
 from deltacompress.compression.encoding import encode_uncalibrated, finish_on_disk
 from deltacompress.compression.planning import Plan, TensorPlan
+from deltacompress.compression.side_files import side_file_bytes
 from deltacompress.lossless import Coder
 
 _HASH, _NUMBER = "0" * 64, 0.1234567890123456
@@ -70,7 +71,7 @@ def _record(tensor: TensorPlan, encoded: Encoded, parts: tuple[PartRecord, ...])
 
 def fixed_bytes(plan: Plan, coder: Coder) -> int:
     """What every choice has: tensors that are stored as they are, side files, and the frame of the manifest."""
-    total = _FRAME + sum(file.stat().st_size for file in plan.finetuned.side_files())
+    total = _FRAME + side_file_bytes(plan.finetuned, lossless=coder.codec)
     for tensor in plan.tensors.values():
         if tensor.treatment in ("exact", "added", "identical"):
             outcome = finish_on_disk(plan, tensor, encode_uncalibrated(plan, tensor), coder)

@@ -19,6 +19,7 @@ from deltacompress.compression.before.sizes import MANIFEST_BYTES, Share, shares
 from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.made_from import standing
 from deltacompress.compression.run_identity import check_same, identity_file, identity_of
+from deltacompress.compression.side_files import side_file_bytes
 from deltacompress.devices import limited_memory
 from deltacompress.reporter import SILENT, Reporter
 
@@ -140,7 +141,7 @@ def plan_job(job: CompressionJob, reporter: Reporter = SILENT, inputs: Inputs | 
 def _measured(job: CompressionJob, prepared: Prepared, opened: Opened, *, used_again: bool) -> CompressionPlan:
     finetuned, processes = prepared.plan.finetuned, len(opened.devices)
     found = tuple(shares(prepared.plan, opened.coder))
-    side_files = sum(file.stat().st_size for file in finetuned.side_files())
+    side_files = side_file_bytes(finetuned, lossless=opened.coder.codec)
     expected = total(one.expected_bytes for one in found)
     return CompressionPlan(
         job=job,

@@ -51,7 +51,7 @@ class DeltaVariant(Variant):
         delta = load_delta(path)
         delta.check_base(base.checkpoint)
         for file in delta.manifest.files:
-            check_file(delta.path / file.file, file)
+            check_file(delta.path, file)
         layout = read_layout(delta.path, delta.tensors)
         check_alike(base.layout, layout, str(delta.path))
         found_variant = cls(delta, layout, base)

@@ -22,6 +22,7 @@ from typing import Any
 from blake3 import blake3
 
 from deltacompress.artifact.manifest import parse_manifest, read_manifest_bytes
+from deltacompress.artifact.parts import check_alone, check_file
 from deltacompress.artifact.records import FileRecord, Manifest, PartRecord
 from deltacompress.checkpoints.header import Header, TensorSpan, read_header
 from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
@@ -92,12 +93,16 @@ def describe(artifact: Path, *, parents: tuple[str, ...] = (), relation: str | N
     if missing := sorted(parts.keys() - seen):
         raise FormatError(f"part {missing[0]} is not in any shard", where=artifact)
     for record in manifest.files:
-        path = artifact / record.file
-        _check_size(path, record)
-        pieces = (FileRange(str(path), 0, record.bytes),)
-        _check_hash(path, record, _hash(pieces))
-        layers.append(_layer(FILE, record.file, record.sha256, record.bytes))
-        blobs.append(_blob(record.sha256, pieces))
+        stored = record.stored
+        path = artifact / stored.file
+        _check_size(path, stored)
+        check_alone(artifact, record)
+        pieces = (FileRange(str(path), 0, stored.bytes),)
+        _check_hash(path, stored, _hash(pieces))
+        if record.zstd is not None:
+            check_file(artifact, record)
+        layers.append(_layer(FILE, stored.file, stored.sha256, stored.bytes))
+        blobs.append(_blob(stored.sha256, pieces))
     entry = EntryManifest(
         kind="delta",
         config=config,
@@ -177,7 +182,7 @@ def _header(path: Path, record: FileRecord) -> Header:
 
 
 def _summary(manifest: Manifest, manifest_bytes: int) -> dict[str, str | int | float | None]:
-    size = manifest_bytes + sum(record.bytes for record in (*manifest.shards, *manifest.files))
+    size = manifest_bytes + sum(record.bytes for record in manifest.stored_files)
     name = manifest.recipe.get("name")
     return {
         "artifact": manifest.digest,

@@ -46,7 +46,7 @@ def pull(store: Store, found: Resolved, entry: EntryManifest, out: Path, reporte
     records: dict[str, tuple[int, str]] = {}
     if entry.kind == "delta":
         raw, manifest = _manifest(store, found, entry)
-        records = {one.file: (one.bytes, one.sha256) for one in (*manifest.shards, *manifest.files)}
+        records = {one.file: (one.bytes, one.sha256) for one in manifest.stored_files}
         if records.keys() != files.keys():
             raise DamagedRecordError("the entry's files are not those of its artifact", where=found)
     work = out.with_name(out.name + ".partial")

@@ -154,7 +154,7 @@ def _is_whole(directory: Path, entry: EntryManifest) -> bool:
             if hash_file(directory / MANIFEST) != (entry.config.digest, entry.config.size):
                 return False
             manifest = read_manifest(directory)
-            wanted = {one.file: (one.sha256, one.bytes) for one in (*manifest.shards, *manifest.files)}
+            wanted = {one.file: (one.sha256, one.bytes) for one in manifest.stored_files}
             wanted[MANIFEST] = (entry.config.digest, entry.config.size)
         else:
             wanted = {name: (layers[0].digest, layers[0].size) for name, layers in entry.files().items()}
