@@ -29,13 +29,13 @@ def read_file(directory: Path, name: str, *, at_most: int) -> bytes | None:
     Raises:
         CheckpointError: no regular file, one that leads away, too large, or unreadable; no whole zstd frame.
     """
-    file = directory / name
+    file, framed = directory / name, _framed(directory, name)
+    if framed and os.path.lexists(file):
+        raise CheckpointError(f"lies there beside {name}{FRAME}", where=file, way_out="remove the wrong one")
+    if framed:
+        file = directory / (name + FRAME)
     try:
-        if _framed(directory, name):
-            if os.path.lexists(file):
-                raise CheckpointError(f"lies there beside {name}{FRAME}", where=file, way_out="remove the wrong one")
-            return _content(directory / (name + FRAME), at_most=at_most)
-        return read_bytes(file, at_most=at_most, links=link_homes(directory))
+        raw = read_bytes(file, at_most=at_most, links=link_homes(directory))
     except FileNotFoundError:
         if file.is_symlink():
             raise CheckpointError(
@@ -44,6 +44,7 @@ def read_file(directory: Path, name: str, *, at_most: int) -> bytes | None:
         return None
     except OSError as error:
         raise unreadable(CheckpointError, file, error) from error
+    return _content(raw, file, at_most=at_most) if framed else raw
 
 
 def holds(directory: Path, name: str) -> bool:
@@ -56,17 +57,17 @@ def _framed(directory: Path, name: str) -> bool:
     return os.path.lexists(directory / (name + FRAME)) and os.path.lexists(directory / MANIFEST)
 
 
-def _content(file: Path, *, at_most: int) -> bytes:
-    """What one zstd frame holds; no more than `at_most` bytes are decoded."""
+def _content(raw: bytes, file: Path, *, at_most: int) -> bytes:
+    """What `raw`, one zstd frame, holds; no more than `at_most` bytes are decoded."""
     from deltacompress.lossless.zstd_file import content_bytes, decode_file
 
-    framed = io.BytesIO(read_bytes(file, at_most=at_most))
+    frame = io.BytesIO(raw)
     try:
-        told = content_bytes(framed, file)
-        if told > at_most:
-            told_of = f"holds {told} bytes, more than the {at_most} it may have"
-            raise FormatError(told_of, where=file, way_out="give the right file")
-        return b"".join(decode_file(framed, told, file))
+        size = content_bytes(frame, file)
+        if size > at_most:
+            told = f"holds {size} bytes, more than the {at_most} it may have"
+            raise FormatError(told, where=file, way_out="give the right file")
+        return b"".join(decode_file(frame, size, file))
     except FormatError as error:
         raise error.retold(CheckpointError) from error
 
