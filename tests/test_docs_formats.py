@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.records import (
     CalibrationRecord,
     FileRecord,
+    FrameRecord,
     Manifest,
     ModelRecord,
     PartRecord,
@@ -131,7 +133,9 @@ def test_content_hash_example() -> None:
     assert content_hash(entries) == example["content_hash"]
 
 
-@pytest.mark.parametrize("model", [Manifest, ModelRecord, CalibrationRecord, TensorRecord, PartRecord, FileRecord])
+@pytest.mark.parametrize(
+    "model", [Manifest, ModelRecord, CalibrationRecord, TensorRecord, PartRecord, FileRecord, FrameRecord]
+)
 def test_every_field_is_documented(model: type[BaseModel]) -> None:
     assert [name for name in model.model_fields if f"`{name}`" not in TEXT] == []
 
@@ -222,6 +226,22 @@ def test_the_documented_reader_restores_artifacts(
     assert status["lm_head.weight"] == "alias"
     assert status["c.weight"] == ("coded" if full else "identical")
     assert status["extra"] == ("exact" if full else "added")
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_the_documented_reader_reads_side_files(
+    codec: str, reader: Any, pair_dirs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    finetuned = shutil.copytree(pair_dirs[1], tmp_path / "finetuned")
+    written = {"config.json", "tokenizer.json", "vocab.txt", "merges.txt"}
+    (finetuned / "tokenizer.json").write_text(json.dumps({f"token {i}": i for i in range(500)}))
+    (finetuned / "vocab.txt").write_text("word\n" * 819 + "x\n")  # 4,097 bytes
+    (finetuned / "merges.txt").write_text("word\n" * 819 + "\n")  # 4,096 bytes
+    compress(pair_dirs[0], finetuned, recipe=WAYS["lossless"](), out=tmp_path / "delta", lossless=codec)
+    assert reader.read_side_files(tmp_path / "delta") == {name: (finetuned / name).read_bytes() for name in written}
+    framed = {"tokenizer.json", "vocab.txt"} if codec != "none" else set()
+    lying = {path.name for path in (tmp_path / "delta").iterdir() if path.suffix != ".safetensors"}
+    assert lying - {"manifest.json"} == {f"{name}.zst" if name in framed else name for name in written}
 
 
 @pytest.mark.parametrize("recipe", ["int4-24", "int2"])

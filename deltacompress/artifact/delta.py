@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, Any
 from deltacompress import lossless
 from deltacompress.arguments import checked
 from deltacompress.artifact.manifest import read_manifest
-from deltacompress.artifact.parts import (
-    check_alone,
-    check_file,
-    check_hashes,
-    check_size,
-    open_file,
-    open_parts,
-    reader,
-)
+from deltacompress.artifact.parts import check_file, check_hashes, check_present, open_file, open_parts, reader
 from deltacompress.artifact.records import FileRecord, Manifest, PartRecord, TensorRecord
 from deltacompress.artifact.shards import spans_of
 from deltacompress.artifact.side_by_side import side_by_side
@@ -244,10 +236,7 @@ def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
         way_out = f"give one that `compress` published, or the name of a zoo's entry and {zoo}"
         raise InputError("no such artifact directory", where=root, way_out=way_out)
     manifest = read_manifest(root)
-    for record in manifest.stored_files:
-        check_size(root / record.file, record)
-    for record in manifest.files:
-        check_alone(root, record)
+    check_present(root, manifest)
     specs = {
         tensor.name: PackedSpec.from_json(dict(tensor.params), tensor.name)
         for tensor in manifest.tensors

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from deltacompress.artifact.checks import nbytes
-from deltacompress.artifact.records import FileRecord, PartRecord, TensorRecord
+from deltacompress.artifact.records import FileRecord, Manifest, PartRecord, TensorRecord
 from deltacompress.checkpoints.header import ITEMSIZE, TensorSpan
 from deltacompress.checkpoints.side_files import FRAME
 from deltacompress.codecs.formats.spec import AGAIN
@@ -137,13 +137,20 @@ def file_record(path: Path) -> FileRecord:
     return FileRecord(file=path.name, bytes=size, sha256=digest)
 
 
-def check_size(path: Path, record: FileRecord) -> None:
-    """Compare the size of a file of an artifact, as it is stored, with the recorded one.
+def check_present(root: Path, manifest: Manifest) -> None:
+    """Make sure that every file of the artifact at `root` lies there, once, and is as large as recorded.
 
     Raises:
-        TruncatedFileError: they differ, or the file is missing.
-        FormatError: as open_file.
+        TruncatedFileError: one is missing, or has another size.
+        FormatError: as open_file, check_alone.
     """
+    for record in manifest.stored_files:
+        _check_size(root / record.file, record)
+    for record in manifest.files:
+        check_alone(root, record)
+
+
+def _check_size(path: Path, record: FileRecord) -> None:
     try:
         size = stat_regular(path).st_size
     except UnfitFileError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,16 @@ def test_a_survey_predicts_the_bytes_of_an_artifact(pair: Pair, tmp_path: Path) 
     recipe = recipe_of("all", "", survey.chosen(picks), SPEC)
     made = pair.compress(tmp_path / "delta", recipe=recipe)
     assert survey.bytes(picks) == pytest.approx(made.summary["artifact_bytes"], rel=0.1)  # mostly frames
+
+
+def test_side_files_are_counted_as_they_are_stored(pair: Pair, tmp_path: Path) -> None:
+    large = Pair(pair.base, shutil.copytree(pair.finetuned, tmp_path / "tuned"), pair.data)
+    (large.finetuned / "merges.txt").write_text("a b\n" * 30_000)
+    sizes = []
+    for made in (pair, large):
+        opened, ready = prepared(made, tmp_path / "none")
+        sizes.append(fixed_bytes(ready.plan, opened.coder))
+    assert 0 < sizes[1] - sizes[0] < 200
 
 
 def test_a_group_that_cannot_be_solved_is_rounded(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from deltacompress.bench.frontier.subjects import Made, Pair, chosen_for, packed
 from deltacompress.bench.frontier.table import means, to_markdown
 from deltacompress.bench.pairs.tasks import tasks_of
 from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.compression.side_files import side_file_bytes
 from deltacompress.demo.score import read_task
 from deltacompress.devices import resolve_device
 from deltacompress.errors import InputError, Interrupted, option
@@ -132,6 +133,7 @@ class _Task:
             "finetuned": self._finetuned.fingerprint(),
             "samples": [repr(one) for one in self._samples],
             "files": [Checkpoint.open(self._pair.base).side_file_hashes(), self._finetuned.side_file_hashes()],
+            "side_file_bytes": side_file_bytes(self._finetuned, lossless="zstd"),  # in the size of every row
             "calibration": hash_file(self._pair.calibration)[0],
             "scores": scores,
             "device": device,
