@@ -6,7 +6,6 @@ config and generation config, stays as it is, and so does what gains little: who
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from deltacompress.artifact.records import FileRecord, FrameRecord
@@ -18,10 +17,6 @@ from deltacompress.lossless.zstd_file import encode_file
 
 _LEAST_BYTES = 4096
 _LEAST_GAIN = 0.1
-_MOST_FRAMES = 16
-_frames: dict[bytes, bytes] = {}
-"""Content's SHA-256 -> its frame, of the last few: coding a large tokenizer takes half a minute, and the jobs of a
-fleet and the attempts at a size mostly share one."""
 
 
 def write_side_files(finetuned: Checkpoint, into: Path, *, lossless: str) -> tuple[FileRecord, ...]:
@@ -55,10 +50,5 @@ def _stored(finetuned: Checkpoint, file: Path, lossless: str) -> tuple[bytes, by
         raw = opened.read()
     if lossless == "none" or file.name in AS_THEY_ARE or len(raw) <= _LEAST_BYTES:
         return raw, None
-    key = hashlib.sha256(raw).digest()
-    if key not in _frames:
-        while len(_frames) >= _MOST_FRAMES:
-            del _frames[next(iter(_frames))]
-        _frames[key] = encode_file(raw)
-    frame = _frames[key]
+    frame = encode_file(raw)
     return raw, frame if len(frame) <= (1 - _LEAST_GAIN) * len(raw) else None

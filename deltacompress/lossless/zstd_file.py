@@ -1,7 +1,7 @@
 """A whole file as one standard zstd frame, which `zstd -d` reads too: how an artifact stores a side file.
 
-Unlike a part of a tensor, such a file is read by one thread, whole, and seldom: so it is one frame at a high level and
-not a stream of chunks, and whoever has `zstd` gets it back without this package.
+Unlike a part of a tensor, such a file is read by one thread, whole, and seldom: so it is one frame at a higher level and not
+a stream of chunks, and whoever has `zstd` gets it back without this package.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zstandard
 
 from deltacompress.errors import FormatError
 
-LEVEL = 19
+LEVEL = 12
 _WINDOW = 8 << 20
 """Most that a frame may have a decoder keep: what LEVEL takes, and what RFC 8878 asks every decoder for."""
 _STEP = 256

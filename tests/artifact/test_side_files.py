@@ -127,7 +127,6 @@ def test_a_tenth_must_be_gained(made: Pair, tmp_path: Path, monkeypatch: pytest.
     size = (made.finetuned / "tokenizer.json").stat().st_size
     for length, framed in ((size * 9 // 10, True), (size * 9 // 10 + 1, False)):
         monkeypatch.setattr(side_files, "encode_file", lambda _, length=length: bytes(length))
-        monkeypatch.setattr(side_files, "_frames", {})
         out = tmp_path / str(length)
         (out / "in").mkdir(parents=True)
         opened = side_files.Checkpoint.open(made.finetuned)
@@ -147,29 +146,9 @@ def test_without_a_lossless_stage_all_stay_as_they_are(made: Pair, tmp_path: Pat
     verify(tmp_path / "out")
 
 
-def test_the_same_bytes_on_every_run(made: Pair, framed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_files, "_frames", {})
+def test_the_same_bytes_on_every_run(made: Pair, framed: Path, tmp_path: Path) -> None:
     compress(made.base, made.finetuned, recipe="lossless", out=tmp_path / "out")
     assert files_of(tmp_path / "out") == files_of(framed)
-
-
-def test_a_file_that_several_runs_share_is_coded_once(
-    made: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    coded: list[int] = []
-    monkeypatch.setattr(side_files, "_frames", {})
-    monkeypatch.setattr(side_files, "encode_file", lambda raw: coded.append(len(raw)) or encode_file(raw))
-    opened = side_files.Checkpoint.open(made.finetuned)
-    once = side_files.side_file_bytes(opened, lossless="zstd")
-    assert len(coded) == 2  # the tokenizer, and what does not gain
-    assert side_files.side_file_bytes(opened, lossless="zstd") == once
-    assert len(coded) == 2
-    for i in range(40):
-        (tmp_path / "in").mkdir(exist_ok=True)
-        shutil.copytree(made.finetuned, tmp_path / "in", dirs_exist_ok=True)
-        (tmp_path / "in" / "noise.model").write_text(f"{i} " * 4000)
-        side_files.side_file_bytes(side_files.Checkpoint.open(tmp_path / "in"), lossless="zstd")
-    assert len(side_files._frames) <= 16
 
 
 def test_it_is_counted_as_it_is_stored(made: Pair, framed: Path, tmp_path: Path) -> None:
