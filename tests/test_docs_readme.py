@@ -72,7 +72,7 @@ def test_the_gate_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     names["test_the_skill_is_kept"](tmp_path)
     found = Gate.load("default").check(read_report(tmp_path / "report"))
     (verdict,) = found.verdicts
-    assert {check.name for check in verdict.checks} == {"ratio", "samples", "drop", "kl"}
+    assert {check.name for check in verdict.checks} == {"ratio", "samples", "drop", "drop shown"}
     assert verdict.passed
     lossy = load_delta(tmp_path / "delta").manifest
     assert lossy.recipe["name"] == "int4"

@@ -27,6 +27,7 @@ from deltacompress.evaluation.report.html import write_html
 from deltacompress.evaluation.report.markdown import write_markdown
 from deltacompress.evaluation.report.records import Settings
 from deltacompress.evaluation.scoring.store import AnswerStores
+from deltacompress.evaluation.tasks.load import LocalTask
 from deltacompress.files.finished import new_output
 from deltacompress.reporter import SILENT, Reporter
 
@@ -137,6 +138,7 @@ def _report(prepared: Prepared, measured: Measured, compress_seconds: Mapping[st
         runtime=measured.runtime,
         threads=torch.get_num_threads(),
     )
+    written = {one.name for one in prepared.tasks if isinstance(one, LocalTask) and one.spec.kind == "generate"}
     report = Report(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         base=job.base.name,
@@ -145,7 +147,7 @@ def _report(prepared: Prepared, measured: Measured, compress_seconds: Mapping[st
         settings=settings,
         subjects=tuple(one.record(measured.seconds[one.label], compress_seconds.get(one.label)) for one in subjects),
         tasks=assemble.task_infos(prepared.tasks, measured.runs),
-        scores=assemble.scores(measured.runs, measured.fidelity, subjects, settings),
+        scores=assemble.scores(measured.runs, measured.fidelity, subjects, settings, written=written),
         agreement=assemble.agreement(measured.runs),
         overlap=prepared.overlaps,
         disagreements=assemble.disagreements(measured.runs, subjects),

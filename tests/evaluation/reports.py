@@ -25,6 +25,10 @@ def fidelity(kl: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def answers(lost: float, upper: float, right: float | None = 0.3) -> dict[str, Any]:
+    return {"lost": lost, "upper": upper, "right": right}
+
+
 def subject(label: str, role: str, **more: Any) -> dict[str, Any]:
     return {
         "label": label,

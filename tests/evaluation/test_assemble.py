@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import log, sqrt
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,6 +112,30 @@ def test_a_subject_has_its_own_score_and_fidelity() -> None:
     assert (told.loss, told.reference_loss, told.perplexity_ratio) == (0.9, 0.6, pytest.approx(1.3498588))
     unbounded = FidelityResult(30, 0.25, -float("inf"), float("inf"), 0.75, 0.9, 0.6)
     assert assemble.scores(runs, {"d": {"t": unbounded}}, subjects("finetuned", "d"), SETTINGS)[1].fidelity is None
+
+
+def probable(choices: bool, near: FidelityResult | None, written: tuple[str, ...]) -> Any:
+    """What is told of the answers' probabilities of ten samples, in one of two kinds of tasks."""
+    runs = {}
+    for label, scores in (("finetuned", (0.0, 0.0)), ("d", (log(0.4), log(0.6)))):
+        told = [SampleRow(n, f"h{n}", "q", "gold", "a", 1.0, scores if choices else ()) for n in range(10)]
+        runs[label] = {"t": TaskRun("acc", 1.0, 0.0, tuple(told))}
+    found = {"d": {"t": near}} if near is not None else {}
+    reference, candidate = assemble.scores(runs, found, subjects("finetuned", "d"), SETTINGS, written=written)
+    assert reference.answers is None
+    return candidate.answers
+
+
+def test_probabilities_of_answers_are_of_choices_or_of_what_is_written() -> None:
+    near = FidelityResult(30, 0.25, 0.1, 0.5, 0.75, 0.9, 0.6, (log(0.5),) * 10, (log(0.75),) * 10)
+    found = probable(False, near, ("t",))
+    assert (found.lost, found.upper, found.right) == pytest.approx((0.25, 0.25, 0.75))
+    assert probable(False, near, ()) is None  # a suite, whose right answer is no one text
+    assert probable(False, None, ("t",)) is None
+    for given in (near, None):
+        found = probable(True, given, ())
+        divergence = -0.5 * log(0.8) - 0.5 * log(1.2)
+        assert (found.lost, found.right) == (pytest.approx(sqrt(divergence / 2)), None)
 
 
 def test_agreement_counts_answers_and_not_scores() -> None:

@@ -78,32 +78,28 @@ def test_the_methods_are_told(text: str) -> None:
 
 
 def test_shipped_gates_are_what_the_table_says(text: str) -> None:
-    rows = re.findall(
-        r"^\| `([\w-]+)` \| [^|]+ \| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \| (\d+) \|$", text, re.MULTILINE
-    )
+    rows = re.findall(r"^\| `([\w-]+)` \| [^|]+ \| (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
     assert sorted(row[0] for row in rows) == sorted(path.stem for path in list_content("evals/gates", ".yaml"))
-    for name, samples, points, kl, choose, ratio in rows:
+    for name, samples, points, ratio in rows:
         asked = Gate.load(name).policy.model_dump(exclude={"description"}, exclude_defaults=True)
         assert asked == {
             "name": name,
             "min_samples": int(samples),
-            "drop": {"max": int(points) / 100},
-            "kl": {"max": float(kl), "choose": float(choose)},
+            "drop": {"max": int(points) / 100, "bound": "probability"},
             "min_ratio": float(ratio),
         }
 
 
 def test_what_the_text_says_of_the_default_gate(text: str) -> None:
-    """Its limits of the two kinds of tasks stand beside what was measured: ten times apart from both sides."""
+    """What untouched deltas lose lies below its limit."""
     policy = Gate.load("default").policy
-    assert policy.kl is not None
-    rows = re.findall(
-        r"^\| \w+( \(choose\))? \| [\d.]+ to ([\d.]+) \| ([\d.]+) to [\d.]+ \| ([\d.]+) \|$", text, re.MULTILINE
-    )
-    assert len(rows) == 4
-    for choose, untouched, shuffled, limit in rows:
-        assert float(limit) == (policy.kl.choose if choose else policy.kl.max)
-        assert float(untouched) < float(limit) < float(shuffled)
+    assert policy.drop is not None
+    rows = re.findall(r"^\| \w+ \| (generate|choose) \| ([\d.]+) \| ([\d.]+) to ([\d.]+) \|", text, re.MULTILINE)
+    assert len(rows) >= 4
+    for kind, untouched, least, most in rows:
+        assert float(untouched) <= 100 * policy.drop.max
+        assert float(least) <= float(most)
+        assert kind == "generate" or float(least) > 100 * policy.drop.max
 
 
 BASELINES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

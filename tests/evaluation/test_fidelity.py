@@ -63,6 +63,9 @@ def test_the_divergence_is_from_the_fine_tuned_model_per_token(tmp_path: Path) -
     assert found.reference_loss == pytest.approx(reference_loss)
     assert found.loss == pytest.approx(reference_loss + log(2) / 22)
     assert found.perplexity_ratio == pytest.approx(exp(log(2) / 22))
+    assert len(found.answers) == len(found.reference_answers)
+    assert sum(found.answers) == pytest.approx(-found.loss * 22)
+    assert sum(found.reference_answers) == pytest.approx(-found.reference_loss * 22)
     assert {row.variant for row in other.asked} == {"variant"}
     assert {row.variant for row in reference.asked} == {None}
 

@@ -8,7 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from evaluation.reports import paired, report, score, subject
+from evaluation.reports import answers, paired, report, score, subject
 
 from deltacompress.errors import InputError, IntegrityError
 from deltacompress.evaluation.gate.output import append_summary, junit, summary
@@ -119,6 +119,78 @@ def test_too_few_samples_say_so() -> None:
     assert failed.value.exit_code == 1
 
 
+PROBABILITY = {"name": "p", "drop": {"max": 0.03, "bound": "probability"}}
+
+
+def probable(lost: float, upper: float, right: float | None = 0.3, **more: float) -> Report:
+    """A report with probabilities of the answers; more: of the comparison of the scores."""
+    compared = paired(more.pop("drop", 0.0), more.pop("bound", 0.05), **more)
+    scores = [score("sql", "finetuned", 0.33), score("sql", "int2", 0.33, paired=compared)]
+    return report(scores=[scores[0], scores[1] | {"answers": answers(lost, upper, right)}])
+
+
+@pytest.mark.parametrize(
+    ("made", "failed"),
+    [
+        (probable(0.01, 0.03), []),
+        (probable(0.01, 0.031), ["drop"]),
+        (probable(0.01, 0.02, drop=0.029, bound=0.2), []),  # the score's own bound is not asked for
+        (probable(0.01, 0.02, low=0.03), []),
+        (probable(0.01, 0.02, low=0.031), ["drop shown"]),
+        (probable(0.04, 0.05, low=0.031), ["drop", "drop shown"]),
+        (probable(0.01, 0.02, None), []),
+        (probable(0.0, 0.0, 0.03), ["drop"]),  # there is no more than that to lose
+        (probable(0.0, 0.0, 0.031), []),
+    ],
+)
+def test_a_drop_by_probability(made: Report, failed: list[str]) -> None:
+    result = Gate.parse(PROBABILITY).check(made)
+    assert [one.name for one in result.failures] == failed
+    assert [one.name for one in result.verdicts[0].checks] == ["drop", "drop shown"]
+
+
+def test_a_drop_by_probability_has_limits_of_tasks() -> None:
+    policy = PROBABILITY | {"drop": {"max": 0.001, "bound": "probability", "tasks": {"sql": 0.03}}}
+    assert Gate.parse(policy).check(probable(0.01, 0.03)).passed
+    assert not Gate.parse(policy).check(probable(0.01, 0.04)).passed
+
+
+def told(made: Report) -> list[str]:
+    return [one.told for one in Gate.parse(PROBABILITY).check(made).verdicts[0].checks]
+
+
+def test_what_a_drop_by_probability_tells() -> None:
+    assert told(probable(0.01, 0.02, low=-0.01, high=0.02, bound=0.02)) == [
+        "sql: the right answers lost +0.0100 of probability, at most 0.0200 with 95% confidence, allowed 0.03",
+        "sql: the score dropped by +0.0000, 95% interval -0.0100 to +0.0200, allowed 0.03",
+    ]
+    choice, shown = told(probable(0.02, 0.035, None, drop=0.02, low=0.001, high=0.05, bound=0.035))
+    assert choice == (
+        "sql: up to 0.0200 of the probability moved between choices, at most 0.0350 with 95% confidence, allowed 0.03 "
+        "(500 samples are too few to tell; about 1200 might do)"
+    )
+    assert shown == (
+        "sql: the score dropped by +0.0200, 95% interval +0.0010 to +0.0500, allowed 0.03 (the score alone would not "
+        "show it: 500 samples are too few to tell; about 1200 might do)"
+    )
+    assert told(probable(0.0, 0.0, 0.02))[0].endswith(
+        "allowed 0.03; the fine-tuned model itself gives them only 0.0200, so this task cannot show such a drop: "
+        "choose another one, or limit kl"
+    )
+    assert told(probable(0.04, 0.05))[0].endswith("allowed 0.03")
+    assert told(probable(0.0, 0.0, drop=0.1, low=0.05, bound=0.15))[1].endswith("allowed 0.03")
+
+
+def test_a_drop_by_probability_falls_to_the_score_where_there_is_none() -> None:
+    for upper, passed in ((0.03, True), (0.031, False)):
+        result = Gate.parse(PROBABILITY).check(report(upper=upper))
+        assert result.passed == passed
+        (only,) = result.verdicts[0].checks
+        assert (only.name, only.measured) == ("drop", upper)
+        assert "judged by the score: the report has no probabilities of these answers" in only.told
+    assert "judged by" not in Gate.parse({"name": "p", "drop": {"max": 1}}).check(report()).verdicts[0].checks[0].told
+
+
 def test_only_deltas_are_judged() -> None:
     result = Gate.parse({"name": "p", "drop": {"max": 0.03}}).check(report())
     assert [verdict.subject for verdict in result.verdicts] == ["int2"]
@@ -171,6 +243,9 @@ def test_a_bound_is_shown_as_a_bound() -> None:
     assert {row["name"]: row["bound"] for row in result.to_json()["checks"]} == {
         "ratio": False, "drop": True, "kl": True, "top-1": False,
     }  # fmt: skip
+    bounded = Gate.parse(PROBABILITY).check(probable(0.01, 0.02, low=-0.01))
+    shown = {check.name: bounded.measured(check) for check in bounded.verdicts[0].checks}
+    assert shown == {"drop": "<= 0.02", "drop shown": "-0.01"}
     point = Gate.parse(asked | {"drop": {"max": 0.03, "bound": "point"}}).check(report())
     assert point.measured(point.verdicts[0].checks[1]) == "0.004"
     missing = Gate.parse({"name": "p", "min_score": {"gone": 1}}).check(report())

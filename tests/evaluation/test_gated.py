@@ -118,7 +118,7 @@ def test_what_cannot_be_served_is_refused_before_any_work(
         ),
         (
             ["--limit", "7"],
-            "policy mine: to bound its kl or min_top1, at least 8 samples of each task are needed, but 7",
+            "policy mine: to bound its kl, min_top1 or probability, at least 8 samples of each task are needed, but 7",
         ),
     ],
 )

@@ -30,7 +30,7 @@ def refuse_hopeless(policy: Policy, tasks: Sequence[Task], limit: int | None) ->
 
     Raises:
         InputError: a task that the policy requires, or wants a score of, is not measured; or a task has fewer samples
-            than the policy asks for, or than a bound of the divergence needs.
+            than the policy asks for, or than a bootstrap needs.
     """
     names = [task.name for task in tasks]
     for key, wanted in (("require_tasks", policy.require_tasks), ("min_score", policy.min_score)):
@@ -41,14 +41,15 @@ def refuse_hopeless(policy: Policy, tasks: Sequence[Task], limit: int | None) ->
                     where=f"policy {policy.name}",
                     way_out=f"add it to {option('tasks')}",
                 )
-    bounded = policy.kl is not None or policy.min_top1 is not None
+    probable = policy.drop is not None and policy.drop.bound == "probability"
+    bounded = policy.kl is not None or policy.min_top1 is not None or probable
     fewest = max(policy.min_samples, FEWEST if bounded else 1)
     for task in tasks:
         samples = len(task.samples) if isinstance(task, LocalTask) else limit
         if samples is not None and samples < fewest:
             where = f" (of {task.path})" if isinstance(task, LocalTask) else ""
             more = f"raise {option('limit')}, give more samples" if samples == limit else "give more samples"
-            why = "" if fewest == policy.min_samples else "to bound its kl or min_top1, "
+            why = "" if fewest == policy.min_samples else "to bound its kl, min_top1 or probability, "
             raise InputError(
                 f"{why}at least {fewest} samples of each task are needed, but {samples} of {task.name}{where} "
                 "would be measured",

@@ -18,12 +18,14 @@ class _Strict(BaseModel):
 class DropLimit(_Strict):
     """max: largest drop against the fine-tuned model, in units of the metric (0.01 = one point of accuracy).
 
-    bound: "upper" holds the upper confidence bound of the drop against it, "point" the drop itself. tasks: other limits
-    for some tasks, which must be in the report.
+    bound: what is held against it. "probability": the upper confidence bound of the probability that the answers lost,
+    which few samples bound, and the score fails only if it is shown to have dropped by more; tasks whose answers have
+    no probabilities as "upper". "upper": the upper confidence bound of the score's drop. "point": that drop itself.
+    tasks: other limits for some tasks, which must be in the report.
     """
 
     max: Finite
-    bound: Literal["upper", "point"] = "upper"
+    bound: Literal["probability", "upper", "point"] = "upper"
     tasks: dict[str, Finite] = Field(default_factory=dict)
 
 

@@ -1,8 +1,8 @@
 """Gates: a policy in YAML says how much a delta may lose, and a report is held against it.
 
 A drop passes if its upper confidence bound passes: too few samples prove nothing, and fail, with a message that says
-so. A score alone is not enough: it can stay while the model drifts, so the divergence from the fine-tuned model has a
-limit too, which a damaged delta breaks long before its score does.
+so. What is bounded is the drop of the score, or, which takes far fewer samples, the probability that the answers lost
+(drop.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from math import ceil, log10
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,11 @@ from pydantic import ValidationError
 
 from deltacompress.arguments import checked
 from deltacompress.errors import DeltaCompressError, InputError, IntegrityError, spelled
+from deltacompress.evaluation.gate.drop import drop_checks, new_check
 from deltacompress.evaluation.gate.output import summary
 from deltacompress.evaluation.gate.policy import Policy
 from deltacompress.evaluation.report.data import Report
-from deltacompress.evaluation.report.records import Check, PairedRecord, ScoreRecord, SubjectRecord, Verdict
+from deltacompress.evaluation.report.records import Check, ScoreRecord, SubjectRecord, Verdict
 from deltacompress.evaluation.scoring.statistics import FEWEST
 from deltacompress.files.content import find_yaml
 from deltacompress.files.strict_yaml import read_yaml
@@ -177,7 +177,7 @@ class Gate:
             checks = tuple(self._checks(report, delta))
             passed = all(check.passed for check in checks)
             verdicts.append(Verdict(policy=self.policy.name, subject=delta.label, passed=passed, checks=checks))
-        upper = self.policy.drop is not None and self.policy.drop.bound == "upper"
+        upper = self.policy.drop is not None and self.policy.drop.bound != "point"
         return GateResult(tuple(verdicts), frozenset({"kl", "drop"} if upper else {"kl"}))
 
     def _checks(self, report: Report, delta: SubjectRecord) -> Iterator[Check]:
@@ -185,25 +185,25 @@ class Gate:
         there = {task.name for task in report.tasks}
         for task in policy.require_tasks:
             told = f"task {task} {'is' if task in there else 'is not'} in the report"
-            yield _check("required task", label, task, None, "in the report", task in there, told)
+            yield new_check("required task", label, task, None, "in the report", task in there, told)
         for task, least in policy.min_score.items():
             if task not in there:
                 told = f"task {task}, whose score is wanted, is not in the report"
-                yield _check("score", label, task, None, f">= {least:g}", False, told)
+                yield new_check("score", label, task, None, f">= {least:g}", False, told)
         if policy.min_ratio is not None:
             ratio = delta.ratio or 0.0
             told = f"ratio {ratio:.2f}x, wanted at least {policy.min_ratio:g}x"
-            yield _check("ratio", label, None, ratio, f">= {policy.min_ratio:g}", ratio >= policy.min_ratio, told)
+            yield new_check("ratio", label, None, ratio, f">= {policy.min_ratio:g}", ratio >= policy.min_ratio, told)
         for info in report.tasks:
             score = report.score(info.name, label)
             if score is None:
                 told = f"task {info.name} was not answered, though the report has it"
-                yield _check("score", label, info.name, None, "measured", False, told)
+                yield new_check("score", label, info.name, None, "measured", False, told)
             else:
                 yield from self._task(report, info.kind, score)
         for overlap in report.overlap:
             if overlap.subject == label and overlap.verdict == "overlaps":
-                yield _check(
+                yield new_check(
                     "held out", label, overlap.task, overlap.overlapping, "0", policy.allow_overlap, overlap.told
                 )
 
@@ -212,11 +212,11 @@ class Gate:
         few = score.samples < policy.min_samples
         if policy.min_samples > 1:
             told = f"{task}: {score.samples} samples, wanted at least {policy.min_samples}"
-            yield _check("samples", label, task, score.samples, f">= {policy.min_samples}", not few, told)
+            yield new_check("samples", label, task, score.samples, f">= {policy.min_samples}", not few, told)
         if task in policy.min_score:
             least = policy.min_score[task]
             told = f"{task}: score {score.value:.4f}, wanted at least {least:g}"
-            yield _check("score", label, task, score.value, f">= {least:g}", score.value >= least, told)
+            yield new_check("score", label, task, score.value, f">= {least:g}", score.value >= least, told)
         paired, fidelity = score.paired, score.fidelity
         for name, asked, there in (
             ("drop", policy.drop is not None or policy.min_recovery is not None, paired),
@@ -224,47 +224,22 @@ class Gate:
         ):
             if asked and there is None:
                 told = f"{task}: its {name} was not measured ({score.samples} samples; a bound needs {FEWEST})"
-                yield _check(name, label, task, None, "measured", False, told)
+                yield new_check(name, label, task, None, "measured", False, told)
         if policy.drop is not None and paired is not None:
-            limit = policy.drop.tasks.get(task, policy.drop.max)
-            upper = policy.drop.bound == "upper"
-            measured = paired.upper if upper else paired.drop
-            told = f"{task}: drop {paired.drop:+.4f}" + (
-                f", at most {paired.upper:.4f} with {report.settings.confidence:.0%} confidence" if upper else ""
-            )
-            told += f", allowed {limit:g}"
-            if upper and measured > limit >= paired.drop:
-                told += f" ({_too_few(score.samples, paired, limit)})"
-            yield _check("drop", label, task, measured, f"<= {limit:g}", measured <= limit, told)
+            yield from drop_checks(policy.drop, score, paired, report.settings.confidence)
         if policy.min_recovery is not None and paired is not None and paired.recovery is None:
             told = f"{task}: there is no recovery, since the fine-tuned model scores 0"
-            yield _check("recovery", label, task, None, "measured", False, told)
+            yield new_check("recovery", label, task, None, "measured", False, told)
         elif policy.min_recovery is not None and paired is not None and paired.recovery is not None:
             told = f"{task}: recovery {paired.recovery:.4f}, wanted at least {policy.min_recovery:g}"
             passed = paired.recovery >= policy.min_recovery
-            yield _check("recovery", label, task, paired.recovery, f">= {policy.min_recovery:g}", passed, told)
+            yield new_check("recovery", label, task, paired.recovery, f">= {policy.min_recovery:g}", passed, told)
         if policy.kl is not None and fidelity is not None:
             default = policy.kl.choose if kind == "choose" and policy.kl.choose is not None else policy.kl.max
             limit = policy.kl.tasks.get(task, default)
             told = f"{task}: KL {fidelity.kl:.5f} nats/token (at most {fidelity.kl_high:.5f}), allowed {limit:g}"
-            yield _check("kl", label, task, fidelity.kl_high, f"<= {limit:g}", fidelity.kl_high <= limit, told)
+            yield new_check("kl", label, task, fidelity.kl_high, f"<= {limit:g}", fidelity.kl_high <= limit, told)
         if policy.min_top1 is not None and fidelity is not None:
             told = f"{task}: top-1 agreement {fidelity.top1:.4f}, wanted at least {policy.min_top1:g}"
             passed = fidelity.top1 >= policy.min_top1
-            yield _check("top-1", label, task, fidelity.top1, f">= {policy.min_top1:g}", passed, told)
-
-
-def _too_few(samples: int, paired: PairedRecord, limit: float) -> str:
-    """Bounds come nearer with the root of the samples: so many more would bring this one down to the limit."""
-    told = f"{samples} samples are too few to tell"
-    if paired.drop >= limit:
-        return told
-    needed = samples * ((paired.upper - paired.drop) / (limit - paired.drop)) ** 2
-    unit = 10 ** (int(log10(needed)) - 1)
-    return f"{told}; about {ceil(needed / unit) * unit} might do"
-
-
-def _check(
-    name: str, subject: str, task: str | None, measured: float | None, wanted: str, passed: bool, told: str
-) -> Check:
-    return Check(name=name, subject=subject, task=task, measured=measured, wanted=wanted, passed=passed, told=told)
+            yield new_check("top-1", label, task, fidelity.top1, f">= {policy.min_top1:g}", passed, told)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import numpy as np
 from deltacompress.errors import InputError
 from deltacompress.evaluation.report.records import (
     Agreement,
+    AnswersRecord,
     Disagreement,
     FidelityRecord,
     PairedRecord,
@@ -22,7 +23,7 @@ from deltacompress.evaluation.report.records import (
 )
 from deltacompress.evaluation.scoring.fidelity import FidelityResult
 from deltacompress.evaluation.scoring.harness import SampleRow, TaskRun
-from deltacompress.evaluation.scoring.statistics import compare_paired
+from deltacompress.evaluation.scoring.statistics import choices_moved, compare_paired, right_answers_lost
 from deltacompress.evaluation.subjects import Subject
 from deltacompress.evaluation.tasks.load import LocalTask, Task
 from deltacompress.evaluation.tasks.records import data_hash
@@ -70,16 +71,26 @@ def task_infos(tasks: Sequence[Task], runs: Runs) -> tuple[TaskInfo, ...]:
 
 
 def scores(
-    runs: Runs, found: Mapping[str, Mapping[str, FidelityResult]], subjects: Sequence[Subject], settings: Settings
+    runs: Runs,
+    found: Mapping[str, Mapping[str, FidelityResult]],
+    subjects: Sequence[Subject],
+    settings: Settings,
+    *,
+    written: Collection[str] = (),
 ) -> tuple[ScoreRecord, ...]:
-    """A record per subject and task, compared with the fine-tuned model where it took part."""
+    """A record per subject and task, compared with the fine-tuned model where it took part.
+
+    written: names of the tasks whose right answer is one text that the model writes.
+    """
     reference = runs[subjects[0].label] if subjects[0].role == "finetuned" else None
     made = []
     for subject in subjects:
         for task, run in runs[subject.label].items():
-            paired = None
+            paired = probable = None
+            near = found.get(subject.label, {}).get(task)
             if reference is not None and subject is not subjects[0]:
                 paired = _paired(reference[task], run, settings, task=task)
+                probable = _answers(reference[task], run, near if task in written else None, settings, task=task)
             made.append(
                 ScoreRecord(
                     task=task,
@@ -88,7 +99,8 @@ def scores(
                     stderr=run.stderr,
                     samples=len(run.rows),
                     paired=paired,
-                    fidelity=_fidelity(found.get(subject.label, {}).get(task)),
+                    fidelity=_fidelity(near),
+                    answers=probable,
                 )
             )
     return tuple(made)
@@ -116,6 +128,22 @@ def _paired(reference: TaskRun, run: TaskRun, settings: Settings, *, task: str) 
         same_answers=sum(one.answer == other.answer for one, other in rows),
         noninferior=result.upper <= settings.margin,
     )
+
+
+def _answers(
+    reference: TaskRun, run: TaskRun, near: FidelityResult | None, settings: Settings, *, task: str
+) -> AnswersRecord | None:
+    """What became of the answers' probabilities; None if no choices were scored, and no one right answer written."""
+    level, seed = settings.confidence, settings.seed
+    rows = join(reference, run, task=task)
+    if all(one.logprobs for one, _ in rows):
+        before, after = ([row.logprobs for row in side] for side in zip(*rows, strict=True))
+        found = choices_moved(before, after, confidence=level, seed=seed)
+    elif near is not None:
+        found = right_answers_lost(near.reference_answers, near.answers, confidence=level, seed=seed)
+    else:
+        found = None
+    return None if found is None else AnswersRecord(lost=found.lost, upper=found.upper, right=found.right)
 
 
 def _fidelity(one: FidelityResult | None) -> FidelityRecord | None:

@@ -107,8 +107,20 @@ class PairedRecord(_Record):
         return 0.0 - self.drop
 
 
+class AnswersRecord(_Record):
+    """Probability that was lost against the fine-tuned model, 0.01 = one point; see statistics.AnswersResult.
+
+    lost: of the right answer (generation), or the most that can have moved between the choices (multiple choice).
+    upper: its one-sided upper bound. right: mean probability that the fine-tuned model gives to the right answers.
+    """
+
+    lost: float
+    upper: float
+    right: Share | None
+
+
 class ScoreRecord(_Record):
-    """One subject on one task. paired, fidelity: None for the reference itself and where there is none."""
+    """One subject on one task. paired, fidelity, answers: None for the reference itself and where there is none."""
 
     task: str
     subject: str
@@ -117,6 +129,7 @@ class ScoreRecord(_Record):
     samples: int
     paired: PairedRecord | None = None
     fidelity: FidelityRecord | None = None
+    answers: AnswersRecord | None = None
 
 
 class Agreement(_Record):

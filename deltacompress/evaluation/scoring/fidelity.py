@@ -37,7 +37,8 @@ class FidelityResult:
     if they are fewer than statistics.FEWEST).
 
     top1: share of tokens where both models agree. perplexity_ratio: exp(loss - reference_loss). loss,
-    reference_loss: mean negative log-likelihood in nats/token.
+    reference_loss: mean negative log-likelihood in nats/token. answers, reference_answers: for each sample the
+    log-probability of its whole right answer, in nats.
     """
 
     tokens: int
@@ -47,6 +48,8 @@ class FidelityResult:
     top1: float
     loss: float
     reference_loss: float
+    answers: tuple[float, ...] = ()
+    reference_answers: tuple[float, ...] = ()
 
     @property
     def perplexity_ratio(self) -> float:
@@ -132,4 +135,6 @@ def _result(samples: list[list[Any]], confidence: float, seed: int) -> FidelityR
         float(agree.sum() / total),
         float(loss.sum() / total),
         float(reference_loss.sum() / total),
+        tuple((-loss).tolist()),
+        tuple((-reference_loss).tolist()),
     )

@@ -5,10 +5,15 @@ test finds at p < 0.001. Everything here is exact or seeded, needs numpy and no 
 joined by the caller.
 
 Differences are reference - candidate ("drop"): positive means that something was lost.
+
+A score counts right answers, and thousands are needed to bound a small drop. The probability that a model gives to an
+answer says the same without the coin (the mean probability of the right answer is what the model would score if it drew
+its answers), so hundreds bound what it lost, in the same unit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb, sqrt
 from statistics import NormalDist
@@ -179,3 +184,64 @@ def ratio_interval(
     tail = (1 - confidence) / 2
     low, high = np.quantile(found, [tail, 1 - tail])
     return float(low), float(high)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswersResult:
+    """lost: probability, 0.01 = one point. upper: its one-sided upper bound. right: mean probability that the reference
+    gives to the right answers, None in multiple choice.
+    """
+
+    lost: float
+    upper: float
+    right: float | None
+
+
+def right_answers_lost(
+    reference: Sequence[float], candidate: Sequence[float], *, confidence: float, seed: int
+) -> AnswersResult | None:
+    """Drop of the mean probability of the right answer; None of fewer than FEWEST samples.
+
+    reference, candidate: for each sample the log-probability of the whole right answer, in nats.
+    """
+    import numpy as np
+
+    if len(reference) < FEWEST:
+        return None
+    before, after = np.exp(np.array(reference)), np.exp(np.array(candidate))
+    found = compare_paired(before, after, confidence=confidence, seed=seed)
+    return AnswersResult(found.drop, found.upper, float(before.mean()))
+
+
+def choices_moved(
+    reference: Sequence[Sequence[float]],
+    candidate: Sequence[Sequence[float]],
+    *,
+    confidence: float,
+    iterations: int = 10_000,
+    seed: int,
+) -> AnswersResult | None:
+    """The most probability that can have moved between choices, sqrt(KL / 2); None of fewer than FEWEST samples, and
+    where there is no choice.
+
+    reference, candidate: for each sample the log-likelihood of every choice, in nats. By Pinsker's inequality the share
+    of answers that change is at most that, whichever answers are right. KL: mean over samples of KL(reference ||
+    candidate) of the distributions over the choices.
+    """
+    import numpy as np
+
+    if len(reference) < FEWEST or min(map(len, reference)) < 2:
+        return None
+    pairs = zip(map(_distribution, reference), map(_distribution, candidate), strict=True)
+    divergence = np.array([np.exp(p) @ (p - q) for p, q in pairs])
+    upper = float(np.quantile(bootstrap_means(divergence, iterations=iterations, seed=seed), confidence))
+    lost, bound = (min(1.0, sqrt(max(one, 0.0) / 2)) for one in (float(divergence.mean()), upper))
+    return AnswersResult(lost, bound, None)
+
+
+def _distribution(scores: Sequence[float]) -> Values:
+    """Log-probabilities of the choices, from their log-likelihoods."""
+    import numpy as np
+
+    found = np.array(scores, dtype=np.float64)
+    return np.asarray(found - np.logaddexp.reduce(found))
