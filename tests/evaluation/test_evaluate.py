@@ -58,6 +58,19 @@ def test_scores_and_fidelity_equal_the_independent_scorer(
         assert near.loss == pytest.approx(score_model(restored, tokenizer, records).score.loss, rel=1e-3)
 
 
+def test_answers_have_probabilities_in_both_kinds_of_tasks(evaluated: tuple[Report, Path]) -> None:
+    report, _ = evaluated
+    echo, colours = (report.score(task, "int4") for task in ("echo", "colours"))
+    assert echo is not None
+    assert colours is not None
+    assert echo.answers is not None
+    assert colours.answers is not None
+    assert echo.answers.right is not None  # the model writes it
+    assert echo.answers.lost <= echo.answers.right <= 1
+    assert colours.answers.right is None  # what moved between its choices
+    assert 0 < colours.answers.lost <= colours.answers.upper <= 1
+
+
 def test_what_is_written(evaluated: tuple[Report, Path]) -> None:
     report, out = evaluated
     assert read_report(out) == report

@@ -11,10 +11,12 @@ import pytest
 from evaluation.reports import answers, paired, report, score, subject
 
 from deltacompress.errors import InputError, IntegrityError
+from deltacompress.evaluation.gate.early import refuse_hopeless
 from deltacompress.evaluation.gate.output import append_summary, junit, summary
 from deltacompress.evaluation.gate.rules import Gate, GateFailedError
 from deltacompress.evaluation.report.data import Report
 from deltacompress.evaluation.report.records import ScoreRecord, SubjectRecord
+from deltacompress.evaluation.tasks.load import load_tasks
 from deltacompress.files.content import list_content
 
 
@@ -189,6 +191,20 @@ def test_a_drop_by_probability_falls_to_the_score_where_there_is_none() -> None:
         assert (only.name, only.measured) == ("drop", upper)
         assert "judged by the score: the report has no probabilities of these answers" in only.told
     assert "judged by" not in Gate.parse({"name": "p", "drop": {"max": 1}}).check(report()).verdicts[0].checks[0].told
+
+
+def test_the_other_bounds_are_of_the_score_whatever_the_answers_lost() -> None:
+    for bound, wanted in (("upper", 0.05), ("point", 0.0)):
+        policy = {"name": "p", "drop": {"max": 0.03, "bound": bound}}
+        (only,) = Gate.parse(policy).check(probable(0.2, 0.3)).verdicts[0].checks
+        assert (only.name, only.measured) == ("drop", wanted)
+
+
+def test_few_samples_of_a_drop_by_probability_are_refused_early(task_dir: Path) -> None:
+    tasks = load_tasks(["colours"], task_dir=task_dir, few_shot=None, limit=7)
+    with pytest.raises(InputError, match="to bound its kl, min_top1 or probability, at least 8 samples"):
+        refuse_hopeless(Gate.parse(PROBABILITY).policy, tasks, 7)
+    refuse_hopeless(Gate.parse({"name": "p", "drop": {"max": 0.03}}).policy, tasks, 7)
 
 
 def test_only_deltas_are_judged() -> None:
