@@ -59,6 +59,8 @@ CALIBRATED = (
 """Of linears and the head, which have inputs. With steps so wide that most codes are zero, targets that make up for all
 of the error before them are mostly made of what cannot be made up for."""
 ROUNDED = (
+    _rung("2 bits, rounded in steps of 2.6", codec="rtn", bits=2, grid="symmetric", step=2.6),
+    _rung("2 bits, rounded in steps of 2.1", codec="rtn", bits=2, grid="symmetric", step=2.1),
     _rung("2 bits, rounded", codec="rtn", bits=2),
     _rung("3 bits, rounded", codec="rtn", bits=3),
     _rung("4 bits, rounded", codec="rtn", bits=4),

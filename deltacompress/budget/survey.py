@@ -1,8 +1,8 @@
 """What is known of a pair before a choice: what each group's rungs take, and what KL a choice of them is predicted.
 
 The errors of the groups are independent of each other, so their parts add up: each was measured at its reference rung,
-and goes with the squared error of its outputs from there. KL grows faster than the sum, for tokens of which a model is
-sure give way only to larger errors: a power of it, through two measurements of the whole model.
+and goes with the squared error of its outputs from there. Beyond the reference KL grows faster than the sum, for tokens
+of which a model is sure give way only to larger errors: a power of it, through two measurements of the whole model.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _OTHERS_WEIGH = 256
 """Tokens to be written that all other tokens of a record weigh as much as: where those are few, these steady a group's
 share. They say the same of it, but for a factor that all groups have."""
 _LARGEST_POWER = 4.0
-AFTER_OBS = 2.0
-"""KL of a real compression over that of references put into the fine-tuned model, whose inputs and targets they were
-solved for. Only the first prediction has it: then it is measured."""
+AFTER_OBS = 0.7
+"""KL of a real compression, which makes up for earlier layers and weighs outputs, over that of references put into the
+fine-tuned model: of the pairs in registry/demo. Only the first prediction has it: then it is measured."""
 
 
 class Option(BaseModel):
@@ -49,7 +49,8 @@ class Group(BaseModel):
 class Survey(BaseModel):
     """All groups. fixed_bytes: what every choice has. tokens: to be written, and others, that groups were measured on.
 
-    KL of a choice is scale * reference * (sum / reference) ** power; reference: the sum of all reference rungs.
+    KL of a choice is scale * sum up to the reference, the sum of all reference rungs, and from there on
+    scale * reference * (sum / reference) ** power.
     delta_share: as walk.Walked.
     """
 
@@ -76,13 +77,15 @@ class Survey(BaseModel):
         """Predicted."""
         if self.reference <= 0:
             return 0.0
-        return self.scale * self.reference * math.pow(loss_of(self.rungs, picks) / self.reference, self.power)
+        more = loss_of(self.rungs, picks) / self.reference
+        return self.scale * self.reference * math.pow(more, self.power if more > 1 else 1.0)
 
     def sum_at(self, kl: float) -> float:
         """The sum that is predicted this KL."""
         if self.reference <= 0:
             return 0.0
-        return self.reference * math.pow(kl / self.scale / self.reference, 1 / self.power)
+        more = kl / self.scale / self.reference
+        return self.reference * math.pow(more, 1 / self.power if more > 1 else 1.0)
 
     def corrected(self, picks: Sequence[int], nbytes: int, kl: float) -> Survey:
         """The same, once an artifact of a choice was measured."""

@@ -146,6 +146,8 @@ def test_a_group_that_cannot_be_solved_is_rounded(pair: Pair, tmp_path: Path, mo
     found, _ = walked(pair, tmp_path / "none", recorder)
     odd = next(one for one in found.groups if "layers.1.mlp.down" in one.names[0])
     assert [step.rung for step in odd.steps] == [
+        "2 bits, rounded in steps of 2.6",
+        "2 bits, rounded in steps of 2.1",
         "2 bits, rounded",
         "3 bits, rounded",
         "4 bits, rounded",

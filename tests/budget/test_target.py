@@ -68,10 +68,10 @@ def test_what_a_quality_missed() -> None:
     assert asking(kl=30).missed(1, 0.5) is None  # the smallest there is
 
 
-def test_kl_is_a_power_of_the_sum() -> None:
+def test_kl_is_the_sum_up_to_the_reference_and_a_power_from_there() -> None:
     known = survey(reference=2.0, power=2.0, scale=0.5)
     assert known.kl([0, 0]) == pytest.approx(0.5 * 2 * (3.0 / 2) ** 2)
-    assert known.kl([1, 1]) == pytest.approx(0.5 * 2 * (3.0 / 8 / 2) ** 2)
+    assert known.kl([1, 1]) == pytest.approx(0.5 * 3.0 / 8)
     assert known.sum_at(known.kl([0, 0])) == pytest.approx(3.0)
     assert known.sum_at(known.kl([1, 1])) == pytest.approx(3.0 / 8)
 
