@@ -52,6 +52,7 @@ WORDS: dict[str, dict[str, Any]] = {
     "symmetric": {"grid": "symmetric"},
     "in order": {"activation_order": False},
     "least loss": {"gain": "least"},
+    "Fisher": {"fisher": True},
 }  # fmt: skip
 """What the words of the table of shipped recipes promise."""
 SETTINGS: dict[str, type[BaseModel]] = {"obs": ObsSettings, "rtn": RtnSettings, "exact": ExactSettings}

@@ -1,7 +1,7 @@
 """A whole file as one standard zstd frame, which `zstd -d` reads too: how an artifact stores a side file.
 
-Unlike a part of a tensor, such a file is read by one thread, whole, and seldom: so it is one frame at a higher level and not
-a stream of chunks, and whoever has `zstd` gets it back without this package.
+Unlike a part of a tensor, such a file is read by one thread, whole, and seldom: so it is one frame at a higher level
+and not a stream of chunks, and whoever has `zstd` gets it back without this package.
 """
 
 from __future__ import annotations

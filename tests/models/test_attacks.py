@@ -116,6 +116,12 @@ REFUSED = [other_weights, pickled_weights, other_config, other_modules]
 LEFT_OUT = [adapter, kernels, unknown_attention, code, other_tokenizer]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled(make_pair: Callable[..., Pair], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """numba keeps what it compiles as pickles, of its own making: they are read before anyone watches."""
+    ROOMS["calibration"](make_case(make_pair("llama"), tmp_path_factory.mktemp("compiled")))
+
+
 @pytest.fixture
 def case(make_pair: Callable[..., Pair], tmp_path: Path) -> Case:
     return make_case(make_pair("llama"), tmp_path)
