@@ -47,6 +47,7 @@ def _steps(name: str, bits: int, step: float, **others: Any) -> Rung:
 
 
 CALIBRATED = (
+    _steps("2 bits, steps of 5.0", 2, 5.0, asymmetric=0.5),
     _steps("2 bits, steps of 4.0", 2, 4.0, asymmetric=0.5),
     _steps("2 bits, steps of 3.4", 2, 3.4, asymmetric=0.5),
     _steps("2 bits, steps of 2.8", 2, 2.8),

@@ -76,6 +76,18 @@ def rows_for_gradients(ids: Tensor, widest: int) -> Tensor:
     return ids[: -(-_TOKENS_AN_OUTPUT * widest // ids.shape[1])]
 
 
+def waiting_bytes(tokens: int, hidden_size: int, outputs: Sequence[Sequence[int]]) -> int:
+    """Host memory that fisher_information takes, about. outputs: of each layer's linears that are asked."""
+    inputs = 2 * _segment(len(outputs)) * tokens * hidden_size
+    halves = sum((at.stop - at.start) * (size - at.start) for one in outputs for size in one for at in panels(size))
+    return 2 * (inputs + int(halves))
+
+
+def _segment(layers: int) -> int:
+    """Layers whose inputs wait at once while gradients go back through them."""
+    return math.isqrt(max(layers - 1, 0)) + 1
+
+
 def fisher_information(
     skeleton: Skeleton,
     ids: Tensor,
@@ -95,7 +107,7 @@ def fisher_information(
         RuntimeError: a layer cannot be differentiated.
     """
     layers = skeleton.num_layers
-    size = math.isqrt(max(layers - 1, 0)) + 1
+    size = _segment(layers)
     starts = range(0, layers, size)
     reporter.phase("gradients", 2 * layers)
     hidden = list(_pieces(stream, len(ids)))

@@ -85,7 +85,7 @@ class Quantizing(Settings):
     group_size: GroupSize = "row"
     grid: Literal["minmax", "symmetric", "midrise"] = "minmax"
     range_factor: Annotated[float, Field(gt=0, le=4)] = 1.0
-    step: Annotated[float | None, Field(gt=0, le=4, exclude_if=lambda value: value is None)] = None
+    step: Annotated[float | None, Field(gt=0, le=8, exclude_if=lambda value: value is None)] = None
 
     @field_validator("sparsity")
     @classmethod

@@ -121,11 +121,12 @@ def test_largest_keeps_the_largest(delta: torch.Tensor) -> None:
 
 
 def test_what_is_measured() -> None:
-    named = chosen(["int2-24", "svd", "dare", "lossless"])
+    named = chosen(["int2-24", "svd", "dare", "lossless", "budget"])
     found = [(one.method.label, one.asked, one.seed) for one in points([TASK], named, [4.0, 8.0], [0, 1])]
     assert found == [
         ("int2-24", None, 0), ("int2-24", None, 1), ("svd", 4.0, None), ("svd", 8.0, None),
         ("dare", 4.0, 0), ("dare", 4.0, 1), ("dare", 8.0, 0), ("dare", 8.0, 1), ("lossless", None, None),
+        ("budget", 4.0, 0), ("budget", 4.0, 1), ("budget", 8.0, 0), ("budget", 8.0, 1),
     ]  # fmt: skip
 
 
@@ -220,6 +221,14 @@ def test_a_row_for_each_made_once(demo: dict[str, Any], monkeypatch: pytest.Monk
     assert frontier.run(**demo).rows == found.rows
     with pytest.raises(AssertionError, match="made before"):
         frontier.run(**demo | {"limit": 3})
+
+
+def test_the_budget_is_asked_for_every_size(demo: dict[str, Any]) -> None:
+    found = frontier.run(**demo | {"methods": ["budget"], "ratios": [7.0, 1000.0], "scores": False})
+    seven, thousand = found.rows
+    assert 7 <= seven["ratio"] < 7.2
+    assert 0 < seven["kl"] < 0.1
+    assert thousand["ratio"] is None
 
 
 def test_the_same_divergence_as_bench_pairs(demo: dict[str, Any], tmp_path: Path) -> None:

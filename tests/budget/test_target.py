@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from deltacompress.budget import rungs
 from deltacompress.budget.recipe import as_yaml, recipe_of
 from deltacompress.budget.request import Request
 from deltacompress.budget.survey import Group, Option, Survey
@@ -88,6 +89,14 @@ def test_what_was_measured_is_what_is_predicted_from_then_on() -> None:
 def test_without_groups_there_is_nothing_to_correct() -> None:
     known = survey(reference=0.0).model_copy(update={"groups": ()})
     assert known.corrected([], nbytes=400, kl=0.1) == known
+
+
+def test_outputs_are_weighed_where_linears_are_solved() -> None:
+    solved, rounded = rungs.RUNGS[RUNGS[1]], rungs.ROUNDED_REFERENCE
+    assert solved.rule("linear") == dict(solved.fields) | {"fisher": True}
+    assert solved.rule("head") == solved.fields  # it has no such information
+    assert rounded.rule("linear") == rounded.rule("embedding") == rounded.fields
+    assert [fields["fisher"] for _, fields in survey().chosen([0, 1])] == [True, True]
 
 
 def test_a_recipe_has_a_rule_for_all_that_are_coded_alike(tmp_path: Path) -> None:

@@ -254,6 +254,14 @@ def test_memory_grows_with_what_is_held(make_pair: Callable[..., Pair], tmp_path
     assert found["layer_bytes"] == 2 * 4 * layer
     assert found["statistics_bytes"] == 2 * 4 * 256**2
     assert found["streams_bytes"] == 2 * 4 * 16 * 16 * 128
+    assert "fisher_bytes" not in found
+    worth = planned(pair, tmp_path / "out", recipe="int2-24", samples=16, seq_len=16).memory
+    inputs = 2 * 2 * 16 * 16 * 128  # of both layers, and of both again while they are passed back
+    halves = 2 * (2 * 128**2 + 2 * 64**2 + 2 * 256**2 + 128**2)  # one panel each: nothing is saved
+    assert worth["fisher_bytes"] == 2 * (inputs + halves)
+    assert worth["total_bytes"] - worth["process_bytes"] - worth["fisher_bytes"] == pytest.approx(
+        found["total_bytes"] - found["process_bytes"]
+    )
     symmetric = planned(pair, tmp_path / "out", recipe="deltazip-4bit", samples=16, seq_len=16).memory
     assert symmetric["layer_bytes"] == 4 * layer
     assert symmetric["statistics_bytes"] == 4 * 256**2

@@ -14,6 +14,7 @@ import torch
 
 from deltacompress.calibration.forwards.precision import calibration_precision
 from deltacompress.calibration.forwards.streams import should_wait_on_host
+from deltacompress.calibration.gradients import rows_for_gradients, waiting_bytes
 from deltacompress.compression.before.prepare import Prepared
 from deltacompress.compression.layerwise.model import TOKENS_PER_BATCH
 from deltacompress.compression.planning import TensorPlan
@@ -31,6 +32,8 @@ def memory(prepared: Prepared, processes: int = 1) -> dict[str, int]:
 
     waiting_at_most_bytes: what forwards that wait in the middle of a layer take besides, where there is room
     (calibration/forwards/memory.py); without room each stage runs them anew.
+
+    fisher_bytes: host memory for what outputs are worth, where a rule asks for it.
 
     processes: that share the samples; these are the figures of one, the first.
 
@@ -63,12 +66,24 @@ def memory(prepared: Prepared, processes: int = 1) -> dict[str, int]:
     waiting = samples * seq_len * (widest * size + 2 * skeleton.hidden_size * _F32) * both
     on_device = sum(found.values()) - min(found["solver_bytes"], found["activations_bytes"])  # one after the other
     on_device = max(on_device, _outer(skeleton, prepared) + found["streams_bytes"])
-    on_host = process + (streams if waits else 0)
+    fisher = _fisher(prepared, skeleton, tokens.ids[:samples])
+    on_host = process + (streams if waits else 0) + fisher
+    if fisher:
+        found["fisher_bytes"] = fisher
     if skeleton.device.type == "cpu":
-        found |= {"process_bytes": process, "total_bytes": process + on_device}
+        found |= {"process_bytes": process, "total_bytes": process + on_device + fisher}
     else:
         found |= {"process_bytes": process, "total_bytes": on_device, "host_bytes": on_host}
     return found | {"waiting_at_most_bytes": waiting if plan.recipe.sequential else 0}
+
+
+def _fisher(prepared: Prepared, skeleton: Skeleton, ids: torch.Tensor) -> int:
+    """What outputs are worth, and what gives it, in host memory."""
+    layers = [[prepared.plan.tensors[name] for name in skeleton.linear_names(i)] for i in range(skeleton.num_layers)]
+    outputs = [[tensor.outputs for tensor in one if tensor.needs_fisher] for one in layers]
+    widest = max((size for one in outputs for size in one), default=0)
+    tokens = rows_for_gradients(ids, widest).numel()
+    return waiting_bytes(tokens, skeleton.hidden_size, outputs) if widest else 0
 
 
 def _outer(skeleton: Skeleton, prepared: Prepared) -> int:
