@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deltacompress.calibration.forwards.precision import Precision
 from deltacompress.calibration.forwards.streams import HiddenStates
@@ -110,27 +111,29 @@ def fisher_information(
     size = _segment(layers)
     starts = range(0, layers, size)
     reporter.phase("gradients", 2 * layers)
-    hidden = list(_pieces(stream, len(ids)))
-    calls = {len(one): skeleton.capture(ids[: len(one)])[1] for one in hidden}
-    walk = _Backward(skeleton, calls, read, precision)
+    waiting = HiddenStates(skeleton.device, on_host=stream.on_host)
+    for one in _pieces(stream, len(ids)):
+        waiting.append(one)
+    lengths = {len(one) for one in waiting}
+    walk = _Layers(skeleton, {length: skeleton.capture(ids[:length])[1] for length in lengths}, read)
     kept: list[list[Tensor]] = []
+    found: dict[str, FisherSum] = {}
     with precision.products():
         for i in range(layers):
             if i in starts:
-                kept.append([one.bfloat16().cpu() for one in hidden])
-            hidden = walk.forward(i, hidden)
+                kept.append([one.bfloat16().cpu() for one in waiting])
+            for k, one in enumerate(walk.forward(i, waiting)):
+                waiting[k] = one
             reporter.step(f"layer {i}, forward")
         chance = torch.Generator(skeleton.device).manual_seed(_SEED)
-        grads = [_at_the_end(skeleton, one, chance) for one in hidden]
-        del hidden
-        found: dict[str, FisherSum] = {}
+        for k, one in enumerate(waiting):
+            waiting[k] = _at_the_end(skeleton, one, chance)  # from here on gradients
         for start in reversed(starts):
             inputs = [kept.pop()]
             for i in range(start, min(start + size, layers) - 1):
-                some = [one.to(skeleton.device).float() for one in inputs[-1]]
-                inputs.append([one.bfloat16().cpu() for one in walk.forward(i, some)])
+                inputs.append([one.bfloat16().cpu() for one in walk.forward(i, inputs[-1])])
             for i in reversed(range(start, start + len(inputs))):
-                grads, sums = walk.back(i, inputs.pop(), grads, asked[i])
+                sums = walk.back(i, inputs.pop(), waiting, asked[i])
                 found |= {name: FisherSum.of(one, ids.numel()) for name, one in sums.items()}
                 reporter.step(f"layer {i}, back")
     return found
@@ -147,31 +150,35 @@ def _pieces(stream: HiddenStates, sequences: int) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Backward:
+class _Layers:
     """Layers of the fine-tuned model, one at a time in memory, run either way on pieces [B, T, H]."""
 
     skeleton: Skeleton
     calls: _Calls
     read: Callable[[str], Tensor]
-    precision: Precision
 
-    def forward(self, i: int, hidden: Sequence[Tensor]) -> list[Tensor]:
-        """What layer i gives."""
+    def forward(self, i: int, inputs: Iterable[Tensor]) -> Iterator[Tensor]:
+        """What layer i gives for each piece."""
         with self._loaded(i):
-            return [self.skeleton.run_layer(i, one, self.calls[len(one)][i]) for one in hidden]
+            for one in inputs:
+                yield self._run(i, one.to(self.skeleton.device).float())
 
-    def back(
-        self, i: int, inputs: Sequence[Tensor], grads: Sequence[Tensor], names: Iterable[str]
-    ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """The gradients at layer i's input, from those at its output; the sums of g g^T at the linears' outputs."""
+    def back(self, i: int, inputs: Sequence[Tensor], grads: HiddenStates, names: Iterable[str]) -> dict[str, Tensor]:
+        """Put the gradients at layer i's input in the place of those at its output; sums of g g^T of the linears.
+
+        On a GPU attention is plain products, for what its other kernels give on the way back differs from run to run.
+        """
+        kernels = sdpa_kernel(SDPBackend.MATH) if self.skeleton.device.type == "cuda" else nullcontext()
         sums: dict[str, Tensor] = {}
-        before = []
-        with self._loaded(i), _watched(self.skeleton, names, sums):
-            for hidden, grad in zip(inputs, grads, strict=True):
-                start = hidden.to(self.skeleton.device).float().requires_grad_()
-                self.skeleton.run_layer(i, start, self.calls[len(start)][i]).backward(grad)
-                before.append(_gradient(start))
-        return before, sums
+        with self._loaded(i), _watched(self.skeleton, names, sums), kernels:
+            for k, one in enumerate(inputs):
+                start = one.to(self.skeleton.device).float().requires_grad_()
+                self._run(i, start).backward(grads[k])
+                grads[k] = _gradient(start)
+        return sums
+
+    def _run(self, i: int, hidden: Tensor) -> Tensor:
+        return self.skeleton.run_layer(i, hidden, self.calls[len(hidden)][i])
 
     @contextmanager
     def _loaded(self, i: int) -> Iterator[None]:
@@ -208,7 +215,9 @@ def _watched(skeleton: Skeleton, names: Iterable[str], sums: dict[str, Tensor]) 
     def watch(name: str) -> Callable[..., None]:
         def add(grad: Tensor) -> None:
             rows = _shortened(grad.float().flatten(0, -2))
-            sums[name] = rows.T @ rows + sums.get(name, 0)
+            if name not in sums:
+                sums[name] = rows.new_zeros(rows.shape[1], rows.shape[1])
+            sums[name].addmm_(rows.T, rows)
 
         def watched(_module: nn.Module, _inputs: object, output: Tensor) -> None:
             if output.requires_grad:  # else going back fails, and says so

@@ -151,7 +151,7 @@ class ObsSettings(Quantizing):
     @property
     @override
     def rows_apart(self) -> bool:
-        return self.pattern.kind != "unstructured" and not self.fisher
+        return self.pattern.kind != "unstructured"
 
     @model_validator(mode="after")
     def _scales_to_refit(self) -> ObsSettings:

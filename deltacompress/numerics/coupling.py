@@ -42,7 +42,9 @@ class Coupling:
             order = torch.cat(taken).to(one.device)
             ends = torch.tensor([len(block) for block in taken]).cumsum(0).tolist()
             spans = [slice(end - len(block), end) for end, block in zip(ends, taken, strict=True)]
-            factor = hessians.factorize(one[order][:, order], damp_fraction=DAMP_FRACTION, where=name)
+            factor = hessians.factorize(
+                one[order][:, order], damp_fraction=DAMP_FRACTION, where=f"{name}: what its outputs are worth (fisher)"
+            )
             self._linears.append((order + start, factor.upper, spans))
             start += len(one)
 

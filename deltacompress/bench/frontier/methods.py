@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from deltacompress.bench.frontier.sketches import SKETCHES
+from deltacompress.budget.rungs import RUNGS
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.errors import InputError, option
 from deltacompress.evaluation.methods.names import load_method
@@ -49,8 +50,10 @@ class Point:
 
     @property
     def key(self) -> str:
-        """Its name among the finished ones; the recipe is in it."""
+        """Its name among the finished ones; the recipe is in it, or what a budget chooses from."""
         recipe = "" if self.method.recipe is None else self.method.recipe.model_dump_json()
+        if self.method.label == BUDGET:
+            recipe = repr([(one.name, one.rule("linear")) for one in RUNGS.values()])
         return f"{self.task} {self.method.label} {self.asked} {self.seed} {recipe}"
 
     def __str__(self) -> str:

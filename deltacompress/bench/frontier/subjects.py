@@ -73,7 +73,7 @@ def _restored(pair: Pair, delta: Delta, folder: Path) -> Made:
 
 
 def chosen_for(pair: Pair, ratio: float, seed: int | None, folder: Path, device: str) -> Made | None:
-    """What the budget solver's choice for a size keeps; None: no choice is so small."""
+    """What the budget solver's choice for a size keeps; None: none is so small, of those that were tried."""
     out = folder / "artifact"
     try:
         data = pair.calibration

@@ -27,7 +27,7 @@ class HiddenStates:
 
     def __init__(self, device: torch.device, *, on_host: bool = False) -> None:
         self._device = device
-        self._on_host = on_host
+        self.on_host = on_host
         self._batches: list[Tensor] = []
         self._copies = torch.cuda.Stream(device) if on_host and device.type == "cuda" else None
         self._coming: dict[int, Tensor] = {}  # at most one: on its way to the device
@@ -57,7 +57,7 @@ class HiddenStates:
 
     def __setitem__(self, k: int, hidden: Tensor) -> None:
         """Replace batch k by one of the same shape."""
-        if self._on_host:
+        if self.on_host:
             self._coming.pop(k, None)
             self._keep(hidden, self._batches[k])
         else:
@@ -65,7 +65,7 @@ class HiddenStates:
 
     def append(self, hidden: Tensor) -> None:
         """Add a batch."""
-        if self._on_host:
+        if self.on_host:
             waiting = torch.empty_like(hidden, device="cpu", pin_memory=self._copies is not None)
             self._keep(hidden, waiting)
             hidden = waiting

@@ -16,6 +16,7 @@ from deltacompress.calibration.forwards.precision import calibration_precision
 from deltacompress.calibration.forwards.streams import should_wait_on_host
 from deltacompress.calibration.gradients import rows_for_gradients, waiting_bytes
 from deltacompress.compression.before.prepare import Prepared
+from deltacompress.compression.layerwise.fisher import asked_of_layer
 from deltacompress.compression.layerwise.model import TOKENS_PER_BATCH
 from deltacompress.compression.planning import TensorPlan
 from deltacompress.compression.steps import Steps
@@ -66,7 +67,7 @@ def memory(prepared: Prepared, processes: int = 1) -> dict[str, int]:
     waiting = samples * seq_len * (widest * size + 2 * skeleton.hidden_size * _F32) * both
     on_device = sum(found.values()) - min(found["solver_bytes"], found["activations_bytes"])  # one after the other
     on_device = max(on_device, _outer(skeleton, prepared) + found["streams_bytes"])
-    fisher = _fisher(prepared, skeleton, tokens.ids[:samples])
+    fisher = _fisher(prepared, skeleton, tokens.ids[:samples], processes)
     on_host = process + (streams if waits else 0) + fisher
     if fisher:
         found["fisher_bytes"] = fisher
@@ -77,12 +78,13 @@ def memory(prepared: Prepared, processes: int = 1) -> dict[str, int]:
     return found | {"waiting_at_most_bytes": waiting if plan.recipe.sequential else 0}
 
 
-def _fisher(prepared: Prepared, skeleton: Skeleton, ids: torch.Tensor) -> int:
+def _fisher(prepared: Prepared, skeleton: Skeleton, ids: torch.Tensor, processes: int) -> int:
     """What outputs are worth, and what gives it, in host memory."""
-    layers = [[prepared.plan.tensors[name] for name in skeleton.linear_names(i)] for i in range(skeleton.num_layers)]
-    outputs = [[tensor.outputs for tensor in one if tensor.needs_fisher] for one in layers]
+    plan = prepared.plan
+    layers = [asked_of_layer(plan, skeleton, i) for i in range(skeleton.num_layers)]
+    outputs = [[plan.tensors[name].outputs for name in one] for one in layers]
     widest = max((size for one in outputs for size in one), default=0)
-    tokens = rows_for_gradients(ids, widest).numel()
+    tokens = rows_for_gradients(ids, -(-widest // processes)).numel()
     return waiting_bytes(tokens, skeleton.hidden_size, outputs) if widest else 0
 
 

@@ -9,7 +9,9 @@ from torch import Tensor
 from deltacompress.calibration.forwards.streams import HiddenStates
 from deltacompress.calibration.gradients import FisherSum, fisher_information, rows_for_gradients
 from deltacompress.compression.layerwise.walk import Walk
+from deltacompress.compression.planning import Plan
 from deltacompress.errors import first_line
+from deltacompress.models.skeleton import Skeleton
 from deltacompress.models.support import of_the_machine
 from deltacompress.reporter import Reporter, part
 
@@ -21,7 +23,11 @@ def fisher_of(walk: Walk, ids: Tensor, teacher: HiddenStates, reporter: Reporter
     weights. teacher: what its first layer receives.
     """
     precision = walk.precision.wider or walk.precision
-    asked = [_asked_of_layer(walk, i) for i in range(walk.skeleton.num_layers)]
+    asked = [asked_of_layer(walk.plan, walk.skeleton, i) for i in range(walk.skeleton.num_layers)]
+    without = {name for name, tensor in walk.plan.tensors.items() if tensor.needs_fisher}.difference(*asked)
+    if without:
+        told = "has no gradients of its own" if len(without) == 1 else f"and {len(without) - 1} more have no gradients"
+        walk.note(f"{min(without)} {told}, so its rows are solved apart, as with fisher: false")
     widest = max((walk.plan.tensors[name].outputs for names in asked for name in names), default=0)
     if not widest:
         return {}
@@ -30,7 +36,7 @@ def fisher_of(walk: Walk, ids: Tensor, teacher: HiddenStates, reporter: Reporter
     try:
         found = fisher_information(walk.skeleton, some, asked, teacher, walk.plan.finetuned.read, precision, reporter)
     except RuntimeError as error:
-        if of_the_machine(error):
+        if of_the_machine(error) and not isinstance(error, NotImplementedError):
             raise
         told = "no gradients of this model, so rows are solved apart, as with fisher: false"
         walk.note(f"{told} ({first_line(error)})")
@@ -38,13 +44,13 @@ def fisher_of(walk: Walk, ids: Tensor, teacher: HiddenStates, reporter: Reporter
     return found if everywhere and found is not None else {}
 
 
-def take_fisher(walk: Walk, known: dict[str, FisherSum], groups: Sequence[Sequence[str]]) -> None:
-    """Put the means of a layer's linears into walk.fisher, once their groups are to be solved; they leave `known`."""
+def take_fisher(walk: Walk, i: int, known: dict[str, FisherSum], groups: Sequence[Sequence[str]]) -> None:
+    """Put the means of layer i's linears that are to be solved into walk.fisher; all of the layer leave `known`."""
     walk.fisher.clear()
-    names = sorted(name for group in groups for name in group if name in known)
+    taken = {name: known.pop(name) for name in walk.skeleton.linear_names(i) if name in known}
     with part("fisher"):
-        for name in names:
-            own = known.pop(name)
+        for name in sorted({name for group in groups for name in group} & taken.keys()):
+            own = taken.pop(name)
             total = own.whole(walk.skeleton.device)
             walk.ranks.sum_(total)
             tokens = walk.ranks.total(own.tokens)
@@ -52,8 +58,8 @@ def take_fisher(walk: Walk, known: dict[str, FisherSum], groups: Sequence[Sequen
                 walk.fisher[name] = total.div_(tokens)
 
 
-def _asked_of_layer(walk: Walk, i: int) -> list[str]:
+def asked_of_layer(plan: Plan, skeleton: Skeleton, i: int) -> list[str]:
     """Linears of a layer whose settings ask for it; experts have none."""
-    experts = {name for stage in walk.skeleton.expert_stages(i) for name in stage.expert_of}
-    names = set(walk.skeleton.linear_names(i)) - experts
-    return sorted(name for name in names if walk.plan.tensors[name].needs_fisher)
+    experts = {name for stage in skeleton.expert_stages(i) for name in stage.expert_of}
+    names = set(skeleton.linear_names(i)) - experts
+    return sorted(name for name in names if plan.tensors[name].needs_fisher)

@@ -31,7 +31,7 @@ def compress_layer(walk: Walk, i: int, streams: Streams) -> float | None:
     restored = walk.steps.recall(step, walk.skeleton.layer_names(i))
     with part("groups"):
         groups = _groups(walk, i, streams) if restored is None else []
-    take_fisher(walk, streams.fisher, groups)
+    take_fisher(walk, i, streams.fisher, groups)
     student = walk.turns(i, streams.student, streams)
     teacher = None if streams.teacher is None else walk.turns(i, streams.teacher, streams)
     both = [one for one in (student, teacher) if one is not None]

@@ -59,9 +59,10 @@ def compress_layers(
         skeleton.load(body, plan.finetuned.read)
         teacher, _ = capture_calls(skeleton, ids, batch, on_host=on_host)
         if plan.fisher:
-            skeleton.load([skeleton.head_name or skeleton.embedding_name], plan.finetuned.read)
+            own_head = [skeleton.head_name] if skeleton.head_name else []  # else the embedding, which is there
+            skeleton.load(own_head, plan.finetuned.read)
             fisher = fisher_of(walk, ids, teacher, reporter)
-            skeleton.free([skeleton.head_name or skeleton.embedding_name])
+            skeleton.free(own_head)
         skeleton.free([skeleton.embedding_name])
     reporter.phase("compressing", skeleton.num_layers + 2)
     restored = _simple(walk, "outer", [one for one in outer if one not in late and one.treatment != "alias"])

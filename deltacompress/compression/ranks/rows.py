@@ -1,8 +1,8 @@
 """Rows of linears over ranks: each rank solves its share of every linear, and all get all of what came out.
 
 Each linear's rows are cut, not the stack of those that are solved together: so each rank has a share of each tensor, in
-order. What cannot be cut (patterns that are chosen over all rows, matrices with fewer rows than there are ranks) every
-rank solves whole, to the same result: all of them have the same sums.
+order. What cannot be cut (patterns that are chosen over all rows, rows that make up for each other, matrices with fewer
+rows than there are ranks) every rank solves whole, to the same result: all of them have the same sums.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RowShares:
     def __init__(self, ranks: Ranks, tensors: Sequence[TensorPlan], linears: Sequence[LinearToEncode]) -> None:
         self._ranks = ranks
         self._rows = {one.name: one.delta.shape[0] for one in linears}
-        apart = all(tensor.settings.rows_apart for tensor in tensors)
+        apart = all(tensor.settings.rows_apart for tensor in tensors) and all(one.fisher is None for one in linears)
         self._cut = 1 < ranks.size <= min(self._rows.values()) and apart
 
     def own(self, linear: LinearToEncode) -> LinearToEncode:

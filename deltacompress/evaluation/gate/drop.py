@@ -13,6 +13,9 @@ from math import ceil, log10
 from deltacompress.evaluation.gate.policy import DropLimit
 from deltacompress.evaluation.report.records import AnswersRecord, Check, PairedRecord, ScoreRecord
 
+_LEAST_TIMES = 5
+"""The probability of the right answers that there is to lose, in limits: of less, a lost half could pass."""
+
 
 def new_check(
     name: str, subject: str, task: str | None, measured: float | None, wanted: str, passed: bool, told: str
@@ -48,11 +51,11 @@ def _probability(limit: float, score: ScoreRecord, answers: AnswersRecord, confi
     else:
         told = f"{score.task}: the right answers lost {answers.lost:+.4f} of probability, {bound}"
     told += f", allowed {limit:g}"
-    if answers.right is not None and answers.right <= limit:  # whatever is lost, it is no more than that
+    if answers.right is not None and answers.right <= _LEAST_TIMES * limit:
         passed = False
         told += (
-            f"; the fine-tuned model itself gives them only {answers.right:.4f}, so this task cannot show such a drop: "
-            "choose another one, or limit kl"
+            f"; the fine-tuned model itself gives them only {answers.right:.4f}, no more than {_LEAST_TIMES} times "
+            "that, so this task hardly shows such a drop: choose another one, or bound: upper"
         )
     elif answers.upper > limit >= answers.lost:
         told += f" ({_too_few(score.samples, answers.lost, answers.upper, limit)})"

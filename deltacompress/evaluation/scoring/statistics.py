@@ -233,7 +233,7 @@ def choices_moved(
     if len(reference) < FEWEST or min(map(len, reference)) < 2:
         return None
     pairs = zip(map(_distribution, reference), map(_distribution, candidate), strict=True)
-    divergence = np.array([np.exp(p) @ (p - q) for p, q in pairs])
+    divergence = np.array([np.sum(np.exp(p) * (p - q), where=np.exp(p) > 0) for p, q in pairs])  # 0 of the impossible
     upper = float(np.quantile(bootstrap_means(divergence, iterations=iterations, seed=seed), confidence))
     lost, bound = (min(1.0, sqrt(max(one, 0.0) / 2)) for one in (float(divergence.mean()), upper))
     return AnswersResult(lost, bound, None)
