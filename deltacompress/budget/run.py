@@ -102,10 +102,10 @@ def run(job: CompressionJob, request: Request, reporter: Reporter) -> BudgetResu
 
 @contextmanager
 def _telling_what_waits(out: Path) -> Iterator[None]:
-    """An interrupt outside of a compression, which tells its own."""
+    """An interrupt: a compression's own does not know of what was measured before."""
     try:
         yield
-    except KeyboardInterrupt as stop:
+    except (KeyboardInterrupt, Interrupted) as stop:
         kept = kept_path(out)
         if not kept.exists():
             raise Interrupted("interrupted before anything was measured: run it again") from stop
@@ -181,6 +181,9 @@ def _check_places(job: CompressionJob) -> None:
     Raises:
         OutputError: as check_free; a recipe is there.
     """
+    if not job.force and holds_artifact(job.out):
+        way_out = f"choose another {option('out')}, or make it anew with {switch('force')}"
+        raise OutputError("holds an artifact, and no budget is asked of one", where=job.out, way_out=way_out)
     check_free(job.out, replaces=holds_artifact if job.force else None)
     check_free(attempt_path(job.out), replaces=holds_artifact)
     recipe = recipe_path(job.out)

@@ -164,13 +164,22 @@ def test_what_was_measured_is_of_no_use_for_other_data(pair: Pair, tmp_path: Pat
     assert files_of(again.compressed.out) == files_of(whole.compressed.out)
 
 
+def test_what_is_there_is_made_anew_only_by_force(pair: Pair, artifact: Path, ladder: tuple[int, int]) -> None:
+    before = files_of(artifact)
+    with pytest.raises(OutputError, match=r"holds an artifact, .* or make it anew with force=True"):
+        budget(pair, artifact, max_size=sum(ladder) // 2)
+    assert files_of(artifact) == before
+
+
 @pytest.mark.parametrize("stop_at", [5, 7])
 def test_interrupted_while_compressing_it_goes_on(
     pair: Pair, tmp_path: Path, ladder: tuple[int, int], stop_at: int
 ) -> None:
     asked = sum(ladder) // 2
     whole = budget(pair, tmp_path / "whole", max_size=asked)
-    with pytest.raises(Interrupted, match="interrupted"):
+    with pytest.raises(
+        Interrupted, match=r"waits in .*out\.budget\.json: run again with resume=True"
+    ):
         budget(pair, tmp_path / "out", max_size=asked, reporter=Recorder(stop_at))
     assert not (tmp_path / "out").exists()
     recorder = Recorder()

@@ -184,6 +184,13 @@ def test_what_a_drop_by_probability_tells() -> None:
     assert told(probable(0.0, 0.0, drop=0.1, low=0.05, bound=0.15))[1].endswith("allowed 0.03")
 
 
+@pytest.mark.parametrize("limit", [{"max": 3}, {"max": 0}, {"max": -0.01}, {"max": 0.03, "tasks": {"sql": 1}}])
+def test_a_drop_of_probability_is_a_share(limit: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"drop: .*a share between 0 and 1: three points are 0\.03"):
+        Gate.parse({"name": "p", "drop": limit | {"bound": "probability"}})
+    Gate.parse({"name": "p", "drop": limit})  # scores have units of their own
+
+
 def test_a_drop_by_probability_falls_to_the_score_where_there_is_none() -> None:
     for upper, passed in ((0.03, True), (0.031, False)):
         result = Gate.parse(PROBABILITY).check(report(upper=upper))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 """No measured value can be held against nan, and against inf none fails."""
@@ -27,6 +27,12 @@ class DropLimit(_Strict):
     max: Finite
     bound: Literal["probability", "upper", "point"] = "upper"
     tasks: dict[str, Finite] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _a_share(self) -> DropLimit:
+        if self.bound == "probability" and not all(0 < one < 1 for one in (self.max, *self.tasks.values())):
+            raise ValueError("a drop of probability is a share between 0 and 1: three points are 0.03")
+        return self
 
 
 class KlLimit(_Strict):
