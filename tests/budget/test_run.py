@@ -177,9 +177,7 @@ def test_interrupted_while_compressing_it_goes_on(
 ) -> None:
     asked = sum(ladder) // 2
     whole = budget(pair, tmp_path / "whole", max_size=asked)
-    with pytest.raises(
-        Interrupted, match=r"waits in .*out\.budget\.json: run again with resume=True"
-    ):
+    with pytest.raises(Interrupted, match=r"waits in .*out\.budget\.json: run again with resume=True"):
         budget(pair, tmp_path / "out", max_size=asked, reporter=Recorder(stop_at))
     assert not (tmp_path / "out").exists()
     recorder = Recorder()
