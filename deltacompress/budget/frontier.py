@@ -124,7 +124,8 @@ def _of_recipe(survey: Survey, name: str) -> Point | None:
 
 
 def _said(settings: Any) -> dict[str, Any]:
-    data: dict[str, Any] = settings.model_dump(mode="json", exclude={"kind", "name", "fisher"})
+    """What tells rungs apart; all of them are measured with one damping, and without `fisher`."""
+    data: dict[str, Any] = settings.model_dump(mode="json", exclude={"kind", "name", "fisher", "damp_fraction"})
     return data
 
 

@@ -70,9 +70,9 @@ ROUNDED = (
 """Of the embedding. Leaving its delta out is no rung: what is lost so, is lost of all tokens alike, and costs far more
 than its squared error tells."""
 OF_SHIPPED = (
-    _rung("2 bits, 2:4", codec="obs", bits=2, sparsity="2:4", damp_fraction=_DAMPING),
+    _rung("2 bits, 2:4", codec="obs", bits=2, sparsity="2:4"),
     _rung("4 bits, 2:4", codec="obs", bits=4, sparsity="2:4", gain="least"),
-    _rung("2 bits", codec="obs", bits=2, damp_fraction=_DAMPING),
+    _rung("2 bits", codec="obs", bits=2),
     _rung("4 bits", codec="obs", bits=4, gain="least"),
 )
 """Of shipped recipes, and never the best: measured where those are to be compared, at the damping of all others."""

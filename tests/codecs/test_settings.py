@@ -26,7 +26,7 @@ from deltacompress.numerics.sparsity import Sparsity
         ("sparsity", "4:2"), ("sparsity", "half"),
         ("group_size", 7), ("group_size", 0), ("group_size", "column"),
         ("grid", "uniform"),
-        ("range_factor", 0.0), ("range_factor", 5.0), ("step", 0.0), ("step", 4.5),
+        ("range_factor", 0.0), ("range_factor", 5.0), ("step", 0.0), ("step", 8.5),
         ("asymmetric", 2.0), ("asymmetric", -0.1),
         ("damp_fraction", 0.0), ("damp_fraction", 1.5),
         ("block_size", 8), ("block_size", 5000),

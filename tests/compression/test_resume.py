@@ -86,11 +86,11 @@ def test_after_any_step(pair: Pair, out: Path, tmp_path: Path, recipe: str, stop
 
 @pytest.mark.parametrize("lossless", ["none", "zstd"])
 def test_a_run_interrupted_again_and_again(pair: Pair, out: Path, tmp_path: Path, lossless: str) -> None:
-    pair.compress(tmp_path / "whole", recipe="int2-24", lossless=lossless)
+    pair.compress(tmp_path / "whole", recipe="int2", lossless=lossless)
     for _ in STEPS:
-        interrupted(pair, out, recipe="int2-24", lossless=lossless, resume=True, reporter=Recorder(len(steps_in(out))))
+        interrupted(pair, out, recipe="int2", lossless=lossless, resume=True, reporter=Recorder(len(steps_in(out))))
     assert steps_in(out) == sorted(STEPS)
-    pair.compress(out, recipe="int2-24", lossless=lossless, resume=True)
+    pair.compress(out, recipe="int2", lossless=lossless, resume=True)
     assert files_of(out) == files_of(tmp_path / "whole")
 
 
@@ -230,14 +230,14 @@ def test_other_options_are_named(pair: Pair, unfinished: Path, tmp_path: Path) -
 
 def test_with_and_without_resume_it_says_what_becomes_of_an_earlier_run(pair: Pair, unfinished: Path) -> None:
     seen = Recorder(0)
-    interrupted(pair, unfinished, recipe="int2-24", reporter=seen)
+    interrupted(pair, unfinished, recipe="int2", reporter=seen)
     assert steps_in(unfinished) == ["outer"]
     (note,) = [note for note in seen.notes if "earlier run" in note]
     assert (
         note == f"{partial(unfinished)}: 2 finished steps of an earlier run removed; resume=True would have used them"
     )
     again = Recorder()
-    pair.compress(unfinished, recipe="int2-24", resume=True, reporter=again)
+    pair.compress(unfinished, recipe="int2", resume=True, reporter=again)
     (note,) = [note for note in again.notes if "earlier run" in note]
     assert note == f"{partial(unfinished)}: 1 finished step of an earlier run used again"
 
