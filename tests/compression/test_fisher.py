@@ -125,6 +125,45 @@ def test_memory_that_runs_out_is_no_reason_to_do_without(
     assert not (tmp_path / "out").exists()
 
 
+def test_what_a_device_cannot_differentiate_is_told(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: Any) -> None:
+        raise NotImplementedError("the backward of this is not there on CUDA")
+
+    reporter = Recorder()
+    monkeypatch.setattr(fisher, "fisher_information", missing)
+    pair.compress(tmp_path / "out", recipe=recipe(), reporter=reporter)
+    assert any("rows are solved apart, as with fisher: false (the backward" in note for note in reporter.notes)
+
+
+def test_what_has_no_gradients_of_its_own_is_told(pair: Pair, tmp_path: Path, couplings: list[list[str]]) -> None:
+    rules = [{"kind": ["linear", "head"], "codec": "obs", "bits": 2, "fisher": True}, {"codec": "exact"}]
+    reporter = Recorder()
+    pair.compress(tmp_path / "out", recipe=Recipe.parse({"name": "all", "rules": rules}), reporter=reporter)
+    told = "lm_head.weight has no gradients of its own, so its rows are solved apart, as with fisher: false"
+    assert told in reporter.notes
+    assert len(couplings) == 8
+
+
+def test_nothing_is_left_of_layers_that_were_finished(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+    take = layer.take_fisher
+
+    def noted(walk: Any, i: int, known: dict[str, Any], groups: Any) -> None:
+        take(walk, i, known, groups)
+        left.append(len(known))
+
+    monkeypatch.setattr(layer, "take_fisher", noted)
+    with pytest.raises(Interrupted):
+        pair.compress(tmp_path / "out", recipe=recipe(), reporter=Recorder(7))  # in layer 1, which follows four and two
+    left.clear()
+    pair.compress(tmp_path / "out", recipe=recipe(), resume=True)
+    assert left == [7, 0]
+
+
 def test_experts_are_solved_row_by_row(
     make_pair: Callable[..., Pair], tmp_path: Path, couplings: list[list[str]]
 ) -> None:
