@@ -37,7 +37,7 @@ def drop_checks(asked: DropLimit, score: ScoreRecord, paired: PairedRecord, conf
     told += f", at most {paired.upper:.4f} with {confidence:.0%} confidence" if upper else ""
     told += f", allowed {limit:g}"
     if asked.bound == "probability":
-        told += ", judged by the score: the report has no probabilities of these answers, or too few"
+        told += ", judged by the score: the report has no probabilities of these answers"
     if upper and measured > limit >= paired.drop:
         told += f" ({_too_few(score.samples, paired.drop, paired.upper, limit)})"
     yield new_check("drop", score.subject, score.task, measured, f"<= {limit:g}", measured <= limit, told)
