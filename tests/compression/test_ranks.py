@@ -34,6 +34,7 @@ from deltacompress.errors import (
 )
 
 TOKENS_PER_BATCH = 32  # two of the sequences below
+SHIPPED = model.TOKENS_PER_BATCH["cpu"]
 SPLIT: dict[str, Any] = {"devices": [0, 1], "samples": 7}
 
 
@@ -374,14 +375,16 @@ def finished(out: Path) -> int:
 
 
 @pytest.mark.slow
-def test_real_processes(pair: Pair, tmp_path: Path) -> None:
+def test_real_processes(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C of a command line, then SIGKILL of its first process: the others end, and what is there goes on."""
+    monkeypatch.setitem(model.TOKENS_PER_BATCH, "cpu", SHIPPED)  # what those processes have: sums round by the batch
     out = tmp_path / "out"
     given = ["auto" if one == "cpu" else one for one in pair.argv(out, "--devices", "0,1", "--resume")]
     argv = [sys.executable, "-c", RUN, *given]
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     for number, code in ((signal.SIGINT, 2), (signal.SIGKILL, -9)):
         before = finished(out)
-        first = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        first = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=os.environ | threads)
         while finished(out) <= before:
             assert first.poll() is None
             time.sleep(0.01)
