@@ -111,9 +111,9 @@ def fisher_information(
     size = _segment(layers)
     starts = range(0, layers, size)
     reporter.phase("gradients", 2 * layers)
-    waiting = HiddenStates(skeleton.device, on_host=stream.on_host)
+    waiting = HiddenStates(skeleton.device, host_share=stream.host_share)
     for one in _pieces(stream, len(ids)):
-        waiting.append(one)
+        waiting.append(one.clone())  # a piece that stays on the device would keep its whole batch there
     lengths = {len(one) for one in waiting}
     walk = _Layers(skeleton, {length: skeleton.capture(ids[:length])[1] for length in lengths}, read)
     kept: list[list[Tensor]] = []

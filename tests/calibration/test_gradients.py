@@ -25,13 +25,13 @@ PRECISION = Precision("fp32")
 class Opened:
     """A tiny fine-tuned model as the walk has it, its outer weights loaded, and what its first layer receives."""
 
-    def __init__(self, pair: Pair, batch: int = 2, device: str = "cpu", on_host: bool = False) -> None:
+    def __init__(self, pair: Pair, batch: int = 2, device: str = "cpu", host_share: float = 0.0) -> None:
         self.checkpoint = Checkpoint.open(pair.finetuned)
         self.skeleton = Skeleton.from_config(pair.finetuned, self.checkpoint.tensors, device=device)
         self.skeleton.load(self.skeleton.outer_names(), self.checkpoint.read)
         vocabulary = self.skeleton.model.config.vocab_size
         self.ids = torch.randint(vocabulary, (8, TOKENS), generator=torch.Generator().manual_seed(2))
-        self.stream, _ = capture_calls(self.skeleton, self.ids, batch, on_host=on_host)
+        self.stream, _ = capture_calls(self.skeleton, self.ids, batch, host_share=host_share)
 
     def sums(self, *layers: int) -> dict[str, torch.Tensor]:
         """Of the linears of these layers, f32 [out, out]."""
@@ -177,16 +177,31 @@ def test_pieces_add_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_value_depends_on_where_pieces_wait(pair: Pair) -> None:
-    here, there = (Opened(pair, on_host=on_host).sums(0, 1) for on_host in (False, True))
-    assert here.keys() == there.keys()
-    assert all(torch.equal(there[name], one) for name, one in here.items())
+    here, some, there = (Opened(pair, host_share=share).sums(0, 1) for share in (0.0, 0.5, 1.0))
+    assert here.keys() == some.keys() == there.keys()
+    assert all(torch.equal(some[name], one) and torch.equal(there[name], one) for name, one in here.items())
+
+
+def test_a_piece_keeps_no_memory_of_its_batch(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[bool] = []
+
+    class Watched(gradients.HiddenStates):
+        def append(self, hidden: torch.Tensor) -> None:
+            kept.append(hidden.untyped_storage().nbytes() > hidden.nbytes)
+            super().append(hidden)
+
+    opened = Opened(pair, batch=8)
+    monkeypatch.setattr(gradients, "HiddenStates", Watched)
+    monkeypatch.setattr(gradients, "_AT_ONCE", 2 * TOKENS)
+    opened.sums(1)
+    assert kept == [False] * 3
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("on_host", [False, True])
-def test_a_gpu_gives_what_a_cpu_gives_and_the_same_every_time(pair: Pair, on_host: bool) -> None:
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_gpu_gives_what_a_cpu_gives_and_the_same_every_time(pair: Pair, share: float) -> None:
     expected = Opened(pair).sums(0, 1)
-    first, second = (Opened(pair, device="cuda", on_host=on_host).sums(0, 1) for _ in range(2))
+    first, second = (Opened(pair, device="cuda", host_share=share).sums(0, 1) for _ in range(2))
     for name, one in expected.items():
         assert torch.equal(first[name], second[name]), name
         assert float(first[name].trace()) == pytest.approx(float(one.trace()), rel=0.5), name  # other draws

@@ -2,73 +2,263 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
-from deltacompress.calibration.forwards.streams import DEVICE_SHARE, HiddenStates, should_wait_on_host
+from deltacompress.calibration.forwards.memory import Room
+from deltacompress.calibration.forwards.streams import DEVICE_SHARE, HiddenStates, host_share
 from deltacompress.devices import free_bytes, limited_memory
 
 CPU = torch.device("cpu")
+SHARES = [0.0, 0.4, 0.5, 1.0]
 
 
-@pytest.mark.parametrize("on_host", [False, True])
-def test_batches_come_back_in_order_and_can_be_replaced(on_host: bool) -> None:
-    stream = HiddenStates(CPU, on_host=on_host)
-    batches = [torch.full((size, 3, 2), float(size)) for size in (4, 4, 1)]
+def waiting_on_host(share: float, batches: int) -> list[int]:
+    """Those that are copied, and not the very tensors that were given."""
+    stream, given = HiddenStates(CPU, host_share=share), [torch.ones(1, 2, 2) for _ in range(batches)]
+    for one in given:
+        stream.append(one)
+    return [k for k, one in enumerate(given) if stream._batches[k] is not one]
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_batches_come_back_in_order_and_can_be_replaced(share: float) -> None:
+    stream = HiddenStates(CPU, host_share=share)
+    batches = [torch.full((size, 3, 2), float(k)) for k, size in enumerate((4, 4, 4, 4, 1))]
     for batch in batches:
         stream.append(batch.clone())
-    assert len(stream) == 3
-    assert all(torch.equal(a, b) for a, b in zip(stream, batches, strict=True))
-    stream[1] = stream[1] * 2
-    assert torch.equal(stream[1], batches[1] * 2)
-    assert torch.equal(stream[0], batches[0])
+    assert len(stream) == 5
+    for turn in range(3):
+        assert all(torch.equal(a, b + turn) for a, b in zip(stream, batches, strict=True))
+        for k in range(5):
+            stream[k] = stream[k] + 1
+    with pytest.raises(IndexError):
+        stream[5]
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_a_batch_that_is_replaced_after_it_was_fetched_ahead_is_the_new_one(share: float) -> None:
+    stream = HiddenStates(CPU, host_share=share)
+    for k in range(5):
+        stream.append(torch.full((2, 3, 2), float(k)))
+    for k in range(5):
+        before = stream[k]  # whichever comes next is on its way now
+        for other in range(5):
+            stream[other] = torch.full((2, 3, 2), float(10 * k + other))
+        assert before.unique().tolist() == [float(k if k == 0 else 10 * (k - 1) + k)]
+        assert [one.unique().tolist() for one in stream] == [[10.0 * k + other] for other in range(5)]
+
+
+def test_the_next_one_that_waits_on_the_host_is_fetched_ahead() -> None:
+    stream = HiddenStates(CPU, host_share=0.4)
+    for k in range(5):
+        stream.append(torch.full((2, 3, 2), float(k)))
+    assert waiting_on_host(0.4, 5) == [2, 4]
+    ahead = []
+    for k in (0, 1, 2, 3, 4, 0):
+        stream[k]
+        ahead += list(stream._coming)
+    assert ahead == [2, 2, 4, 4, 2, 2]
+    stream[0]
+    coming = stream._coming[2][0]
+    stream[1]
+    assert stream[2] is coming  # once, not anew with each batch before it
+
+
+def test_the_only_one_on_the_host_is_not_fetched_again_while_it_is_at_hand() -> None:
+    stream = HiddenStates(CPU, host_share=1.0)
+    stream.append(torch.ones(2, 3, 4))
+    stream[0]
+    assert not stream._coming
 
 
 def test_on_the_host_a_batch_keeps_its_memory() -> None:
-    stream = HiddenStates(CPU, on_host=True)
+    stream = HiddenStates(CPU, host_share=1.0)
     stream.append(torch.ones(2, 3, 4))
-    where = stream[0].data_ptr()
+    where = stream._batches[0].data_ptr()
     stream[0] = torch.zeros(2, 3, 4)
-    assert stream[0].data_ptr() == where
+    assert stream._batches[0].data_ptr() == where
+
+
+@pytest.mark.parametrize(
+    ("share", "batches", "expected"),
+    [
+        (0.0, 4, []),
+        (0.25, 8, [3, 7]),
+        (0.5, 5, [1, 3]),
+        (0.75, 8, [1, 2, 3, 5, 6, 7]),
+        (1.0, 4, [0, 1, 2, 3]),
+        (0.1, 4, []),
+    ],
+)
+def test_which_batches_wait_on_the_host(share: float, batches: int, expected: list[int]) -> None:
+    assert waiting_on_host(share, batches) == expected
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.447, 2 / 3, 0.9])
+def test_they_are_as_many_as_the_share_says_and_evenly_spread(share: float) -> None:
+    found = waiting_on_host(share, 64)
+    assert len(found) == int(64 * share)
+    gaps = [b - a for a, b in pairwise(found)]
+    assert max(gaps) - min(gaps) <= 1
+
+
+def room_on_a_gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, allocated: int = 0) -> Room:
+    """Of a GPU with so much free and allocated, keeping 1,024 bytes for the solver."""
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (free, 10**9))
+    for kind in ("reserved", "allocated"):
+        monkeypatch.setattr(f"torch.cuda.memory_{kind}", lambda _device: allocated)
+    room = Room(torch.device("cuda"), features=4, tokens=1, note=print)
+    assert room.free() == int(0.9 * (free + allocated)) - 4 * 4 * 8 * 4 - allocated
+    return room
 
 
 def test_never_on_a_cpu() -> None:
-    assert not should_wait_on_host(CPU, 2**60)
+    assert host_share(Room(CPU, features=4, tokens=1, note=print), 2**60, 2**60) == 0
 
 
-def test_the_rule_counts_cached_memory_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_is_what_half_of_the_room_beside_a_layer_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = room_on_a_gpu(monkeypatch, free=10_000)
+    budget = DEVICE_SHARE * (9_000 - 512 - 488)
+    assert budget == 4_000
+    assert host_share(room, 4_000, 488) == 0
+    assert host_share(room, 400, 488) == 0
+    assert host_share(room, 8_000, 488) == 0.5
+    assert host_share(room, 16_000, 488) == 0.75
+    assert host_share(room, 8_000, 488 + 2_000) == 0.625
+    assert host_share(room, 8_000, 8_488) == host_share(room, 8_000, 20_000) == 1
+
+
+def test_with_less_memory_no_smaller_share_waits_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = [host_share(room_on_a_gpu(monkeypatch, free=free), 4_000, 500) for free in range(500, 12_000, 100)]
+    assert shares == sorted(shares, reverse=True)
+    assert (shares[0], shares[-1]) == (1, 0)
+    taken = [host_share(room_on_a_gpu(monkeypatch, free=9_000, allocated=one), 4_000, 500) for one in (0, 1_000, 3_000)]
+    assert taken == sorted(taken)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "hidden", "widest", "layer", "share"),
+    [
+        (140, 4096, 11008, 202, 0),
+        (60, 4096, 11008, 202, 0),
+        (26, 4096, 11008, 202, 0.49),
+        (12, 4096, 11008, 202, 0.86),
+        (80, 5120, 13824, 317, 0),
+        (140, 8192, 28672, 856, 0),
+        (80, 8192, 28672, 856, 0.43),
+    ],
+)
+def test_the_shapes_of_the_benchmark(
+    monkeypatch: pytest.MonkeyPatch, gigabytes: int, hidden: int, widest: int, layer: int, share: float
+) -> None:
+    """Two streams of 256 x 2048 tokens; a layer of so many million parameters, and the teacher's."""
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (gigabytes * 10**9, gigabytes * 10**9))
+    for kind in ("reserved", "allocated"):
+        monkeypatch.setattr(f"torch.cuda.memory_{kind}", lambda _device: 0)
+    room = Room(torch.device("cuda"), features=widest, tokens=16384, note=print)
+    assert host_share(room, 2 * 4 * 256 * 2048 * hidden, 2 * 4 * layer * 10**6) == pytest.approx(share, abs=0.01)
+
+
+def test_memory_that_torch_keeps_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (600, 1000))
     monkeypatch.setattr("torch.cuda.memory_reserved", lambda _device: 300)
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda _device: 100)
-    device = torch.device("cuda")
-    assert not should_wait_on_host(device, int(DEVICE_SHARE * 800))
-    assert should_wait_on_host(device, int(DEVICE_SHARE * 800) + 1)
     monkeypatch.setattr("torch.cuda.set_per_process_memory_fraction", lambda *_: None)
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    device = torch.device("cuda")
     for limit, left in ((500, 400), (950, 800)):  # 100 are taken already, and no more can be had than is free
         with limited_memory(device, limit):
             assert free_bytes(device) == left
     assert free_bytes(device) == 800
 
 
+def on_the_gpu(share: float, batches: int, edge: int = 1024) -> HiddenStates:
+    """Batch k holds k + 1 everywhere."""
+    torch.cuda._sleep(1)  # kernels are loaded when they first run, which waits for all others
+    stream = HiddenStates(torch.device("cuda"), host_share=share)
+    for k in range(batches):
+        stream.append(torch.full((2, edge, edge), k / 2, device="cuda") * 2 + 1)
+    torch.cuda.synchronize()
+    return stream
+
+
 @pytest.mark.gpu
-def test_on_a_gpu_batches_wait_in_pinned_memory() -> None:
-    device = torch.device("cuda")
-    stream = HiddenStates(device, on_host=True)
-    for k in range(4):
-        stream.append(torch.full((2, 64, 64), float(k), device=device))
-    assert all(batch.is_pinned() for batch in stream._batches)
+@pytest.mark.parametrize("share", SHARES)
+def test_on_a_gpu_batches_wait_in_pinned_memory(share: float) -> None:
+    stream = on_the_gpu(share, 5, edge=64)
+    on_host = waiting_on_host(share, 5)
+    assert [k for k, batch in enumerate(stream._batches) if batch.is_pinned()] == on_host
+    assert [k for k, batch in enumerate(stream._batches) if not batch.is_cuda] == on_host
     for _ in range(3):
-        for k in range(4):
+        for k in range(5):
             stream[k] = stream[k] * 2
-    assert all(batch.is_cuda and batch.unique().tolist() == [8.0 * k] for k, batch in enumerate(stream))
-    alone = HiddenStates(device, on_host=True)
-    alone.append(torch.ones(2, 64, 64, device=device))
+    assert all(batch.is_cuda and batch.unique().tolist() == [8.0 * (k + 1)] for k, batch in enumerate(stream))
+    alone = on_the_gpu(share, 1, edge=64)
     for _ in range(8):
         before = alone[0]
         alone[0] = before * 2
     assert alone[0].unique().tolist() == [256.0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("late", ["computing", "fetching", "storing"])
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_whatever_is_late_each_batch_is_what_was_put_there(share: float, late: str) -> None:
+    """Copies wait for what they copy and computing for copies, and no memory is used again before all are done."""
+    stream = on_the_gpu(share, 6)
+    streams = {"fetching": stream._fetching, "storing": stream._storing, "computing": torch.cuda.current_stream()}
+    for _ in range(3):
+        for k in range(6):
+            hidden = stream[k]
+            with torch.cuda.stream(streams[late]):
+                torch.cuda._sleep(20_000_000)
+            stream[k] = hidden * 2 + 1
+            del hidden
+    expected = [8.0 * (k + 1) + 7 for k in range(6)]
+    found = [stream[k].clone() for k in range(6)]
+    assert [one.unique().tolist() for one in found] == [[one] for one in expected]
+
+
+@pytest.mark.gpu
+def test_replaced_while_the_old_one_is_on_its_way() -> None:
+    stream = on_the_gpu(1.0, 3)
+    with torch.cuda.stream(stream._fetching):
+        torch.cuda._sleep(200_000_000)
+    stream[0]  # fetches 0, then 1 ahead, all late
+    stream[1] = torch.full((2, 1024, 1024), 50.0, device="cuda")
+    assert stream[1].unique().tolist() == [50.0]
+    assert stream[0].unique().tolist() == [1.0]
+
+
+@pytest.mark.gpu
+def test_a_copy_under_way_holds_up_no_other_batch() -> None:
+    """Neither a store the fetch of another batch, nor a fetch a batch that is on the device."""
+    long = 2_000_000_000  # cycles: a second, about
+    stream = on_the_gpu(1.0, 3)
+    with torch.cuda.stream(stream._storing):
+        torch.cuda._sleep(long)
+    stream[0] = torch.full((2, 1024, 1024), 50.0, device="cuda")
+    computed = stream[1] * 2
+    torch.cuda.current_stream().synchronize()
+    assert not stream._stored[0].query()
+    assert computed.unique().tolist() == [4.0]
+    assert stream[0].unique().tolist() == [50.0]
+    stream = on_the_gpu(0.5, 4)
+    assert waiting_on_host(0.5, 4) == [1, 3]
+    with torch.cuda.stream(stream._fetching):
+        torch.cuda._sleep(long)
+    computed = stream[0] * 2
+    stream[2] = stream[2] * 2
+    torch.cuda.current_stream().synchronize()
+    [(_, arrived)] = stream._coming.values()
+    assert arrived is not None
+    assert not arrived.query()
+    assert computed.unique().tolist() == [2.0]
+    assert [one.unique().tolist() for one in stream] == [[1.0], [2.0], [6.0], [4.0]]
 
 
 @pytest.mark.gpu
@@ -78,6 +268,8 @@ def test_a_limit_holds_and_ends() -> None:
         assert free_bytes(device) <= 256 << 20
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(512 << 20, dtype=torch.uint8, device=device)
+        assert host_share(Room(device, features=1, tokens=1, note=print), 256 << 20, 0) >= 0.5
     assert torch.empty(512 << 20, dtype=torch.uint8, device=device).is_cuda
-    assert not should_wait_on_host(device, 1)
-    assert should_wait_on_host(device, 2**60)
+    room = Room(device, features=1, tokens=1, note=print)
+    assert host_share(room, 1, 0) == 0
+    assert host_share(room, 2**60, 0) > 0.99

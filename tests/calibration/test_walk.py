@@ -106,14 +106,14 @@ def test_a_linear_that_runs_twice_or_never_or_changes_group_is_refused() -> None
         recorder.see("b", x.clone())
 
 
-@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "bloom"])
 def test_one_capture_per_batch_size_serves_every_batch(
-    tiny: Callable[..., Any], architecture: str, ids: torch.Tensor, on_host: bool
+    tiny: Callable[..., Any], architecture: str, ids: torch.Tensor, share: float
 ) -> None:
     checkpoint = tiny(architecture)
     skeleton = loaded(checkpoint)
-    batches, calls = capture_calls(skeleton, ids, 2, on_host=on_host)
+    batches, calls = capture_calls(skeleton, ids, 2, host_share=share)
     assert [len(hidden) for hidden in batches] == [2, 2, 1]
     assert {size: len(layer_calls) for size, layer_calls in calls.items()} == dict.fromkeys([2, 1], skeleton.num_layers)
     for i in range(skeleton.num_layers):

@@ -14,6 +14,7 @@ from pairs import Pair, Recorder, changed, edit, files_of, write_data
 from safetensors.torch import load_file
 
 from deltacompress import CompressResult, Recipe, load_delta, plan
+from deltacompress.calibration.forwards.memory import Room
 from deltacompress.cli.main import main
 from deltacompress.compression.before.dry_run import CompressionPlan
 from deltacompress.errors import DeltaCompressError, InputError, Interrupted
@@ -265,6 +266,35 @@ def test_memory_grows_with_what_is_held(make_pair: Callable[..., Pair], tmp_path
     symmetric = planned(pair, tmp_path / "out", recipe="deltazip-4bit", samples=16, seq_len=16).memory
     assert symmetric["layer_bytes"] == 4 * layer
     assert symmetric["statistics_bytes"] == 4 * 256**2
+
+
+def test_what_waits_on_the_host_as_the_run_itself_decides(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+    for module in ("before.estimates", "layerwise.model"):
+
+        def share(room: Room, *sizes: int, module: str = module) -> float:
+            asked[module] = (*sizes, needs[id(room)])
+            return 0.25
+
+        monkeypatch.setattr(f"deltacompress.compression.{module}.host_share", share)
+    needs: dict[int, tuple[int, int]] = {}
+    rooms: list[Room] = []
+
+    def room(device: torch.device, *, features: int, tokens: int, note: Any) -> Room:
+        rooms.append(Room(device, features=features, tokens=tokens, note=note))
+        needs[id(rooms[-1])] = (features, tokens)
+        return rooms[-1]
+
+    monkeypatch.setattr("deltacompress.compression.layerwise.walk.Room", room)
+    whole = 2 * 4 * 8 * 16 * 32
+    assert planned(pair, tmp_path / "out").memory["streams_bytes"] == whole - whole // 4
+    pair.compress(tmp_path / "out", recipe="int4-24")
+    assert len(asked) == 2
+    assert asked["before.estimates"] == asked["layerwise.model"]
+    assert asked["layerwise.model"][0] == whole
+    assert asked["layerwise.model"][-1] == (48, 4096)
 
 
 def test_least_time_by_arithmetic(make_pair: Callable[..., Pair], tmp_path: Path) -> None:

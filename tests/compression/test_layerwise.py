@@ -98,21 +98,37 @@ def test_weights_are_placed_once_however_many_batches(
     assert {name: times for name, times in prepared.items() if "_proj" in name and times != 2} == {}
 
 
+@pytest.mark.parametrize("share", [0.5, 1.0])
 @pytest.mark.parametrize("recipe", ["int2-24", "deltazip-2bit"])
 def test_streams_on_the_host_change_no_byte(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, share: float
 ) -> None:
     monkeypatch.setattr("deltacompress.compression.layerwise.model.TOKENS_PER_BATCH", {"cpu": 48})  # batches of 3, 3, 2
     here = pair.compress(tmp_path / "here", recipe=recipe)
-    asked: list[int] = []
+    asked: list[tuple[int, int]] = []
     monkeypatch.setattr(
-        "deltacompress.compression.layerwise.model.should_wait_on_host",
-        lambda _device, nbytes: asked.append(nbytes) or True,
+        "deltacompress.compression.layerwise.model.host_share",
+        lambda _room, nbytes, layer: asked.append((nbytes, layer)) or share,
     )
     there = pair.compress(tmp_path / "there", recipe=recipe)
-    assert asked == [8 * 16 * 32 * 4 * (2 if recipe == "int2-24" else 1)]
+    both = 2 if recipe == "int2-24" else 1
+    layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32
+    assert asked == [(8 * 16 * 32 * 4 * both, layer * 4 * both)]
     assert files_of(tmp_path / "here") == files_of(tmp_path / "there")
     assert here.kl_on_calibration == there.kl_on_calibration
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_streams_on_the_host_change_no_byte(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deltacompress.compression.layerwise.model.TOKENS_PER_BATCH", {"cuda": 32})  # four batches of 2
+    found = []
+    for share in (0.0, 0.5, 1.0):
+        monkeypatch.setattr("deltacompress.compression.layerwise.model.host_share", lambda *_, share=share: share)
+        result = pair.compress(tmp_path / str(share), recipe="int2-24", device="cuda")
+        found.append((files_of(tmp_path / str(share)), result.kl_on_calibration))
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("recipe", ["int2-24", "deltazip-2bit"])

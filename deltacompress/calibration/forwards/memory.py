@@ -14,44 +14,43 @@ _DEVICE_SHARE, _HOST_SHARE = 0.9, 0.5
 """Of what is free when a run begins. The allocator of a GPU leaves gaps; of host memory others need some."""
 _CGROUP = Path("/sys/fs/cgroup")
 _SOLVER_MATRICES, _ACTIVATIONS = 8, 6
-"""What must stay free while forwards wait, in f32: square matrices of the widest input, or activations of a batch."""
+"""What must stay free while anything waits, in f32: square matrices of the widest input, or activations of a batch."""
 
 
 class Room:
-    """What waiting forwards may take of a device's memory, besides what the walk itself needs.
+    """What may wait in a device's memory, forwards and hidden states, besides what the walk itself needs.
 
     features: of the widest linear's input; tokens: of a batch; note: takes what a user should know.
     """
 
     def __init__(self, device: torch.device, *, features: int, tokens: int, note: Callable[[str], None]) -> None:
-        self._device, self._note = device, note
-        self._reserve = 4 * features * max(_SOLVER_MATRICES * features, _ACTIVATIONS * tokens)
+        self.device, self._note = device, note
+        reserve = 4 * features * max(_SOLVER_MATRICES * features, _ACTIVATIONS * tokens)
         if device.type == "cuda":
-            self._limit = int(_DEVICE_SHARE * (free_bytes(device) + torch.cuda.memory_allocated(device)))
+            self._limit = int(_DEVICE_SHARE * (free_bytes(device) + torch.cuda.memory_allocated(device))) - reserve
         else:
-            self._limit = int(_HOST_SHARE * _host_memory())
+            self._limit = int(_HOST_SHARE * _host_memory()) + reserve
         self._closed = False
 
     def left(self) -> bool:
         """Whether one more may wait."""
-        if self._closed:
-            return False
-        if self._device.type == "cuda":
-            return torch.cuda.memory_allocated(self._device) + self._reserve <= self._limit
-        return _host_memory() >= self._limit + self._reserve
+        return not self._closed and self.free() >= 0
 
     def most(self, nbytes: int) -> int:
         """How many things of so many bytes there is room for now; one at least."""
-        free = _host_memory() - self._limit
-        if self._device.type == "cuda":
-            free = self._limit - torch.cuda.memory_allocated(self._device)
-        return max(1, (free - self._reserve) // nbytes)
+        return max(1, self.free() // nbytes)
+
+    def free(self) -> int:
+        """Bytes that may be taken now; negative where too many are."""
+        if self.device.type == "cuda":
+            return self._limit - torch.cuda.memory_allocated(self.device)
+        return _host_memory() - self._limit
 
     def close(self) -> None:
         """None may from now on: memory ran out."""
         self._closed = True
         self._note("memory ran out: forwards no longer wait in the middle of a layer, so each stage runs them anew")
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
 

@@ -143,7 +143,7 @@ def _removed(handle: Any) -> Iterator[None]:
 
 
 def capture_calls(
-    skeleton: Skeleton, ids: torch.Tensor, batch_size: int, *, on_host: bool = False
+    skeleton: Skeleton, ids: torch.Tensor, batch_size: int, *, host_share: float = 0.0
 ) -> tuple[HiddenStates, dict[int, list[LayerCall]]]:
     """Hidden states before the first layer, batch by batch, and the layer calls of each distinct batch size.
 
@@ -153,7 +153,7 @@ def capture_calls(
         skeleton: the model.
         ids: int64 [N, T], without padding.
         batch_size: samples per batch.
-        on_host: whether the hidden states wait in host memory.
+        host_share: of the batches, those whose hidden states wait in host memory.
 
     Returns:
         hidden states [B, T, H] of each batch, and calls[B][layer].
@@ -161,7 +161,7 @@ def capture_calls(
     Raises:
         UnsupportedModelError: calls that depend on the tokens, which one capture per batch size would get wrong.
     """
-    stream = HiddenStates(skeleton.device, on_host=on_host)
+    stream = HiddenStates(skeleton.device, host_share=host_share)
     calls: dict[int, list[LayerCall]] = {}
     for batch in ids.split(batch_size):
         hidden, batch_calls = skeleton.capture(batch)

@@ -13,14 +13,16 @@ from collections import defaultdict
 import torch
 
 from deltacompress.calibration.forwards.precision import calibration_precision
-from deltacompress.calibration.forwards.streams import should_wait_on_host
+from deltacompress.calibration.forwards.streams import host_share
 from deltacompress.calibration.gradients import rows_for_gradients, waiting_bytes
 from deltacompress.compression.before.prepare import Prepared
 from deltacompress.compression.layerwise.fisher import asked_of_layer
 from deltacompress.compression.layerwise.model import TOKENS_PER_BATCH
+from deltacompress.compression.layerwise.walk import layer_bytes, room_of
 from deltacompress.compression.planning import TensorPlan
 from deltacompress.compression.steps import Steps
 from deltacompress.models.skeleton import Skeleton
+from deltacompress.reporter import SILENT
 
 _F32 = 4
 _PRODUCT = {"cuda": 8192, "cpu": 1024}
@@ -48,27 +50,28 @@ def memory(prepared: Prepared, processes: int = 1) -> dict[str, int]:
     samples, seq_len = -(-tokens.ids.shape[0] // processes), tokens.ids.shape[1]
     both = 2 if plan.asymmetric else 1
     layers = [[plan.tensors[name] for name in skeleton.layer_names(i)] for i in range(skeleton.num_layers)]
-    layer = max(sum(tensor.pair.info.numel for tensor in one) for one in layers) * _F32 * both
+    layer = layer_bytes(plan, skeleton)
     linears = [tensor for one in layers for tensor in one if tensor.calibrated]
     statistics = _statistics(skeleton, linears) * _F32 * both
     solver = max((_solver(tensor) for tensor in linears), default=0)
     batch = max(TOKENS_PER_BATCH[skeleton.device.type] // seq_len, 1) * seq_len
     widest = max((max(tensor.pair.info.shape) for tensor in linears), default=0)
     streams = samples * seq_len * skeleton.hidden_size * _F32 * both
-    waits = should_wait_on_host(skeleton.device, streams)
+    share = host_share(room_of(plan, skeleton.device, batch, SILENT.note), streams, layer)
+    away = int(share * streams)
     found = {
         "layer_bytes": layer,
         "statistics_bytes": statistics,
         "solver_bytes": solver,
         "activations_bytes": min(batch, samples * seq_len) * widest * _F32 * _ACTIVATIONS,
-        "streams_bytes": 0 if waits else streams,
+        "streams_bytes": streams - away,
     }
     size = 2 if skeleton.device.type == "cuda" else _F32
     waiting = samples * seq_len * (widest * size + 2 * skeleton.hidden_size * _F32) * both
     on_device = sum(found.values()) - min(found["solver_bytes"], found["activations_bytes"])  # one after the other
     on_device = max(on_device, _outer(skeleton, prepared) + found["streams_bytes"])
     fisher = _fisher(prepared, skeleton, tokens.ids[:samples], processes)
-    on_host = process + (streams if waits else 0) + fisher
+    on_host = process + away + fisher
     if fisher:
         found["fisher_bytes"] = fisher
     if skeleton.device.type == "cpu":

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from deltacompress.calibration.forwards.recording import capture_calls
-from deltacompress.calibration.forwards.streams import should_wait_on_host
+from deltacompress.calibration.forwards.streams import host_share
 from deltacompress.calibration.gradients import FisherSum
 from deltacompress.compression.layerwise.fisher import fisher_of
 from deltacompress.compression.layerwise.layer import compress_layer
 from deltacompress.compression.layerwise.solving import solve
-from deltacompress.compression.layerwise.walk import Streams, Walk
+from deltacompress.compression.layerwise.walk import Streams, Walk, layer_bytes
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.compression.ranks.ranks import ALONE, Ranks
 from deltacompress.compression.ranks.steps import WalkSteps
@@ -51,13 +51,13 @@ def compress_layers(
     outer = [plan.tensors[name] for name in skeleton.outer_names()]
     late = [tensor for tensor in outer if tensor.name == skeleton.head_name and tensor.calibrated]
     body = [tensor.name for tensor in outer if tensor.name != skeleton.head_name]
-    stream_bytes = ids.numel() * skeleton.hidden_size * torch.float32.itemsize
-    on_host = should_wait_on_host(skeleton.device, stream_bytes * (2 if plan.asymmetric else 1))
+    stream_bytes = ids.numel() * skeleton.hidden_size * torch.float32.itemsize * (2 if plan.asymmetric else 1)
+    share = host_share(walk.room, stream_bytes, layer_bytes(plan, skeleton))
     teacher = None
     fisher: dict[str, FisherSum] = {}
     if plan.asymmetric:
         skeleton.load(body, plan.finetuned.read)
-        teacher, _ = capture_calls(skeleton, ids, batch, on_host=on_host)
+        teacher, _ = capture_calls(skeleton, ids, batch, host_share=share)
         if plan.fisher:
             own_head = [skeleton.head_name] if skeleton.head_name else []  # else the embedding, which is there
             skeleton.load(own_head, plan.finetuned.read)
@@ -68,7 +68,7 @@ def compress_layers(
     restored = _simple(walk, "outer", [one for one in outer if one not in late and one.treatment != "alias"])
     skeleton.load(body, restored.__getitem__)
     del restored
-    student, calls = capture_calls(skeleton, ids, batch, on_host=on_host)
+    student, calls = capture_calls(skeleton, ids, batch, host_share=share)
     skeleton.free([skeleton.embedding_name])
     streams = Streams(student, teacher, calls, fisher=fisher)
     reporter.step("embeddings and norms", memory_bytes=Steps.peak_memory())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from deltacompress.calibration.forwards.memory import Room
@@ -34,6 +35,19 @@ class Streams:
     calls: dict[int, list[LayerCall]]
     head: Tensor | None = None
     fisher: dict[str, FisherSum] = field(default_factory=dict)
+
+
+def room_of(plan: Plan, device: torch.device, tokens_per_batch: int, note: Callable[[str], None]) -> Room:
+    """What may wait on the device while a plan is carried out, whose batches have at most so many tokens."""
+    widest = max((one.inputs for one in plan.tensors.values() if one.calibrated), default=1)
+    return Room(device, features=widest, tokens=tokens_per_batch, note=note)
+
+
+def layer_bytes(plan: Plan, skeleton: Skeleton) -> int:
+    """Of the largest layer in f32; the teacher's weights too, where there is one."""
+    layers = ([plan.tensors[name] for name in skeleton.layer_names(i)] for i in range(skeleton.num_layers))
+    largest = max(sum(tensor.pair.info.numel for tensor in one) for one in layers)
+    return largest * torch.float32.itemsize * (2 if plan.asymmetric else 1)
 
 
 @dataclass(frozen=True)
@@ -66,8 +80,7 @@ class Walk:
     ) -> Walk:
         """The walk of a plan, whose batches have at most so many tokens."""
         precision = calibration_precision(skeleton.device, bf16_weights=plan.bf16_linears)
-        widest = max((one.inputs for one in plan.tensors.values() if one.calibrated), default=1)
-        room = Room(skeleton.device, features=widest, tokens=tokens_per_batch, note=reporter.note)
+        room = room_of(plan, skeleton.device, tokens_per_batch, reporter.note)
         return cls(plan, skeleton, steps, ranks, precision, room, reporter.note)
 
     def room_for(self, nbytes: int) -> int:
