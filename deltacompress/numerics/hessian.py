@@ -50,8 +50,7 @@ class HessianAccumulator:
         if not (x.is_cuda and _NVIDIA) or any(one is not None and one.dtype != torch.float16 for one in (x, target_x)):
             x, target_x = x.float(), None if target_x is None else target_x.float()
         rounded = _rounded(x)
-        for part in products.panels(x.shape[1]):  # the lower triangle is the mirror image of the upper
-            _add_product(self._xx[: part.stop, part], rounded[:, : part.stop], rounded[:, part])
+        _add_squares(self._xx, rounded)
         if self._dx is not None and target_x is not None:
             _add_product(self._dx, _rounded(target_x - x), rounded)
         self.tokens += x.shape[0]
@@ -98,6 +97,19 @@ class HessianAccumulator:
         hessian, drift = products.mirror(self._xx.mul_(factor)), None if self._dx is None else self._dx.mul_(factor)
         self._xx, self._dx = self._xx.new_empty(0), None
         return hessian, drift
+
+
+def add_squares(total: Tensor, rows: Tensor) -> None:
+    """Add x x^T of each row x of f32 [tokens, n] to f32 [n, n], in upper panels (`mirror` makes it whole).
+
+    Rounded as `HessianAccumulator.add` rounds what is fp32.
+    """
+    _add_squares(total, _rounded(rows))
+
+
+def _add_squares(total: Tensor, rounded: Tensor) -> None:
+    for part in products.panels(total.shape[0]):  # the lower triangle is the mirror image of the upper
+        _add_product(total[: part.stop, part], rounded[:, : part.stop], rounded[:, part])
 
 
 def _rounded(inputs: Tensor) -> Tensor:

@@ -12,10 +12,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from deltacompress.calibration import gradients
+from deltacompress.calibration.fisher_sum import FisherSum
 from deltacompress.calibration.forwards.precision import Precision
 from deltacompress.calibration.forwards.recording import capture_calls
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.models.skeleton import Skeleton
+from deltacompress.numerics.hessian import add_squares
 from deltacompress.reporter import SILENT
 
 ROWS, TOKENS = 5, 16
@@ -32,12 +34,19 @@ class Opened:
         vocabulary = self.skeleton.model.config.vocab_size
         self.ids = torch.randint(vocabulary, (8, TOKENS), generator=torch.Generator().manual_seed(2))
         self.stream, _ = capture_calls(self.skeleton, self.ids, batch, host_share=host_share)
+        self.read: list[str] = []
+        self.told: list[Any] = []  # of what is read next
+
+    def _read(self, name: str) -> torch.Tensor:
+        self.read.append(name)
+        return self.checkpoint.read(name)
 
     def sums(self, *layers: int) -> dict[str, torch.Tensor]:
         """Of the linears of these layers, f32 [out, out]."""
         asked = [self.skeleton.linear_names(i) if i in layers else [] for i in range(self.skeleton.num_layers)]
+        ahead = self.checkpoint.read_ahead if self.skeleton.device.type == "cuda" else self.told.append
         found = gradients.fisher_information(
-            self.skeleton, self.ids[:ROWS], asked, self.stream, self.checkpoint.read, PRECISION, SILENT
+            self.skeleton, self.ids[:ROWS], asked, self.stream, self._read, PRECISION, SILENT, ahead
         )
         assert sorted(found) == sorted(name for names in asked for name in names)
         assert {one.tokens for one in found.values()} <= {ROWS * TOKENS}
@@ -99,13 +108,66 @@ def test_only_what_is_asked_for_is_kept(pair: Pair) -> None:
     assert not Opened(pair).sums()
 
 
+@pytest.mark.parametrize("order", [[0, 0], [0, 1, 0, 1, 0], [0, 1, 2, 3, 4, 3, 4, 3, 0, 1, 2, 1, 0]])
+def test_the_next_layer_is_told_before_one_runs(
+    make_pair: Callable[..., Pair], order: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one, two and five layers: forward, then each segment, the last first, forward to its last layer and back."""
+    layers = max(order) + 1
+    opened = Opened(make_pair("llama", num_hidden_layers=layers))
+    names = [opened.skeleton.layer_names(i) for i in range(layers)]
+    run_layer = Skeleton.run_layer
+
+    def noted(self: Skeleton, i: int, hidden: torch.Tensor, call: Any) -> torch.Tensor:
+        loaded = len(opened.read) // len(names[0])
+        assert opened.told == [names[follows] for follows in order[1 : loaded + 1]]
+        return run_layer(self, i, hidden, call)
+
+    monkeypatch.setattr(Skeleton, "run_layer", noted)
+    opened.sums(0)
+    assert opened.read == [name for i in order for name in names[i]]
+    assert len(opened.told) == len(order) - 1
+
+
+def test_inputs_wait_where_there_is_room(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, asked = Opened(pair), []
+    here = opened.sums(0, 1)
+    assert gradients._host_share(torch.device("cpu"), 1 << 60) == 0
+    monkeypatch.setattr(gradients, "free_bytes", lambda device: 9e9)
+    shares = [gradients._host_share(torch.device("cuda"), size) for size in (3_000_000_000, 6_000_000_000, 1 << 50)]
+    assert shares == [0, 0.5, pytest.approx(1, abs=1e-5)]
+
+    def all_of_it(device: torch.device, nbytes: int) -> float:
+        asked.append(nbytes)
+        return 1.0
+
+    waited: list[int] = []
+    rounded = gradients._rounded
+
+    def noted(*given: Any) -> Any:
+        found = rounded(*given)
+        waited.append(sum(one.nbytes for one in found))
+        assert found.host_share == 1
+        return found
+
+    monkeypatch.setattr(gradients, "_host_share", all_of_it)
+    monkeypatch.setattr(gradients, "_rounded", noted)
+    there = opened.sums(0, 1)
+    size = opened.skeleton.hidden_size
+    assert waited == 2 * [2 * ROWS * TOKENS * size]  # bfloat16, of layers 0 and 1
+    assert asked == [gradients.waiting_bytes(ROWS * TOKENS, size, [[], []])]
+    assert all(torch.equal(there[name], one) for name, one in here.items())
+
+
 @pytest.mark.parametrize("size", [1, 7, 300])
 def test_half_of_a_sum_is_the_whole(size: int) -> None:
     rows = torch.randn(2 * size, size, generator=torch.Generator().manual_seed(size))
     rows[:, size // 2 :] *= 1e-9
     rows[:, size // 3] = 0.0
     square = rows.T @ rows
-    half = gradients.FisherSum.of(square, 5)
+    upper = torch.zeros(size, size)
+    add_squares(upper, rows)  # its lower panels stay zero
+    half = FisherSum.of(upper, 5)
     whole = half.whole(torch.device("cpu"))
     assert torch.equal(whole, whole.T)
     root = square.diagonal().sqrt()
@@ -125,6 +187,18 @@ def test_one_token_cannot_outweigh_all_others() -> None:
     torch.testing.assert_close(cut[0], torch.full((4,), 2.0))
     assert torch.equal(cut[1:], rows[1:])
     assert not gradients._shortened(torch.zeros(3, 4)).any()
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 4, 8, 9])
+def test_the_usual_length_is_of_gradients_that_are_not_zero(zeros: int) -> None:
+    """Of ten tokens, so of even and odd numbers."""
+    generator = torch.Generator().manual_seed(zeros)
+    rows = (
+        torch.randn(10, 6, generator=generator)
+        * torch.logspace(-6, 6, 10)[torch.randperm(10, generator=generator)][:, None]
+    )
+    rows[torch.randperm(10, generator=generator)[:zeros]] = 0
+    torch.testing.assert_close(gradients._shortened(rows).double(), shortened(rows), rtol=1e-6, atol=0)
 
 
 def test_pieces_are_the_leading_sequences(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +224,28 @@ def test_gradients_that_are_not_finite_are_told(pair: Pair, monkeypatch: pytest.
     monkeypatch.setattr(Skeleton, "run_head", lambda self, hidden: run_head(self, hidden) * float("inf"))
     with pytest.raises(RuntimeError):
         opened.sums(0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("broken", [0, ROWS, ROWS + 3, ROWS + 5])
+def test_one_value_that_is_not_finite_is_told(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, broken: int, value: float
+) -> None:
+    """Of sequences at the end, and of pieces of either layer."""
+    opened, taken = Opened(pair), []
+    gradient = gradients._gradient
+
+    def once(start: torch.Tensor) -> torch.Tensor:
+        found = gradient(start)
+        if len(taken) == broken:
+            found[0, 3, 1] = value
+        taken.append(start)
+        return found
+
+    monkeypatch.setattr(gradients, "_gradient", once)
+    with pytest.raises(RuntimeError, match="its gradients are not finite"):
+        opened.sums(0)
+    assert len(taken) > broken
 
 
 def test_what_goes_back_has_the_covariance_of_the_divergence(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +290,8 @@ def test_a_piece_keeps_no_memory_of_its_batch(pair: Pair, monkeypatch: pytest.Mo
     monkeypatch.setattr(gradients, "HiddenStates", Watched)
     monkeypatch.setattr(gradients, "_AT_ONCE", 2 * TOKENS)
     opened.sums(1)
-    assert kept == [False] * 3
+    assert len(kept) > 3
+    assert not any(kept)
 
 
 @pytest.mark.gpu
@@ -205,3 +302,19 @@ def test_a_gpu_gives_what_a_cpu_gives_and_the_same_every_time(pair: Pair, share:
     for name, one in expected.items():
         assert torch.equal(first[name], second[name]), name
         assert float(first[name].trace()) == pytest.approx(float(one.trace()), rel=0.5), name  # other draws
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_not_waited_for_within_a_layer() -> None:
+    rows = torch.randn(5000, 600, generator=torch.Generator().manual_seed(3))
+    rows[::7] = 0
+    there, total = rows.cuda(), torch.zeros(600, 600, device="cuda")
+    add_squares(total.clone(), gradients._shortened(there))  # libraries are loaded
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        add_squares(total, gradients._shortened(there))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    expected = shortened(rows).T @ shortened(rows)
+    found = FisherSum.of(total, 5000).on_host().whole(torch.device("cpu")).double()
+    assert float((found - expected).abs().max() / expected.diagonal().max()) < 1 / 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,27 @@ def test_what_cannot_be_differentiated_is_told_and_solved_row_by_row(
     pair.compress(tmp_path / "without", recipe=recipe(fisher=False))
     parts.append(load_delta(tmp_path / "without").manifest.tensors)
     assert [one.sha256 for one in parts[0]] == [one.sha256 for one in parts[1]]
+
+
+def test_what_was_read_ahead_is_dropped_where_gradients_fail(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+    load = layer._load
+
+    def failed(*given: Any) -> None:
+        read = given[4]
+        read.func.__self__._ahead["a weight"] = Future()
+        raise RuntimeError("no way back")
+
+    def noted(walk: Any, i: int) -> None:
+        left.append(len(walk.plan.finetuned._ahead))
+        load(walk, i)
+
+    monkeypatch.setattr(fisher, "fisher_information", failed)
+    monkeypatch.setattr(layer, "_load", noted)
+    pair.compress(tmp_path / "out", recipe=recipe())
+    assert left == [0, 0]
 
 
 def test_a_forward_that_fails_only_where_it_is_differentiated(

@@ -7,7 +7,8 @@ from problems import problem
 from tolerances import FLOAT32_CHAIN, LEAST_SQUARES
 
 from deltacompress.errors import NumericsError
-from deltacompress.numerics.hessian import DAMPING_STEPS, HessianAccumulator, factorize
+from deltacompress.numerics.hessian import DAMPING_STEPS, HessianAccumulator, add_squares, factorize
+from deltacompress.numerics.products import mirror
 
 CPU = torch.device("cpu")
 
@@ -29,6 +30,19 @@ def test_h_and_d_are_twice_the_mean_outer_products(columns: int) -> None:
     assert torch.equal(hessian, hessian.T)
     assert drift is not None
     assert np.allclose(drift.numpy(), 2 / 60 * (b - a).T @ a, atol=FLOAT32_CHAIN.value)
+
+
+@pytest.mark.parametrize("columns", [7, 600])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_squares_add_up_in_upper_panels(columns: int, device: str) -> None:
+    rows = normal(400, columns, seed=0)
+    total = torch.zeros(columns, columns, device=device)
+    for part in rows.split(300):
+        add_squares(total, part.to(device))
+    assert columns < 512 or not total[512:, :256].any()  # half of the work
+    expected = rows.double().T @ rows.double()
+    rounded = 1e-6 if device == "cpu" else 1e-3  # bfloat16 on a GPU, and the errors of 400 products average out
+    assert float((mirror(total).cpu().double() - expected).abs().max()) < rounded * 400
 
 
 @pytest.mark.parametrize("asymmetric", [False, True])

@@ -36,7 +36,7 @@ def memory(prepared: Prepared, processes: int = 1) -> dict[str, int]:
     waiting_at_most_bytes: what forwards that wait in the middle of a layer take besides, where there is room
     (calibration/forwards/memory.py); without room each stage runs them anew.
 
-    fisher_bytes: host memory for what outputs are worth, where a rule asks for it.
+    fisher_bytes: host memory for what outputs are worth, where a rule asks for it; a GPU with room takes some of it.
 
     processes: that share the samples; these are the figures of one, the first.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor
 
+from deltacompress.calibration.fisher_sum import FisherSum
 from deltacompress.calibration.forwards.streams import HiddenStates
-from deltacompress.calibration.gradients import FisherSum, fisher_information, rows_for_gradients
+from deltacompress.calibration.gradients import fisher_information, rows_for_gradients
 from deltacompress.compression.layerwise.walk import Walk
 from deltacompress.compression.planning import Plan
 from deltacompress.errors import first_line
@@ -32,10 +34,13 @@ def fisher_of(walk: Walk, ids: Tensor, teacher: HiddenStates, reporter: Reporter
     if not widest:
         return {}
     some = rows_for_gradients(ids, -(-widest // walk.ranks.size))
-    found = None
+    found, finetuned = None, walk.plan.finetuned
+    on_gpu = walk.skeleton.device.type == "cuda"
+    read, ahead = partial(finetuned.read, pinned=on_gpu), finetuned.read_ahead if on_gpu else None
     try:
-        found = fisher_information(walk.skeleton, some, asked, teacher, walk.plan.finetuned.read, precision, reporter)
+        found = fisher_information(walk.skeleton, some, asked, teacher, read, precision, reporter, ahead)
     except RuntimeError as error:
+        finetuned.forget_ahead()
         if of_the_machine(error) and not isinstance(error, NotImplementedError):
             raise
         told = "no gradients of this model, so rows are solved apart, as with fisher: false"

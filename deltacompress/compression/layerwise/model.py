@@ -17,9 +17,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from deltacompress.calibration.fisher_sum import FisherSum
 from deltacompress.calibration.forwards.recording import capture_calls
 from deltacompress.calibration.forwards.streams import host_share
-from deltacompress.calibration.gradients import FisherSum
 from deltacompress.compression.layerwise.fisher import fisher_of
 from deltacompress.compression.layerwise.layer import compress_layer
 from deltacompress.compression.layerwise.solving import solve

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from deltacompress.calibration.fisher_sum import FisherSum
 from deltacompress.calibration.forwards.memory import Room
 from deltacompress.calibration.forwards.precision import Precision, calibration_precision
 from deltacompress.calibration.forwards.streams import HiddenStates
 from deltacompress.calibration.forwards.turns import LayerTurns
-from deltacompress.calibration.gradients import FisherSum
 from deltacompress.compression.layerwise.experts import Agreement
 from deltacompress.compression.planning import Plan
 from deltacompress.compression.ranks.ranks import Ranks
