@@ -47,6 +47,7 @@ def _steps(name: str, bits: int, step: float, **others: Any) -> Rung:
 
 
 CALIBRATED = (
+    _steps("2 bits, steps of 6.3", 2, 6.3, asymmetric=0.5),
     _steps("2 bits, steps of 5.0", 2, 5.0, asymmetric=0.5),
     _steps("2 bits, steps of 4.0", 2, 4.0, asymmetric=0.5),
     _steps("2 bits, steps of 3.4", 2, 3.4, asymmetric=0.5),
@@ -59,16 +60,19 @@ CALIBRATED = (
 )
 """Of linears and the head, which have inputs. With steps so wide that most codes are zero, targets that make up for all
 of the error before them are mostly made of what cannot be made up for."""
+COUNTED = tuple(
+    _rung(f"{bits} bits, counted, steps of {step}", codec="counted", bits=bits, step=step)
+    for bits, step in ((4, 4.2), (4, 3.4), (4, 2.7), (4, 2.1), (4, 1.6), (4, 1.2), (8, 0.8), (8, 0.5), (8, 0.25))
+)
+"""Of the embedding. Leaving its delta out is no rung: what is lost so, is lost of all tokens alike, and costs far more
+than its squared error tells."""
 ROUNDED = (
-    _rung("2 bits, rounded in steps of 2.6", codec="rtn", bits=2, grid="symmetric", step=2.6),
-    _rung("2 bits, rounded in steps of 2.1", codec="rtn", bits=2, grid="symmetric", step=2.1),
     _rung("2 bits, rounded", codec="rtn", bits=2),
     _rung("3 bits, rounded", codec="rtn", bits=3),
     _rung("4 bits, rounded", codec="rtn", bits=4),
     _rung("8 bits, rounded", codec="rtn", bits=8),
 )
-"""Of the embedding. Leaving its delta out is no rung: what is lost so, is lost of all tokens alike, and costs far more
-than its squared error tells."""
+"""Of the embedding in shipped recipes, and of linears that nothing can be solved for."""
 OF_SHIPPED = (
     _rung("2 bits, 2:4", codec="obs", bits=2, sparsity="2:4"),
     _rung("4 bits, 2:4", codec="obs", bits=4, sparsity="2:4", gain="least"),
@@ -76,15 +80,16 @@ OF_SHIPPED = (
     _rung("4 bits", codec="obs", bits=4, gain="least"),
 )
 """Of shipped recipes, and never the best: measured where those are to be compared, at the damping of all others."""
-RUNGS = {rung.name: rung for rung in (*CALIBRATED, *ROUNDED, *OF_SHIPPED)}
+RUNGS = {rung.name: rung for rung in (*CALIBRATED, *COUNTED, *ROUNDED, *OF_SHIPPED)}
 REFERENCE, ROUNDED_REFERENCE = RUNGS["2 bits, steps of 2.1"], RUNGS["2 bits, rounded"]
+COUNTED_REFERENCE, COUNTED_WIDEST = RUNGS["4 bits, counted, steps of 2.1"], RUNGS["4 bits, counted, steps of 4.2"]
 """Those whose errors are put into the model, a group at a time, to see what they do to its answers."""
-COARSE = RUNGS["2 bits, steps of 3.4"]
+COARSE, WIDEST = RUNGS["2 bits, steps of 3.4"], RUNGS["2 bits, steps of 6.3"]
 """Whose errors are put into all groups at once, as the reference's are: KL grows faster than errors do."""
 
 
 def template() -> Recipe:
     """What is measured: every tensor that has rungs by its reference, all others exact."""
-    coded = {"linear": REFERENCE, "head": REFERENCE, "embedding": ROUNDED_REFERENCE}
+    coded = {"linear": REFERENCE, "head": REFERENCE, "embedding": COUNTED_REFERENCE}
     rules = [{"kind": kind, **rung.fields} for kind, rung in coded.items()]
     return Recipe.parse({"name": "budget", "rules": [*rules, {"codec": "exact"}]})

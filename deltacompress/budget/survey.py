@@ -8,20 +8,23 @@ of which a model is sure give way only to larger errors: a power of it, through 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from deltacompress.budget.choice import bytes_of, loss_of
+from deltacompress.budget.measuring.probes import Probe
 from deltacompress.budget.measuring.walk import Measured, Walked
-from deltacompress.budget.rungs import COARSE, REFERENCE, RUNGS
+from deltacompress.budget.rungs import COARSE, REFERENCE, RUNGS, WIDEST
 from deltacompress.errors import NumericsError
 from deltacompress.types import TensorKind
 
 _OTHERS_WEIGH = 256
 """Tokens to be written that all other tokens of a record weigh as much as: where those are few, these steady a group's
 share. They say the same of it, but for a factor that all groups have."""
+_LEAST_SHARE = 0.1
+"""Of an even share, what a group has at least: it is measured on few tokens, and may come out as nothing, or less."""
 _LARGEST_POWER = 4.0
 AFTER_OBS = 0.7
 """KL of a real compression, which makes up for earlier layers and weighs outputs, over that of references put into the
@@ -121,48 +124,108 @@ def survey_of(walked: Walked, *, finetuned_bytes: int, fixed_bytes: int) -> Surv
         NumericsError: it is not finite.
     """
     (written, others), (of_whole, _) = walked.tokens
-    measured = [*walked.whole.values(), *(one.probe for one in walked.groups)]
+    measured = [*walked.whole.values(), *(probe for one in walked.groups for probe in one.probes)]
     if not all(math.isfinite(sum(one.kl)) for one in measured):
         raise NumericsError(
             "the answers of the fine-tuned model, or of one nearly like it, are not finite on the data held back",
             way_out="check that it runs, or give a recipe",
         )
-    knee, coarse = (walked.whole[rung.name].kl[0] / of_whole for rung in (REFERENCE, COARSE))
-    groups = []
-    for one, share in zip(walked.groups, _shares(walked.groups, written, others), strict=True):
-        at = _loss(one, one.reference)
-        part = knee * share / at if at > 0 else 0.0
-        options = tuple(Option(rung=step.rung, bytes=step.bytes, part=part * step.loss) for step in one.steps)
-        groups.append(Group(names=one.names, kind=one.kind, options=options))
-    wide = sum(_part(group, COARSE.name) for group in groups)
+    knee, coarse, widest = (walked.whole[rung.name].kl[0] / of_whole for rung in (REFERENCE, COARSE, WIDEST))
+    shares = _shares(walked.groups, written, others)
+    groups = [Group(names=one.names, kind=one.kind, options=_options(one, knee, shares)) for one in walked.groups]
+    references = [one.reference for one in walked.groups]
+    wide = _sum(groups, references, COARSE.name)
     power = math.log(coarse / knee) / math.log(wide / knee) if coarse > knee > 0 and wide > knee else 1.0
+    power = min(max(power, 1.0), _LARGEST_POWER)
+    if knee > 0 and widest > knee:
+        groups = _widened(groups, references, knee * math.pow(widest / knee, 1 / power))
     return Survey(
         finetuned_bytes=finetuned_bytes,
         fixed_bytes=fixed_bytes,
         groups=tuple(groups),
         tokens=(written, others),
         reference=knee,
-        power=min(max(power, 1.0), _LARGEST_POWER),
+        power=power,
         delta_share=walked.delta_share,
     )
 
 
-def _shares(groups: Sequence[Measured], written: int, others: int) -> list[float]:
-    """Of each group in the KL of the whole, by its probe: in what is to be written, and in the other tokens."""
+def _options(one: Measured, knee: float, shares: Callable[[Probe], float]) -> tuple[Option, ...]:
+    """Of a group, by its share of `knee`, the KL of all references."""
+    at, exponent = _loss(one, one.reference), _exponent(one, shares)
+    part = knee * shares(one.probe) / at if at > 0 else 0.0
+
+    def told(loss: float) -> float:
+        return part * loss if loss <= at else part * at * math.pow(loss / at, exponent)
+
+    return tuple(Option(rung=step.rung, bytes=step.bytes, part=told(step.loss)) for step in one.steps)
+
+
+def _shares(groups: Sequence[Measured], written: int, others: int) -> Callable[[Probe], float]:
+    """Of a probe in the KL of the whole, that is all references: in what is to be written, and in the other tokens."""
     trust = written / (written + (_OTHERS_WEIGH if others else 0))
     sums = [sum(one.probe.kl[kind] for one in groups) for kind in (0, 1)]
-    found = []
-    for one in groups:
-        of_written, of_others = (own / all_ if all_ > 0 else 0.0 for own, all_ in zip(one.probe.kl, sums, strict=True))
-        found.append(trust * of_written + (1 - trust) * of_others)
-    return found
+
+    def share(probe: Probe) -> float:
+        of_written, of_others = (own / all_ if all_ > 0 else 0.0 for own, all_ in zip(probe.kl, sums, strict=True))
+        return max(trust * of_written + (1 - trust) * of_others, _LEAST_SHARE / len(groups))
+
+    return share
+
+
+def _exponent(one: Measured, shares: Callable[[Probe], float]) -> float:
+    """What power of its losses KL goes with beyond the reference: of an embedding by two probes, else 1."""
+    if one.widest is None:
+        return 1.0
+    name, probe = one.widest
+    at, wide = _loss(one, one.reference), _loss(one, name)
+    if not 0 < at < wide:
+        return 1.0
+    return min(max(math.log(shares(probe) / shares(one.probe)) / math.log(wide / at), 1.0), _LARGEST_POWER)
 
 
 def _loss(one: Measured, rung: str) -> float:
     return next(step.loss for step in one.steps if step.rung == rung)
 
 
-def _part(group: Group, rung: str) -> float:
-    """Of a rung; of one that a group does not have, of its reference."""
-    parts = {one.rung: one.part for one in group.options}
-    return parts.get(rung, parts.get("2 bits, rounded", 0.0))
+def _part(group: Group, rung: str) -> float | None:
+    return next((one.part for one in group.options if one.rung == rung), None)
+
+
+def _sum(groups: Sequence[Group], references: Sequence[str], rung: str) -> float:
+    """Of all groups at a rung; of those that do not have it at their reference."""
+    at = (
+        _part(group, rung if _part(group, rung) is not None else own)
+        for group, own in zip(groups, references, strict=True)
+    )
+    return sum(part for part in at if part is not None)
+
+
+def _widened(groups: Sequence[Group], references: Sequence[str], wanted: float) -> list[Group]:
+    """With larger parts beyond COARSE, so that those of WIDEST add up to what was measured.
+
+    What so wide steps leave out, they leave out of all inputs alike: that costs more than its square tells.
+    """
+    without = sum(_part(group, own) or 0.0 for group, own in zip(groups, references, strict=True) if not _climbs(group))
+    own = _sum(groups, references, WIDEST.name) - without
+    more = (wanted - without) / own if own > 0 else 1.0
+    return [_steeper(group, more) if more > 1 and _climbs(group) else group for group in groups]
+
+
+def _climbs(group: Group) -> bool:
+    return _part(group, WIDEST.name) is not None
+
+
+def _steeper(group: Group, more: float) -> Group:
+    """With `more` times the part at WIDEST, none more at COARSE, and between them by the logarithm."""
+    low, high = (_part(group, rung.name) or 0.0 for rung in (COARSE, WIDEST))
+    if not 0 < low < high:
+        return group
+
+    def larger(part: float) -> float:
+        return (
+            part * math.pow(more, min(max(math.log(part / low) / math.log(high / low), 0.0), 1.0)) if part > 0 else part
+        )
+
+    options = tuple(one.model_copy(update={"part": larger(one.part)}) for one in group.options)
+    return group.model_copy(update={"options": options})

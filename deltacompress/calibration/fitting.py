@@ -1,4 +1,4 @@
-"""What codecs find in the whole model before a tensor is encoded (codecs.settings.Codec.fit): BitDelta's scales."""
+"""What codecs find in the whole model before a tensor is encoded (codecs.codec.Codec.fit): BitDelta's scales."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from deltacompress.calibration.data import CalibrationTokens
 from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.codec import Fit
 from deltacompress.codecs.registry import CODECS
-from deltacompress.codecs.settings import Fit, Settings
+from deltacompress.codecs.settings import Settings
 from deltacompress.models.load import load_model
 from deltacompress.models.names import module_paths
 from deltacompress.reporter import Reporter

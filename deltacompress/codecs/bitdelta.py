@@ -21,9 +21,10 @@ from torch.nn import functional
 
 from deltacompress.checkpoints import rows as checkpoint_rows
 from deltacompress.checkpoints.rows import Elements
+from deltacompress.codecs.codec import Fit
 from deltacompress.codecs.encoded import Encoded, delta_rows
 from deltacompress.codecs.formats.packed import PackedSpec, Stack, decode, pack
-from deltacompress.codecs.settings import BitDeltaSettings, Fit
+from deltacompress.codecs.settings import BitDeltaSettings
 from deltacompress.errors import UnsupportedModelError
 from deltacompress.numerics.grid import Grid, constant_zero, store_scale
 from deltacompress.numerics.sparsity import Sparsity
@@ -37,7 +38,7 @@ _CHECK_EVERY = 8
 
 
 def fit(seen: Fit) -> dict[str, float]:
-    """As settings.Codec.fit: the scales."""
+    """As codec.Codec.fit: the scales."""
     for name, path in seen.modules.items():
         _linear(seen.model, path, where=f"{seen.path}: tensor {name}")
     bases = {f"{path}.weight": seen.bases[name] for name, path in seen.modules.items()}
@@ -47,14 +48,14 @@ def fit(seen: Fit) -> dict[str, float]:
 
 
 def accepts(value: object) -> bool:
-    """As settings.Codec.accepts: a scale that the packed format can hold."""
+    """As codec.Codec.accepts: a scale that the packed format can hold."""
     return isinstance(value, float) and 0 <= 2 * value <= torch.finfo(torch.bfloat16).max
 
 
 def encode_elements(
     finetuned: Elements, base: Elements | None, settings: BitDeltaSettings, name: str, scale: float
 ) -> Encoded:
-    """As settings.Codec.encode; raises as encoded.delta_of."""
+    """As codec.Codec.encode; raises as encoded.delta_of."""
     read, rows, columns = delta_rows(finetuned, base, name)
     spec = PackedSpec(rows, columns, 1, Sparsity.parse("dense"), columns, "midrise")
     parts = Stack(rows)

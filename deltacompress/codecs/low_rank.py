@@ -26,7 +26,7 @@ def factors(delta: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def encode_elements(finetuned: Elements, base: Elements | None, settings: LowRankSettings, name: str) -> Encoded:
-    """As settings.Codec.encode; the delta is in memory as a whole.
+    """As codec.Codec.encode; the delta is in memory as a whole.
 
     Raises:
         CheckpointError: the delta is beyond what fp16 holds; else as encoded.delta_of.

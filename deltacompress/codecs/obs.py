@@ -13,8 +13,8 @@ from torch import Tensor
 
 from deltacompress.codecs.encoded import Encoded, LinearToEncode, Sums
 from deltacompress.codecs.formats.packed import PackedSpec
+from deltacompress.codecs.formats.solved import Solved
 from deltacompress.codecs.settings import ObsSettings, spec_for
-from deltacompress.codecs.solved import Solved
 from deltacompress.numerics import hessian as hessians
 from deltacompress.numerics import obs
 from deltacompress.numerics.coupling import Coupling

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from deltacompress.arguments import checked
+from deltacompress.codecs.codec import Codec
 from deltacompress.codecs.registry import CODECS
-from deltacompress.codecs.settings import Codec, Settings
+from deltacompress.codecs.settings import Settings
 from deltacompress.errors import CalibrationError, RecipeError, option
 from deltacompress.files.content import find_yaml
 from deltacompress.files.strict_yaml import read_yaml
@@ -147,18 +148,24 @@ class Recipe(BaseModel):
         """
         for rule in self.rules:
             if rule.matches(name, kind):
-                if CODECS[rule.codec].needs_tokens and kind not in ("linear", "head"):
-                    others = "rtn, low-rank, exact or skip" if kind == "embedding" else "rtn, exact or skip"
-                    raise RecipeError(
-                        f"codec {rule.codec} on {name} (kind {kind}), which has no inputs to calibrate on",
-                        where=f"recipe {self.name}",
-                        way_out=f"use {others} for it",
-                    )
+                if not CODECS[rule.codec].takes(kind):
+                    raise self._not_taken(rule, name, kind)
                 return rule
         raise RecipeError(
             f"no rule matches {name} (kind {kind})",
             where=f"recipe {self.name}",
             way_out="end the rules with codec: exact",
+        )
+
+    def _not_taken(self, rule: Settings, name: str, kind: TensorKind) -> RecipeError:
+        told = "which has no inputs to calibrate on"
+        others = "counted, rtn, low-rank, exact or skip" if kind == "embedding" else "rtn, exact or skip"
+        if CODECS[rule.codec].counts:
+            told, others = "which has no row for each token", f"obs, {others}" if kind in ("linear", "head") else others
+        return RecipeError(
+            f"codec {rule.codec} on {name} (kind {kind}), {told}",
+            where=f"recipe {self.name}",
+            way_out=f"use {others} for it",
         )
 
     def matching_none(self, names: Collection[str]) -> list[str]:

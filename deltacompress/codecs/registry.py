@@ -1,4 +1,4 @@
-"""Every codec by name. A new one is a file in this folder that makes a settings.Codec, and its line here.
+"""Every codec by name. A new one is a file in this folder that makes a codec.Codec, and its line here.
 
 Recipes are read, and refused, before torch is imported: what such a file imports at its top must not need torch, so
 `encode` imports the rest when it is called; or the file is imported when it is first called, as those here.
@@ -10,9 +10,10 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from deltacompress.codecs.codec import Codec
 from deltacompress.codecs.settings import (
     BitDeltaSettings,
-    Codec,
+    CountedSettings,
     ExactSettings,
     LowRankSettings,
     ObsSettings,
@@ -34,6 +35,13 @@ def _late(module: str, function: str) -> Callable[..., Any]:
     return call
 
 
+def _exact(finetuned: Elements, base: Elements | None, settings: ExactSettings, name: str) -> Encoded:
+    from deltacompress.codecs.encoded import Encoded
+    from deltacompress.codecs.formats import exact
+
+    return Encoded("exact", *exact.encode(finetuned, base))
+
+
 def _skip(finetuned: Elements, base: Elements | None, settings: SkipSettings, name: str) -> Encoded:
     from deltacompress.codecs.encoded import Encoded
 
@@ -49,10 +57,11 @@ CODECS = {
             fit=_late("bitdelta", "fit"),
             accepts=_late("bitdelta", "accepts"),
         ),
+        Codec(CountedSettings, _late("counted", "encode_elements"), counts=True),
         Codec(LowRankSettings, _late("low_rank", "encode_elements")),
         Codec(ObsSettings, encode_group=_late("obs", "encode")),
         Codec(RtnSettings, _late("rtn", "encode_elements")),
-        Codec(ExactSettings, _late("exact", "encode_elements")),
+        Codec(ExactSettings, _exact),
         Codec(SkipSettings, _skip),
     )
 }

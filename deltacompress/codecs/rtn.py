@@ -30,7 +30,7 @@ def encode(delta: Tensor, settings: RtnSettings, name: str) -> Encoded:
 
 
 def encode_elements(finetuned: Elements, base: Elements | None, settings: RtnSettings, name: str) -> Encoded:
-    """As settings.Codec.encode; raises as encode_rows and encoded.delta_of."""
+    """As codec.Codec.encode; raises as encode_rows and encoded.delta_of."""
     return encode_rows(*delta_rows(finetuned, base, name), settings, name)
 
 

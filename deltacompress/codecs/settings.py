@@ -1,10 +1,8 @@
-"""What a codec is, and what a recipe can set for each, checked when the recipe is read: before torch is imported."""
+"""What a recipe can set for each codec, checked when the recipe is read: before torch is imported."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 from typing_extensions import override
@@ -14,13 +12,7 @@ from deltacompress.errors import RecipeError
 from deltacompress.numerics.sparsity import Sparsity
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor, nn
-
-    from deltacompress.codecs.encoded import Encoded, LinearToEncode
-    from deltacompress.numerics.hessian import HessianAccumulator
-    from deltacompress.reporter import Reporter
+    pass
 
 
 def _as_listed(value: object) -> object:
@@ -175,6 +167,22 @@ class RtnSettings(Quantizing):
     codec: Literal["rtn"] = "rtn"
 
 
+class CountedSettings(Settings):
+    """Embeddings, rounded in smaller steps for tokens that calibration data has more of; rows that come to 0 are free.
+
+    bits: of a code. step: of a row of mean weight (codecs/counted.py), in root mean squares of the whole delta; a row's
+    own range is reached in any case.
+    """
+
+    codec: Literal["counted"] = "counted"
+    bits: Annotated[Literal[2, 3, 4, 8], BeforeValidator(_as_listed)]
+    step: Annotated[float, Field(gt=0, le=16)]
+
+    @override
+    def stored_shapes(self, rows: int, columns: int, *, storage: bool) -> Shapes:
+        return largest_shapes(counted_spec(self, rows, columns), storage=storage)
+
+
 class BitDeltaSettings(Settings):
     """BitDelta: the sign of each weight of the delta, and one scale for the matrix, distilled on calibration data."""
 
@@ -220,67 +228,9 @@ class SkipSettings(Settings):
         return {}
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """What a codec may look at before it encodes a tensor: the whole model.
-
-    path: of the fine-tuned checkpoint, for messages. model: the fine-tuned one, of transformers, in fp32; to be left as
-    it is. modules: name of each tensor that this codec is to encode -> path of the module in the model whose weight it
-    is. bases: by the same names, what it is encoded against, f32. settings: what its rule says.
-    ids: int64 [samples, tokens], the calibration tokens. seed: of whatever is drawn.
-    """
-
-    path: Path
-    model: nn.Module
-    modules: Mapping[str, str]
-    bases: Mapping[str, Tensor]
-    settings: Mapping[str, Settings]
-    ids: Tensor
-    seed: int
-    reporter: Reporter
-
-
-@dataclass(frozen=True, slots=True)
-class Codec:
-    """A way to choose the values of a tensor; registry.CODECS lists them all.
-
-    It has one of two functions. Rows beyond the base's (added tokens) are neither's business: the caller stores them.
-
-    encode: (fine-tuned tensor, its base or None, settings, tensor name for messages) -> Encoded, for a codec that codes
-        a tensor by itself. Both are read piece by piece. The base has the leading rows of the tensor, and is as
-        Plan.rows gives it.
-    encode_group: (linears, statistics, settings) -> Encoded by name, for a codec that calibrates: linears that share
-        one input and the same settings are solved together, from the sums over their inputs, which it may use up.
-    fit: (what Fit holds) -> a value for each tensor, which `encode` gets as a fifth argument. Called once, before any
-        tensor is coded; for a codec that looks at the whole model first. Values are plain data, as JSON knows it, so
-        that a run that is resumed has the very same.
-    accepts: value -> whether it is one of `fit`'s, asked of what a resumed run reads back; any is, without it.
-    """
-
-    settings: type[Settings]
-    encode: Callable[..., Encoded] | None = None
-    encode_group: Callable[[list[LinearToEncode], HessianAccumulator, Any], dict[str, Encoded]] | None = None
-    fit: Callable[[Fit], Mapping[str, Any]] | None = None
-    accepts: Callable[[Any], bool] | None = None
-
-    def __post_init__(self) -> None:
-        if (self.encode is None) == (self.encode_group is None) or (self.fit and not self.encode):
-            raise TypeError(f"codec {self.name} needs encode or encode_group, one of them; fit goes with encode")
-
-    @property
-    def name(self) -> str:
-        """What recipes and manifests call it."""
-        return str(self.settings.model_fields["codec"].default)
-
-    @property
-    def calibrates(self) -> bool:
-        """Whether it chooses by what a tensor receives, layer after layer."""
-        return self.encode_group is not None
-
-    @property
-    def needs_tokens(self) -> bool:
-        """Whether it runs the model on calibration tokens, in which only linears and the head take part for certain."""
-        return self.calibrates or self.fit is not None
+def counted_spec(settings: CountedSettings, rows: int, columns: int) -> PackedSpec:
+    """The packed format of one tensor: most codes are zero."""
+    return PackedSpec(rows, columns, settings.bits, Sparsity.parse("dense"), columns, "symmetric", masked=True)
 
 
 def spec_for(settings: Quantizing, *, rows: int, columns: int, name: str) -> PackedSpec:

@@ -45,7 +45,7 @@ def encode_uncalibrated(plan: Plan, tensor: TensorPlan) -> Encoded:
     base, finetuned = _as_coded(plan, tensor)
     codec = tensor.codec
     assert codec.encode is not None
-    fitted = () if codec.fit is None else (tensor.fitted,)
+    fitted = (tensor.fitted,) if codec.fit is not None or codec.counts else ()
     return with_added_rows(plan, tensor, codec.encode(finetuned, base, tensor.settings, tensor.name, *fitted))
 
 

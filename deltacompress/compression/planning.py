@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from deltacompress.artifact.records import FILE_NAME
 from deltacompress.artifact.side_by_side import side_by_side
@@ -17,10 +18,11 @@ from deltacompress.checkpoints.names import MAX_NAME
 from deltacompress.checkpoints.pairing import Pairing, TensorPair
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.checkpoints.rows import Rows
+from deltacompress.codecs.codec import Codec
 from deltacompress.codecs.encoded import as_matrix
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.registry import CODECS
-from deltacompress.codecs.settings import Codec, ExactSettings, Quantizing, Settings
+from deltacompress.codecs.settings import ExactSettings, Quantizing, Settings
 from deltacompress.errors import CheckpointError, PairError, RecipeError
 from deltacompress.types import OddLinears, TensorKind
 
@@ -36,8 +38,8 @@ class TensorPlan:
     """One fine-tuned tensor and what to do with it.
 
     treatment: code (lossy, by `settings`), exact, identical (bitwise the base's), added (exact, no base) or alias.
-    fitted: what the codec's `fit` found for it, if it has one, once that has run. transposed: whether it is coded as
-    [out, in] while it lies as [in, out].
+    fitted: what the codec's `fit` found for it, if it has one, once that has run; or how often each token comes.
+    transposed: whether it is coded as [out, in] while it lies as [in, out].
     """
 
     pair: TensorPair
@@ -113,15 +115,12 @@ class Plan:
         if lost := self.recipe.matching_none(self.tensors):
             told = f"recipe {self.recipe.name}: {len(lost)} names of its rules"
             notes.append(f"{told} ({', '.join(lost[:3])}{', ...' * (len(lost) > 3)}) match no tensor")
-        if self.unwalked:
-            told = f"{len(self.unwalked)} linear weights ({self.unwalked[0]}, ...) do not run once in each forward"
-            notes.append(f"{told}: stored exactly")
-        if self.merged:
-            told = f"{len(self.merged)} linear weights ({self.merged[0]}, ...) are no modules of transformers' model"
-            notes.append(f"{told}: stored exactly")
-        if self.stacked:
-            told = f"{len(self.stacked)} tensors ({self.stacked[0]}, ...) hold a weight of all experts each"
-            notes.append(f"{told}: stored exactly")
+        kept = (
+            (self.unwalked, "linear weights", "do not run once in each forward"),
+            (self.merged, "linear weights", "are no modules of transformers' model"),
+            (self.stacked, "tensors", "hold a weight of all experts each"),
+        )
+        notes += [f"{len(names)} {what} ({names[0]}, ...) {why}: stored exactly" for names, what, why in kept if names]
         notes += [f"{n} weights are {dtype}: stored exactly" for dtype, n in whole.items() if dtype not in FLOATS]
         return tuple(notes)
 
@@ -155,7 +154,7 @@ class Plan:
         return any(plan.needs_fisher for plan in self.tensors.values())
 
     def wrong_with(self, fitted: Any) -> str | None:
-        """What makes `fitted`, as an interrupted run left it, none of what this plan's codecs fit, if anything does."""
+        """What makes `fitted`, as an interrupted run left it, none of what this plan's codecs fit."""
         wanted = {plan.name: plan for plans in self.to_fit.values() for plan in plans}
         if not isinstance(fitted, dict) or fitted.keys() != wanted.keys():
             return "its tensors are not those of this run"
@@ -166,8 +165,13 @@ class Plan:
 
     def with_fitted(self, values: Mapping[str, Any]) -> Plan:
         """The same with what was fitted for some tensors."""
-        fitted = {name: replace(self.tensors[name], fitted=value) for name, value in values.items()}
-        return replace(self, tensors=self.tensors | fitted)
+        found = {name: replace(self.tensors[name], fitted=value) for name, value in values.items()}
+        return replace(self, tensors=self.tensors | found)
+
+    def with_counts(self, ids: Tensor) -> Plan:
+        """The same with how often each token comes in `ids`, int64, for the tensors whose codecs want it."""
+        wanting = (one for one in self.tensors.values() if one.treatment == "code" and one.codec.counts)
+        return self.with_fitted({one.name: ids.flatten().bincount(minlength=one.pair.info.shape[0]) for one in wanting})
 
     def rows(self, plan: TensorPlan) -> tuple[Rows | None, Rows]:
         """(what the tensor is coded against, the fine-tuned tensor), to be read piece by piece; as `base_of`."""
@@ -211,14 +215,12 @@ def make_plan(
     base, finetuned = pairing.base, pairing.finetuned
     for file in finetuned.side_files():
         if not re.fullmatch(FILE_NAME, file.name):
-            raise CheckpointError(
-                "not a file name that an artifact may hold", where=file, way_out="rename or remove it"
-            )
+            told = "not a file name that an artifact may hold"
+            raise CheckpointError(told, where=file, way_out="rename or remove it")
         finetuned.open_side_file(file).close()  # it is copied at the end, and must not fail then
-    for name in finetuned.tensors:
-        if len(name) > _MAX_NAME:
-            told = f"tensor {name[:40]}... has a name of {len(name)} characters, more than {_MAX_NAME}"
-            raise CheckpointError(told, where=finetuned.path, way_out="rename it")
+    for name in (one for one in finetuned.tensors if len(one) > _MAX_NAME):
+        told = f"tensor {name[:40]}... has a name of {len(name)} characters, more than {_MAX_NAME}"
+        raise CheckpointError(told, where=finetuned.path, way_out="rename it")
     for found in pairing.pairs:
         recipe.rule_for(found.info.name, kind_of(found.info.name))  # before any weight is read
     same = _identical(pairing) if recipe.scope == "delta" else frozenset()
@@ -263,12 +265,10 @@ def _check_shapes(recipe: Recipe, tensors: Iterable[TensorPlan]) -> None:
         RecipeError: one cannot.
     """
     shapes = []
-    for plan in tensors:
-        if plan.treatment == "code":
-            rows, columns = as_matrix(plan.pair.info.shape)
-            shared = rows if recipe.scope == "full" or plan.pair.base_rows is None else plan.pair.base_rows
-            shared, columns = (columns, shared) if plan.transposed else (shared, columns)
-            shapes.append((plan, shared, columns))
+    for plan in (one for one in tensors if one.treatment == "code"):
+        rows, columns = as_matrix(plan.pair.info.shape)
+        shared = rows if recipe.scope == "full" or plan.pair.base_rows is None else plan.pair.base_rows
+        shapes.append((plan, columns, shared) if plan.transposed else (plan, shared, columns))
     for plan, rows, columns in sorted(shapes, key=lambda one: min(one[1:])):
         try:
             plan.settings.check_shape(rows, columns, plan.name)

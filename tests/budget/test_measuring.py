@@ -55,7 +55,9 @@ def walked(pair: Pair, out: Path, reporter: Reporter = SILENT) -> tuple[Walked, 
     assert found.skeleton is not None
     assert found.tokens is not None
     ids = found.tokens.ids
-    measured = walk(found.plan, found.skeleton, ids, batches, batches, CALIBRATED, opened.coder, reporter)
+    measured = walk(
+        found.plan.with_counts(ids), found.skeleton, ids, batches, batches, CALIBRATED, opened.coder, reporter
+    )
     return measured, batches
 
 
@@ -105,7 +107,7 @@ def test_rungs_are_in_order_and_groups_share_inputs(pair: Pair, tmp_path: Path) 
     for one in found.groups[1:]:
         assert [step.rung for step in one.steps] == [rung.name for rung in CALIBRATED]
         assert one.steps[0].bytes < one.steps[3].bytes < one.steps[-1].bytes  # frames outweigh a step between two
-        assert sorted(one.steps, key=lambda step: -step.loss) == one.steps
+        assert sorted(one.steps[1:], key=lambda step: -step.loss) == one.steps[1:]  # of the first hardly a code is left
 
 
 def test_a_survey_predicts_the_bytes_of_an_artifact(pair: Pair, tmp_path: Path) -> None:
@@ -146,8 +148,6 @@ def test_a_group_that_cannot_be_solved_is_rounded(pair: Pair, tmp_path: Path, mo
     found, _ = walked(pair, tmp_path / "none", recorder)
     odd = next(one for one in found.groups if "layers.1.mlp.down" in one.names[0])
     assert [step.rung for step in odd.steps] == [
-        "2 bits, rounded in steps of 2.6",
-        "2 bits, rounded in steps of 2.1",
         "2 bits, rounded",
         "3 bits, rounded",
         "4 bits, rounded",

@@ -245,7 +245,7 @@ def test_a_whole_number_is_written_as_one(rule: dict[str, Any], value: Any) -> N
         Recipe.parse({"name": "r", "rules": [given, {"codec": "exact"}]})
 
 
-@pytest.mark.parametrize(("kind", "others"), [("embedding", "rtn, low-rank, exact"), ("norm", "rtn, exact")])
+@pytest.mark.parametrize(("kind", "others"), [("embedding", "counted, rtn, low-rank, exact"), ("norm", "rtn, exact")])
 def test_what_to_use_where_nothing_can_be_calibrated(kind: Any, others: str) -> None:
     with pytest.raises(RecipeError, match=f"; use {others} or skip for it$"):
         recipe({"codec": "bitdelta"}).rule_for("x", kind)

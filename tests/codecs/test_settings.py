@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from deltacompress.codecs.codec import Codec
 from deltacompress.codecs.registry import CODECS
 from deltacompress.codecs.settings import (
     BitDeltaSettings,
-    Codec,
     ExactSettings,
     ObsSettings,
     RtnSettings,
@@ -130,7 +130,7 @@ def test_a_codec_has_one_way_to_encode(functions: tuple[str, ...]) -> None:
 def test_what_each_codec_needs() -> None:
     needs = {name: (codec.calibrates, codec.needs_tokens) for name, codec in CODECS.items()}
     assert needs.pop("obs") == (True, True)
-    assert needs.pop("bitdelta") == (False, True)
+    assert needs.pop("bitdelta") == needs.pop("counted") == (False, True)
     assert set(needs.values()) == {(False, False)}
     assert ObsSettings(bits=4).needs_teacher
     assert not ObsSettings(bits=4, asymmetric=0).needs_teacher

@@ -18,7 +18,8 @@ from pairs import Pair
 HALF = '''
 from typing import Literal
 
-from deltacompress.codecs.settings import Codec, Quantizing, spec_for
+from deltacompress.codecs.codec import Codec
+from deltacompress.codecs.settings import Quantizing, spec_for
 
 
 class HalfSettings(Quantizing):
@@ -52,7 +53,8 @@ HALF = Codec(HalfSettings, encode)
 WEIGHED = '''
 from typing import Literal
 
-from deltacompress.codecs.settings import Codec, Settings
+from deltacompress.codecs.codec import Codec
+from deltacompress.codecs.settings import Settings
 
 
 class WeighedSettings(Settings):
@@ -95,7 +97,8 @@ WEIGHED = Codec(WeighedSettings, encode_group=encode_group)
 FITTED = '''
 from typing import Literal
 
-from deltacompress.codecs.settings import Codec, Settings
+from deltacompress.codecs.codec import Codec
+from deltacompress.codecs.settings import Settings
 
 
 class FittedSettings(Settings):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from deltacompress.budget.measuring.sizes import part_bytes, told_of_coded
-from deltacompress.budget.rungs import COARSE, REFERENCE, ROUNDED, ROUNDED_REFERENCE, Rung
-from deltacompress.codecs import obs, rtn
-from deltacompress.codecs.encoded import Encoded, LinearToEncode
-from deltacompress.codecs.settings import ObsSettings, RtnSettings
+from deltacompress.budget.rungs import COARSE, COUNTED, REFERENCE, ROUNDED, ROUNDED_REFERENCE, WIDEST, Rung
+from deltacompress.codecs import counted, obs, rtn
+from deltacompress.codecs.encoded import Encoded, LinearToEncode, restore_tensor
+from deltacompress.codecs.settings import CountedSettings, ObsSettings, RtnSettings
 from deltacompress.compression.planning import TensorPlan
 from deltacompress.lossless import Coder
 from deltacompress.numerics.hessian import HessianAccumulator
@@ -29,7 +29,8 @@ MOST_ROUNDED = 1 << 24
 class Step:
     """One rung of one group, as measured. bytes: all that it adds to the artifact.
 
-    loss: squared error of the outputs (of an embedding: of its rows), over that of leaving the delta out.
+    loss: squared error of the outputs, over that of leaving the delta out; of an embedding of its rows, by their
+    weights (codecs/counted.py).
     """
 
     rung: str
@@ -79,7 +80,8 @@ class Ladder:
         whole, part = self._step(self._linears, encoded), found[REFERENCE]
         size = (whole[0] / part[0], whole[1] / part[1] if part[1] else 0.0)
         steps = [Step(rung.name, round(told + one[0] * size[0]), one[1] * size[1]) for rung, one in found.items()]
-        return steps, {REFERENCE.name: encoded, COARSE.name: self._encoded(self._linears, COARSE)}
+        others = {rung.name: self._encoded(self._linears, rung) for rung in (COARSE, WIDEST)}
+        return steps, {REFERENCE.name: encoded} | others
 
     def _encoded(self, linears: Sequence[LinearToEncode], rung: Rung, **others: Any) -> dict[str, Encoded]:
         return obs.encode_factored(list(linears), self._shared, _settings(rung, **others))
@@ -116,8 +118,34 @@ def rounded_group(
     return steps, {one.name: rtn.encode(one.delta, settings, one.name) for one in linears}
 
 
+def embedding_steps(tensor: TensorPlan, delta: Tensor, coder: Coder) -> list[Step]:
+    """Every rung of an embedding; delta: f32 [rows, columns]."""
+    at = torch.arange(0, len(delta), -(-delta.numel() // MOST_ROUNDED))
+    some, steps = delta[at], []
+    weights = counted.weights_of(tensor.fitted, len(delta))[at]
+
+    def weighed(error: Tensor) -> float:
+        return float(weights.double() @ error.double().square().sum(1))
+
+    energy = weighed(some)
+    for rung in (*COUNTED, *ROUNDED):
+        settings = rung.settings()
+        if isinstance(settings, CountedSettings):
+            encoded = counted.encode_rows(lambda begin, end: some[begin:end], some.shape[1], settings, weights)
+        else:
+            assert isinstance(settings, RtnSettings)
+            encoded = rtn.encode(some, settings, tensor.name)
+        nbytes = part_bytes(encoded, coder, len(delta) / len(at))
+        values = restore_tensor(
+            encoded.format, encoded.params, encoded.parts, torch.zeros_like(some), some, tensor.name
+        )
+        loss = weighed(values - some) / energy if energy else 0.0
+        steps.append(Step(rung.name, round(nbytes) + told_of_coded(tensor, encoded), loss))
+    return steps
+
+
 def rounded_steps(tensor: TensorPlan, delta: Tensor, coder: Coder) -> list[Step]:
-    """Every rung of a tensor that is coded without inputs; delta: f32 [rows, columns]."""
+    """Every rung of a linear that nothing can be solved for; delta: f32 [rows, columns]."""
     at = torch.arange(0, len(delta), -(-delta.numel() // MOST_ROUNDED))
     steps = []
     for rung in ROUNDED:

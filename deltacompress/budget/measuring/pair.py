@@ -137,7 +137,8 @@ def _measured(
     rungs: Sequence[Rung],
     reporter: Reporter,
 ) -> Survey:
-    plan, tokens = prepared.plan, prepared.tokens or tokens_of(job, opened.finetuned, skeleton, inputs)
+    tokens = prepared.tokens or tokens_of(job, opened.finetuned, skeleton, inputs)
+    plan = prepared.plan.with_counts(tokens.ids)
     rows = max(len(tokens.ids) // _SAMPLES_SHARE, -(-_LEAST_TOKENS // tokens.ids.shape[1]))
     before = accumulate((len(ids) for ids, _ in records), initial=0)
     probed = [one for one, begin in zip(records, before, strict=False) if begin < PROBED]

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from deltacompress.budget.measuring.ladder import Ladder, Step, rounded_group, rounded_steps
+from deltacompress.budget.measuring.ladder import Ladder, Step, embedding_steps, rounded_group
 from deltacompress.budget.measuring.probes import HeldStreams, Probe
-from deltacompress.budget.rungs import COARSE, REFERENCE, ROUNDED_REFERENCE, Rung
+from deltacompress.budget.rungs import (
+    COARSE,
+    COUNTED_REFERENCE,
+    COUNTED_WIDEST,
+    REFERENCE,
+    ROUNDED_REFERENCE,
+    WIDEST,
+    Rung,
+)
 from deltacompress.calibration.forwards.memory import Room
 from deltacompress.calibration.forwards.precision import Precision, calibration_precision
 from deltacompress.calibration.forwards.recording import capture_calls, record_inputs
@@ -40,13 +48,22 @@ _TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 
 @dataclass(frozen=True)
 class Measured:
-    """A group of tensors that are coded alike, and what each rung takes and loses. probe: with it as the reference."""
+    """A group of tensors that are coded alike, and what each rung takes and loses.
+
+    probe: with it as the reference. widest: of an embedding, with it in its widest steps, by the rung's name.
+    """
 
     names: tuple[str, ...]
     kind: TensorKind
     steps: list[Step]
     reference: str
     probe: Probe
+    widest: tuple[str, Probe] | None = None
+
+    @property
+    def probes(self) -> list[Probe]:
+        """All of its."""
+        return [self.probe] if self.widest is None else [self.probe, self.widest[1]]
 
 
 @dataclass(frozen=True)
@@ -108,7 +125,7 @@ def walk(
     stream, calls = capture_calls(skeleton, ids, size)
     precision = calibration_precision(device, bf16_weights=plan.bf16_linears)
     room = Room(device, features=widest, tokens=size * ids.shape[1], note=reporter.note)
-    whole = {rung.name: Probe(wide.clean) for rung in (REFERENCE, COARSE)}
+    whole = {rung.name: Probe(wide.clean) for rung in (REFERENCE, COARSE, WIDEST)}
     walk = _Walk(plan, skeleton, coder, reporter, held, wide, precision, room, stream, calls, rungs, whole)
     _embedding(walk)
     skeleton.free([skeleton.embedding_name])
@@ -121,7 +138,7 @@ def walk(
     skeleton.load(
         [head, *(one for one in skeleton.outer_names() if one != skeleton.embedding_name)], plan.finetuned.read
     )
-    held.measure(head, [one.probe for one in walk.found])
+    held.measure(head, [probe for one in walk.found for probe in one.probes])
     wide.measure(head, whole.values())
     reporter.step("head")
     return Walked(walk.found, whole, (held.tokens, wide.tokens), math.sqrt(walk.norms[0] / max(walk.norms[1], 1e-300)))
@@ -132,24 +149,27 @@ def _embedding(walk: _Walk) -> None:
     tensor = plan.tensors[skeleton.embedding_name]
     if tensor.treatment != "code":
         return
-    one, restored = _rounded(walk, tensor)
-    skeleton.load([tensor.name], {tensor.name: restored}.__getitem__)
-    one.probe.hidden = walk.held.captured()
-    if skeleton.head_name is None:
-        one.probe.head = skeleton.weights([tensor.name])[tensor.name]
+    one = _counted(walk, tensor)
+    for rung, probe in zip((COUNTED_WIDEST, COUNTED_REFERENCE), reversed(one.probes), strict=True):
+        own = replace(tensor, settings=rung.settings())
+        restored = restored_of(own, encode_uncalibrated(plan, own), plan.base_of(tensor))
+        skeleton.load([tensor.name], {tensor.name: restored}.__getitem__)
+        probe.hidden = walk.held.captured()
+        if skeleton.head_name is None:
+            probe.head = skeleton.weights([tensor.name])[tensor.name]
     restored_as = walk.more.captured()
     for whole in walk.whole.values():
         whole.hidden, whole.head = restored_as, one.probe.head
     walk.found.append(one)
 
 
-def _rounded(walk: _Walk, tensor: TensorPlan) -> tuple[Measured, Tensor]:
-    """A tensor that is coded without inputs, and what its reference restores."""
+def _counted(walk: _Walk, tensor: TensorPlan) -> Measured:
+    """The embedding."""
     finetuned, base = walk.plan.finetuned.read(tensor.name), walk.plan.base_of(tensor)
     delta = delta_of(finetuned, base, tensor.name)
-    steps = rounded_steps(tensor, delta.view(as_matrix(tuple(delta.shape))), walk.coder)
-    restored = restored_of(tensor, encode_uncalibrated(walk.plan, tensor), base)
-    return Measured((tensor.name,), tensor.kind, steps, ROUNDED_REFERENCE.name, Probe([])), restored
+    steps = embedding_steps(tensor, delta.view(as_matrix(tuple(delta.shape))), walk.coder)
+    widest = COUNTED_WIDEST.name, Probe([])
+    return Measured((tensor.name,), tensor.kind, steps, COUNTED_REFERENCE.name, Probe([]), widest)
 
 
 def _layer(walk: _Walk, i: int) -> None:
@@ -163,7 +183,7 @@ def _layer(walk: _Walk, i: int) -> None:
     groups = [group for group in groups if group]
     sums = _sums(walk, i, groups)
     weights = skeleton.weights(names)
-    before = [one.probe for one in walk.found]
+    before = [probe for one in walk.found for probe in one.probes]
     everything: dict[str, dict[str, Tensor]] = {name: {} for name in walk.whole}
     for group in groups:
         one, restored = _group(walk, group, weights, sums.pop(group[0]))

@@ -6,16 +6,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from deltacompress.checkpoints.header import ITEMSIZE
 from deltacompress.checkpoints.names import kind_of
 from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.checkpoints.rows import InMemory, Rows
-from deltacompress.codecs import bitdelta, rtn
-from deltacompress.codecs.encoded import Encoded, as_matrix
+from deltacompress.codecs import bitdelta, counted, rtn
+from deltacompress.codecs.encoded import Encoded, as_matrix, delta_rows
 from deltacompress.codecs.formats import exact, packed
-from deltacompress.codecs.settings import BitDeltaSettings, ObsSettings, Quantizing, RtnSettings
+from deltacompress.codecs.settings import BitDeltaSettings, CountedSettings, ObsSettings, Quantizing, RtnSettings
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.lossless import Coder
 from deltacompress.types import TensorKind
@@ -81,7 +82,9 @@ def stored_bytes(plan: Plan, tensor: TensorPlan, *, storage: bool) -> int | None
     if shapes is None:
         return None
     parts = sum(ITEMSIZE[dtype] * math.prod(shape) for dtype, shape in shapes.values())
-    mask = -(-rows // 8) if isinstance(tensor.settings, RtnSettings) else 0  # if a row of zeros is left out
+    mask = (
+        -(-rows // 8) if isinstance(tensor.settings, RtnSettings | CountedSettings) else 0
+    )  # if a row of zeros is left out
     return parts + mask + (_added_rows(plan, tensor) if shapes else 0)
 
 
@@ -104,9 +107,9 @@ def _added_rows(plan: Plan, tensor: TensorPlan) -> int:
 
 
 def _depends_on_data(plan: Plan, tensor: TensorPlan, *, storage: bool) -> bool:
-    if tensor.treatment != "code" or not isinstance(tensor.settings, Quantizing):
+    if tensor.treatment != "code" or not isinstance(tensor.settings, Quantizing | CountedSettings):
         return False
-    if isinstance(tensor.settings, RtnSettings) or tensor.settings.pattern.kind == "unstructured":
+    if not isinstance(tensor.settings, ObsSettings) or tensor.settings.pattern.kind == "unstructured":
         return True
     rows, columns = _matrix(plan, tensor)
     return "nonzero" in (tensor.settings.stored_shapes(rows, columns, storage=storage) or {})
@@ -126,6 +129,8 @@ def _format(tensor: TensorPlan) -> str:
     if isinstance(settings, Quantizing):
         group = "" if settings.group_size == "row" else f" group {settings.group_size}"
         return f"packed {settings.sparsity} int{settings.bits}{group}"
+    if isinstance(settings, CountedSettings):
+        return f"packed dense int{settings.bits}"
     return {"bitdelta": "packed dense int1", "skip": "none"}.get(settings.codec, settings.codec.replace("-", "_"))
 
 
@@ -173,6 +178,9 @@ def _rounded(tensor: TensorPlan, few: InMemory, before: InMemory | None) -> Enco
     settings = tensor.settings
     if isinstance(settings, BitDeltaSettings):
         return bitdelta.encode_elements(few, before, settings, tensor.name, 1.0)
+    if isinstance(settings, CountedSettings):  # as if all tokens came alike
+        read, rows, columns = delta_rows(few, before, tensor.name)
+        return counted.encode_rows(read, columns, settings, torch.ones(rows))
     if not isinstance(settings, Quantizing):
         return None
     fields = {name: getattr(settings, name) for name in Quantizing.model_fields}

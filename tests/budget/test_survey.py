@@ -1,0 +1,99 @@
+"""What KL a choice is predicted, from what a walk found: against the formulas, of sums made up here."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from deltacompress.budget.measuring.ladder import Step
+from deltacompress.budget.measuring.probes import Probe
+from deltacompress.budget.measuring.walk import Measured, Walked
+from deltacompress.budget.rungs import COARSE, COUNTED_REFERENCE, COUNTED_WIDEST, REFERENCE, WIDEST
+from deltacompress.budget.survey import Survey, survey_of
+
+FINE = "4 bits, steps of 0.5"
+LOSSES = {FINE: 0.02, REFERENCE.name: 0.2, COARSE.name: 0.4, WIDEST.name: 0.8}
+TOKENS = 100
+
+
+def probe(kl: float) -> Probe:
+    return Probe([], kl=[kl * TOKENS, 0.0])
+
+
+def linear(number: int, kl: float) -> Measured:
+    steps = [Step(name, int(100 / loss), loss) for name, loss in LOSSES.items()]
+    return Measured((f"l{number}",), "linear", steps, REFERENCE.name, probe(kl))
+
+
+def embedding(kl: float, widest: float) -> Measured:
+    steps = [
+        Step(COUNTED_REFERENCE.name, 20, 0.2),
+        Step(COUNTED_WIDEST.name, 10, 0.4),
+        Step("8 bits, rounded", 50, 0.1),
+    ]
+    return Measured(("e",), "embedding", steps, COUNTED_REFERENCE.name, probe(kl), (COUNTED_WIDEST.name, probe(widest)))
+
+
+def surveyed(groups: list[Measured], knee: float, coarse: float, widest: float) -> Survey:
+    whole = {REFERENCE.name: probe(knee), COARSE.name: probe(coarse), WIDEST.name: probe(widest)}
+    return survey_of(Walked(groups, whole, ((TOKENS, 0), (TOKENS, 0)), 0.1), finetuned_bytes=10**6, fixed_bytes=0)
+
+
+def picks(survey: Survey, rung: str, of_embedding: str = COUNTED_REFERENCE.name) -> list[int]:
+    wanted = {"linear": rung, "embedding": of_embedding}
+    return [[one.rung for one in group.options].index(wanted[group.kind]) for group in survey.groups]
+
+
+def test_the_parts_of_references_add_up_and_go_with_the_loss() -> None:
+    found = surveyed([linear(0, 1.0), linear(1, 3.0)], knee=2.0, coarse=4.0, widest=8.0)
+    parts = {(group.names[0], one.rung): one.part for group in found.groups for one in group.options}
+    assert parts["l0", REFERENCE.name] == pytest.approx(0.5)
+    assert parts["l1", REFERENCE.name] == pytest.approx(1.5)
+    assert parts["l1", FINE] == pytest.approx(0.15)
+    assert found.power == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("with_embedding", [False, True])
+def test_the_three_models_that_were_measured_are_predicted(with_embedding: bool) -> None:
+    """But for the factor that real compressions have."""
+    groups = [linear(0, 1.0), linear(1, 3.0)] + [embedding(1.0, 5.0)] * with_embedding
+    found = surveyed(groups, knee=2.0, coarse=6.0, widest=60.0)
+    for rung, kl in ((REFERENCE, 2.0), (COARSE, 6.0), (WIDEST, 60.0)):
+        assert found.kl(picks(found, rung.name)) / found.scale == pytest.approx(kl), rung.name
+
+
+def test_between_the_coarse_and_the_widest_it_grows_by_the_logarithm() -> None:
+    one = linear(0, 1.0)
+    one.steps.append(Step("2 bits, steps of 5.0", 50, math.sqrt(0.4 * 0.8)))
+    found = surveyed([one], knee=1.0, coarse=2.0, widest=12.0)
+    parts = {option.rung: option.part for option in found.groups[0].options}
+    assert parts[WIDEST.name] == pytest.approx(12.0)
+    assert parts["2 bits, steps of 5.0"] == pytest.approx(math.sqrt(8.0) * math.sqrt(3.0))
+    assert parts[COARSE.name] == pytest.approx(2.0)
+
+
+def test_what_was_measured_to_be_less_is_not_believed() -> None:
+    found = surveyed([linear(0, 1.0)], knee=1.0, coarse=2.0, widest=3.0)
+    assert found.groups[0].options[-1].part == pytest.approx(4.0)
+
+
+def test_an_embedding_costs_as_two_probes_say() -> None:
+    found = surveyed([linear(0, 1.0), embedding(1.0, 8.0)], knee=2.0, coarse=3.0, widest=5.0)
+    parts = {one.rung: one.part for one in found.groups[1].options}
+    assert parts[COUNTED_REFERENCE.name] == pytest.approx(1.0)
+    assert parts[COUNTED_WIDEST.name] == pytest.approx(8.0)
+    assert parts["8 bits, rounded"] == pytest.approx(0.5)  # below the reference KL goes with the loss
+    mild = surveyed([linear(0, 1.0), embedding(1.0, 1.1)], knee=2.0, coarse=3.0, widest=5.0)
+    assert mild.groups[1].options[1].part == pytest.approx(2.0)  # never less than the loss says
+
+
+def test_a_group_that_seems_to_cost_nothing_has_a_tenth_of_an_even_share() -> None:
+    found = surveyed([linear(0, 4.0), linear(1, -1.0)], knee=3.0, coarse=6.0, widest=12.0)
+    reference = [one.options[1].part for one in found.groups]
+    assert reference == [pytest.approx(4.0), pytest.approx(0.15)]
+
+
+def test_of_answers_that_do_not_change_nothing_is_predicted() -> None:
+    found = surveyed([linear(0, 0.0), embedding(0.0, 0.0)], knee=0.0, coarse=0.0, widest=0.0)
+    assert found.kl(picks(found, WIDEST.name)) == 0
