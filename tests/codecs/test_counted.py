@@ -18,7 +18,8 @@ from deltacompress.codecs.encoded import Encoded, restore_tensor
 from deltacompress.codecs.formats.packed import PackedSpec, to_serving, to_storage, unpack_levels
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.settings import CountedSettings
-from deltacompress.errors import RecipeError
+from deltacompress.compression.driver import compress
+from deltacompress.errors import CalibrationError, RecipeError
 from deltacompress.numerics.bits import packing
 
 COLUMNS = 40
@@ -160,10 +161,14 @@ def test_compress_counts_the_calibration_tokens(pair: Pair, tmp_path: Path) -> N
     assert torch.equal(restored, (before + decoded(expected, before)).to(restored.dtype))
 
 
-def test_recipes_that_calibrate_nothing_else_want_data_too() -> None:
-    recipe = Recipe.parse({"name": "c", "rules": [RULES[2], {"codec": "exact"}]})
-    assert recipe.needs_calibration
+def test_recipes_that_calibrate_nothing_else_want_data_too(pair: Pair, tmp_path: Path) -> None:
+    recipe = Recipe.parse({"name": "c", "rules": [RULES[2], {"codec": "rtn", "bits": 4}]})
     assert not recipe.walks_layers
+    with pytest.raises(CalibrationError, match=r"^recipe c calibrates: give calibration"):
+        compress(pair.base, pair.finetuned, recipe=recipe, out=tmp_path / "none")
+    pair.compress(tmp_path / "out", recipe=recipe, samples=7)
+    verify(tmp_path / "out")
+    assert load_delta(tmp_path / "out").record("model.embed_tokens.weight").codec == "counted"
 
 
 @pytest.mark.parametrize("kind", ["linear", "head", "norm", "other"])

@@ -132,7 +132,7 @@ def _prepared(
         reporter.note(f"{option('device_memory')}: not used, since no GPU computes")
     if plan.calibrated and (told_of_solver := solver_note(where)):
         reporter.note(told_of_solver)
-    wanted = plan.calibrated or plan.to_fit
+    wanted = any(one.treatment == "code" and one.codec.needs_tokens for one in plan.tensors.values())
     tokens = tokens_of(job, finetuned, skeleton, inputs) if wanted and skeleton is not None else None
     return Prepared(scan, plan, skeleton, tokens)
 
