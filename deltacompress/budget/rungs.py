@@ -72,7 +72,7 @@ ROUNDED = (
     _rung("4 bits, rounded", codec="rtn", bits=4),
     _rung("8 bits, rounded", codec="rtn", bits=8),
 )
-"""Of the embedding in shipped recipes, and of linears that nothing can be solved for."""
+"""Of the embedding, too, as shipped recipes have it, and of linears that nothing can be solved for."""
 OF_SHIPPED = (
     _rung("2 bits, 2:4", codec="obs", bits=2, sparsity="2:4"),
     _rung("4 bits, 2:4", codec="obs", bits=4, sparsity="2:4", gain="least"),

@@ -2,7 +2,8 @@
 
 The errors of the groups are independent of each other, so their parts add up: each was measured at its reference rung,
 and goes with the squared error of its outputs from there. Beyond the reference KL grows faster than the sum, for tokens
-of which a model is sure give way only to larger errors: a power of it, through two measurements of the whole model.
+of which a model is sure give way only to larger errors: a power of it, through two measurements of the whole model. A
+third one, with the widest steps, says what those cost.
 """
 
 from __future__ import annotations
@@ -156,21 +157,25 @@ def _options(one: Measured, knee: float, shares: Callable[[Probe], float]) -> tu
     part = knee * shares(one.probe) / at if at > 0 else 0.0
 
     def told(loss: float) -> float:
-        return part * loss if loss <= at else part * at * math.pow(loss / at, exponent)
+        return part * loss if at <= 0 or loss <= at else part * at * math.pow(loss / at, exponent)
 
     return tuple(Option(rung=step.rung, bytes=step.bytes, part=told(step.loss)) for step in one.steps)
 
 
 def _shares(groups: Sequence[Measured], written: int, others: int) -> Callable[[Probe], float]:
-    """Of a probe in the KL of the whole, that is all references: in what is to be written, and in the other tokens."""
+    """Of a probe in the KL of the whole, that is all references: in what is to be written, and in the other tokens.
+
+    Those of all references add up to 1.
+    """
     trust = written / (written + (_OTHERS_WEIGH if others else 0))
     sums = [sum(one.probe.kl[kind] for one in groups) for kind in (0, 1)]
 
-    def share(probe: Probe) -> float:
+    def raised(probe: Probe) -> float:
         of_written, of_others = (own / all_ if all_ > 0 else 0.0 for own, all_ in zip(probe.kl, sums, strict=True))
         return max(trust * of_written + (1 - trust) * of_others, _LEAST_SHARE / len(groups))
 
-    return share
+    whole = sum(raised(one.probe) for one in groups)
+    return lambda probe: raised(probe) / whole
 
 
 def _exponent(one: Measured, shares: Callable[[Probe], float]) -> float:
@@ -206,21 +211,20 @@ def _widened(groups: Sequence[Group], references: Sequence[str], wanted: float) 
 
     What so wide steps leave out, they leave out of all inputs alike: that costs more than its square tells.
     """
-    without = sum(_part(group, own) or 0.0 for group, own in zip(groups, references, strict=True) if not _climbs(group))
-    own = _sum(groups, references, WIDEST.name) - without
+    own = sum(_part(group, WIDEST.name) or 0.0 for group in groups if _climbs(group))
+    without = _sum(groups, references, WIDEST.name) - own
     more = (wanted - without) / own if own > 0 else 1.0
     return [_steeper(group, more) if more > 1 and _climbs(group) else group for group in groups]
 
 
 def _climbs(group: Group) -> bool:
-    return _part(group, WIDEST.name) is not None
+    """Whether wider steps lose more, as they should."""
+    return 0 < (_part(group, COARSE.name) or 0.0) < (_part(group, WIDEST.name) or 0.0)
 
 
 def _steeper(group: Group, more: float) -> Group:
     """With `more` times the part at WIDEST, none more at COARSE, and between them by the logarithm."""
     low, high = (_part(group, rung.name) or 0.0 for rung in (COARSE, WIDEST))
-    if not 0 < low < high:
-        return group
 
     def larger(part: float) -> float:
         return (

@@ -105,7 +105,8 @@ def fisher_information(
         RuntimeError: a layer cannot be differentiated.
     """
     if skeleton.device.type == "cuda":  # cuBLAS warns where it is the first thing that a thread asks of a GPU
-        (torch.ones(1, device=skeleton.device, requires_grad=True) * 2).backward()
+        with torch.enable_grad():
+            (torch.ones(1, device=skeleton.device, requires_grad=True) * 2).backward()
     layers, segments = skeleton.num_layers, _segments(skeleton.num_layers)
     reporter.phase("gradients", 2 * layers)
     waiting = HiddenStates(skeleton.device, host_share=stream.host_share)

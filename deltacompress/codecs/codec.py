@@ -66,8 +66,12 @@ class Codec:
     counts: bool = False
 
     def __post_init__(self) -> None:
-        if (self.encode is None) == (self.encode_group is None) or (self.fit and not self.encode):
-            raise TypeError(f"codec {self.name} needs encode or encode_group, one of them; fit goes with encode")
+        if (self.encode is None) == (self.encode_group is None) or ((self.fit or self.counts) and not self.encode):
+            raise TypeError(
+                f"codec {self.name} needs encode or encode_group, one of them; fit and counts go with encode"
+            )
+        if self.fit and self.counts:
+            raise TypeError(f"codec {self.name} has fit and counts, and encode takes what one of them gives")
 
     @property
     def name(self) -> str:

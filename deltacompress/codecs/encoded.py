@@ -61,12 +61,12 @@ class Sums(NamedTuple):
 class Encoded:
     """One encoded tensor: how it decodes (format, params) and its parts in the serving layout.
 
-    loss: H-weighted squared error against the (possibly shifted) target, relative to tr D H D^T of the delta D (obs),
-    or plain squared error relative to the delta's (all others); None where nothing is lost. damp_fraction: what the
-    factorization needed in the end (obs only). kept: the share of the target that is kept on average,
-    tr Q H T^T / tr T H T^T (obs only); None of a target of zeros, or whose sums are beyond fp32. sums: what these two
-    come from, where a codec tells it, so that a matrix can be encoded some rows at a time. tokens: of an expert, how
-    many calibration tokens went to it.
+    loss: H-weighted squared error against the (possibly shifted) target, relative to tr D H D^T of the delta D
+    (obs), squared error with the weights of rows relative to the delta's (counted), or plain squared error (all
+    others); None where nothing is lost. damp_fraction: what the factorization needed in the end (obs only). kept:
+    the share of the target that is kept on average, tr Q H T^T / tr T H T^T (obs only); None of a target of zeros,
+    or whose sums are beyond fp32. sums: what these two come from, where a codec tells it, so that a matrix can be
+    encoded some rows at a time. tokens: of an expert, how many calibration tokens went to it.
     """
 
     format: Format

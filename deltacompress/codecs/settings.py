@@ -11,9 +11,6 @@ from deltacompress.codecs.formats.spec import PackedSpec, Shapes, largest_shapes
 from deltacompress.errors import RecipeError
 from deltacompress.numerics.sparsity import Sparsity
 
-if TYPE_CHECKING:
-    pass
-
 
 def _as_listed(value: object) -> object:
     if isinstance(value, bool | float):  # equal to one of the list, perhaps

@@ -91,7 +91,24 @@ def test_an_embedding_costs_as_two_probes_say() -> None:
 def test_a_group_that_seems_to_cost_nothing_has_a_tenth_of_an_even_share() -> None:
     found = surveyed([linear(0, 4.0), linear(1, -1.0)], knee=3.0, coarse=6.0, widest=12.0)
     reference = [one.options[1].part for one in found.groups]
-    assert reference == [pytest.approx(4.0), pytest.approx(0.15)]
+    assert sum(reference) == pytest.approx(3.0)
+    assert reference[1] / reference[0] == pytest.approx(0.05 / (4 / 3))
+
+
+def test_a_group_that_loses_no_more_in_wider_steps_is_left_as_it_is() -> None:
+    odd = linear(1, 3.0)
+    odd.steps[2:] = [Step(COARSE.name, 20, 0.9), Step(WIDEST.name, 10, 0.8)]
+    found = surveyed([linear(0, 1.0), odd], knee=2.0, coarse=20.0, widest=60.0)
+    assert found.kl(picks(found, WIDEST.name)) / found.scale == pytest.approx(60.0)
+    assert found.groups[1].options[3].part == pytest.approx(1.5 * 0.8 / 0.2)
+
+
+def test_a_reference_that_loses_nothing() -> None:
+    one = linear(0, 1.0)
+    one.steps[:] = [
+        Step(step.rung, step.bytes, 0.0 if step.rung == REFERENCE.name else step.loss) for step in one.steps
+    ]
+    assert [option.part for option in surveyed([one], knee=1.0, coarse=2.0, widest=3.0).groups[0].options] == [0.0] * 4
 
 
 def test_of_answers_that_do_not_change_nothing_is_predicted() -> None:

@@ -363,7 +363,7 @@ import torch
 from deltacompress.compression.before import prepare
 from deltacompress.compression.layerwise import model
 layer = model.compress_layer
-model.compress_layer = lambda *given: (time.sleep(1), layer(*given))[1]  # time to be stopped in
+model.compress_layer = lambda *given: (time.sleep(4), layer(*given))[1]  # time to be stopped in, on a busy machine too
 prepare.chosen_devices = lambda numbers, device: (torch.device("cpu"),) * len(numbers)
 from deltacompress.cli.main import main
 sys.exit(main(sys.argv[1:]))

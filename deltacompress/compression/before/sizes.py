@@ -82,9 +82,8 @@ def stored_bytes(plan: Plan, tensor: TensorPlan, *, storage: bool) -> int | None
     if shapes is None:
         return None
     parts = sum(ITEMSIZE[dtype] * math.prod(shape) for dtype, shape in shapes.values())
-    mask = (
-        -(-rows // 8) if isinstance(tensor.settings, RtnSettings | CountedSettings) else 0
-    )  # if a row of zeros is left out
+    left_out = isinstance(tensor.settings, RtnSettings | CountedSettings)  # rows of zeros
+    mask = -(-rows // 8) if left_out else 0
     return parts + mask + (_added_rows(plan, tensor) if shapes else 0)
 
 
