@@ -123,8 +123,18 @@ def test_a_group_size_that_does_not_divide_names_the_tensor() -> None:
 
 @pytest.mark.parametrize("functions", [(), ("encode", "encode_group"), ("fit",), ("encode_group", "fit")])
 def test_a_codec_has_one_way_to_encode(functions: tuple[str, ...]) -> None:
-    with pytest.raises(TypeError, match="codec rtn needs encode or encode_group, one of them; fit goes with encode"):
+    with pytest.raises(TypeError, match="codec rtn needs encode or encode_group, one of them; fit and counts go with"):
         Codec(RtnSettings, **{name: lambda *_: None for name in functions})  # type: ignore[arg-type]
+
+
+def test_a_codec_gets_one_thing_besides() -> None:
+    def encode(*_: object) -> None:
+        raise AssertionError
+
+    with pytest.raises(TypeError, match="codec rtn has fit and counts"):
+        Codec(RtnSettings, encode=encode, fit=encode, counts=True)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="fit and counts go with encode"):
+        Codec(RtnSettings, encode_group=encode, counts=True)  # type: ignore[arg-type]
 
 
 def test_what_each_codec_needs() -> None:
