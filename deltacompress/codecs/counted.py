@@ -3,9 +3,9 @@
 An embedding is a linear whose input says which token it is, so its Hessian is diagonal: how often each token comes. The
 least bits for a squared error with weights w are had where a row's steps go with 1 / sqrt(w). With w the counts
 themselves the divergence is larger than with all w equal: an error in a rare token, which says more, costs more each
-time. The cube root of the counts does better than both (docs/quality.md, Budget). Where
-the embedding is the head, too, its rows weigh as if they were read alone. Rows that round to zeros throughout, of
-tokens that hardly come, are not stored at all.
+time. The cube root of the counts does better than both (docs/quality.md, Budget). Where the embedding is the head, too,
+its rows weigh as if they were read alone. Rows that round to zeros throughout, of tokens that hardly come, are not
+stored at all.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def _encode_and_publish(
 ) -> float | None:
     """The long part; KL on the calibration tokens, None where nothing is calibrated on them layer by layer."""
     skeleton, tokens = prepared.skeleton, prepared.tokens
-    plan = prepared.plan if tokens is None else prepared.plan.with_counts(tokens.ids)
+    plan = prepared.plan
     if tokens is not None and skeleton is not None:
         plan = _fitted(plan, tokens, work, skeleton.device, reporter)
     with closing(Steps(plan, work, coder, prepared.scan.check)) as steps:

@@ -55,9 +55,7 @@ def walked(pair: Pair, out: Path, reporter: Reporter = SILENT) -> tuple[Walked, 
     assert found.skeleton is not None
     assert found.tokens is not None
     ids = found.tokens.ids
-    measured = walk(
-        found.plan.with_counts(ids), found.skeleton, ids, batches, batches, CALIBRATED, opened.coder, reporter
-    )
+    measured = walk(found.plan, found.skeleton, ids, batches, batches, CALIBRATED, opened.coder, reporter)
     return measured, batches
 
 

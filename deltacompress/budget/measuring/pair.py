@@ -137,8 +137,7 @@ def _measured(
     rungs: Sequence[Rung],
     reporter: Reporter,
 ) -> Survey:
-    tokens = prepared.tokens or tokens_of(job, opened.finetuned, skeleton, inputs)
-    plan = prepared.plan.with_counts(tokens.ids)
+    plan, tokens = prepared.plan, prepared.tokens or tokens_of(job, opened.finetuned, skeleton, inputs)
     rows = max(len(tokens.ids) // _SAMPLES_SHARE, -(-_LEAST_TOKENS // tokens.ids.shape[1]))
     before = accumulate((len(ids) for ids, _ in records), initial=0)
     probed = [one for one, begin in zip(records, before, strict=False) if begin < PROBED]

@@ -134,7 +134,7 @@ def _prepared(
         reporter.note(told_of_solver)
     wanted = any(one.treatment == "code" and one.codec.needs_tokens for one in plan.tensors.values())
     tokens = tokens_of(job, finetuned, skeleton, inputs) if wanted and skeleton is not None else None
-    return Prepared(scan, plan, skeleton, tokens)
+    return Prepared(scan, plan if tokens is None else plan.with_counts(tokens.ids), skeleton, tokens)
 
 
 def skeleton_of(finetuned: Checkpoint, recipe: Recipe, device: torch.device) -> Skeleton | None:
