@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from demo_pair.data import write_task
+from pairs import Pair, files_of
 
 from deltacompress.bench.frontier import run as frontier
 from deltacompress.bench.frontier import subjects
@@ -19,8 +20,13 @@ from deltacompress.bench.frontier.picture import draw
 from deltacompress.bench.frontier.sketches import SKETCHES
 from deltacompress.bench.frontier.table import frontier as unbeaten
 from deltacompress.bench.frontier.table import means, to_markdown
-from deltacompress.bench.pairs import run as pairs
+from deltacompress.bench.pairs import run as bench_pairs
+from deltacompress.budget import run as budget
+from deltacompress.budget import target
+from deltacompress.budget.measuring.walk import Walked, walk
+from deltacompress.budget.rungs import template
 from deltacompress.cli.main import main
+from deltacompress.codecs.recipe import CalibrationSpec
 from deltacompress.errors import InputError, Interrupted
 
 TASK = "palindrome"
@@ -231,11 +237,82 @@ def test_the_budget_is_asked_for_every_size(demo: dict[str, Any]) -> None:
     assert thousand["ratio"] is None
 
 
+def test_sizes_share_what_is_measured_before_a_choice(demo: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each seed, in any order of ratios, and in a call that goes on once more."""
+    measured, asked = list[int | None](), list[tuple[float, int | None, str]]()
+
+    def surveyed(pair: subjects.Pair, seed: int | None, folder: Path, device: str) -> Path:
+        measured.append(seed)
+        (folder / f"{seed}").write_text(f"of {pair.finetuned.name}, {seed}, {device}")
+        return folder / f"{seed}"
+
+    def chosen_for(
+        pair: subjects.Pair, ratio: float, seed: int | None, survey: Path, folder: Path, device: str
+    ) -> subjects.Made | None:
+        if (ratio, seed) == (6.0, 1) and measured == [0, 1]:
+            raise Interrupted("interrupted", way_out="what a row has made is not kept")
+        asked.append((ratio, seed, survey.read_text()))
+        return None
+
+    monkeypatch.setattr(frontier, "surveyed", surveyed)
+    monkeypatch.setattr(frontier, "chosen_for", chosen_for)
+    several = demo | {"methods": ["budget"], "ratios": [8.0, 6.0], "seeds": [0, 1], "scores": False}
+    with pytest.raises(Interrupted, match="finished rows stay in"):
+        frontier.run(**several)
+    assert measured == [0, 1]
+    frontier.run(**several)
+    assert measured == [0, 1, 1]
+    assert asked == [(ratio, seed, f"of {TASK}, {seed}, cpu") for ratio in (8.0, 6.0) for seed in (0, 1)]
+    assert sorted(one.name for one in demo["out"].iterdir()) == ["frontier.md", "frontier.svg", "rows"]
+
+
+def test_a_size_that_shares_it_comes_to_what_it_does_alone(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The very bytes, whatever was tried for another size; the fine-tuned model is walked once."""
+    small = template().model_copy(update={"calibration": CalibrationSpec(samples=8, seq_len=16)})
+    for module in (budget, subjects):
+        monkeypatch.setattr(module, "template", lambda: small)
+    monkeypatch.setattr(target, "_NEAR", {"size": 1.0, "kl": 1.0})  # every attempt misses: three each
+    monkeypatch.setattr(target, "_AIM_AGAIN", 1.3)
+    walks = list[int]()
+
+    def counted(*arguments: Any) -> Walked:
+        walks.append(len(walks))
+        return walk(*arguments)
+
+    monkeypatch.setattr("deltacompress.budget.measuring.pair.walk", counted)
+    own = subjects.Pair(pair.base, pair.finetuned, pair.data)
+    survey = subjects.surveyed(own, 0, tmp_path, "cpu")
+    measured = survey.read_bytes()
+    ratios = (1.2, 1.28)
+    for number, ratio in enumerate(ratios):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        assert subjects.chosen_for(own, ratio, 0, survey, folder, "cpu") is not None
+        assert survey.read_bytes() == measured
+    assert len(walks) == 1
+    for number, ratio in enumerate(ratios):
+        alone = tmp_path / f"alone-{number}"
+        found = budget.compress_to(
+            own.base, own.finetuned, out=alone, calibration=pair.data, target_ratio=ratio, seed=0, device="cpu"
+        )
+        assert found.attempts == 3
+        assert files_of(tmp_path / str(number) / "artifact") == files_of(alone)
+        recipe = tmp_path / str(number) / "artifact.recipe.yaml"
+        assert recipe.read_bytes() == alone.with_name(f"{alone.name}.recipe.yaml").read_bytes()
+    assert files_of(tmp_path / "0" / "artifact") != files_of(tmp_path / "1" / "artifact")
+    assert len(walks) == 3
+    (tmp_path / "other").mkdir()
+    with pytest.raises(InputError, match="other input"):
+        subjects.chosen_for(own, 1.2, 1, survey, tmp_path / "other", "cpu")
+
+
 def test_the_same_divergence_as_bench_pairs(demo: dict[str, Any], tmp_path: Path) -> None:
     named = {"limit": 20, "models": demo["models"], "data": demo["data"]}
     here = frontier.run(**demo | named | {"methods": ["rtn-4bit"]}).rows[0]
     path = demo["models"].parents[1] / "evals" / "baselines" / "rtn-4bit.yaml"
-    [_, there] = pairs.run(**named, recipes=[str(path)], out=tmp_path / "pairs", device="cpu").rows
+    [_, there] = bench_pairs.run(**named, recipes=[str(path)], out=tmp_path / "pairs", device="cpu").rows
     for key in ("ratio", "linear_bits_per_weight", "accuracy", "difference", "mcnemar_p"):
         assert here[key] == there[key]
     assert here["kl"] == pytest.approx(there["kl"], rel=1e-6)

@@ -21,7 +21,7 @@ from deltacompress.artifact.outputs import check_outside
 from deltacompress.bench.frontier.methods import BUDGET, RATIOS, Point, chosen, points
 from deltacompress.bench.frontier.picture import draw
 from deltacompress.bench.frontier.reference import Reference
-from deltacompress.bench.frontier.subjects import Made, Pair, chosen_for, packed, rest, sketched
+from deltacompress.bench.frontier.subjects import Made, Pair, chosen_for, packed, rest, sketched, surveyed
 from deltacompress.bench.frontier.table import means, to_markdown
 from deltacompress.bench.pairs.tasks import tasks_of
 from deltacompress.checkpoints.reader import Checkpoint
@@ -98,7 +98,7 @@ def run(
                     _write(out, rows)
             finally:
                 bench.close()
-    except KeyboardInterrupt as stop:
+    except (KeyboardInterrupt, Interrupted) as stop:  # a compression's own tells of a folder that is gone
         raise Interrupted("interrupted", way_out=f"finished rows stay in {out}: run it again") from stop
     return Frontier(out, tuple(rows), tuple(means(rows)))
 
@@ -117,7 +117,7 @@ def _write(out: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 class _Task:
-    """One task: its pair, its finished rows, and, once one is missing, its reference."""
+    """One task: its pair, its finished rows, and, once one is missing, its reference and what rows share."""
 
     def __init__(
         self, models: Path, data: Path, task: str, out: Path, limit: int, device: str, *, scores: bool
@@ -127,7 +127,8 @@ class _Task:
         self._device, self._scores, self._out = device, scores, out
         self._finetuned = Checkpoint.open(self._pair.finetuned)
         self._reference: Reference | None = None
-        self._rest: tuple[TemporaryDirectory[str], Delta] | None = None
+        self._rest: Delta | None = None
+        self._surveys: dict[int | None, Path] = {}
         identity = {
             "base": Checkpoint.open(self._pair.base).fingerprint(),
             "finetuned": self._finetuned.fingerprint(),
@@ -140,12 +141,12 @@ class _Task:
             "versions": [__version__, torch.__version__],
         }
         self._rows = AnswerStore(out / "rows", identity)
+        self._shared = TemporaryDirectory(prefix=".shared.", dir=out)
 
     def close(self) -> None:
         """Let go of files."""
         self._rows.close()
-        if self._rest is not None:
-            self._rest[0].cleanup()
+        self._shared.cleanup()
 
     def row(self, point: Point, reporter: Reporter) -> dict[str, Any]:
         """A measurement, made now or kept from before."""
@@ -170,10 +171,12 @@ class _Task:
         if point.method.recipe is not None:
             return packed(self._pair, point.method.recipe, point.seed, folder, self._device)
         assert point.asked is not None
+        shared = Path(self._shared.name)
         if point.method.label == BUDGET:
-            return chosen_for(self._pair, point.asked, point.seed, folder, self._device)
+            if point.seed not in self._surveys:
+                self._surveys[point.seed] = surveyed(self._pair, point.seed, shared, self._device)
+            survey = self._surveys[point.seed]
+            return chosen_for(self._pair, point.asked, point.seed, survey, folder, self._device)
         if self._rest is None:
-            kept = TemporaryDirectory(prefix=".rest.", dir=self._out)
-            self._rest = kept, rest(self._pair, Path(kept.name) / "rest", self._device)
-        around = self._rest[1]
-        return sketched(self._pair, around, point.method.label, point.asked, point.seed or 0, folder)
+            self._rest = rest(self._pair, shared / "rest", self._device)
+        return sketched(self._pair, self._rest, point.method.label, point.asked, point.seed or 0, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +16,20 @@ from deltacompress.artifact.delta import Delta, load_delta
 from deltacompress.artifact.records import TensorRecord
 from deltacompress.artifact.restoration import copy_side_files, restore, tensor_info
 from deltacompress.bench.frontier.sketches import SKETCHES
+from deltacompress.budget.measuring.kept import kept_path
+from deltacompress.budget.measuring.pair import survey_pair
 from deltacompress.budget.run import compress_to
+from deltacompress.budget.rungs import template
 from deltacompress.budget.target import UnreachedError
 from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.checkpoints.writer import write_checkpoint
 from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.driver import compress
+from deltacompress.compression.job import CompressionJob
 from deltacompress.errors import InputError
+from deltacompress.reporter import SILENT
 
 REST = Recipe.parse(
     {
@@ -72,12 +79,25 @@ def _restored(pair: Pair, delta: Delta, folder: Path) -> Made:
     return Made(restored, size["artifact_bytes"], size["linear_bits_per_weight"])
 
 
-def chosen_for(pair: Pair, ratio: float, seed: int | None, folder: Path, device: str) -> Made | None:
-    """What the budget solver's choice for a size keeps; None: none is so small, of those that were tried."""
-    out = folder / "artifact"
+def surveyed(pair: Pair, seed: int | None, folder: Path, device: str) -> Path:
+    """What the budget solver measures before it chooses, the same for every size: a file in `folder`."""
+    out, data = folder / f"survey-{seed}", pair.calibration
+    job = CompressionJob.of(
+        pair.base, pair.finetuned, recipe=template(), out=out, calibration=data, seed=seed, device=device
+    )
+    return survey_pair(job, Inputs(), SILENT).kept
+
+
+def chosen_for(pair: Pair, ratio: float, seed: int | None, survey: Path, folder: Path, device: str) -> Made | None:
+    """What the budget solver's choice for a size keeps; None: none is so small, of those that were tried.
+
+    survey: as `surveyed` made it of the same pair and seed.
+    """
+    out, data = folder / "artifact", pair.calibration
+    shutil.copyfile(survey, kept_path(out))  # a copy, that takes in this size's attempts and goes with the artifact
+    asked: dict[str, Any] = {"target_ratio": ratio, "seed": seed, "device": device, "resume": True}
     try:
-        data = pair.calibration
-        compress_to(pair.base, pair.finetuned, out=out, calibration=data, target_ratio=ratio, seed=seed, device=device)
+        compress_to(pair.base, pair.finetuned, out=out, calibration=data, **asked)
     except UnreachedError:
         return None
     return _restored(pair, load_delta(out), folder)
