@@ -234,7 +234,10 @@ def _write_pair(root: Path, shape: ModelShape, tokens: int, device: torch.device
 
 
 def _flop_per_token(shape: ModelShape, recipe: Recipe, seq_len: int) -> tuple[float, float]:
-    """Operations for each token: each stream's one pass through a layer (attention causal); the Hessians' sums."""
+    """Operations for each token: each stream's one pass through a layer (attention causal); the Hessians' sums.
+
+    Of experts those that a token goes to; their sums, and those of all that their products receive.
+    """
     tensors = shape.with_layers(1).tensors()
     rules = [recipe.rule_for(name, kind) for name, (kind, _) in tensors.items() if kind == "linear"]
     obs = [rule for rule in rules if isinstance(rule, ObsSettings)]
@@ -243,9 +246,12 @@ def _flop_per_token(shape: ModelShape, recipe: Recipe, seq_len: int) -> tuple[fl
             f"recipe {recipe.name} does not calibrate every linear", way_out="give one that does (codec obs)"
         )
     asymmetric = any(rule.asymmetric > 0 for rule in obs)
-    weights = shape.hidden * (2 * shape.hidden + 2 * shape.kv_width + 3 * shape.mlp)
-    forward = 2 * weights + 2 * seq_len * shape.hidden
-    inputs = 3 * shape.hidden**2 + shape.mlp**2  # q/k/v, o, gate/up and down
+    mlps = shape.chosen or 1
+    weights = shape.hidden * (2 * shape.q_width + 2 * shape.kv_width + 3 * mlps * shape.mlp + shape.experts)
+    forward = 2 * weights + 2 * seq_len * shape.q_width
+    inputs = 2 * shape.hidden**2 + shape.q_width**2 + shape.mlp**2  # q/k/v, gate/up, o and down
+    if shape.experts:
+        inputs += mlps * shape.hidden**2 + (2 * mlps - 1) * shape.mlp**2
     return (2.0 * forward, 3.0 * inputs) if asymmetric else (float(forward), float(inputs))
 
 

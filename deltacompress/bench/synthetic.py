@@ -38,7 +38,10 @@ _STD = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A Llama. kv_heads: as many as heads by default."""
+    """A Llama, or with `experts` a Qwen3 mixture of them, `chosen` for a token, each with an MLP of width `mlp`.
+
+    kv_heads: as many as heads by default. head_width: hidden / heads by default.
+    """
 
     hidden: int
     layers: int
@@ -47,22 +50,40 @@ class ModelShape:
     vocabulary: int
     context: int = 4096
     kv_heads: int | None = None
+    head_width: int | None = None
+    experts: int = 0
+    chosen: int = 0
+
+    @property
+    def q_width(self) -> int:
+        """Outputs of the query projection, and inputs of the output projection."""
+        return (self.head_width or self.hidden // self.heads) * self.heads
 
     @property
     def kv_width(self) -> int:
         """Outputs of the key and of the value projection."""
-        return self.hidden // self.heads * (self.kv_heads or self.heads)
+        return self.q_width // self.heads * (self.kv_heads or self.heads)
 
     def __str__(self) -> str:
         """Its sizes, for a reader."""
         sizes = f"hidden {self.hidden}, {self.layers} layers, MLP {self.mlp}, {self.heads} heads"
-        return f"Llama, {sizes}, vocabulary {self.vocabulary}"
+        if self.experts:
+            sizes += f", {self.chosen} of {self.experts} experts"
+        return f"{'Qwen3' if self.experts else 'Llama'}, {sizes}, vocabulary {self.vocabulary}"
 
     def config(self) -> dict[str, Any]:
         """Its config.json. No end token: requests run as long as they are told to."""
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+        mixture = {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "num_experts": self.experts,
+            "num_experts_per_tok": self.chosen,
+            "moe_intermediate_size": self.mlp,
+            "norm_topk_prob": True,
+            "head_dim": self.q_width // self.heads,
+        }
+        kind = mixture if self.experts else {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+        return kind | {
             "hidden_size": self.hidden,
             "num_hidden_layers": self.layers,
             "intermediate_size": self.mlp,
@@ -86,12 +107,18 @@ class ModelShape:
         }
         for layer in range(self.layers):
             at = f"model.layers.{layer}"
-            for name, rows in zip("qkvo", (hidden, self.kv_width, self.kv_width, hidden), strict=True):
+            for name, rows in zip("qkv", (self.q_width, self.kv_width, self.kv_width), strict=True):
                 found[f"{at}.self_attn.{name}_proj.weight"] = ("linear", (rows, hidden))
-            for name, shape in (("gate", (mlp, hidden)), ("up", (mlp, hidden)), ("down", (hidden, mlp))):
-                found[f"{at}.mlp.{name}_proj.weight"] = ("linear", shape)
+            found[f"{at}.self_attn.o_proj.weight"] = ("linear", (hidden, self.q_width))
+            for where in [f"experts.{expert}." for expert in range(self.experts)] or [""]:
+                for name, shape in (("gate", (mlp, hidden)), ("up", (mlp, hidden)), ("down", (hidden, mlp))):
+                    found[f"{at}.mlp.{where}{name}_proj.weight"] = ("linear", shape)
             for name in ("input_layernorm", "post_attention_layernorm"):
                 found[f"{at}.{name}.weight"] = ("norm", (hidden,))
+            if self.experts:
+                found[f"{at}.mlp.gate.weight"] = ("other", (self.experts, hidden))
+                for name in ("q_norm", "k_norm"):
+                    found[f"{at}.self_attn.{name}.weight"] = ("norm", (self.q_width // self.heads,))
         return found
 
     def with_layers(self, layers: int) -> ModelShape:
@@ -111,6 +138,7 @@ SHAPES = {
     "llama-7b": SHAPE_7B,
     "llama-13b": ModelShape(5120, 40, 13824, 40, 32000),
     "llama-70b": ModelShape(8192, 80, 28672, 64, 32000, kv_heads=8),
+    "qwen3-30b-a3b": ModelShape(2048, 48, 768, 32, 151936, kv_heads=4, head_width=128, experts=128, chosen=8),
 }
 
 

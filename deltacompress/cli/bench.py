@@ -15,7 +15,7 @@ from deltacompress.cli.options import BenchBackend, BenchDevice, DeviceMemory, D
 from deltacompress.devices import check_driver, check_together, device_numbers
 from deltacompress.errors import InputError
 
-BenchShape = Literal["tiny", "llama-7b", "llama-13b", "llama-70b"]
+BenchShape = Literal["tiny", "llama-7b", "llama-13b", "llama-70b", "qwen3-30b-a3b"]
 
 app = typer.Typer(help="Measure the speed of the parts on this machine.", no_args_is_help=True)
 

@@ -11,6 +11,7 @@ import torch
 
 from deltacompress.bench import layers
 from deltacompress.bench.layers import LayersBench, run
+from deltacompress.bench.synthetic import ModelShape
 from deltacompress.cli.main import main
 from deltacompress.errors import BackendError, InputError
 from deltacompress.reporter import SILENT
@@ -37,6 +38,21 @@ def test_every_step_is_timed_and_held_against_the_arithmetic(
     assert found["peak_device_bytes"] is None
     assert found["product_tflop_s"] == pytest.approx(0.3)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_mixture_is_timed_like_any_other_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both streams go through two of four experts; an expert has its own sums, and a share in those of them all."""
+    small = ModelShape(64, 2, 32, 4, 64, 64, kv_heads=2, head_width=32, experts=4, chosen=2)
+    monkeypatch.setitem(layers.SHAPES, "tiny", small)
+    monkeypatch.setattr(layers, "_product_rate", lambda _device: 3e11)
+    found = run(device="cpu", recipe="int4-24", samples=4, seq_len=32, layers=1, scratch=tmp_path).to_json()
+    assert found["shape"] == "Qwen3, hidden 64, 1 layers, MLP 32, 4 heads, 2 of 4 experts, vocabulary 64"
+    assert [row["step"] for row in found["rows"]] == ["embeddings and norms", "layer 0", "head"]
+    assert 0 < found["rows"][1]["loss"] < 1
+    linears = 2 * 64 * 128 + 2 * 64 * 64 + 2 * 3 * 64 * 32 + 4 * 64  # q and o, k and v, two experts, the router
+    forward = 2 * linears + 2 * 32 * 128
+    sums = 3 * (64 * 64 + 128 * 128 + (1 + 2) * 64 * 64 + (2 + 2) * 32 * 32)
+    assert found["tflop_per_layer"] == pytest.approx(4 * 32 * (2 * forward + sums) / 1e12)
 
 
 def test_what_cannot_be_timed_is_refused_before_anything_is_written(
