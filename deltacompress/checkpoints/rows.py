@@ -23,11 +23,11 @@ class Elements(Protocol):
     dtype: torch.dtype
 
     def read(self, begin: int, end: int) -> Tensor:
-        """Elements [begin, end), flat, on the CPU."""
+        """Elements [begin, end), flat."""
 
 
 class InMemory:
-    """A tensor that is there whole, on the CPU."""
+    """A tensor that is there whole."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
@@ -47,16 +47,24 @@ class Rows:
     """A tensor of an opened checkpoint, or its leading rows; as Elements.
 
     rows: how many of them, None for all; wide: whether floats of 16 and 64 bits are given as f32, which is what deltas
-    are taken in. Other dtypes stay as they are.
+    are taken in. Other dtypes stay as they are. device: where they are read to, the CPU by default.
     """
 
-    def __init__(self, checkpoint: Checkpoint, name: str, *, rows: int | None = None, wide: bool = False) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        name: str,
+        *,
+        rows: int | None = None,
+        wide: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
         info = checkpoint.tensors[name]
         self.shape = info.shape if rows is None else (rows, *info.shape[1:])
         stored = DTYPES[info.dtype]
         self.dtype = torch.float32 if wide and stored in _WIDENED else stored
-        self._checkpoint, self._name = checkpoint, name
+        self._checkpoint, self._name, self._device = checkpoint, name, device
 
     def read(self, begin: int, end: int) -> Tensor:
         """Elements [begin, end) in row-major order, flat; raises as Checkpoint.read."""
-        return self._checkpoint.read_flat(self._name, begin, end).to(self.dtype)
+        return self._checkpoint.read_flat(self._name, begin, end).to(self._device).to(self.dtype)

@@ -54,6 +54,7 @@ class Codec:
         tensor is coded; for a codec that looks at the whole model first. Values are plain data, as JSON knows it, so
         that a run that is resumed has the very same.
     accepts: value -> whether it is one of `fit`'s, asked of what a resumed run reads back; any is, without it.
+    any_device: whether `encode` takes tensors that are read to a GPU, and computes there.
     counts: whether `encode` gets how often calibration data has each token, i64, as a fifth argument: a codec of
         embeddings.
     """
@@ -63,6 +64,7 @@ class Codec:
     encode_group: Callable[[list[LinearToEncode], HessianAccumulator, Any], dict[str, Encoded]] | None = None
     fit: Callable[[Fit], Mapping[str, Any]] | None = None
     accepts: Callable[[Any], bool] | None = None
+    any_device: bool = False
     counts: bool = False
 
     def __post_init__(self) -> None:

@@ -47,18 +47,18 @@ def encode_rows(
     rows = len(weights)
     spec = counted_spec(settings, rows, columns)
     energy = sum(float(block.double().square().sum()) for _, block in _blocks(read, rows, columns))
-    usual = math.sqrt(energy / max(rows * columns, 1))
-    steps = settings.step * usual * weights.rsqrt()
+    usual_step = settings.step * math.sqrt(energy / max(rows * columns, 1))
     parts, mask = Stack(rows), torch.empty(rows, dtype=torch.bool)
     lost = whole = 0.0
     for own, block in _blocks(read, rows, columns):
+        heavy = weights[own].to(block.device)
         reach = block.abs().amax(1) / ((1 << (settings.bits - 1)) - 1)
-        scale = store_scale(torch.maximum(steps[own], reach).unsqueeze(1))
+        scale = store_scale(torch.maximum(usual_step * heavy.rsqrt(), reach).unsqueeze(1))
         grid = Grid(settings.bits, columns, scale, torch.full_like(scale, constant_zero("symmetric", settings.bits)))
         codes = quantize(block, grid)
         error = (block - dequantize(codes, grid)).double().square().sum(1)
-        lost += float(error @ weights[own].double())
-        whole += float(block.double().square().sum(1) @ weights[own].double())
+        lost += float(error @ heavy.double())
+        whole += float(block.double().square().sum(1) @ heavy.double())
         kept = (codes != 1 << (settings.bits - 1)).any(1)
         parts.add(_packed(spec, codes[kept], replace(grid, scale=scale[kept], zero=grid.zero[kept])))
         mask[own] = kept
@@ -83,5 +83,5 @@ def _blocks(read: Callable[[int, int], Tensor], rows: int, columns: int) -> Iter
 
 
 def _packed(spec: PackedSpec, codes: Tensor, grid: Grid) -> Parts:
-    mask = torch.ones(codes.shape, dtype=torch.bool)
+    mask = torch.ones(codes.shape, dtype=torch.bool, device=codes.device)
     return pack(replace(spec, rows=len(codes)), codes=codes, mask=mask, grid=grid)

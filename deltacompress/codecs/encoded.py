@@ -78,6 +78,11 @@ class Encoded:
     sums: Sums | None = None
     tokens: int | None = None
 
+    @property
+    def place(self) -> torch.device:
+        """Where its parts are, but for rows that were added."""
+        return next((part.device for part in self.parts.values()), torch.device("cpu"))
+
 
 def delta_rows(finetuned: Elements, base: Elements | None, name: str) -> tuple[Callable[[int, int], Tensor], int, int]:
     """(read, rows, columns) of the delta as a matrix, over the rows that both have; a vector is one row.

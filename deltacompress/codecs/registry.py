@@ -57,10 +57,10 @@ CODECS = {
             fit=_late("bitdelta", "fit"),
             accepts=_late("bitdelta", "accepts"),
         ),
-        Codec(CountedSettings, _late("counted", "encode_elements"), counts=True),
+        Codec(CountedSettings, _late("counted", "encode_elements"), any_device=True, counts=True),
         Codec(LowRankSettings, _late("low_rank", "encode_elements")),
         Codec(ObsSettings, encode_group=_late("obs", "encode")),
-        Codec(RtnSettings, _late("rtn", "encode_elements")),
+        Codec(RtnSettings, _late("rtn", "encode_elements"), any_device=True),
         Codec(ExactSettings, _exact),
         Codec(SkipSettings, _skip),
     )

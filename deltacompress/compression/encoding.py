@@ -38,11 +38,14 @@ class Outcome:
     streams: dict[str, Tensor]
 
 
-def encode_uncalibrated(plan: Plan, tensor: TensorPlan) -> Encoded:
-    """Encode a tensor whose codec needs no activations, piece by piece: what memory holds are its parts."""
+def encode_uncalibrated(plan: Plan, tensor: TensorPlan, device: torch.device | None = None) -> Encoded:
+    """Encode a tensor whose codec needs no activations, piece by piece: what memory holds are its parts.
+
+    device: where, if its codec computes anywhere; the parts are there then. The CPU by default.
+    """
     if tensor.treatment == "identical":
         return Encoded("none", {}, {})
-    base, finetuned = _as_coded(plan, tensor)
+    base, finetuned = _as_coded(plan, tensor, device if tensor.codec.any_device else None)
     codec = tensor.codec
     assert codec.encode is not None
     fitted = (tensor.fitted,) if codec.fit is not None or codec.counts else ()
@@ -61,16 +64,16 @@ def with_added_rows(plan: Plan, tensor: TensorPlan, encoded: Encoded) -> Encoded
     return encoded
 
 
-def _as_coded(plan: Plan, tensor: TensorPlan) -> tuple[Elements | None, Elements]:
+def _as_coded(plan: Plan, tensor: TensorPlan, device: torch.device | None) -> tuple[Elements | None, Elements]:
     """As Plan.rows, in the order in which the codec takes them."""
-    base, finetuned = plan.rows(tensor)
+    base, finetuned = plan.rows(tensor, device)
     if tensor.transposed:
         return None if base is None else _turned(base), _turned(finetuned)
     return base, finetuned
 
 
 def _turned(tensor: Elements) -> InMemory:
-    """The transpose of a matrix, held whole."""
+    """The transpose of a matrix, held whole where it is read to."""
     return InMemory(tensor.read(0, math.prod(tensor.shape)).view(tensor.shape).t().contiguous())
 
 
@@ -106,8 +109,7 @@ def lay_out(
     Both happen where the parts are: all of it is exact, so a GPU gives the bytes that a CPU gives. restored: what
     `restored_of` gives, where that is known.
     """
-    place = _place(encoded)
-    parts = {name: part.to(place) for name, part in encoded.parts.items()}
+    parts = {name: part.to(encoded.place) for name, part in encoded.parts.items()}
     if restored is None:
         restored = restored_of(tensor, encoded, reference)
     return LaidOut(encoded, _stored(encoded, parts, coder, tensor.name), restored)
@@ -117,15 +119,11 @@ def restored_of(
     tensor: TensorPlan, encoded: Encoded, reference: Tensor | None, shape: tuple[int, ...] | None = None
 ) -> Tensor:
     """What any reader restores from an encoded tensor, where its parts are. shape: of it, if these are some rows."""
-    info, place = tensor.pair.info, _place(encoded)
+    info, place = tensor.pair.info, encoded.place
     parts = {name: part.to(place) for name, part in encoded.parts.items()}
     like = torch.empty(shape or info.shape, dtype=DTYPES[info.dtype], device="meta")
     base = None if reference is None else reference.to(place)
     return restore_tensor(encoded.format, encoded.params, parts, base, like, tensor.name).contiguous()
-
-
-def _place(encoded: Encoded) -> torch.device:
-    return next((part.device for part in encoded.parts.values()), torch.device("cpu"))
 
 
 def _stored(encoded: Encoded, parts: Parts, coder: Coder, name: str) -> Parts:

@@ -173,13 +173,13 @@ class Plan:
         wanting = (one for one in self.tensors.values() if one.treatment == "code" and one.codec.counts)
         return self.with_fitted({one.name: ids.flatten().bincount(minlength=one.pair.info.shape[0]) for one in wanting})
 
-    def rows(self, plan: TensorPlan) -> tuple[Rows | None, Rows]:
+    def rows(self, plan: TensorPlan, device: torch.device | None = None) -> tuple[Rows | None, Rows]:
         """(what the tensor is coded against, the fine-tuned tensor), to be read piece by piece; as `base_of`."""
-        finetuned, pair = Rows(self.finetuned, plan.name), plan.pair
+        finetuned, pair = Rows(self.finetuned, plan.name, device=device), plan.pair
         if self.recipe.scope == "full" or pair.base_name is None:
             return None, finetuned
         wide = plan.treatment not in ("exact", "identical")
-        return Rows(self.base, pair.base_name, rows=pair.base_rows, wide=wide), finetuned
+        return Rows(self.base, pair.base_name, rows=pair.base_rows, wide=wide, device=device), finetuned
 
     def base_of(self, plan: TensorPlan, device: torch.device | None = None) -> torch.Tensor | None:
         """What the tensor is coded against, the fine-tuned one left unread; None where there is nothing.

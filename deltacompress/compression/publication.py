@@ -25,7 +25,9 @@ from deltacompress.files.output import output_errors
 from deltacompress.files.places import MANIFEST
 from deltacompress.types import TensorInfo
 
-_WRITERS = 4  # shards that are written at once
+_WRITERS = 8
+_SHARD = 2**29
+"""Bytes of a shard: a core hashes and a disk takes so much in about a second, and some are written at once."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -49,7 +51,7 @@ def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: Calib
         for record in records
         for i, part in enumerate(record.parts)
     ]
-    shards = _written_shards(split_into_shards(ready, parts, stem="delta"))
+    shards = _written_shards(split_into_shards(ready, parts, stem="delta", max_shard_bytes=_SHARD))
     files = write_side_files(plan.finetuned, ready, lossless=codec)
     manifest = Manifest(
         base=_model(plan.base),

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
@@ -28,13 +29,15 @@ from deltacompress.compression.encoding import (
 )
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.compression.workspace import Workspace
-from deltacompress.devices import current
+from deltacompress.devices import current, free_bytes
 from deltacompress.errors import CheckpointError, FormatError, IntegrityError
 from deltacompress.lossless import Coder
 from deltacompress.reporter import part
 
 _FINISHERS = 4
 """Threads that hash and code beside a GPU: one takes longer for a 7B layer than the GPU does for its last group."""
+_RESTORING = 16
+"""Bytes of memory that restoring takes for each weight: base and delta in f32, codes, mask, result."""
 _RECORDS, _NUMBERS = TypeAdapter(list[TensorRecord]), TypeAdapter(list[int])
 
 
@@ -91,9 +94,16 @@ class Steps:
 
         return Unfinished(encoded.loss, self._finisher.submit(work).result, beside=True), laid_out.restored
 
-    def encode(self, tensor: TensorPlan) -> tuple[Unfinished, Tensor]:
-        """Encode a tensor that needs no activations, and go on as `finish`."""
-        return self.finish(tensor, encode_uncalibrated(self._plan, tensor), self._plan.base_of(tensor))
+    def encode(self, tensor: TensorPlan, device: torch.device) -> tuple[Unfinished, Tensor]:
+        """Encode a tensor that needs no activations, and go on as `finish`.
+
+        On `device`, if its codec computes there, whatever room there is: another one may round otherwise. Restoring it
+        is exact, and takes room for all of it at once, so that happens on the CPU where a GPU has none.
+        """
+        encoded = encode_uncalibrated(self._plan, tensor, device)
+        if device.type == "cuda" and _RESTORING * tensor.pair.info.numel > free_bytes(device):
+            encoded = replace(encoded, parts={name: part.cpu() for name, part in encoded.parts.items()})
+        return self.finish(tensor, encoded, self._plan.base_of(tensor, encoded.place))
 
     def finish_on_disk(self, tensor: TensorPlan, encoded: Encoded) -> Unfinished:
         """As `finish`, where nobody waits for the restored tensor: memory holds its parts, and never all of it."""

@@ -113,7 +113,7 @@ def _compress(
     finetuned = dict(weights) if teacher is not None else {}
     for tensor in (walk.plan.tensors[name] for name in names):
         if not tensor.calibrated:
-            outcome, restored = walk.steps.encode(tensor)
+            outcome, restored = walk.steps.encode(tensor, walk.skeleton.device)
             outcomes.append(outcome)
             if tensor.treatment == "code":  # all others are restored to the teacher's own values
                 weights[tensor.name] = walk.skeleton.prepare(tensor.name, restored)

@@ -90,7 +90,7 @@ def _simple(walk: Walk, step: str, tensors: list[TensorPlan]) -> dict[str, Tenso
         return done
     outcomes, restored = [], {}
     for tensor in tensors:
-        outcome, restored[tensor.name] = walk.steps.encode(tensor)
+        outcome, restored[tensor.name] = walk.steps.encode(tensor, walk.skeleton.device)
         outcomes.append(outcome)
     walk.steps.save(step, outcomes)
     return restored

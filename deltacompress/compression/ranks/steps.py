@@ -24,7 +24,7 @@ class WalkSteps(Protocol):
     def recall(self, step: str, names: Iterable[str]) -> dict[str, Tensor] | None:
         """As Steps.recall."""
 
-    def encode(self, tensor: TensorPlan) -> tuple[Unfinished, Tensor]:
+    def encode(self, tensor: TensorPlan, device: torch.device) -> tuple[Unfinished, Tensor]:
         """As Steps.encode."""
 
     def finish(
@@ -55,9 +55,9 @@ class LeaderSteps:
         self._ranks.numbers([int(found is not None)])
         return found and {name: self._ranks.same(found[name]) for name in names}
 
-    def encode(self, tensor: TensorPlan) -> tuple[Unfinished, Tensor]:
+    def encode(self, tensor: TensorPlan, device: torch.device) -> tuple[Unfinished, Tensor]:
         """As Steps.encode."""
-        outcome, restored = self._steps.encode(tensor)
+        outcome, restored = self._steps.encode(tensor, device)
         return outcome, self._ranks.same(restored) if tensor.treatment == "code" else restored
 
     def finish(
@@ -108,7 +108,7 @@ class FollowerSteps:
             return None
         return {name: self._ranks.same(_empty(self._plan.tensors[name])) for name in names}
 
-    def encode(self, tensor: TensorPlan) -> tuple[Unfinished, Tensor]:
+    def encode(self, tensor: TensorPlan, device: torch.device) -> tuple[Unfinished, Tensor]:
         """What the first rank's code is restored to; what is restored to its own bits is read."""
         if tensor.treatment == "code":
             return _unwritten(None), self._ranks.same(_empty(tensor))
