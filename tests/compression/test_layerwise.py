@@ -337,12 +337,12 @@ def test_device_memory_is_that_of_one_layer(make_pair: Callable[..., Pair], tmp_
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("codec", ["rtn", "counted"])
+@pytest.mark.parametrize("settings", [{"codec": "rtn", "bits": 4}, {"codec": "counted", "bits": 4, "step": 0.5}])
 def test_an_embedding_for_which_a_gpu_has_no_room_is_restored_on_the_cpu(
-    make_pair: Callable[..., Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str
+    make_pair: Callable[..., Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     shipped, pair = Recipe.load("int4-24"), make_pair("llama")
-    rule = RULES[codec](kind="embedding", codec=codec)
+    rule = RULES[settings["codec"]](kind="embedding", **settings)
     recipe = shipped.model_copy(update={"rules": (rule, *shipped.rules)})
     pair.compress(tmp_path / "roomy", recipe=recipe, device="cuda")
     monkeypatch.setattr(steps, "free_bytes", lambda _device: 0)
