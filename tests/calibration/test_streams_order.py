@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -36,12 +37,10 @@ class Stream:
 
 
 class Block:
-    """Memory for one value; a GPU's belongs to a stream, and is used again once all that it was told of are done."""
+    """Memory for one value; a GPU's belongs to a stream, which uses it again as soon as it is let go."""
 
     def __init__(self, owner: Stream | None, value: float | None = None) -> None:
         self.owner, self.value = owner, value
-        self.used_by: list[Stream] = []
-        self.until: list[list[bool]] = []
 
 
 class Batch:
@@ -51,19 +50,8 @@ class Batch:
         self.gpu, self.block = gpu, block
 
     def __del__(self) -> None:
-        block = self.block
-        if block.owner is not None:
-            block.until = [stream.record_event() for stream in block.used_by]
-            block.used_by = []
-            self.gpu.freed.append(block)
-
-    def record_stream(self, stream: Stream) -> None:
-        self.block.used_by.append(stream)
-
-    def to(self, _device: torch.device, *, non_blocking: bool, copy: bool) -> Batch:
-        assert non_blocking
-        assert copy
-        return self.plus(0)
+        if self.block.owner is not None:
+            self.gpu.freed.append(self.block)
 
     def plus(self, more: float) -> Batch:
         mine, new = self.block, self.gpu.allocated()
@@ -90,17 +78,22 @@ class Gpu:
         return self.streams[-1]
 
     def run(self, but: Stream | None = None) -> None:
-        while moved := [one for one in self.streams if one is not but and one.queue and one.queue[0][0]()]:
+        latest_last = sorted(self.streams, key=lambda one: one is self.late)
+        while moved := [one for one in latest_last if one is not but and one.queue and one.queue[0][0]()]:
             moved[0].queue.pop(0)[1]()
 
     def allocated(self) -> Block:
-        free = (block for block in self.freed if block.owner is self.current and all(block.until))
+        free = (block for block in self.freed if block.owner is self.current)
         block = next(free, None)
         if block is None:
             return Block(self.current)
         self.freed.remove(block)
         self.current.put(lambda: setattr(block, "value", None))  # so that nobody finds there what was there before
         return block
+
+    def empty_like(self, _batch: Batch, *, device: torch.device | str, pin_memory: bool = False) -> Batch:
+        assert pin_memory == (device == "cpu")
+        return Batch(self, Block(None) if pin_memory else self.allocated())
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
@@ -115,7 +108,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr("torch.cuda.Stream", gpu.stream)
     monkeypatch.setattr("torch.cuda.stream", gpu.on)
     monkeypatch.setattr("torch.cuda.current_stream", lambda _device: gpu.current)
-    monkeypatch.setattr("torch.empty_like", lambda _batch, **_options: Batch(gpu, Block(None)))
+    monkeypatch.setattr("torch.empty_like", gpu.empty_like)
     return gpu
 
 
@@ -162,3 +155,23 @@ def test_copies_under_way_hold_up_nothing_else(gpu: Gpu) -> None:
     assert gpu.computing.queue
     gpu.run()
     assert last.block.value == 50.0
+
+
+@pytest.mark.parametrize("late", ["_fetching", "_storing"])
+def test_memory_of_a_stream_that_is_dropped_waits_for_its_copies(gpu: Gpu, late: str) -> None:
+    """One batch is on its way to the device, and others to the host, when nobody wants them any more."""
+    stream: Any = HiddenStates(torch.device("cuda"), host_share=1.0)
+    for _ in range(4):
+        stream.append(Batch(gpu, Block(gpu.computing, 0.0)))
+    gpu.run()
+    gpu.late = getattr(stream, late)
+    for k in range(3):
+        stream[k] = stream[k].plus(1)
+    assert gpu.late.queue
+    del stream
+    taken = [block for block in gpu.freed if block.owner is gpu.computing]
+    for block in taken:
+        gpu.computing.put(partial(setattr, block, "value", 50.0))
+    gpu.run()
+    assert taken
+    assert [block.value for block in taken] == [50.0] * len(taken)

@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from deltacompress.calibration.forwards.memory import Room
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import RULES, Recipe
 from deltacompress.compression import steps
+from deltacompress.compression.layerwise import model
 from deltacompress.models.skeleton import Skeleton
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -276,6 +278,17 @@ def far_beyond_fp16(weights: Weights) -> Weights:
     """What the MLP multiplies grows by eight orders of magnitude."""
     large = ("gate_proj", "up_proj")
     return {name: weight * 1e4 if any(leaf in name for leaf in large) else weight for name, weight in weights.items()}
+
+
+@pytest.mark.parametrize(
+    ("device", "experts", "seq_len", "expected"),
+    [("cpu", 0, 256, 16), ("cpu", 1, 256, 16), ("cuda", 0, 2048, 8), ("cuda", 1, 2048, 32), ("cuda", 1, 10**6, 1)],
+)
+def test_experts_get_more_sequences_at_once(device: str, experts: int, seq_len: int, expected: int) -> None:
+    """Of three layers the last may have some."""
+    skeleton: Any = SimpleNamespace(device=torch.device(device), num_layers=3)
+    skeleton.expert_stages = lambda i: [None] * experts if i == 2 else []
+    assert model.sequences_per_batch(skeleton, seq_len) == expected
 
 
 @pytest.mark.gpu

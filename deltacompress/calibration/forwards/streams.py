@@ -4,10 +4,14 @@ Calibration on 256 sequences of 2048 tokens makes a stream of 17 GB for a hidden
 layer needs one batch of it at a time, so what is too much for the device waits in pinned host memory. Batches that do
 are spread evenly over the stream: while one is copied, others are computed. Each direction has a CUDA stream of its
 own, and the next batch that waits on the host comes ahead. No value depends on where a batch waited.
+
+All device memory is the computing stream's, which waits for a copy before what the copy reads or writes is let go:
+PyTorch keeps memory for each stream apart, and where little is left it would stop all of them to move some.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 import torch
@@ -17,6 +21,8 @@ from deltacompress.calibration.forwards.memory import Room
 
 DEVICE_SHARE = 1 / 2
 """Of the room that a layer leaves, what all streams together may take; the rest: its statistics, forwards that wait."""
+_LEAVING = 2
+"""Batches that may be on their way to the host while others are computed."""
 
 
 class HiddenStates:
@@ -29,10 +35,11 @@ class HiddenStates:
         self._device = device
         self.host_share = host_share
         self._batches: list[Tensor] = []
-        self._fetching, self._storing = (
-            torch.cuda.Stream(device) if host_share and device.type == "cuda" else None for _ in range(2)
-        )
+        on_gpu = host_share > 0 and device.type == "cuda"
+        self._computing = torch.cuda.current_stream(device) if on_gpu else None
+        self._fetching, self._storing = (torch.cuda.Stream(device) if on_gpu else None for _ in range(2))
         self._stored: dict[int, torch.cuda.Event] = {}  # when the last copy to the host is done, by batch
+        self._leaving: deque[tuple[Tensor, torch.cuda.Event]] = deque()
         self._coming: dict[int, tuple[Tensor, torch.cuda.Event | None]] = {}  # at most one: on its way to the device
 
     def __len__(self) -> int:
@@ -48,14 +55,16 @@ class HiddenStates:
         others = ((k + step) % len(self) for step in range(1, len(self)))
         following = next((one for one in others if self._on_host(one)), None)
         if following is not None and following not in self._coming:
-            self._coming = {following: self._fetch(following)}
+            self._drop_coming()
+            self._coming[following] = self._fetch(following)
         return hidden
 
     def __setitem__(self, k: int, hidden: Tensor) -> None:
         """Replace batch k by one of the same shape."""
         k = range(len(self))[k]
         if self._on_host(k):
-            self._coming.pop(k, None)
+            if k in self._coming:
+                self._drop_coming()
             self._store(k, hidden)
         else:
             self._batches[k] = hidden
@@ -73,33 +82,45 @@ class HiddenStates:
         return int((k + 1) * self.host_share) > int(k * self.host_share)
 
     def _fetched(self, k: int) -> Tensor:
+        """Batch k, for whatever is computed from now on."""
         hidden, arrived = self._coming.pop(k) if k in self._coming else self._fetch(k)
-        if arrived is not None:
-            computing = torch.cuda.current_stream(self._device)
-            computing.wait_event(arrived)
-            hidden.record_stream(computing)  # its memory is the fetching stream's, to be used again only after this one
+        self._wait_for(arrived)
         return hidden
 
     def _fetch(self, k: int) -> tuple[Tensor, torch.cuda.Event | None]:
         """Batch k, on its way to the device, and when it is there."""
-        if self._fetching is not None:
+        hidden = torch.empty_like(self._batches[k], device=self._device)
+        if self._fetching is not None and self._computing is not None:
             self._fetching.wait_event(self._stored[k])
+            self._fetching.wait_stream(self._computing)  # which may still use what was in that memory
         with torch.cuda.stream(self._fetching):
-            hidden = self._batches[k].to(self._device, non_blocking=True, copy=True)
+            hidden.copy_(self._batches[k], non_blocking=True)
         return hidden, self._fetching.record_event() if self._fetching is not None else None
 
     def _store(self, k: int, hidden: Tensor) -> None:
-        """Copy what was computed to where it waits.
-
-        A copy of what was there may still be under way to the device: it was dropped, so whatever it reads is not used.
-        """
-        if self._storing is not None:
-            self._storing.wait_stream(torch.cuda.current_stream(self._device))
-            hidden.record_stream(self._storing)
+        """Copy what was computed to where it waits."""
+        if self._storing is not None and self._computing is not None:
+            self._storing.wait_stream(self._computing)
         with torch.cuda.stream(self._storing):
             self._batches[k].copy_(hidden, non_blocking=True)
         if self._storing is not None:
             self._stored[k] = self._storing.record_event()
+            self._leaving.append((hidden, self._stored[k]))
+            if len(self._leaving) > _LEAVING:
+                self._wait_for(self._leaving.popleft()[1])
+
+    def _drop_coming(self) -> None:
+        for _, arrived in self._coming.values():
+            self._wait_for(arrived)
+        self._coming.clear()
+
+    def _wait_for(self, copied: torch.cuda.Event | None) -> None:
+        if self._computing is not None and copied is not None:
+            self._computing.wait_event(copied)
+
+    def __del__(self) -> None:
+        """A copy may be under way into memory that is let go here."""
+        self._drop_coming()
 
 
 def host_share(room: Room, nbytes: int, layer: int) -> float:

@@ -17,7 +17,7 @@ from deltacompress.calibration.forwards.streams import host_share
 from deltacompress.calibration.gradients import rows_for_gradients, waiting_bytes
 from deltacompress.compression.before.prepare import Prepared
 from deltacompress.compression.layerwise.fisher import asked_of_layer
-from deltacompress.compression.layerwise.model import TOKENS_PER_BATCH
+from deltacompress.compression.layerwise.model import sequences_per_batch
 from deltacompress.compression.layerwise.walk import layer_bytes, room_of
 from deltacompress.compression.planning import TensorPlan
 from deltacompress.compression.steps import Steps
@@ -54,7 +54,7 @@ def memory(prepared: Prepared, processes: int = 1) -> dict[str, int]:
     linears = [tensor for one in layers for tensor in one if tensor.calibrated]
     statistics = _statistics(skeleton, linears) * _F32 * both
     solver = max((_solver(tensor) for tensor in linears), default=0)
-    batch = max(TOKENS_PER_BATCH[skeleton.device.type] // seq_len, 1) * seq_len
+    batch = sequences_per_batch(skeleton, seq_len) * seq_len
     widest = max((max(tensor.pair.info.shape) for tensor in linears), default=0)
     streams = samples * seq_len * skeleton.hidden_size * _F32 * both
     share = host_share(room_of(plan, skeleton.device, batch, SILENT.note), streams, layer)

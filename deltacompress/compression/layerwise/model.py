@@ -34,6 +34,8 @@ from deltacompress.reporter import Reporter
 
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 """A GPU waits for launches, and casts a layer's weights to fp16, for each batch: larger ones make up for it."""
+_OF_EXPERTS = 4
+"""Times as many on a GPU where experts run one by one: each is launched for its share of a batch."""
 
 
 def compress_layers(
@@ -46,7 +48,7 @@ def compress_layers(
     ids: int64 [samples, seq_len], of which each rank calibrates on its share.
     """
     ids = ids[ranks.share(len(ids))]
-    batch = max(TOKENS_PER_BATCH[skeleton.device.type] // ids.shape[1], 1)
+    batch = sequences_per_batch(skeleton, ids.shape[1])
     walk = Walk.of(plan, skeleton, steps, ranks, reporter, tokens_per_batch=batch * ids.shape[1])
     outer = [plan.tensors[name] for name in skeleton.outer_names()]
     late = [tensor for tensor in outer if tensor.name == skeleton.head_name and tensor.calibrated]
@@ -81,6 +83,14 @@ def compress_layers(
         _head(walk, late[0], streams)
     reporter.step("head", memory_bytes=Steps.peak_memory())
     return streams
+
+
+def sequences_per_batch(skeleton: Skeleton, seq_len: int) -> int:
+    """How many calibration sequences run at once."""
+    tokens = TOKENS_PER_BATCH[skeleton.device.type]
+    if skeleton.device.type == "cuda" and any(skeleton.expert_stages(i) for i in range(skeleton.num_layers)):
+        tokens *= _OF_EXPERTS
+    return max(tokens // seq_len, 1)
 
 
 def _simple(walk: Walk, step: str, tensors: list[TensorPlan]) -> dict[str, Tensor]:
