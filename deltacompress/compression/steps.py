@@ -86,10 +86,11 @@ class Steps:
             outcome = finish(self._plan, tensor, laid_out, self._coder)
             return Unfinished(encoded.loss, lambda: outcome), laid_out.restored
         on_host, wait = laid_out.to_host()
+        where = laid_out.restored.device  # all that `work` keeps of what is there
 
         def work() -> Outcome:
             wait()
-            with current(laid_out.restored.device):  # a lossless codec may need one
+            with current(where):  # a lossless codec may need one
                 return finish(self._plan, tensor, on_host, self._coder)
 
         return Unfinished(encoded.loss, self._finisher.submit(work).result, beside=True), laid_out.restored

@@ -153,6 +153,29 @@ def test_where_memory_runs_out_none_waits_any_more(
     assert all(torch.equal(walk.turns._stream[k], expected[k]) for k in range(3))
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_once_memory_ran_out_no_batch_runs_before_it_is_asked_for(
+    tiny: Callable[..., Any], ids: torch.Tensor, closed: bool
+) -> None:
+    room = Rooms(1000)
+    room.closed = closed
+    walk = walk_of(tiny("llama"), ids, room, precision=Halves("fp16", wider=FP32))
+    groups = names_of(walk.skeleton, GROUPS["llama"])
+    with taking_turns(walk.skeleton, groups, [walk.turns]):
+        walk.turns.inputs(0, [groups[0][0]])
+        assert sorted(walk.turns._waiting) == ([0] if closed else [0, 1])
+
+
+def test_that_memory_ran_out_is_told_once() -> None:
+    notes: list[str] = []
+    room = Room(torch.device("cpu"), features=1, tokens=1, note=notes.append)
+    assert room.left()
+    room.close()
+    room.close()
+    assert not room.left()
+    assert len(notes) == 1
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e6])
 def test_a_batch_that_overflows_runs_again_in_wider_numbers(
     tiny: Callable[..., Any], ids: torch.Tensor, scale: float

@@ -30,11 +30,11 @@ class Room:
             self._limit = int(_DEVICE_SHARE * (free_bytes(device) + torch.cuda.memory_allocated(device))) - reserve
         else:
             self._limit = int(_HOST_SHARE * _host_memory()) + reserve
-        self._closed = False
+        self.closed = False
 
     def left(self) -> bool:
         """Whether one more may wait."""
-        return not self._closed and self.free() >= 0
+        return not self.closed and self.free() >= 0
 
     def most(self, nbytes: int) -> int:
         """How many things of so many bytes there is room for now; one at least."""
@@ -48,7 +48,9 @@ class Room:
 
     def close(self) -> None:
         """None may from now on: memory ran out."""
-        self._closed = True
+        if self.closed:
+            return
+        self.closed = True
         self._note("memory ran out: forwards no longer wait in the middle of a layer, so each stage runs them anew")
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

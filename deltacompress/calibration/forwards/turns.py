@@ -96,14 +96,15 @@ class LayerTurns:
         """What linears receive in batch k, f32 or f16 [tokens, in] each; its forward waits there, until `rest`.
 
         A batch with a value that overflows runs again with wider products, if there are any, and so does all after it.
-        A GPU has the next batch to run while the host waits to know: so the weights must stay from batch to batch.
+        A GPU has the next batch to run while the host waits to know, unless memory ran out: so the weights must stay
+        from batch to batch.
 
         Raises:
             UnsupportedModelError: one of them did not run, or ran twice.
         """
         wanted = frozenset(leaders)
         arrived = self._arrived(k, wanted)
-        if self.precision.wider is not None and k + 1 < len(self):
+        if self.precision.wider is not None and k + 1 < len(self) and not self._room.closed:
             self._ahead[k + 1] = self._arrived(k + 1, wanted)
         while any(self.precision.overflows(*one.get()) for one in arrived.ranges) and self._try_otherwise():
             arrived = self._arrived(k, wanted)
