@@ -19,10 +19,12 @@ from deltacompress.numerics import hessian as hessians
 from deltacompress.numerics import obs
 from deltacompress.numerics.coupling import Coupling
 from deltacompress.numerics.grid import fit_grid
-from deltacompress.numerics.products import product, quadratic
+from deltacompress.numerics.products import product, quadratic, rough_product
 from deltacompress.numerics.refine import refine
 from deltacompress.numerics.refit import Kept, kept, refit_scales
 from deltacompress.reporter import part
+
+_ROWS = 1024  # whose products with the Hessian are held at once
 
 
 def encode(
@@ -61,7 +63,7 @@ def factored(statistics: hessians.HessianAccumulator, settings: ObsSettings, nam
         hessian, drift = statistics.finish()
         order = obs.activation_order(hessian, span) if settings.activation_order else None
         factor = hessians.factorize(
-            hessian if order is None else hessian[order][:, order],
+            hessian if order is None else hessian.index_select(0, order).index_select(1, order),
             damp_fraction=settings.damp_fraction,
             where=name,
             with_root=settings.refine_sweeps > 0 and not settings.refit_scales,  # refitted scales move the gradient
@@ -76,30 +78,36 @@ def encode_factored(linears: list[LinearToEncode], shared: Factored, settings: O
     columns = linears[0].delta.shape[1]
     specs = {one.name: spec_for(settings, rows=one.delta.shape[0], columns=columns, name=one.name) for one in linears}
     targets = {one.name: one.delta for one in linears}
+    shifted = False
     if shared.drift is not None and settings.asymmetric > 0:
+        shifted = True
         with part("shift"):
             targets = _shifted(linears, shared.drift, factor, order, settings.asymmetric)
     shared.drift = None
     out: dict[str, Encoded] = {}
     # a pattern that is chosen over a whole block must not see the rows of other linears
     for stack in [[one] for one in linears] if pattern.kind == "unstructured" else [linears]:
-        target = torch.cat([targets.pop(one.name) for one in stack])
+        own_targets = [targets.pop(one.name) for one in stack]
+        target = torch.cat(own_targets) if len(stack) > 1 else own_targets[0]
         solved = _coupled(stack, target, hessian, factor, order, settings)
         rows = 0
         for one in stack:
             own = solved.of_rows(slice(rows, rows + specs[one.name].rows))
             rows += specs[one.name].rows
             with part("packing"):
-                out[one.name] = _encoded(one, own, specs[one.name], hessian, factor.damp_fraction)
+                out[one.name] = _encoded(one, own, specs[one.name], hessian if shifted else None, factor.damp_fraction)
     return out
 
 
-def _encoded(one: LinearToEncode, solved: Solved, spec: PackedSpec, hessian: Tensor, damp_fraction: float) -> Encoded:
+def _encoded(
+    one: LinearToEncode, solved: Solved, spec: PackedSpec, hessian: Tensor | None, damp_fraction: float
+) -> Encoded:
+    """hessian: None where the target is the delta itself, whose energy is known then."""
     assert solved.kept is not None
-    energy = one.energy
-    if energy is None:
-        energy = float(quadratic(one.delta, hessian).sum(dtype=torch.float64))
     lost, both, whole = (float(rows.sum(dtype=torch.float64)) for rows in (solved.loss, *solved.kept))
+    energy = whole if one.energy is None else one.energy
+    if one.energy is None and hessian is not None:
+        energy = float(quadratic(one.delta, hessian).sum(dtype=torch.float64))
     sums = Sums(lost, energy, both, whole)
     return Encoded(
         "packed",
@@ -164,16 +172,22 @@ def _solve(
     for widened in others:
         best = _better(best, _solve_once(target, hessian, factor, order, settings, widened))
     with part("gain"):
+        if settings.gain == "least":
+            return replace(best, kept=_kept(best, target, hessian))
         pull = product(target, hessian)
-        share = kept(best.weights(), target, pull)
-        return replace(best, kept=share) if settings.gain == "least" else _gained(best, share, target, hessian, pull)
+        scaled = best.times(kept(best.weights(), target, pull).gain)
+        weights = scaled.weights()
+        return replace(scaled, kept=kept(weights, target, pull), loss=quadratic(weights - target, hessian))
 
 
-def _gained(solved: Solved, share: Kept, target: Tensor, hessian: Tensor, pull: Tensor) -> Solved:
-    """The rows times what makes them lose nothing of their targets on average. share: kept so far; pull: T H."""
-    scaled = solved.times(share.gain)
-    weights = scaled.weights()
-    return replace(scaled, kept=kept(weights, target, pull), loss=quadratic(weights - target, hessian))
+def _kept(solved: Solved, target: Tensor, hessian: Tensor) -> Kept:
+    """Of all rows, some at a time: new memory for all of them costs as much as what is computed in it."""
+    found = []
+    for start in range(0, len(target), _ROWS):
+        rows = slice(start, start + _ROWS)
+        pull = rough_product(target[rows], hessian)
+        found.append(kept(solved.of_rows(rows).weights(), target[rows], pull))
+    return Kept(*(torch.cat(one) for one in zip(*found, strict=True)))
 
 
 def _better(one: Solved, other: Solved) -> Solved:

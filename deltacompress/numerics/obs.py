@@ -75,7 +75,9 @@ def solve(
     """
     rows, columns = target.shape
     joint = _is_joint(selection, sparsity, grid, columns, value_dtype)
-    work = (target if order is None else target[:, order]).T.clone(memory_format=torch.contiguous_format)
+    work = target.T.clone(memory_format=torch.contiguous_format)
+    if order is not None:
+        work = work[order]  # whole rows: a third less time than columns, turned after that
     block, width, wide = _widths(sparsity, block)
     mask = torch.ones(columns, rows, dtype=torch.bool, device=target.device)
     codes = torch.zeros(columns, rows, dtype=torch.uint8, device=target.device)

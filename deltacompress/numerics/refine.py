@@ -55,7 +55,7 @@ def refine(
     gain = torch.zeros(target.shape[0], device=target.device)
     if sweeps == 0:
         return Refined(codes, mask, gain)
-    value = (dequantize(codes, grid) * mask).T.contiguous()
+    value = dequantize(codes, grid).mul_(mask).T.contiguous()
     if gradient is None:
         gradient = hessian @ (value - target.T)
     codes = codes.T.clone(memory_format=torch.contiguous_format)  # of a single row, contiguous() would be the argument
@@ -68,7 +68,7 @@ def refine(
         for begin in range(0, columns, WIDE):
             wide = slice(begin, min(begin + WIDE, columns))
             reach = columns if sweep else begin
-            present = gradient[wide] + product(hessian[wide, :reach], moved[:reach])
+            present = product(hessian[wide, :reach], moved[:reach]).add_(gradient[wide])
             before, change = torch.empty_like(present), value[wide].clone()
             for start in range(begin, wide.stop, fused.BLOCK):
                 part = slice(start, min(start + fused.BLOCK, columns))

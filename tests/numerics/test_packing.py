@@ -98,3 +98,11 @@ def test_a_group_that_does_not_keep_two_has_no_pair(kept: tuple[int, ...]) -> No
     mask = torch.tensor([[i in kept for i in range(4)]])
     with pytest.raises(ValueError, match="exactly two"):
         packing.mask_to_pairs(mask)
+
+
+def test_bits_of_four_flags_and_back() -> None:
+    bits = torch.arange(16, dtype=torch.uint8)
+    flags = packing.four_of_bits(bits)
+    assert flags.tolist() == [[bool(number >> k & 1) for k in range(4)] for number in range(16)]
+    assert torch.equal(packing.bits_of_four(flags), bits)
+    assert torch.equal(packing.bits_of_four(flags.T.contiguous().T), bits)

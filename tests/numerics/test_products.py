@@ -68,3 +68,13 @@ def test_halves_are_the_matrix_to_sixteen_bits() -> None:
     high, low = products._halves(matrix)
     assert high.dtype == low.dtype == torch.bfloat16
     assert float(((high.double() + low.double() - matrix.double()) / matrix.double()).abs().max()) <= 2.0**-16
+
+
+def test_sums_over_a_rough_product_are_those_of_the_product() -> None:
+    generator = torch.Generator().manual_seed(3)
+    left, right = (torch.randn(1024, 1024, generator=generator) for _ in range(2))
+    before = torch.get_float32_matmul_precision()
+    exact = (left @ right).square().sum()
+    assert float((products.rough_product(left, right).square().sum() / exact - 1).abs()) < 1e-3
+    assert torch.equal(products.rough_product(left[:8], right), left[:8] @ right)  # few values: no rounding
+    assert torch.get_float32_matmul_precision() == before

@@ -79,10 +79,14 @@ def _pack_within_bytes(codes: Tensor, bits: int) -> Tensor:
 
 def bits_of_four(flags: Tensor) -> Tensor:
     """Flags bool [..., 4] as the low four bits of a byte u8 [...], the first the lowest."""
-    bits = flags[..., 0].to(torch.uint8)
-    for k in range(1, 4):
-        bits = bits | flags[..., k].to(torch.uint8) << k
-    return bits
+    words = flags.contiguous().view(torch.int32).squeeze(-1)  # four bytes of 0 or 1
+    return (words * 0x01020408 >> 24).bitwise_and_(15).to(torch.uint8)  # the product gathers them in bits 24 to 27
+
+
+def four_of_bits(bits: Tensor) -> Tensor:
+    """Inverse of bits_of_four: flags bool [..., 4]."""
+    words = (bits.int() * 0x00204081).bitwise_and_(0x01010101)
+    return words.unsqueeze(-1).view(torch.bool)
 
 
 def kept_of_pairs(codes: Tensor, mask: Tensor) -> Tensor:

@@ -30,11 +30,10 @@ def canonical_pairs(nonzero: Tensor) -> Tensor:
         ValueError: a group of four has more than two non-zero weights.
     """
     grouped = nonzero.view(nonzero.shape[0], nonzero.shape[1] // 4, 4)
-    weights = torch.tensor([1, 2, 4, 8], dtype=torch.uint8, device=nonzero.device)
     filled = _FILLED.to(nonzero.device)[packing.bits_of_four(grouped).int()]
     if filled.numel() and bool((filled == 0).any()):
         raise ValueError("a group of four has more than two non-zero weights")
-    return (filled.unsqueeze(-1) & weights).bool().view(nonzero.shape)
+    return packing.four_of_bits(filled).view(nonzero.shape)
 
 
 def _filled_table() -> Tensor:
