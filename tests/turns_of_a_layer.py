@@ -29,6 +29,9 @@ class Rooms:
         self.places -= 1
         return self.places >= 0 and not self.closed
 
+    def tidy(self) -> None:
+        pass
+
     def close(self) -> None:
         self.closed = True
 

@@ -10,10 +10,12 @@ import torch
 from interpreted import inside, run_inside
 from plain_layers import loaded
 from transformers.models.llama import modeling_llama
+from turns_of_a_layer import walk_of
 
 from deltacompress.calibration.forwards import one_pass
 from deltacompress.calibration.forwards.one_pass import in_one_pass
 from deltacompress.calibration.forwards.recording import capture_calls
+from deltacompress.calibration.forwards.turns import taking_turns
 
 CPU = torch.device("cpu")
 RUNS = [pytest.param("cpu", marks=inside), pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -137,3 +139,15 @@ def test_what_a_rotation_takes(device: str) -> None:
         (query, query, cos, None),
     ]
     assert [one_pass._rotated(*one) for one in bad] == [None] * len(bad)
+
+
+def test_norms_of_forwards_that_take_turns_run_so_on_a_cpu(
+    tiny: Callable[..., Any], ids: torch.Tensor, norms: list[int]
+) -> None:
+    walk = walk_of(tiny("llama"), ids)
+    with taking_turns(walk.skeleton, [], [walk.turns]):
+        walk.turns.finish_all()
+    assert norms == [32] * 2 * len(walk.turns)
+    norms.clear()
+    walk.skeleton.run_layer(0, walk.batches[0], walk.calls[len(walk.batches[0])][0])
+    assert not norms

@@ -12,6 +12,7 @@ from greenlet import getcurrent
 from plain_layers import GROUPS, plain_inputs
 from turns_of_a_layer import FP32, Halves, Rooms, names_of, walk_of
 
+from deltacompress.calibration.forwards import memory
 from deltacompress.calibration.forwards.memory import Room, _host_memory
 from deltacompress.calibration.forwards.turns import taking_turns
 from deltacompress.errors import UnsupportedModelError
@@ -354,3 +355,26 @@ def test_the_first_wide_batch_is_that_again(tiny: Callable[..., Any], ids: torch
     walk.turns.settle()
     assert seen == ["fp16", "fp32", "fp32"]
     assert walk.turns.wide_from == 1
+
+
+def test_gaps_of_host_memory_are_given_back_now_and_then(
+    tiny: Callable[..., Any], ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trims: list[int] = []
+    monkeypatch.setattr(memory, "_malloc_trim", lambda: trims.append)
+    walk = walk_of(tiny("llama"), ids, Room(torch.device("cpu"), features=32, tokens=48, note=print))
+    [group] = names_of(walk.skeleton, [["o_proj"]])
+    with taking_turns(walk.skeleton, [group], [walk.turns]):
+        for times in range(1, 17):
+            walk.turns.inputs(times % 3, group)
+            walk.turns.rest(times % 3)
+            walk.turns.begin_anew(times % 3)
+            assert len(trims) == times // memory._TIDIED_EVERY
+    on_a_gpu = Room(torch.device("cpu"), features=32, tokens=48, note=print)
+    on_a_gpu.device = torch.device("cuda")
+    for _ in range(16):
+        on_a_gpu.tidy()
+    assert trims == [0, 0]
+    monkeypatch.setattr(memory, "_malloc_trim", lambda: None)  # a system without it
+    for _ in range(8):
+        walk.turns._room.tidy()

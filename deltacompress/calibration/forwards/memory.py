@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -13,6 +16,8 @@ from deltacompress.devices import free_bytes
 _DEVICE_SHARE, _HOST_SHARE = 0.9, 0.5
 """Of what is free when a run begins. The allocator of a GPU leaves gaps; of host memory others need some."""
 _CGROUP = Path("/sys/fs/cgroup")
+_TIDIED_EVERY = 8
+"""Forwards that stop between two times that gaps are given back: to use them again takes time."""
 _SOLVER_MATRICES, _ACTIVATIONS = 8, 6
 """What must stay free while anything waits, in f32: square matrices of the widest input, or activations of a batch."""
 
@@ -31,6 +36,7 @@ class Room:
         else:
             self._limit = int(_HOST_SHARE * _host_memory()) + reserve
         self.closed = False
+        self._stopped = 0
 
     def left(self) -> bool:
         """Whether one more may wait."""
@@ -46,6 +52,12 @@ class Room:
             return self._limit - torch.cuda.memory_allocated(self.device)
         return _host_memory() - self._limit
 
+    def tidy(self) -> None:
+        """A forward stops here, and what it holds lies among what it let go: of host memory, give such gaps back."""
+        self._stopped += 1
+        if self.device.type == "cpu" and self._stopped % _TIDIED_EVERY == 0 and (trim := _malloc_trim()) is not None:
+            trim(0)
+
     def close(self) -> None:
         """None may from now on: memory ran out."""
         if self.closed:
@@ -54,6 +66,16 @@ class Room:
         self._note("memory ran out: forwards no longer wait in the middle of a layer, so each stage runs them anew")
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+@lru_cache
+def _malloc_trim() -> Callable[[int], Any] | None:
+    """What gives unused pages back to the system, wherever they lie; glibc has it."""
+    try:
+        trim: Callable[[int], Any] = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None
+    return trim
 
 
 def _host_memory() -> int:

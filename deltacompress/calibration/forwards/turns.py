@@ -121,6 +121,7 @@ class LayerTurns:
             let_go(self._waiting[k], self.spent)
         if not self._room.left():
             self.begin_anew(k)
+        self._room.tidy()
 
     def _run_to(self, k: int, wanted: frozenset[str]) -> _Arrived:
         forward = self._waiting.pop(k) if k in self._waiting else self._begun(k)
@@ -256,7 +257,7 @@ def taking_turns(skeleton: Skeleton, groups: Iterable[Sequence[str]], streams: S
     """
     leaders = {name: group[0] for group in groups for name in group}
     with torch.no_grad(), ExitStack() as hooks:  # no_grad here: forwards leave blocks of their own in any order
-        if skeleton.device.type == "cuda" and streams:
+        if streams:
             hooks.enter_context(in_one_pass(skeleton.layer(streams[0].i), skeleton.device))
         stages = [stage for i in {stream.i for stream in streams} for stage in skeleton.expert_stages(i)]
         of_experts = {name for stage in stages for name in stage.expert_of}

@@ -32,7 +32,7 @@ from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.hessian import HessianAccumulator
 from deltacompress.reporter import Reporter
 
-TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
+TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}
 """A GPU waits for launches, and casts a layer's weights to fp16, for each batch: larger ones make up for it."""
 _OF_EXPERTS = 4
 """Times as many on a GPU where experts run one by one: each is launched for its share of a batch."""
