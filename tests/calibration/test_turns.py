@@ -357,24 +357,34 @@ def test_the_first_wide_batch_is_that_again(tiny: Callable[..., Any], ids: torch
     assert walk.turns.wide_from == 1
 
 
-def test_gaps_of_host_memory_are_given_back_now_and_then(
+def test_gaps_of_host_memory_are_given_back_where_the_process_outgrows_what_it_needed(
     tiny: Callable[..., Any], ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trims: list[int] = []
-    monkeypatch.setattr(memory, "_malloc_trim", lambda: trims.append)
+    """Sizes in MiB: what it has, and what is left of that where gaps are given back."""
+    now, left, trims = [500], [300], []
+
+    def trim(pad: int) -> None:
+        trims.append(pad)
+        now[0] = left[0]
+
+    monkeypatch.setattr(memory, "_resident", lambda: now[0] << 20)
+    monkeypatch.setattr(memory, "_malloc_trim", lambda: trim)
     walk = walk_of(tiny("llama"), ids, Room(torch.device("cpu"), features=32, tokens=48, note=print))
     [group] = names_of(walk.skeleton, [["o_proj"]])
+    found = []
     with taking_turns(walk.skeleton, [group], [walk.turns]):
-        for times in range(1, 17):
-            walk.turns.inputs(times % 3, group)
-            walk.turns.rest(times % 3)
-            walk.turns.begin_anew(times % 3)
-            assert len(trims) == times // memory._TIDIED_EVERY
-    on_a_gpu = Room(torch.device("cpu"), features=32, tokens=48, note=print)
-    on_a_gpu.device = torch.device("cuda")
-    for _ in range(16):
-        on_a_gpu.tidy()
-    assert trims == [0, 0]
+        for has, needs in ((500, 300), (364, 0), (365, 200), (364, 0), (365, 340), (404, 0), (405, 400), (464, 0)):
+            now[0], left[0] = has, needs
+            walk.turns.inputs(0, group)
+            walk.turns.rest(0)
+            walk.turns.begin_anew(0)
+            found.append(now[0])
+    assert found == [300, 364, 200, 364, 340, 404, 400, 464]
+    assert trims == [0] * 4
+    walk.turns._room.device = torch.device("cuda")
+    now[0] = 1000
+    walk.turns._room.tidy()
+    walk.turns._room.device = torch.device("cpu")
     monkeypatch.setattr(memory, "_malloc_trim", lambda: None)  # a system without it
-    for _ in range(8):
-        walk.turns._room.tidy()
+    walk.turns._room.tidy()
+    assert now == [1000]

@@ -16,8 +16,8 @@ from deltacompress.devices import free_bytes
 _DEVICE_SHARE, _HOST_SHARE = 0.9, 0.5
 """Of what is free when a run begins. The allocator of a GPU leaves gaps; of host memory others need some."""
 _CGROUP = Path("/sys/fs/cgroup")
-_TIDIED_EVERY = 8
-"""Forwards that stop between two times that gaps are given back: to use them again takes time."""
+_GAPS = 64 << 20
+"""Bytes by which a process may outgrow the most that it ever needed before gaps are given back, which takes time."""
 _SOLVER_MATRICES, _ACTIVATIONS = 8, 6
 """What must stay free while anything waits, in f32: square matrices of the widest input, or activations of a batch."""
 
@@ -36,7 +36,7 @@ class Room:
         else:
             self._limit = int(_HOST_SHARE * _host_memory()) + reserve
         self.closed = False
-        self._stopped = 0
+        self._needed = 0
 
     def left(self) -> bool:
         """Whether one more may wait."""
@@ -54,9 +54,9 @@ class Room:
 
     def tidy(self) -> None:
         """A forward stops here, and what it holds lies among what it let go: of host memory, give such gaps back."""
-        self._stopped += 1
-        if self.device.type == "cpu" and self._stopped % _TIDIED_EVERY == 0 and (trim := _malloc_trim()) is not None:
+        if self.device.type == "cpu" and _resident() > self._needed + _GAPS and (trim := _malloc_trim()) is not None:
             trim(0)
+            self._needed = max(self._needed, _resident())
 
     def close(self) -> None:
         """None may from now on: memory ran out."""
@@ -66,6 +66,12 @@ class Room:
         self._note("memory ran out: forwards no longer wait in the middle of a layer, so each stage runs them anew")
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _resident() -> int:
+    """Bytes of host memory that this process has."""
+    resident: int = psutil.Process().memory_info().rss
+    return resident
 
 
 @lru_cache
