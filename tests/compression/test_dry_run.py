@@ -17,6 +17,7 @@ from deltacompress import CompressResult, Recipe, load_delta, plan
 from deltacompress.calibration.forwards.memory import Room
 from deltacompress.cli.main import main
 from deltacompress.compression.before.dry_run import CompressionPlan
+from deltacompress.compression.layerwise.model import TOKENS_PER_BATCH
 from deltacompress.errors import DeltaCompressError, InputError, Interrupted
 
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[2] / "calibration" / "recipes").glob("*.yaml"))
@@ -294,7 +295,7 @@ def test_what_waits_on_the_host_as_the_run_itself_decides(
     assert len(asked) == 2
     assert asked["before.estimates"] == asked["layerwise.model"]
     assert asked["layerwise.model"][0] == whole
-    assert asked["layerwise.model"][-1] == (48, 4096)
+    assert asked["layerwise.model"][-1] == (48, TOKENS_PER_BATCH["cpu"])
 
 
 def test_least_time_by_arithmetic(make_pair: Callable[..., Pair], tmp_path: Path) -> None:
