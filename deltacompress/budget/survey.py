@@ -23,7 +23,7 @@ from deltacompress.types import TensorKind
 
 _OTHERS_WEIGH = 256
 """Tokens to be written that all other tokens of a record weigh as much as: where those are few, these steady a group's
-share. They say the same of it, but for a factor that all groups have."""
+share. They say the same of all whose errors reach the hidden states, but for a factor that these have in common."""
 _LEAST_SHARE = 0.1
 """Of an even share, what a group has at least: it is measured on few tokens, and may come out as nothing, or less."""
 _LARGEST_POWER = 4.0
@@ -165,14 +165,20 @@ def _options(one: Measured, knee: float, shares: Callable[[Probe], float]) -> tu
 def _shares(groups: Sequence[Measured], written: int, others: int) -> Callable[[Probe], float]:
     """Of a probe in the KL of the whole, that is all references: in what is to be written, and in the other tokens.
 
-    Those of all references add up to 1.
+    Those of all references add up to 1. Of the head only what is to be written counts: in tokens that fine-tuning asked
+    nothing of, its errors are of another size.
     """
     trust = written / (written + (_OTHERS_WEIGH if others else 0))
-    sums = [sum(one.probe.kl[kind] for one in groups) for kind in (0, 1)]
+    inner = [one.probe for one in groups if one.probe.head is None]
+    all_written = sum(one.probe.kl[0] for one in groups)
+    inner_written, inner_others = (sum(probe.kl[kind] for probe in inner) for kind in (0, 1))
 
     def raised(probe: Probe) -> float:
-        of_written, of_others = (own / all_ if all_ > 0 else 0.0 for own, all_ in zip(probe.kl, sums, strict=True))
-        return max(trust * of_written + (1 - trust) * of_others, _LEAST_SHARE / len(groups))
+        share = probe.kl[0] / all_written if all_written > 0 else 0.0
+        if probe.head is None and all_written > 0 and inner_others > 0:
+            of_others = probe.kl[1] / inner_others * inner_written / all_written
+            share = trust * share + (1 - trust) * of_others
+        return max(share, _LEAST_SHARE / len(groups))
 
     whole = sum(raised(one.probe) for one in groups)
     return lambda probe: raised(probe) / whole

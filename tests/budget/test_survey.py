@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from deltacompress.budget.measuring.ladder import Step
 from deltacompress.budget.measuring.probes import Probe
@@ -114,3 +115,19 @@ def test_a_reference_that_loses_nothing() -> None:
 def test_of_answers_that_do_not_change_nothing_is_predicted() -> None:
     found = surveyed([linear(0, 0.0), embedding(0.0, 0.0)], knee=0.0, coarse=0.0, widest=0.0)
     assert found.kl(picks(found, WIDEST.name)) == 0
+
+
+def test_what_other_tokens_say_steadies_all_but_the_head() -> None:
+    """100 tokens to be written and 100 others, which weigh as 256: 100/356 of a share is what the former say."""
+    first, second, head = linear(0, 1.0), linear(1, 2.0), linear(2, 1.0)
+    for one, others in ((first, 3.0), (second, 1.0), (head, 50.0)):
+        one.probe.kl[1] = others * TOKENS
+    head.probe.head = torch.zeros(1)
+    whole = {rung.name: probe(4.0) for rung in (REFERENCE, COARSE, WIDEST)}
+    walked = Walked([first, second, head], whole, ((TOKENS, TOKENS), (TOKENS, TOKENS)), 0.1)
+    found = survey_of(walked, finetuned_bytes=10**6, fixed_bytes=0)
+    parts = [next(one.part for one in group.options if one.rung == REFERENCE.name) for group in found.groups]
+    trust = 100 / 356
+    expected = [trust * 1 / 4 + (1 - trust) * 3 / 4 * 3 / 4, trust * 2 / 4 + (1 - trust) * 1 / 4 * 3 / 4, 1 / 4]
+    assert sum(expected) == pytest.approx(1)
+    assert parts == pytest.approx([4 * share for share in expected])
