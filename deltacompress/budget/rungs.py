@@ -25,12 +25,18 @@ class Rung:
         settings: Settings = rule.model_validate(dict(self.fields) | others)
         return settings
 
+    @property
+    def drawn(self) -> bool:
+        """Whether it keeps signs of weights that are drawn by lot."""
+        return str(self.fields.get("sparsity")).startswith("drawn:")
+
     def rule(self, kind: TensorKind) -> dict[str, Any]:
         """The fields of its rule for tensors of a kind: `fisher` besides, for linears that are solved.
 
-        Measured without, as it takes a pass back through the model: it lessens what all rungs lose.
+        Measured without, as it takes a pass back through the model: it lessens what all rungs lose, but for drawn ones,
+        which lose more with it (docs/quality.md).
         """
-        fisher = kind == "linear" and self.fields["codec"] == "obs"
+        fisher = kind == "linear" and self.fields["codec"] == "obs" and not self.drawn
         return dict(self.fields) | ({"fisher": True} if fisher else {})
 
 
@@ -39,14 +45,27 @@ def _rung(name: str, **fields: Any) -> Rung:
 
 
 _DAMPING = 0.3
-"""Of all rungs that are solved: they share one factor. At such steps more of it loses less (docs/quality.md)."""
+"""Of all rungs in steps: they share one factor. At such steps more of it loses less (docs/quality.md)."""
+_DRAWN_DAMPING = 3.0
+"""Of signs, each of which misses its weight by several times what steps do."""
 
 
 def _steps(name: str, bits: int, step: float, **others: Any) -> Rung:
     return _rung(name, codec="obs", bits=bits, grid="symmetric", step=step, damp_fraction=_DAMPING, **others)
 
 
+def _signs(kept: int, group: int) -> Rung:
+    fields = {"bits": 1, "grid": "midrise", "sparsity": f"drawn:{kept}:{group}", "damp_fraction": _DRAWN_DAMPING}
+    return _rung(f"signs, {kept} of {group} drawn", codec="obs", **fields)
+
+
 CALIBRATED = (
+    _signs(1, 8),
+    _signs(3, 16),
+    _signs(1, 4),
+    _signs(5, 16),
+    _signs(3, 8),
+    _signs(1, 2),
     _steps("2 bits, steps of 6.3", 2, 6.3, asymmetric=0.5),
     _steps("2 bits, steps of 5.0", 2, 5.0, asymmetric=0.5),
     _steps("2 bits, steps of 4.0", 2, 4.0, asymmetric=0.5),
@@ -59,7 +78,8 @@ CALIBRATED = (
     _steps("4 bits, steps of 0.5", 4, 0.5),
 )
 """Of linears and the head, which have inputs. With steps so wide that most codes are zero, targets that make up for all
-of the error before them are mostly made of what cannot be made up for."""
+of the error before them are mostly made of what cannot be made up for. They leave all small weights out, the same of
+all answers; signs of weights drawn by lot miss by more, but each by itself."""
 COUNTED = tuple(
     _rung(f"{bits} bits, counted, steps of {step}", codec="counted", bits=bits, step=step)
     for bits, step in ((4, 4.2), (4, 3.4), (4, 2.7), (4, 2.1), (4, 1.6), (4, 1.2), (8, 0.8), (8, 0.5), (8, 0.25))
@@ -84,8 +104,10 @@ RUNGS = {rung.name: rung for rung in (*CALIBRATED, *COUNTED, *ROUNDED, *OF_SHIPP
 REFERENCE, ROUNDED_REFERENCE = RUNGS["2 bits, steps of 2.1"], RUNGS["2 bits, rounded"]
 COUNTED_REFERENCE, COUNTED_WIDEST = RUNGS["4 bits, counted, steps of 2.1"], RUNGS["4 bits, counted, steps of 4.2"]
 """Those whose errors are put into the model, a group at a time, to see what they do to its answers."""
+DRAWN = RUNGS["signs, 3 of 8 drawn"]
 COARSE, WIDEST = RUNGS["2 bits, steps of 3.4"], RUNGS["2 bits, steps of 6.3"]
-"""Whose errors are put into all groups at once, as the reference's are: KL grows faster than errors do."""
+"""Whose errors are put into all groups at once, as the reference's are: KL grows faster than errors do. DRAWN's
+are, too."""
 
 
 def template() -> Recipe:

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 
 from deltacompress.codecs.encoded import Encoded, LinearToEncode, Sums
-from deltacompress.codecs.formats.packed import PackedSpec
+from deltacompress.codecs.formats.packed import PackedSpec, drawn_pattern
 from deltacompress.codecs.formats.solved import Solved
 from deltacompress.codecs.settings import ObsSettings, spec_for
 from deltacompress.numerics import hessian as hessians
 from deltacompress.numerics import obs
 from deltacompress.numerics.coupling import Coupling
-from deltacompress.numerics.grid import fit_grid
+from deltacompress.numerics.grid import Grid, fit_grid, fit_signs
 from deltacompress.numerics.products import product, quadratic, rough_product
 from deltacompress.numerics.refine import refine
 from deltacompress.numerics.refit import Kept, kept, refit_scales
+from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.reporter import part
 
 _ROWS = 1024  # whose products with the Hessian are held at once
@@ -89,7 +90,10 @@ def encode_factored(linears: list[LinearToEncode], shared: Factored, settings: O
     for stack in [[one] for one in linears] if pattern.kind == "unstructured" else [linears]:
         own_targets = [targets.pop(one.name) for one in stack]
         target = torch.cat(own_targets) if len(stack) > 1 else own_targets[0]
-        solved = _coupled(stack, target, hessian, factor, order, settings)
+        drawn = None
+        if pattern.kind == "drawn":
+            drawn = torch.cat([drawn_pattern(specs[one.name], target.device)[:, :columns] for one in stack])
+        solved = _coupled(stack, target, hessian, factor, order, settings, drawn)
         rows = 0
         for one in stack:
             own = solved.of_rows(slice(rows, rows + specs[one.name].rows))
@@ -141,16 +145,20 @@ def _coupled(
     factor: hessians.Factor,
     order: Tensor | None,
     settings: ObsSettings,
+    drawn: Tensor | None,
 ) -> Solved:
-    """One stack, block by block where its rows make up for each other (numerics/coupling.py), else at once."""
+    """One stack, block by block where its rows make up for each other (numerics/coupling.py), else at once.
+
+    drawn: bool as target, the pattern where it is drawn by lot.
+    """
     fisher = [one.fisher for one in stack if one.fisher is not None]
     if not settings.fisher or len(fisher) < len(stack):
-        return _solve(target, hessian, factor, order, settings)
+        return _solve(target, hessian, factor, order, settings, drawn)
     with part("factor"):
         coupling = Coupling(fisher, [one.name for one in stack])
     shifted, found = target.clone(), []
     for number, rows in coupling.blocks():
-        solved = _solve(shifted[rows], hessian, factor, order, settings)
+        solved = _solve(shifted[rows], hessian, factor, order, settings, None if drawn is None else drawn[rows])
         with part("coupling"):
             coupling.pass_on(number, shifted[rows] - solved.weights(), shifted)
         found.append((rows, solved))
@@ -160,7 +168,12 @@ def _coupled(
 
 
 def _solve(
-    target: Tensor, hessian: Tensor, factor: hessians.Factor, order: Tensor | None, settings: ObsSettings
+    target: Tensor,
+    hessian: Tensor,
+    factor: hessians.Factor,
+    order: Tensor | None,
+    settings: ObsSettings,
+    drawn: Tensor | None = None,
 ) -> Solved:
     """One stack.
 
@@ -168,7 +181,7 @@ def _solve(
     independent given the Hessian, and grids are judged by what OBS makes of them.
     """
     first, *others = settings.range_search or (settings.range_factor,)
-    best = _solve_once(target, hessian, factor, order, settings, first)
+    best = _solve_once(target, hessian, factor, order, settings, first, drawn)
     for widened in others:
         best = _better(best, _solve_once(target, hessian, factor, order, settings, widened))
     with part("gain"):
@@ -215,18 +228,22 @@ def _solve_once(
     order: Tensor | None,
     settings: ObsSettings,
     widened: float,
+    drawn: Tensor | None = None,
 ) -> Solved:
-    columns = target.shape[1]
+    columns, pattern = target.shape[1], settings.pattern
     group = columns if settings.group_size == "row" else settings.group_size
     with part("columns"):
-        grid = None
-        if settings.bits != 16:
+        grid = own = None
+        if drawn is not None:
+            own, pattern = fit_signs(target, pattern.kept_share, widened), Sparsity("dense")
+            grid = Grid(1, 1, own.scale * drawn, own.zero.expand(drawn.shape))  # a scale of 0 has zeros only
+        elif settings.bits != 16:
             kind, step = settings.grid, settings.step
             grid = fit_grid(target, bits=settings.bits, group=group, kind=kind, factor=widened, step=step)
         solution = obs.solve(
             target,
             factor.upper,
-            sparsity=settings.pattern,
+            sparsity=pattern,
             grid=grid,
             block=settings.block_size,
             selection=settings.selection,
@@ -238,16 +255,23 @@ def _solve_once(
         gradient = None
         if settings.refine_sweeps and solution.errors is not None and factor.root is not None:
             gradient = obs.gradient(solution.errors, factor.root, order)
-        return _refined(
-            Solved(solution.codes, None, solution.mask, grid, solution.loss), target, hessian, gradient, settings
-        )
+        found = Solved(solution.codes, None, solution.mask, grid, solution.loss)
+        found = _refined(found, target, hessian, gradient, settings, pattern)
+    return found if own is None or drawn is None else replace(found, grid=own, mask=drawn)
 
 
-def _refined(solved: Solved, target: Tensor, hessian: Tensor, gradient: Tensor | None, settings: ObsSettings) -> Solved:
+def _refined(
+    solved: Solved,
+    target: Tensor,
+    hessian: Tensor,
+    gradient: Tensor | None,
+    settings: ObsSettings,
+    pattern: Sparsity,
+) -> Solved:
     codes, mask, grid, loss = solved.codes, solved.mask, solved.grid, solved.loss
     assert codes is not None
     assert grid is not None
-    pattern, sweeps = settings.pattern, settings.refine_sweeps
+    sweeps = settings.refine_sweeps
     for _ in range(2 if settings.refit_scales and sweeps else 1):
         if settings.refit_scales:
             grid, gain = refit_scales(target, hessian, codes, mask, grid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -64,7 +65,7 @@ class Quantizing(Settings):
     """Shared by the codecs that write the packed format.
 
     bits: per kept weight; 16 keeps weights as bfloat16 (prune only), 1 is sign times scale (grid midrise).
-    sparsity: "dense", "n:m" or "unstructured:F". group_size: columns that share a scale; "row" = all of them.
+    sparsity: "dense", "n:m", "drawn:n:m" or "unstructured:F". group_size: columns that share a scale, or "row", all.
     grid: "minmax", "symmetric" or "midrise" (numerics/grid.py). range_factor: < 1 clips the grid, > 1 widens its steps.
     step: of a symmetric grid, its steps in root mean squares of the weights that share a scale, whatever their range.
     """
@@ -87,6 +88,8 @@ class Quantizing(Settings):
             raise ValueError("bits: 1 needs grid: midrise (a sign times a scale)")
         if self.step is not None and (self.grid != "symmetric" or self.bits == 16 or self.range_factor != 1):
             raise ValueError("step needs grid: symmetric, bits other than 16, and no range_factor")
+        if self.pattern.kind == "drawn" and (self.bits != 1 or self.group_size != "row" or self.codec != "obs"):
+            raise ValueError("a drawn pattern needs codec: obs, bits: 1 and group_size: row")
         return self
 
     @property
@@ -117,7 +120,7 @@ class ObsSettings(Quantizing):
 
     codec: Literal["obs"] = "obs"
     block_size: Annotated[int, Field(strict=True, ge=16, le=4096)] = 128
-    damp_fraction: Annotated[float, Field(gt=0, le=1)] = 0.01
+    damp_fraction: Annotated[float, Field(gt=0, le=10)] = 0.01
     selection: Literal["joint", "diagonal"] = "joint"
     activation_order: bool = True
     asymmetric: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -140,7 +143,7 @@ class ObsSettings(Quantizing):
     @property
     @override
     def rows_apart(self) -> bool:
-        return self.pattern.kind != "unstructured"
+        return self.pattern.kind not in ("unstructured", "drawn")  # a row's number tells what was drawn for it
 
     @model_validator(mode="after")
     def _scales_to_refit(self) -> ObsSettings:
@@ -149,6 +152,8 @@ class ObsSettings(Quantizing):
         if self.fisher and (self.bits == 16 or self.pattern.kind == "unstructured"):
             told = "fisher needs a grid, and rows that are solved apart: no bits: 16, no unstructured pattern"
             raise ValueError(told)
+        if self.pattern.kind == "drawn" and (self.range_search or self.refit_scales):
+            raise ValueError("a drawn pattern takes no range_search and no refit_scales, which shorten what is kept")
         if self.step is not None and self.range_search:
             raise ValueError("step needs no range_search: it says how wide steps are")
         if self.range_search and self.pattern.kind == "unstructured":
@@ -244,4 +249,5 @@ def spec_for(settings: Quantizing, *, rows: int, columns: int, name: str) -> Pac
             way_out="choose a divisor or group_size: row",
         )
     masked = settings.step is not None and settings.bits == 2 and settings.pattern.kind == "dense"  # mostly zeros
-    return PackedSpec(rows, columns, settings.bits, settings.pattern, group, settings.grid, masked=masked)
+    seed = zlib.crc32(name.encode()) if settings.pattern.kind == "drawn" else 0
+    return PackedSpec(rows, columns, settings.bits, settings.pattern, group, settings.grid, masked=masked, seed=seed)

@@ -115,6 +115,19 @@ def fit_grid(
     return Grid(bits, group, scale, torch.full_like(scale, constant_zero(kind, bits)))
 
 
+def fit_signs(weight: Tensor, share: float, factor: float = 1.0) -> Grid:
+    """Grid of one bit for a weight f32 [rows, columns], of which a share is kept that is drawn by lot.
+
+    Wide enough that signs of the kept ones lose nothing of a row on average: sum of w q = sum of w^2.
+    """
+    tiny = torch.finfo(torch.float32).tiny
+    reach = weight.abs().amax(1, keepdim=True)
+    relative = weight.abs() / reach.clamp_min(tiny)  # no square is lost
+    usual = relative.square().sum(1, keepdim=True) / relative.sum(1, keepdim=True).clamp_min(tiny)
+    scale = store_scale(2 * factor / share * reach * usual)
+    return Grid(1, weight.shape[1], scale, torch.full_like(scale, constant_zero("midrise", 1)))
+
+
 def _root_mean_square(weight: Tensor, reach: Tensor, counts: Tensor) -> Tensor:
     """Of each group, [rows, groups], of a weight [rows, groups, group]; relative to `reach`: no square is lost."""
     relative = weight / reach.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(-1)

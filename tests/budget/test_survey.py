@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 
+from deltacompress.budget import survey
 from deltacompress.budget.measuring.ladder import Step
 from deltacompress.budget.measuring.probes import Probe
 from deltacompress.budget.measuring.walk import Measured, Walked
-from deltacompress.budget.rungs import COARSE, COUNTED_REFERENCE, COUNTED_WIDEST, REFERENCE, WIDEST
+from deltacompress.budget.rungs import COARSE, COUNTED_REFERENCE, COUNTED_WIDEST, DRAWN, REFERENCE, WIDEST
 from deltacompress.budget.survey import Survey, survey_of
 
 FINE = "4 bits, steps of 0.5"
@@ -36,8 +37,9 @@ def embedding(kl: float, widest: float) -> Measured:
     return Measured(("e",), "embedding", steps, COUNTED_REFERENCE.name, probe(kl), (COUNTED_WIDEST.name, probe(widest)))
 
 
-def surveyed(groups: list[Measured], knee: float, coarse: float, widest: float) -> Survey:
-    whole = {REFERENCE.name: probe(knee), COARSE.name: probe(coarse), WIDEST.name: probe(widest)}
+def surveyed(groups: list[Measured], knee: float, coarse: float, widest: float, drawn: float = 0.0) -> Survey:
+    measured = {REFERENCE: knee, COARSE: coarse, WIDEST: widest, DRAWN: drawn}
+    whole = {rung.name: probe(kl) for rung, kl in measured.items()}
     return survey_of(Walked(groups, whole, ((TOKENS, 0), (TOKENS, 0)), 0.1), finetuned_bytes=10**6, fixed_bytes=0)
 
 
@@ -62,6 +64,30 @@ def test_the_three_models_that_were_measured_are_predicted(with_embedding: bool)
     found = surveyed(groups, knee=2.0, coarse=6.0, widest=60.0)
     for rung, kl in ((REFERENCE, 2.0), (COARSE, 6.0), (WIDEST, 60.0)):
         assert found.kl(picks(found, rung.name)) / found.scale == pytest.approx(kl), rung.name
+
+
+@pytest.mark.parametrize("with_embedding", [False, True])
+@pytest.mark.parametrize("kl", [1.6, 6.0, 30.0])
+def test_the_model_of_signs_by_lot_is_predicted_what_it_was_measured(
+    kl: float, with_embedding: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below and above the reference, but for what fisher does to steps; the other rungs know nothing of it."""
+    groups = [linear(0, 1.0), linear(1, 3.0)] + [embedding(1.0, 5.0)] * with_embedding
+    plain = surveyed(groups, knee=2.0, coarse=6.0, widest=60.0)
+    for one in groups[:2]:
+        one.steps.extend([Step(DRAWN.name, 30, 0.5), Step("signs, 1 of 4 drawn", 20, 0.7)])
+    counted = surveyed(groups, knee=2.0, coarse=6.0, widest=60.0, drawn=kl)
+    monkeypatch.setattr(survey, "_FISHER", 1.0)
+    found = surveyed(groups, knee=2.0, coarse=6.0, widest=60.0, drawn=kl)
+    for one, other in zip(found.groups[:2], counted.groups[:2], strict=True):
+        assert [option.part for option in one.options[-2:]] == pytest.approx(
+            [0.7 * option.part for option in other.options[-2:]]
+        )
+    assert found.kl(picks(found, DRAWN.name)) / found.scale == pytest.approx(kl)
+    for group, before in zip(found.groups, plain.groups, strict=True):
+        assert group.options[: len(before.options)] == before.options
+    parts = {one.rung: one.part for one in found.groups[0].options}
+    assert parts["signs, 1 of 4 drawn"] / parts[DRAWN.name] == pytest.approx(0.7 / 0.5)
 
 
 def test_between_the_coarse_and_the_widest_it_grows_by_the_logarithm() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -383,3 +383,49 @@ def test_steps_are_in_root_mean_squares_of_the_targets() -> None:
     assert torch.allclose(found, 2.2 * target.square().mean(1).sqrt(), rtol=2**-7)
     assert not torch.allclose(found, 2.2 * it.delta.double().square().mean(1).sqrt(), rtol=2**-7)
     assert "zeros" not in encoded.parts
+
+
+DRAWN: dict[str, Any] = {"bits": 1, "grid": "midrise", "sparsity": "drawn:3:8", "damp_fraction": 3.0}
+
+
+@pytest.mark.parametrize("sweeps", [0, 2])
+@pytest.mark.parametrize("columns", [COLUMNS, COLUMNS + 3])
+@pytest.mark.parametrize("activation_order", [False, True])
+def test_signs_by_lot_are_those_of_the_weights_that_a_reader_draws(
+    columns: int, sweeps: int, activation_order: bool
+) -> None:
+    it = layer(columns=columns)
+    more = {"activation_order": activation_order, "refine_sweeps": sweeps, "asymmetric": 0.0, "damp_fraction": 0.1}
+    encoded = encode(it, **DRAWN | more)
+    spec = packed.PackedSpec.from_json(encoded.params, "q")
+    kept = packed.drawn_pattern(spec, torch.device("cpu"))[:, :columns]
+    found = decode(encoded)
+    assert torch.equal(found != 0, kept)
+    assert encoded.parts.keys() == {"codes", "scales"}
+    hessian = 2 / len(it.x) * it.x.double().T @ it.x.double()
+    hessian += 0.1 * hessian.diagonal().mean() * torch.eye(columns, dtype=torch.float64)
+    error, delta = found.double() - it.delta.double(), it.delta.double()
+    wanted = float(((error @ hessian) * error).sum() / ((delta @ hessian) * delta).sum())
+    assert encoded.loss == pytest.approx(wanted, rel=1e-3)
+    plain = it.delta.sign() * kept * found.abs().amax(1, keepdim=True)
+    error = plain.double() - delta
+    assert wanted < 0.95 * float(((error @ hessian) * error).sum() / ((delta @ hessian) * delta).sum())
+
+
+def test_tensors_of_a_shape_have_lots_of_their_own() -> None:
+    it = layer()
+    two = [LinearToEncode(name, it.delta, it.finetuned) for name in ("q", "k")]
+    found = obs.encode(two, statistics(it), ObsSettings(**DRAWN))
+    assert not torch.equal(decode(found["q"]) != 0, decode(found["k"]) != 0)
+    alone = obs.encode(two[1:], statistics(it), ObsSettings(**DRAWN))["k"]
+    assert torch.equal(decode(alone), decode(found["k"]))
+
+
+def test_fisher_solves_signs_by_lot_block_by_block() -> None:
+    it = layer(rows=40)
+    fisher = torch.eye(40)
+    one = LinearToEncode("q", it.delta, it.finetuned, fisher)
+    apart = obs.encode([replace(one, fisher=None)], statistics(it), ObsSettings(**DRAWN))["q"]
+    coupled = obs.encode([one], statistics(it), ObsSettings(**DRAWN, fisher=True))["q"]
+    assert torch.equal(decode(coupled) != 0, decode(apart) != 0)
+    assert torch.allclose(decode(coupled), decode(apart), rtol=0.02)

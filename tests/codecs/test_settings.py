@@ -28,7 +28,7 @@ from deltacompress.numerics.sparsity import Sparsity
         ("grid", "uniform"),
         ("range_factor", 0.0), ("range_factor", 5.0), ("step", 0.0), ("step", 8.5),
         ("asymmetric", 2.0), ("asymmetric", -0.1),
-        ("damp_fraction", 0.0), ("damp_fraction", 1.5),
+        ("damp_fraction", 0.0), ("damp_fraction", 10.5),
         ("block_size", 8), ("block_size", 5000),
         ("selection", "random"),
         ("refine_sweeps", -1), ("refine_sweeps", 21),
@@ -145,3 +145,20 @@ def test_what_each_codec_needs() -> None:
     assert ObsSettings(bits=4).needs_teacher
     assert not ObsSettings(bits=4, asymmetric=0).needs_teacher
     assert not any(one.needs_teacher for one in (RtnSettings(bits=4), ExactSettings(), BitDeltaSettings()))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"bits": 2}, {"group_size": 16}, {"range_search": (0.8, 1.0)}, {"refit_scales": True}, {"codec": "rtn"}],
+)
+def test_a_lot_is_for_signs_that_obs_solves(more: dict[str, Any]) -> None:
+    fields = {"bits": 1, "grid": "midrise", "sparsity": "drawn:3:8"}
+    assert not ObsSettings(**fields).rows_apart
+    with pytest.raises(ValidationError, match="drawn pattern"):
+        (RtnSettings if "codec" in more else ObsSettings).model_validate(fields | more)
+
+
+def test_a_tensor_draws_by_its_name() -> None:
+    settings = ObsSettings(bits=1, grid="midrise", sparsity="drawn:3:8")
+    assert spec_for(settings, rows=2, columns=8, name="abc").seed == 0x352441C2
+    assert "seed" not in spec_for(ObsSettings(bits=2), rows=2, columns=8, name="abc").to_json()

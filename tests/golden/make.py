@@ -41,6 +41,10 @@ ARTIFACTS: dict[str, tuple[Any, str]] = {
     "lossless": ("lossless", "zstd"),
     "unstructured-3": (rules(bits=3, sparsity="unstructured:0.5", group_size=16, grid="symmetric"), "none"),
     "masked-2": (rules(bits=2, grid="symmetric", step=2.0), "zstd"),
+    "drawn-3-8": (
+        rules(codec="obs", bits=1, grid="midrise", sparsity="drawn:3:8", damp_fraction=3.0, asymmetric=0.0),
+        "zstd",
+    ),
     "half-1-4": (rules(bits=16, sparsity="1:4"), "zstd"),
 }
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deltacompress.numerics.grid import GridKind, GroupTables, dequantize, fit_grid, quantize, store_scale
+from deltacompress.numerics.grid import GridKind, GroupTables, dequantize, fit_grid, fit_signs, quantize, store_scale
 
 KINDS: list[GridKind] = ["minmax", "symmetric", "midrise"]
 
@@ -204,3 +204,16 @@ def test_scales_are_what_bfloat16_stores(value: float) -> None:
     assert torch.equal(scale, scale.to(torch.bfloat16).float())
     if value >= 2**-125:
         assert abs(float(scale) - value) <= 2**-8 * value
+
+
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e28])
+def test_signs_by_lot_lose_nothing_of_a_row_on_average(size: float) -> None:
+    """Over all lots, each of which keeps a fourth: <q, w> = <w, w>."""
+    weight = size * torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    weight[1] = 0
+    grid = fit_signs(weight, 0.25)
+    mean = dequantize(quantize(weight, grid), grid).double() * 0.25
+    wanted = weight.double().square().sum(1)
+    assert torch.allclose((mean * weight.double()).sum(1) / size**2, wanted / size**2, rtol=2**-8)
+    assert not mean[1].any()
+    assert torch.allclose(fit_signs(weight, 0.25, 2.0).scale, 2 * grid.scale)

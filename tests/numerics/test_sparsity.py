@@ -10,7 +10,8 @@ from deltacompress.numerics.sparsity import Sparsity
 @pytest.mark.parametrize(
     "text",
     ["", "sparse", "4:2", "2:2", "0:4", "2:17", "02:4", "2:4 ", "unstructured", "unstructured:0", "unstructured:1",
-     "unstructured:.0", "unstructured:1.5", "unstructured:-0.5", "unstructured:0.1234567", "Dense", "2:4:8"],
+     "unstructured:.0", "unstructured:1.5", "unstructured:-0.5", "unstructured:0.1234567", "Dense", "2:4:8", "drawn",
+     "drawn:2:2", "drawn:dense", "drawn:2:17", "drawn:drawn:1:2"],
 )  # fmt: skip
 def test_anything_else_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match="is not 'dense'"):
@@ -23,6 +24,14 @@ def test_n_of_m_reads_back(n: int, data: st.DataObject) -> None:
     pattern = Sparsity.parse(f"{n}:{m}")
     assert (pattern.kind, pattern.n, pattern.m, pattern.kept_share) == ("n:m", n, m, n / m)
     assert Sparsity.parse(str(pattern)) == pattern
+
+
+@given(st.integers(1, 15), st.data())
+def test_a_drawn_pattern_reads_back(n: int, data: st.DataObject) -> None:
+    m = data.draw(st.integers(n + 1, 16))
+    pattern = Sparsity.parse(f"drawn:{n}:{m}")
+    assert (pattern.kind, pattern.n, pattern.m, pattern.kept_share) == ("drawn", n, m, n / m)
+    assert str(pattern) == f"drawn:{n}:{m}"
 
 
 @given(st.integers(1, 999_999), st.booleans())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.budget.measuring.sizes import part_bytes, told_of_coded
-from deltacompress.budget.rungs import COARSE, COUNTED, REFERENCE, ROUNDED, ROUNDED_REFERENCE, WIDEST, Rung
+from deltacompress.budget.rungs import COARSE, COUNTED, DRAWN, REFERENCE, ROUNDED, ROUNDED_REFERENCE, WIDEST, Rung
 from deltacompress.codecs import counted, obs, rtn
 from deltacompress.codecs.encoded import Encoded, LinearToEncode, restore_tensor
 from deltacompress.codecs.settings import CountedSettings, ObsSettings, RtnSettings
@@ -60,40 +60,54 @@ class Ladder:
             NumericsError: their Hessian cannot be factorized.
         """
         self._tensors, self._linears, self._coder = tensors, list(linears), coder
-        self._shared = obs.factored(statistics, _settings(REFERENCE), tensors[0].name)
+        name = tensors[0].name
+        self._drawn = obs.factored(statistics.copy(), _settings(DRAWN), name)
+        self._shared = obs.factored(statistics, _settings(REFERENCE), name)
 
     def climb(self, rungs: Sequence[Rung]) -> tuple[list[Step], dict[str, dict[str, Encoded]]]:
         """Every rung, and by their names those on all rows whose errors are put into the model.
 
         Rungs are measured on some rows, and without refinement; what all rows and refinement change is taken to be
-        the same share of each.
+        the same share of each rung in steps, and of each drawn one.
         """
         some, rows = [], sum(len(one.delta) for one in self._linears)
         for one in self._linears:
             at = some_rows(len(one.delta), rows).to(one.delta.device)
             delta = one.delta[at]
-            energy = float(quadratic(delta, self._shared.hessian).sum(dtype=torch.float64))
-            some.append(LinearToEncode(one.name, delta, one.finetuned[at], energy=energy))
+            some.append(LinearToEncode(one.name, delta, one.finetuned[at], energy=self._squares(delta)))
         found = {rung: self._step(some, self._encoded(some, rung, refine_sweeps=0)) for rung in rungs}
-        encoded = self._encoded(self._linears, REFERENCE)
-        told = sum(map(told_of_coded, self._tensors, encoded.values()))
-        whole, part = self._step(self._linears, encoded), found[REFERENCE]
-        size = (whole[0] / part[0], whole[1] / part[1] if part[1] else 0.0)
-        steps = [Step(rung.name, round(told + one[0] * size[0]), one[1] * size[1]) for rung, one in found.items()]
-        others = {rung.name: self._encoded(self._linears, rung) for rung in (COARSE, WIDEST)}
-        return steps, {REFERENCE.name: encoded} | others
+        encoded = {rung: self._encoded(self._linears, rung) for rung in (REFERENCE, COARSE, WIDEST, DRAWN)}
+        told, more = dict[bool, int](), dict[bool, tuple[float, float]]()
+        for rung in (REFERENCE, DRAWN):
+            (nbytes, loss), few = self._step(self._linears, encoded[rung]), found[rung]
+            told[rung.drawn] = sum(map(told_of_coded, self._tensors, encoded[rung].values()))
+            more[rung.drawn] = nbytes / few[0], loss / few[1] if few[1] else 0.0
+        steps = [
+            Step(rung.name, round(told[rung.drawn] + nbytes * more[rung.drawn][0]), loss * more[rung.drawn][1])
+            for rung, (nbytes, loss) in found.items()
+        ]
+        return steps, {rung.name: one for rung, one in encoded.items()}
 
     def _encoded(self, linears: Sequence[LinearToEncode], rung: Rung, **others: Any) -> dict[str, Encoded]:
-        return obs.encode_factored(list(linears), self._shared, _settings(rung, **others))
+        shared = self._drawn if rung.drawn else self._shared
+        return obs.encode_factored(list(linears), shared, _settings(rung, **others))
+
+    def _squares(self, error: Tensor) -> float:
+        return float(quadratic(error, self._shared.hessian).sum(dtype=torch.float64))
 
     def _step(self, some: Sequence[LinearToEncode], encoded: Mapping[str, Encoded]) -> tuple[float, float]:
-        """Bytes of the parts of these rows; share lost, as if all rows were like these."""
+        """Bytes of the parts of these rows; share lost, as if all rows were like these: by the reference's H."""
         nbytes = lost = energy = 0.0
         for whole, few in zip(self._linears, some, strict=True):
             one, scale = encoded[whole.name], len(whole.delta) / len(few.delta)
-            assert one.sums is not None
             nbytes += part_bytes(one, self._coder)
-            lost, energy = lost + scale * one.sums.lost, energy + scale * one.sums.energy
+            assert one.sums is not None
+            own, of = one.sums.lost, one.sums.energy
+            if one.damp_fraction != self._shared.factor.damp_fraction:
+                zeros = torch.zeros_like(few.delta)
+                values = restore_tensor(one.format, one.params, one.parts, zeros, few.delta, whole.name)
+                own, of = (self._squares(error) for error in (values - few.delta, few.delta))
+            lost, energy = lost + scale * own, energy + scale * of
         return nbytes, lost / energy if energy else 0.0
 
 

@@ -20,6 +20,7 @@ from deltacompress.budget.rungs import (
     COARSE,
     COUNTED_REFERENCE,
     COUNTED_WIDEST,
+    DRAWN,
     REFERENCE,
     ROUNDED_REFERENCE,
     WIDEST,
@@ -125,7 +126,7 @@ def walk(
     stream, calls = capture_calls(skeleton, ids, size)
     precision = calibration_precision(device, bf16_weights=plan.bf16_linears)
     room = Room(device, features=widest, tokens=size * ids.shape[1], note=reporter.note)
-    whole = {rung.name: Probe(wide.clean) for rung in (REFERENCE, COARSE, WIDEST)}
+    whole = {rung.name: Probe(wide.clean) for rung in (REFERENCE, COARSE, WIDEST, DRAWN)}
     walk = _Walk(plan, skeleton, coder, reporter, held, wide, precision, room, stream, calls, rungs, whole)
     _embedding(walk)
     skeleton.free([skeleton.embedding_name])

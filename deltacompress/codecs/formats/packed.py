@@ -2,7 +2,7 @@
 
 Serving layout, one set of parts per tensor [rows, columns]:
     codes    u8 [rows, ...]  b-bit codes of the kept weights, rows start on a byte (flat for unstructured patterns)
-    pattern  u8 [rows, ...]  which weights are kept; absent when dense
+    pattern  u8 [rows, ...]  which weights are kept; absent when dense, or drawn
     scales   bf16 [rows, groups]
     zeros    u8 [rows, groups]  zero points, grid minmax only
     values   bf16 instead of codes, scales and zeros when bits is 16
@@ -23,10 +23,11 @@ from deltacompress.codecs.formats.spec import FREE, PackedSpec, check_shapes
 from deltacompress.codecs.formats.spec import part_shapes as stored_shapes
 from deltacompress.errors import FormatError
 from deltacompress.numerics.bits import packing, ragged, symbols
+from deltacompress.numerics.bits.drawn import drawn_mask
 from deltacompress.numerics.grid import Grid, constant_zero
 
-__all__ = ["FREE", "PackedSpec", "Parts", "Stack", "check_parts", "decode", "pack", "pack_values", "part_shapes",
-           "to_serving", "to_storage", "unpack_levels"]  # fmt: skip
+__all__ = ["FREE", "PackedSpec", "Parts", "Stack", "check_parts", "decode", "drawn_pattern", "pack", "pack_values",
+           "part_shapes", "to_serving", "to_storage", "unpack_levels"]  # fmt: skip
 
 Parts = dict[str, Tensor]
 _AT_A_TIME = 1 << 24  # weights whose codes are rearranged at once
@@ -71,8 +72,11 @@ def pack(spec: PackedSpec, *, codes: Tensor, mask: Tensor, grid: Grid) -> Parts:
     if spec.sparsity.kind == "dense":
         return parts | {"codes": packing.pack_codes(codes, spec.bits)}
     pad = (0, spec.padded - spec.columns)
-    zero = torch.nn.functional.pad(_zero_codes(spec, parts), pad)
     codes, mask = torch.nn.functional.pad(codes, pad), torch.nn.functional.pad(mask, pad)
+    if spec.sparsity.kind == "drawn":
+        kept = codes[drawn_pattern(spec, codes.device)].view(spec.rows, spec.kept)
+        return parts | {"codes": packing.pack_codes(kept, spec.bits)}
+    zero = torch.nn.functional.pad(_zero_codes(spec, parts), pad)
     if spec.has_zero_code and spec.is_24:
         # a kept zero may stand anywhere: choosing its place by rule is what makes the storage layout exact
         zeroed = (codes - zero).mul_(mask).add_(zero)  # modulo 256; torch.where takes seven times as long on a CPU
@@ -106,12 +110,19 @@ def unpack_levels(spec: PackedSpec, parts: Parts) -> tuple[Tensor, Tensor, Grid]
     if spec.sparsity.kind == "dense":
         codes = packing.unpack_codes(parts["codes"], spec.bits, spec.columns)
         return codes, torch.ones_like(codes, dtype=torch.bool), grid
-    mask = _mask(spec, parts["pattern"])
+    drawn = spec.sparsity.kind == "drawn"
+    mask = drawn_pattern(spec, scale.device) if drawn else _mask(spec, parts["pattern"])
     codes = torch.zeros_like(mask, dtype=torch.uint8)
     codes.masked_scatter_(
         mask, _kept_codes(spec, parts["codes"], mask)
     )  # a GPU is not waited for, as codes[mask] would
     return codes[:, : spec.columns], mask[:, : spec.columns], grid
+
+
+def drawn_pattern(spec: PackedSpec, device: torch.device) -> Tensor:
+    """Of a drawn one, bool [rows, padded columns]."""
+    n, m = spec.sparsity.n, spec.sparsity.m
+    return drawn_mask(n, m, spec.rows, spec.padded, seed=spec.seed, first=spec.first, device=device)
 
 
 def decode(spec: PackedSpec, parts: Parts) -> Tensor:

@@ -121,7 +121,7 @@ class PackedPieces:
             named = sum(int(self._stored(begin, end - begin).sum()) for begin, end in ranges(rows))
             if named != self._spec.rows:
                 raise FormatError(f"row_mask names {named} rows, {self._spec.rows} are stored", where=self._where)
-        if self._spec.sparsity.kind != "dense" or "nonzero" in self._shapes:  # any bytes are dense codes
+        if "pattern" in self._shapes or "nonzero" in self._shapes:  # any bytes are dense codes
             sources = {name: one for name, one in self._sources.items() if name != "row_mask"}
             whole = PackedPieces(self._spec, sources, storage=self._storage, where=self._where)
             for _ in whole.deltas(self._spec.rows):
@@ -141,7 +141,7 @@ class PackedPieces:
         out = torch.zeros(len(stored), columns)
         if count:
             self._check_rows(count)
-            spec = replace(self._spec, rows=count)
+            spec = replace(self._spec, rows=count, first=(self._row, 0))
             parts = {
                 name: self._elements(name, self._row * shape[1], count * shape[1]).view(count, shape[1])
                 for name, (_, shape) in self._shapes.items()
@@ -159,7 +159,8 @@ class PackedPieces:
         unit = 8 * max(whole.sparsity.m, 1)
         for begin in range(0, whole.columns, step := max(checkpoint_rows.PIECE // unit, 1) * unit):
             size = min(step, whole.columns - begin)
-            spec = replace(whole, rows=1, columns=size, group=size if whole.groups == 1 else 1)
+            group = size if whole.groups == 1 else 1
+            spec = replace(whole, rows=1, columns=size, group=group, first=(self._row, begin))
             before, inside = (part_shapes(one, storage=self._storage) for one in (replace(spec, columns=begin), spec))
             parts = {}
             for name, (_, shape) in self._shapes.items():

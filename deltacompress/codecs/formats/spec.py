@@ -28,7 +28,8 @@ class PackedSpec:
 
     rows: the stored rows, all of them unless row_mask says otherwise. transposed: whether rows and columns are those of
     the linear layer, [out, in], while the tensor lies as [in, out] (GPT-2's Conv1D). masked: whether dense codes are
-    rearranged into a mask of the weights that are not zero, and the codes of those.
+    rearranged into a mask of the weights that are not zero, and the codes of those. seed: of a drawn pattern. first:
+    row and column of the matrix that a piece of it begins at.
     """
 
     rows: int
@@ -39,11 +40,14 @@ class PackedSpec:
     grid: GridKind
     transposed: bool = False
     masked: bool = False
+    seed: int = 0
+    first: tuple[int, int] = (0, 0)
 
     def to_json(self) -> dict[str, Any]:
         """The `params` of the manifest."""
         more = {"transposed": 1} if self.transposed else {}
         more |= {"masked": 1} if self.masked else {}
+        more |= {"seed": self.seed} if self.sparsity.kind == "drawn" else {}
         return {"bits": self.bits, "sparsity": str(self.sparsity), "group_size": self.group, "grid": self.grid,
                 "rows": self.rows, "columns": self.columns} | more  # fmt: skip
 
@@ -60,6 +64,7 @@ class PackedSpec:
             raise FormatError(f"bad parameters of the packed format ({error})", where=where, way_out=AGAIN) from error
         sane = spec.rows >= 0 and spec.columns > 0 and 0 < spec.group <= _MAX_GROUP and spec.bits in (1, 2, 3, 4, 8, 16)
         sane = sane and (not spec.masked or (spec.sparsity.kind == "dense" and spec.has_zero_code))
+        sane = sane and (spec.sparsity.kind != "drawn" or (spec.bits == 1 and 0 <= spec.seed < 1 << 32))
         if not sane or spec.grid not in get_args(GridKind) or spec.to_json() != params:
             told = f"parameters of the packed format out of range: {reprlib.repr(params)}"
             raise FormatError(told, where=where, way_out=AGAIN)
@@ -73,17 +78,17 @@ class PackedSpec:
     @property
     def padded(self) -> int:
         """Columns up to a whole number of n:m groups; the extra ones are never kept weights with a value."""
-        return -(-self.columns // self.sparsity.m) * self.sparsity.m if self.sparsity.kind == "n:m" else self.columns
+        return -(-self.columns // self.sparsity.m) * self.sparsity.m if self.sparsity.m else self.columns
 
     @property
     def kept(self) -> int:
-        """Weights kept in each row: of a dense or n:m pattern."""
-        return self.padded * self.sparsity.n // self.sparsity.m if self.sparsity.kind == "n:m" else self.columns
+        """Weights kept in each row: of a dense, n:m or drawn pattern."""
+        return self.padded * self.sparsity.n // self.sparsity.m if self.sparsity.m else self.columns
 
     @property
     def is_24(self) -> bool:
         """Whether the pattern is stored as 2-bit positions."""
-        return (self.sparsity.n, self.sparsity.m) == (2, 4)
+        return self.sparsity == Sparsity("n:m", 2, 4)
 
     @property
     def has_zero_code(self) -> bool:
@@ -111,6 +116,7 @@ def _spec(params: tuple[tuple[str, Any], ...]) -> PackedSpec:
         grid=fields["grid"],
         transposed=fields.get("transposed") == 1,
         masked=fields.get("masked") == 1,
+        seed=int(fields.get("seed", 0)),
     )
 
 
@@ -158,7 +164,7 @@ def part_shapes(spec: PackedSpec, *, storage: bool) -> Shapes:
         shapes[values] = (dtype, (FREE,))
     else:
         shapes[values] = (dtype, (rows, spec.kept if spec.bits == 16 else packed_width(spec.kept, spec.bits)))
-    if spec.sparsity.kind != "dense":
+    if spec.sparsity.kind not in ("dense", "drawn"):
         width = packed_width(spec.padded // 4, 4) if spec.is_24 else packed_width(spec.padded, 1)
         shapes["pattern"] = ("U8", (rows, width))
     return shapes

@@ -15,6 +15,7 @@ import torch
 from deltacompress.calibration.forwards.precision import calibration_precision
 from deltacompress.calibration.forwards.streams import host_share
 from deltacompress.calibration.gradients import rows_for_gradients, waiting_bytes
+from deltacompress.codecs.settings import ObsSettings
 from deltacompress.compression.before.prepare import Prepared
 from deltacompress.compression.layerwise.fisher import asked_of_layer
 from deltacompress.compression.layerwise.model import sequences_per_batch
@@ -114,8 +115,9 @@ def _columns(tensor: TensorPlan) -> int:
 
 
 def _solver(tensor: TensorPlan) -> int:
-    """The factor and its twin; the targets, the base and the result of one linear."""
-    return (2 * _columns(tensor) ** 2 + 3 * tensor.pair.info.numel) * _F32
+    """The factor and its twin; the targets, the base and the result of one linear; of a lot each weight's scale."""
+    drawn = isinstance(tensor.settings, ObsSettings) and tensor.settings.pattern.kind == "drawn"
+    return (2 * _columns(tensor) ** 2 + (7 if drawn else 3) * tensor.pair.info.numel) * _F32
 
 
 def least_seconds(prepared: Prepared, processes: int = 1) -> dict[str, float] | None:

@@ -18,6 +18,26 @@ from deltacompress.numerics.grid import Grid, GridKind, fit_grid, quantize
 from deltacompress.numerics.sparsity import Sparsity
 
 PATTERNS = ["dense", "2:4", "1:4", "3:4", "4:8", "2:3", "unstructured:0.5"]
+DRAWN = ["drawn:1:4", "drawn:2:4", "drawn:3:8", "drawn:5:16"]
+"""Of one bit only."""
+
+
+def drawn_of(spec: PackedSpec) -> torch.Tensor:
+    """The pattern that docs/formats.md says, one Python number after the other."""
+
+    def mixed(x: int) -> int:
+        x %= 1 << 32
+        for shift, factor in ((16, 2246822507), (13, 3266489909)):
+            x = (x ^ x >> shift) * factor % (1 << 32)
+        return x ^ x >> 16
+
+    kept = torch.zeros(spec.rows, spec.padded, dtype=torch.bool)
+    for r in range(spec.rows):
+        numbers = [mixed(mixed(spec.seed + r) + c) for c in range(spec.padded)]
+        for begin in range(0, spec.padded, spec.sparsity.m):
+            group = range(begin, begin + spec.sparsity.m)
+            kept[r, sorted(group, key=lambda c: (numbers[c], c))[: spec.sparsity.n]] = True
+    return kept
 
 
 class Case:
@@ -40,8 +60,9 @@ class Case:
         weight[::4] = 0
         sparsity = Sparsity.parse(pattern)
         masked = masked and pattern == "dense" and bits != 16 and kind != "midrise"
-        self.spec = PackedSpec(rows, columns, bits, sparsity, group, kind, masked=masked)
-        self.mask = magnitude_mask(weight, sparsity)
+        drawn = sparsity.kind == "drawn"
+        self.spec = PackedSpec(rows, columns, bits, sparsity, group, kind, masked=masked, seed=seed if drawn else 0)
+        self.mask = drawn_of(self.spec)[:, :columns] if drawn else magnitude_mask(weight, sparsity)
         self.weight = weight
         self.grid: Grid | None = None
         if bits == 16:
@@ -72,7 +93,8 @@ def cases(draw: st.DrawFn) -> Case:
     kind = cast(GridKind, draw(st.sampled_from(["midrise"] if bits == 1 else ["minmax", "symmetric", "midrise"])))
     rows, columns = draw(st.integers(0, 6)), draw(st.integers(1, 37))
     group = draw(st.integers(1, columns + 3))
-    pattern, seed = draw(st.sampled_from(PATTERNS)), draw(st.integers(0, 2**31))
+    patterns = PATTERNS + DRAWN if bits == 1 else PATTERNS
+    pattern, seed = draw(st.sampled_from(patterns)), draw(st.integers(0, 2**31))
     return Case(bits, pattern, kind, rows, columns, group, seed, masked=draw(st.booleans()))
 
 
@@ -236,3 +258,18 @@ def test_masked_codes_are_as_many_as_the_mask_says() -> None:
     for wrong in (stored["nonzero"][:-1], torch.cat([stored["nonzero"], stored["nonzero"][:1]])):
         with pytest.raises(FormatError, match="not as many as the group masks say"):
             packed.to_serving(case.spec, stored | {"nonzero": wrong}, "t")
+
+
+def test_a_lot_is_not_the_pattern_that_kernels_read() -> None:
+    assert PackedSpec(1, 8, 1, Sparsity.parse("2:4"), 8, "midrise").is_24
+    assert not PackedSpec(1, 8, 1, Sparsity.parse("drawn:2:4"), 8, "midrise").is_24
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": -1}, {"seed": 1 << 32}, {"seed": None}, {"bits": 2}, {"sparsity": "3:8"}, {"sparsity": "dense"}]
+)
+def test_a_lot_has_a_seed_and_one_bit(change: dict[str, Any]) -> None:
+    params = PackedSpec(2, 16, 1, Sparsity.parse("drawn:3:8"), 16, "midrise", seed=5).to_json()
+    assert PackedSpec.from_json(params, "t").seed == 5
+    with pytest.raises(FormatError, match="parameters of the packed format"):
+        PackedSpec.from_json({name: value for name, value in (params | change).items() if value is not None}, "t")

@@ -23,6 +23,8 @@ from deltacompress.numerics.grid import GridKind, fit_grid, quantize
 from deltacompress.numerics.sparsity import Sparsity
 
 PATTERNS = ["dense", "2:4", "1:4", "3:4", "4:8", "2:3", "5:16", "unstructured:0.5"]
+DRAWN = ["drawn:1:4", "drawn:3:8", "drawn:5:16"]
+"""Of one bit only."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +63,11 @@ def encoded(
     """Spec and parts (serving layout) of a weight; rows that are zero are left out unless `keep_zeros`."""
     stored = weight if keep_zeros else weight[(weight != 0).any(1)]
     spec = PackedSpec(len(stored), weight.shape[1], bits, Sparsity.parse(pattern), group, kind)
-    mask = magnitude_mask(stored, spec.sparsity)
+    if pattern in DRAWN:
+        spec = replace(spec, seed=len(stored))
+        mask = torch.ones_like(stored, dtype=torch.bool)
+    else:
+        mask = magnitude_mask(stored, spec.sparsity)
     if bits == 16:
         parts = packed.pack_values(spec, values=stored, mask=mask)
     else:
@@ -86,7 +92,8 @@ def cases(draw: st.DrawFn) -> tuple[PackedSpec, Parts, torch.Tensor, torch.Tenso
     if not keep_zeros:
         weight[torch.rand(rows, generator=generator) < draw(st.sampled_from([0.3, 0.9, 1.1]))] = 0
         weight[0] = 0
-    spec, parts = encoded(bits, draw(st.sampled_from(PATTERNS)), kind, weight, group, keep_zeros=keep_zeros)
+    pattern = draw(st.sampled_from(PATTERNS + DRAWN if bits == 1 else PATTERNS))
+    spec, parts = encoded(bits, pattern, kind, weight, group, keep_zeros=keep_zeros)
     if spec.sparsity.kind == "dense" and spec.has_zero_code:
         spec = replace(spec, masked=draw(st.booleans()))
     base = torch.randn(rows, columns, generator=generator) if draw(st.booleans()) else None

@@ -1,0 +1,47 @@
+"""Patterns that nobody stores: which weights are kept is drawn from a seed, again by each reader. See docs/formats.md.
+
+Arithmetic on integers below 2^32, so every machine draws the same.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_AT_A_TIME = 1 << 22  # weights: each takes some 16 bytes while it is drawn
+_LOW = 0xFFFFFFFF
+_FACTORS = (0x85EBCA6B, 0xC2B2AE35)
+
+
+def drawn_mask(
+    kept: int,
+    group: int,
+    rows: int,
+    columns: int,
+    *,
+    seed: int,
+    first: tuple[int, int] = (0, 0),
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Mask bool [rows, columns], `kept` of every `group` neighbours; columns is a multiple of `group`, of 16 at most.
+
+    seed: below 2^32. first: row and column of the matrix that this begins at, the column a multiple of `group`.
+    """
+    step = max(_AT_A_TIME // max(columns, 1), 1)
+    inside = torch.arange(columns, device=device)
+    found = torch.empty(rows, columns, dtype=torch.bool, device=device)
+    for begin in range(0, rows, step):
+        own = torch.arange(begin, min(begin + step, rows), device=device) + first[0]
+        numbers = _mixed(_mixed(own + seed).unsqueeze(1) + (inside + first[1]))
+        keys = (numbers << 4 | inside % group).view(len(own), -1, group)  # of two that are equal the left one is less
+        most = keys.kthvalue(kept, dim=-1, keepdim=True).values
+        found[begin : begin + step] = (keys <= most).view(len(own), columns)
+    return found
+
+
+def _mixed(number: Tensor) -> Tensor:
+    """Any int64 to one below 2^32, of which each bit depends on all of its low 32."""
+    number = number & _LOW
+    for shift, factor in zip((16, 13), _FACTORS, strict=True):
+        number = ((number ^ number >> shift) * factor) & _LOW  # a product beyond 64 bits loses high ones only
+    return number ^ number >> 16
