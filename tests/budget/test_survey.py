@@ -149,7 +149,7 @@ def test_what_other_tokens_say_steadies_all_but_the_head() -> None:
     for one, others in ((first, 3.0), (second, 1.0), (head, 50.0)):
         one.probe.kl[1] = others * TOKENS
     head.probe.head = torch.zeros(1)
-    whole = {rung.name: probe(4.0) for rung in (REFERENCE, COARSE, WIDEST)}
+    whole = {rung.name: probe(4.0) for rung in (REFERENCE, COARSE, WIDEST, DRAWN)}
     walked = Walked([first, second, head], whole, ((TOKENS, TOKENS), (TOKENS, TOKENS)), 0.1)
     found = survey_of(walked, finetuned_bytes=10**6, fixed_bytes=0)
     parts = [next(one.part for one in group.options if one.rung == REFERENCE.name) for group in found.groups]
