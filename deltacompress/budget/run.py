@@ -21,6 +21,7 @@ from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.outputs import check_free, holds_artifact, publish_directory
 from deltacompress.budget.measuring.kept import Tried, kept_path
 from deltacompress.budget.measuring.pair import Surveyed, survey_pair
+from deltacompress.budget.measuring.sizes import group_bytes
 from deltacompress.budget.recipe import as_yaml, recipe_of
 from deltacompress.budget.request import Request
 from deltacompress.budget.result import BudgetResult, Prediction
@@ -172,7 +173,7 @@ def _attempts(
         if missed is None or len(attempts) == ATTEMPTS or not surveyed.survey.groups:
             return attempts, missed
         reporter.note(f"attempt {len(attempts)}: {missed}; compressed again by another recipe")
-        target = target.corrected(one.picks, one.tried.bytes, one.tried.judged.kl)
+        target = target.corrected(one.picks, one.tried.bytes, one.tried.groups, one.tried.judged.kl)
 
 
 def _check_places(job: CompressionJob) -> None:
@@ -221,7 +222,8 @@ def _attempt(
     if tried is None:
         compressed = _compressed(job, recipe, inputs, reporter, resume=resume)
         judged = surveyed.judge(str(compressed.out))
-        tried = Tried(bytes=int(compressed.summary["artifact_bytes"]), judged=judged)
+        groups = group_bytes(load_delta(compressed.out).manifest, (group.names for group in surveyed.survey.groups))
+        tried = Tried(bytes=int(compressed.summary["artifact_bytes"]), groups=groups, judged=judged)
     above = target.above(tried.bytes, tried.judged.kl)
     return _Attempt(picks, recipe, predicted, compressed, tried, not above)
 

@@ -44,6 +44,11 @@ class Option(BaseModel):
     bytes: int
     part: float
 
+    @property
+    def drawn(self) -> bool:
+        """As Rung.drawn."""
+        return RUNGS[self.rung].drawn
+
 
 class Group(BaseModel):
     """Tensors that are coded alike."""
@@ -95,18 +100,28 @@ class Survey(BaseModel):
         more = kl / self.scale / self.reference
         return self.reference * math.pow(more, 1 / self.power if more > 1 else 1.0)
 
-    def corrected(self, picks: Sequence[int], nbytes: int, kl: float) -> Survey:
-        """The same, once an artifact of a choice was measured."""
+    def corrected(self, picks: Sequence[int], nbytes: int, groups: Sequence[int], kl: float) -> Survey:
+        """The same, once an artifact of a choice was measured. groups: the bytes of each in it.
+
+        A group's rungs that are drawn, or in steps, as its choice is, are as far off as that; the others as those of
+        their kind that other groups have chosen.
+        """
         if not self.groups:
             return self
-        size = (nbytes - self.fixed_bytes) / (self.bytes(picks) - self.fixed_bytes)
+        chosen = [group.options[pick] for group, pick in zip(self.groups, picks, strict=True)]
+        usual = {}
+        for drawn in (False, True):
+            alike = [(one.bytes, own) for one, own in zip(chosen, groups, strict=True) if one.drawn == drawn]
+            usual[drawn] = sum(own for _, own in alike) / sum(told for told, _ in alike) if alike else 1.0
+        found = []
+        for group, choice, own in zip(self.groups, chosen, groups, strict=True):
+            off = usual | {choice.drawn: own / choice.bytes}
+            options = [one.model_copy(update={"bytes": round(one.bytes * off[one.drawn])}) for one in group.options]
+            found.append(group.model_copy(update={"options": tuple(options)}))
         predicted = self.kl(picks)
-        groups = []
-        for group in self.groups:
-            options = [one.model_copy(update={"bytes": round(one.bytes * size)}) for one in group.options]
-            groups.append(group.model_copy(update={"options": tuple(options)}))
         scale = self.scale * kl / predicted if predicted > 0 and kl > 0 else self.scale
-        return self.model_copy(update={"groups": tuple(groups), "scale": scale})
+        fixed = nbytes - sum(groups)
+        return self.model_copy(update={"groups": tuple(found), "fixed_bytes": fixed, "scale": scale})
 
     def only(self, rungs: set[str]) -> Survey:
         """The same with these rungs alone."""
@@ -230,7 +245,7 @@ def _drawn(groups: Sequence[Group], references: Sequence[str], wanted: float) ->
     factor = max((wanted - without) / own, _LEAST_DRAWN) if own > 0 else 1.0
 
     def told(one: Option) -> Option:
-        return one.model_copy(update={"part": factor / _FISHER * one.part}) if RUNGS[one.rung].drawn else one
+        return one.model_copy(update={"part": factor / _FISHER * one.part}) if one.drawn else one
 
     return [group.model_copy(update={"options": tuple(map(told, group.options))}) for group in groups]
 
@@ -260,6 +275,6 @@ def _steeper(group: Group, more: float) -> Group:
             part * math.pow(more, min(max(math.log(part / low) / math.log(high / low), 0.0), 1.0)) if part > 0 else part
         )
 
-    steps = ((one, one.part if RUNGS[one.rung].drawn else larger(one.part)) for one in group.options)
+    steps = ((one, one.part if one.drawn else larger(one.part)) for one in group.options)
     options = tuple(one.model_copy(update={"part": part}) for one, part in steps)
     return group.model_copy(update={"options": options})

@@ -109,6 +109,6 @@ class Target:
         ]
         return [one[pick][0] for one, pick in zip(rungs, picks, strict=True)] == ends
 
-    def corrected(self, picks: Sequence[int], nbytes: int, kl: float) -> Target:
-        """The same, once an artifact of that choice was measured."""
-        return Target(self.request, self.survey.corrected(picks, nbytes, kl), _AIM_AGAIN)
+    def corrected(self, picks: Sequence[int], nbytes: int, groups: Sequence[int], kl: float) -> Target:
+        """The same, once an artifact of that choice was measured; as Survey.corrected."""
+        return Target(self.request, self.survey.corrected(picks, nbytes, groups, kl), _AIM_AGAIN)

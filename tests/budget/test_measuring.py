@@ -10,10 +10,11 @@ import torch
 from pairs import Pair, Recorder, changed
 from transformers import AutoModelForCausalLM
 
+from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.restoration import restore
 from deltacompress.budget.measuring import walk as walking
 from deltacompress.budget.measuring.judge import Judge
-from deltacompress.budget.measuring.sizes import fixed_bytes
+from deltacompress.budget.measuring.sizes import fixed_bytes, group_bytes
 from deltacompress.budget.measuring.walk import Measured, Walked, walk
 from deltacompress.budget.recipe import recipe_of
 from deltacompress.budget.rungs import CALIBRATED, RUNGS, template
@@ -126,6 +127,10 @@ def test_a_survey_predicts_the_bytes_of_an_artifact(pair: Pair, tmp_path: Path) 
     recipe = recipe_of("all", "", survey.chosen(picks), SPEC)
     made = pair.compress(tmp_path / "delta", recipe=recipe)
     assert survey.bytes(picks) == pytest.approx(made.summary["artifact_bytes"], rel=0.1)  # mostly frames
+    taken = group_bytes(load_delta(made.out).manifest, (group.names for group in survey.groups))
+    told = [group.options[pick].bytes for group, pick in zip(survey.groups, picks, strict=True)]
+    assert taken == pytest.approx(told, rel=0.2)
+    assert made.summary["artifact_bytes"] - sum(taken) == pytest.approx(survey.fixed_bytes, rel=0.1)
 
 
 def test_side_files_are_counted_as_they_are_stored(pair: Pair, tmp_path: Path) -> None:

@@ -78,17 +78,34 @@ def test_kl_is_the_sum_up_to_the_reference_and_a_power_from_there() -> None:
 
 
 def test_what_was_measured_is_what_is_predicted_from_then_on() -> None:
+    """Of 2000 and 1000 bytes that were predicted, with 500 of all else, 2200 and 900 came to be, and 600."""
     known = survey(reference=1.0, power=2.0)
-    again = known.corrected([1, 0], nbytes=3800, kl=0.7)
-    assert again.bytes([1, 0]) == 3800
+    again = known.corrected([1, 0], 3700, (2200, 900), 0.7)
+    assert again.bytes([1, 0]) == 3700
     assert again.kl([1, 0]) == pytest.approx(0.7)
-    assert again.bytes([0, 0]) == 500 + 2 * 1100
+    assert again.bytes([0, 0]) == 600 + 1100 + 900
+    assert again.bytes([0, 1]) == 600 + 1100 + 1800
     assert again.kl([1, 1]) / again.kl([1, 0]) == pytest.approx(known.kl([1, 1]) / known.kl([1, 0]))
+
+
+def test_rungs_that_are_drawn_and_those_in_steps_are_corrected_apart() -> None:
+    drawn, steps = rungs.DRAWN.name, rungs.REFERENCE.name
+    options = (Option(rung=drawn, bytes=1000, part=2.0), Option(rung=steps, bytes=2000, part=1.0))
+    groups = tuple(Group(names=(name,), kind="linear", options=options) for name in "abc")
+    known = survey().model_copy(update={"groups": groups})
+    mixed = known.corrected([0, 0, 1], 500 + 1100 + 1300 + 1800, (1100, 1300, 1800), 1.0)
+    assert [[one.bytes for one in group.options] for group in mixed.groups] == [
+        [1100, 1800],
+        [1300, 1800],
+        [1200, 1800],
+    ]
+    alike = known.corrected([0, 0, 0], 3800, (1100, 1100, 1100), 1.0)
+    assert [[one.bytes for one in group.options] for group in alike.groups] == [[1100, 2000]] * 3
 
 
 def test_without_groups_there_is_nothing_to_correct() -> None:
     known = survey(reference=0.0).model_copy(update={"groups": ()})
-    assert known.corrected([], nbytes=400, kl=0.1) == known
+    assert known.corrected([], 400, (), 0.1) == known
 
 
 def test_outputs_are_weighed_where_linears_are_solved() -> None:

@@ -19,10 +19,11 @@ _LARGEST = 64 << 20
 
 
 class Tried(BaseModel):
-    """What a compression came to. bytes: of the artifact."""
+    """What a compression came to. bytes: of the artifact; groups: of each of the survey's groups in it."""
 
     model_config = ConfigDict(frozen=True)
     bytes: int
+    groups: tuple[int, ...]
     judged: Judged
 
 

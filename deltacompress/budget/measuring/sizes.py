@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
-from deltacompress.artifact.records import PartRecord, TensorRecord
+from deltacompress.artifact.records import Manifest, PartRecord, TensorRecord
 from deltacompress.checkpoints.dtypes import DTYPE_NAMES
 from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.codecs.encoded import Encoded
@@ -30,6 +31,13 @@ def part_bytes(encoded: Encoded, coder: Coder, scale: float = 1.0) -> float:
     frame = len(coder.encode(b""))
     sizes = [len(coder.encode(tensor_bytes(part.contiguous().cpu()))) - frame for part in parts.values()]
     return sum(frame + scale * size for size in sizes)
+
+
+def group_bytes(manifest: Manifest, groups: Iterable[Iterable[str]]) -> tuple[int, ...]:
+    """What each group of tensors takes in an artifact."""
+    records = {record.name: record for record in manifest.tensors}
+    taken = {name: sum(part.bytes for part in one.parts) + told_of(one) for name, one in records.items()}
+    return tuple(sum(taken[name] for name in names) for names in groups)
 
 
 def told_of_coded(tensor: TensorPlan, encoded: Encoded) -> int:
