@@ -187,23 +187,31 @@ def _options(one: Measured, knee: float, shares: Callable[[Probe], float]) -> tu
 def _shares(groups: Sequence[Measured], written: int, others: int) -> Callable[[Probe], float]:
     """Of a probe in the KL of the whole, that is all references: in what is to be written, and in the other tokens.
 
-    Those of all references add up to 1. Of the head only what is to be written counts: in tokens that fine-tuning asked
-    nothing of, its errors are of another size.
+    Those of all references add up to 1. What the other tokens say of the head counts for nothing, for its errors are of
+    another size in tokens that fine-tuning asked nothing of: where few are to be written, it has an even share.
     """
     trust = written / (written + (_OTHERS_WEIGH if others else 0))
+    even = 1 / len(groups) if groups else 0.0
     inner = [one.probe for one in groups if one.probe.head is None]
-    all_written = sum(one.probe.kl[0] for one in groups)
-    inner_written, inner_others = (sum(probe.kl[kind] for probe in inner) for kind in (0, 1))
+    all_written = sum(_positive(one.probe)[0] for one in groups)
+    inner_others = sum(_positive(probe)[1] for probe in inner)
+    for_inner = 1 - even * (len(groups) - len(inner))
 
     def raised(probe: Probe) -> float:
-        share = probe.kl[0] / all_written if all_written > 0 else 0.0
-        if probe.head is None and all_written > 0 and inner_others > 0:
-            of_others = probe.kl[1] / inner_others * inner_written / all_written
-            share = trust * share + (1 - trust) * of_others
-        return max(share, _LEAST_SHARE / len(groups))
+        of_written, of_others = _positive(probe)
+        steady = even
+        if probe.head is None:
+            steady = of_others / inner_others * for_inner if inner_others > 0 else 0.0
+        share = trust * (of_written / all_written if all_written > 0 else 0.0) + (1 - trust) * steady
+        return max(share, _LEAST_SHARE * even)
 
     whole = sum(raised(one.probe) for one in groups)
     return lambda probe: raised(probe) / whole
+
+
+def _positive(probe: Probe) -> tuple[float, float]:
+    """Its divergences; where rounding outweighs them, they may come out as less than nothing."""
+    return max(probe.kl[0], 0.0), max(probe.kl[1], 0.0)
 
 
 def _exponent(one: Measured, shares: Callable[[Probe], float]) -> float:

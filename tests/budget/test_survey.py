@@ -119,7 +119,7 @@ def test_a_group_that_seems_to_cost_nothing_has_a_tenth_of_an_even_share() -> No
     found = surveyed([linear(0, 4.0), linear(1, -1.0)], knee=3.0, coarse=6.0, widest=12.0)
     reference = [one.options[1].part for one in found.groups]
     assert sum(reference) == pytest.approx(3.0)
-    assert reference[1] / reference[0] == pytest.approx(0.05 / (4 / 3))
+    assert reference[1] / reference[0] == pytest.approx(0.05)
 
 
 def test_a_group_that_loses_no_more_in_wider_steps_is_left_as_it_is() -> None:
@@ -143,17 +143,31 @@ def test_of_answers_that_do_not_change_nothing_is_predicted() -> None:
     assert found.kl(picks(found, WIDEST.name)) == 0
 
 
+def shares_of(kl: dict[str, tuple[float, float]]) -> list[float]:
+    """Of the KL of all references; in tokens to be written, and as many others."""
+    groups = [linear(k, one[0]) for k, one in enumerate(kl.values())]
+    for one, (name, (_, others)) in zip(groups, kl.items(), strict=True):
+        one.probe.kl[1] = others * TOKENS
+        one.probe.head = torch.zeros(1) if name == "head" else None
+    whole = {rung.name: probe(1.0) for rung in (REFERENCE, COARSE, WIDEST, DRAWN)}
+    walked = Walked(groups, whole, ((TOKENS, TOKENS), (TOKENS, TOKENS)), 0.1)
+    found = survey_of(walked, finetuned_bytes=10**6, fixed_bytes=0)
+    return [next(one.part for one in group.options if one.rung == REFERENCE.name) for group in found.groups]
+
+
 def test_what_other_tokens_say_steadies_all_but_the_head() -> None:
     """100 tokens to be written and 100 others, which weigh as 256: 100/356 of a share is what the former say."""
-    first, second, head = linear(0, 1.0), linear(1, 2.0), linear(2, 1.0)
-    for one, others in ((first, 3.0), (second, 1.0), (head, 50.0)):
-        one.probe.kl[1] = others * TOKENS
-    head.probe.head = torch.zeros(1)
-    whole = {rung.name: probe(4.0) for rung in (REFERENCE, COARSE, WIDEST, DRAWN)}
-    walked = Walked([first, second, head], whole, ((TOKENS, TOKENS), (TOKENS, TOKENS)), 0.1)
-    found = survey_of(walked, finetuned_bytes=10**6, fixed_bytes=0)
-    parts = [next(one.part for one in group.options if one.rung == REFERENCE.name) for group in found.groups]
     trust = 100 / 356
-    expected = [trust * 1 / 4 + (1 - trust) * 3 / 4 * 3 / 4, trust * 2 / 4 + (1 - trust) * 1 / 4 * 3 / 4, 1 / 4]
+    found = shares_of({"a": (1.0, 3.0), "b": (2.0, 1.0), "head": (1.0, 50.0)})
+    expected = [trust / 4 + (1 - trust) * 3 / 4 * 2 / 3, trust * 2 / 4 + (1 - trust) / 4 * 2 / 3]
+    expected += [trust / 4 + (1 - trust) / 3]
     assert sum(expected) == pytest.approx(1)
-    assert parts == pytest.approx([4 * share for share in expected])
+    assert found == pytest.approx(expected)
+
+
+def test_what_rounding_made_less_than_nothing_is_nothing() -> None:
+    trust = 100 / 356
+    found = shares_of({"a": (-4.0, 3.0), "b": (0.0, 1.0), "head": (5.0, 50.0)})
+    expected = [(1 - trust) * 3 / 4 * 2 / 3, (1 - trust) / 4 * 2 / 3, trust + (1 - trust) / 3]
+    assert sum(expected) == pytest.approx(1)
+    assert found == pytest.approx(expected)
