@@ -196,7 +196,7 @@ def _solve(
 def _kept(solved: Solved, target: Tensor, hessian: Tensor) -> Kept:
     """Of all rows, some at a time: new memory for all of them costs as much as what is computed in it."""
     found = []
-    for start in range(0, len(target), _ROWS):
+    for start in range(0, max(len(target), 1), _ROWS):
         rows = slice(start, start + _ROWS)
         pull = rough_product(target[rows], hessian)
         found.append(kept(solved.of_rows(rows).weights(), target[rows], pull))

@@ -36,7 +36,7 @@ from deltacompress.reporter import part
 
 _FINISHERS = 4
 """Threads that hash and code beside a GPU: one takes longer for a 7B layer than the GPU does for its last group."""
-_RESTORING = 16
+RESTORING = 16
 """Bytes of memory that restoring takes for each weight: base and delta in f32, codes, mask, result."""
 _RECORDS, _NUMBERS = TypeAdapter(list[TensorRecord]), TypeAdapter(list[int])
 
@@ -102,7 +102,7 @@ class Steps:
         is exact, and takes room for all of it at once, so that happens on the CPU where a GPU has none.
         """
         encoded = encode_uncalibrated(self._plan, tensor, device)
-        if device.type == "cuda" and _RESTORING * tensor.pair.info.numel > free_bytes(device):
+        if device.type == "cuda" and RESTORING * tensor.pair.info.numel > free_bytes(device):
             encoded = replace(encoded, parts={name: part.cpu() for name, part in encoded.parts.items()})
         return self.finish(tensor, encoded, self._plan.base_of(tensor, encoded.place))
 

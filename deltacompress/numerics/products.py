@@ -104,7 +104,7 @@ def rough_product(left: Tensor, right: Tensor) -> Tensor:
 
     Of a layer of 4096 x 4096 the sums are then right to 1e-4.
     """
-    if left.numel() < _MANY:
+    if left.is_cuda or left.numel() < _MANY:
         return product(left, right)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")

@@ -282,12 +282,22 @@ def far_beyond_fp16(weights: Weights) -> Weights:
 
 @pytest.mark.parametrize(
     ("device", "experts", "seq_len", "expected"),
-    [("cpu", 0, 256, 16), ("cpu", 1, 256, 16), ("cuda", 0, 2048, 8), ("cuda", 1, 2048, 32), ("cuda", 1, 10**6, 1)],
+    [
+        ("cpu", 0, 256, 8),
+        ("cpu", 128, 256, 8),
+        ("cuda", 0, 2048, 8),
+        ("cuda", 8, 2048, 8),
+        ("cuda", 64, 2048, 16),
+        ("cuda", 128, 2048, 32),
+        ("cuda", 512, 2048, 32),
+        ("cuda", 128, 10**6, 1),
+    ],
 )
-def test_experts_get_more_sequences_at_once(device: str, experts: int, seq_len: int, expected: int) -> None:
-    """Of three layers the last may have some."""
+def test_many_experts_get_more_sequences_at_once(device: str, experts: int, seq_len: int, expected: int) -> None:
+    """Of three layers the last may have some; each has two linears."""
     skeleton: Any = SimpleNamespace(device=torch.device(device), num_layers=3)
-    skeleton.expert_stages = lambda i: [None] * experts if i == 2 else []
+    stage = SimpleNamespace(expert_of={f"{k}.{expert}": expert for k in "ab" for expert in range(experts)})
+    skeleton.expert_stages = lambda i: [stage] if experts and i == 2 else []
     assert model.sequences_per_batch(skeleton, seq_len) == expected
 
 

@@ -32,6 +32,7 @@ class HiddenStates:
     """
 
     def __init__(self, device: torch.device, *, host_share: float = 0.0) -> None:
+        self._coming: dict[int, tuple[Tensor, torch.cuda.Event | None]] = {}  # at most one: on its way to the device
         self._device = device
         self.host_share = host_share
         self._batches: list[Tensor] = []
@@ -40,7 +41,6 @@ class HiddenStates:
         self._fetching, self._storing = (torch.cuda.Stream(device) if on_gpu else None for _ in range(2))
         self._stored: dict[int, torch.cuda.Event] = {}  # when the last copy to the host is done, by batch
         self._leaving: deque[tuple[Tensor, torch.cuda.Event]] = deque()
-        self._coming: dict[int, tuple[Tensor, torch.cuda.Event | None]] = {}  # at most one: on its way to the device
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -121,7 +121,7 @@ class PackedPieces:
             named = sum(int(self._stored(begin, end - begin).sum()) for begin, end in ranges(rows))
             if named != self._spec.rows:
                 raise FormatError(f"row_mask names {named} rows, {self._spec.rows} are stored", where=self._where)
-        if "pattern" in self._shapes or "nonzero" in self._shapes:  # any bytes are dense codes
+        if self._spec.sparsity.kind not in ("dense", "drawn") or "nonzero" in self._shapes:  # any bytes are their codes
             sources = {name: one for name, one in self._sources.items() if name != "row_mask"}
             whole = PackedPieces(self._spec, sources, storage=self._storage, where=self._where)
             for _ in whole.deltas(self._spec.rows):

@@ -21,7 +21,7 @@ from deltacompress.compression.layerwise.fisher import asked_of_layer
 from deltacompress.compression.layerwise.model import sequences_per_batch
 from deltacompress.compression.layerwise.walk import layer_bytes, room_of
 from deltacompress.compression.planning import TensorPlan
-from deltacompress.compression.steps import Steps
+from deltacompress.compression.steps import RESTORING, Steps
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.reporter import SILENT
 
@@ -93,9 +93,9 @@ def _fisher(prepared: Prepared, skeleton: Skeleton, ids: torch.Tensor, processes
 
 
 def _outer(skeleton: Skeleton, prepared: Prepared) -> int:
-    """The embedding (or the head) in fp32, and what is made of it when it is coded."""
+    """The embedding (or the head) in fp32, and what is made of it when it is coded and restored."""
     outer = [prepared.plan.tensors[name].pair.info.numel for name in skeleton.outer_names()]
-    return 2 * _F32 * max(outer, default=0)
+    return RESTORING * max(outer, default=0)
 
 
 def _statistics(skeleton: Skeleton, linears: list[TensorPlan]) -> int:

@@ -34,8 +34,8 @@ from deltacompress.reporter import Reporter
 
 TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 16384}
 """A GPU waits for launches, and casts a layer's weights to fp16, for each batch: larger ones make up for it."""
-_OF_EXPERTS = 4
-"""Times as many on a GPU where experts run one by one: each is launched for its share of a batch."""
+_FEW_EXPERTS, _MOST_AT_ONCE = 32, 4
+"""A GPU takes so many times as many where many experts run one by one, each launched for its share of a batch."""
 
 
 def compress_layers(
@@ -88,8 +88,10 @@ def compress_layers(
 def sequences_per_batch(skeleton: Skeleton, seq_len: int) -> int:
     """How many calibration sequences run at once."""
     tokens = TOKENS_PER_BATCH[skeleton.device.type]
-    if skeleton.device.type == "cuda" and any(skeleton.expert_stages(i) for i in range(skeleton.num_layers)):
-        tokens *= _OF_EXPERTS
+    if skeleton.device.type == "cuda":
+        stages = [stage for i in range(skeleton.num_layers) for stage in skeleton.expert_stages(i)]
+        experts = max((len(set(stage.expert_of.values())) for stage in stages), default=0)
+        tokens *= min(max(experts // _FEW_EXPERTS, 1), _MOST_AT_ONCE)
     return max(tokens // seq_len, 1)
 
 

@@ -1,8 +1,9 @@
 """Rows of linears over ranks: each rank solves its share of every linear, and all get all of what came out.
 
 Each linear's rows are cut, not the stack of those that are solved together: so each rank has a share of each tensor, in
-order. What cannot be cut (patterns that are chosen over all rows, rows that make up for each other, matrices with fewer
-rows than there are ranks) every rank solves whole, to the same result: all of them have the same sums.
+order. What cannot be cut (patterns that are chosen over all rows or drawn by the number of a row, rows that make up for
+each other, matrices with fewer rows than there are ranks) every rank solves whole, to the same result: all of them have
+the same sums.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Patterns that nobody stores: which weights are kept is drawn from a seed, again by each reader. See docs/formats.md.
 
-Arithmetic on integers below 2^32, so every machine draws the same.
+Arithmetic on integers modulo 2^32, so every machine draws the same.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_AT_A_TIME = 1 << 22  # weights: each takes some 16 bytes while it is drawn
+_AT_A_TIME = 1 << 22  # weights: each takes some 32 bytes while it is drawn
 _LOW = 0xFFFFFFFF
 _FACTORS = (0x85EBCA6B, 0xC2B2AE35)
 
@@ -43,5 +43,5 @@ def _mixed(number: Tensor) -> Tensor:
     """Any int64 to one below 2^32, of which each bit depends on all of its low 32."""
     number = number & _LOW
     for shift, factor in zip((16, 13), _FACTORS, strict=True):
-        number = ((number ^ number >> shift) * factor) & _LOW  # a product beyond 64 bits loses high ones only
+        number = ((number ^ number >> shift) * factor) & _LOW  # what overflows are high bits, which go anyway
     return number ^ number >> 16

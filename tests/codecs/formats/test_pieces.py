@@ -187,7 +187,7 @@ def test_tensors_of_the_base() -> None:
 
 @pytest.mark.parametrize("columns", [20, 70])
 @pytest.mark.parametrize("storage", [True, False])
-@pytest.mark.parametrize("bits", [3, 4, 16])
+@pytest.mark.parametrize("bits", [2, 3, 4, 16])
 @pytest.mark.parametrize("pattern", ["2:4", "1:4", "unstructured:0.5"])
 def test_damaged_parts_are_refused_alike(pattern: str, bits: int, storage: bool, columns: int) -> None:
     """A flipped bit of a pattern, a part cut or made longer: refused by both ways to decode, or by neither."""
