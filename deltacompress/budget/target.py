@@ -72,12 +72,13 @@ class Target:
         rungs = self.survey.rungs
         least = [one.index(min(one)) for one in rungs]
         told = f"too small: {self.survey.fixed_bytes:,} bytes are exact tensors, side files and manifest, and the least"
-        told += f" for all else makes it {self._told_size(least)}, at a predicted KL of {self.survey.kl(least):.3g}"
+        told += f" for all else, as estimated, makes it {self._told_size(least)}, at a predicted KL of {self.survey.kl(least):.3g}"
         return UnreachedError(told, where=self.request.told, way_out="ask for that size, or a larger one")
 
     def _told_size(self, picks: Sequence[int]) -> str:
         nbytes = self.survey.bytes(picks)
-        return f"{nbytes:,} bytes ({self.survey.finetuned_bytes / nbytes:.2f}x)"
+        ratio = 100 * self.survey.finetuned_bytes // nbytes / 100  # rounded down: whoever asks for it gets it
+        return f"{nbytes:,} bytes ({ratio:.2f}x)"
 
     def above(self, nbytes: int, kl: float) -> bool:
         """Whether an artifact is larger, or loses more, than was asked."""

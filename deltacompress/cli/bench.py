@@ -72,7 +72,7 @@ def layers(
         ),
     ] = None,
 ) -> None:
-    """Time `compress` layer by layer on a random pair of the shape of a Llama."""
+    """Time `compress` layer by layer on a random pair of the shape of a Llama, or of a mixture of experts."""
     from deltacompress.cli import render
 
     early.recipes(recipe)

@@ -45,6 +45,16 @@ def test_it_is_aimed_a_little_below_what_was_asked_unless_that_cannot_be() -> No
         asking(2499).choose()
 
 
+def test_the_ratio_that_is_told_is_one_that_can_be_asked_for() -> None:
+    """100,000 bytes over 2,600 are 38.4615."""
+    big = survey().model_copy(update={"fixed_bytes": 600})
+    with pytest.raises(InputError, match=r"2,600 bytes \(38.46x\)"):
+        Target(Request.of(None, 2000, None), big).choose()
+    big = survey().model_copy(update={"finetuned_bytes": 99_999, "fixed_bytes": 500})
+    with pytest.raises(InputError, match=r"2,500 bytes \(39.99x\)"):
+        Target(Request.of(None, 2000, None), big).choose()
+
+
 def test_a_kl_that_no_rung_reaches() -> None:
     with pytest.raises(InputError, match=r"max_kl 0.01: no choice .* least is 0.0469, at 8,500 bytes \(11.76x\)"):
         asking(kl=0.01).choose()
