@@ -72,7 +72,8 @@ class Target:
         rungs = self.survey.rungs
         least = [one.index(min(one)) for one in rungs]
         told = f"too small: {self.survey.fixed_bytes:,} bytes are exact tensors, side files and manifest, and the least"
-        told += f" for all else, as estimated, makes it {self._told_size(least)}, at a predicted KL of {self.survey.kl(least):.3g}"
+        told += f" for all else, as estimated, makes it {self._told_size(least)}"
+        told += f", at a predicted KL of {self.survey.kl(least):.3g}"
         return UnreachedError(told, where=self.request.told, way_out="ask for that size, or a larger one")
 
     def _told_size(self, picks: Sequence[int]) -> str:
