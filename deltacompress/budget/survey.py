@@ -246,7 +246,8 @@ def _drawn(groups: Sequence[Group], references: Sequence[str], wanted: float) ->
     """With parts of the drawn rungs by a factor, so that those of DRAWN add up to what was measured.
 
     What they lose is lost at random, weight by weight: that costs less than its square tells. They count for more than
-    that where `fisher` will lessen what steps lose, and not what they do.
+    that, as `fisher` will lessen what steps lose, and not what they do; those of the head too, though it has no such
+    information.
     """
     own = sum(_part(group, DRAWN.name) or 0.0 for group in groups)
     without = _sum(groups, references, DRAWN.name) - own
