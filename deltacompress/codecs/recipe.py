@@ -7,6 +7,7 @@ calibration/recipes/ and are named without their suffix.
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Collection
 from fnmatch import fnmatchcase
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from deltacompress.arguments import checked
 from deltacompress.codecs.codec import Codec
 from deltacompress.codecs.registry import CODECS
-from deltacompress.codecs.settings import Settings
+from deltacompress.codecs.settings import Quantizing, Settings
 from deltacompress.errors import CalibrationError, RecipeError, option
 from deltacompress.files.content import find_yaml
 from deltacompress.files.strict_yaml import read_yaml
@@ -97,9 +98,14 @@ class Recipe(BaseModel):
     calibration: CalibrationSpec = CalibrationSpec()
 
     @model_validator(mode="after")
-    def _something_to_skip_to(self) -> Recipe:
-        if self.scope == "full" and any(rule.codec == "skip" for rule in self.rules):
-            raise ValueError("codec skip restores the base's tensor, which scope full never uses")
+    def _rules_for_its_scope(self) -> Recipe:
+        for number, rule in enumerate(self.rules if self.scope == "full" else ()):
+            at = f"rules.{number}.{rule.codec}"
+            if rule.codec == "skip":
+                raise ValueError(f"{at}: restores the base's tensor, which scope: full never uses")
+            if isinstance(rule, Quantizing) and rule.pattern.kind == "drawn":
+                told = "signs of a share of the weights: enough of a delta, not of weights themselves (scope: full)"
+                raise ValueError(f"{at}.sparsity: {rule.sparsity} keeps {told}; take scope: delta, or another pattern")
         return self
 
     @classmethod
@@ -133,12 +139,8 @@ class Recipe(BaseModel):
             first = error.errors()[0]
             at = ".".join(str(part) for part in first["loc"] if "[" not in str(part))  # not which branch of a union
             told = first["msg"].removeprefix("Value error, ")
-            # reprlib: a file of a few lines can name a list of billions of entries, by aliases of aliases
-            raise RecipeError(
-                f"{at or 'recipe'}: {told} (got {reprlib.repr(first['input']):.80})",
-                where=where,
-                way_out="see docs/recipes.md",
-            ) from error
+            told = f"{at}: {told}{_given(told, first['input'])}" if at else told  # of a whole recipe it tells all
+            raise RecipeError(told, where=where, way_out="see docs/recipes.md") from error
 
     def rule_for(self, name: str, kind: TensorKind) -> Settings:
         """The settings of the first rule that matches.
@@ -203,3 +205,15 @@ class Recipe(BaseModel):
     def lossless(self) -> bool:
         """Whether every rule is exact."""
         return all(rule.codec == "exact" for rule in self.rules)
+
+
+def _given(told: str, found: Any) -> str:
+    """What a field was given, for the message that tells of it; of a whole rule, the fields that the message names.
+
+    By reprlib: a file of a few lines can name a list of billions of entries, by aliases of aliases.
+    """
+    if not isinstance(found, dict):
+        return f" (got {reprlib.repr(found):.80})"
+    words = set(re.findall(r"\w+", told))
+    named = [f"{name}: {reprlib.repr(value):.40}" for name, value in found.items() if name in words]
+    return f" (got {', '.join(named)})" if named else ""

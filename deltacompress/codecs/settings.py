@@ -89,7 +89,7 @@ class Quantizing(Settings):
         if self.step is not None and (self.grid != "symmetric" or self.bits == 16 or self.range_factor != 1):
             raise ValueError("step needs grid: symmetric, bits other than 16, and no range_factor")
         if self.pattern.kind == "drawn" and (self.bits != 1 or self.group_size != "row" or self.codec != "obs"):
-            raise ValueError("a drawn pattern needs codec: obs, bits: 1 and group_size: row")
+            raise ValueError(f"sparsity: {self.sparsity} needs codec: obs, bits: 1 and group_size: row")
         return self
 
     @property
@@ -150,16 +150,15 @@ class ObsSettings(Quantizing):
         if self.bits == 16 and (self.refit_scales or self.refine_sweeps or self.range_search):
             raise ValueError("bits: 16 has no grid: set refine_sweeps: 0, refit_scales: false and no range_search")
         if self.fisher and (self.bits == 16 or self.pattern.kind == "unstructured"):
-            told = "fisher needs a grid, and rows that are solved apart: no bits: 16, no unstructured pattern"
+            told = "fisher needs a grid, and rows that are solved apart: no bits: 16, no unstructured sparsity"
             raise ValueError(told)
         if self.pattern.kind == "drawn" and (self.range_search or self.refit_scales):
-            raise ValueError("a drawn pattern takes no range_search and no refit_scales, which shorten what is kept")
+            told = "takes no range_search and no refit_scales, which shorten what is kept"
+            raise ValueError(f"sparsity: {self.sparsity} {told}")
         if self.step is not None and self.range_search:
             raise ValueError("step needs no range_search: it says how wide steps are")
         if self.range_search and self.pattern.kind == "unstructured":
-            raise ValueError(
-                "range_search needs rows that are solved apart; an unstructured pattern ties them together"
-            )
+            raise ValueError("range_search needs rows that are solved apart; unstructured sparsity ties them together")
         return self
 
 

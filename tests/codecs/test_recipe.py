@@ -101,7 +101,10 @@ def test_obs_needs_inputs(kind: str) -> None:
         ({"rules": [OBS | {"group_size": -1}]}, "group_size"),
         ({"rules": [OBS | {"damp_fraction": 0}]}, "damp_fraction"),
         ({"rules": [OBS | {"asymmetric": 1.5}]}, "asymmetric"),
-        ({"rules": [{"codec": "skip"}], "scope": "full"}, "skip"),
+        (
+            {"rules": [{"codec": "skip"}], "scope": "full"},
+            "rules.0.skip: restores the base's tensor, which scope: full",
+        ),
         ({"calibration": {"samples": 0}}, "samples"),
         ({"calibration": {"sample": 1}}, "sample"),
         ({"calibration": {"seed": 2**50 + 1}}, "seed"),
@@ -116,6 +119,41 @@ def test_a_wrong_field_is_named(tmp_path: Path, change: dict[str, Any], told: st
     assert message.startswith(f"{path}: ")
     assert told in message
     assert "\n" not in message
+
+
+SIGNS = {"codec": "obs", "bits": 1, "grid": "midrise", "sparsity": "drawn:3:8", "kind": "linear"}
+
+
+def test_drawn_signs_are_of_deltas() -> None:
+    assert recipe(SIGNS, EXACT).scope == "delta"
+    told = r"^recipe: rules\.1\.obs\.sparsity: drawn:3:8 keeps .*\(scope: full\); take scope: delta, or another"
+    with pytest.raises(RecipeError, match=told):
+        recipe(OBS | {"name": "a"}, SIGNS, EXACT, scope="full")
+    assert recipe(SIGNS | {"sparsity": "3:8"}, EXACT, scope="full").scope == "full"
+
+
+@pytest.mark.parametrize(
+    ("rule", "got"),
+    [
+        ({"codec": "obs", "bits": 1}, "bits: 1"),
+        (SIGNS | {"range_search": [0.5, 1]}, "sparsity: 'drawn:3:8', range_search: [0.5, 1]"),
+        (SIGNS | {"codec": "rtn"}, "codec: 'rtn', bits: 1, sparsity: 'drawn:3:8'"),
+        (OBS | {"bits": 16, "selection": "joint", "refit_scales": True}, "bits: 16, refit_scales: True"),
+        (OBS | {"fisher": True, "sparsity": "unstructured:0.5"}, "bits: 4, sparsity: 'unstructured:0.5', fisher: True"),
+        ({"codec": "gptq", "bits": 4}, "codec: 'gptq'"),
+    ],
+)
+def test_of_a_whole_rule_the_fields_that_do_not_fit_are_shown(rule: dict[str, Any], got: str) -> None:
+    rule = {"kind": "linear", "name": ["model.layers.*"], "damp_fraction": 0.3, "asymmetric": 0.5} | rule
+    with pytest.raises(RecipeError) as caught:
+        recipe({key: value for key, value in rule.items() if rule["codec"] == "obs" or key in {*SIGNS, "name"}}, EXACT)
+    found = str(caught.value).split(" (got ")[1].removesuffix("); see docs/recipes.md")
+    assert sorted(found.split(", ")) == sorted(got.split(", "))
+
+
+def test_of_a_field_that_is_missing_nothing_is_shown() -> None:
+    with pytest.raises(RecipeError, match=r"rules\.0\.obs\.bits: Field required; see"):
+        recipe({"codec": "obs", "kind": "linear"})
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "just words", "3"])

@@ -151,10 +151,10 @@ def test_what_each_codec_needs() -> None:
     "more",
     [{"bits": 2}, {"group_size": 16}, {"range_search": (0.8, 1.0)}, {"refit_scales": True}, {"codec": "rtn"}],
 )
-def test_a_lot_is_for_signs_that_obs_solves(more: dict[str, Any]) -> None:
+def test_drawn_patterns_are_for_signs_that_obs_solves(more: dict[str, Any]) -> None:
     fields = {"bits": 1, "grid": "midrise", "sparsity": "drawn:3:8"}
     assert not ObsSettings(**fields).rows_apart
-    with pytest.raises(ValidationError, match="drawn pattern"):
+    with pytest.raises(ValidationError, match=r"sparsity: drawn:3:8 (needs codec|takes no)"):
         (RtnSettings if "codec" in more else ObsSettings).model_validate(fields | more)
 
 
