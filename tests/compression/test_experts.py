@@ -26,6 +26,7 @@ from deltacompress.errors import Interrupted
 
 EXPERTS, LAYERS = 4, 2
 OBS: dict[str, Any] = {"codec": "obs", "bits": 4, "asymmetric": 1.0}
+DRAWN: dict[str, Any] = {"bits": 1, "grid": "midrise", "sparsity": "drawn:3:8", "damp_fraction": 3.0}
 
 
 def recipe(*, sequential: bool = True, **fields: Any) -> Recipe:
@@ -99,12 +100,12 @@ def drawn(own: Tensor, everyone: Tensor, like: tuple[Tensor, Tensor]) -> Tensor:
     return (2 * own.T @ like[0] + k * mean) / (len(own) + k)
 
 
-@pytest.mark.parametrize("asymmetric", [1.0, 0.0])
+@pytest.mark.parametrize("fields", [{}, {"asymmetric": 0.0}, DRAWN])
 def test_statistics_are_those_of_plain_models(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asymmetric: float
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
     with watched(monkeypatch) as (taken, tokens):
-        pair.compress(tmp_path / "delta", recipe=recipe(asymmetric=asymmetric))
+        pair.compress(tmp_path / "delta", recipe=recipe(**fields))
     found = restore(tmp_path / "delta", base=pair.base, out=tmp_path / "restored")
     students, teachers = plain(found, tokens[0]), plain(pair.finetuned, tokens[0])
     assert len(taken) == LAYERS * 2 * EXPERTS
@@ -124,7 +125,7 @@ def test_statistics_are_those_of_plain_models(
             drift, own_drift = teacher.hidden - x, (teacher.hidden - x)[tokens_of]
             close(first[2], drawn(own, x, (own, x)))
             close(second[2], drawn(inner[rows], inner, (inner[rows], inner)))
-            if not asymmetric:
+            if fields.get("asymmetric") == 0:
                 assert first[3] is None
                 assert second[3] is None
                 continue

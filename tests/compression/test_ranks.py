@@ -35,6 +35,7 @@ from deltacompress.errors import (
 
 TOKENS_PER_BATCH = 32  # two of the sequences below
 SHIPPED = model.TOKENS_PER_BATCH["cpu"]
+EXACT = {"codec": "exact"}
 SPLIT: dict[str, Any] = {"devices": [0, 1], "samples": 7}
 
 
@@ -119,6 +120,7 @@ RULES: dict[str, dict[str, Any]] = {
     "unstructured": {"bits": 4, "sparsity": "unstructured:0.5"},
     "pruned": {"bits": 16, "sparsity": "2:4", "refine_sweeps": 0},
     "searched": {"bits": 2, "range_search": (0.8, 1.0), "refit_scales": True},
+    "drawn": {"bits": 1, "grid": "midrise", "sparsity": "drawn:3:8", "damp_fraction": 3.0},
 }
 
 
@@ -138,6 +140,18 @@ def test_other_rules(wide_pair: Pair, tmp_path: Path, followers: list[Follower],
         assert_alike(tmp_path / "one", tmp_path / "two", codes_equal=0.9, loss=0.05)
     else:
         assert_alike(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.parametrize("architecture", ["mixtral", "gpt2"])
+def test_drawn_patterns_of_experts_and_of_transposed_linears(
+    make_pair: Callable[..., Pair], tmp_path: Path, followers: list[Follower], architecture: str
+) -> None:
+    pair = make_pair(architecture, dtype=torch.float32)
+    recipe = Recipe.parse({"name": "drawn", "rules": [{"kind": "linear", "codec": "obs", **RULES["drawn"]}, EXACT]})
+    pair.compress(tmp_path / "one", recipe=recipe, samples=32)
+    pair.compress(tmp_path / "two", recipe=recipe, samples=32, devices=[0, 1])
+    verify(tmp_path / "two")
+    assert_alike(tmp_path / "one", tmp_path / "two")
 
 
 def test_experts(make_pair: Callable[..., Pair], tmp_path: Path, followers: list[Follower]) -> None:

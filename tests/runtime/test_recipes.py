@@ -41,8 +41,8 @@ def test_every_shipped_recipe(served: Callable[..., Served], recipe: str) -> Non
 THIN = {"name": "thin", "rules": [{"kind": ["linear", "head"], "codec": "low-rank", "rank": 5}, {"codec": "exact"}]}
 SIGNS = {"name": "signs", "rules": [{"kind": ["linear", "head"], "codec": "bitdelta"}, {"codec": "exact"}]}
 
-LOTS = {
-    "name": "lots",
+DRAWN = {
+    "name": "drawn",
     "rules": [
         {"kind": ["linear", "head"], "codec": "obs", "bits": 1, "grid": "midrise", "sparsity": "drawn:3:8"},
         {"codec": "exact"},
@@ -50,11 +50,11 @@ LOTS = {
 }
 
 
-@pytest.mark.parametrize("recipe", [THIN, SIGNS, LOTS], ids=["low-rank", "bitdelta", "lots"])
+@pytest.mark.parametrize("recipe", [THIN, SIGNS, DRAWN], ids=["low-rank", "bitdelta", "drawn"])
 def test_codecs_of_the_baselines(
     pair: Pair, tmp_path: Path, served: Callable[..., Served], recipe: dict[str, object], kernels: bool
 ) -> None:
-    """In a batch with another variant; signs are packed, factors and lots are restored when they are loaded."""
+    """In a batch with another variant; factors, and signs by a drawn pattern, are restored when they are loaded."""
     one, other = serve(pair, tmp_path, Recipe.parse(recipe)), served(recipe="int2-24", seed=2)
     requests = [("v", random_ids(12)), ("w", random_ids(7, 4)), (None, random_ids(5, 1)), ("v", random_ids(3, 2))]
     sources = {"v": one.restored, "w": other.restored, None: one.pair.base}
