@@ -132,16 +132,14 @@ class _Attempt:
 def _run(job: CompressionJob, request: Request, reporter: Reporter) -> BudgetResult:
     started, inputs = time.monotonic(), Inputs()
     _check_places(job)
-    surveyed = survey_pair(job, inputs, reporter)
+    surveyed = survey_pair(job, inputs, reporter, request=request)
     seconds = time.monotonic() - started
-    attempts, missed = _attempts(job, request, surveyed, inputs, reporter)
-    one = attempts[-1]
-    if not one.keeps:
-        kept = [earlier for earlier in attempts if earlier.keeps]
-        if not kept:
-            raise _failed(job.out, request, f"{missed} after {len(attempts)} attempts")
-        reporter.note(f"attempt {ATTEMPTS}: {missed}; compressed again by the recipe of one that kept it")
-        one = replace(kept[-1], compressed=None)
+    try:
+        attempts, missed = _attempts(job, request, surveyed, inputs, reporter)
+        one = _that_keeps(job.out, request, attempts, missed, reporter)
+    except UnreachedError as error:
+        waits = f"what was measured waits in {surveyed.kept}, and is used again with {switch('resume')}"
+        raise error.retold(UnreachedError, also=waits) from error
     made = one.compressed
     if made is None:
         resume = surveyed.tried(repr(request)) is not None
@@ -197,12 +195,18 @@ def _check_places(job: CompressionJob) -> None:
                 )
 
 
-def _failed(out: Path, request: Request, missed: str) -> UnreachedError:
-    return UnreachedError(
-        f"{missed}; the last one lies in {attempt_path(out)}",
-        where=request.told,
-        way_out=f"ask for a little more, with {switch('resume')}: what was measured waits in {kept_path(out)}",
-    )
+def _that_keeps(
+    out: Path, request: Request, attempts: Sequence[_Attempt], missed: str | None, reporter: Reporter
+) -> _Attempt:
+    """The last attempt, else the last one before it that keeps what was asked; raises UnreachedError: none does."""
+    if attempts[-1].keeps:
+        return attempts[-1]
+    kept = [earlier for earlier in attempts if earlier.keeps]
+    if not kept:
+        told = f"{missed} after {len(attempts)} attempts; the last one lies in {attempt_path(out)}"
+        raise UnreachedError(told, where=request.told, way_out="ask for a little more")
+    reporter.note(f"attempt {ATTEMPTS}: {missed}; compressed again by the recipe of one that kept it")
+    return replace(kept[-1], compressed=None)
 
 
 def _attempt(

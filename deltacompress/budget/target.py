@@ -20,6 +20,22 @@ class UnreachedError(InputError):
     """No choice is as it was asked, as far as is known or was tried."""
 
 
+def check_size(request: Request, *, fixed: int, finetuned: int) -> None:
+    """Before anything is measured. fixed: bytes that every choice has; finetuned: those of the fine-tuned checkpoint.
+
+    Raises:
+        UnreachedError: they alone are more than was asked.
+    """
+    size = request.bytes(finetuned)
+    if size is not None and size < fixed:
+        told = f"{_told_fixed(fixed)} alone; nothing was measured"
+        raise UnreachedError(told, where=request.told, way_out="ask for more than that")
+
+
+def _told_fixed(nbytes: int) -> str:
+    return f"too small: {nbytes:,} bytes are exact tensors, side files and manifest"
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A request, and what is known of the pair. aim: of a size, the share that is aimed at."""
@@ -71,8 +87,8 @@ class Target:
     def _too_small(self) -> UnreachedError:
         rungs = self.survey.rungs
         least = [one.index(min(one)) for one in rungs]
-        told = f"too small: {self.survey.fixed_bytes:,} bytes are exact tensors, side files and manifest, and the least"
-        told += f" for all else, as estimated, makes it {self._told_size(least)}"
+        told = f"{_told_fixed(self.survey.fixed_bytes)}, and the least for all else, as estimated,"
+        told += f" makes it {self._told_size(least)}"
         told += f", at a predicted KL of {self.survey.kl(least):.3g}"
         return UnreachedError(told, where=self.request.told, way_out="ask for that size, or a larger one")
 

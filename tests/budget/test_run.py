@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,18 @@ def total(folder: Path) -> int:
     return sum(len(raw) for raw in files_of(folder).values())
 
 
+def told(pair: Pair, out: Path, size: int, before: str) -> int:
+    """The bytes that the refusal of a size tells after these words."""
+    with pytest.raises(InputError) as error:
+        budget(pair, out, max_size=size)
+    return int(str(error.value).split(before)[1].split(" bytes")[0].replace(",", ""))
+
+
 @pytest.fixture(scope="module")
 def ladder(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, int]:
     """Bytes of the smallest and of the largest artifact that a budget makes of the pair."""
-    with pytest.raises(InputError) as error:
-        budget(pair, tmp_path_factory.mktemp("least") / "out", max_size=1000)
-    least = int(str(error.value).split("makes it ")[1].split(" bytes")[0].replace(",", ""))
+    fixed = told(pair, tmp_path_factory.mktemp("fixed") / "out", 1000, "too small: ")
+    least = told(pair, tmp_path_factory.mktemp("least") / "out", fixed, "makes it ")
     most = budget(pair, tmp_path_factory.mktemp("most") / "out", max_size="1GB")
     return least, most.bytes
 
@@ -68,13 +75,32 @@ def test_a_quality_is_kept(pair: Pair, tmp_path: Path, ladder: tuple[int, int]) 
     assert looser.bytes < result.bytes
 
 
-def test_what_cannot_be_reached_says_what_can(pair: Pair, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"max_kl 1e-12: no choice .* the least is .*, at [\d,]+ bytes"):
+WAITS = r"; what was measured waits in .*/out\.budget\.json, and is used again with resume=True$"
+
+
+def test_what_cannot_be_reached_says_what_can(pair: Pair, tmp_path: Path, ladder: tuple[int, int]) -> None:
+    """And that the measuring need not be done again."""
+    with pytest.raises(InputError, match=r"max_kl 1e-12: no choice .* the least is .*, at [\d,]+ bytes.*" + WAITS):
         budget(pair, tmp_path / "out", max_kl=1e-12)
+    recorder = Recorder()
     with pytest.raises(
-        InputError, match=r"target_ratio 10000: too small: [\d,]+ bytes are exact tensors.* predicted KL of"
+        InputError, match=r"target_ratio 10000: too small: [\d,]+ bytes are exact tensors.* predicted KL of.*" + WAITS
     ):
-        budget(pair, tmp_path / "out", target_ratio=10000)
+        budget(pair, tmp_path / "out", target_ratio=10000, resume=True, reporter=recorder)
+    assert recorder.steps == []
+    assert budget(pair, tmp_path / "out", max_size=ladder[0], resume=True).bytes <= ladder[0]
+
+
+def test_a_size_below_what_is_exact_is_told_before_anything_is_measured(pair: Pair, tmp_path: Path) -> None:
+    recorder = Recorder()
+    alone = (
+        r"too small: [\d,]+ bytes are exact tensors, side files and manifest alone; nothing was measured; ask for more"
+    )
+    for asked in ({"max_size": 5}, {"target_ratio": 10000}):
+        with pytest.raises(InputError, match=alone):
+            budget(pair, tmp_path / "new" / "out", reporter=recorder, **asked)
+    assert recorder.steps == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_too_little_data_to_hold_any_back(pair: Pair, tmp_path: Path) -> None:
@@ -154,11 +180,24 @@ def test_what_was_measured_is_of_no_use_for_other_data(pair: Pair, tmp_path: Pat
     asked = sum(ladder) // 2
     with pytest.raises(Interrupted):
         budget(pair, tmp_path / "out", max_size=asked, reporter=Recorder(5))
-    with pytest.raises(InputError, match=r"budget\.json: the unfinished run was started with other input; give"):
+    with pytest.raises(
+        InputError, match=r"budget\.json: the unfinished run was started with other input, or by an.*; give"
+    ):
         budget(pair, tmp_path / "out", max_size=asked, seed=1, resume=True)
-    (tmp_path / "out.budget.json").write_text("{}")
-    with pytest.raises(InputError, match=r"budget\.json: damaged .*; remove it, or leave out resume=True"):
-        budget(pair, tmp_path / "out", max_size=asked, resume=True)
+    kept = tmp_path / "out.budget.json"
+    written = json.loads(kept.read_text())
+    written["tried"] = [{"bytes": 1, "judged": {"kl": 0.1, "error": 0.1, "tokens": 1}}]  # as once, without groups
+    for data, wrong in (
+        ([], "damaged .*;"),
+        ({}, "damaged .*;"),
+        (written, "written by another version of deltacompress, with other fields;"),
+        (written | {"of": "{}"}, ".* other input, or by another version of deltacompress; give the same again,"),
+    ):
+        kept.write_text(json.dumps(data))
+        with pytest.raises(
+            InputError, match=rf"budget\.json: {wrong} remove it, or leave out resume=True to start over$"
+        ):
+            budget(pair, tmp_path / "out", max_size=asked, resume=True)
     again = budget(pair, tmp_path / "out", max_size=asked, seed=1)
     whole = budget(pair, tmp_path / "whole", max_size=asked, seed=1)
     assert files_of(again.compressed.out) == files_of(whole.compressed.out)
@@ -234,7 +273,7 @@ def test_a_pair_of_which_only_norms_differ(pair: Pair, tmp_path: Path) -> None:
     result = budget(only, tmp_path / "out", max_size=point.bytes)
     assert (result.attempts, result.judged.kl) == (1, 0)
     verify(tmp_path / "out", base=only.base)
-    with pytest.raises(InputError, match=rf"max_size {point.bytes - 1}: too small: .* at a predicted KL of 0;"):
+    with pytest.raises(InputError, match=rf"max_size {point.bytes - 1}: too small: .* alone; nothing was measured;"):
         budget(only, tmp_path / "least", max_size=point.bytes - 1)
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from deltacompress.budget.measuring.judge import Judged
 from deltacompress.budget.survey import Survey
@@ -45,18 +45,24 @@ class Kept(BaseModel):
         """What an interrupted run measured, None if there is nothing.
 
         Raises:
-            InputError: it is damaged, or of other input.
+            InputError: it is damaged, of other input, or of another version.
         """
         if not path.exists():
             return None
         try:
-            found = cls.model_validate(json.loads(read_text(path, at_most=_LARGEST)))
+            data = json.loads(read_text(path, at_most=_LARGEST))
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"damaged ({first_line(error)})", where=path, way_out=start_over()) from error
-        if found.of != identity:
-            told = "the unfinished run was started with other input"
+        if not isinstance(data, dict) or "of" not in data:
+            raise InputError("damaged (it does not say what was measured)", where=path, way_out=start_over())
+        if data["of"] != identity:  # before all else: of another version the rest may have other fields
+            told = "the unfinished run was started with other input, or by another version of deltacompress"
             raise InputError(told, where=path, way_out=f"give the same again, {start_over()}")
-        return found
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            told = "written by another version of deltacompress, with other fields"
+            raise InputError(told, where=path, way_out=start_over()) from error
 
 
 def kept_path(out: Path) -> Path:

@@ -14,9 +14,11 @@ import torch
 from deltacompress.budget.measuring.judge import Against, Judge, Judged
 from deltacompress.budget.measuring.kept import Kept, Tried, kept_path
 from deltacompress.budget.measuring.sizes import fixed_bytes
-from deltacompress.budget.measuring.walk import walk
+from deltacompress.budget.measuring.walk import Walked, walk
+from deltacompress.budget.request import Request
 from deltacompress.budget.rungs import CALIBRATED, RUNGS, Rung
 from deltacompress.budget.survey import Survey, survey_of
+from deltacompress.budget.target import check_size
 from deltacompress.calibration.held_back import Records, batched, held_back
 from deltacompress.checkpoints.pairing import Pairing
 from deltacompress.checkpoints.reader import Checkpoint
@@ -75,14 +77,20 @@ class Surveyed:
 
 
 def survey_pair(
-    job: CompressionJob, inputs: Inputs, reporter: Reporter, rungs: Sequence[Rung] = CALIBRATED
+    job: CompressionJob,
+    inputs: Inputs,
+    reporter: Reporter,
+    rungs: Sequence[Rung] = CALIBRATED,
+    *,
+    request: Request | None = None,
 ) -> Surveyed:
     """Measure the pair of a job of `rungs.template`; what an interrupted run measured is used again, to resume.
 
-    rungs: of linears.
+    rungs: of linears. request: what it is measured for.
 
     Raises:
         InputError: as compress; a mixture of experts; too little data to hold any back.
+        UnreachedError: no choice is as small as was asked, whatever would be measured.
     """
     opened = open_job(job, inputs, reporter)
     assert job.calibration is not None
@@ -96,7 +104,11 @@ def survey_pair(
             identity = _identity(prepared, opened, records)
             earlier = Kept.read(kept, identity) if job.resume else None
             if earlier is None:
-                survey = _measured(job, inputs, prepared, skeleton, opened, records, rungs, reporter)
+                fixed = fixed_bytes(prepared.plan, opened.coder)
+                if request is not None:
+                    check_size(request, fixed=fixed, finetuned=opened.finetuned.nbytes)
+                found = _walked(job, inputs, prepared, skeleton, opened, records, rungs, reporter)
+                survey = survey_of(found, finetuned_bytes=opened.finetuned.nbytes, fixed_bytes=fixed)
                 Kept(of=identity, survey=survey).write(kept)
             else:
                 survey = earlier.survey
@@ -127,7 +139,7 @@ def _skeleton(prepared: Prepared) -> Skeleton:
     return skeleton
 
 
-def _measured(
+def _walked(
     job: CompressionJob,
     inputs: Inputs,
     prepared: Prepared,
@@ -136,15 +148,13 @@ def _measured(
     records: Records,
     rungs: Sequence[Rung],
     reporter: Reporter,
-) -> Survey:
-    plan, tokens = prepared.plan, prepared.tokens or tokens_of(job, opened.finetuned, skeleton, inputs)
+) -> Walked:
+    tokens = prepared.tokens or tokens_of(job, opened.finetuned, skeleton, inputs)
     rows = max(len(tokens.ids) // _SAMPLES_SHARE, -(-_LEAST_TOKENS // tokens.ids.shape[1]))
     before = accumulate((len(ids) for ids, _ in records), initial=0)
     probed = [one for one, begin in zip(records, before, strict=False) if begin < PROBED]
     some, every = (batched(one, at_most=_BATCHES) for one in (probed, records))
-    found = walk(plan, skeleton, tokens.ids[:rows], some, every, rungs, opened.coder, reporter)
-    fixed = fixed_bytes(plan, opened.coder)
-    return survey_of(found, finetuned_bytes=opened.finetuned.nbytes, fixed_bytes=fixed)
+    return walk(prepared.plan, skeleton, tokens.ids[:rows], some, every, rungs, opened.coder, reporter)
 
 
 def _identity(prepared: Prepared, opened: Opened, records: Records) -> str:
