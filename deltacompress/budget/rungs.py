@@ -14,21 +14,17 @@ from deltacompress.types import TensorKind
 
 @dataclass(frozen=True, eq=False)
 class Rung:
-    """name: what tables call it. fields: of its rule in a recipe."""
+    """name: what tables call it. fields: of its rule in a recipe. drawn: whether a drawn pattern is among them."""
 
     name: str
     fields: Mapping[str, Any]
+    drawn: bool = False
 
     def settings(self, **others: Any) -> Settings:
         """Its rule, checked as a recipe's are; others: fields that are set besides."""
         rule: Any = RULES[self.fields["codec"]]
         settings: Settings = rule.model_validate(dict(self.fields) | others)
         return settings
-
-    @property
-    def drawn(self) -> bool:
-        """Whether it keeps signs of weights that are drawn by lot."""
-        return str(self.fields.get("sparsity")).startswith("drawn:")
 
     def rule(self, kind: TensorKind) -> dict[str, Any]:
         """The fields of its rule for tensors of a kind: `fisher` besides, for linears that are solved.
@@ -40,8 +36,8 @@ class Rung:
         return dict(self.fields) | ({"fisher": True} if fisher else {})
 
 
-def _rung(name: str, **fields: Any) -> Rung:
-    return Rung(name, MappingProxyType(fields))
+def _rung(name: str, *, drawn: bool = False, **fields: Any) -> Rung:
+    return Rung(name, MappingProxyType(fields), drawn)
 
 
 _DAMPING = 0.3
@@ -54,18 +50,18 @@ def _steps(name: str, bits: int, step: float, **others: Any) -> Rung:
     return _rung(name, codec="obs", bits=bits, grid="symmetric", step=step, damp_fraction=_DAMPING, **others)
 
 
-def _signs(kept: int, group: int) -> Rung:
+def _drawn(kept: int, group: int) -> Rung:
     fields = {"bits": 1, "grid": "midrise", "sparsity": f"drawn:{kept}:{group}", "damp_fraction": _DRAWN_DAMPING}
-    return _rung(f"signs, {kept} of {group} drawn", codec="obs", **fields)
+    return _rung(f"signs, {kept} of {group} drawn", drawn=True, codec="obs", **fields)
 
 
 CALIBRATED = (
-    _signs(1, 8),
-    _signs(3, 16),
-    _signs(1, 4),
-    _signs(5, 16),
-    _signs(3, 8),
-    _signs(1, 2),
+    _drawn(1, 8),
+    _drawn(3, 16),
+    _drawn(1, 4),
+    _drawn(5, 16),
+    _drawn(3, 8),
+    _drawn(1, 2),
     _steps("2 bits, steps of 6.3", 2, 6.3, asymmetric=0.5),
     _steps("2 bits, steps of 5.0", 2, 5.0, asymmetric=0.5),
     _steps("2 bits, steps of 4.0", 2, 4.0, asymmetric=0.5),

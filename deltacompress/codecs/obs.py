@@ -183,7 +183,7 @@ def _solve(
     first, *others = settings.range_search or (settings.range_factor,)
     best = _solve_once(target, hessian, factor, order, settings, first, drawn)
     for widened in others:
-        best = _better(best, _solve_once(target, hessian, factor, order, settings, widened, drawn))
+        best = _better(best, _solve_once(target, hessian, factor, order, settings, widened))  # never of drawn ones
     with part("gain"):
         if settings.gain == "least":
             return replace(best, kept=_kept(best, target, hessian))

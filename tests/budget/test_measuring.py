@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,12 +106,28 @@ def test_rungs_are_in_order_and_groups_share_inputs(pair: Pair, tmp_path: Path) 
     assert [len(one.names) for one in found.groups] == [1, 3, 1, 2, 1, 3, 1, 2, 1, 1]
     for one in found.groups[1:]:
         assert [step.rung for step in one.steps] == [rung.name for rung in CALIBRATED]
-        lots = [step for step in one.steps if RUNGS[step.rung].drawn]
+        drawn = [step for step in one.steps if RUNGS[step.rung].drawn]
         steps = [step for step in one.steps if not RUNGS[step.rung].drawn]
         assert steps[0].bytes < steps[3].bytes < steps[-1].bytes  # frames outweigh a step between two
         assert sorted(steps[1:], key=lambda step: -step.loss) == steps[1:]  # of the first hardly a code is left
-        assert lots[0].bytes <= lots[3].bytes <= lots[-1].bytes  # rows start on bytes
-        assert lots[0].loss > lots[3].loss > lots[-1].loss > 1 / 2  # signs of half of them are half of it all
+        assert drawn[0].bytes <= drawn[3].bytes <= drawn[-1].bytes  # rows start on bytes
+        assert drawn[0].loss > drawn[3].loss > drawn[-1].loss > 1 / 2  # signs of half of them are half of it all
+
+
+def test_as_many_tokens_run_at_once_as_in_a_compression(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    capture = walking.capture_calls
+
+    def captured(skeleton: Any, ids: torch.Tensor, size: int) -> Any:
+        asked.append(size)
+        return capture(skeleton, ids, size)
+
+    monkeypatch.setattr(walking, "capture_calls", captured)
+    monkeypatch.setattr("deltacompress.compression.layerwise.model.TOKENS_PER_BATCH", {"cpu": 48})
+    walked(pair, tmp_path / "none")
+    assert asked == [3]  # of 16 tokens each
 
 
 def test_a_survey_predicts_the_bytes_of_an_artifact(pair: Pair, tmp_path: Path) -> None:

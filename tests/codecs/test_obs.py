@@ -412,7 +412,7 @@ def test_signs_by_lot_are_those_of_the_weights_that_a_reader_draws(
     assert wanted < 0.95 * float(((error @ hessian) * error).sum() / ((delta @ hessian) * delta).sum())
 
 
-def test_tensors_of_a_shape_have_lots_of_their_own() -> None:
+def test_tensors_of_a_shape_have_patterns_of_their_own() -> None:
     it = layer()
     two = [LinearToEncode(name, it.delta, it.finetuned) for name in ("q", "k")]
     found = obs.encode(two, statistics(it), ObsSettings(**DRAWN))

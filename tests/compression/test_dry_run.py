@@ -24,9 +24,9 @@ RECIPES = sorted(path.stem for path in (Path(__file__).parents[2] / "calibration
 BITDELTA = Recipe.parse(
     {"name": "signs", "rules": [{"kind": "linear", "codec": "bitdelta"}, {"codec": "exact"}]}
 )  # fmt: skip
-LOTS = Recipe.parse(
+DRAWN = Recipe.parse(
     {
-        "name": "lots",
+        "name": "drawn",
         "rules": [
             {"kind": "linear", "codec": "obs", "bits": 1, "grid": "midrise", "sparsity": "drawn:3:8"},
             {"codec": "exact"},
@@ -64,7 +64,7 @@ def stored_by_kind(result: CompressResult) -> dict[tuple[str, str], int]:
 
 
 @pytest.mark.parametrize("lossless", ["none", "zstd"])
-@pytest.mark.parametrize("recipe", [*RECIPES, BITDELTA, LOTS, LOW_RANK], ids=str)
+@pytest.mark.parametrize("recipe", [*RECIPES, BITDELTA, DRAWN, LOW_RANK], ids=str)
 def test_stored_bytes_are_those_that_compress_stores(
     make_pair: Callable[..., Pair], tmp_path: Path, recipe: Any, lossless: str
 ) -> None:
@@ -109,8 +109,8 @@ def test_what_the_data_decides_is_not_far_above(pair: Pair, tmp_path: Path) -> N
 
 
 def test_lots_are_as_long_as_they_are(pair: Pair, tmp_path: Path) -> None:
-    (share,) = (one for one in planned(pair, tmp_path / "out", recipe=LOTS).shares if one.kind == "linear")
-    result = pair.compress(tmp_path / "out", recipe=LOTS)
+    (share,) = (one for one in planned(pair, tmp_path / "out", recipe=DRAWN).shares if one.kind == "linear")
+    result = pair.compress(tmp_path / "out", recipe=DRAWN)
     (stored,) = (row["stored_bytes"] for row in result.summary["parts"] if row["part"] == "linear")
     assert share.expected_bytes == pytest.approx(stored, rel=0.2)  # the model is tiny
     assert not share.at_most

@@ -208,7 +208,7 @@ def test_scales_are_what_bfloat16_stores(value: float) -> None:
 
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e28])
 def test_signs_by_lot_lose_nothing_of_a_row_on_average(size: float) -> None:
-    """Over all lots, each of which keeps a fourth: <q, w> = <w, w>."""
+    """Over all patterns, each of which keeps a fourth: <q, w> = <w, w>."""
     weight = size * torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
     weight[1] = 0
     grid = fit_signs(weight, 0.25)

@@ -34,6 +34,7 @@ from deltacompress.calibration.forwards.turns import LayerTurns, taking_turns
 from deltacompress.calibration.held_back import HeldBack
 from deltacompress.codecs.encoded import as_matrix, delta_of
 from deltacompress.compression.encoding import encode_uncalibrated, restored_of, with_added_rows
+from deltacompress.compression.layerwise.model import sequences_per_batch
 from deltacompress.compression.layerwise.solving import to_encode
 from deltacompress.compression.planning import Plan, TensorPlan
 from deltacompress.errors import NumericsError
@@ -43,8 +44,6 @@ from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.hessian import HessianAccumulator
 from deltacompress.reporter import Reporter
 from deltacompress.types import TensorKind
-
-_TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 16384}
 
 
 @dataclass(frozen=True)
@@ -117,8 +116,7 @@ def walk(
     """Measure a plan of `rungs.template`. ids: int64 [samples, seq_len], calibration tokens; batches: what probes run
     on, more: and the whole model; rungs: of linears.
     """
-    device = skeleton.device
-    size = max(_TOKENS_PER_BATCH[device.type] // ids.shape[1], 1)
+    device, size = skeleton.device, sequences_per_batch(skeleton, ids.shape[1])
     widest = max((one.inputs for one in plan.tensors.values() if one.calibrated), default=1)
     reporter.phase("measuring", skeleton.num_layers + 2)
     skeleton.load([name for name in skeleton.outer_names() if name != skeleton.head_name], plan.finetuned.read)

@@ -29,7 +29,7 @@ class PackedSpec:
     rows: the stored rows, all of them unless row_mask says otherwise. transposed: whether rows and columns are those of
     the linear layer, [out, in], while the tensor lies as [in, out] (GPT-2's Conv1D). masked: whether dense codes are
     rearranged into a mask of the weights that are not zero, and the codes of those. seed: of a drawn pattern. first:
-    row and column of the matrix that a piece of it begins at.
+    row and column of the matrix that a piece of it begins at, which its share of a drawn pattern depends on.
     """
 
     rows: int

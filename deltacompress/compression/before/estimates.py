@@ -115,7 +115,7 @@ def _columns(tensor: TensorPlan) -> int:
 
 
 def _solver(tensor: TensorPlan) -> int:
-    """The factor and its twin; the targets, the base and the result of one linear; of a lot each weight's scale."""
+    """The factor and its twin; targets, base and result of one linear; of a drawn pattern each weight's scale."""
     drawn = isinstance(tensor.settings, ObsSettings) and tensor.settings.pattern.kind == "drawn"
     return (2 * _columns(tensor) ** 2 + (7 if drawn else 3) * tensor.pair.info.numel) * _F32
 

@@ -185,7 +185,7 @@ def _rounded(tensor: TensorPlan, few: InMemory, before: InMemory | None) -> Enco
     fields = {name: getattr(settings, name) for name in Quantizing.model_fields}
     if isinstance(settings, ObsSettings) and settings.range_search:
         fields["range_factor"] = settings.range_search[0]
-    rounded = RtnSettings.model_construct(**fields)  # unchecked: a lot that only obs can use takes as many bytes here
+    rounded = RtnSettings.model_construct(**fields)  # unchecked: drawn patterns are for obs, but as large here
     return rtn.encode_elements(few, before, rounded, tensor.name)
 
 
