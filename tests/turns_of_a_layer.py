@@ -32,7 +32,7 @@ class Rooms:
     def tidy(self) -> None:
         pass
 
-    def close(self) -> None:
+    def ran_out(self) -> None:
         self.closed = True
 
 
@@ -52,9 +52,16 @@ class Walk:
         return self.skeleton.run_layer(0, self.batches[k], self.calls[len(self.batches[k])][0])
 
 
-def walk_of(checkpoint: Any, ids: torch.Tensor, room: Any = None, precision: Precision = FP32, batch: int = 2) -> Walk:
+def walk_of(
+    checkpoint: Any,
+    ids: torch.Tensor,
+    room: Any = None,
+    precision: Precision = FP32,
+    batch: int = 2,
+    host_share: float = 0.0,
+) -> Walk:
     skeleton = loaded(checkpoint)
-    stream, calls = capture_calls(skeleton, ids, batch)
+    stream, calls = capture_calls(skeleton, ids, batch, host_share=host_share)
     turns = LayerTurns(skeleton, 0, stream, calls, precision=precision, room=room or Rooms(1000))
     walk = Walk(skeleton, turns, [hidden.clone() for hidden in stream], calls)
     for name in skeleton.linear_names(0):

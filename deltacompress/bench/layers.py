@@ -30,7 +30,7 @@ from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.settings import ObsSettings
 from deltacompress.compression.driver import compress
 from deltacompress.compression.job import CompressResult
-from deltacompress.devices import chosen_devices, current, device_numbers
+from deltacompress.devices import chosen_devices, current, device_numbers, map_in_pages
 from deltacompress.errors import InputError, Interrupted, option, switch
 from deltacompress.reporter import SILENT, Reporter, timed_by
 
@@ -146,6 +146,7 @@ def run(
         InputError: a recipe that does not calibrate every linear, or a longer sequence.
         BackendError: no such device here.
     """
+    map_in_pages()
     cards = chosen_devices(device_numbers(devices), device)
     where = cards[0]
     chosen = Recipe.load(recipe)

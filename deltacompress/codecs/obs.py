@@ -111,7 +111,7 @@ def _encoded(
     lost, both, whole = (float(rows.sum(dtype=torch.float64)) for rows in (solved.loss, *solved.kept))
     energy = whole if one.energy is None else one.energy
     if one.energy is None and hessian is not None:
-        energy = float(quadratic(one.delta, hessian).sum(dtype=torch.float64))
+        energy = float(quadratic(one.delta, hessian, rough=True).sum(dtype=torch.float64))
     sums = Sums(lost, energy, both, whole)
     return Encoded(
         "packed",
@@ -133,9 +133,10 @@ def _shifted(
         return _unordered(factor.inverse_times(left if order is None else left[:, order]), order)
 
     if sum(one.delta.shape[0] for one in linears) < len(drift):
-        return {one.name: times_inverse(one.finetuned @ drift).mul_(strength).add_(one.delta) for one in linears}
+        drifts = ((one, product(one.finetuned, drift)) for one in linears)
+        return {one.name: times_inverse(moved).mul_(strength).add_(one.delta) for one, moved in drifts}
     shift = times_inverse(drift).mul_(strength)
-    return {one.name: one.delta + one.finetuned @ shift for one in linears}
+    return {one.name: one.delta + product(one.finetuned, shift) for one in linears}
 
 
 def _coupled(

@@ -98,7 +98,7 @@ def solve(
                 fix(fused.Block(work[a:b], own, codes[a:b], mask[a:b], upper[a:b, a:b]), a)
                 work[b:end].addmm_(upper[a:b, b:end].T, own, alpha=-1)
         loss += errors.square().sum(0)
-        work[end:].addmm_(upper[begin:end, end:].T, errors, alpha=-1)
+        products.add_product(work[end:], upper[begin:end, end:].T, errors, alpha=-1)
         if grid is not None:
             work[begin:end] = errors  # codes say what the columns are
     return Solution(
@@ -136,7 +136,9 @@ def gradient(errors: Tensor, root: Tensor, order: Tensor | None) -> Tensor:
     """
     out = torch.empty_like(errors)
     for part in products.panels(root.shape[0]):
-        out[part if order is None else order[part]] = (root[part, part.start :] @ errors[part.start :]).neg_()
+        out[part if order is None else order[part]] = products.product(
+            root[part, part.start :], errors[part.start :]
+        ).neg_()
     return out
 
 

@@ -5,6 +5,8 @@ Eight panels of a triangle are 56 % of the square.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,10 @@ _PANELS, _NARROWEST = 8, 256
 _LEAF = {"cpu": 256, "cuda": 1024}
 """Columns that a library inverts: a GPU takes longer to launch two halves than to compute a whole of this size."""
 _MANY = 1 << 20  # values whose rounding averages out
-_INNER = 2048  # columns that are split at once, which bounds the memory of their halves
+_INNER = 2048
+"""Columns that are split at once: it bounds the memory of their halves, and the length of sums in which a GPU's product
+rounds down at every step."""
+_FEW = _INNER // 3  # columns whose three products are one: sums are read once
 
 
 def panels(size: int) -> list[slice]:
@@ -24,28 +29,36 @@ def panels(size: int) -> list[slice]:
 
 
 def times_upper(left: Tensor, upper: Tensor) -> Tensor:
-    """left @ upper, for left f32 [rows, n] and upper triangular [n, n]."""
+    """left @ upper, for left f32 [rows, n] and upper triangular [n, n], as exact as `product`."""
+    return _times_upper(left, upper, product)
+
+
+def _times_upper(left: Tensor, upper: Tensor, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     out = torch.empty_like(left)
     for part in panels(upper.shape[0]):
-        out[:, part] = left[:, : part.stop] @ upper[: part.stop, part]
+        out[:, part] = multiply(left[:, : part.stop], upper[: part.stop, part])
     return out
 
 
 def times_lower(left: Tensor, upper: Tensor) -> Tensor:
-    """left @ upper.T, for left f32 [rows, n] and upper triangular [n, n]."""
+    """left @ upper.T, for left f32 [rows, n] and upper triangular [n, n], as exact as `product`."""
     out = torch.empty_like(left)
     for part in panels(upper.shape[0]):
-        out[:, part] = left[:, part.start :] @ upper[part, part.start :].T
+        out[:, part] = product(left[:, part.start :], upper[part, part.start :].T)
     return out
 
 
-def quadratic(left: Tensor, symmetric: Tensor) -> Tensor:
-    """x S x^T of each row x of left f32 [rows, n], for S [n, n] symmetric; f32 [rows]."""
+def quadratic(left: Tensor, symmetric: Tensor, *, rough: bool = False) -> Tensor:
+    """x S x^T of each row x of left f32 [rows, n], for S [n, n] symmetric; f32 [rows].
+
+    rough: multiply as `product` does, for rows whose terms do not cancel each other.
+    """
+    multiply = product if rough else torch.matmul
     out = torch.zeros(left.shape[0], device=left.device)
     for part in panels(symmetric.shape[0]):
-        product = (left[:, : part.start] @ symmetric[: part.start, part]).mul_(2)
-        product += left[:, part] @ symmetric[part, part]
-        out += product.mul_(left[:, part]).sum(1)
+        found = multiply(left[:, : part.start], symmetric[: part.start, part]).mul_(2)
+        found += multiply(left[:, part], symmetric[part, part])
+        out += found.mul_(left[:, part]).sum(1)
     return out
 
 
@@ -76,27 +89,61 @@ def _invert(triangle: Tensor) -> None:
     first, last = triangle[:half, :half], triangle[half:, half:]
     _invert(first)
     _invert(last)
-    corner = times_upper(triangle[:half, half:], last)
+    corner = _times_upper(triangle[:half, half:], last, torch.matmul)  # what is rounded here is inverted
     for part in panels(half):  # from the top: what is overwritten is not needed again
         corner[part] = first[part, part.start :] @ corner[part.start :]
     triangle[:half, half:] = corner.neg_()
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right for f32 matrices, to 16 bits of mantissa at least.
+    """left @ right for f32 matrices, to 16 bits of mantissa at least."""
+    if not _splits(left):
+        return left @ right
+    return add_product(torch.zeros(left.shape[0], right.shape[1], device=left.device), left, right)
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor, *, alpha: float = 1.0) -> Tensor:
+    """total += alpha * left @ right for f32 matrices, as exact as `product`; returns `total`.
 
     An NVIDIA GPU multiplies bfloat16 sixteen times as fast as fp32. So each matrix is taken as the sum of two that are
     bfloat16, and three of their four products are summed in fp32.
     """
-    if not left.is_cuda or torch.version.hip is not None:  # ROCm does not take the dtype of a result
-        return left @ right
-    out = torch.zeros(left.shape[0], right.shape[1], device=left.device)
+    if not _splits(left):
+        return total.addmm_(left, right, alpha=alpha)
     with torch.autocast("cuda", enabled=False):
         for at in range(0, left.shape[1], _INNER):
-            a, b = _halves(left[:, at : at + _INNER]), _halves(right[at : at + _INNER])
-            for one, other in ((a[0], b[0]), (a[0], b[1]), (a[1], b[0])):
-                torch.addmm(out, one, other, out_dtype=torch.float32, out=out)
-    return out
+            _add_halves(total, _halves(left[:, at : at + _INNER]), _halves(right[at : at + _INNER]), alpha)
+    return total
+
+
+class Growing:
+    """A matrix f32 [rows, columns], zeros at first, that is added to and multiplied in turn; its halves are kept."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._halves = [torch.zeros_like(like, dtype=torch.bfloat16) for _ in range(2)] if _splits(like) else []
+        self._whole = None if self._halves else torch.zeros_like(like)
+
+    def add(self, rows: slice, change: Tensor) -> None:
+        """Add f32 `change` to some rows; to 16 bits where it is halves."""
+        if self._whole is not None:
+            self._whole[rows] += change
+            return
+        high, low = self._halves
+        for half, now in zip(self._halves, _halves(change + high[rows] + low[rows]), strict=True):
+            half[rows] = now
+
+    def under(self, left: Tensor) -> Tensor:
+        """left @ these, as exact as `product`, for left f32 of as many columns as the first of these rows."""
+        reach = left.shape[1]
+        if self._whole is not None:
+            return left @ self._whole[:reach]
+        out = torch.zeros(left.shape[0], self._halves[0].shape[1], device=left.device)
+        high, low = self._halves
+        with torch.autocast("cuda", enabled=False):
+            for at in range(0, reach, _INNER):
+                some = slice(at, min(at + _INNER, reach))
+                _add_halves(out, _halves(left[:, some]), (high[some], low[some]), 1.0)
+        return out
 
 
 def rough_product(left: Tensor, right: Tensor) -> Tensor:
@@ -112,6 +159,28 @@ def rough_product(left: Tensor, right: Tensor) -> Tensor:
         return product(left, right)
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def _splits(matrix: Tensor) -> bool:
+    """Whether this device multiplies halves; ROCm does not take the dtype of a result."""
+    return matrix.is_cuda and torch.version.hip is None
+
+
+def _add_halves(total: Tensor, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], alpha: float) -> None:
+    """Add three of the four products of halves of bfloat16."""
+    (a, a_low), (b, b_low) = left, right
+    pairs = [(a, b), (a, b_low), (a_low, b)]
+    if a.shape[1] <= _FEW:
+        pairs = [(_joined([a, a, a_low], 1), _joined([b, b_low, b], 0))]
+    for one, other in pairs:
+        torch.addmm(total, one, other, alpha=alpha, out_dtype=torch.float32, out=total)
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    """One after the other, in memory as they are: turned, it would take twice the time."""
+    if parts[0].stride(0) < parts[0].stride(1):
+        return torch.cat([one.T for one in parts], 1 - dim).T
+    return torch.cat(parts, dim)
 
 
 def _halves(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ from deltacompress.numerics.compiled import fused as compiled
 from deltacompress.numerics.compiled.threads import small_operations
 from deltacompress.numerics.grid import Grid, GroupTables, dequantize
 from deltacompress.numerics.pairs import PAIRS
-from deltacompress.numerics.products import WIDE, product
+from deltacompress.numerics.products import WIDE, Growing
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.numerics.triton import fused
 
@@ -63,12 +63,12 @@ def refine(
     columns = target.shape[1]
     joint = sparsity.kind == "n:m" and (sparsity.n, sparsity.m) == (2, 4) and grid.group % 4 == 0
     improve = _improver(grid, columns, target.device)
-    moved = torch.zeros_like(value)
+    moved = Growing(value)
     for sweep in range(sweeps):
         for begin in range(0, columns, WIDE):
             wide = slice(begin, min(begin + WIDE, columns))
             reach = columns if sweep else begin
-            present = product(hessian[wide, :reach], moved[:reach]).add_(gradient[wide])
+            present = moved.under(hessian[wide, :reach]).add_(gradient[wide])
             before, change = torch.empty_like(present), value[wide].clone()
             for start in range(begin, wide.stop, fused.BLOCK):
                 part = slice(start, min(start + fused.BLOCK, columns))
@@ -79,7 +79,7 @@ def refine(
                 )
                 torch.sub(value[part], change[own], out=change[own])
                 present[own.stop :].addmm_(hessian[rest, part], change[own])
-            moved[wide] += change
+            moved.add(wide, change)
             gain -= before.add_(present).mul_(change).sum(0)  # (g + g') d = 2 g d + d H d, as g' = g + H d
     return Refined(codes.T.contiguous(), mask.T.contiguous(), gain)
 

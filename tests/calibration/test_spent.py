@@ -10,7 +10,7 @@ import torch
 from plain_layers import GROUPS
 from turns_of_a_layer import FP32, Halves, Walk, names_of, walk_of
 
-from deltacompress.calibration.forwards.spent import _held
+from deltacompress.calibration.forwards.spent import NOTHING, _held
 from deltacompress.calibration.forwards.turns import taking_turns
 
 PRECISIONS = [FP32, Halves("fp16", wider=FP32)]
@@ -51,7 +51,7 @@ def test_no_value_depends_on_it(tiny: Callable[..., Any], ids: torch.Tensor, arc
     groups = names_of(kept.skeleton, GROUPS[architecture])
     before, after = go(kept, groups, find=False), go(freed, groups, find=True)
     assert all(torch.equal(*both) for both in zip(kept.turns._stream, freed.turns._stream, strict=True))
-    assert freed.turns.spent  # nothing had to run again
+    assert freed.turns.spent != NOTHING  # nothing had to run again
     assert freed.turns.precision == precision
     assert all(x <= y for x, y in zip(after, before, strict=True))
     assert sum(after) < sum(before)
@@ -70,6 +70,22 @@ def test_where_a_llama_waits_it_holds_what_it_needs(tiny: Callable[..., Any], id
     assert [found - least for found, least in zip(held, needed, strict=True)] == pytest.approx([0] * 4, abs=4096)
 
 
+def test_hidden_states_that_wait_on_the_host_are_copies_which_go_too(
+    tiny: Callable[..., Any], ids: torch.Tensor
+) -> None:
+    """They are needed up to the sum with what attention made; the stream itself stays as it is."""
+    walk, here = (walk_of(tiny("llama"), ids, host_share=share) for share in (1.0, 0.0))
+    config = walk.skeleton.model.config
+    tokens, hidden, inner = ids.numel(), config.hidden_size, config.intermediate_size
+    groups = names_of(walk.skeleton, GROUPS["llama"])
+    needed = [4 * tokens * features for features in (2 * hidden, 2 * hidden, 2 * hidden, hidden + inner)]
+    held = go(walk, groups, find=True)
+    assert [found - least for found, least in zip(held, needed, strict=True)] == pytest.approx([0] * 4, abs=4096)
+    go(here, groups, find=True)
+    assert walk.turns.spent != NOTHING
+    assert all(torch.equal(*both) for both in zip(walk.turns._stream, here.turns._stream, strict=True))
+
+
 def test_what_is_used_behind_the_back_of_torch_is_seen(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
     """By a kernel of somebody's own, say: the forward gives NaN, so it runs again and lets nothing go any more."""
     walk = walk_of(tiny("llama"), ids)
@@ -84,7 +100,7 @@ def test_what_is_used_behind_the_back_of_torch_is_seen(tiny: Callable[..., Any],
     mlp.forward = forward
     expected = [walk.plain(k) for k in range(3)]
     go(walk, groups, find=True)
-    assert walk.turns.spent == {}
+    assert walk.turns.spent == NOTHING
     assert all(torch.equal(walk.turns._stream[k], expected[k]) for k in range(3))
 
 
@@ -100,4 +116,4 @@ def test_a_forward_that_cannot_wait_lets_nothing_go(tiny: Callable[..., Any], id
 
     attention.forward = in_a_block
     with taking_turns(walk.skeleton, groups, [walk.turns]):
-        assert walk.turns.find_spent([group[0] for group in groups]) == {}
+        assert walk.turns.find_spent([group[0] for group in groups]) == NOTHING

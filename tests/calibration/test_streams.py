@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deltacompress.calibration.forwards.memory import Room
-from deltacompress.calibration.forwards.streams import DEVICE_SHARE, HiddenStates, host_share
+from deltacompress.calibration.forwards.streams import HiddenStates, host_share
 from deltacompress.devices import free_bytes, limited_memory
 
 CPU = torch.device("cpu")
@@ -49,6 +49,30 @@ def test_a_batch_that_is_replaced_after_it_was_fetched_ahead_is_the_new_one(shar
             stream[other] = torch.full((2, 3, 2), float(10 * k + other))
         assert before.unique().tolist() == [float(k if k == 0 else 10 * (k - 1) + k)]
         assert [one.unique().tolist() for one in stream] == [[10.0 * k + other] for other in range(5)]
+
+
+def test_one_that_is_kept_is_not_fetched_until_it_was_asked_for_once() -> None:
+    stream = HiddenStates(CPU, host_share=0.5)
+    for k in range(4):
+        stream.append(torch.full((2, 3, 2), float(k)))
+    assert waiting_on_host(0.5, 4) == [1, 3]
+    given = [torch.full((2, 3, 2), 10.0 + k) for k in range(4)]
+    for k in range(4):
+        stream.replace(k, given[k], keep=k in (0, 3))
+    assert stream.keeps
+    assert stream[2] is given[2]
+    assert sorted(stream._coming) == [1]  # and not 3, which comes before it
+    assert stream[3] is given[3]
+    assert not stream.keeps
+    again = stream[3]
+    assert again is not given[3]
+    assert torch.equal(again, given[3])
+    stream.replace(3, given[3], keep=True)
+    stream[3] = given[1]
+    assert not stream.keeps
+    stream.replace(1, given[2], keep=True)
+    stream.forget_kept()
+    assert [one.unique().tolist() for one in stream] == [[10.0], [12.0], [12.0], [11.0]]
 
 
 def test_the_next_one_that_waits_on_the_host_is_fetched_ahead() -> None:
@@ -106,12 +130,12 @@ def test_they_are_as_many_as_the_share_says_and_evenly_spread(share: float) -> N
 
 
 def room_on_a_gpu(monkeypatch: pytest.MonkeyPatch, *, free: int, allocated: int = 0) -> Room:
-    """Of a GPU with so much free and allocated, keeping 1,024 bytes for the solver."""
+    """Of a GPU with so much free and allocated, keeping 320 bytes for the solver."""
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (free, 10**9))
     for kind in ("reserved", "allocated"):
         monkeypatch.setattr(f"torch.cuda.memory_{kind}", lambda _device: allocated)
     room = Room(torch.device("cuda"), features=4, tokens=1, note=print)
-    assert room.free() == int(0.9 * (free + allocated)) - 4 * 4 * 8 * 4 - allocated
+    assert room.free() == int(0.95 * (free + allocated)) - 4 * 5 * 4 * 4 - allocated
     return room
 
 
@@ -119,20 +143,24 @@ def test_never_on_a_cpu() -> None:
     assert host_share(Room(CPU, features=4, tokens=1, note=print), 2**60, 2**60) == 0
 
 
-def test_the_share_is_what_half_of_the_room_beside_a_layer_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_is_what_a_layer_and_waiting_forwards_leave_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 8,000 bytes beside the layer, forwards that wait take half as much again as the streams."""
     room = room_on_a_gpu(monkeypatch, free=10_000)
-    budget = DEVICE_SHARE * (9_000 - 512 - 488)
-    assert budget == 4_000
-    assert host_share(room, 4_000, 488) == 0
-    assert host_share(room, 400, 488) == 0
-    assert host_share(room, 8_000, 488) == 0.5
-    assert host_share(room, 16_000, 488) == 0.75
-    assert host_share(room, 8_000, 488 + 2_000) == 0.625
-    assert host_share(room, 8_000, 8_488) == host_share(room, 8_000, 20_000) == 1
+    assert room.free() == 9_180
+    assert host_share(room, 400, 1_180) == 0
+    assert host_share(room, 3_200, 1_180) == 0
+    assert host_share(room, 4_000, 1_180) == 0.5
+    assert host_share(room, 4_000, 1_180 + 1_000) == 0.75
+    assert host_share(room, 8_000, 1_180) == host_share(room, 4_000, 20_000) == 1
+
+
+def test_no_more_waits_on_the_host_than_half_of_what_is_free_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deltacompress.calibration.forwards.memory._host_memory", lambda: 5_000)
+    assert host_share(room_on_a_gpu(monkeypatch, free=10_000), 8_000, 1_180) == 2_500 / 8_000
 
 
 def test_with_less_memory_no_smaller_share_waits_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares = [host_share(room_on_a_gpu(monkeypatch, free=free), 4_000, 500) for free in range(500, 12_000, 100)]
+    shares = [host_share(room_on_a_gpu(monkeypatch, free=free), 4_000, 500) for free in range(500, 14_000, 100)]
     assert shares == sorted(shares, reverse=True)
     assert (shares[0], shares[-1]) == (1, 0)
     taken = [host_share(room_on_a_gpu(monkeypatch, free=9_000, allocated=one), 4_000, 500) for one in (0, 1_000, 3_000)]
@@ -144,11 +172,11 @@ def test_with_less_memory_no_smaller_share_waits_on_the_host(monkeypatch: pytest
     [
         (140, 4096, 11008, 202, 0),
         (60, 4096, 11008, 202, 0),
-        (26, 4096, 11008, 202, 0.49),
-        (12, 4096, 11008, 202, 0.86),
+        (48, 4096, 11008, 202, 0.21),
+        (26, 4096, 11008, 202, 1),
         (80, 5120, 13824, 317, 0),
         (140, 8192, 28672, 856, 0),
-        (80, 8192, 28672, 856, 0.43),
+        (80, 8192, 28672, 856, 0.97),
     ],
 )
 def test_the_shapes_of_the_benchmark(
@@ -158,6 +186,7 @@ def test_the_shapes_of_the_benchmark(
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (gigabytes * 10**9, gigabytes * 10**9))
     for kind in ("reserved", "allocated"):
         monkeypatch.setattr(f"torch.cuda.memory_{kind}", lambda _device: 0)
+    monkeypatch.setattr("deltacompress.calibration.forwards.memory._host_memory", lambda: 128 * 10**9)
     room = Room(torch.device("cuda"), features=widest, tokens=16384, note=print)
     assert host_share(room, 2 * 4 * 256 * 2048 * hidden, 2 * 4 * layer * 10**6) == pytest.approx(share, abs=0.01)
 

@@ -41,6 +41,7 @@ class Block:
 
     def __init__(self, owner: Stream | None, value: float | None = None) -> None:
         self.owner, self.value = owner, value
+        self.tensors = 0
 
 
 class Batch:
@@ -48,10 +49,20 @@ class Batch:
 
     def __init__(self, gpu: Gpu, block: Block) -> None:
         self.gpu, self.block = gpu, block
+        block.tensors += 1
 
     def __del__(self) -> None:
-        if self.block.owner is not None:
-            self.gpu.freed.append(self.block)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Its memory is used again once no other tensor lies there."""
+        mine, self.block = self.block, Block(None)
+        mine.tensors -= 1
+        if mine.owner is not None and not mine.tensors:
+            self.gpu.freed.append(mine)
+
+    def detach(self) -> Batch:
+        return Batch(self.gpu, self.block)
 
     def plus(self, more: float) -> Batch:
         mine, new = self.block, self.gpu.allocated()
@@ -133,6 +144,24 @@ def test_whichever_stream_is_late_each_batch_is_what_was_put_there(gpu: Gpu, sha
     after = [one.plus(0) for one in stream]
     gpu.run()
     assert [one.block.value for one in after] == [300.0 + k for k in range(7)]
+
+
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_whoever_is_handed_what_was_kept_may_let_its_memory_go(gpu: Gpu, late: int) -> None:
+    stream: Any = HiddenStates(torch.device("cuda"), host_share=1.0)
+    gpu.late = gpu.streams[late]
+    for k in range(5):
+        stream.append(Batch(gpu, Block(gpu.computing, float(k))))
+    for turn in range(3):
+        for k in range(5):
+            stream.replace(k, stream[k].plus(10), keep=True)
+            kept = stream[k]
+            kept.let_go()
+            Batch(gpu, gpu.allocated()).plus(turn)  # lies there if it may
+    gpu.run()
+    after = [one.plus(0) for one in stream]
+    gpu.run()
+    assert [one.block.value for one in after] == [30.0 + k for k in range(5)]
 
 
 def test_copies_under_way_hold_up_nothing_else(gpu: Gpu) -> None:

@@ -167,14 +167,32 @@ def test_once_memory_ran_out_no_batch_runs_before_it_is_asked_for(
         assert sorted(walk.turns._waiting) == ([0] if closed else [0, 1])
 
 
-def test_that_memory_ran_out_is_told_once() -> None:
+def test_where_memory_ran_out_less_may_wait_and_in_the_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (1_000_000_000, 2_000_000_000))
+    for kind in ("reserved", "allocated"):
+        monkeypatch.setattr(f"torch.cuda.memory_{kind}", lambda _device: 0)
+    emptied: list[int] = []
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: emptied.append(1))
     notes: list[str] = []
-    room = Room(torch.device("cpu"), features=1, tokens=1, note=notes.append)
-    assert room.left()
-    room.close()
-    room.close()
-    assert not room.left()
+    room = Room(torch.device("cuda"), features=1, tokens=1, note=notes.append)
+    with room.keeping(0):
+        for left, closed in ((950, False), (855, False), (769.5, False), (692.55, True)):
+            assert room.free() == round(left * 1_000_000)
+            assert (room.left(), room.closed) == (not closed, closed)
+            room.ran_out()
     assert len(notes) == 1
+    assert notes[0].startswith("memory ran out: ")
+    assert len(emptied) == 4
+
+
+def test_what_a_gpu_has_is_what_is_free_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (700, 2000))
+    for kind in ("reserved", "allocated"):
+        monkeypatch.setattr(f"torch.cuda.memory_{kind}", lambda _device: 0)
+    room = Room(torch.device("cuda"), features=1, tokens=1, note=print)
+    assert room.has(700)
+    assert not room.has(701)
+    assert Room(torch.device("cpu"), features=1, tokens=1, note=print).has(1 << 60)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e6])
@@ -298,7 +316,7 @@ def test_a_linear_that_runs_twice_or_never_or_on_another_input_is_refused(
 
 
 def test_the_room_is_what_is_free_less_what_the_walk_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU: nine tenths of 1 GB, less eight matrices of 1,000 x 1,000 in f32."""
+    """On a GPU: 0.95 GB of 1 GB, less five matrices of 1,000 x 1,000 in f32."""
     taken = [0]
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (1_000_000_000, 2_000_000_000))
     monkeypatch.setattr("torch.cuda.memory_reserved", lambda _device: taken[0])
@@ -306,17 +324,19 @@ def test_the_room_is_what_is_free_less_what_the_walk_needs(monkeypatch: pytest.M
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
     notes: list[str] = []
     room = Room(torch.device("cuda"), features=1000, tokens=100, note=notes.append)
-    taken[0] = 900_000_000 - 32_000_000
+    taken[0] = 950_000_000 - 20_000_000
     assert room.left()
     taken[0] += 1
     assert not room.left()
     taken[0] = 0
-    room.close()
-    assert not room.left()
-    assert len(notes) == 1
     wide = Room(torch.device("cuda"), features=1000, tokens=10_000, note=notes.append)
-    taken[0] = 900_000_000 - 240_000_000 + 1
+    taken[0] = 950_000_000 - 260_000_000 + 1
     assert not wide.left()
+    with wide.keeping(200_000_000):
+        assert wide.free() == 60_000_000 - 1
+        taken[0] = 750_000_000 + 1
+        assert not wide.left()
+    assert wide.free() == -60_000_001
 
 
 def test_on_a_cpu_half_of_what_is_free_stays_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,10 +345,12 @@ def test_on_a_cpu_half_of_what_is_free_stays_free(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("psutil.virtual_memory", lambda: Memory)
     room = Room(torch.device("cpu"), features=1000, tokens=100, note=print)
-    Memory.available = 532_000_000
+    Memory.available = 520_000_000
     assert room.left()
     Memory.available -= 1
     assert not room.left()
+    with room.keeping(19_000_000):
+        assert room.free() == 999_999
 
 
 def test_a_container_has_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

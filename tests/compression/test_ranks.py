@@ -305,7 +305,7 @@ def has_no_memory() -> None:
 
     def init(self: Room, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        self.close()
+        self.ran_out()
 
     Room.__init__ = init  # type: ignore[method-assign]
 

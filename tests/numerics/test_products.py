@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -55,12 +57,57 @@ def test_the_inverse_of_an_upper_triangle(size: int) -> None:
     same(found, torch.linalg.inv(triangle.double()))
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["cpu", "halves", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """halves: on a CPU, what a GPU multiplies."""
+    if request.param != "halves":
+        return str(request.param)
+
+    def addmm(total: torch.Tensor, one: torch.Tensor, other: torch.Tensor, **given: Any) -> torch.Tensor:
+        assert one.dtype == other.dtype == torch.bfloat16
+        assert (given["out_dtype"], given["out"]) == (torch.float32, total)
+        return total.add_(one.float() @ other.float(), alpha=given.get("alpha", 1))
+
+    monkeypatch.setattr(products, "_splits", lambda _matrix: True)
+    monkeypatch.setattr(torch, "addmm", addmm)
+    return "cpu"
+
+
+def sixteen_bits(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert found.dtype == torch.float32
+    assert float((found.cpu() - wanted).norm() / wanted.norm()) <= 2.0**-16
+
+
 def test_a_product_keeps_sixteen_bits(device: str) -> None:
     left, right = normal(70, 5000), normal(5000, 90, seed=1)
-    found = products.product(left.to(device), right.to(device)).cpu()
-    wanted = left.double() @ right.double()
-    assert float((found - wanted).norm() / wanted.norm()) <= 2.0**-16
+    sixteen_bits(products.product(left.to(device), right.to(device)), left.double() @ right.double())
+    turned = right.T.contiguous().to(device).T
+    sixteen_bits(products.product(left.to(device), turned), left.double() @ right.double())
+
+
+def test_a_product_is_added_in_place(device: str) -> None:
+    left, right, total = normal(1300, 70), normal(1300, 90, seed=1), normal(100, 90, seed=2)
+    wanted, found = total.double(), total.to(device)
+    assert (
+        products.add_product(found[30:], left.to(device).T, right.to(device), alpha=-1).data_ptr()
+        == found[30:].data_ptr()
+    )
+    wanted[30:] -= left.double().T @ right.double()
+    sixteen_bits(found, wanted)
+
+
+def test_what_grows_is_multiplied_as_far_as_asked(device: str) -> None:
+    like, left = torch.ones(4000, 30), normal(20, 4000)
+    growing, wanted = products.Growing(like.to(device)), torch.zeros(4000, 30).double()
+    assert not growing.under(left[:, :0].to(device)).any()
+    for k, rows in enumerate((slice(0, 2000), slice(2000, 4000), slice(1000, 3000))):
+        change = normal(2000, 30, seed=k)
+        growing.add(rows, change.to(device))
+        wanted[rows] += change
+        for reach in (1500, 4000):
+            if wanted[:reach].any():
+                found = growing.under(left[:, :reach].to(device))
+                sixteen_bits(found, left[:, :reach].double() @ wanted[:reach])
 
 
 def test_halves_are_the_matrix_to_sixteen_bits() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,6 +14,30 @@ from deltacompress.calibration.forwards.precision import Precision
 from deltacompress.calibration.forwards.recording import Identity, identity_of
 from deltacompress.models.config import unsupported
 from deltacompress.models.experts.routing import Routing
+from deltacompress.numerics.finite import RangeOf
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """What linears receive in a batch, by name; of experts, which rows are whose.
+
+    ranges: of what they receive, none where nothing overflows.
+    """
+
+    wanted: frozenset[str]
+    found: dict[str, Tensor]
+    routings: dict[str, Routing]
+    ranges: list[RangeOf]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a layer makes of batch k, its range (None where nothing overflows), and how it multiplied."""
+
+    k: int
+    output: Tensor
+    range: RangeOf | None
+    precision: Precision
 
 
 class Forward(greenlet):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,17 @@ import torch
 
 from deltacompress.devices import free_bytes
 
-_DEVICE_SHARE, _HOST_SHARE = 0.9, 0.5
-"""Of what is free when a run begins. The allocator of a GPU leaves gaps; of host memory others need some."""
+_DEVICE_SHARE, _HOST_SHARE = 0.95, 0.5
+"""Of what is free when a run begins: libraries of a GPU, and whatever else runs on the host, need some."""
 _CGROUP = Path("/sys/fs/cgroup")
 _GAPS = 64 << 20
 """Bytes by which a process may outgrow the most that it ever needed before gaps are given back, which takes time."""
-_SOLVER_MATRICES, _ACTIVATIONS = 8, 6
-"""What must stay free while anything waits, in f32: square matrices of the widest input, or activations of a batch."""
+_SQUARES, _OF_ROWS = 3, 10
+"""Matrices in f32 that a solver has beside H and E: as wide and high as its inputs; as the linears."""
+_OF_HIDDEN, _OF_INPUTS = 9, {"cpu": 6, "cuda": 2}
+"""What forwards have for each token, in f32: as wide as hidden states; as what the next linears receive."""
+_LESS, _TIMES = 0.9, 3
+"""Of the memory that may be used, what is left when it ran out; so often that is tried."""
 
 
 class Room:
@@ -29,14 +34,29 @@ class Room:
     """
 
     def __init__(self, device: torch.device, *, features: int, tokens: int, note: Callable[[str], None]) -> None:
-        self.device, self._note = device, note
-        reserve = 4 * features * max(_SOLVER_MATRICES * features, _ACTIVATIONS * tokens)
+        self.device, self.tokens, self._note = device, tokens, note
+        solving = sums_bytes(features) + solver_bytes(features, 0)
+        running = forward_bytes(features, features // 2, tokens, device.type)  # hidden states are narrower
+        self._kept_free = max(solving, running)
         if device.type == "cuda":
-            self._limit = int(_DEVICE_SHARE * (free_bytes(device) + torch.cuda.memory_allocated(device))) - reserve
+            self._limit = int(_DEVICE_SHARE * (free_bytes(device) + torch.cuda.memory_allocated(device)))
         else:
-            self._limit = int(_HOST_SHARE * _host_memory()) + reserve
-        self.closed = False
-        self._needed = 0
+            self._limit = int(_HOST_SHARE * _host_memory())
+        self._ran_out = self._needed = 0
+
+    @contextmanager
+    def keeping(self, nbytes: int) -> Iterator[None]:
+        """In this block so many bytes stay free, not what the widest linear of the model would need."""
+        before, self._kept_free = self._kept_free, nbytes
+        try:
+            yield
+        finally:
+            self._kept_free = before
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing may wait in the middle of a layer any more: memory ran out too often."""
+        return self._ran_out >= _TIMES
 
     def left(self) -> bool:
         """Whether one more may wait."""
@@ -49,8 +69,8 @@ class Room:
     def free(self) -> int:
         """Bytes that may be taken now; negative where too many are."""
         if self.device.type == "cuda":
-            return self._limit - torch.cuda.memory_allocated(self.device)
-        return _host_memory() - self._limit
+            return self._limit - self._kept_free - torch.cuda.memory_allocated(self.device)
+        return _host_memory() - self._limit - self._kept_free
 
     def tidy(self) -> None:
         """A forward stops here, and what it holds lies among what it let go: of host memory, give such gaps back."""
@@ -58,14 +78,40 @@ class Room:
             trim(0)
             self._needed = max(self._needed, _resident())
 
-    def close(self) -> None:
-        """None may from now on: memory ran out."""
-        if self.closed:
-            return
-        self.closed = True
-        self._note("memory ran out: forwards no longer wait in the middle of a layer, so each stage runs them anew")
+    def has(self, nbytes: int) -> bool:
+        """Whether so many bytes can be had of a GPU, whatever this room made of it."""
+        return self.device.type != "cuda" or free_bytes(self.device) >= nbytes
+
+    def ran_out(self) -> None:
+        """Less may wait from now on: memory ran out, though by what was free it should not."""
+        if not self._ran_out:
+            self._note(
+                "memory ran out: fewer forwards wait in the middle of a layer, the others begin anew for a stage"
+            )
+        self._ran_out += 1
         if self.device.type == "cuda":
+            self._limit = int(self._limit * _LESS)
             torch.cuda.empty_cache()
+
+
+def sums_bytes(features: int) -> int:
+    """H and E of so many inputs, f32."""
+    return 2 * 4 * features**2
+
+
+def solver_bytes(features: int, rows: int) -> int:
+    """What solving linears of so many inputs, and rows in all, takes beside them."""
+    return 4 * features * (_SQUARES * features + _OF_ROWS * rows)
+
+
+def forward_bytes(features: int, hidden: int, tokens: int, kind: str) -> int:
+    """What forwards of so many tokens hold on the way to linears of so many inputs; kind: of device."""
+    return 4 * tokens * (_OF_HIDDEN * hidden + _OF_INPUTS[kind] * features)
+
+
+def host_room() -> int:
+    """Bytes of host memory that what is computed on a GPU may wait in."""
+    return int(_HOST_SHARE * _host_memory())
 
 
 def _resident() -> int:

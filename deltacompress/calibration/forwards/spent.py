@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,34 +21,56 @@ from torch.utils._pytree import tree_leaves
 
 from deltacompress.calibration.forwards.forward import Forward
 
+_GIVEN = -1
 Place = tuple[int, CodeType, str]
 """A name in one of a waiting forward's frames, counted from where it waits."""
-Spent = Mapping[str, frozenset[Place]]
-"""By the linear that a forward waits at: what it holds and never uses again."""
 
 
-def spent_of(forward: Forward, leaders: Sequence[str]) -> Spent:
-    """Run a forward to its end, by way of `leaders` in the order in which they run; nothing if it cannot wait there."""
+class Spent(NamedTuple):
+    """By the linear that a forward waits at, what it holds and never uses again: of what it made; the hidden states
+    that it was given.
+    """
+
+    made: Mapping[str, frozenset[Place]]
+    given: Mapping[str, frozenset[Place]]
+
+
+NOTHING = Spent({}, {})
+
+
+def spent_of(forward: Forward, leaders: Sequence[str], given: Tensor) -> Spent:
+    """Run a forward to its end, by way of `leaders` in the order in which they run; nothing if it cannot wait there.
+
+    given: the hidden states that it begins with.
+    """
     waits: dict[str, tuple[int, dict[Place, int]]] = {}
-    with _Uses() as uses:
+    with _Uses(given) as uses:
         for leader in leaders:
             forward.go_on(frozenset({leader}))
             if forward.dead:
-                return {}
+                return NOTHING
             held = {place: uses.number_of(one) for place, one in _held(forward)}
             waits[leader] = uses.now, {place: number for place, number in held.items() if number is not None}
         forward.go_on(frozenset())
-    return {
-        leader: frozenset(place for place, number in own.items() if uses.last[number] <= now)
-        for leader, (now, own) in waits.items()
-    }
+
+    def unused(*, made: bool) -> dict[str, frozenset[Place]]:
+        return {
+            leader: frozenset(at for at, one in own.items() if (one != _GIVEN) == made and uses.last[one] <= now)
+            for leader, (now, own) in waits.items()
+        }
+
+    return Spent(unused(made=True), unused(made=False))
 
 
-def let_go(forward: Forward, spent: Spent) -> None:
-    """Give back the memory of what a forward never uses again, where it waits."""
-    if not spent:
+def let_go(forward: Forward, spent: Spent, *, given: bool) -> None:
+    """Give back the memory of what a forward never uses again, where it waits.
+
+    given: of what it was given, too; nobody else may hold that tensor.
+    """
+    if spent == NOTHING:
         return
-    places = spent.get(forward.waits_at or "", frozenset())
+    at = forward.waits_at or ""
+    places = spent.made.get(at, frozenset()) | (spent.given.get(at, frozenset()) if given else frozenset())
     for place, tensor in _held(forward):
         if place in places:
             tensor.data = _nan(tensor.dtype, tensor.device).expand(tensor.shape)
@@ -73,13 +95,14 @@ class _Uses(TorchDispatchMode):
     """Counts operations, and numbers the tensors that they make; `last`: of each, the last that used it.
 
     Memory is used again: what an operation makes where nothing that it was given lies is another tensor than before.
+    given: what was there before, and has a number, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, given: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
-        self.last: dict[int, int] = {}
-        self._made: dict[int, int] = {}  # by where it lies
+        self.last: dict[int, int] = {_GIVEN: 0}
+        self._made: dict[int, int] = {_address(given): _GIVEN}  # by where it lies
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and note what it takes and makes."""

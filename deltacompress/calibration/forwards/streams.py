@@ -17,10 +17,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from deltacompress.calibration.forwards.memory import Room
+from deltacompress.calibration.forwards.memory import Room, host_room
 
-DEVICE_SHARE = 1 / 2
-"""Of the room that a layer leaves, what all streams together may take; the rest: its statistics, forwards that wait."""
+_WAITING = 3 / 2
+"""What forwards that wait hold, over what their streams hold: the residual in f32, a linear's input in 16 bits."""
 _LEAVING = 2
 """Batches that may be on their way to the host while others are computed."""
 
@@ -41,6 +41,7 @@ class HiddenStates:
         self._fetching, self._storing = (torch.cuda.Stream(device) if on_gpu else None for _ in range(2))
         self._stored: dict[int, torch.cuda.Event] = {}  # when the last copy to the host is done, by batch
         self._leaving: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+        self._kept: dict[int, Tensor] = {}  # of those that wait on the host, what is on the device too
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -51,9 +52,10 @@ class HiddenStates:
     def __getitem__(self, k: int) -> Tensor:
         """Batch k, on the device; change it by assignment only."""
         k = range(len(self))[k]
-        hidden = self._fetched(k) if self._on_host(k) else self._batches[k]
+        if (hidden := self._kept.pop(k, None)) is None:
+            hidden = self._fetched(k) if self.on_host(k) else self._batches[k]
         others = ((k + step) % len(self) for step in range(1, len(self)))
-        following = next((one for one in others if self._on_host(one)), None)
+        following = next((one for one in others if self.on_host(one) and one not in self._kept), None)
         if following is not None and following not in self._coming:
             self._drop_coming()
             self._coming[following] = self._fetch(following)
@@ -62,23 +64,40 @@ class HiddenStates:
     def __setitem__(self, k: int, hidden: Tensor) -> None:
         """Replace batch k by one of the same shape."""
         k = range(len(self))[k]
-        if self._on_host(k):
+        if self.on_host(k):
             if k in self._coming:
                 self._drop_coming()
+            self._kept.pop(k, None)
             self._store(k, hidden)
         else:
             self._batches[k] = hidden
 
+    def replace(self, k: int, hidden: Tensor, *, keep: bool) -> None:
+        """As an assignment; keep: until it is asked for once, it stays on the device wherever it waits."""
+        self[k] = hidden
+        if keep and self.on_host(k):
+            self._kept[k] = hidden
+
+    @property
+    def keeps(self) -> bool:
+        """Whether some are on the device that wait on the host."""
+        return bool(self._kept)
+
+    def forget_kept(self) -> None:
+        """None are any more."""
+        self._kept.clear()
+
     def append(self, hidden: Tensor) -> None:
         """Add a batch."""
         k = len(self)
-        if self._on_host(k):
+        if self.on_host(k):
             self._batches.append(torch.empty_like(hidden, device="cpu", pin_memory=self._storing is not None))
             self._store(k, hidden)
         else:
             self._batches.append(hidden)
 
-    def _on_host(self, k: int) -> bool:
+    def on_host(self, k: int) -> bool:
+        """Whether batch k waits on the host, so that what is handed out is a copy."""
         return int((k + 1) * self.host_share) > int(k * self.host_share)
 
     def _fetched(self, k: int) -> Tensor:
@@ -105,7 +124,7 @@ class HiddenStates:
             self._batches[k].copy_(hidden, non_blocking=True)
         if self._storing is not None:
             self._stored[k] = self._storing.record_event()
-            self._leaving.append((hidden, self._stored[k]))
+            self._leaving.append((hidden.detach(), self._stored[k]))  # whoever has `hidden` may let its memory go
             if len(self._leaving) > _LEAVING:
                 self._wait_for(self._leaving.popleft()[1])
 
@@ -124,10 +143,12 @@ class HiddenStates:
 
 
 def host_share(room: Room, nbytes: int, layer: int) -> float:
-    """Of streams of `nbytes` in all, what is beyond DEVICE_SHARE of the room that a layer of so many bytes leaves.
+    """Of streams of `nbytes` in all, what a GPU has no room for beside a layer of so many bytes and waiting forwards.
 
-    0 on a CPU, where host memory is device memory.
+    Those come first: a stream that waits on the host is copied while something is computed, a forward that cannot wait
+    is computed again. Never more than host memory has room for; 0 on a CPU, where host memory is device memory.
     """
     if room.device.type != "cuda":
         return 0.0
-    return min(max(1 - DEVICE_SHARE * (room.free() - layer) / nbytes, 0.0), 1.0)
+    share = 1 - (room.free() - layer) / nbytes + _WAITING
+    return min(max(share, 0.0), 1.0, host_room() / nbytes)

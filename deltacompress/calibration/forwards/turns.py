@@ -16,18 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from greenlet import getcurrent
 from torch import Tensor, nn
 
-from deltacompress.calibration.forwards.forward import Forward
+from deltacompress.calibration.forwards.forward import Arrived, Ended, Forward
 from deltacompress.calibration.forwards.memory import Room
 from deltacompress.calibration.forwards.one_pass import in_one_pass
 from deltacompress.calibration.forwards.precision import Precision
-from deltacompress.calibration.forwards.spent import Spent, let_go, spent_of
+from deltacompress.calibration.forwards.spent import NOTHING, Spent, let_go, spent_of
 from deltacompress.calibration.forwards.streams import HiddenStates
 from deltacompress.models.experts.routing import Routing
 from deltacompress.models.experts.stages import ExpertStage, See, watched_stages
@@ -36,29 +35,6 @@ from deltacompress.models.skeleton import Skeleton
 from deltacompress.numerics.finite import RangeOf
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrived:
-    """What linears receive in a batch, by name; of experts, which rows are whose.
-
-    ranges: of what they receive, none where nothing overflows.
-    """
-
-    wanted: frozenset[str]
-    found: dict[str, Tensor]
-    routings: dict[str, Routing]
-    ranges: list[RangeOf]
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """What a layer makes of batch k, its range (None where nothing overflows), and how it multiplied."""
-
-    k: int
-    output: Tensor
-    range: RangeOf | None
-    precision: Precision
 
 
 class LayerTurns:
@@ -77,13 +53,14 @@ class LayerTurns:
         self._skeleton, self.i, self._stream, self._calls = skeleton, i, stream, calls
         self._room = room
         self._waiting: dict[int, Forward] = {}
-        self._ahead: dict[int, _Arrived] = {}
-        self._unsettled: _Ended | None = None
+        self._ahead: dict[int, Arrived] = {}
+        self._unsettled: Ended | None = None
         self._narrow = self.precision = precision
         self._finished, self._wide_from = 0, -1
         self.leaders: Mapping[str, str] = {}
-        self.spent: Spent = {}
+        self.spent = NOTHING
         """What forwards that wait let go."""
+        self._keeps = False  # whether what is finished stays on the device for the next layer
         self.routings: Mapping[str, Routing] = {}
         """Of the inputs that were asked for last, those of experts: which rows are whose."""
         self.together: Sequence[LayerTurns] = (self,)
@@ -111,19 +88,19 @@ class LayerTurns:
         self.routings = arrived.routings
         return arrived.found
 
-    def _arrived(self, k: int, wanted: frozenset[str]) -> _Arrived:
+    def _arrived(self, k: int, wanted: frozenset[str]) -> Arrived:
         ahead = self._ahead.pop(k, None)
         return ahead if ahead and ahead.wanted == wanted else self._with_memory(lambda: self._run_to(k, wanted))
 
     def rest(self, k: int) -> None:
         """Batch k's inputs are used: its forward goes on waiting if there is room for it."""
         if k in self._waiting:
-            let_go(self._waiting[k], self.spent)
+            let_go(self._waiting[k], self.spent, given=self._stream.on_host(k))
         if not self._room.left():
             self.begin_anew(k)
         self._room.tidy()
 
-    def _run_to(self, k: int, wanted: frozenset[str]) -> _Arrived:
+    def _run_to(self, k: int, wanted: frozenset[str]) -> Arrived:
         forward = self._waiting.pop(k) if k in self._waiting else self._begun(k)
         with self.precision.products():
             forward.go_on(wanted)
@@ -133,7 +110,7 @@ class LayerTurns:
         if not forward.dead:
             self._waiting[k] = forward
         ranges = [RangeOf(one) for one in found.values()] if self._looks else []
-        return _Arrived(wanted, found, routings, ranges)
+        return Arrived(wanted, found, routings, ranges)
 
     def finish(self, k: int) -> None:
         """Run batch k to the end of the layer: its output takes its input's place in the stream, at last by `settle`.
@@ -152,12 +129,12 @@ class LayerTurns:
             last, self._unsettled = self._unsettled, None
             self._settle(last)
 
-    def _settle(self, ended: _Ended) -> None:
+    def _settle(self, ended: Ended) -> None:
         while ended.range is not None and not all(map(math.isfinite, ended.range.get())) and self._try_otherwise():
             ended = self._through(ended.k)
             if self._unsettled is not None:
                 self._unsettled = self._through(self._unsettled.k)
-        self._stream[ended.k] = ended.output
+        self._stream.replace(ended.k, ended.output, keep=self._keeps and self._room.left())
         self._finished += 1
         if self._wide_from < 0 and ended.precision != self._narrow:
             self._wide_from = ended.k
@@ -177,12 +154,12 @@ class LayerTurns:
     @property
     def _looks(self) -> bool:
         """Whether something can be done about values that overflow, so that somebody must look at them."""
-        return self.precision.wider is not None or bool(self.spent)
+        return self.precision.wider is not None or self.spent != NOTHING
 
     def _try_otherwise(self) -> bool:
         """Values overflow: let nothing go any more, if anything was; else multiply wider, if there is a way."""
-        if self.spent:
-            self.spent = {}
+        if self.spent != NOTHING:
+            self.spent = NOTHING
             self.begin_all_anew()
             return True
         if self.precision.wider is not None:
@@ -192,8 +169,10 @@ class LayerTurns:
 
     def find_spent(self, leaders: Sequence[str]) -> Spent:
         """What forwards of this layer hold and never use again, where they wait at these, by running one batch."""
+        last = len(self) - 1
+        hidden = self._stream[last]
         with self.precision.products():
-            return spent_of(self._begun(len(self) - 1), leaders)
+            return spent_of(self._begun(last, hidden), leaders, hidden)
 
     def _widen(self, precision: Precision) -> None:
         """Multiply so from now on: forwards that wait have multiplied in narrower numbers, so they begin anew."""
@@ -201,14 +180,18 @@ class LayerTurns:
         self.begin_all_anew()
 
     def finish_all(self) -> None:
-        """Move the stream past the layer, batch by batch in place: never two copies of it."""
+        """Move the stream past the layer, batch by batch in place: never two copies of it.
+
+        Nothing waits after that, so what waits on the host stays on the device too, where there is room.
+        """
+        self._keeps = True
         for k in range(len(self)):
             self.finish(k)
         self.settle()
 
-    def _through(self, k: int) -> _Ended:
+    def _through(self, k: int) -> Ended:
         output = self._with_memory(lambda: self._run_to_the_end(k))
-        return _Ended(k, output, RangeOf(output) if self._looks else None, self.precision)
+        return Ended(k, output, RangeOf(output) if self._looks else None, self.precision)
 
     def _run_to_the_end(self, k: int) -> Tensor:
         forward = self._waiting.pop(k) if k in self._waiting else self._begun(k)
@@ -222,15 +205,20 @@ class LayerTurns:
         try:
             return work()
         except torch.OutOfMemoryError:
-            if not any(stream._waiting for stream in self.together):
+            if not any(stream.holds for stream in self.together):
                 raise
         for stream in self.together:  # here, where the error no longer holds what the failed forward made
-            stream.begin_all_anew()
-        self._room.close()
+            stream.give_back()
+        self._room.ran_out()
         return work()
 
-    def _begun(self, k: int) -> Forward:
-        hidden = self._stream[k]
+    @property
+    def holds(self) -> bool:
+        """Whether memory can be had by giving back what waits."""
+        return bool(self._waiting) or self._stream.keeps
+
+    def _begun(self, k: int, hidden: Tensor | None = None) -> Forward:
+        hidden = self._stream[k] if hidden is None else hidden
         call = self._calls[len(hidden)][self.i]
         call = self.precision.rounded_positions(call)
         run, where = self._skeleton.run_layer, self._skeleton.path
@@ -247,6 +235,11 @@ class LayerTurns:
         self._ahead.clear()
         for k in list(self._waiting):
             self.begin_anew(k)
+
+    def give_back(self) -> None:
+        """As `begin_all_anew`; what waits on the host is not on the device any more, too."""
+        self.begin_all_anew()
+        self._stream.forget_kept()
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from deltacompress.compression.before.scan import Scan
 from deltacompress.compression.job import CompressionJob
 from deltacompress.compression.planning import Plan, make_plan
 from deltacompress.compression.run_identity import solver_note
-from deltacompress.devices import chosen_devices
+from deltacompress.devices import chosen_devices, map_in_pages
 from deltacompress.errors import CalibrationError, InputError, option
 from deltacompress.lossless import Coder
 from deltacompress.models.config import base_notes, notes, stored_notes
@@ -73,6 +73,7 @@ def open_job(job: CompressionJob, inputs: Inputs, reporter: Reporter) -> Opened:
 
 def _devices(job: CompressionJob, reporter: Reporter) -> tuple[torch.device, ...]:
     """A device for each process; one, where there is nothing to share."""
+    map_in_pages()
     devices = chosen_devices(job.devices, job.device)
     if len(devices) > 1 and not job.recipe.walks_layers:
         told = f"only {devices[0]} is used, since recipe {job.recipe.name} does not calibrate layer by layer"

@@ -7,20 +7,24 @@ compressed, really produce. Each token passes the layer once: its forward waits 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import zip_longest
 
 from torch import Tensor
 
 from deltacompress.calibration.forwards.recording import record_inputs
 from deltacompress.calibration.forwards.turns import LayerTurns, taking_turns
-from deltacompress.compression.layerwise.experts import ExpertSums, in_portions
+from deltacompress.compression.layerwise.experts import ExpertSums, Portion, in_portions
 from deltacompress.compression.layerwise.fisher import take_fisher
+from deltacompress.compression.layerwise.needs import Needs, make_room
 from deltacompress.compression.layerwise.solving import encode, encode_experts
 from deltacompress.compression.layerwise.statistics import collect
 from deltacompress.compression.layerwise.walk import Streams, Walk
 from deltacompress.compression.steps import Unfinished
+from deltacompress.models.experts.stages import ExpertStage
+from deltacompress.numerics.hessian import HessianAccumulator
 from deltacompress.reporter import part
 
 
@@ -123,26 +127,41 @@ def _compress(
     experts = {name: stage for stage in walk.skeleton.expert_stages(student.i) for name in stage.expert_of}
     features = {name: walk.plan.tensors[name].inputs for group in groups for name in group}
     stages = [[group] for group in groups] if walk.plan.recipe.sequential else [groups] if groups else []
-    for stage in stages:
-        portions = in_portions(stage, experts, features, walk.room_for, streams)
-        uncoded = dict(weights) if len(portions) > 1 else weights  # as all portions of the stage meet it
-        for portion in portions:
-            last = stage is stages[-1] and portion is portions[-1]
-            statistics = collect(walk, portion, experts, student, teacher, uncoded, finetuned, last=last)
-            if last:
-                finetuned.clear()
-            if len(stage) > 1 or len(portions) > 1:
-                for stream in streams if len(portions) > 1 else [student]:
-                    stream.begin_all_anew()  # they have run linears that are coded only now, or come here once more
-            for group in portion.groups:
-                sums = statistics.pop(group[0])
-                if isinstance(sums, ExpertSums):
-                    walk.agreement.add(student.i, sums.same, sums.pairs)
-                    done = encode_experts(walk, group, weights, sums, experts[group[0]], portion.experts)
-                else:
-                    done = encode(walk, group, weights, sums)
-                for name, outcome, restored in done:
+    needs = Needs(walk.plan.tensors, experts, walk.room.tokens, walk.skeleton.hidden_size, walk.room.device)
+    for stage, following in zip_longest(stages, stages[1:], fillvalue=()):
+        with walk.room.keeping(needs.beside(stage, following)):
+            portions = in_portions(stage, experts, features, walk.room_for, streams)
+            uncoded = dict(weights) if len(portions) > 1 else weights  # as all portions of the stage meet it
+            for portion in portions:
+                last = not following and portion is portions[-1]
+                make_room(streams, walk.room, needs.of_sums(portion.groups) + needs.of_forwards(portion.groups))
+                statistics = collect(walk, portion, experts, student, teacher, uncoded, finetuned, last=last)
+                if last:
+                    finetuned.clear()
+                if len(stage) > 1 or len(portions) > 1:
+                    for stream in streams if len(portions) > 1 else [student]:
+                        stream.begin_all_anew()  # they have run linears that are coded only now, or come here once more
+                make_room(streams, walk.room, needs.of_solver(portion.groups))
+                for name, outcome, restored in _encoded(walk, i, portion, experts, weights, statistics):
                     outcomes.append(outcome)
                     weights[name] = walk.skeleton.prepare(name, restored)
     walk.skeleton.swap(weights)
     return outcomes
+
+
+def _encoded(
+    walk: Walk,
+    i: int,
+    portion: Portion,
+    experts: Mapping[str, ExpertStage],
+    weights: dict[str, Tensor],
+    statistics: dict[str, HessianAccumulator | ExpertSums],
+) -> Iterator[tuple[str, Unfinished, Tensor]]:
+    """Encode what is solved at once of layer i, as `encode`; uses up its statistics."""
+    for group in portion.groups:
+        sums = statistics.pop(group[0])
+        if isinstance(sums, ExpertSums):
+            walk.agreement.add(i, sums.same, sums.pairs)
+            yield from encode_experts(walk, group, weights, sums, experts[group[0]], portion.experts)
+        else:
+            yield from encode(walk, group, weights, sums)

@@ -1,0 +1,131 @@
+"""What stays free while a stage is at work: sums and solver of each set of linears, forwards to the next stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from pairs import Pair
+
+from deltacompress.calibration.forwards.memory import Room
+from deltacompress.compression.layerwise import layer
+from deltacompress.compression.layerwise.needs import Needs, make_room
+
+Q, O, GATE, DOWN = ["q", "k"], ["o"], ["gate", "up"], ["down"]  # noqa: E741
+
+
+@dataclass(frozen=True)
+class Shape:
+    outputs: int
+    inputs: int
+
+
+CPU = torch.device("cpu")
+SHAPES: Any = {"q": Shape(8, 10), "k": Shape(4, 10), "o": Shape(10, 8)}
+SHAPES |= {"gate": Shape(30, 10), "up": Shape(30, 10), "down": Shape(10, 30)}
+
+
+def solver(inputs: int, rows: int) -> int:
+    """Three squares, and ten matrices as the linears."""
+    return 4 * (3 * inputs**2 + 10 * inputs * rows)
+
+
+def sums(inputs: int) -> int:
+    return 2 * 4 * inputs**2
+
+
+def forwards(inputs: int, tokens: int, hidden: int = 10) -> int:
+    """On a CPU."""
+    return 4 * (9 * hidden + 6 * inputs) * tokens
+
+
+@pytest.mark.parametrize(
+    ("stage", "following", "tokens", "wanted"),
+    [
+        ([Q], [O], 1, solver(10, 12)),
+        ([DOWN], [], 1, solver(30, 10)),
+        ([DOWN], [], 1000, forwards(30, 1000)),
+        ([O], [GATE], 1000, sums(10) + forwards(10, 1000)),
+        ([GATE], [DOWN], 1000, sums(30) + forwards(30, 1000)),
+        ([GATE], [DOWN, O], 1, solver(10, 60)),
+        ([O], [DOWN, O, DOWN], 2, sums(30) + sums(8) + sums(30) + forwards(30, 2)),
+    ],
+)
+def test_the_most_that_is_needed_at_once(
+    stage: list[list[str]], following: list[list[str]], tokens: int, wanted: int
+) -> None:
+    assert Needs(SHAPES, {}, tokens, 10, CPU).beside(stage, following) == wanted
+
+
+def test_a_gpu_makes_sixteen_bits_of_what_linears_receive() -> None:
+    assert Needs(SHAPES, {}, 100, 10, torch.device("cuda")).of_forwards([DOWN]) == 4 * (9 * 10 + 2 * 30) * 100
+
+
+def test_experts_are_solved_one_by_one_and_have_sums_each() -> None:
+    class Two:
+        expert_of = {"gate": 0, "up": 1}  # noqa: RUF012
+
+    needs = Needs(SHAPES, {"gate": cast("Any", Two), "up": cast("Any", Two)}, 1000, 10, CPU)
+    assert needs.of_solver([GATE]) == solver(10, 30)
+    assert needs.of_sums([GATE, DOWN]) == 2 * sums(10) + sums(30)
+    assert needs.of_forwards([Q, GATE, DOWN]) == forwards(30, 1000)
+
+
+@pytest.mark.parametrize("holds", [[], [0], [1], [0, 1]])
+@pytest.mark.parametrize("has", [False, True])
+def test_what_waits_is_given_back_where_memory_lies_in_pieces(holds: list[int], has: bool) -> None:
+    done: list[str] = []
+
+    class Turns:
+        def __init__(self, k: int) -> None:
+            self.holds = k in holds
+
+        def give_back(self) -> None:
+            done.append("given back")
+
+    class Pieces:
+        def has(self, nbytes: int) -> bool:
+            assert nbytes == 700
+            return has
+
+        def ran_out(self) -> None:
+            done.append("ran out")
+
+    make_room(cast("Any", [Turns(0), Turns(1)]), cast("Any", Pieces()), 700)
+    assert done == (["given back", "given back", "ran out"] if holds and not has else [])
+
+
+def test_each_stage_keeps_its_own(
+    make_pair: Callable[..., Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is free while a group is solved is what is free otherwise, but for what the two keep."""
+    free = 1 << 40
+    monkeypatch.setattr("deltacompress.calibration.forwards.memory._host_memory", lambda: free)
+    monkeypatch.setattr("deltacompress.compression.layerwise.model.TOKENS_PER_BATCH", {"cpu": 16})
+    seen = []
+    encode = layer.encode
+
+    def see(walk: Any, group: Any, *given: Any) -> Any:
+        seen.append(((free >> 1) - walk.room.free(), [name.split(".")[-2] for name in group]))
+        return encode(walk, group, *given)
+
+    monkeypatch.setattr(layer, "encode", see)
+    rooms: list[Room] = []
+    original = Room.__init__
+    monkeypatch.setattr(
+        Room, "__init__", lambda room, *args, **given: rooms.append(room) or original(room, *args, **given)
+    )
+    make_pair("llama").compress(tmp_path / "out", recipe="int4-24")
+    hidden, kv, mlp, tokens = 32, 16, 48, 16
+    attention, after = (sums(width) + forwards(width, tokens, hidden) for width in (hidden, mlp))
+    assert seen[:4] == [
+        (max(solver(hidden, hidden + 2 * kv), attention), ["q_proj", "k_proj", "v_proj"]),
+        (max(solver(hidden, hidden), attention), ["o_proj"]),
+        (max(solver(hidden, 2 * mlp), after), ["gate_proj", "up_proj"]),
+        (max(solver(mlp, hidden), forwards(mlp, tokens, hidden)), ["down_proj"]),
+    ]
+    assert (free >> 1) - rooms[-1].free() == max(sums(mlp) + solver(mlp, 0), forwards(mlp, tokens, mlp // 2))
