@@ -30,8 +30,8 @@ SHAPES |= {"gate": Shape(30, 10), "up": Shape(30, 10), "down": Shape(10, 30)}
 
 
 def solver(inputs: int, rows: int) -> int:
-    """Two squares, and ten matrices as the linears."""
-    return 4 * (2 * inputs**2 + 10 * inputs * rows)
+    """Three squares, and ten matrices as the linears."""
+    return 4 * (3 * inputs**2 + 10 * inputs * rows)
 
 
 def sums(inputs: int) -> int:

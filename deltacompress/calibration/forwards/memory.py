@@ -19,7 +19,7 @@ _DEVICE_SHARE, _HOST_SHARE = 0.95, 0.5
 _CGROUP = Path("/sys/fs/cgroup")
 _GAPS = 64 << 20
 """Bytes by which a process may outgrow the most that it ever needed before gaps are given back, which takes time."""
-_SQUARES, _OF_ROWS = 2, 10
+_SQUARES, _OF_ROWS = 3, 10
 """Matrices in f32 that a solver has beside H and E: as wide and high as its inputs; as the linears."""
 _OF_HIDDEN, _OF_INPUTS = 9, {"cpu": 6, "cuda": 2}
 """What forwards have for each token, in f32: as wide as hidden states; as what the next linears receive."""
