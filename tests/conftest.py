@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,20 @@ def shared_dir() -> Path:
     if not (folder / "models").is_dir():
         pytest.skip(f"the real model pairs are not at {folder} (set DELTACOMPRESS_SHARED)")
     return folder
+
+
+@pytest.fixture
+def stoppable() -> Iterator[None]:
+    """Signals stop this process and those that it starts, as in a terminal.
+
+    A shell's job in the background ignores SIGINT, `nohup` SIGHUP, and so does whatever they start: the command line
+    leaves it so.
+    """
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -24,8 +24,8 @@ from deltacompress.compression.before import prepare
 from deltacompress.compression.ranks import crew
 from deltacompress.compression.ranks.ranks import Ranks, join, part_ways
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
     ["deltacompress.compression.ranks.follower", "deltacompress.compression.layerwise.model", "transformers"]
 )
 Tweak = Callable[[], None]
@@ -38,9 +38,9 @@ class Follower:
     alive: ClassVar[list[Follower]] = []
 
     def __init__(self, _argv: list[str], **_options: Any) -> None:
-        orders, ours = _CONTEXT.Pipe(duplex=False)
-        mine, told = _CONTEXT.Pipe(duplex=False)
-        self._process = _CONTEXT.Process(target=_follow, args=(orders, told, Follower.tweak), daemon=True)
+        orders, ours = CONTEXT.Pipe(duplex=False)
+        mine, told = CONTEXT.Pipe(duplex=False)
+        self._process = CONTEXT.Process(target=_follow, args=(orders, told, Follower.tweak), daemon=True)
         self._process.start()
         orders.close()
         told.close()
@@ -107,8 +107,8 @@ def on_ranks(size: int, work: Callable[[Ranks], Any]) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         answers, processes = [], []
         for rank in range(size):
-            mine, theirs = _CONTEXT.Pipe(duplex=False)
-            process = _CONTEXT.Process(target=_meet, args=(size, rank, Path(folder) / "meeting", work, theirs))
+            mine, theirs = CONTEXT.Pipe(duplex=False)
+            process = CONTEXT.Process(target=_meet, args=(size, rank, Path(folder) / "meeting", work, theirs))
             process.start()
             theirs.close()
             answers.append(mine)

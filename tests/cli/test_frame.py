@@ -237,6 +237,7 @@ def test_the_table_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         assert expected in out
 
 
+@pytest.mark.usefixtures("stoppable")
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize("quiet", [True, False])
 def test_a_signal_ends_a_verb_like_ctrl_c(number: str, quiet: bool) -> None:
@@ -245,7 +246,6 @@ def test_a_signal_ends_a_verb_like_ctrl_c(number: str, quiet: bool) -> None:
         "def load_delta(path):\n"
         f"    signal.raise_signal(signal.{number})\n"
         "    time.sleep(60)\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "sys.modules['deltacompress.artifact.delta'] = room = ModuleType('artifact')\nroom.load_delta = load_delta\n"
         f"sys.exit(main(['inspect', 'x', *['--quiet'] * {quiet}]))"
     )

@@ -12,11 +12,11 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("stoppable")
 BEGIN = """
 import signal, sys, time
 from deltacompress.cli import interrupts
 from deltacompress.cli.console import Console, OutputOptions, run
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
 def again(number=signal.SIGINT):
     signal.raise_signal(number)
 def end(work):
@@ -137,7 +137,6 @@ def test_the_process_while_it_imports_torch(number: signal.Signals, tmp_path: Pa
     """The process itself, from its first line: what comes then is a stop like any other."""
     demo = repo_root / "registry" / "demo"
     argv = ["analyze", str(demo / "base"), str(demo / "palindrome")]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a child would inherit that it is ignored
     with subprocess.Popen(
         [sys.executable, "-v", "-m", "deltacompress", *argv],
         stdout=subprocess.DEVNULL,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,16 @@ import psutil
 import pytest
 import torch
 from pairs import Pair, Recorder, files_of
-from ranked import Follower, cpu_ranks
+from ranked import CONTEXT, Follower, cpu_ranks
 from torch import distributed
 
 from deltacompress import plan
 from deltacompress.artifact.delta import Delta, load_delta, verify
 from deltacompress.bench import layers as bench
+from deltacompress.cli.main import main
 from deltacompress.codecs.formats.packed import PackedSpec, decode, unpack_levels
 from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.before import prepare
 from deltacompress.compression.layerwise import model
 from deltacompress.errors import (
     BackendError,
@@ -371,43 +373,48 @@ def test_what_does_not_calibrate_runs_in_one_process(pair: Pair, tmp_path: Path)
     assert "devices: only cpu is used, since recipe lossless does not calibrate layer by layer" in reporter.notes
 
 
-RUN = """
-import sys, time
-import torch
-from deltacompress.compression.before import prepare
-from deltacompress.compression.layerwise import model
-layer = model.compress_layer
-model.compress_layer = lambda *given: (time.sleep(4), layer(*given))[1]  # time to be stopped in, on a busy machine too
-prepare.chosen_devices = lambda numbers, device: (torch.device("cpu"),) * len(numbers)
-from deltacompress.cli.main import main
-sys.exit(main(sys.argv[1:]))
-"""
+def first_process(argv: list[str], stop: int, waits: Connection, told: Path, threads: int) -> None:
+    """A command line on two CPUs, whose followers are started as ever; at layer `stop` it says so and waits."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
+    os.dup2(os.open(told, os.O_WRONLY | os.O_CREAT), 2)
+    torch.set_num_threads(threads)
+    original = model.compress_layer
 
+    def waiting(walk: Any, i: int, streams: Any) -> float | None:
+        if i == stop:
+            waits.send(i)
+            time.sleep(30)
+        return original(walk, i, streams)
 
-def finished(out: Path) -> int:
-    return len(list(out.with_name("out.partial").glob("step-*.safetensors")))
+    model.compress_layer = waiting
+    prepare.chosen_devices = lambda numbers, _device: (torch.device("cpu"),) * len(numbers or (0,))
+    os._exit(main(argv))
 
 
 @pytest.mark.slow
 def test_real_processes(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C of a command line, then SIGKILL of its first process: the others end, and what is there goes on."""
+    """Ctrl-C of a command line, then SIGKILL of its first process: the others end, and what is there goes on.
+
+    Each time when one step more is there, while the others wait for the first process.
+    """
     monkeypatch.setitem(model.TOKENS_PER_BATCH, "cpu", SHIPPED)  # what those processes have: sums round by the batch
     out = tmp_path / "out"
-    given = ["auto" if one == "cpu" else one for one in pair.argv(out, "--devices", "0,1", "--resume")]
-    argv = [sys.executable, "-c", RUN, *given]
-    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    for number, code in ((signal.SIGINT, 2), (signal.SIGKILL, -9)):
-        before = finished(out)
-        first = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=os.environ | threads)
-        while finished(out) <= before:
-            assert first.poll() is None
-            time.sleep(0.01)
+    argv = ["auto" if one == "cpu" else one for one in pair.argv(out, "--devices", "0,1", "--resume")]
+    for layer, (number, code) in enumerate(((signal.SIGINT, 2), (signal.SIGKILL, -9))):
+        (waits, there), told = CONTEXT.Pipe(duplex=False), tmp_path / f"told-{layer}"
+        given = (argv, layer, there, told, torch.get_num_threads())
+        first = CONTEXT.Process(target=first_process, args=given, daemon=True)
+        first.start()
+        there.close()
+        assert waits.recv() == layer
+        assert len(list(out.with_name("out.partial").glob("step-*.safetensors"))) == layer + 1
+        assert first.pid is not None
         others = psutil.Process(first.pid).children()
         assert len(others) == 1
-        first.send_signal(number)
-        _, told = first.communicate(timeout=60)
-        assert first.returncode == code
-        assert ("--resume" in told) == (number == signal.SIGINT)
+        os.kill(first.pid, number)
+        first.join(60)
+        assert first.exitcode == code
+        assert ("--resume" in told.read_text()) == (number == signal.SIGINT)
         assert psutil.wait_procs(others, timeout=30)[1] == []
         assert not out.exists()
     with cpu_ranks():
