@@ -182,7 +182,7 @@ def map_in_pages() -> None:
         os.environ[_ALLOCATING[0]] = "expandable_segments:True"
 
 
-_ALLOCATING = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+_ALLOCATING = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"
 _limits: dict[int, int] = {}  # by index
 
 

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from deltacompress.devices import device_name, named_device, resolve_device
+from deltacompress.devices import device_name, map_in_pages, named_device, resolve_device
 from deltacompress.errors import BackendError
 
 CPU = torch.device("cpu")
@@ -37,3 +37,18 @@ def test_any_of_torch_s_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_table_calls_a_device() -> None:
     assert device_name(CPU) == f"CPU, {os.cpu_count()} cores"
+
+
+@pytest.mark.parametrize("said", [None, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"])
+def test_memory_is_mapped_in_pages_unless_the_environment_says_how(
+    monkeypatch: pytest.MonkeyPatch, said: str | None
+) -> None:
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    for name in names:
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    if said:
+        monkeypatch.setenv(said, "backend:native")
+    map_in_pages()
+    wanted = {said: "backend:native"} if said else {names[0]: "expandable_segments:True"}
+    assert {name: os.environ[name] for name in names if name in os.environ} == wanted

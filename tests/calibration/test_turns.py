@@ -154,6 +154,53 @@ def test_where_memory_runs_out_none_waits_any_more(
     assert all(torch.equal(walk.turns._stream[k], expected[k]) for k in range(3))
 
 
+def test_what_a_layer_finished_stays_on_the_device_where_there_is_room(
+    tiny: Callable[..., Any], ids: torch.Tensor
+) -> None:
+    """For one batch of three; the next layer is handed the very tensor. Without a share on the host nothing is kept."""
+    for share, kept in ((1.0, 1), (0.0, 0)):
+        room = Rooms(1)
+        walk = walk_of(tiny("llama"), ids, room, host_share=share)
+        expected = [walk.plain(k) for k in range(3)]
+        with taking_turns(walk.skeleton, [], [walk.turns]):
+            walk.turns.finish_all()
+        assert len(walk.turns._stream._kept) == kept
+        assert walk.turns._stream.keeps == walk.turns.holds == bool(kept)
+        assert all(torch.equal(walk.turns._stream[k], expected[k]) for k in range(3))
+        assert not walk.turns.holds
+
+
+def test_where_memory_runs_out_what_is_kept_is_given_back(
+    tiny: Callable[..., Any], ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a layer begins, when no forward waits yet; forwards go on waiting after the first time."""
+    room = Room(torch.device("cpu"), features=1, hidden=1, tokens=1, note=lambda _note: None)
+    walk = walk_of(tiny("llama"), ids, room, host_share=1.0)
+    [group] = names_of(walk.skeleton, [["o_proj"]])
+    with taking_turns(walk.skeleton, [], [walk.turns]):
+        walk.turns.finish_all()
+    expected = [walk.skeleton.run_layer(0, one, walk.calls[len(one)][0]) for one in list(walk.turns._stream)]
+    for k in range(3):
+        walk.turns._stream.replace(k, walk.turns._stream[k], keep=True)
+    run_layer = walk.skeleton.run_layer
+
+    def short(*args: Any) -> torch.Tensor:
+        if walk.turns._stream.keeps:
+            raise torch.OutOfMemoryError("memory")
+        return run_layer(*args)
+
+    monkeypatch.setattr(walk.skeleton, "run_layer", short)
+    with taking_turns(walk.skeleton, [group], [walk.turns]):
+        for k in range(3):
+            walk.turns.inputs(k, group)
+            walk.turns.rest(k)
+        assert sorted(walk.turns._waiting) == [0, 1, 2]
+        assert not walk.turns._stream.keeps
+        walk.turns.finish_all()
+    assert not room.closed
+    assert all(torch.equal(walk.turns._stream[k], expected[k]) for k in range(3))
+
+
 @pytest.mark.parametrize("closed", [False, True])
 def test_once_memory_ran_out_no_batch_runs_before_it_is_asked_for(
     tiny: Callable[..., Any], ids: torch.Tensor, closed: bool
@@ -174,14 +221,13 @@ def test_where_memory_ran_out_less_may_wait_and_in_the_end_nothing(monkeypatch: 
     emptied: list[int] = []
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: emptied.append(1))
     notes: list[str] = []
-    room = Room(torch.device("cuda"), features=1, tokens=1, note=notes.append)
+    room = Room(torch.device("cuda"), features=1, hidden=0, tokens=1, note=notes.append)
     with room.keeping(0):
         for left, closed in ((950, False), (855, False), (769.5, False), (692.55, True)):
             assert room.free() == round(left * 1_000_000)
             assert (room.left(), room.closed) == (not closed, closed)
             room.ran_out()
-    assert len(notes) == 1
-    assert notes[0].startswith("memory ran out: ")
+    assert [note.split(":")[0] for note in notes] == ["memory ran out", "memory ran out again"]
     assert len(emptied) == 4
 
 
@@ -189,10 +235,10 @@ def test_what_a_gpu_has_is_what_is_free_there(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda _device: (700, 2000))
     for kind in ("reserved", "allocated"):
         monkeypatch.setattr(f"torch.cuda.memory_{kind}", lambda _device: 0)
-    room = Room(torch.device("cuda"), features=1, tokens=1, note=print)
+    room = Room(torch.device("cuda"), features=1, hidden=0, tokens=1, note=print)
     assert room.has(700)
     assert not room.has(701)
-    assert Room(torch.device("cpu"), features=1, tokens=1, note=print).has(1 << 60)
+    assert Room(torch.device("cpu"), features=1, hidden=0, tokens=1, note=print).has(1 << 60)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e6])
@@ -323,13 +369,13 @@ def test_the_room_is_what_is_free_less_what_the_walk_needs(monkeypatch: pytest.M
     monkeypatch.setattr("torch.cuda.memory_allocated", lambda _device: taken[0])
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: None)
     notes: list[str] = []
-    room = Room(torch.device("cuda"), features=1000, tokens=100, note=notes.append)
+    room = Room(torch.device("cuda"), features=1000, hidden=500, tokens=100, note=notes.append)
     taken[0] = 950_000_000 - 20_000_000
     assert room.left()
     taken[0] += 1
     assert not room.left()
     taken[0] = 0
-    wide = Room(torch.device("cuda"), features=1000, tokens=10_000, note=notes.append)
+    wide = Room(torch.device("cuda"), features=1000, hidden=500, tokens=10_000, note=notes.append)
     taken[0] = 950_000_000 - 260_000_000 + 1
     assert not wide.left()
     with wide.keeping(200_000_000):
@@ -344,7 +390,7 @@ def test_on_a_cpu_half_of_what_is_free_stays_free(monkeypatch: pytest.MonkeyPatc
         available = 1_000_000_000
 
     monkeypatch.setattr("psutil.virtual_memory", lambda: Memory)
-    room = Room(torch.device("cpu"), features=1000, tokens=100, note=print)
+    room = Room(torch.device("cpu"), features=1000, hidden=500, tokens=100, note=print)
     Memory.available = 520_000_000
     assert room.left()
     Memory.available -= 1
@@ -391,7 +437,7 @@ def test_gaps_of_host_memory_are_given_back_where_the_process_outgrows_what_it_n
 
     monkeypatch.setattr(memory, "_resident", lambda: now[0] << 20)
     monkeypatch.setattr(memory, "_malloc_trim", lambda: trim)
-    walk = walk_of(tiny("llama"), ids, Room(torch.device("cpu"), features=32, tokens=48, note=print))
+    walk = walk_of(tiny("llama"), ids, Room(torch.device("cpu"), features=32, hidden=16, tokens=48, note=print))
     [group] = names_of(walk.skeleton, [["o_proj"]])
     found = []
     with taking_turns(walk.skeleton, [group], [walk.turns]):

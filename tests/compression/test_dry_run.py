@@ -292,17 +292,17 @@ def test_what_waits_on_the_host_as_the_run_itself_decides(
     asked: dict[str, Any] = {}
     for module in ("before.estimates", "layerwise.model"):
 
-        def share(room: Room, *sizes: int, module: str = module) -> float:
-            asked[module] = (*sizes, needs[id(room)])
+        def share(room: Room, *sizes: int, processes: int, module: str = module) -> float:
+            asked[module] = (*sizes, processes, needs[id(room)])
             return 0.25
 
         monkeypatch.setattr(f"deltacompress.compression.{module}.host_share", share)
-    needs: dict[int, tuple[int, int]] = {}
+    needs: dict[int, tuple[int, int, int]] = {}
     rooms: list[Room] = []
 
-    def room(device: torch.device, *, features: int, tokens: int, note: Any) -> Room:
-        rooms.append(Room(device, features=features, tokens=tokens, note=note))
-        needs[id(rooms[-1])] = (features, tokens)
+    def room(device: torch.device, *, features: int, hidden: int, tokens: int, note: Any) -> Room:
+        rooms.append(Room(device, features=features, hidden=hidden, tokens=tokens, note=note))
+        needs[id(rooms[-1])] = (features, hidden, tokens)
         return rooms[-1]
 
     monkeypatch.setattr("deltacompress.compression.layerwise.walk.Room", room)
@@ -312,7 +312,7 @@ def test_what_waits_on_the_host_as_the_run_itself_decides(
     assert len(asked) == 2
     assert asked["before.estimates"] == asked["layerwise.model"]
     assert asked["layerwise.model"][0] == whole
-    assert asked["layerwise.model"][-1] == (48, TOKENS_PER_BATCH["cpu"])
+    assert asked["layerwise.model"][-2:] == (1, (48, 32, TOKENS_PER_BATCH["cpu"]))
 
 
 def test_least_time_by_arithmetic(make_pair: Callable[..., Pair], tmp_path: Path) -> None:

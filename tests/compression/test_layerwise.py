@@ -111,12 +111,12 @@ def test_streams_on_the_host_change_no_byte(
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(
         "deltacompress.compression.layerwise.model.host_share",
-        lambda _room, nbytes, layer: asked.append((nbytes, layer)) or share,
+        lambda _room, nbytes, layer, processes: asked.append((nbytes, layer, processes)) or share,
     )
     there = pair.compress(tmp_path / "there", recipe=recipe)
     both = 2 if recipe == "int2-24" else 1
     layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32
-    assert asked == [(8 * 16 * 32 * 4 * both, layer * 4 * both)]
+    assert asked == [(8 * 16 * 32 * 4 * both, layer * 4 * both, 1)]
     assert files_of(tmp_path / "here") == files_of(tmp_path / "there")
     assert here.kl_on_calibration == there.kl_on_calibration
 
@@ -128,7 +128,7 @@ def test_on_a_gpu_streams_on_the_host_change_no_byte(
     monkeypatch.setattr("deltacompress.compression.layerwise.model.TOKENS_PER_BATCH", {"cuda": 32})  # four batches of 2
     found = []
     for share in (0.0, 0.5, 1.0):
-        monkeypatch.setattr("deltacompress.compression.layerwise.model.host_share", lambda *_, share=share: share)
+        monkeypatch.setattr("deltacompress.compression.layerwise.model.host_share", lambda *_, share=share, **__: share)
         result = pair.compress(tmp_path / str(share), recipe="int2-24", device="cuda")
         found.append((files_of(tmp_path / str(share)), result.kl_on_calibration))
     assert found[0] == found[1] == found[2]

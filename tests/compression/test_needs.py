@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +12,8 @@ import torch
 from pairs import Pair
 
 from deltacompress.calibration.forwards.memory import Room
+from deltacompress.calibration.forwards.turns import LayerTurns
+from deltacompress.codecs.settings import ObsSettings
 from deltacompress.compression.layerwise import layer
 from deltacompress.compression.layerwise.needs import Needs, make_room
 
@@ -22,6 +24,8 @@ Q, O, GATE, DOWN = ["q", "k"], ["o"], ["gate", "up"], ["down"]  # noqa: E741
 class Shape:
     outputs: int
     inputs: int
+    needs_fisher: bool = False
+    settings: ObsSettings | None = None
 
 
 CPU = torch.device("cpu")
@@ -71,32 +75,40 @@ def test_experts_are_solved_one_by_one_and_have_sums_each() -> None:
 
     needs = Needs(SHAPES, {"gate": cast("Any", Two), "up": cast("Any", Two)}, 1000, 10, CPU)
     assert needs.of_solver([GATE]) == solver(10, 30)
-    assert needs.of_sums([GATE, DOWN]) == 2 * sums(10) + sums(30)
+    assert needs.of_sums([GATE, DOWN]) == sums(10) + sums(30)
+    assert needs.of_sums([GATE, DOWN], 5) == 5 * sums(10) + sums(30)
     assert needs.of_forwards([Q, GATE, DOWN]) == forwards(30, 1000)
 
 
-@pytest.mark.parametrize("holds", [[], [0], [1], [0, 1]])
-@pytest.mark.parametrize("has", [False, True])
-def test_what_waits_is_given_back_where_memory_lies_in_pieces(holds: list[int], has: bool) -> None:
+def test_what_recipes_take_besides() -> None:
+    """Outputs that weigh: six squares of the widest linear; signs by lot: a scale for each weight; settings that
+    differ: sums of its own for each.
+    """
+
+    def of(**changes: Any) -> int:
+        return Needs(SHAPES | {"q": replace(SHAPES["q"], **changes)}, {}, 1, 10, CPU).of_solver([Q])
+
+    assert of(needs_fisher=True) == solver(10, 12) + 4 * 6 * 8**2
+    assert of(settings=ObsSettings(codec="obs", bits=2)) == solver(10, 12) + sums(10)
+    drawn = ObsSettings(codec="obs", bits=1, grid="midrise", sparsity="drawn:3:8")
+    found = Needs({"q": replace(SHAPES["q"], settings=drawn)}, {}, 1, 10, CPU).of_solver([["q"]])
+    assert found == 4 * (3 * 10**2 + 14 * 10 * 8)
+
+
+@pytest.mark.parametrize(
+    ("answers", "wanted"),
+    [([True], []), ([False, True], ["kept"] * 2), ([False, False], ["kept"] * 2 + ["waiting"] * 2)],
+)
+def test_what_waits_is_given_back_where_there_is_too_little(
+    answers: list[bool], wanted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
-
-    class Turns:
-        def __init__(self, k: int) -> None:
-            self.holds = k in holds
-
-        def give_back(self) -> None:
-            done.append("given back")
-
-    class Pieces:
-        def has(self, nbytes: int) -> bool:
-            assert nbytes == 700
-            return has
-
-        def ran_out(self) -> None:
-            done.append("ran out")
-
-    make_room(cast("Any", [Turns(0), Turns(1)]), cast("Any", Pieces()), 700)
-    assert done == (["given back", "given back", "ran out"] if holds and not has else [])
+    monkeypatch.setattr(LayerTurns, "forget_kept", lambda _turns: done.append("kept"))
+    monkeypatch.setattr(LayerTurns, "begin_all_anew", lambda _turns: done.append("waiting"))
+    monkeypatch.setattr(Room, "has", lambda _room, nbytes: nbytes == 700 and answers.pop(0))
+    make_room([cast("Any", None)] * 2, Room(CPU, features=1, hidden=1, tokens=1, note=print), 700)
+    assert done == wanted
+    assert not answers
 
 
 def test_each_stage_keeps_its_own(
@@ -128,4 +140,4 @@ def test_each_stage_keeps_its_own(
         (max(solver(hidden, 2 * mlp), after), ["gate_proj", "up_proj"]),
         (max(solver(mlp, hidden), forwards(mlp, tokens, hidden)), ["down_proj"]),
     ]
-    assert (free >> 1) - rooms[-1].free() == max(sums(mlp) + solver(mlp, 0), forwards(mlp, tokens, mlp // 2))
+    assert (free >> 1) - rooms[-1].free() == max(sums(mlp) + solver(mlp, 0), forwards(mlp, tokens, hidden))

@@ -110,6 +110,21 @@ def test_what_grows_is_multiplied_as_far_as_asked(device: str) -> None:
                 sixteen_bits(found, left[:, :reach].double() @ wanted[:reach])
 
 
+def test_triangles_and_symmetric_matrices_too(device: str) -> None:
+    left, upper = normal(9, 2100), normal(2100, 2100, seed=1).triu()
+    exact = upper.double()
+    sixteen_bits(products.times_upper(left.to(device), upper.to(device)), left.double() @ exact)
+    sixteen_bits(products.times_lower(left.to(device), upper.to(device)), left.double() @ exact.T)
+    symmetric = exact @ exact.T
+    wanted = ((left.double() @ symmetric) * left.double()).sum(1)
+    sixteen_bits(products.quadratic(left.to(device), symmetric.float().to(device), rough=True), wanted)
+
+
+def test_what_is_inverted_is_not_rounded_to_sixteen_bits(device: str) -> None:
+    triangle = (normal(2100, 2100) / 2100**0.5).triu(1) + torch.diag(1 + torch.rand(2100))
+    same(products.inverse_of_upper(triangle.to(device)).cpu(), torch.linalg.inv(triangle.double()))
+
+
 def test_halves_are_the_matrix_to_sixteen_bits() -> None:
     matrix = normal(50, 50) * 1e-3
     high, low = products._halves(matrix)

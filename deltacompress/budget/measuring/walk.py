@@ -123,7 +123,7 @@ def walk(
     held, wide = HeldStreams(skeleton, batches), HeldStreams(skeleton, more)
     stream, calls = capture_calls(skeleton, ids, size)
     precision = calibration_precision(device, bf16_weights=plan.bf16_linears)
-    room = Room(device, features=widest, tokens=size * ids.shape[1], note=reporter.note)
+    room = Room(device, features=widest, hidden=skeleton.hidden_size, tokens=size * ids.shape[1], note=reporter.note)
     whole = {rung.name: Probe(wide.clean) for rung in (REFERENCE, COARSE, WIDEST, DRAWN)}
     walk = _Walk(plan, skeleton, coder, reporter, held, wide, precision, room, stream, calls, rungs, whole)
     _embedding(walk)

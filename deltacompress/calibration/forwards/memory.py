@@ -19,8 +19,10 @@ _DEVICE_SHARE, _HOST_SHARE = 0.95, 0.5
 _CGROUP = Path("/sys/fs/cgroup")
 _GAPS = 64 << 20
 """Bytes by which a process may outgrow the most that it ever needed before gaps are given back, which takes time."""
-_SQUARES, _OF_ROWS = 3, 10
+_SQUARES, OF_ROWS = 3, 10
 """Matrices in f32 that a solver has beside H and E: as wide and high as its inputs; as the linears."""
+OF_DRAWN, _OF_FISHER = 14, 6
+"""Matrices as the linears where each weight has a scale; as wide and high as a linear has outputs where those weigh."""
 _OF_HIDDEN, _OF_INPUTS = 9, {"cpu": 6, "cuda": 2}
 """What forwards have for each token, in f32: as wide as hidden states; as what the next linears receive."""
 _LESS, _TIMES = 0.9, 3
@@ -30,14 +32,16 @@ _LESS, _TIMES = 0.9, 3
 class Room:
     """What may wait in a device's memory, forwards and hidden states, besides what the walk itself needs.
 
-    features: of the widest linear's input; tokens: of a batch; note: takes what a user should know.
+    features: of the widest linear's input; hidden: of hidden states; tokens: of a batch; note: takes what a user should
+    know.
     """
 
-    def __init__(self, device: torch.device, *, features: int, tokens: int, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, device: torch.device, *, features: int, hidden: int, tokens: int, note: Callable[[str], None]
+    ) -> None:
         self.device, self.tokens, self._note = device, tokens, note
         solving = sums_bytes(features) + solver_bytes(features, 0)
-        running = forward_bytes(features, features // 2, tokens, device.type)  # hidden states are narrower
-        self._kept_free = max(solving, running)
+        self._kept_free = max(solving, forward_bytes(features, hidden, tokens, device.type))
         if device.type == "cuda":
             self._limit = int(_DEVICE_SHARE * (free_bytes(device) + torch.cuda.memory_allocated(device)))
         else:
@@ -83,12 +87,14 @@ class Room:
         return self.device.type != "cuda" or free_bytes(self.device) >= nbytes
 
     def ran_out(self) -> None:
-        """Less may wait from now on: memory ran out, though by what was free it should not."""
-        if not self._ran_out:
+        """Less may wait from now on, in the end nothing: memory ran out, though by what was free it should not."""
+        self._ran_out += 1
+        if self._ran_out == 1:
             self._note(
                 "memory ran out: fewer forwards wait in the middle of a layer, the others begin anew for a stage"
             )
-        self._ran_out += 1
+        elif self._ran_out == _TIMES:
+            self._note("memory ran out again: no forward waits in the middle of a layer any more")
         if self.device.type == "cuda":
             self._limit = int(self._limit * _LESS)
             torch.cuda.empty_cache()
@@ -99,9 +105,14 @@ def sums_bytes(features: int) -> int:
     return 2 * 4 * features**2
 
 
-def solver_bytes(features: int, rows: int) -> int:
-    """What solving linears of so many inputs, and rows in all, takes beside them."""
-    return 4 * features * (_SQUARES * features + _OF_ROWS * rows)
+def solver_bytes(features: int, rows: int, *, matrices: int = OF_ROWS) -> int:
+    """What solving linears of so many inputs, and rows in all, takes beside them; matrices: as large as the linears."""
+    return 4 * features * (_SQUARES * features + matrices * rows)
+
+
+def fisher_bytes(outputs: int) -> int:
+    """What it takes besides to weigh so many outputs of a linear against each other."""
+    return 4 * _OF_FISHER * outputs**2
 
 
 def forward_bytes(features: int, hidden: int, tokens: int, kind: str) -> int:

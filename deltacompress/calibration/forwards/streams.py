@@ -84,8 +84,10 @@ class HiddenStates:
         return bool(self._kept)
 
     def forget_kept(self) -> None:
-        """None are any more."""
+        """None are any more, nor what is on its way to or from there."""
         self._kept.clear()
+        self._drop_coming()
+        self._drop_leaving()
 
     def append(self, hidden: Tensor) -> None:
         """Add a batch."""
@@ -128,6 +130,10 @@ class HiddenStates:
             if len(self._leaving) > _LEAVING:
                 self._wait_for(self._leaving.popleft()[1])
 
+    def _drop_leaving(self) -> None:
+        while self._leaving:
+            self._wait_for(self._leaving.popleft()[1])
+
     def _drop_coming(self) -> None:
         for _, arrived in self._coming.values():
             self._wait_for(arrived)
@@ -140,15 +146,17 @@ class HiddenStates:
     def __del__(self) -> None:
         """A copy may be under way into memory that is let go here."""
         self._drop_coming()
+        self._drop_leaving()
 
 
-def host_share(room: Room, nbytes: int, layer: int) -> float:
+def host_share(room: Room, nbytes: int, layer: int, *, processes: int = 1) -> float:
     """Of streams of `nbytes` in all, what a GPU has no room for beside a layer of so many bytes and waiting forwards.
 
     Those come first: a stream that waits on the host is copied while something is computed, a forward that cannot wait
-    is computed again. Never more than host memory has room for; 0 on a CPU, where host memory is device memory.
+    is computed again. Never more than host memory has room for, which so many processes share; 0 on a CPU, where host
+    memory is device memory.
     """
     if room.device.type != "cuda":
         return 0.0
     share = 1 - (room.free() - layer) / nbytes + _WAITING
-    return min(max(share, 0.0), 1.0, host_room() / nbytes)
+    return min(max(share, 0.0), 1.0, host_room() / processes / nbytes)

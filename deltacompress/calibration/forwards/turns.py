@@ -73,8 +73,8 @@ class LayerTurns:
         """What linears receive in batch k, f32 or f16 [tokens, in] each; its forward waits there, until `rest`.
 
         A batch with a value that overflows runs again with wider products, if there are any, and so does all after it.
-        A GPU has the next batch to run while the host waits to know, unless memory ran out: so the weights must stay
-        from batch to batch.
+        A GPU has the next batch to run while the host waits to know, unless memory ran out too often: so the weights
+        must stay from batch to batch.
 
         Raises:
             UnsupportedModelError: one of them did not run, or ran twice.
@@ -208,7 +208,8 @@ class LayerTurns:
             if not any(stream.holds for stream in self.together):
                 raise
         for stream in self.together:  # here, where the error no longer holds what the failed forward made
-            stream.give_back()
+            stream.begin_all_anew()
+            stream.forget_kept()
         self._room.ran_out()
         return work()
 
@@ -236,9 +237,8 @@ class LayerTurns:
         for k in list(self._waiting):
             self.begin_anew(k)
 
-    def give_back(self) -> None:
-        """As `begin_all_anew`; what waits on the host is not on the device any more, too."""
-        self.begin_all_anew()
+    def forget_kept(self) -> None:
+        """What waits on the host shall not be on the device, too."""
         self._stream.forget_kept()
 
 

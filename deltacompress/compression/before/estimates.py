@@ -58,7 +58,7 @@ def memory(prepared: Prepared, processes: int = 1) -> dict[str, int]:
     batch = sequences_per_batch(skeleton, seq_len) * seq_len
     widest = max((max(tensor.pair.info.shape) for tensor in linears), default=0)
     streams = samples * seq_len * skeleton.hidden_size * _F32 * both
-    share = host_share(room_of(plan, skeleton.device, batch, SILENT.note), streams, layer)
+    share = host_share(room_of(plan, skeleton, batch, SILENT.note), streams, layer, processes=processes)
     away = int(share * streams)
     found = {
         "layer_bytes": layer,

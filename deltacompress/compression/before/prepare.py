@@ -73,7 +73,8 @@ def open_job(job: CompressionJob, inputs: Inputs, reporter: Reporter) -> Opened:
 
 def _devices(job: CompressionJob, reporter: Reporter) -> tuple[torch.device, ...]:
     """A device for each process; one, where there is nothing to share."""
-    map_in_pages()
+    if job.device != "cpu":
+        map_in_pages()
     devices = chosen_devices(job.devices, job.device)
     if len(devices) > 1 and not job.recipe.walks_layers:
         told = f"only {devices[0]} is used, since recipe {job.recipe.name} does not calibrate layer by layer"

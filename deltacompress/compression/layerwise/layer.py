@@ -31,6 +31,8 @@ from deltacompress.reporter import part
 def compress_layer(walk: Walk, i: int, streams: Streams) -> float | None:
     """Compress decoder layer i and move the streams past it; returns its mean relative loss."""
     step = f"layer-{i:05d}"
+    if walk.room.free() < walk.size_of(i):
+        streams.forget_kept()
     _load(walk, i)
     restored = walk.steps.recall(step, walk.skeleton.layer_names(i))
     with part("groups"):
@@ -134,7 +136,11 @@ def _compress(
             uncoded = dict(weights) if len(portions) > 1 else weights  # as all portions of the stage meet it
             for portion in portions:
                 last = not following and portion is portions[-1]
-                make_room(streams, walk.room, needs.of_sums(portion.groups) + needs.of_forwards(portion.groups))
+                make_room(
+                    streams,
+                    walk.room,
+                    needs.of_sums(portion.groups, len(portion.experts)) + needs.of_forwards(portion.groups),
+                )
                 statistics = collect(walk, portion, experts, student, teacher, uncoded, finetuned, last=last)
                 if last:
                     finetuned.clear()

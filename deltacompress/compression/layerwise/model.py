@@ -54,7 +54,7 @@ def compress_layers(
     late = [tensor for tensor in outer if tensor.name == skeleton.head_name and tensor.calibrated]
     body = [tensor.name for tensor in outer if tensor.name != skeleton.head_name]
     stream_bytes = ids.numel() * skeleton.hidden_size * torch.float32.itemsize * (2 if plan.asymmetric else 1)
-    share = host_share(walk.room, stream_bytes, layer_bytes(plan, skeleton))
+    share = host_share(walk.room, stream_bytes, layer_bytes(plan, skeleton), processes=ranks.size)
     teacher = None
     fisher: dict[str, FisherSum] = {}
     if plan.asymmetric:
@@ -77,6 +77,7 @@ def compress_layers(
     for i in range(skeleton.num_layers):
         loss = compress_layer(walk, i, streams)
         reporter.step(f"layer {i}", loss=loss, memory_bytes=Steps.peak_memory())
+    streams.forget_kept()
     if walk.ranks.first:  # all of them know it
         walk.agreement.tell(reporter.note)
     if late:

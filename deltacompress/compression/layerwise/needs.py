@@ -7,8 +7,17 @@ from dataclasses import dataclass
 
 import torch
 
-from deltacompress.calibration.forwards.memory import Room, forward_bytes, solver_bytes, sums_bytes
+from deltacompress.calibration.forwards.memory import (
+    OF_DRAWN,
+    OF_ROWS,
+    Room,
+    fisher_bytes,
+    forward_bytes,
+    solver_bytes,
+    sums_bytes,
+)
 from deltacompress.calibration.forwards.turns import LayerTurns
+from deltacompress.codecs.settings import ObsSettings
 from deltacompress.compression.planning import TensorPlan
 from deltacompress.models.experts.stages import ExpertStage
 
@@ -29,22 +38,31 @@ class Needs:
     device: torch.device
 
     def beside(self, stage: Stage, following: Stage) -> int:
-        """Bytes beside a stage's own sums: for what solves it, and the sums of the next, with the forwards to it."""
+        """Bytes beside a stage's own sums: for what solves it, or the sums of the next with the forwards to it."""
         return max(
             self.of_solver(stage), self.of_forwards(stage), self.of_sums(following) + self.of_forwards(following)
         )
 
     def of_solver(self, stage: Stage) -> int:
         """Bytes for the most that is solved at once."""
-        return max(solver_bytes(self._inputs(group), rows) for group in stage for rows in self._rows(group))
+        return max(self._solver(group) for group in stage)
 
     def of_forwards(self, stage: Stage) -> int:
         """Bytes for what runs to a stage's linears."""
         return max((self._forwards(self._inputs(group)) for group in stage), default=0)
 
-    def of_sums(self, stage: Stage) -> int:
-        """Bytes for all sums of a stage."""
-        return sum(len(self._rows(group)) * sums_bytes(self._inputs(group)) for group in stage)
+    def of_sums(self, stage: Stage, experts: int = 1) -> int:
+        """Bytes for the sums of a stage, of so many experts."""
+        counts = ((experts if group[0] in self.experts else 1, self._inputs(group)) for group in stage)
+        return sum(count * sums_bytes(inputs) for count, inputs in counts)
+
+    def _solver(self, group: Sequence[str]) -> int:
+        own, inputs = [self.tensors[name] for name in group], self._inputs(group)
+        drawn = any(isinstance(one.settings, ObsSettings) and one.settings.pattern.kind == "drawn" for one in own)
+        solving = solver_bytes(inputs, max(self._rows(group)), matrices=OF_DRAWN if drawn else OF_ROWS)
+        fisher = max((fisher_bytes(one.outputs) for one in own if one.needs_fisher), default=0)
+        copied = any(one.settings != own[0].settings for one in own)  # each is solved from sums of its own
+        return solving + fisher + copied * sums_bytes(inputs)
 
     def _forwards(self, features: int) -> int:
         return forward_bytes(features, self.hidden, self.tokens, self.device.type)
@@ -63,7 +81,8 @@ class Needs:
 
 def make_room(streams: Sequence[LayerTurns], room: Room, nbytes: int) -> None:
     """See that so many bytes can be had, if need be by giving back what waits."""
-    if any(stream.holds for stream in streams) and not room.has(nbytes):
+    for give_back in (LayerTurns.forget_kept, LayerTurns.begin_all_anew):
+        if room.has(nbytes):
+            return
         for stream in streams:
-            stream.give_back()
-        room.ran_out()
+            give_back(stream)

@@ -36,11 +36,18 @@ class Streams:
     head: Tensor | None = None
     fisher: dict[str, FisherSum] = field(default_factory=dict)
 
+    def forget_kept(self) -> None:
+        """What waits on the host shall not be on the device, too."""
+        for stream in (self.student, self.teacher):
+            if stream is not None:
+                stream.forget_kept()
 
-def room_of(plan: Plan, device: torch.device, tokens_per_batch: int, note: Callable[[str], None]) -> Room:
+
+def room_of(plan: Plan, skeleton: Skeleton, tokens_per_batch: int, note: Callable[[str], None]) -> Room:
     """What may wait on the device while a plan is carried out, whose batches have at most so many tokens."""
     widest = max((one.inputs for one in plan.tensors.values() if one.calibrated), default=1)
-    return Room(device, features=widest, tokens=tokens_per_batch, note=note)
+    hidden = skeleton.hidden_size
+    return Room(skeleton.device, features=widest, hidden=hidden, tokens=tokens_per_batch, note=note)
 
 
 def layer_bytes(plan: Plan, skeleton: Skeleton) -> int:
@@ -80,12 +87,17 @@ class Walk:
     ) -> Walk:
         """The walk of a plan, whose batches have at most so many tokens."""
         precision = calibration_precision(skeleton.device, bf16_weights=plan.bf16_linears)
-        room = room_of(plan, skeleton.device, tokens_per_batch, reporter.note)
+        room = room_of(plan, skeleton, tokens_per_batch, reporter.note)
         return cls(plan, skeleton, steps, ranks, precision, room, reporter.note)
 
     def room_for(self, nbytes: int) -> int:
         """How many things of so many bytes every rank has room for; one at least."""
         return min(int(row[0]) for row in self.ranks.numbers([self.room.most(nbytes)]))
+
+    def size_of(self, i: int) -> int:
+        """Bytes of layer i in f32."""
+        names = self.skeleton.layer_names(i)
+        return torch.float32.itemsize * sum(self.plan.tensors[name].pair.info.numel for name in names)
 
     def turns(self, i: int, stream: HiddenStates, streams: Streams) -> LayerTurns:
         """The forwards of one of the streams through layer i."""
