@@ -28,12 +28,13 @@ def check_size(request: Request, *, fixed: int, finetuned: int) -> None:
     """
     size = request.bytes(finetuned)
     if size is not None and size < fixed:
-        told = f"{_told_fixed(fixed)} alone; nothing was measured"
-        raise UnreachedError(told, where=request.told, way_out="ask for more than that")
+        told = f"{_told_fixed(request, fixed)} alone ({finetuned / fixed:,.0f}x); nothing was measured"
+        way_out = "ask for less" if request.ratio is not None else "ask for more"
+        raise UnreachedError(told, where=request.told, way_out=f"{way_out} than that")
 
 
-def _told_fixed(nbytes: int) -> str:
-    return f"too small: {nbytes:,} bytes are exact tensors, side files and manifest"
+def _told_fixed(request: Request, nbytes: int) -> str:
+    return f"{request.out_of_reach[0]}: {nbytes:,} bytes are exact tensors, side files and manifest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,10 @@ class Target:
     def _too_small(self) -> UnreachedError:
         rungs = self.survey.rungs
         least = [one.index(min(one)) for one in rungs]
-        told = f"{_told_fixed(self.survey.fixed_bytes)}, and the least for all else, as estimated,"
+        told = f"{_told_fixed(self.request, self.survey.fixed_bytes)}, and the least for all else, as estimated,"
         told += f" makes it {self._told_size(least)}"
         told += f", at a predicted KL of {self.survey.kl(least):.3g}"
-        return UnreachedError(told, where=self.request.told, way_out="ask for that size, or a larger one")
+        return UnreachedError(told, where=self.request.told, way_out=self.request.out_of_reach[1])
 
     def _told_size(self, picks: Sequence[int]) -> str:
         nbytes = self.survey.bytes(picks)

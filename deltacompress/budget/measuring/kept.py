@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -27,6 +28,9 @@ class Tried(BaseModel):
     judged: Judged
 
 
+_CHECKSUM = "sha256"
+
+
 class Kept(BaseModel):
     """of: all that what was measured depends on. asked: what was; tried: for that, the first attempt first."""
 
@@ -38,7 +42,8 @@ class Kept(BaseModel):
 
     def write(self, path: Path) -> None:
         """In place of what is there; raises OutputError."""
-        write_once(path, json.dumps(self.model_dump(mode="json")).encode(), replace=True)
+        data = self.model_dump(mode="json")
+        write_once(path, json.dumps(data | {_CHECKSUM: _checksum(data)}).encode(), replace=True)
 
     @classmethod
     def read(cls, path: Path, identity: str) -> Self | None:
@@ -58,11 +63,17 @@ class Kept(BaseModel):
         if data["of"] != identity:  # before all else: of another version the rest may have other fields
             told = "the unfinished run was started with other input, or by another version of deltacompress"
             raise InputError(told, where=path, way_out=f"give the same again, {start_over()}")
+        if _CHECKSUM in data and data.pop(_CHECKSUM) != _checksum(data):
+            raise InputError("damaged (its checksum is another)", where=path, way_out=start_over())
         try:
             return cls.model_validate(data)
         except ValidationError as error:
             told = "written by another version of deltacompress, with other fields"
             raise InputError(told, where=path, way_out=start_over()) from error
+
+
+def _checksum(data: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def kept_path(out: Path) -> Path:
