@@ -383,7 +383,7 @@ def first_process(argv: list[str], stop: int, waits: Connection, told: Path, thr
     def waiting(walk: Any, i: int, streams: Any) -> float | None:
         if i == stop:
             waits.send(i)
-            time.sleep(30)
+            time.sleep(120)  # longer than a stop is waited for below
         return original(walk, i, streams)
 
     model.compress_layer = waiting
