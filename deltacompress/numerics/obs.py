@@ -38,7 +38,8 @@ class Solution:
     """What the solver fixed. codes u8 [rows, columns] (meaningful where kept), or values f32 when not quantized.
 
     mask: bool [rows, columns], True = kept. loss: f32 [rows], tr-contribution of each row under the damped Hessian.
-    errors: f32 [columns in solving order, rows], when quantized: T - Q = errors^T U in that order.
+    errors: f32 [columns in solving order, rows], when quantized: T - Q = errors^T U in that order, as exact as
+    `products.product`.
     """
 
     codes: Tensor | None
