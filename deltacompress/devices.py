@@ -173,8 +173,7 @@ def current(device: torch.device) -> Iterator[None]:
 
 
 def map_in_pages() -> None:
-    """Have PyTorch map a GPU's memory in pages, so that gaps between tensors are no loss: where much of it is used, at
-    times of large tensors and at times of small ones, gaps were a tenth.
+    """Have PyTorch map a GPU's memory in pages: large tensors find room in the gaps that small ones left, and back.
 
     Only before the first tensor on a GPU; where the environment says how to allocate, that stays.
     """

@@ -28,7 +28,7 @@ Stage = Sequence[Sequence[str]]
 @dataclass(frozen=True, slots=True)
 class Needs:
     """tensors: of all linears; experts: the stage of each linear that is one's; tokens: of a batch; hidden: features
-    of hidden states.
+    of hidden states; device: that computes.
     """
 
     tensors: Mapping[str, TensorPlan]
