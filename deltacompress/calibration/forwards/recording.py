@@ -21,6 +21,9 @@ from deltacompress.models.experts.stages import ExpertStage, watched_stages
 from deltacompress.models.relay import LayerCall
 from deltacompress.models.skeleton import Skeleton
 
+FEW = 2
+"""Samples of a forward that nothing is computed with; not one, of which a copy may be no copy."""
+
 
 @dataclass(eq=False)
 class InputGroup:
@@ -147,7 +150,8 @@ def capture_calls(
 ) -> tuple[HiddenStates, dict[int, list[LayerCall]]]:
     """Hidden states before the first layer, batch by batch, and the layer calls of each distinct batch size.
 
-    Needs the outer weights. The last batch is smaller where batch_size does not divide the number of samples.
+    Needs the outer weights. The last batch is smaller where batch_size does not divide the number of samples. There are
+    calls of `FEW` samples, too: what only looks at how a layer works runs it on so many.
 
     Args:
         skeleton: the model.
@@ -162,7 +166,8 @@ def capture_calls(
         UnsupportedModelError: calls that depend on the tokens, which one capture per batch size would get wrong.
     """
     stream = HiddenStates(skeleton.device, host_share=host_share)
-    calls: dict[int, list[LayerCall]] = {}
+    few = ids[: min(FEW, batch_size)]
+    calls = {len(few): skeleton.capture(few)[1]}
     for batch in ids.split(batch_size):
         hidden, batch_calls = skeleton.capture(batch)
         known = calls.setdefault(len(batch), batch_calls)

@@ -26,6 +26,7 @@ from deltacompress.calibration.forwards.forward import Arrived, Ended, Forward
 from deltacompress.calibration.forwards.memory import Room
 from deltacompress.calibration.forwards.one_pass import in_one_pass
 from deltacompress.calibration.forwards.precision import Precision
+from deltacompress.calibration.forwards.recording import FEW
 from deltacompress.calibration.forwards.spent import NOTHING, Spent, let_go, spent_of
 from deltacompress.calibration.forwards.streams import HiddenStates
 from deltacompress.models.experts.routing import Routing
@@ -168,9 +169,9 @@ class LayerTurns:
         return False
 
     def find_spent(self, leaders: Sequence[str]) -> Spent:
-        """What forwards of this layer hold and never use again, where they wait at these, by running one batch."""
+        """What forwards of this layer hold and never use again, where they wait at these, by running a few samples."""
         last = len(self) - 1
-        hidden = self._stream[last]
+        hidden = self._stream[last][:FEW]
         with self.precision.products():
             return spent_of(self._begun(last, hidden), leaders, hidden)
 

@@ -14,7 +14,7 @@ from itertools import zip_longest
 
 from torch import Tensor
 
-from deltacompress.calibration.forwards.recording import record_inputs
+from deltacompress.calibration.forwards.recording import FEW, record_inputs
 from deltacompress.calibration.forwards.turns import LayerTurns, taking_turns
 from deltacompress.compression.layerwise.experts import ExpertSums, Portion, in_portions
 from deltacompress.compression.layerwise.fisher import take_fisher
@@ -101,8 +101,8 @@ def _saving(walk: Walk, step: str, outcomes: list[Unfinished] | None, both: Sequ
 
 
 def _groups(walk: Walk, i: int, streams: Streams) -> list[list[str]]:
-    """Calibrated linears that share an input, in execution order, found by running one batch."""
-    hidden = streams.student[len(streams.student) - 1]
+    """Calibrated linears that share an input, in execution order, found by running a few samples."""
+    hidden = streams.student[len(streams.student) - 1][:FEW]
     with record_inputs(walk.skeleton, i) as recorder, walk.precision.products():
         walk.skeleton.run_layer(i, hidden, streams.calls[len(hidden)][i])
     groups = [[name for name in group.names if walk.plan.tensors[name].calibrated] for group in recorder.groups]
