@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deltacompress.codecs.formats.packed import FREE, PackedSpec, Parts, part_shapes
 from deltacompress.errors import FormatError
-from deltacompress.numerics.bits import packing
+from deltacompress.numerics.bits import packing, pairs
 
 ALIGN = 256
 
@@ -90,8 +90,5 @@ def expand_rows(spec: PackedSpec, parts: Parts, row_mask: Tensor, rows: int) -> 
 
 def _empty_pattern(spec: PackedSpec, like: Tensor) -> Tensor:
     """A valid pattern row [width]: the first n of every m."""
-    if spec.is_24:
-        groups = torch.zeros(1, spec.padded // 4, dtype=torch.uint8, device=like.device)
-        return packing.pack_pairs(groups)[0]
-    mask = (torch.arange(spec.padded, device=like.device) % spec.sparsity.m < spec.sparsity.n).to(torch.uint8)
-    return packing.pack_codes(mask.unsqueeze(0), 1)[0]
+    mask = (torch.arange(spec.padded, device=like.device) % spec.sparsity.m < spec.sparsity.n).unsqueeze(0)
+    return (pairs.pack_pairs(pairs.pairs_of(mask)) if spec.is_24 else packing.pack_codes(mask.to(torch.uint8), 1))[0]

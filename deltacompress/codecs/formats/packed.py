@@ -22,7 +22,7 @@ from torch import Tensor
 from deltacompress.codecs.formats.spec import FREE, PackedSpec, check_shapes
 from deltacompress.codecs.formats.spec import part_shapes as stored_shapes
 from deltacompress.errors import FormatError
-from deltacompress.numerics.bits import packing, ragged, symbols
+from deltacompress.numerics.bits import packing, pairs, ragged, symbols
 from deltacompress.numerics.bits.drawn import drawn_mask
 from deltacompress.numerics.grid import Grid, constant_zero
 
@@ -71,16 +71,15 @@ def pack(spec: PackedSpec, *, codes: Tensor, mask: Tensor, grid: Grid) -> Parts:
         parts["zeros"] = grid.zero.to(torch.uint8)
     if spec.sparsity.kind == "dense":
         return parts | {"codes": packing.pack_codes(codes, spec.bits)}
-    pad = (0, spec.padded - spec.columns)
-    codes, mask = torch.nn.functional.pad(codes, pad), torch.nn.functional.pad(mask, pad)
+    codes, mask = _padded(spec, codes), _padded(spec, mask)
     if spec.sparsity.kind == "drawn":
         kept = codes[drawn_pattern(spec, codes.device)].view(spec.rows, spec.kept)
         return parts | {"codes": packing.pack_codes(kept, spec.bits)}
-    zero = torch.nn.functional.pad(_zero_codes(spec, parts), pad)
+    zero = _padded(spec, _zero_codes(spec, parts))
     if spec.has_zero_code and spec.is_24:
         # a kept zero may stand anywhere: choosing its place by rule is what makes the storage layout exact
         zeroed = (codes - zero).mul_(mask).add_(zero)  # modulo 256; torch.where takes seven times as long on a CPU
-        mask, codes = symbols.canonical_pairs(mask & (codes != zero)), zeroed
+        mask, codes = pairs.mask_of(pairs.canonical_pairs(mask & (codes != zero))), zeroed
     elif spec.has_zero_code and spec.sparsity.kind == "unstructured":
         mask = mask & (codes != zero)
     elif spec.padded != spec.columns:
@@ -93,9 +92,8 @@ def pack_values(spec: PackedSpec, *, values: Tensor, mask: Tensor) -> Parts:
     half = values.to(torch.bfloat16)
     if spec.sparsity.kind == "dense":
         return {"values": half}
-    pad = (0, spec.padded - spec.columns)
-    mask = _complete(torch.nn.functional.pad(mask, pad), spec)
-    parts = _with_pattern(spec, mask, lambda kept: kept, torch.nn.functional.pad(half, pad))
+    mask = _complete(_padded(spec, mask), spec)
+    parts = _with_pattern(spec, mask, lambda kept: kept, _padded(spec, half))
     return {"pattern": parts["pattern"], "values": parts["codes"]}
 
 
@@ -110,12 +108,15 @@ def unpack_levels(spec: PackedSpec, parts: Parts) -> tuple[Tensor, Tensor, Grid]
     if spec.sparsity.kind == "dense":
         codes = packing.unpack_codes(parts["codes"], spec.bits, spec.columns)
         return codes, torch.ones_like(codes, dtype=torch.bool), grid
-    drawn = spec.sparsity.kind == "drawn"
-    mask = drawn_pattern(spec, scale.device) if drawn else _mask(spec, parts["pattern"])
-    codes = torch.zeros_like(mask, dtype=torch.uint8)
-    codes.masked_scatter_(
-        mask, _kept_codes(spec, parts["codes"], mask)
-    )  # a GPU is not waited for, as codes[mask] would
+    if spec.is_24:
+        kept = pairs.unpack_pairs(parts["pattern"], spec.padded // 4)
+        codes, mask = pairs.spread(packing.unpack_codes(parts["codes"], spec.bits, spec.kept), kept)
+    else:
+        drawn = spec.sparsity.kind == "drawn"
+        mask = drawn_pattern(spec, scale.device) if drawn else _mask(spec, parts["pattern"])
+        codes = torch.zeros_like(mask, dtype=torch.uint8)
+        # a GPU is not waited for, as codes[mask] would
+        codes.masked_scatter_(mask, _kept_codes(spec, parts["codes"], mask))
     return codes[:, : spec.columns], mask[:, : spec.columns], grid
 
 
@@ -173,10 +174,7 @@ def _symbols_of_blocks(spec: PackedSpec, parts: Parts) -> Iterator[Parts]:
         if spec.sparsity.kind == "dense":
             yield {"symbols": symbols.dense_to_symbols(codes, zero, spec.bits)}
             continue
-        pad = (0, spec.padded - spec.columns)
-        zero = torch.nn.functional.pad(zero, pad)
-        codes, mask = torch.nn.functional.pad(codes, pad), torch.nn.functional.pad(mask, pad)
-        codes[:, spec.columns :] = zero[:, spec.columns :]
+        codes, zero, mask = (_padded(spec, one) for one in (codes, zero, mask))
         yield symbols.pairs_to_symbols(codes, zero, mask, spec.bits)
 
 
@@ -189,7 +187,7 @@ def to_serving(spec: PackedSpec, parts: Parts, where: str) -> Parts:
     if not spec.has_storage_layout:
         return parts
     rest = {name: part for name, part in parts.items() if name not in ("symbols", "groups", "nonzero")}
-    zero = torch.nn.functional.pad(_zero_codes(spec, parts), (0, spec.padded - spec.columns))
+    zero = _padded(spec, _zero_codes(spec, parts))
     try:
         if spec.masked:
             codes = symbols.masked_to_dense(parts, zero, spec.bits, spec.columns)
@@ -216,6 +214,12 @@ def part_shapes(spec: PackedSpec, *, storage: bool) -> dict[str, tuple[torch.dty
     return {name: (_DTYPES[dtype], shape) for name, (dtype, shape) in shapes.items()}
 
 
+def _padded(spec: PackedSpec, matrix: Tensor) -> Tensor:
+    """[rows, padded columns], with zeros; the matrix itself where nothing is missing."""
+    missing = spec.padded - spec.columns
+    return torch.nn.functional.pad(matrix, (0, missing)) if missing else matrix
+
+
 def _zero_codes(spec: PackedSpec, parts: Parts) -> Tensor:
     """Zero point of each column as a code u8 [rows, columns]; 0 where no code means zero."""
     if spec.grid == "minmax":
@@ -229,8 +233,10 @@ def _zero_codes(spec: PackedSpec, parts: Parts) -> Tensor:
 
 def _with_pattern(spec: PackedSpec, mask: Tensor, write: Any, codes: Tensor) -> Parts:
     if spec.is_24:
-        pattern = packing.pack_pairs(packing.mask_to_pairs(mask))
-        return {"pattern": pattern, "codes": write(packing.kept_of_pairs(codes, mask))}
+        kept = pairs.pairs_of(mask)
+        of_bytes = codes.dtype == torch.uint8  # or 16-bit values
+        found = pairs.kept_of(codes, kept) if of_bytes else codes[mask].view(spec.rows, spec.kept)
+        return {"pattern": pairs.pack_pairs(kept), "codes": write(found)}
     pattern = packing.pack_codes(mask.to(torch.uint8), 1)
     if spec.sparsity.kind == "unstructured":
         kept = codes[mask]
@@ -241,7 +247,7 @@ def _with_pattern(spec: PackedSpec, mask: Tensor, write: Any, codes: Tensor) -> 
 
 def _mask(spec: PackedSpec, pattern: Tensor) -> Tensor:
     if spec.is_24:
-        return packing.pairs_to_mask(packing.unpack_pairs(pattern, spec.padded // 4))
+        return pairs.mask_of(pairs.unpack_pairs(pattern, spec.padded // 4))
     mask = packing.unpack_codes(pattern, 1, spec.padded).bool()
     n, m = spec.sparsity.n, spec.sparsity.m
     if spec.sparsity.kind == "n:m" and bool((mask.view(spec.rows, spec.padded // m, m).sum(-1) != n).any()):

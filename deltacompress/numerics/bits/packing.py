@@ -4,7 +4,7 @@ Everything is little-endian and low bits first along in_features, and every row 
 address a row without decoding the ones before it.
 
 Codes: code i of a row takes bits [b*i, b*i + b) of the row's bit string; bit k is bit k % 8 of byte k // 8.
-Pattern 2:4: each group of four takes 4 bits: two 2-bit positions p0 < p1 of the kept weights, p0 in the low bits.
+Pattern 2:4: each group of four takes 4 bits (pairs.py).
 Pattern of any other kind: one bit per weight, 1 = kept.
 The pattern is stored, never derived from codes: a kept weight may well have the code that stands for zero.
 """
@@ -15,9 +15,6 @@ import torch
 from torch import Tensor
 
 from deltacompress.numerics.bits.widths import packed_width
-
-_PAIRS = torch.tensor([[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]])
-"""The six ways to keep two of four, in the order that `pair index` means throughout the package."""
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
@@ -55,9 +52,7 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
         return packed.contiguous()
     rows, width = packed.shape
     if 8 % bits == 0:
-        shifts = torch.arange(8 // bits, dtype=torch.uint8, device=packed.device) * bits
-        fields = packed.unsqueeze(-1).bitwise_right_shift(shifts).bitwise_and_((1 << bits) - 1)
-        return fields.reshape(rows, width * (8 // bits))[:, :count].contiguous()
+        return _unpack_within_bytes(packed, bits)[:, :count].contiguous()
     words = -(-count // 8)
     padded = torch.zeros(rows, words * bits, dtype=torch.int64, device=packed.device)
     padded[:, :width] = packed
@@ -66,78 +61,34 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
     return codes.to(torch.uint8).reshape(rows, words * 8)[:, :count].contiguous()
 
 
+_WORDS = {1: torch.int64, 2: torch.int32, 4: torch.int16}
+"""Integers of as many bytes as a byte has codes of so many bits: one for all of them, little-endian."""
+
+
+def in_words(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes u8 or bool [rows, n * bytes of dtype] as integers [rows, n], the first byte the lowest; none, too."""
+    flat = matrix.reshape(-1)
+    aligned = flat.clone() if flat.storage_offset() % dtype.itemsize else flat
+    return aligned.view(dtype).view(matrix.shape[0], matrix.shape[1] // dtype.itemsize)
+
+
 def _pack_within_bytes(codes: Tensor, bits: int) -> Tensor:
-    """Codes of 1, 2 or 4 bits never straddle bytes, so they need no wider integers."""
-    rows, count = codes.shape
+    """Codes of 1, 2 or 4 bits never straddle bytes: one product brings those of a byte together, in its highest byte.
+
+    Code i, which lies at bit 8i, comes to bit `top` + bits * i; all else of the product lies below, or beyond.
+    """
     per_byte = 8 // bits
-    fields = torch.nn.functional.pad(codes, (0, -count % per_byte)).view(rows, -(-count // per_byte), per_byte)
-    packed = fields[..., 0].clone()
-    for k in range(1, per_byte):
-        packed |= fields[..., k] << (bits * k)
-    return packed
+    padded = torch.nn.functional.pad(codes, (0, -codes.shape[1] % per_byte)) if codes.shape[1] % per_byte else codes
+    top = 8 * (per_byte - 1)
+    factor = sum(1 << (top - (8 - bits) * i) for i in range(per_byte))
+    return (in_words(padded, _WORDS[bits]) * factor >> top).to(torch.uint8)
 
 
-def bits_of_four(flags: Tensor) -> Tensor:
-    """Flags bool [..., 4] as the low four bits of a byte u8 [...], the first the lowest."""
-    words = flags.contiguous().view(torch.int32).squeeze(-1)  # four bytes of 0 or 1
-    return (words * 0x01020408 >> 24).bitwise_and_(15).to(torch.uint8)  # the product gathers them in bits 24 to 27
-
-
-def four_of_bits(bits: Tensor) -> Tensor:
-    """Inverse of bits_of_four: flags bool [..., 4]."""
-    words = (bits.int() * 0x00204081).bitwise_and_(0x01010101)
-    return words.unsqueeze(-1).view(torch.bool)
-
-
-def kept_of_pairs(codes: Tensor, mask: Tensor) -> Tensor:
-    """The two of each four that `mask` keeps of codes [rows, 4 * groups], [rows, 2 * groups]: as codes[mask]."""
-    rows, columns = codes.shape
-    four, kept = codes.view(rows, columns // 4, 4), mask.view(rows, columns // 4, 4)
-    out = codes.new_empty(rows, columns // 4, 2)
-    first = torch.where(kept[..., 1], four[..., 1], four[..., 2])
-    out[..., 0] = torch.where(kept[..., 0], four[..., 0], first)
-    second = torch.where(kept[..., 2], four[..., 2], four[..., 1])
-    out[..., 1] = torch.where(kept[..., 3], four[..., 3], second)
-    return out.view(rows, columns // 2)
-
-
-def pack_pairs(pairs: Tensor) -> Tensor:
-    """Pack pair indices u8 [rows, groups] (0..5) as 2:4 pattern bytes u8 [rows, ceil(groups / 2)]."""
-    nibbles = (_PAIRS[:, 0] | _PAIRS[:, 1] << 2).to(torch.uint8).to(pairs.device)
-    return pack_codes(nibbles[pairs.int()], 4)
-
-
-def unpack_pairs(pattern: Tensor, groups: int) -> Tensor:
-    """Inverse of pack_pairs.
-
-    Raises:
-        ValueError: a nibble is not one of the six ordered pairs.
-    """
-    table = torch.full((16,), 255, dtype=torch.uint8)
-    table[_PAIRS[:, 0] | _PAIRS[:, 1] << 2] = torch.arange(6, dtype=torch.uint8)
-    pairs = table.to(pattern.device)[unpack_codes(pattern, 4, groups).long()]
-    if pairs.numel() and int(pairs.max()) > 5:
-        raise ValueError("a 2:4 pattern holds a nibble that is not two rising positions")
-    return pairs
-
-
-def pairs_to_mask(pairs: Tensor) -> Tensor:
-    """Pair indices u8 [rows, groups] -> kept mask bool [rows, 4 * groups]."""
-    table = torch.zeros(6, 4, dtype=torch.bool)
-    table.scatter_(1, _PAIRS, True)
-    return table.to(pairs.device)[pairs.long()].reshape(pairs.shape[0], 4 * pairs.shape[1])
-
-
-def mask_to_pairs(mask: Tensor) -> Tensor:
-    """Kept mask bool [rows, 4 * groups] with exactly two kept of each four -> pair indices u8 [rows, groups].
-
-    Raises:
-        ValueError: a group does not keep exactly two.
-    """
-    grouped = mask.view(mask.shape[0], mask.shape[1] // 4, 4)
-    table = torch.full((16,), 255, dtype=torch.uint8)
-    table[(1 << _PAIRS[:, 0]) | (1 << _PAIRS[:, 1])] = torch.arange(6, dtype=torch.uint8)
-    pairs = table.to(mask.device)[bits_of_four(grouped).int()]
-    if pairs.numel() and int(pairs.max()) > 5:
-        raise ValueError("a group of four does not keep exactly two weights")
-    return pairs
+def _unpack_within_bytes(packed: Tensor, bits: int) -> Tensor:
+    """Inverse of _pack_within_bytes, padding included."""
+    words = packed.to(_WORDS[bits])
+    spread = words.clone()
+    for k in range(1, 8 // bits):
+        spread |= words << (k * (8 - bits))
+    lowest = sum(((1 << bits) - 1) << (8 * k) for k in range(8 // bits))
+    return spread.bitwise_and_(lowest).view(torch.uint8)

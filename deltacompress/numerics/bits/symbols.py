@@ -11,7 +11,7 @@ zero point (so that symbol 0 is the value zero everywhere), and then
   `groups` and `nonzero` too: there a code of whole bits for each byte wastes less.
 
 2:4 patterns are rebuilt from the non-zero weights: where fewer than two are non-zero, the lowest free positions fill up
-the pair. The packer chooses that same pair (`canonical_pairs`), so the rearrangement loses nothing.
+the pair. The packer chooses that same pair (`pairs.canonical_pairs`), so the rearrangement loses nothing.
 """
 
 from __future__ import annotations
@@ -19,36 +19,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from deltacompress.numerics.bits import packing
+from deltacompress.numerics.bits import packing, pairs
 from deltacompress.numerics.bits.widths import STORED_BITS, packed_width
-
-
-def canonical_pairs(nonzero: Tensor) -> Tensor:
-    """Kept mask bool [rows, 4 * groups] of 2:4 from the mask of non-zero weights (at most two of each four).
-
-    Raises:
-        ValueError: a group of four has more than two non-zero weights.
-    """
-    grouped = nonzero.view(nonzero.shape[0], nonzero.shape[1] // 4, 4)
-    filled = _FILLED.to(nonzero.device)[packing.bits_of_four(grouped).int()]
-    if filled.numel() and bool((filled == 0).any()):
-        raise ValueError("a group of four has more than two non-zero weights")
-    return packing.four_of_bits(filled).view(nonzero.shape)
-
-
-def _filled_table() -> Tensor:
-    table = torch.zeros(16, dtype=torch.uint8)
-    for bits in range(16):
-        kept = bits
-        for position in range(4):
-            if kept.bit_count() < 2:
-                kept |= 1 << position
-        if kept.bit_count() == 2:
-            table[bits] = kept
-    return table
-
-
-_FILLED = _filled_table()
 
 
 def dense_to_symbols(codes: Tensor, zero: Tensor, bits: int) -> Tensor:
@@ -77,7 +49,7 @@ def dense_to_masked(codes: Tensor, zero: Tensor, bits: int) -> dict[str, Tensor]
 
 def _apart(relative: Tensor) -> dict[str, Tensor]:
     present = relative != 0
-    return {"groups": packing.pack_codes(present.to(torch.uint8), 1), "nonzero": relative[present]}
+    return {"groups": packing.pack_codes(present.view(torch.uint8), 1), "nonzero": relative.masked_select(present)}
 
 
 def pack_nonzero(codes: Tensor, bits: int) -> Tensor:
@@ -96,7 +68,7 @@ def symbols_to_pairs(streams: dict[str, Tensor], zero: Tensor, bits: int, column
         present = relative != 0
     else:
         relative, present = _together(streams, bits, columns)
-    mask = canonical_pairs(present)
+    mask = pairs.mask_of(pairs.canonical_pairs(present))
     return ((relative + zero) & ((1 << bits) - 1)) * mask, mask
 
 
