@@ -108,10 +108,11 @@ def _encoded(
 ) -> Encoded:
     """hessian: None where the target is the delta itself, whose energy is known then."""
     assert solved.kept is not None
-    lost, both, whole = (float(rows.sum(dtype=torch.float64)) for rows in (solved.loss, *solved.kept))
-    energy = whole if one.energy is None else one.energy
+    rows = [solved.loss, *solved.kept]
     if one.energy is None and hessian is not None:
-        energy = float(quadratic(one.delta, hessian, rough=True).sum(dtype=torch.float64))
+        rows.append(quadratic(one.delta, hessian, rough=True))
+    lost, both, whole, *own = torch.stack(rows).sum(1, dtype=torch.float64).tolist()  # a GPU is waited for once
+    energy = one.energy if one.energy is not None else own[0] if own else whole
     sums = Sums(lost, energy, both, whole)
     return Encoded(
         "packed",

@@ -30,7 +30,8 @@ __all__ = ["FREE", "PackedSpec", "Parts", "Stack", "check_parts", "decode", "dra
            "part_shapes", "to_serving", "to_storage", "unpack_levels"]  # fmt: skip
 
 Parts = dict[str, Tensor]
-_AT_A_TIME = 1 << 24  # weights whose codes are rearranged at once
+_AT_A_TIME = {"cpu": 1 << 24, "cuda": 1 << 26}
+"""Weights whose codes are rearranged at once: with fewer a GPU waits for the host."""
 _DTYPES = {"U8": torch.uint8, "BF16": torch.bfloat16}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
@@ -162,7 +163,7 @@ def to_storage(spec: PackedSpec, parts: Parts) -> Parts:
 
 def _symbols_of_blocks(spec: PackedSpec, parts: Parts) -> Iterator[Parts]:
     """What becomes of codes and pattern, some rows at a time, so that little is unpacked at once."""
-    step = max(_AT_A_TIME // spec.padded, 1)
+    step = max(_AT_A_TIME[parts["codes"].device.type] // spec.padded, 1)
     for begin in range(0, max(spec.rows, 1), step):
         some = {name: part[begin : begin + step] for name, part in parts.items()}
         block = replace(spec, rows=min(step, spec.rows - begin))
