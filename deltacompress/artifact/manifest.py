@@ -30,12 +30,13 @@ from deltacompress.errors import (
 )
 from deltacompress.files.canonical_json import canonical_bytes, canonical_fields, join_fields
 from deltacompress.files.hashing import sha256_hex
-from deltacompress.files.json_limits import MAX_DEPTH, is_deep, parsed_bytes
+from deltacompress.files.json_limits import MAX_DEPTH, is_deep, takes_more
 from deltacompress.files.places import CONFIG, MANIFEST
 from deltacompress.files.regular import UnfitFileError, read_bytes, unreadable
 
 MAX_MANIFEST_BYTES = 64 << 20  # of 45,000 packed tensors of four parts each, or more of fewer
 _MAX_MEMORY = 256 << 20  # of the parsed manifest, by the estimate
+_DIGEST, _DIGEST_BYTES = b'"digest":"', len('",') + 64
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -94,8 +95,27 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
     """Check the bytes of a manifest; raises as read_manifest."""
     if len(raw) > MAX_MANIFEST_BYTES:
         raise _too_large(where)
-    if parsed_bytes(raw) > _MAX_MEMORY:
+    if takes_more(raw, _MAX_MEMORY):
         raise FormatError("holds more values than any manifest does", where=where, way_out=AGAIN)
+    manifest = _spelled_so(raw)
+    if manifest is None or is_deep(raw):
+        _refuse(raw, _parsed(raw, where), where)
+    check_relations(manifest, where)
+    return manifest
+
+
+def _spelled_so(raw: bytes) -> Manifest | None:
+    """The manifest whose one spelling, with its digest, `raw` is; None if there is none."""
+    before, _, after = raw.partition(_DIGEST)
+    try:
+        manifest = Manifest.model_validate_json(before + after[_DIGEST_BYTES:])
+        return manifest if manifest.to_bytes() == raw else None  # whatever was cut out: this holds all of it
+    except ValueError:  # pydantic's; or a number that has no spelling
+        return None
+
+
+def _parsed(raw: bytes, where: str) -> dict[str, Any]:
+    """What `raw` holds, which spells no manifest; raises as read_manifest where it is no JSON object."""
     try:
         data = json.loads(raw, parse_constant=_refuse_constant, parse_float=_read_float)
     except (ValueError, RecursionError) as error:
@@ -108,26 +128,7 @@ def parse_manifest(raw: bytes, where: str) -> Manifest:
         raise FormatError("not an artifact's manifest (no JSON object)", where=where, way_out=AGAIN)
     if is_deep(raw):
         raise FormatError(f"nested deeper than {MAX_DEPTH} levels, as no recipe is", where=where, way_out=AGAIN)
-    manifest = _spelled_so(raw, data)
-    if manifest is None:
-        _refuse(raw, data, where)
-    check_relations(manifest, where)
-    return manifest
-
-
-def _spelled_so(raw: bytes, data: dict[str, Any]) -> Manifest | None:
-    """The manifest whose one spelling, with its digest, `raw` is; None if there is none."""
-    claimed = data.get("digest")
-    try:
-        manifest = Manifest.model_validate({name: value for name, value in data.items() if name != "digest"})
-    except ValidationError:
-        return None
-    fields = canonical_fields(
-        manifest.model_dump(mode="json")
-    )  # once: of a large manifest it takes longer than the rest
-    if claimed != sha256_hex(join_fields(fields)) or raw != join_fields(fields | {"digest": canonical_bytes(claimed)}):
-        return None
-    return manifest
+    return data
 
 
 def _refuse(raw: bytes, data: dict[str, Any], where: str) -> NoReturn:

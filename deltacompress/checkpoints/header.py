@@ -30,7 +30,7 @@ from typing import Any
 
 from deltacompress.checkpoints.names import RULE, is_tensor_name, shown
 from deltacompress.errors import CheckpointError
-from deltacompress.files.json_limits import MAX_DEPTH, is_deep, parsed_bytes
+from deltacompress.files.json_limits import MAX_DEPTH, is_deep, takes_more
 from deltacompress.files.regular import NEVER, Links, open_regular, unreadable
 from deltacompress.types import TensorInfo
 
@@ -79,7 +79,7 @@ def load_json_object(raw: bytes, where: str) -> dict[str, Any]:
         CheckpointError: not UTF-8, not JSON, not an object, a key given twice, nested too deeply, or more objects,
             lists and values than a file of this kind holds; the message starts with `where`.
     """
-    if parsed_bytes(raw) > _MAX_MEMORY:
+    if takes_more(raw, _MAX_MEMORY):
         raise CheckpointError(
             "its JSON holds more values than any such file does", where=where, way_out="get the file again"
         )

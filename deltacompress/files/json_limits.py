@@ -25,6 +25,11 @@ def parsed_bytes(raw: bytes) -> int:
     return containers * _CONTAINER + raw.count(b",") * _VALUE + raw.count(b'":') * _KEY
 
 
+def takes_more(raw: bytes, most: int) -> bool:
+    """Whether `parsed_bytes` of `raw` are more than `most`; they are counted only where its length leaves that open."""
+    return len(raw) * _CONTAINER > most and parsed_bytes(raw) > most
+
+
 def is_deep(raw: bytes) -> bool:
     """Whether `raw`, which must have parsed as JSON, nests deeper than MAX_DEPTH."""
     if raw.count(b"{") + raw.count(b"[") <= MAX_DEPTH:  # most small files need no closer look

@@ -63,6 +63,10 @@ def test_any_name_and_number_comes_back(name: str, loss: float, kept: float | No
         pytest.param(sealed(plain()).replace(b'"bytes":24', b'"bytes":2.4e1'), id="another number"),
         pytest.param(canonical(plain()), id="no digest"),
         pytest.param(canonical(plain() | {"digest": ""}), id="empty digest"),
+        pytest.param(
+            canonical(plain(recipe={"digest": Manifest.model_validate(plain(recipe={})).digest})),
+            id="the digest in another place",
+        ),
         pytest.param(canonical(plain() | {"digest": 7}), id="a number as digest"),
         pytest.param(canonical(plain() | {"digest": HASH}), id="another digest"),
         pytest.param(canonical(plain(tensors=[record("a", loss=float("nan"))]) | {"digest": ""}), id="NaN"),

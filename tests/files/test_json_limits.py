@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deltacompress.files import json_limits
-from deltacompress.files.json_limits import MAX_DEPTH, is_deep
+from deltacompress.files.json_limits import MAX_DEPTH, is_deep, parsed_bytes, takes_more
 
 TEXTS = st.text(st.sampled_from('[]{}"\\,:a\u00e9\n'), max_size=6)
 VALUES = st.recursive(
@@ -43,3 +43,14 @@ def test_brackets_in_texts_do_not_count(text: str) -> None:
     for _ in range(MAX_DEPTH + 1):
         deep = [deep]
     assert is_deep(json.dumps(deep).encode())
+
+
+@given(VALUES, st.integers(-1, 1))
+def test_a_limit_is_held_against_what_is_counted(value: Any, more: int) -> None:
+    raw = json.dumps(value).encode()
+    assert takes_more(raw, parsed_bytes(raw) + more) == (more < 0)
+
+
+def test_no_byte_takes_more_than_the_quick_look_says() -> None:
+    for unit in (b"[", b"{", b",", b'":'):
+        assert takes_more(unit * 100, parsed_bytes(unit * 100) - 1)
