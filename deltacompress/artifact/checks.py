@@ -8,6 +8,7 @@ it is arithmetic on integers, so a file of a few kilobytes cannot ask for gigaby
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from deltacompress.checkpoints.header import ITEMSIZE, MAX_NUMEL
@@ -72,9 +73,15 @@ def _check_files(manifest: Manifest, where: str) -> None:
 
 def check_tensor(tensor: TensorRecord, where: str, *, scope: str, lossless: str) -> None:
     """Refuse a record that contradicts itself, whatever it says of other tensors; raises as check_relations."""
-    _check_fields(tensor, f"{where}: {shown(tensor.name)[1:-1]}", scope=scope)
+    try:
+        _check_fields(tensor, scope=scope)
+    except FormatError as error:  # there are thousands of parts, and hardly ever one to be named
+        raise error.retold(FormatError, within=f"{where}: {shown(tensor.name)[1:-1]}") from error
     for part in tensor.parts:
-        _check_part(part, lossless, f"{where}: {tensor.name}: part {part.name}")
+        try:
+            _check_part(part, lossless)
+        except FormatError as error:
+            raise error.retold(FormatError, within=f"{where}: {tensor.name}: part {part.name}") from error
     alias = tensor.status == "alias" or tensor.alias_of is not None
     if not alias and (check := FORMATS[tensor.format].check):
         check(tensor, f"{where}: {tensor.name}", storage=lossless != "none")
@@ -95,53 +102,53 @@ def own_values(tensor: TensorRecord) -> int:
     return 0 if tensor.base_rows is None else whole - tensor.base_rows * math.prod(tensor.shape[1:])
 
 
-def _check_fields(tensor: TensorRecord, at: str, *, scope: str) -> None:
+def _check_fields(tensor: TensorRecord, *, scope: str) -> None:
     """Its names, its shape, its figures, and whether there is a base where one belongs."""
     if not is_tensor_name(tensor.name):
-        raise FormatError(f"is no tensor name ({RULE})", where=at, way_out=AGAIN)
-    for name, shape in (("", tensor.shape), *((f" of part {part.name}", part.shape) for part in tensor.parts)):
-        if math.prod(max(size, 1) for size in shape) > MAX_NUMEL:
-            raise FormatError(f"shape {list(shape)}{name} is larger than any tensor", where=at, way_out=AGAIN)
+        raise FormatError(f"is no tensor name ({RULE})", way_out=AGAIN)
+    if _is_too_large(tensor.shape):
+        raise FormatError(f"shape {list(tensor.shape)} is larger than any tensor", way_out=AGAIN)
+    for part in tensor.parts:
+        if _is_too_large(part.shape):
+            told = f"shape {list(part.shape)} of part {part.name} is larger than any tensor"
+            raise FormatError(told, way_out=AGAIN)
     if tensor.status not in FORMATS[tensor.format].statuses or (tensor.format == "none" and tensor.parts):
-        raise FormatError(f"status {tensor.status}, format {tensor.format}: these contradict", where=at, way_out=AGAIN)
-    if tensor.base_name is not None and not is_tensor_name(tensor.base_name):
-        raise FormatError(f"base_name {shown(tensor.base_name)} is no tensor name ({RULE})", where=at, way_out=AGAIN)
+        raise FormatError(f"status {tensor.status}, format {tensor.format}: these contradict", way_out=AGAIN)
+    if tensor.base_name not in (None, tensor.name) and not is_tensor_name(tensor.base_name):
+        raise FormatError(f"base_name {shown(tensor.base_name)} is no tensor name ({RULE})", way_out=AGAIN)
     for field, value in (("loss", tensor.loss), ("damp_fraction", tensor.damp_fraction)):
         if value is not None and value < 0:
-            raise FormatError(f"{field} {value} is below 0", where=at, way_out=AGAIN)
+            raise FormatError(f"{field} {value} is below 0", way_out=AGAIN)
     based = tensor.base_name is not None
     if based != (tensor.base_sha256 is not None) or (tensor.base_rows is not None and not based):
-        raise FormatError("base_name, base_rows and base_sha256 contradict", where=at, way_out=AGAIN)
+        raise FormatError("base_name, base_rows and base_sha256 contradict", way_out=AGAIN)
     may_have_one = scope == "delta" and tensor.status not in ("added", "alias")
     if based != may_have_one or (tensor.format == "none" and tensor.status != "alias" and not based):
-        raise FormatError(
-            f"status {tensor.status} with base {tensor.base_name}, scope {scope}", where=at, way_out=AGAIN
-        )
+        raise FormatError(f"status {tensor.status} with base {tensor.base_name}, scope {scope}", way_out=AGAIN)
     if tensor.base_rows is not None and (not tensor.shape or tensor.base_rows > tensor.shape[0]):
-        raise FormatError(
-            f"{tensor.base_rows} rows of the base for shape {list(tensor.shape)}", where=at, way_out=AGAIN
-        )
+        raise FormatError(f"{tensor.base_rows} rows of the base for shape {list(tensor.shape)}", way_out=AGAIN)
     if tensor.format == "none" and tensor.base_rows not in (None, *tensor.shape[:1]):
-        raise FormatError(
-            f"stored without parts, but the base has {tensor.base_rows} rows of it", where=at, way_out=AGAIN
-        )
+        raise FormatError(f"stored without parts, but the base has {tensor.base_rows} rows of it", way_out=AGAIN)
 
 
-def _check_part(part: PartRecord, lossless: str, at: str) -> None:
+@lru_cache(maxsize=1024)
+def _is_too_large(shape: tuple[int, ...]) -> bool:
+    return math.prod(filter(None, shape)) > MAX_NUMEL
+
+
+def _check_part(part: PartRecord, lossless: str) -> None:
     """Its bytes against its shape: the same where nothing is coded, else no more than the codec can make of them."""
     raw = nbytes(part)
     if lossless == "none":
         if part.blake3 is None:
-            raise FormatError("no blake3 hash, which lossless none needs", where=at, way_out="compress again")
+            raise FormatError("no blake3 hash, which lossless none needs", way_out="compress again")
         if part.bytes != raw:
-            raise FormatError(
-                f"{part.bytes} bytes are not its {part.dtype} {list(part.shape)}", where=at, way_out=AGAIN
-            )
+            raise FormatError(f"{part.bytes} bytes are not its {part.dtype} {list(part.shape)}", way_out=AGAIN)
     elif part.blake3 is not None:
-        raise FormatError("a blake3 hash, which only lossless none has", where=at, way_out=AGAIN)
+        raise FormatError("a blake3 hash, which only lossless none has", way_out=AGAIN)
     elif raw > MOST_RAW_PER_BYTE[lossless] * (part.bytes - HEADER_BYTES):
         raise FormatError(
-            f"{part.bytes} bytes of {lossless} cannot hold {part.dtype} {list(part.shape)}", where=at, way_out=AGAIN
+            f"{part.bytes} bytes of {lossless} cannot hold {part.dtype} {list(part.shape)}", way_out=AGAIN
         )
 
 

@@ -18,6 +18,7 @@ from deltacompress.numerics.sparsity import Sparsity
 FREE: Final = -1
 AGAIN = "copy the artifact again"
 _MAX_GROUP = 1 << 48  # of any number of columns; so that no sum of it leaves 64 bits
+_TWO_OF_FOUR = Sparsity("n:m", 2, 4)
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
 """Part -> safetensors dtype and shape; FREE stands for a length that depends on the data."""
 
@@ -59,13 +60,10 @@ class PackedSpec:
             FormatError: a field is missing, unknown or out of range.
         """
         try:
-            spec = _spec(tuple(params.items()))
+            spec, sane = _spec(tuple(params.items()))
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"bad parameters of the packed format ({error})", where=where, way_out=AGAIN) from error
-        sane = spec.rows >= 0 and spec.columns > 0 and 0 < spec.group <= _MAX_GROUP and spec.bits in (1, 2, 3, 4, 8, 16)
-        sane = sane and (not spec.masked or (spec.sparsity.kind == "dense" and spec.has_zero_code))
-        sane = sane and (spec.sparsity.kind != "drawn" or (spec.bits == 1 and 0 <= spec.seed < 1 << 32))
-        if not sane or spec.grid not in get_args(GridKind) or spec.to_json() != params:
+        if not sane:
             told = f"parameters of the packed format out of range: {reprlib.repr(params)}"
             raise FormatError(told, where=where, way_out=AGAIN)
         return spec
@@ -88,7 +86,7 @@ class PackedSpec:
     @property
     def is_24(self) -> bool:
         """Whether the pattern is stored as 2-bit positions."""
-        return self.sparsity == Sparsity("n:m", 2, 4)
+        return self.sparsity == _TWO_OF_FOUR
 
     @property
     def has_zero_code(self) -> bool:
@@ -104,10 +102,10 @@ class PackedSpec:
 
 
 @lru_cache(maxsize=256)
-def _spec(params: tuple[tuple[str, Any], ...]) -> PackedSpec:
-    """What the parameters say; most tensors of a model share theirs with others."""
+def _spec(params: tuple[tuple[str, Any], ...]) -> tuple[PackedSpec, bool]:
+    """What the parameters say, and whether they may say it; most tensors of a model share theirs with others."""
     fields = dict(params)
-    return PackedSpec(
+    spec = PackedSpec(
         rows=int(fields["rows"]),
         columns=int(fields["columns"]),
         bits=int(fields["bits"]),
@@ -118,10 +116,14 @@ def _spec(params: tuple[tuple[str, Any], ...]) -> PackedSpec:
         masked=fields.get("masked") == 1,
         seed=int(fields.get("seed", 0)),
     )
+    sane = spec.rows >= 0 and spec.columns > 0 and 0 < spec.group <= _MAX_GROUP and spec.bits in (1, 2, 3, 4, 8, 16)
+    sane = sane and (not spec.masked or (spec.sparsity.kind == "dense" and spec.has_zero_code))
+    sane = sane and (spec.sparsity.kind != "drawn" or (spec.bits == 1 and 0 <= spec.seed < 1 << 32))
+    return spec, sane and spec.grid in get_args(GridKind) and spec.to_json() == fields
 
 
 def check_shapes(
-    spec: PackedSpec, parts: Mapping[str, tuple[str, tuple[int, ...]]], *, storage: bool, where: str
+    spec: PackedSpec, parts: Mapping[str, tuple[str, tuple[int, ...]]], *, storage: bool, where: str | None
 ) -> None:
     """Make sure that dtypes and shapes of parts (of the storage or the serving layout) are those that `spec` means.
 

@@ -9,6 +9,7 @@ import math
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 from deltacompress.checkpoints.header import ITEMSIZE
@@ -50,12 +51,16 @@ def shared_matrix(tensor: Declared) -> tuple[int, int, tuple[int, ...] | None]:
 
     Where that is the tensor's own transpose, its rows are the tensor's columns.
     """
-    first, *rest = tensor.shape or (1,)
-    shared = first if tensor.base_rows is None else tensor.base_rows
+    return _shared_matrix(tensor.shape, tensor.base_rows, transposed=tensor.params.get("transposed") == 1)
+
+
+def _shared_matrix(shape: Shape, base_rows: int | None, *, transposed: bool) -> tuple[int, int, Shape | None]:
+    first, *rest = shape or (1,)
+    shared = first if base_rows is None else base_rows
     added = (first - shared, *rest) if shared < first else None
-    if tensor.params.get("transposed") == 1 and len(rest) == 1:
+    if transposed and len(rest) == 1:
         return rest[0], shared, added
-    return (1, shared, added) if len(tensor.shape) < 2 else (shared, math.prod(rest), added)
+    return (1, shared, added) if len(shape) < 2 else (shared, math.prod(rest), added)
 
 
 def _check_exact(tensor: Declared, at: str, *, storage: bool) -> None:
@@ -67,17 +72,30 @@ def _check_exact(tensor: Declared, at: str, *, storage: bool) -> None:
 def _check_packed(tensor: Declared, at: str, *, storage: bool) -> None:
     """Rows and columns against the tensor's shape, and the parts against both."""
     spec = PackedSpec.from_json(dict(tensor.params), at)
-    parts = {part.name: (part.dtype, part.shape) for part in tensor.parts}
-    check_shapes(spec, parts, storage=storage, where=at)
-    rows, columns, added = shared_matrix(tensor)
+    parts = tuple((part.name, part.dtype, part.shape) for part in tensor.parts)
+    try:
+        _check_packed_as(spec, tensor.dtype, tensor.shape, tensor.base_rows, parts, storage)
+    except FormatError as error:
+        raise error.retold(FormatError, within=at) from error
+
+
+@lru_cache(maxsize=256)
+def _check_packed_as(
+    spec: PackedSpec, dtype: str, shape: Shape, base_rows: int | None, found: tuple[tuple[str, str, Shape], ...],
+    storage: bool,
+) -> None:  # fmt: skip
+    """As _check_packed, which names the tensor; most of a model are declared as others are."""
+    parts = {name: (kind, sizes) for name, kind, sizes in found}
+    check_shapes(spec, parts, storage=storage, where=None)
+    rows, columns, added = _shared_matrix(shape, base_rows, transposed=spec.transposed)
     mask = parts.get("row_mask", ("U8", (-(-rows // 8),)))
     stored_all = spec.rows == rows if "row_mask" not in parts else spec.rows < rows
-    misplaced = spec.transposed and len(tensor.shape) != 2
+    misplaced = spec.transposed and len(shape) != 2
     if misplaced or not stored_all or spec.columns != columns or mask != ("U8", (-(-rows // 8),)):
-        told = f"{spec.rows} x {spec.columns} are stored of {list(tensor.shape)}, base rows {tensor.base_rows}"
-        raise FormatError(f"{told}: these do not fit", where=at, way_out=AGAIN)
-    if parts.get("added_rows") != ((tensor.dtype, added) if added else None):
-        raise FormatError(f"added_rows should be {(list(added) if added else 'absent')}", where=at, way_out=AGAIN)
+        told = f"{spec.rows} x {spec.columns} are stored of {list(shape)}, base rows {base_rows}"
+        raise FormatError(f"{told}: these do not fit", way_out=AGAIN)
+    if parts.get("added_rows") != ((dtype, added) if added else None):
+        raise FormatError(f"added_rows should be {(list(added) if added else 'absent')}", way_out=AGAIN)
 
 
 def _check_low_rank(tensor: Declared, at: str, *, storage: bool) -> None:
