@@ -58,13 +58,12 @@ def decode(params: dict[str, Any], parts: Parts, base: Tensor | None, like: Tens
     transform, reference = _reference(base, torch.empty(like.shape, dtype=like.dtype))
     if params.get("transform") != transform:
         raise FormatError(f"transform {params.get('transform')!r} does not fit {like.dtype}", where=where)
-    raw = planes.T.contiguous().view(-1)
+    raw = torch.stack(planes.unbind(), 1).view(-1)  # several times as fast as a copy of the transpose
     if transform == "xor":
         return (raw ^ _bytes(reference)).view(like.dtype).reshape(like.shape)
     integer = _ORDERED[like.dtype]
     zigzag = raw.view(integer)
-    one = torch.ones((), dtype=integer)
-    change = _shift_right(zigzag, 1) ^ -(zigzag & one)
+    change = _shift_right(zigzag, 1) ^ -(zigzag & 1)
     return _flip(change + _flip(reference.reshape(-1).view(integer))).view(like.dtype).reshape(like.shape)
 
 
@@ -114,8 +113,7 @@ def _difference(finetuned: Tensor, reference: Tensor, transform: str) -> Tensor:
 
 def _flip(bits: Tensor) -> Tensor:
     """Sign-magnitude bit patterns to integers in the order of the values, and back: it is its own inverse."""
-    top = torch.iinfo(bits.dtype).max
-    return torch.where(bits < 0, bits ^ top, bits)
+    return bits ^ ((bits >> (8 * bits.itemsize - 1)) & torch.iinfo(bits.dtype).max)  # the sign is spread over the rest
 
 
 def _shift_right(value: Tensor, by: int) -> Tensor:
