@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -141,3 +142,16 @@ def test_each_stage_keeps_its_own(
         (max(solver(mlp, hidden), forwards(mlp, tokens, hidden)), ["down_proj"]),
     ]
     assert (free >> 1) - rooms[-1].free() == max(sums(mlp) + solver(mlp, 0), forwards(mlp, tokens, hidden))
+
+
+def test_what_a_solver_let_go_is_given_back_before_the_next_forwards(
+    make_pair: Callable[..., Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    encode, collect = layer.encode, layer.collect
+    monkeypatch.setattr(layer, "encode", lambda *given: done.append("solved") or encode(*given))
+    monkeypatch.setattr(layer, "collect", lambda *given, **named: done.append("runs") or collect(*given, **named))
+    monkeypatch.setattr(Room, "tidy", lambda _room: done.append("tidied"))
+    make_pair("llama").compress(tmp_path / "out", recipe="int4-24")
+    after = [following for one, following in pairwise(done) if one == "solved"]
+    assert after == ["tidied"] * done.count("runs")

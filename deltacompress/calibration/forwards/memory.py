@@ -17,7 +17,7 @@ from deltacompress.devices import free_bytes
 _DEVICE_SHARE, _HOST_SHARE = 0.95, 0.5
 """Of what is free when a run begins: libraries of a GPU, and whatever else runs on the host, need some."""
 _CGROUP = Path("/sys/fs/cgroup")
-_GAPS = 64 << 20
+_GAPS = 32 << 20
 """Bytes by which a process may outgrow the most that it ever needed before gaps are given back, which takes time."""
 _SQUARES, OF_ROWS = 3, 10
 """Matrices in f32 that a solver has beside H and E: as wide and high as its inputs; as the linears."""

@@ -151,6 +151,7 @@ def _compress(
                 for name, outcome, restored in _encoded(walk, i, portion, experts, weights, statistics):
                     outcomes.append(outcome)
                     weights[name] = walk.skeleton.prepare(name, restored)
+                walk.room.tidy()  # what the solver let go lies in other places than what forwards take
     walk.skeleton.swap(weights)
     return outcomes
 
