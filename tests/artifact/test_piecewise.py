@@ -66,7 +66,7 @@ def in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """No size is a multiple of another, nor of a row."""
     monkeypatch.setattr("deltacompress.checkpoints.rows.PIECE", 72)
     monkeypatch.setattr(rtn, "_AT_A_TIME", 5 * 32)
-    monkeypatch.setattr(packed, "_AT_A_TIME", 7 * 32)
+    monkeypatch.setattr(packed, "_AT_A_TIME", {"cpu": 7 * 32})
     monkeypatch.setattr(workspace, "_CHUNK", 48)
     monkeypatch.setattr(coding, "_AT_A_TIME", 1)
 
