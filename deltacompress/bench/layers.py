@@ -54,13 +54,15 @@ class LayersBench:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        layers = [lap["seconds"] for lap in self.laps if lap["step"].startswith("layer ")]
+        layers = [lap["seconds"] for lap in self.laps if lap["step"].removeprefix("layer ").isdecimal()]
+        gradients = [lap["seconds"] for lap in self.laps if lap["step"].endswith((", forward", ", back"))]
         return self.settings | {
             "backend": self.backend,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "torch": torch.__version__,
             "total_seconds": self.total_seconds,
             **layer_times(layers, self.tflop_per_layer, self.product_tflop_s),
+            **({"gradient_seconds_per_layer": sum(gradients) / len(layers)} if gradients else {}),
             "tflop_per_layer": self.tflop_per_layer,
             "product_tflop_s": self.product_tflop_s,
             "peak_memory_bytes": self.peak_memory_bytes,

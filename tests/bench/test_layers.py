@@ -100,6 +100,12 @@ def test_the_figures_of_known_times() -> None:
     laps += [{"step": "head", "seconds": 70.0}]
     found = LayersBench({"layers": 3}, "CPU", 134.0, tuple(laps), 6.0, 4.0, 5, None, {}).to_json()
     assert (found["seconds_per_layer"], found["floor_seconds"], found["over_floor"]) == (3, 1.5, 2)
+    assert "gradient_seconds_per_layer" not in found
+    steps = [(f"layer {layer}, {way}", 0.5) for way in ("forward", "back") for layer in range(3)]
+    laps = [{"step": step, "seconds": seconds} for step, seconds in steps] + laps
+    with_gradients = LayersBench({"layers": 3}, "CPU", 137.0, tuple(laps), 6.0, 4.0, 5, None, {}).to_json()
+    assert with_gradients["seconds_per_layer"] == 3
+    assert with_gradients["gradient_seconds_per_layer"] == 1
     assert (found["layers"], found["total_seconds"], found["tflop_per_layer"]) == (3, 134, 6)
 
 
