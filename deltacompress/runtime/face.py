@@ -137,7 +137,8 @@ class Runtime:
             name = path.resolve().name if path == Path(artifact) else str(artifact)
         self.cache.check_free(name)
         with collector_paused():
-            return self.add(DeltaVariant.open(path, self.model.base), name, verify=verify)
+            variant = DeltaVariant.open(path, self.model.base)
+        return self.add(variant, name, verify=verify)
 
     def add(self, variant: Variant, name: str, *, verify: bool = True) -> str:
         """Load an opened variant of any kind; raises as `load`, and InputError for operands that do not fit."""

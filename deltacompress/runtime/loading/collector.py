@@ -1,4 +1,4 @@
-"""When Python collects garbage: not while a variant is loaded."""
+"""When Python collects garbage: not while a variant is opened."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _pause = _Pause()
 def collector_paused() -> Iterator[None]:
     """Hold collections back in this block, in all threads.
 
-    Loading a variant makes objects by the ten thousand, none of them garbage, and so many set off collections of the
+    Opening a variant makes objects by the ten thousand, none of them garbage, and so many set off collections of the
     whole heap, torch's and transformers' modules included.
     """
     with _pause.lock:
