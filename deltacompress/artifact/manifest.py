@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from deltacompress.artifact.checks import check_relations
 from deltacompress.artifact.records import SCHEMA_VERSION, Manifest
@@ -108,7 +109,8 @@ def _spelled_so(raw: bytes) -> Manifest | None:
     """The manifest whose one spelling, with its digest, `raw` is; None if there is none."""
     before, _, after = raw.partition(_DIGEST)
     try:
-        manifest = Manifest.model_validate_json(before + after[_DIGEST_BYTES:])
+        # not model_validate_json, whose every error holds a copy of its input
+        manifest = Manifest.model_validate(from_json(before + after[_DIGEST_BYTES:]))
         return manifest if manifest.to_bytes() == raw else None  # whatever was cut out: this holds all of it
     except ValueError:  # pydantic's; or a number that has no spelling
         return None

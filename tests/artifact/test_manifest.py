@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,17 @@ def test_an_adapter_is_no_artifact(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"{}")
     with pytest.raises(InputError, match="a PEFT adapter, not an artifact; publish it with `deltacompress zoo add`"):
         read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("raw", [b'{"recipe":[%s]}', b'{"tools":{%s}}', b'{"params":{%s}}'])
+def test_refusing_takes_little_more_memory_than_parsing(raw: bytes) -> None:
+    """Where the refusal of each of 25 fields held a copy of the whole, it would be 25 times that."""
+    inner = b",".join((b"[]" if b"[" in raw else b'"%d":1' % k) for k in range(100_000))
+    tracemalloc.start()
+    json.loads(raw % inner)
+    parsed = tracemalloc.get_traced_memory()[1]
+    tracemalloc.reset_peak()
+    with pytest.raises(IntegrityError):
+        parse_manifest(raw % inner, "m")
+    assert tracemalloc.get_traced_memory()[1] < 4 * parsed
+    tracemalloc.stop()

@@ -45,9 +45,14 @@ def go(walk: Walk, groups: Sequence[Sequence[str]], *, find: bool) -> list[int]:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("samples", "batch"), [(5, 2), (7, 3)])
 @pytest.mark.parametrize("architecture", GROUPS)
-def test_no_value_depends_on_it(tiny: Callable[..., Any], ids: torch.Tensor, architecture: str, precision: Any) -> None:
-    kept, freed = (walk_of(tiny(architecture), ids, precision=precision) for _ in range(2))
+def test_no_value_depends_on_it(
+    tiny: Callable[..., Any], architecture: str, samples: int, batch: int, precision: Any
+) -> None:
+    """Nor on how many samples it is found with."""
+    ids = torch.randint(3, 96, (samples, 24), generator=torch.Generator().manual_seed(2))
+    kept, freed = (walk_of(tiny(architecture), ids, precision=precision, batch=batch) for _ in range(2))
     groups = names_of(kept.skeleton, GROUPS[architecture])
     before, after = go(kept, groups, find=False), go(freed, groups, find=True)
     assert all(torch.equal(*both) for both in zip(kept.turns._stream, freed.turns._stream, strict=True))

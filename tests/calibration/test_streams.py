@@ -304,3 +304,13 @@ def test_a_limit_holds_and_ends() -> None:
     room = Room(device, features=1, hidden=0, tokens=1, note=print)
     assert host_share(room, 1, 0) == 0
     assert host_share(room, 2**60, 0) == pytest.approx(host_room() / 2**60, rel=0.1)
+
+
+def test_some_sequences_are_of_the_last_batch_or_of_the_first_where_that_has_more() -> None:
+    stream = HiddenStates(CPU)
+    for size in (4, 4, 3):
+        stream.append(torch.full((size, 2, 2), float(size + len(stream))))
+    assert torch.equal(stream.some(2), stream[2][:2])
+    stream.append(torch.zeros(1, 2, 2))
+    assert torch.equal(stream.some(2), stream[0][:2])
+    assert len(stream.some(9)) == 4

@@ -154,4 +154,4 @@ def test_what_a_solver_let_go_is_given_back_before_the_next_forwards(
     monkeypatch.setattr(Room, "tidy", lambda _room: done.append("tidied"))
     make_pair("llama").compress(tmp_path / "out", recipe="int4-24")
     after = [following for one, following in pairwise(done) if one == "solved"]
-    assert after == ["tidied"] * done.count("runs")
+    assert after == ["tidied"] * done.count("runs") != []

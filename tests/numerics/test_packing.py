@@ -72,3 +72,4 @@ def test_codes_are_packed_wherever_they_lie(bits: int) -> None:
     assert torch.equal(packing.pack_codes(codes.T.contiguous().T, bits), wanted)
     inside = torch.nn.functional.pad(wanted, (1, 2))[:, 1:-2]
     assert torch.equal(packing.unpack_codes(inside, bits, 25), codes)
+    assert torch.equal(packing.unpack_codes(wanted.T.contiguous().T, bits, 25), codes)

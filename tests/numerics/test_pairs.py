@@ -33,6 +33,7 @@ def test_nibbles_hold_two_rising_places_the_lower_in_the_low_bits(chosen: torch.
     assert found.tolist() == nibbles
     assert torch.equal(pairs.pairs_of(mask.T.contiguous().T), found)  # wherever the flags lie in memory
     assert torch.equal(pairs.mask_of(found), mask)
+    assert torch.equal(pairs.mask_of(found.T.contiguous().T), mask)
     pattern = pairs.pack_pairs(found)
     assert [bytes(row.tolist()) for row in pattern] == [
         bytes(low | high << 4 for low, high in zip(row[::2], [*row[1::2], 0], strict=False)) for row in nibbles

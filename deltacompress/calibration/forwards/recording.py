@@ -151,7 +151,8 @@ def capture_calls(
     """Hidden states before the first layer, batch by batch, and the layer calls of each distinct batch size.
 
     Needs the outer weights. The last batch is smaller where batch_size does not divide the number of samples. There are
-    calls of `FEW` samples, too: what only looks at how a layer works runs it on so many.
+    calls of `FEW` samples, too, or of a batch where that has fewer: what only looks at how a layer works runs it on
+    those.
 
     Args:
         skeleton: the model.

@@ -61,6 +61,11 @@ class HiddenStates:
             self._coming[following] = self._fetch(following)
         return hidden
 
+    def some(self, count: int) -> Tensor:
+        """So many sequences of one batch, or as many as any has; of the last, so that the first comes ahead."""
+        hidden = self[-1]
+        return (hidden if len(hidden) >= count else self[0])[:count]
+
     def __setitem__(self, k: int, hidden: Tensor) -> None:
         """Replace batch k by one of the same shape."""
         k = range(len(self))[k]

@@ -102,7 +102,7 @@ class LayerTurns:
         self._room.tidy()
 
     def _run_to(self, k: int, wanted: frozenset[str]) -> Arrived:
-        forward = self._waiting.pop(k) if k in self._waiting else self._begun(k)
+        forward = self._waiting.pop(k) if k in self._waiting else self._begun(self._stream[k])
         with self.precision.products():
             forward.go_on(wanted)
         forward.check_found()
@@ -170,10 +170,9 @@ class LayerTurns:
 
     def find_spent(self, leaders: Sequence[str]) -> Spent:
         """What forwards of this layer hold and never use again, where they wait at these, by running a few samples."""
-        last = len(self) - 1
-        hidden = self._stream[last][:FEW]
+        hidden = self._stream.some(FEW)
         with self.precision.products():
-            return spent_of(self._begun(last, hidden), leaders, hidden)
+            return spent_of(self._begun(hidden), leaders, hidden)
 
     def _widen(self, precision: Precision) -> None:
         """Multiply so from now on: forwards that wait have multiplied in narrower numbers, so they begin anew."""
@@ -195,7 +194,7 @@ class LayerTurns:
         return Ended(k, output, RangeOf(output) if self._looks else None, self.precision)
 
     def _run_to_the_end(self, k: int) -> Tensor:
-        forward = self._waiting.pop(k) if k in self._waiting else self._begun(k)
+        forward = self._waiting.pop(k) if k in self._waiting else self._begun(self._stream[k])
         with self.precision.products():
             output = forward.go_on(frozenset())
         assert output is not None
@@ -219,8 +218,7 @@ class LayerTurns:
         """Whether memory can be had by giving back what waits."""
         return bool(self._waiting) or self._stream.keeps
 
-    def _begun(self, k: int, hidden: Tensor | None = None) -> Forward:
-        hidden = self._stream[k] if hidden is None else hidden
+    def _begun(self, hidden: Tensor) -> Forward:
         call = self._calls[len(hidden)][self.i]
         call = self.precision.rounded_positions(call)
         run, where = self._skeleton.run_layer, self._skeleton.path

@@ -102,7 +102,7 @@ def _saving(walk: Walk, step: str, outcomes: list[Unfinished] | None, both: Sequ
 
 def _groups(walk: Walk, i: int, streams: Streams) -> list[list[str]]:
     """Calibrated linears that share an input, in execution order, found by running a few samples."""
-    hidden = streams.student[len(streams.student) - 1][:FEW]
+    hidden = streams.student.some(FEW)
     with record_inputs(walk.skeleton, i) as recorder, walk.precision.products():
         walk.skeleton.run_layer(i, hidden, streams.calls[len(hidden)][i])
     groups = [[name for name in group.names if walk.plan.tensors[name].calibrated] for group in recorder.groups]

@@ -86,7 +86,7 @@ def _pack_within_bytes(codes: Tensor, bits: int) -> Tensor:
 
 def _unpack_within_bytes(packed: Tensor, bits: int) -> Tensor:
     """Inverse of _pack_within_bytes, padding included."""
-    words = packed.to(_WORDS[bits])
+    words = packed.contiguous().to(_WORDS[bits])
     spread = words.clone()
     for k in range(1, 8 // bits):
         spread |= words << (k * (8 - bits))

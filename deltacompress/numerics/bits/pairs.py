@@ -110,5 +110,5 @@ def _looked_up(table: int, flags: Tensor) -> Tensor:
 
 def _shifts(pairs: Tensor) -> tuple[Tensor, Tensor]:
     """By how many bits of four codes in one integer each of the two is shifted, int32."""
-    wide = pairs.int()
+    wide = pairs.contiguous().int()
     return (wide & 3) * 8, (wide >> 2) * 8
