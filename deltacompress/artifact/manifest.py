@@ -37,6 +37,7 @@ from deltacompress.files.regular import UnfitFileError, read_bytes, unreadable
 
 MAX_MANIFEST_BYTES = 64 << 20  # of 45,000 packed tensors of four parts each, or more of fewer
 _MAX_MEMORY = 256 << 20  # of the parsed manifest, by the estimate
+_MOST_DIGITS = 4000  # Python reads a few more, where nobody has told it otherwise
 _DIGEST, _DIGEST_BYTES = b'"digest":"', len('",') + 64
 
 
@@ -119,13 +120,14 @@ def _spelled_so(raw: bytes) -> Manifest | None:
 def _parsed(raw: bytes, where: str) -> dict[str, Any]:
     """What `raw` holds, which spells no manifest; raises as read_manifest where it is no JSON object."""
     try:
-        data = json.loads(raw, parse_constant=_refuse_constant, parse_float=_read_float)
+        data = json.loads(raw, parse_constant=_refuse_constant, parse_float=_read_float, parse_int=_read_int)
     except (ValueError, RecursionError) as error:
         begun = raw.strip(b"\0")[:1] in (b"", b"{")
         unended = isinstance(error, json.JSONDecodeError) and error.pos >= len(error.doc)
         if begun and (unended or not raw.rstrip(b"\0").endswith(b"}")):
             raise TruncatedFileError(f"cut short after {len(raw)} bytes", where=where, way_out=AGAIN) from error
-        raise ChecksumError(f"not JSON any more ({error})", where=where, way_out=AGAIN) from error
+        why = "nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise ChecksumError(f"not JSON any more ({why})", where=where, way_out=AGAIN) from error
     if not isinstance(data, dict):
         raise FormatError("not an artifact's manifest (no JSON object)", where=where, way_out=AGAIN)
     if is_deep(raw):
@@ -175,6 +177,12 @@ def _too_large(where: str) -> FormatError:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
+
+
+def _read_int(text: str) -> int:
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
 
 
 def _read_float(text: str) -> float:

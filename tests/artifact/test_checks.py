@@ -139,6 +139,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "packed, bad parameters": (packed(params={"rows": 4}), "bad parameters of the packed format"),
     "packed, a parameter more": (packed(params=packed()["params"] | {"x": 1}), "out of range"),
+    "packed, a number spelled otherwise": (packed(params=packed()["params"] | {"bits": 4.0}), "out of range"),
     "packed, no columns": (packed(columns=0), "out of range"),
     "packed, a group that leaves 64 bits": (packed(params=packed()["params"] | {"group_size": 1 << 60}), "range"),
     "packed, a row less": (packed(rows=3), "3 x 8 are stored of [4, 8]"),

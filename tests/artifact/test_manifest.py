@@ -105,6 +105,12 @@ def test_other_bytes_are_not_cut_short() -> None:
             parse_manifest(raw, "m")
 
 
+def test_what_a_parser_cannot_take_is_told_in_the_terms_of_the_file() -> None:
+    for value, told in ((b"[" * 100_000 + b"]" * 100_000, "nested too deep"), (b"9" * 5000, "a number of 5000 digits")):
+        with pytest.raises(ChecksumError, match=rf"not JSON any more \({told}\)"):
+            parse_manifest(b'{"recipe":' + value + b"}", "m")
+
+
 def test_a_version_of_many_digits_is_told_in_few() -> None:
     with pytest.raises(SchemaVersionError) as caught:
         parse_manifest(sealed(plain(schema_version=10**400)), "m")

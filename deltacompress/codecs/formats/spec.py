@@ -63,7 +63,7 @@ class PackedSpec:
             spec, sane = _spec(tuple(params.items()))
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"bad parameters of the packed format ({error})", where=where, way_out=AGAIN) from error
-        if not sane:
+        if not sane or float in map(type, params.values()):  # 2.0 equals 2, and is another spelling
             told = f"parameters of the packed format out of range: {reprlib.repr(params)}"
             raise FormatError(told, where=where, way_out=AGAIN)
         return spec
