@@ -233,15 +233,14 @@ def _zero_codes(spec: PackedSpec, parts: Parts) -> Tensor:
 
 
 def _with_pattern(spec: PackedSpec, mask: Tensor, write: Any, codes: Tensor) -> Parts:
+    whole = codes.dtype != torch.uint8  # 16-bit values
     if spec.is_24:
-        kept = pairs.pairs_of(mask)
-        of_bytes = codes.dtype == torch.uint8  # or 16-bit values
-        found = pairs.kept_of(codes, kept) if of_bytes else codes[mask].view(spec.rows, spec.kept)
-        return {"pattern": pairs.pack_pairs(kept), "codes": write(found)}
+        both = pairs.pairs_of(mask)
+        found = codes[mask].view(spec.rows, spec.kept) if whole else pairs.kept_of(codes, both)
+        return {"pattern": pairs.pack_pairs(both), "codes": write(found)}
     pattern = packing.pack_codes(mask.to(torch.uint8), 1)
     if spec.sparsity.kind == "unstructured":
         kept = codes[mask]
-        whole = codes.dtype != torch.uint8  # 16-bit values
         return {"pattern": pattern, "codes": kept if whole else ragged.pack_ragged(kept, mask.sum(1), spec.bits)}
     return {"pattern": pattern, "codes": write(codes[mask].view(spec.rows, spec.kept))}
 
