@@ -62,11 +62,9 @@ def decode(params: dict[str, Any], parts: Parts, base: Tensor | None, like: Tens
     if transform == "xor":
         return (raw ^ _bytes(reference)).view(like.dtype).reshape(like.shape)
     integer = _ORDERED[like.dtype]
-    # numpy: of a tensor as small as a norm, torch's calls take several times as long as what they compute
-    bits, before = (one.view(integer).numpy() for one in (raw, reference.reshape(-1)))
-    change = (bits.view(f"u{bits.itemsize}") >> 1).view(bits.dtype) ^ -(bits & 1)
-    bits[:] = _flip(change + _flip(before))
-    return raw.view(like.dtype).reshape(like.shape)
+    zigzag = raw.view(integer)
+    change = _shift_right(zigzag, 1) ^ -(zigzag & 1)
+    return _flip(change + _flip(reference.reshape(-1).view(integer))).view(like.dtype).reshape(like.shape)
 
 
 def pieces(
@@ -108,18 +106,19 @@ def _difference(finetuned: Tensor, reference: Tensor, transform: str) -> Tensor:
         return _bytes(finetuned) ^ _bytes(reference)
     integer = _ORDERED[finetuned.dtype]
     flat = finetuned.contiguous().reshape(-1).view(integer)
-    change: Tensor = _flip(flat) - _flip(reference.reshape(-1).view(integer))  # wraps around, and wraps back
+    change = _flip(flat) - _flip(reference.reshape(-1).view(integer))  # wraps around, and wraps back
     width = 8 * finetuned.element_size()
     return ((change << 1) ^ (change >> (width - 1))).view(torch.uint8)
 
 
-def _flip(bits: Any) -> Any:
-    """Sign-magnitude bit patterns to integers in the order of the values, and back: it is its own inverse.
+def _flip(bits: Tensor) -> Tensor:
+    """Sign-magnitude bit patterns to integers in the order of the values, and back: it is its own inverse."""
+    return bits ^ ((bits >> (8 * bits.itemsize - 1)) & torch.iinfo(bits.dtype).max)  # the sign is spread over the rest
 
-    bits: a tensor or an array.
-    """
-    width = 8 * bits.itemsize
-    return bits ^ ((bits >> (width - 1)) & ((1 << (width - 1)) - 1))  # the sign is spread over the rest
+
+def _shift_right(value: Tensor, by: int) -> Tensor:
+    """Logical shift of a signed integer tensor."""
+    return (value >> by) & torch.iinfo(value.dtype).max
 
 
 def _bytes(tensor: Tensor) -> Tensor:
