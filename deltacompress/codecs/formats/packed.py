@@ -80,8 +80,8 @@ def pack(spec: PackedSpec, *, codes: Tensor, mask: Tensor, grid: Grid) -> Parts:
     if spec.has_zero_code and spec.is_24:
         # a kept zero may stand anywhere: choosing its place by rule is what makes the storage layout exact
         zeroed = (codes - zero).mul_(mask).add_(zero)  # modulo 256; torch.where takes seven times as long on a CPU
-        mask, codes = pairs.mask_of(pairs.canonical_pairs(mask & (codes != zero))), zeroed
-    elif spec.has_zero_code and spec.sparsity.kind == "unstructured":
+        return parts | _with_pairs(spec, pairs.canonical_pairs(mask & (codes != zero)), zeroed)
+    if spec.has_zero_code and spec.sparsity.kind == "unstructured":
         mask = mask & (codes != zero)
     elif spec.padded != spec.columns:
         mask = _complete(mask, spec)
@@ -195,12 +195,12 @@ def to_serving(spec: PackedSpec, parts: Parts, where: str) -> Parts:
         elif spec.sparsity.kind == "dense":
             codes = symbols.symbols_to_dense(parts["symbols"], zero, spec.bits, spec.columns)
         else:
-            codes, mask = symbols.symbols_to_pairs(parts, zero, spec.bits, spec.padded)
+            codes, both = symbols.symbols_to_pairs(parts, zero, spec.bits, spec.padded)
     except ValueError as error:
         raise FormatError(str(error), where=where) from error
     if spec.sparsity.kind == "dense":
         return rest | {"codes": packing.pack_codes(codes, spec.bits)}
-    return rest | _with_pattern(spec, mask, lambda kept: packing.pack_codes(kept, spec.bits), codes)
+    return rest | _with_pairs(spec, both, codes)
 
 
 def check_parts(spec: PackedSpec, parts: Parts, *, storage: bool, where: str) -> None:
@@ -232,13 +232,16 @@ def _zero_codes(spec: PackedSpec, parts: Parts) -> Tensor:
     return torch.full((spec.rows, spec.columns), code, dtype=torch.uint8, device=parts["scales"].device)
 
 
+def _with_pairs(spec: PackedSpec, both: Tensor, codes: Tensor) -> Parts:
+    """both: the nibbles of what 2:4 keeps of codes u8."""
+    return {"pattern": pairs.pack_pairs(both), "codes": packing.pack_codes(pairs.kept_of(codes, both), spec.bits)}
+
+
 def _with_pattern(spec: PackedSpec, mask: Tensor, write: Any, codes: Tensor) -> Parts:
     whole = codes.dtype != torch.uint8  # 16-bit values
-    if spec.is_24:
-        both = pairs.pairs_of(mask)
-        found = codes[mask].view(spec.rows, spec.kept) if whole else pairs.kept_of(codes, both)
-        return {"pattern": pairs.pack_pairs(both), "codes": write(found)}
-    pattern = packing.pack_codes(mask.to(torch.uint8), 1)
+    if spec.is_24 and not whole:
+        return _with_pairs(spec, pairs.pairs_of(mask), codes)
+    pattern = pairs.pack_pairs(pairs.pairs_of(mask)) if spec.is_24 else packing.pack_codes(mask.to(torch.uint8), 1)
     if spec.sparsity.kind == "unstructured":
         kept = codes[mask]
         return {"pattern": pattern, "codes": kept if whole else ragged.pack_ragged(kept, mask.sum(1), spec.bits)}

@@ -82,8 +82,7 @@ def unpack_pairs(pattern: Tensor, groups: int) -> Tensor:
 
 def mask_of(pairs: Tensor) -> Tensor:
     """Inverse of pairs_of: bool [rows, 4 * groups]."""
-    first, second = _shifts(pairs)
-    return ((1 << first) | (1 << second)).view(torch.bool)
+    return _flags(*_shifts(pairs))
 
 
 def kept_of(codes: Tensor, pairs: Tensor) -> Tensor:
@@ -99,7 +98,11 @@ def spread(kept: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
     first, second = _shifts(pairs)
     words = in_words(kept, torch.int16).int()
     codes = (words & 255) << first | (words >> 8 & 255) << second
-    return codes.view(torch.uint8), ((1 << first) | (1 << second)).view(torch.bool)
+    return codes.view(torch.uint8), _flags(first, second)
+
+
+def _flags(first: Tensor, second: Tensor) -> Tensor:
+    return (1 << first | 1 << second).view(torch.bool)
 
 
 def _looked_up(table: int, flags: Tensor) -> Tensor:

@@ -58,7 +58,9 @@ def pack_nonzero(codes: Tensor, bits: int) -> Tensor:
 
 
 def symbols_to_pairs(streams: dict[str, Tensor], zero: Tensor, bits: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Inverse of pairs_to_symbols and pack_nonzero: (codes u8, mask bool), both [rows, columns]; pruned codes are 0.
+    """Inverse of pairs_to_symbols and pack_nonzero: (codes u8 [rows, columns], nibbles u8 [rows, columns / 4]).
+
+    Pruned codes are the zero point.
 
     Raises:
         ValueError: the streams do not fit each other, or hold more than two non-zero weights in a group.
@@ -68,8 +70,7 @@ def symbols_to_pairs(streams: dict[str, Tensor], zero: Tensor, bits: int, column
         present = relative != 0
     else:
         relative, present = _together(streams, bits, columns)
-    mask = pairs.mask_of(pairs.canonical_pairs(present))
-    return ((relative + zero) & ((1 << bits) - 1)) * mask, mask
+    return (relative + zero) & ((1 << bits) - 1), pairs.canonical_pairs(present)
 
 
 def masked_to_dense(streams: dict[str, Tensor], zero: Tensor, bits: int, columns: int) -> Tensor:
