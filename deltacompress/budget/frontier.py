@@ -60,6 +60,7 @@ def predict(
     finetuned: str | Path,
     *,
     calibration: str | Path | Sequence[str | Mapping[str, Any]],
+    judge: str | Path | Sequence[str | Mapping[str, Any]] | None = None,
     samples: int | None = None,
     seq_len: int | None = None,
     seed: int | None = None,
@@ -87,7 +88,7 @@ def predict(
             device=device,
             device_memory=device_memory,
         )
-        surveyed = survey_pair(job, Inputs(), reporter or SILENT, rungs=(*CALIBRATED, *OF_SHIPPED))
+        surveyed = survey_pair(job, Inputs(), reporter or SILENT, rungs=(*CALIBRATED, *OF_SHIPPED), judge=judge)
         against = surveyed.against_base()
     best = surveyed.survey.only({rung.name for rung in RUNGS.values()} - {rung.name for rung in OF_SHIPPED})
     points = tuple(_points(best))

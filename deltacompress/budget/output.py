@@ -61,7 +61,8 @@ def _inputs(base: Path, finetuned: Path, given: Mapping[str, Any]) -> dict[str, 
     """What decides on a prediction."""
     pair = {"base": base, "fine-tuned model": finetuned}
     weights = {what: Checkpoint.open(path).fingerprint() for what, path in pair.items()}
-    data = local_file(str(given["calibration"]))
-    read = {} if data is None else {"calibration data": hash_file(data)[0]}
-    settings = {name: value for name, value in given.items() if name != "calibration" or data is None}
-    return weights | read | settings | {"version": __version__}
+    read: dict[str, Any] = {}
+    for name in ("calibration", "judge"):
+        data = None if given[name] is None else local_file(str(given[name]))
+        read[name] = given[name] if data is None else hash_file(data)[0]
+    return weights | dict(given) | read | {"version": __version__}

@@ -28,6 +28,7 @@ from deltacompress.budget.result import BudgetResult, Prediction
 from deltacompress.budget.rungs import template
 from deltacompress.budget.survey import Survey
 from deltacompress.budget.target import Target, UnreachedError
+from deltacompress.calibration.sources import Calibration
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.driver import run_job
@@ -50,6 +51,7 @@ def compress_to(
     target_ratio: float | None = None,
     max_size: str | int | None = None,
     max_kl: float | None = None,
+    judge: str | Path | Sequence[str | Mapping[str, Any]] | None = None,
     samples: int | None = None,
     seq_len: int | None = None,
     seed: int | None = None,
@@ -66,8 +68,10 @@ def compress_to(
     Args:
         target_ratio: how many times smaller than the fine-tuned checkpoint the whole artifact is to be, at least.
         max_size: bytes that it may take, such as "1.2GB". max_kl: KL(fine-tuned || compressed) on records held back
-            from calibration, in nats/token, at most. One of the three is given.
-        calibration, ...: as `compress`; some records more than `samples` and `seq_len` take are needed, to judge by.
+            from calibration, in nats/token, at most: the upper end of its 95 % interval. One of the three is given.
+        judge: records to measure answers on, that the model was not trained on, as `calibration` is given; None: some
+            of those of calibration are held back.
+        calibration, ...: as `compress`; without `judge` some records more than `samples` and `seq_len` take are needed.
 
     Raises:
         InputError: as `compress`.
@@ -92,13 +96,8 @@ def compress_to(
         resume=resume,
         force=force,
     )
-    return run(job, request, reporter or SILENT)
-
-
-def run(job: CompressionJob, request: Request, reporter: Reporter) -> BudgetResult:
-    """`compress_to` of a job of `rungs.template`."""
     with _telling_what_waits(job.out):
-        return _run(job, request, reporter)
+        return _run(job, request, judge, reporter or SILENT)
 
 
 @contextmanager
@@ -129,10 +128,10 @@ class _Attempt:
     keeps: bool
 
 
-def _run(job: CompressionJob, request: Request, reporter: Reporter) -> BudgetResult:
+def _run(job: CompressionJob, request: Request, judge: Calibration | None, reporter: Reporter) -> BudgetResult:
     started, inputs = time.monotonic(), Inputs()
     _check_places(job)
-    surveyed = survey_pair(job, inputs, reporter, request=request)
+    surveyed = survey_pair(job, inputs, reporter, request=request, judge=judge)
     seconds = time.monotonic() - started
     try:
         attempts, missed = _attempts(job, request, surveyed, inputs, reporter)
@@ -167,11 +166,11 @@ def _attempts(
         attempts.append(one)
         if tried is None:
             surveyed.keep(asked, [one.tried for one in attempts])
-        missed = target.missed(one.tried.bytes, one.tried.judged.kl)
+        missed = target.missed(one.tried.bytes, one.tried.judged)
         if missed is None or len(attempts) == ATTEMPTS or not surveyed.survey.groups:
             return attempts, missed
         reporter.note(f"attempt {len(attempts)}: {missed}; compressed again by another recipe")
-        target = target.corrected(one.picks, one.tried.bytes, one.tried.groups, one.tried.judged.kl)
+        target = target.corrected(one.picks, one.tried)
 
 
 def _check_places(job: CompressionJob) -> None:
@@ -228,7 +227,7 @@ def _attempt(
         judged = surveyed.judge(str(compressed.out))
         groups = group_bytes(load_delta(compressed.out).manifest, (group.names for group in surveyed.survey.groups))
         tried = Tried(bytes=int(compressed.summary["artifact_bytes"]), groups=groups, judged=judged)
-    above = target.above(tried.bytes, tried.judged.kl)
+    above = target.above(tried.bytes, tried.judged)
     return _Attempt(picks, recipe, predicted, compressed, tried, not above)
 
 

@@ -72,6 +72,7 @@ CALIBRATED = (
     _steps("3 bits, steps of 1.4", 3, 1.4),
     _steps("3 bits, steps of 0.9", 3, 0.9),
     _steps("4 bits, steps of 0.5", 4, 0.5),
+    _steps("4 bits, steps of 0.4", 4, 0.4),
 )
 """Of linears and the head, which have inputs. With steps so wide that most codes are zero, targets that make up for all
 of the error before them are mostly made of what cannot be made up for. They leave all small weights out, the same of

@@ -2,8 +2,9 @@
 
 The errors of the groups are independent of each other, so their parts add up: each was measured at its reference rung,
 and goes with the squared error of its outputs from there. Beyond the reference KL grows faster than the sum, for tokens
-of which a model is sure give way only to larger errors: a power of it, through two measurements of the whole model. A
-third one, with the widest steps, says what those cost, and a fourth what signs of weights drawn by lot do.
+of which a model is sure give way only to larger errors: a power of it, by a measurement of the whole model with signs
+of weights drawn by lot, whose errors differ from answer to answer. What wide steps leave out, they leave out of all
+answers alike, and that costs more than its square tells: two more, with coarse and with the widest steps, say how much.
 """
 
 from __future__ import annotations
@@ -155,13 +156,15 @@ def survey_of(walked: Walked, *, finetuned_bytes: int, fixed_bytes: int) -> Surv
     shares = _shares(walked.groups, written, others)
     groups = [Group(names=one.names, kind=one.kind, options=_options(one, knee, shares)) for one in walked.groups]
     references = [one.reference for one in walked.groups]
-    wide = _sum(groups, references, COARSE.name)
-    power = math.log(coarse / knee) / math.log(wide / knee) if coarse > knee > 0 and wide > knee else 1.0
+    squares = _sum(groups, references, DRAWN.name)
+    power = math.log(drawn / knee) / math.log(squares / knee) if drawn > knee > 0 and squares > knee else 1.0
     power = min(max(power, 1.0), _LARGEST_POWER)
-    if knee > 0 and widest > knee:
-        groups = _widened(groups, references, knee * math.pow(widest / knee, 1 / power))
-    if knee > 0 and drawn > 0:
-        groups = _drawn(groups, references, knee * math.pow(drawn / knee, 1 / power if drawn > knee else 1.0))
+    if knee > 0:
+        for low, high, kl in ((REFERENCE, COARSE, coarse), (COARSE, WIDEST, widest)):
+            if kl > knee:
+                groups = _widened(groups, references, low.name, high.name, knee * math.pow(kl / knee, 1 / power))
+        if drawn > 0:
+            groups = _drawn(groups, references, knee * math.pow(drawn / knee, 1 / power if drawn > knee else 1.0))
     return Survey(
         finetuned_bytes=finetuned_bytes,
         fixed_bytes=fixed_bytes,
@@ -243,11 +246,10 @@ def _sum(groups: Sequence[Group], references: Sequence[str], rung: str) -> float
 
 
 def _drawn(groups: Sequence[Group], references: Sequence[str], wanted: float) -> list[Group]:
-    """With parts of the drawn rungs by a factor, so that those of DRAWN add up to what was measured.
+    """With parts of the drawn rungs by a factor, so that those of DRAWN add up to what was measured, if that is less.
 
-    What they lose is lost at random, weight by weight: that costs less than its square tells. They count for more than
-    that, as `fisher` will lessen what steps lose, and not what they do; those of the head too, though it has no such
-    information.
+    They count for more than that, as `fisher` will lessen what steps lose, and not what they do; those of the head too,
+    though it has no such information.
     """
     own = sum(_part(group, DRAWN.name) or 0.0 for group in groups)
     without = _sum(groups, references, DRAWN.name) - own
@@ -259,25 +261,19 @@ def _drawn(groups: Sequence[Group], references: Sequence[str], wanted: float) ->
     return [group.model_copy(update={"options": tuple(map(told, group.options))}) for group in groups]
 
 
-def _widened(groups: Sequence[Group], references: Sequence[str], wanted: float) -> list[Group]:
-    """With larger parts beyond COARSE, so that those of WIDEST add up to what was measured.
-
-    What so wide steps leave out, they leave out of all inputs alike: that costs more than its square tells.
-    """
-    own = sum(_part(group, WIDEST.name) or 0.0 for group in groups if _climbs(group))
-    without = _sum(groups, references, WIDEST.name) - own
+def _widened(groups: Sequence[Group], references: Sequence[str], low: str, high: str, wanted: float) -> list[Group]:
+    """With larger parts beyond the steps `low`, so that those of `high` add up to what was measured."""
+    climbing = [0 < (_part(group, low) or 0.0) < (_part(group, high) or 0.0) for group in groups]
+    own = sum(_part(group, high) or 0.0 for group, climbs in zip(groups, climbing, strict=True) if climbs)
+    without = _sum(groups, references, high) - own
     more = (wanted - without) / own if own > 0 else 1.0
-    return [_steeper(group, more) if more > 1 and _climbs(group) else group for group in groups]
+    pairs = zip(groups, climbing, strict=True)
+    return [_steeper(group, low, high, more) if more > 1 and climbs else group for group, climbs in pairs]
 
 
-def _climbs(group: Group) -> bool:
-    """Whether wider steps lose more, as they should."""
-    return 0 < (_part(group, COARSE.name) or 0.0) < (_part(group, WIDEST.name) or 0.0)
-
-
-def _steeper(group: Group, more: float) -> Group:
-    """With `more` times the part at WIDEST, none more at COARSE, and between them by the logarithm."""
-    low, high = (_part(group, rung.name) or 0.0 for rung in (COARSE, WIDEST))
+def _steeper(group: Group, at_low: str, at_high: str, more: float) -> Group:
+    """With `more` times the part of the steps `at_high` and of wider ones, between them by the logarithm."""
+    low, high = (_part(group, rung) or 0.0 for rung in (at_low, at_high))
 
     def larger(part: float) -> float:
         return (

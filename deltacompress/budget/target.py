@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deltacompress.budget.choice import cheapest, smallest
+from deltacompress.budget.measuring.judge import Judged
+from deltacompress.budget.measuring.kept import Tried
 from deltacompress.budget.request import Request
 from deltacompress.budget.survey import Survey
 from deltacompress.errors import InputError
 
 _AIM, _AIM_AGAIN, _AIM_KL = 0.995, 0.99, 0.9
 """Of what is asked, what is aimed at, as predictions miss; again: where the first one missed by more than that."""
+_BOUND = 1.25
+"""The upper bound of a KL over it, until one was measured."""
 _NEAR = {"size": 0.98, "kl": 0.4}
 """Of what is asked, what is too little: another compression comes nearer."""
 
@@ -39,11 +43,15 @@ def _told_fixed(request: Request, nbytes: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A request, and what is known of the pair. aim: of a size, the share that is aimed at."""
+    """A request, and what is known of the pair. aim: of a size, the share that is aimed at.
+
+    bound: upper bound of a KL over it.
+    """
 
     request: Request
     survey: Survey
     aim: float = _AIM
+    bound: float = _BOUND
 
     @property
     def size(self) -> int | None:
@@ -72,9 +80,9 @@ class Target:
 
     def _of_quality(self, kl: float) -> list[int]:
         rungs = self.survey.rungs
-        picks = smallest(rungs, self.survey.sum_at(kl * _AIM_KL))
+        picks = smallest(rungs, self.survey.sum_at(kl / self.bound * _AIM_KL))
         if picks is None:
-            picks = smallest(rungs, self.survey.sum_at(kl))
+            picks = smallest(rungs, self.survey.sum_at(kl / self.bound))
         if picks is None:
             best = [one.index(min(one, key=lambda rung: rung[1])) for one in rungs]
             told = f"no choice is predicted to lose so little: the least is {self.survey.kl(best):.3g}"
@@ -98,23 +106,23 @@ class Target:
         ratio = 100 * self.survey.finetuned_bytes // nbytes / 100  # rounded down: whoever asks for it gets it
         return f"{nbytes:,} bytes ({ratio:.2f}x)"
 
-    def above(self, nbytes: int, kl: float) -> bool:
-        """Whether an artifact is larger, or loses more, than was asked."""
+    def above(self, nbytes: int, judged: Judged) -> bool:
+        """Whether an artifact is larger, or may lose more, than was asked."""
         if self.size is not None:
             return nbytes > self.size
         assert self.request.kl is not None
-        return kl > self.request.kl
+        return judged.bound > self.request.kl
 
-    def missed(self, nbytes: int, kl: float) -> str | None:
+    def missed(self, nbytes: int, judged: Judged) -> str | None:
         """What an artifact misses, if anything that another one could have.
 
         Where no rung changes any answer, the smallest is as good as all others.
         """
         asked = self.size if self.size is not None else self.request.kl
         assert asked is not None
-        found, what = (nbytes, "size") if self.size is not None else (kl, "kl")
-        told = f"{nbytes:,} bytes" if self.size is not None else f"KL {kl:.3g}"
-        if self.above(nbytes, kl):
+        found, what = (nbytes, "size") if self.size is not None else (judged.bound, "kl")
+        told = f"{nbytes:,} bytes" if self.size is not None else f"KL {judged.kl:.3g}, at most {judged.bound:.3g},"
+        if self.above(nbytes, judged):
             return f"{told} where {asked:{',' if what == 'size' else '.3g'}} was asked"
         if found < asked * _NEAR[what] and self.survey.reference > 0 and not self._at_its_end():
             return f"{told} where {asked:{',' if what == 'size' else '.3g'}} would do"
@@ -128,6 +136,9 @@ class Target:
         ]
         return [one[pick][0] for one, pick in zip(rungs, picks, strict=True)] == ends
 
-    def corrected(self, picks: Sequence[int], nbytes: int, groups: Sequence[int], kl: float) -> Target:
-        """The same, once an artifact of that choice was measured; as Survey.corrected."""
-        return Target(self.request, self.survey.corrected(picks, nbytes, groups, kl), _AIM_AGAIN)
+    def corrected(self, picks: Sequence[int], tried: Tried) -> Target:
+        """The same, once an artifact of that choice was measured."""
+        judged = tried.judged
+        bound = judged.bound / judged.kl if judged.kl > 0 else self.bound
+        survey = self.survey.corrected(picks, tried.bytes, tried.groups, judged.kl)
+        return Target(self.request, survey, _AIM_AGAIN, bound)

@@ -1,16 +1,19 @@
-"""Records that are held back from calibration, each a sequence of its own, as a model is asked and evaluated."""
+"""Records to judge by, each a sequence of its own, as a model is asked and evaluated: held back from calibration, or of
+a file of their own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from deltacompress.calibration.data import check_counts, longest_record, positions_of
 from deltacompress.calibration.packing import encode_marked
-from deltacompress.calibration.sources import Calibration, name_of, open_source
+from deltacompress.calibration.sources import Calibration, local_file, name_of, open_source
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import CalibrationSpec
 from deltacompress.errors import CalibrationError, option
@@ -24,35 +27,81 @@ Records = list[tuple[list[int], int]]
 """Tokens of each, and how many of them come before what a model has to write; one at least."""
 
 
-def held_back(finetuned: Checkpoint, source: Calibration, spec: CalibrationSpec, *, tokens: int) -> Records:
-    """Records beyond those that `spec` calibrates on, of so many tokens in all, or as many as there are.
+@dataclass(frozen=True, slots=True)
+class Enough:
+    """When records are enough: with so many tokens in all, and so many of them that a model has to write.
+
+    Where answers are short that takes many records: at_most so many tokens, then.
+    """
+
+    tokens: int
+    written: int
+    at_most: int
+
+    def of(self, records: Records) -> Records:
+        """The first of them that are enough, or all."""
+        tokens = written = 0
+        for count, (ids, before) in enumerate(records):
+            if self.reached(tokens, written):
+                return records[:count]
+            tokens, written = tokens + len(ids), written + len(ids) - before
+        return records
+
+    def reached(self, tokens: int, written: int) -> bool:
+        """Whether so many are."""
+        return tokens >= self.at_most or (tokens >= self.tokens and written >= self.written)
+
+
+def held_back(
+    finetuned: Checkpoint,
+    source: Calibration,
+    spec: CalibrationSpec,
+    enough: Enough,
+    *,
+    judge: Calibration | None = None,
+) -> Records:
+    """As many records as are enough, or as there are: those of `judge`, or beyond those that `spec` calibrates on.
 
     Each is cut to `spec.seq_len` tokens, its end kept.
 
     Raises:
-        CalibrationError: fewer than FEWEST records are left; as load_calibration.
+        CalibrationError: fewer than FEWEST records; `judge` is what is calibrated on; as load_calibration.
     """
+    if judge is not None and _same(judge, source):
+        told = "is the calibration data, by which nothing can be judged"
+        raise CalibrationError(told, where=f"{option('judge')} {name_of(judge)}", way_out="give other records, or none")
     positions = positions_of(finetuned)
     check_counts(spec.samples, spec.seq_len, spec.seed, positions)
-    opened = open_source(source, split="train")
+    opened = open_source(source if judge is None else judge, split="train")
     tokenizer = load_tokenizer(finetuned.path)
     longest = longest_record(tokenizer, positions)  # as calibration cuts, so that its records are counted alike
     records = encode_marked(opened.shuffled(spec.seed), opened.format, tokenizer, max_record_tokens=longest)
-    used, left = 0, tokens
+    used, calibrated = 0, spec.samples * spec.seq_len if judge is None else 0
     found: Records = []
+    tokens = written = 0
     for ids, given in records:
-        if used >= spec.samples * spec.seq_len and len(ids) > max(given, 1):
+        if enough.reached(tokens, written):
+            break
+        if used >= calibrated and len(ids) > max(given, 1):
             cut = max(len(ids) - spec.seq_len, 0)
             found.append((ids[cut:], max(given - cut, 1)))
-            left -= len(found[-1][0])
+            tokens, written = tokens + len(ids) - cut, written + len(ids) - max(given, cut + 1)
         used += len(ids)
-        if left <= 0:
-            break
+    if len(found) < FEWEST and judge is not None:
+        way_out = f"give at least {FEWEST}, of the kind that the model is asked"
+        raise CalibrationError(f"{len(found)} records to judge by", where=name_of(judge), way_out=way_out)
     if len(found) < FEWEST:
         told = f"{len(found)} records are left beyond the {spec.samples} x {spec.seq_len} tokens that are calibrated on"
-        way_out = f"give more data, or use fewer {option('samples')}: some are held back, to judge by"
-        raise CalibrationError(told, where=name_of(source), way_out=way_out)
+        way_out = f"give more data, records of their own ({option('judge')}), or use fewer {option('samples')}"
+        raise CalibrationError(told, where=name_of(source), way_out=f"{way_out}: some are held back, to judge by")
     return found
+
+
+def _same(one: Calibration, other: Calibration) -> bool:
+    if isinstance(one, str | Path) and isinstance(other, str | Path):
+        ours, theirs = local_file(str(one)), local_file(str(other))
+        return str(one) == str(other) or (ours is not None and theirs is not None and ours.samefile(theirs))
+    return one is other
 
 
 @dataclass(frozen=True, slots=True)

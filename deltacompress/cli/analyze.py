@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from deltacompress.cli import early
-from deltacompress.cli.budget import PredictDevice, PredictOn, PredictSamples, PredictSeed, PredictSeqLen, show_frontier
+from deltacompress.cli.budget import (
+    PredictDevice,
+    PredictJudge,
+    PredictOn,
+    PredictSamples,
+    PredictSeed,
+    PredictSeqLen,
+    show_frontier,
+)
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.options import BaseArgument, FinetunedArgument
 from deltacompress.errors import InputError, option, switch
@@ -33,13 +41,15 @@ def analyze(
         typer.Option("--predict", help="Predict KL against size instead, for which --calibration is needed."),
     ] = False,
     calibration: PredictOn = None,
+    judge: PredictJudge = None,
     samples: PredictSamples = None,
     seq_len: PredictSeqLen = None,
     seed: PredictSeed = None,
     device: PredictDevice = None,
 ) -> None:
     """Show statistics of the delta between BASE and FINETUNED, per layer; or predict what each size would keep."""
-    given = {"calibration": calibration, "samples": samples, "seq_len": seq_len, "seed": seed, "device": device}
+    given = {"calibration": calibration, "judge": judge, "samples": samples, "seq_len": seq_len, "seed": seed}
+    given |= {"device": device}
     if predict:
         show_frontier(console, base, finetuned, given, out, force=force)
         return

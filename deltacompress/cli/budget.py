@@ -24,11 +24,14 @@ MaxSize = Annotated[
 MaxKl = Annotated[
     float | None,
     typer.Option(
-        help="KL(fine-tuned || compressed) on data held back from calibration, in nats/token, may be so much.",
+        help="KL(fine-tuned || compressed) on the data judged by, in nats/token, may be so much, with 95 % confidence.",
         rich_help_panel=_PANEL,
     ),
 ]
+_JUDGE = "Records to judge by that FINETUNED was not trained on, as --calibration takes them; else some of those."
+JudgeBy = Annotated[str | None, typer.Option("--judge", help=_JUDGE, rich_help_panel=_PANEL)]
 _PREDICT = "With --predict"
+PredictJudge = Annotated[str | None, typer.Option("--judge", help=_JUDGE, rich_help_panel=_PREDICT)]
 PredictOn = Annotated[
     str | None,
     typer.Option("--calibration", help="Calibration data, as compress takes it.", rich_help_panel=_PREDICT),
@@ -49,6 +52,13 @@ PredictDevice = Annotated[
     DeviceName | None,
     typer.Option("--device", help="Where to compute.", show_default="auto", rich_help_panel=_PREDICT),
 ]
+
+
+def check_judge(judge: str | None, *, by_budget: bool) -> None:
+    """Without a budget nothing is judged; raises InputError."""
+    if judge is not None and not by_budget:
+        asked = ", ".join(option(name) for name in ("target_ratio", "max_size", "max_kl"))
+        raise InputError("says what a budget is judged by", where=option("judge"), way_out=f"give one of {asked}, too")
 
 
 def compress_to_budget(
@@ -99,6 +109,8 @@ def _check(
     early.compression(
         base, finetuned, options["out"], None, options["calibration"], options["lossless"], options["device"]
     )
+    if options["judge"] is not None:
+        early.calibration(options["judge"])
 
 
 def show_frontier(
@@ -116,6 +128,8 @@ def show_frontier(
         early.folder(out)
     check_driver(options["device"])
     early.calibration(options["calibration"])
+    if options["judge"] is not None:
+        early.calibration(options["judge"])
     early.checkpoints(base, finetuned)
     if out is None:
         from deltacompress.budget.frontier import predict

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from deltacompress.cli import early, render
-from deltacompress.cli.budget import MaxKl, MaxSize, TargetRatio, compress_to_budget
+from deltacompress.cli.budget import JudgeBy, MaxKl, MaxSize, TargetRatio, check_judge, compress_to_budget
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.failures import UsageError
 from deltacompress.cli.fleet import compress_jobs, plan_table
@@ -126,6 +126,7 @@ def compress(
     target_ratio: TargetRatio = None,
     max_size: MaxSize = None,
     max_kl: MaxKl = None,
+    judge: JudgeBy = None,
     out: Out = None,
     calibration: Calibration = None,
     samples: Samples = None,
@@ -154,11 +155,12 @@ def compress(
     if jobs is not None:
         own = {"BASE": base, "FINETUNED": finetuned, "recipe": recipe, "out": out, **data_of, "lossless": lossless}
         own |= {"device": device, "devices": devices, "device_memory": device_memory, "gate": gate, **gated}
-        own |= {"name": name, **asked}
+        own |= {"name": name, **asked, "judge": judge}
         compress_jobs(console, jobs, own, workers=workers, zoo=zoo, resume=resume, force=force, dry_run=dry_run)
         return
     base, finetuned = _given("argument 'BASE'", base), _given("argument 'FINETUNED'", finetuned)
     by_budget = any(value is not None for value in asked.values())
+    check_judge(judge, by_budget=by_budget)
     recipe = recipe if by_budget else _given("option '--recipe'", recipe)
     out = _given("option '--out'", out)
     if workers is not None:
@@ -167,7 +169,7 @@ def compress(
     run = {"lossless": lossless or DEFAULT_LOSSLESS, **where, "resume": resume, "force": force}
     if by_budget:
         beside = {"recipe": recipe, "dry_run": dry_run, "gate": gate, **gated, "zoo": zoo, "name": name}
-        compress_to_budget(console, base, finetuned, asked, {"out": out, **data_of, **run}, beside)
+        compress_to_budget(console, base, finetuned, asked, {"out": out, "judge": judge, **data_of, **run}, beside)
         return
     options = {"recipe": recipe, "out": out, **data_of, **run}
     _by_recipe(console, base, finetuned, options, gate, gated, name, zoo, dry_run=dry_run)

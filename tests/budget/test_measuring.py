@@ -21,13 +21,13 @@ from deltacompress.budget.recipe import recipe_of
 from deltacompress.budget.rungs import CALIBRATED, RUNGS, template
 from deltacompress.budget.survey import survey_of
 from deltacompress.calibration.data import calibration_tokens
-from deltacompress.calibration.held_back import HeldBack, Records, batched, held_back
+from deltacompress.calibration.held_back import FEWEST, Enough, HeldBack, Records, batched, held_back
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import CalibrationSpec, Recipe
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.before.prepare import Opened, Prepared, open_job, prepare
 from deltacompress.compression.job import CompressionJob
-from deltacompress.errors import NumericsError
+from deltacompress.errors import CalibrationError, NumericsError
 from deltacompress.reporter import SILENT, Reporter
 
 SPEC = CalibrationSpec(samples=8, seq_len=16)
@@ -53,7 +53,7 @@ def prepared(pair: Pair, out: Path) -> tuple[Opened, Prepared]:
 
 def walked(pair: Pair, out: Path, reporter: Reporter = SILENT) -> tuple[Walked, list[HeldBack]]:
     opened, found = prepared(pair, out)
-    batches = batched(held_back(opened.finetuned, pair.data, SPEC, tokens=200), at_most=2)
+    batches = batched(held_back(opened.finetuned, pair.data, SPEC, Enough(200, 0, 200)), at_most=2)
     assert found.skeleton is not None
     assert found.tokens is not None
     ids = found.tokens.ids
@@ -92,7 +92,7 @@ def test_a_probe_is_the_kl_of_an_artifact_with_that_group_alone(pair: Pair, tmp_
 
 def test_the_judge_says_what_transformers_says(pair: Pair, artifact: Path, tmp_path: Path) -> None:
     opened, found = prepared(pair, tmp_path / "none")
-    batches = batched(held_back(opened.finetuned, pair.data, SPEC, tokens=200), at_most=2)
+    batches = batched(held_back(opened.finetuned, pair.data, SPEC, Enough(200, 0, 200)), at_most=2)
     assert found.skeleton is not None
     judged = Judge(found.skeleton, opened.finetuned, batches).judge(str(artifact), opened.base)
     restored = restore(artifact, base=pair.base, out=tmp_path / "restored")
@@ -193,7 +193,7 @@ def test_records_held_back_are_beyond_those_calibrated_on(pair: Pair) -> None:
     opened = Checkpoint.open(pair.finetuned)
     used = calibration_tokens(opened, pair.data, SPEC).ids.flatten().tolist()
     more = calibration_tokens(opened, pair.data, SPEC.model_copy(update={"samples": 20})).ids.flatten().tolist()
-    records: Records = held_back(opened, pair.data, SPEC, tokens=100)
+    records: Records = held_back(opened, pair.data, SPEC, Enough(100, 0, 100))
     stream = [token for ids, _ in records for token in ids]
     at = next(i for i in range(len(used), len(more)) if more[i] == 1)  # the next record's <s>
     assert more[at : at + len(stream)] == stream
@@ -207,7 +207,32 @@ def test_records_that_calibration_cuts_are_counted_as_cut(pair: Pair, tmp_path: 
     records = [{"prompt": f"{'a ' * 40}{i}", "completion": f"b {i}"} for i in range(40)]
     used = calibration_tokens(Checkpoint.open(short), records, SPEC)
     assert used.records == 8  # of 16 tokens each
-    assert len(held_back(Checkpoint.open(short), records, SPEC, tokens=10_000)) == 40 - used.records
+    assert len(held_back(Checkpoint.open(short), records, SPEC, Enough(10_000, 0, 10_000))) == 40 - used.records
+
+
+def test_short_answers_take_more_records_up_to_a_limit() -> None:
+    """Each record has 10 tokens, of which 2 are to be written."""
+    records: Records = [(list(range(10)), 8)] * 100
+    assert len(Enough(30, 0, 1000).of(records)) == 3
+    assert len(Enough(30, 20, 1000).of(records)) == 10
+    assert len(Enough(30, 20, 70).of(records)) == 7
+    assert len(Enough(30, 500, 5000).of(records)) == 100
+
+
+def test_records_to_judge_by_may_be_others(pair: Pair, tmp_path: Path) -> None:
+    """All of them count, none is what is calibrated on; the same file is refused, under another name too."""
+    opened, enough = Checkpoint.open(pair.finetuned), Enough(10_000, 0, 10_000)
+    others = [{"prompt": f"ask {i}", "completion": f"b {i}"} for i in range(FEWEST)]
+    found = held_back(opened, pair.data, SPEC, enough, judge=others)
+    assert len(found) == FEWEST
+    assert all(given > 1 for _, given in found)
+    with pytest.raises(CalibrationError, match=f"{FEWEST - 1} records to judge by; give at least {FEWEST}"):
+        held_back(opened, pair.data, SPEC, enough, judge=others[1:])
+    link = tmp_path / "same.jsonl"
+    link.symlink_to(pair.data)
+    for same in (pair.data, link):
+        with pytest.raises(CalibrationError, match=r"judge .* is the calibration data"):
+            held_back(opened, pair.data, SPEC, enough, judge=same)
 
 
 def test_batches_mark_what_is_written() -> None:

@@ -229,7 +229,7 @@ def test_interrupted_in_any_attempt_it_goes_on(
     """Three attempts, and the first one's recipe again."""
     monkeypatch.setattr(target, "_NEAR", {"size": 1.0, "kl": 1.0})
     monkeypatch.setattr(target, "_AIM_AGAIN", 1.3)
-    asked = (ladder[0] + 3 * ladder[1]) // 4
+    asked = (ladder[0] + 2 * ladder[1]) // 3
     uninterrupted, recorder = Recorder(), Recorder()
     whole = budget(pair, tmp_path / "whole", max_size=asked, reporter=uninterrupted)
     with pytest.raises(Interrupted):
@@ -249,7 +249,7 @@ def test_interrupted_while_an_attempt_is_measured_it_goes_on(
 ) -> None:
     monkeypatch.setattr(target, "_NEAR", {"size": 1.0, "kl": 1.0})
     monkeypatch.setattr(target, "_AIM_AGAIN", 1.3)
-    asked, judge, calls = (ladder[0] + 3 * ladder[1]) // 4, Judge.judge, list[str]()
+    asked, judge, calls = (ladder[0] + 2 * ladder[1]) // 3, Judge.judge, list[str]()
     whole = budget(pair, tmp_path / "whole", max_size=asked)
 
     def interrupted(self: Judge, artifact: str, base: Checkpoint) -> Judged:
@@ -295,7 +295,7 @@ def test_what_an_earlier_attempt_kept_is_not_lost(
     """The first attempt wastes more than it may, the others are above: the first one's recipe is used again."""
     monkeypatch.setattr(target, "_NEAR", {"size": 1.0, "kl": 1.0})
     monkeypatch.setattr(target, "_AIM_AGAIN", 1.3)
-    asked, recorder = (ladder[0] + 3 * ladder[1]) // 4, Recorder()
+    asked, recorder = (ladder[0] + 2 * ladder[1]) // 3, Recorder()
     result = budget(pair, tmp_path / "out", max_size=asked, reporter=recorder)
     assert result.bytes <= asked
     assert result.attempts == 3

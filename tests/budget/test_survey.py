@@ -67,27 +67,37 @@ def test_the_three_models_that_were_measured_are_predicted(with_embedding: bool)
 
 
 @pytest.mark.parametrize("with_embedding", [False, True])
-@pytest.mark.parametrize("kl", [1.6, 6.0, 30.0])
+@pytest.mark.parametrize(("kl", "coarse", "widest"), [(1.6, 6.0, 60.0), (6.0, 7.0, 60.0), (30.0, 30.0, 300.0)])
 def test_the_model_of_signs_by_lot_is_predicted_what_it_was_measured(
-    kl: float, with_embedding: bool, monkeypatch: pytest.MonkeyPatch
+    kl: float, coarse: float, widest: float, with_embedding: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Below and above the reference, but for what fisher does to steps; the other rungs know nothing of it."""
+    """Below and above the reference, but for what fisher does to steps; and so are those of steps."""
     groups = [linear(0, 1.0), linear(1, 3.0)] + [embedding(1.0, 5.0)] * with_embedding
-    plain = surveyed(groups, knee=2.0, coarse=6.0, widest=60.0)
     for one in groups[:2]:
         one.steps.extend([Step(DRAWN.name, 30, 0.5), Step("signs, 1 of 4 drawn", 20, 0.7)])
-    counted = surveyed(groups, knee=2.0, coarse=6.0, widest=60.0, drawn=kl)
+    counted = surveyed(groups, knee=2.0, coarse=coarse, widest=widest, drawn=kl)
     monkeypatch.setattr(survey, "_FISHER", 1.0)
-    found = surveyed(groups, knee=2.0, coarse=6.0, widest=60.0, drawn=kl)
+    found = surveyed(groups, knee=2.0, coarse=coarse, widest=widest, drawn=kl)
     for one, other in zip(found.groups[:2], counted.groups[:2], strict=True):
         assert [option.part for option in one.options[-2:]] == pytest.approx(
             [0.7 * option.part for option in other.options[-2:]]
         )
-    assert found.kl(picks(found, DRAWN.name)) / found.scale == pytest.approx(kl)
-    for group, before in zip(found.groups, plain.groups, strict=True):
-        assert group.options[: len(before.options)] == before.options
+    for rung, wanted in ((REFERENCE, 2.0), (COARSE, coarse), (WIDEST, widest), (DRAWN, kl)):
+        assert found.kl(picks(found, rung.name)) / found.scale == pytest.approx(wanted), rung.name
     parts = {one.rung: one.part for one in found.groups[0].options}
     assert parts["signs, 1 of 4 drawn"] / parts[DRAWN.name] == pytest.approx(0.7 / 0.5)
+
+
+def test_the_power_is_that_of_errors_that_differ_from_answer_to_answer() -> None:
+    """Squares of drawn rungs tell 2.5 times the reference, their KL is 3 times; coarse steps cost more than that."""
+    one = linear(0, 1.0)
+    one.steps.append(Step(DRAWN.name, 30, 0.5))
+    found = surveyed([one], knee=2.0, coarse=7.0, widest=60.0, drawn=6.0)
+    assert found.power == pytest.approx(math.log(3) / math.log(2.5))
+    parts = {option.rung: option.part for option in found.groups[0].options}
+    assert parts[DRAWN.name] == pytest.approx(2.0 * 2.5 / survey._FISHER)
+    assert parts[COARSE.name] == pytest.approx(2.0 * 3.5 ** (1 / found.power))
+    assert parts[COARSE.name] > 2.0 * 0.4 / 0.2
 
 
 def test_between_the_coarse_and_the_widest_it_grows_by_the_logarithm() -> None:
@@ -127,7 +137,7 @@ def test_a_group_that_loses_no_more_in_wider_steps_is_left_as_it_is() -> None:
     odd.steps[2:] = [Step(COARSE.name, 20, 0.9), Step(WIDEST.name, 10, 0.8)]
     found = surveyed([linear(0, 1.0), odd], knee=2.0, coarse=20.0, widest=60.0)
     assert found.kl(picks(found, WIDEST.name)) / found.scale == pytest.approx(60.0)
-    assert found.groups[1].options[3].part == pytest.approx(1.5 * 0.8 / 0.2)
+    assert found.groups[1].options[3].part < found.groups[1].options[2].part
 
 
 def test_a_reference_that_loses_nothing() -> None:

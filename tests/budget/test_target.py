@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from deltacompress.budget import rungs
+from deltacompress.budget.measuring.judge import Judged
+from deltacompress.budget.measuring.kept import Tried
 from deltacompress.budget.recipe import as_yaml, recipe_of
 from deltacompress.budget.request import Request
 from deltacompress.budget.survey import Group, Option, Survey
@@ -31,11 +33,15 @@ def asking(size: int | None = None, kl: float | None = None, **fields: float) ->
     return Target(Request.of(None, size, kl), survey(**fields))
 
 
+def judged(kl: float, error: float = 0.0) -> Judged:
+    return Judged(kl, error, 100)
+
+
 def test_where_one_can_lose_less_it_is_the_one_that_loses_most() -> None:
     assert asking(3600).choose() == [0, 1]
     assert asking(2600).choose() == [0, 0]
     assert asking(9000).choose() == [2, 2]
-    assert asking(kl=1.5).choose() == [0, 1]
+    assert asking(kl=1.8).choose() == [0, 1]  # it loses 1.25; room is left for an upper bound of 1.25 times that
 
 
 def test_it_is_aimed_a_little_below_what_was_asked_unless_that_cannot_be() -> None:
@@ -62,21 +68,35 @@ def test_a_kl_that_no_rung_reaches() -> None:
 
 @pytest.mark.parametrize(("nbytes", "told"), [(3601, "3,601 bytes where 3,600 was asked"), (3600, None), (3528, None)])
 def test_what_a_size_missed(nbytes: int, told: str | None) -> None:
-    assert asking(3600).missed(nbytes, 1.0) == told
-    assert asking(3600).above(nbytes, 1.0) == (told is not None)
+    assert asking(3600).missed(nbytes, judged(1.0)) == told
+    assert asking(3600).above(nbytes, judged(1.0)) == (told is not None)
 
 
 def test_a_size_that_is_not_used_is_missed_unless_there_is_nothing_better() -> None:
-    assert asking(3600).missed(3527, 1.0) == "3,527 bytes where 3,600 would do"
-    assert asking(20_000).missed(8500, 1.0) is None
-    assert asking(3600, reference=0.0).missed(100, 0.0) is None
+    assert asking(3600).missed(3527, judged(1.0)) == "3,527 bytes where 3,600 would do"
+    assert asking(20_000).missed(8500, judged(1.0)) is None
+    assert asking(3600, reference=0.0).missed(100, judged(0.0)) is None
 
 
 def test_what_a_quality_missed() -> None:
-    assert asking(kl=1.5).missed(1, 1.6) == "KL 1.6 where 1.5 was asked"
-    assert asking(kl=1.5).missed(1, 1.4) is None
-    assert asking(kl=1.5).missed(1, 0.5) == "KL 0.5 where 1.5 would do"
-    assert asking(kl=30).missed(1, 0.5) is None  # the smallest there is
+    assert asking(kl=1.5).missed(1, judged(1.6)) == "KL 1.6, at most 1.6, where 1.5 was asked"
+    assert asking(kl=1.5).missed(1, judged(1.4)) is None
+    assert asking(kl=1.5).missed(1, judged(1.4, error=0.1)) == "KL 1.4, at most 1.56, where 1.5 was asked"
+    assert asking(kl=1.5).missed(1, judged(1.3, error=0.1)) is None
+    assert asking(kl=1.5).missed(1, judged(0.5)) == "KL 0.5, at most 0.5, where 1.5 would do"
+    assert asking(kl=30).missed(1, judged(0.5)) is None  # the smallest there is
+
+
+def test_a_quality_is_aimed_at_with_the_margin_that_was_measured() -> None:
+    """0.375 is what [1, 1] loses, 1.25 [0, 1]: an upper bound of twice the KL leaves less for the KL itself."""
+    target = asking(kl=1.8)
+    assert target.choose() == [0, 1]
+    steady, unsure = (
+        target.corrected([0, 1], Tried(bytes=3500, groups=(1000, 2000), judged=judged(1.25, error=error)))
+        for error in (0.0, 1.25 / 1.645)
+    )
+    assert steady.choose() == [0, 1]
+    assert unsure.choose() == [1, 1]
 
 
 def test_kl_is_the_sum_up_to_the_reference_and_a_power_from_there() -> None:

@@ -28,6 +28,11 @@ class Judged:
     error: float
     tokens: int
 
+    @property
+    def bound(self) -> float:
+        """What the KL of all such records is at most, with 95 % confidence."""
+        return self.kl + 1.645 * self.error
+
 
 @dataclass(frozen=True, slots=True)
 class Against:

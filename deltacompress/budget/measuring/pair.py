@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -19,7 +18,8 @@ from deltacompress.budget.request import Request
 from deltacompress.budget.rungs import CALIBRATED, RUNGS, Rung
 from deltacompress.budget.survey import Survey, survey_of
 from deltacompress.budget.target import check_size
-from deltacompress.calibration.held_back import Records, batched, held_back
+from deltacompress.calibration.held_back import Enough, Records, batched, held_back
+from deltacompress.calibration.sources import Calibration
 from deltacompress.checkpoints.pairing import Pairing
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.compression.before.inputs import Inputs
@@ -32,8 +32,8 @@ from deltacompress.files.output import make_directory, remove_empty
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.reporter import Reporter
 
-PROBED, JUDGED = 1024, 3072
-"""Tokens of the records that probes run on, and of those that an artifact is judged by besides."""
+PROBED, WHOLE, JUDGED = Enough(1024, 128, 4096), Enough(4096, 512, 16384), Enough(16384, 512, 16384)
+"""Records that each group is measured on, the whole model, and all, by which an artifact is judged."""
 _SAMPLES_SHARE, _LEAST_TOKENS = 8, 8192
 """Of the calibration sequences one in so many gives the Hessians of the rungs, and no fewer than these tokens."""
 _BATCHES = 2  # of records: more have less to fill up, and smaller products
@@ -83,10 +83,11 @@ def survey_pair(
     rungs: Sequence[Rung] = CALIBRATED,
     *,
     request: Request | None = None,
+    judge: Calibration | None = None,
 ) -> Surveyed:
     """Measure the pair of a job of `rungs.template`; what an interrupted run measured is used again, to resume.
 
-    rungs: of linears. request: what it is measured for.
+    rungs: of linears. request: what it is measured for. judge: records to judge by; None: some of those of calibration.
 
     Raises:
         InputError: as compress; a mixture of experts; too little data to hold any back.
@@ -94,7 +95,7 @@ def survey_pair(
     """
     opened = open_job(job, inputs, reporter)
     assert job.calibration is not None
-    records = held_back(opened.finetuned, job.calibration, job.calibration_spec, tokens=PROBED + JUDGED)
+    records = held_back(opened.finetuned, job.calibration, job.calibration_spec, JUDGED, judge=judge)
     kept = kept_path(job.out)
     with current(opened.where), limited_memory(opened.where, job.device_memory), _folder_for(kept):
         prepared = prepare(job, opened.base, opened.finetuned, opened.where, inputs, reporter)
@@ -113,8 +114,8 @@ def survey_pair(
             else:
                 survey = earlier.survey
                 reporter.note(f"{kept}: measured by an earlier run, used again")
-            judge = Judge(skeleton, opened.finetuned, batched(records, at_most=_BATCHES))
-    return Surveyed(survey, opened.base, kept, identity, earlier, opened.where, judge, prepared.plan.pairing)
+            by = Judge(skeleton, opened.finetuned, batched(records, at_most=_BATCHES))
+    return Surveyed(survey, opened.base, kept, identity, earlier, opened.where, by, prepared.plan.pairing)
 
 
 @contextmanager
@@ -151,9 +152,7 @@ def _walked(
 ) -> Walked:
     tokens = prepared.tokens or tokens_of(job, opened.finetuned, skeleton, inputs)
     rows = max(len(tokens.ids) // _SAMPLES_SHARE, -(-_LEAST_TOKENS // tokens.ids.shape[1]))
-    before = accumulate((len(ids) for ids, _ in records), initial=0)
-    probed = [one for one, begin in zip(records, before, strict=False) if begin < PROBED]
-    some, every = (batched(one, at_most=_BATCHES) for one in (probed, records))
+    some, every = (batched(one.of(records), at_most=_BATCHES) for one in (PROBED, WHOLE))
     return walk(prepared.plan, skeleton, tokens.ids[:rows], some, every, rungs, opened.coder, reporter)
 
 
