@@ -140,6 +140,8 @@ def _lora(config: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _rosa(config: Mapping[str, Any], path: str) -> dict[str, Any]:
+    if given.switch(config, "fan_in_fan_out", path):
+        raise CheckpointError("fan_in_fan_out is set, which is not read of RoSA", where=path)
     densities = given.patterns(config, "density_pattern", given.is_share, "densities", path)
     density = config.get("d", 0.003)
     if not given.is_share(density):

@@ -8,7 +8,6 @@ import pytest
 
 from deltacompress.adapters.fields import FIELDS
 from deltacompress.adapters.settings import AdapterConfig, parse_settings
-from deltacompress.adapters.shapes import check_tensors
 from deltacompress.errors import CheckpointError
 
 SHARED: dict[str, Any] = {
@@ -76,9 +75,7 @@ OFF = {
     "megatron_config": {"hidden_size": 8},
     "monteclora_config": {"num_samples": 8},
     "target_parameters": ["self_attn.q_proj.weight"],
-    "trainable_token_indices": [1, 2],
     "use_bdlora": {"target_modules_bd_a": ["q_proj"], "nblocks": 2},
-    "use_dora": True,
     "use_qalora": True,
     "velora_config": {"num_groups": 4},
 }
@@ -209,34 +206,3 @@ def test_what_is_read() -> None:
     assert parse_settings(BOFT | rotated, "c") == AdapterConfig(
         "boft", targets="all-linear", factors=2, block=0, blocks=8
     )
-
-
-AT = "base_model.model."
-BASE = {"model.a.weight": (4, 8), "model.a.bias": (4,), "model.b.bias": (4,), "model.embed.weight": (12, 8)}
-A_B = {f"{AT}model.a.lora_A.weight": (2, 8), f"{AT}model.a.lora_B.weight": (4, 2)}
-
-
-def test_biases_are_trained_under_the_name_that_peft_gives_them() -> None:
-    plain = AdapterConfig("lora", rank=2, targets=("a",))
-    trained = A_B | {f"{AT}model.a.base_layer.bias": (4,), f"{AT}model.b.bias": (4,)}
-    assert check_tensors(trained, plain, BASE) == 1
-    with pytest.raises(ValueError, match=r"bias has shape \[5\], the base needs \[4\]"):
-        check_tensors(A_B | {f"{AT}model.a.base_layer.bias": (5,)}, plain, BASE)
-    with pytest.raises(ValueError, match=r"model\.b has no matrices"):
-        check_tensors(A_B | {f"{AT}model.b.base_layer.bias": (4,)}, plain, BASE)
-    with pytest.raises(ValueError, match="but lora_bias is not set"):
-        check_tensors(A_B | {f"{AT}model.a.lora_B.bias": (4,)}, plain, BASE)
-    assert check_tensors(
-        A_B | {f"{AT}model.a.lora_B.bias": (4,)}, AdapterConfig("lora", 2, targets=("a",), biased=True), BASE
-    )
-
-
-def test_only_an_embedding_or_a_head_brings_the_weight_it_is_trained_beside() -> None:
-    settings = AdapterConfig("lora", rank=2, targets=("a", "embed", "lm_head"))
-    at = f"{AT}model.embed."
-    tables = {f"{at}lora_embedding_A": (2, 12), f"{at}lora_embedding_B": (8, 2), f"{at}base_layer.weight": (12, 8)}
-    head = {f"{AT}lm_head.{one}": shape for one, shape in (("lora_A.weight", (2, 8)), ("lora_B.weight", (12, 2)))}
-    head |= {f"{AT}lm_head.base_layer.weight": (12, 8)}
-    assert check_tensors(A_B | tables | head, settings, BASE | {"lm_head.weight": (12, 8)}) == 3
-    with pytest.raises(ValueError, match=r"a is not among modules_to_save"):
-        check_tensors(A_B | {f"{AT}model.a.base_layer.weight": (4, 8)}, AdapterConfig("lora", 2, targets=("a",)), BASE)

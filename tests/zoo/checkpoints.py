@@ -15,8 +15,11 @@ WORDS = {"<unk>": 0, "a": 1, "b": 2, "c": 3}
 
 
 def tensor(seed: object, *shape: int, dtype: str = "BF16") -> Tensor:
-    """Random bytes of this shape, the same for the same seed."""
-    return dtype, shape, random.Random(repr(seed)).randbytes(math.prod(shape) * ITEM[dtype])
+    """Random bytes of this shape, the same for the same seed; floats that are finite."""
+    raw = bytearray(random.Random(repr(seed)).randbytes(math.prod(shape) * ITEM[dtype]))
+    if dtype in ("F32", "F16", "BF16"):
+        raw[ITEM[dtype] - 1 :: ITEM[dtype]] = bytes(one & 0xBF for one in raw[ITEM[dtype] - 1 :: ITEM[dtype]])
+    return dtype, shape, bytes(raw)
 
 
 def weights(seed: object = 0) -> dict[str, Tensor]:

@@ -23,18 +23,22 @@ def whole(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: Map
     """
     module, roles = brought.module, brought.roles
     for plain, beside in (("weight", "weight beside"), ("bias", "bias beside")):
-        if plain in roles and (beside in roles or brought.matrices):
-            raise ValueError(f"module {module} has a {plain} of its own and {roles.get(beside, 'matrices')} too")
+        if plain in roles and beside in roles:
+            raise ValueError(f"tensors {roles[plain]} and {roles[beside]} are both the {plain} of {module}")
         if beside in roles and not (brought.matrices or (plain == "weight" and "rows" in roles)):
             raise ValueError(f"tensor {roles[beside]} is whole, but {module} has no matrices")
     if "copy" in roles and "weight" not in roles:
         raise ValueError(f"tensor {roles['copy']} is a copy of a weight that is not there")
+    if "copy" in roles and not _alike(tensors[roles["copy"]], tensors[roles["weight"]]):
+        raise ValueError(f"tensor {roles['copy']} is no copy of {roles['weight']}")
     weight = roles.get("weight", roles.get("weight beside"))
     bias = roles.get("bias", roles.get("bias beside"))
     if weight is not None:
         table = is_table(module) or "embedding A" in roles  # PEFT saves them unasked where they may have been resized
         if not table and not settings.is_saved(module):
             raise ValueError(f"tensor {weight} is whole, but {module} is not among modules_to_save")
+        if "weight" in roles and (brought.matrices or "rows" in roles):
+            raise ValueError(f"tensor {weight} is whole, but {module} has matrices or rows too")
         _fits(module, "weight", tensors[weight], base, grows=table)
     if bias is not None:
         _fits(module, "bias", tensors[bias], base, grows=False)
@@ -69,6 +73,10 @@ def rows(brought: Brought, tensors: Tensors, settings: AdapterConfig, shape: Sha
     if max(wanted[0]) >= shape[0]:
         raise DoesNotFitError(f"module {module}: token {max(wanted[0])} is beyond the {shape[0]} rows of the table")
     return TokenRows(wanted[0], name)
+
+
+def _alike(one: TensorInfo, two: TensorInfo) -> bool:
+    return (one.shape, one.dtype) == (two.shape, two.dtype)
 
 
 def _fits(module: str, leaf: str, info: TensorInfo, base: Mapping[str, Shape], *, grows: bool) -> None:

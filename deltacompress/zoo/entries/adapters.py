@@ -33,8 +33,11 @@ def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, b
         CheckpointError: not an adapter of a known kind, damaged, or pickled.
         BaseMismatchError: it does not fit the base.
     """
+    from deltacompress.adapters.values import check_values  # numpy, which `zoo list` need not wait for
+
     _, raw = read_config(directory)
     adapter = open_adapter(directory, {one.name: one.shape for one in base.tensors}, base_name=base_name)
+    check_values(adapter)
     layers, blobs = [], []
     for name in sorted(KEPT):
         path = directory / name
