@@ -7,7 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from zoo.checkpoints import BOFT, LORA, Tensor, boft, files_of, lora, tensor, weights, write_adapter, write_base
+from zoo.checkpoints import (
+    BOFT,
+    KINDS,
+    LORA,
+    Tensor,
+    boft,
+    files_of,
+    lora,
+    tensor,
+    weights,
+    write_adapter,
+    write_base,
+)
 
 from deltacompress.errors import BaseMismatchError, CheckpointError, DeltaCompressError
 from deltacompress.zoo import Zoo
@@ -31,15 +43,17 @@ def zoo(tmp_path: Path) -> Zoo:
     return made
 
 
-@pytest.mark.parametrize("config", [LORA, BOFT], ids=["lora", "boft"])
-def test_an_adapter_comes_back_byte_for_byte(tmp_path: Path, zoo: Zoo, config: dict[str, Any]) -> None:
-    source = write_adapter(tmp_path / "adapter", config)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_comes_back_byte_for_byte(tmp_path: Path, zoo: Zoo, kind: str) -> None:
+    config, tensors, recipe = KINDS[kind]
+    source = write_adapter(tmp_path / "adapter", config, tensors)
     added = linking.add(zoo, source, "team/tuned")
     assert (added.kind, added.base) == ("adapter", "team/llama@1")
     found, entry = zoo.show("team/tuned")
     assert entry.lineage.relation == "adapter"
     assert entry.lineage.parents == (zoo.resolve("team/llama").manifest,)
-    assert entry.summary["adapter"] == config["peft_type"].lower()
+    assert (entry.summary["adapter"], entry.summary["recipe"]) == (kind, recipe)
+    assert entry.summary["modules"] == (2 if kind == "lora" else 1)
     assert files_of(zoo.pull(str(found), tmp_path / "out")) == files_of(source)
     assert zoo.verify().ok
 
@@ -88,6 +102,16 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Tensor] | None, str]] = {
     "whole": (LORA, lora() | {f"{PATH}.weight": tensor(1, 8, 8)}, "not among modules_to_save"),
     "blocks": (BOFT | {"boft_block_size": 3}, None, "no whole number of blocks"),
     "factors": (BOFT | {"boft_n_butterfly_factor": 2}, boft(factors=3), r"boft_R has shape \[3, 4, 2, 2\]"),
+    "a number that is none": (
+        LORA,
+        lora() | {f"{PATH}.lora_A.weight": ("F32", (2, 8), b"\x00\x00\xc0\x7f" * 16)},
+        "holds NaN or an infinity",
+    ),
+    "an entry twice": (
+        KINDS["shira"][0],
+        KINDS["shira"][1] | {f"{PATH}.shira_indices": ("I32", (2, 16), b"\x01\x00\x00\x00" * 32)},
+        "has an entry twice",
+    ),
     "scale": (BOFT, boft() | {f"{PATH}.boft_s": tensor(1, 1, 8)}, "boft_s has shape"),
 }
 
