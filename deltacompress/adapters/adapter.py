@@ -13,7 +13,7 @@ from deltacompress.adapters.records import Change
 from deltacompress.adapters.settings import AdapterConfig, parse_settings
 from deltacompress.checkpoints.header import TensorSpan, read_header
 from deltacompress.checkpoints.side_files import link_homes
-from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG
+from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from deltacompress.errors import BaseMismatchError, CheckpointError
 from deltacompress.files.canonical_json import canonical_digest
 from deltacompress.files.hashing import hash_file, sha256_hex
@@ -49,6 +49,11 @@ class Adapter:
         return sum(any((one.low_rank, one.embedding, one.rotation, one.sparse)) for one in self.changes.values())
 
 
+def digest_of(config: str, weights: str) -> str:
+    """`Adapter.digest` of hex SHA-256s of its config and of its file of tensors."""
+    return canonical_digest(sorted([[ADAPTER_CONFIG, config], [ADAPTER_WEIGHTS, weights]]))
+
+
 def open_adapter(
     directory: Path, base_shapes: Mapping[str, Shape], *, base_name: str = "", attested: bool = False
 ) -> Adapter:
@@ -79,5 +84,4 @@ def open_adapter(
         digest, _ = hash_file(weights, links=links)
     except OSError as error:
         raise unreadable(CheckpointError, weights, error) from error
-    files = sorted([[ADAPTER_CONFIG, sha256_hex(raw)], [weights.name, digest]])
-    return Adapter(directory, settings, canonical_digest(files), weights, tensors, changes, attested)
+    return Adapter(directory, settings, digest_of(sha256_hex(raw), digest), weights, tensors, changes, attested)

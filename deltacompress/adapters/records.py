@@ -1,11 +1,8 @@
 """What an adapter brings for one module of its base, part by part; texts are names of tensors in its file.
 
-With W [out, in] the base's weight (or the whole one that the adapter brings) and b its bias (or the one it brings):
-
-    y = s * ((W + D) (x R) + c B (A x + ...)) + ...       in full: docs/adapters.md
-
-Of each part only the tensors' names, sizes that shapes do not tell at once, and numbers of the config are kept here;
-`values` reads what is in them.
+W [out, in] is the base's weight, or the whole one that the adapter brings; W' is what comes out. docs/adapters.md puts
+the parts together. Of each, only names of tensors, sizes and numbers of the config are kept here; `values` reads what
+the tensors hold.
 """
 
 from __future__ import annotations

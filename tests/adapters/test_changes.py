@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +72,12 @@ def test_the_digest_is_of_config_and_weights_only(tmp_path: Path) -> None:
     one = opened(tmp_path / "a", LORA, lora())
     (tmp_path / "a" / "README.md").write_text("a card")
     assert opened(tmp_path / "a", LORA, lora()).digest == opened(tmp_path / "b", LORA, lora()).digest == one.digest
-    assert len(one.digest) == 64
+    raw = [(tmp_path / "a" / name).read_bytes() for name in ("adapter_config.json", "adapter_model.safetensors")]
+    told = [
+        ["adapter_config.json", sha256(raw[0]).hexdigest()],
+        ["adapter_model.safetensors", sha256(raw[1]).hexdigest()],
+    ]
+    assert one.digest == sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()
     assert opened(tmp_path / "c", LORA | {"lora_alpha": 8}, lora()).digest != one.digest
     assert opened(tmp_path / "d", LORA, lora() | {f"{AT}{Q}.lora_A.weight": numbers(2, 8, seed=1)}).digest != one.digest
 

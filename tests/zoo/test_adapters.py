@@ -21,6 +21,7 @@ from zoo.checkpoints import (
     write_base,
 )
 
+from deltacompress.adapters import values
 from deltacompress.errors import BaseMismatchError, CheckpointError, DeltaCompressError
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.entries import linking
@@ -123,6 +124,20 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, zoo: Zoo, case: str) -> No
         linking.add(zoo, write_adapter(tmp_path / "adapter", config, tensors), "team/tuned")
     assert "\n" not in str(error.value)
     assert [one.name for one in zoo.list()] == ["team/llama"]
+
+
+def test_what_changes_while_it_is_read_is_not_registered(
+    tmp_path: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_adapter(tmp_path / "adapter")
+
+    def and_then(adapter: object) -> None:
+        raw = (source / "adapter_model.safetensors").read_bytes()
+        (source / "adapter_model.safetensors").write_bytes(raw[:-1] + b"\x7f")
+
+    monkeypatch.setattr(values, "check_values", and_then)
+    with pytest.raises(CheckpointError, match="changed while it was read"):
+        linking.add(zoo, source, "team/tuned")
 
 
 def test_pickles_are_refused(tmp_path: Path, zoo: Zoo) -> None:

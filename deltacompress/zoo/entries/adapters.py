@@ -1,4 +1,4 @@
-"""PEFT adapters (LoRA, BOFT) as entries: registered as they are, byte for byte, after a check against their base.
+"""PEFT adapters as entries: registered as they are, byte for byte, after a check against their base.
 
 An adapter says little about the base it belongs to: a name. So it is held against the tensors of a base-ref of the zoo:
 every module it changes must be there, with the sizes that its matrices need. Only adapter_model.safetensors is read;
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from deltacompress.adapters.adapter import Adapter, open_adapter
+from deltacompress.adapters.adapter import Adapter, digest_of, open_adapter
 from deltacompress.adapters.directory import KEPT, read_config
 from deltacompress.checkpoints.side_files import link_homes
-from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG
+from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from deltacompress.errors import CheckpointError
 from deltacompress.files.hashing import hash_chunks, read_chunks, sha256_hex
 from deltacompress.files.regular import open_regular
@@ -46,6 +46,9 @@ def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, b
         digest, size = (sha256_hex(raw), len(raw)) if name == ADAPTER_CONFIG else hash_chunks(_chunks(path))
         layers.append(Descriptor(media_type=FILE, digest=digest, size=size, annotations={"file": name}))
         blobs.append(Blob(digest, size, lambda path=path: _chunks(path), str(path)))  # type: ignore[misc]
+    found = {layer.annotations["file"]: layer.digest for layer in layers}
+    if digest_of(found[ADAPTER_CONFIG], found[ADAPTER_WEIGHTS]) != adapter.digest:
+        raise CheckpointError("changed while it was read", where=directory, way_out="run it again")
     entry = EntryManifest(
         kind="adapter",
         config=Descriptor(media_type=ADAPTER, digest=sha256_hex(raw), size=len(raw)),
