@@ -42,3 +42,6 @@ SBMM = {
     "torch.float16": Tolerance(6e-4, "relative norm; one rounding to 11 bits, at most twice: in the delta and in y"),
     "torch.bfloat16": Tolerance(5e-3, "relative norm; one rounding to 8 bits, at most twice: in the delta and in y"),
 }
+MERGED = Tolerance(
+    2e-5, "absolute and relative; PEFT merges in float32, sums of at most some hundred terms of size 1; ours in float64"
+)

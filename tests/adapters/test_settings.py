@@ -236,7 +236,7 @@ def test_the_defaults_of_rosa() -> None:
         ("TRAINABLE_TOKENS", "rows of the embedding alone"),
     ],
 )
-def test_kinds_that_sound_alike_are_refused_with_a_way_out(kind: str, told: str) -> None:
+def test_kinds_that_sound_alike_are_refused(kind: str, told: str) -> None:
     with pytest.raises(CheckpointError, match=rf"peft_type '{kind}' \({told}.*; read are LORA, .*merge it") as error:
         parse_settings(SHARED | {"peft_type": kind}, "c")
     assert error.value.way_out

@@ -10,6 +10,7 @@ import pytest
 import torch
 from adapters.written import CASES, Arrays, Written, read, shapes
 from numpy.typing import NDArray
+from tolerances import MERGED
 
 from deltacompress.adapters.adapter import open_adapter
 from deltacompress.adapters.records import Change, LowRank, Rotation
@@ -17,9 +18,7 @@ from deltacompress.adapters.values import check_values, entries
 
 Array = NDArray[Any]
 Find = Callable[[str], Written]
-# Both sides work out the same product from the same fp32 numbers; PEFT does in fp32 what is done in float64 here, over
-# at most 48 terms (rotations: some hundred), of size 1.
-CLOSE: dict[str, float] = {"rtol": 2e-5, "atol": 2e-5}
+CLOSE: dict[str, float] = {"rtol": MERGED.value, "atol": MERGED.value}
 
 
 @pytest.mark.parametrize("case", CASES)
