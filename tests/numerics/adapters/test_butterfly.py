@@ -6,7 +6,18 @@ from butterflies import dense, order_of
 
 from deltacompress.numerics.adapters.butterfly import MERGED, cayley, rotate, rotations
 
-SHAPES = [(1, 4, 8), (1, 3, 5), (2, 4, 8), (3, 4, 8), (3, 8, 4), (4, 2, 8), (4, 6, 24), (5, 2, 16), (6, 4, 32), (9, 2, 256)]
+SHAPES = [
+    (1, 4, 8),
+    (1, 3, 5),
+    (2, 4, 8),
+    (3, 4, 8),
+    (3, 8, 4),
+    (4, 2, 8),
+    (4, 6, 24),
+    (5, 2, 16),
+    (6, 4, 32),
+    (9, 2, 256),
+]
 
 
 def parameters(factors: int, block: int, number: int, seed: int = 0) -> torch.Tensor:
