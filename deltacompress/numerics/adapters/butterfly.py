@@ -1,9 +1,9 @@
 """Rotations of BOFT: butterfly factors out of trained parameters, and products of several of them as one.
 
-BOFT (arXiv:2311.06243) turns the input of a linear, y = s * (W (x R)) + bias, by R = F_(m-1) ... F_1 F_0. A factor turns
-blocks of b values: F_i takes the features as chunks of b/2, and each of its blocks holds two chunks that lie 2^i chunks
-apart (F_0: neighbours). Its block g is the Cayley transform of the skew part K of its parameters,
-Q = (I - K)(I + K)^-1. Neither the transform nor the order of features is in a checkpoint.
+BOFT (arXiv:2311.06243) turns the input of a linear, y = s * (W (x R)) + bias, by R = F_(m-1) ... F_1 F_0. A factor
+turns blocks of b values: F_i takes the features as chunks of b/2, and each of its blocks holds two chunks that lie 2^i
+chunks apart (F_0: neighbours). A block is the Cayley transform of the skew part K of its parameters, (I - K)(I + K)^-1.
+Neither the transform nor the order of features is in a checkpoint.
 
 Factors i .. i + k - 1 together turn blocks of 2^k chunks, 2^i chunks apart: their product is one `Rotation` with dense
 blocks of b 2^(k-1) values. From the first factor on (i = 0) those blocks are neighbouring features.
@@ -12,6 +12,7 @@ blocks of b 2^(k-1) values. From the first factor on (i = 0) those blocks are ne
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -22,8 +23,8 @@ MERGED = 4
 
 @dataclass(frozen=True)
 class Rotation:
-    """x -> x R. blocks: [n, s, s], of n blocks; stride, chunk: a block is made of s/chunk runs of `chunk` features, each
-    `stride` chunks after the one before, and blocks are counted by the first feature that they hold.
+    """x -> x R. blocks: [n, s, s]; stride, chunk: a block is made of s/chunk runs of `chunk` features, each `stride`
+    chunks after the one before, and blocks are counted by the first feature that they hold.
     """
 
     blocks: Tensor
@@ -61,7 +62,7 @@ def rotations(parameters: Tensor) -> list[Rotation]:
     turns = cayley(parameters)
     runs = -(-factors // MERGED)
     bounds = [factors * k // runs for k in range(runs + 1)]
-    found = [_merged(turns, low, high) for low, high in zip(bounds, bounds[1:], strict=False)]
+    found = [_merged(turns, low, high) for low, high in pairwise(bounds)]
     return found[::-1]
 
 

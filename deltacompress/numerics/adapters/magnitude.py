@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_ROWS = 1024  # at a time: a float32 copy of so many rows is all that is made of a weight
+_AT_A_TIME = 1 << 22  # elements: a float32 copy of so many is all that is made of a weight
 
 
 def row_norms(weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Norms of the rows of W + B A, f32 [out]; weight: [out, in] of any float dtype, a [r, in], b [out, r], scaled."""
     found = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
     a = a.float()
-    for first in range(0, weight.shape[0], _ROWS):
-        rows = slice(first, first + _ROWS)
+    step = max(1, _AT_A_TIME // max(1, weight.shape[1]))
+    for first in range(0, weight.shape[0], step):
+        rows = slice(first, first + step)
         torch.linalg.vector_norm(torch.addmm(weight[rows].float(), b[rows].float(), a), dim=1, out=found[rows])
     return found

@@ -2,8 +2,9 @@
 
     y = after(base(before(x)) + add(before(x))) + bias
 
-and each part may be left out: a packed delta (one kernel launch for all variants), low rank B A x and a few entries S x
-are added, a rotation x R comes before, a scale of the outputs after. A whole weight takes the base's place for its rows.
+and each part may be left out: a packed delta (one kernel launch for all variants), low rank B A x and a few entries
+S x are added, a rotation x R comes before, a scale of the outputs after. A whole weight takes the base's place for its
+rows.
 """
 
 from __future__ import annotations

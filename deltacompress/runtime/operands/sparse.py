@@ -17,7 +17,7 @@ from deltacompress.runtime.operands.product import LinearOperand, Product, Site
 
 @dataclass(frozen=True)
 class Sparse(LinearOperand):
-    """tensors, as in compressed sparse rows: starts i32 [out + 1], columns i32 [n], values [n] in the runtime's dtype."""
+    """tensors, compressed by rows: starts i32 [out + 1], columns i32 [n], values [n] in the runtime's dtype."""
 
     @override
     def misfit(self, base: Tensor, dtype: torch.dtype) -> str | None:
@@ -32,7 +32,7 @@ class Sparse(LinearOperand):
 
     @classmethod
     def of(cls, rows: Tensor, columns: Tensor, values: Tensor, out: int) -> Sparse:
-        """Of entries (row, column, value) [n] in any order; what is named twice counts twice. out: rows of the weight."""
+        """Of entries (row, column, value) [n] in any order, each once. out: rows of the weight."""
         order = (rows.long() * (int(columns.max()) + 1 if columns.numel() else 1) + columns.long()).argsort()
         counts = torch.bincount(rows.long(), minlength=out)
         starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
@@ -72,4 +72,5 @@ def _matrix(operand: Sparse, shape: tuple[int, int]) -> Tensor:
         values = values.float()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(operand.tensors["starts"], operand.tensors["columns"], values, shape)
+        starts, columns = operand.tensors["starts"], operand.tensors["columns"]
+        return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)  # they were checked

@@ -43,7 +43,7 @@ def test_few_factors_are_one_rotation_of_neighbours(factors: int, block: int, nu
     raw = parameters(factors, block, number, seed=1)
     (one,) = rotations(raw)
     size = block << (factors - 1)
-    assert one.blocks.shape == (number * block // size, size, size) and one.stride == 1
+    assert (one.blocks.shape, one.stride) == ((number * block // size, size, size), 1)
     torch.testing.assert_close(torch.block_diag(*one.blocks.double()), dense(raw), rtol=0, atol=1e-7)
 
 
@@ -77,7 +77,8 @@ def test_a_rotation_keeps_dtype_and_leaves_its_input() -> None:
     x = torch.randn(3, 16).bfloat16()
     before = x.clone()
     y = rotate(x, one.blocks.bfloat16(), one.stride, one.chunk)
-    assert y.dtype == torch.bfloat16 and y.shape == x.shape and torch.equal(x, before)
+    assert (y.dtype, y.shape) == (x.dtype, x.shape)
+    assert torch.equal(x, before)
     assert rotate(x[:0], one.blocks.bfloat16(), one.stride, one.chunk).shape == (0, 16)
 
 
