@@ -77,12 +77,10 @@ def logits(model: Any, ids: Sequence[int]) -> Tensor:
     return found
 
 
-def tokens(model: Any, ids: Sequence[int], new: int) -> list[int]:
-    """Greedy, every token from a full forward."""
-    row = list(ids)
-    for _ in range(new):
-        row.append(int(logits(model, row)[-1].argmax()))
-    return row[len(ids) :]
+def is_greedy(model: Any, ids: Sequence[int], new: Sequence[int]) -> bool:
+    """Whether greedy decoding after `ids` writes the tokens `new`, by one forward over all of them: no cache."""
+    told = logits(model, [*ids, *new])[len(ids) - 1 : -1].argmax(-1)
+    return told.tolist() == list(new)
 
 
 def change(adapter: Path, edit: Callable[[dict[str, Tensor]], dict[str, Tensor]], **config: Any) -> Path:
@@ -92,3 +90,49 @@ def change(adapter: Path, edit: Callable[[dict[str, Tensor]], dict[str, Tensor]]
     known = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(known | config))
     return adapter
+
+
+def rosa(base: Path, out: Path, targets: Sequence[str], *, density: float = 0.02, rank: int = 4) -> Path:
+    """A RoSA adapter as its authors' fork of PEFT names it: PEFT's LoRA, and compressed rows beside it."""
+    write(base, out, "Lora", r=rank, lora_alpha=6, target_modules=list(targets))
+    draw = torch.Generator().manual_seed(7)
+    shapes = {name: tuple(one.shape) for name, one in plain(base).named_parameters()}
+
+    def edit(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = {name.replace(".lora_", ".rosa_"): one for name, one in tensors.items()}
+        for name in tensors:
+            if not name.endswith("lora_A.weight"):
+                continue
+            at = name.removesuffix("lora_A.weight") + "rosa_spa."
+            rows, columns = shapes[name.removeprefix("base_model.model.").removesuffix("lora_A.weight") + "weight"]
+            count = int(density * rows * columns)
+            places = torch.randperm(rows * columns, generator=draw)[:count].sort().values
+            counts = torch.bincount(places // columns, minlength=rows)
+            found |= {
+                at + "values": torch.randn(count, generator=draw) * 0.3,
+                at + "row_offs": torch.cat([torch.zeros(1), counts.cumsum(0)]).int(),
+                at + "col_idx": (places % columns).to(torch.int16),
+            }
+        return found
+
+    (out / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "ROSA", "r": rank, "d": density, "lora_alpha": 6, "target_modules": list(targets)})
+    )
+    return change(out, edit)
+
+
+@lru_cache(maxsize=4)
+def rosa_model(base: Path, adapter: Path) -> Any:
+    """What RoSA is, on the weights of a plain model: W + c B A + S."""
+    model, tensors = plain(base), load_file(adapter / "adapter_model.safetensors")
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    with torch.no_grad():
+        for name in tensors:
+            if name.endswith("rosa_A.weight"):
+                at = name.removesuffix("A.weight")
+                weight = model.get_submodule(at.removeprefix("base_model.model.").removesuffix(".rosa_")).weight
+                weight += tensors[at + "B.weight"] @ tensors[name] * (config["lora_alpha"] / config["r"])
+                offsets = tensors[at + "spa.row_offs"].long()
+                rows = torch.arange(weight.shape[0]).repeat_interleave(offsets.diff())
+                weight[rows, tensors[at + "spa.col_idx"].long()] += tensors[at + "spa.values"]
+    return model

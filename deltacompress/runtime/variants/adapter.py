@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -96,7 +97,7 @@ class AdapterVariant(Variant):
     @override
     def vocabulary(self, module_path: str) -> int:
         change = self._weights.get(module_path)
-        if change is not None and change.whole is not None and change.whole.weight is not None:
+        if change is not None and _own(change) is not None:
             return change.shape[0]
         return super().vocabulary(module_path) if self.over is None else self.over.vocabulary(module_path)
 
@@ -114,20 +115,23 @@ class AdapterVariant(Variant):
     def operand(self, module_path: str) -> Operand | None:
         if module_path in self._biases:
             return self._vector(module_path, self._biases[module_path])
-        change, rows = self._weights.get(module_path), self._tied_rows.get(module_path)
-        if change is not None and self._base.roles[module_path] == "vector":
+        change, rows, role = self._weights.get(module_path), self._tied_rows.get(module_path), self._base.roles
+        if change is not None and role[module_path] == "vector":
             assert change.whole is not None
             assert change.whole.weight is not None
             return self._vector(module_path, change.whole.weight)
-        replaces = change is not None and change.whole is not None and change.whole.weight is not None
+        if change is not None and self._is_copy(module_path, change):
+            change = replace(change, whole=None)
+        replaces = change is not None and _own(change) is not None
         under = None if self.over is None or replaces else self.over.operand(module_path)
-        if change is None and rows is None:
+        if rows is None and (change is None or not _changes_weight(change)):
             return under
-        if self._base.roles[module_path] == "embedding":
+        if role[module_path] == "embedding":
             assert change is not None
             assert under is None or isinstance(under, EmbeddingRows)
             return self._operands.embedding(change, under, lambda: self._under(module_path))
-        parts = [] if under is None else _parts(under)
+        assert under is None or isinstance(under, LinearOperand)
+        parts = [] if under is None else [under]
         if change is not None:
             parts += self._operands.linear(change, lambda: self._under(module_path))
         if rows is not None:
@@ -160,10 +164,18 @@ class AdapterVariant(Variant):
         values = self._operands.tensors.served(module, module_path, self._operands.tensors.read(name))
         return Vector({"vector": values})
 
-    def _under(self, module_path: str) -> Tensor:
-        """The weight that the adapter goes over."""
+    def _is_copy(self, module_path: str, change: Change) -> bool:
+        """Whether the whole weight that a module brings is what is there anyway: PEFT saves embeddings and heads."""
+        name = _own(change)
+        if name is None:
+            return False
+        there, own = self._under(module_path, restored=True), self._operands.tensors.read(name)
+        return own.shape == there.shape and torch.equal(own.float(), there.float())
+
+    def _under(self, module_path: str, *, restored: bool = False) -> Tensor:
+        """The weight that the adapter goes over; restored: as in DeltaVariant.weight."""
         if self.over is not None:
-            return self.over.weight(module_path)
+            return self.over.weight(module_path, restored=restored)
         return self._base.checkpoint.read(self._base.layout.places[module_path].name)
 
     def _grown(self, layout: Layout) -> Layout:
@@ -197,9 +209,17 @@ class AdapterVariant(Variant):
                 )
 
 
+def _own(change: Change) -> str | None:
+    """The whole weight that a module brings."""
+    return None if change.whole is None else change.whole.weight
+
+
+def _has_rows(change: Change) -> bool:
+    return change.rows is not None or _own(change) is not None
+
+
 def _changes_weight(change: Change) -> bool:
-    whole = change.whole is not None and change.whole.weight is not None
-    return whole or any((change.low_rank, change.embedding, change.rotation, change.sparse, change.rows))
+    return any((_own(change), change.low_rank, change.embedding, change.rotation, change.sparse, change.rows))
 
 
 def _rows_of_tied_heads(weights: dict[str, Change], base: BaseSide, layout: Layout) -> dict[str, TokenRows]:
@@ -210,10 +230,5 @@ def _rows_of_tied_heads(weights: dict[str, Change], base: BaseSide, layout: Layo
             continue
         name = layout.places[path].name
         tied = [other for other, place in layout.places.items() if other != path and place.name == name]
-        found |= {other: change.rows for other in tied if other not in weights}
+        found |= {other: change.rows for other in tied if other not in weights or not _has_rows(weights[other])}
     return found
-
-
-def _parts(under: Operand) -> list[LinearOperand]:
-    assert isinstance(under, LinearOperand)
-    return [under]

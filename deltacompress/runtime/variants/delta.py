@@ -113,8 +113,10 @@ class DeltaVariant(Variant):
             parts[name] = StoredPart(str(file), span.begin, part.bytes, part.blake3, *shapes[name])
         return Stored(record.name, parts, spec, DTYPES[record.dtype] if role == "embedding" else None)
 
-    def weight(self, module_path: str) -> Tensor:
-        """The whole weight of a linear, head or embedding as it is served, of the checkpoint's dtype or float32.
+    def weight(self, module_path: str, *, restored: bool = False) -> Tensor:
+        """The whole weight of a linear, head or embedding, of the checkpoint's dtype or float32.
+
+        restored: as it is in the restored checkpoint; else as it is served.
 
         Raises:
             IntegrityError: as `operand`.
@@ -126,7 +128,7 @@ class DeltaVariant(Variant):
         parts = self.delta.parts(record.name)
         self._check_finite(record, parts)
         rounded = self._numerics.merge_rounding or self._base.roles[module_path] == "embedding"
-        if rounded or not self._is_packed_delta(module_path):
+        if restored or rounded or not self._is_packed_delta(module_path):
             return self._restored(record, parts)
         added = [parts.pop("added_rows").float()] if "added_rows" in parts else []
         delta = _decoded(self._spec(record), parts, record.base_rows or record.shape[0])
