@@ -166,7 +166,7 @@ def _open(
 ) -> tuple[Runtime, str]:
     """The base with the variant loaded, and the variant's name."""
     with console.progress() as reporter:
-        place = early.artifact(artifact, zoo, base=base, reporter=reporter)
+        place = early.served(artifact, zoo, base=base, reporter=reporter)
     from deltacompress.runtime import Runtime
 
     runtime = Runtime.from_base(base, device=device, dtype=dtype, backend=backend)
