@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from typing import Any
 
@@ -34,9 +35,8 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 def rotation(parameters: Tensor) -> Rotation:
     turns = rotations(parameters)
-    return Rotation(
-        {f"blocks{k}": one.blocks for k, one in enumerate(turns)}, tuple((t.stride, t.chunk) for t in turns)
-    )
+    blocks = {f"blocks{k}": one.blocks for k, one in enumerate(turns)}
+    return Rotation(blocks, tuple((one.stride, one.chunk) for one in turns))
 
 
 def sparse(matrix: Tensor) -> Sparse:
@@ -48,7 +48,7 @@ def sparse(matrix: Tensor) -> Sparse:
 
 A, B, BIAS = drawn(3, INPUTS), drawn(OUT, 3, seed=1), drawn(OUT, seed=2)
 D, S = drawn(OUT, INPUTS, seed=3), drawn(OUT, INPUTS, seed=4) * (drawn(OUT, INPUTS, seed=5) > 1)
-R, CHAIN = drawn(2, 4, 4, 4, seed=6), drawn(5, 16, 1, 1, seed=7)
+R = drawn(2, 4, 4, 4, seed=6)
 SCALE, WHOLE, OWN = drawn(OUT, seed=8), drawn(OUT, INPUTS, seed=9), drawn(OUT, seed=10)
 ROWS, FEW = torch.tensor([4, 1]), drawn(2, INPUTS, seed=11)
 PARTS: dict[str, LinearOperand] = {
@@ -172,9 +172,8 @@ def test_half_precision_entries(dtype: torch.dtype) -> None:
     context, linear = ForwardContext(), nn.Linear(INPUTS, OUT, bias=False).to(dtype)
     made = DecoupledLinear(linear, context, None, is_head=False)
     made.set(1, sparse(S.to(dtype)))
-    made.set(
-        2, Sparse.of(torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64), drawn(0).to(dtype), OUT)
-    )
+    none = torch.tensor([], dtype=torch.int64)
+    made.set(2, Sparse.of(none, none, drawn(0).to(dtype), OUT))
     x = drawn(2, 3, INPUTS).to(dtype)
     context.batch = Batch([1, 2], CPU)
     with torch.inference_mode():
@@ -261,10 +260,7 @@ MISFITS: list[tuple[Operand, Tensor, str]] = [
 
 @pytest.mark.parametrize(("operand", "base", "told"), MISFITS, ids=[told for *_, told in MISFITS])
 def test_what_does_not_fit_is_told(operand: Operand, base: Tensor, told: str) -> None:
-    why = operand.misfit(base, torch.float32)
-    assert why is not None
-    with pytest.raises(AssertionError, match=told):
-        raise AssertionError(why)
+    assert re.search(told, operand.misfit(base, torch.float32) or "")
 
 
 def test_what_fits() -> None:
