@@ -11,16 +11,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-peft = pytest.importorskip("peft")
-boft_layer = pytest.importorskip("peft.tuners.boft.layer")
-
-BOFT_OF_ONE = {"boft_block_size": 4, "boft_n_butterfly_factor": 1}
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import peft
+    from peft.tuners.boft import layer as boft_layer
 
 
 @contextmanager

@@ -45,3 +45,10 @@ SBMM = {
 MERGED = Tolerance(
     2e-5, "absolute and relative; PEFT merges in float32, sums of at most some hundred terms of size 1; ours in float64"
 )
+UNMERGED = Tolerance(
+    1e-5,
+    "of the largest logit; PEFT's own forward with one adapter alone: the same float32 products in another order",
+)
+REORDERED = Tolerance(
+    2e-6, "of the largest logit; the same float32 products of a tiny model in batches of other sizes, or side by side"
+)

@@ -10,10 +10,11 @@ import peft_models
 import pytest
 from pairs import Pair
 from runtime_cases import assert_close, oracle_logits, random_ids
+from tolerances import UNMERGED
 
 from deltacompress.runtime import Runtime
 
-EXACT = 1e-5
+EXACT = UNMERGED.value
 QV, MLP = ["q_proj", "v_proj"], ["gate_proj", "up_proj", "down_proj"]
 NEOX = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
 Cases = dict[str, tuple[str, dict[str, Any]]]

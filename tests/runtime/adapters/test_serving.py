@@ -16,6 +16,7 @@ from pairs import WORDS, Pair, changed, write_tokenizer
 from runtime.adapters.family import ALL, Family
 from runtime_cases import as_on_a_gpu, assert_close, noise, oracle_logits, random_ids, serve
 from safetensors.torch import load_file
+from tolerances import UNMERGED
 from typer.testing import CliRunner
 
 from deltacompress.cli.generate import generate
@@ -28,7 +29,7 @@ from deltacompress.runtime.operands.rotation import Rotation
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.store import osfs
 
-EXACT = 1e-5
+EXACT = UNMERGED.value
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 
 
