@@ -49,7 +49,7 @@ def generate(
     backend: ServingBackend = "auto",
     zoo: ZooOption = None,
 ) -> None:
-    """Continue PROMPT with the variant in ARTIFACT, served as base + packed delta."""
+    """Continue PROMPT with the variant in ARTIFACT (a packed delta, or a PEFT adapter), served beside its base."""
     from deltacompress.runtime.engine.generation_config import Sampling, check_text
 
     check_text("PROMPT", prompt)

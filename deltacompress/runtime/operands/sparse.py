@@ -33,7 +33,8 @@ class Sparse(LinearOperand):
     @classmethod
     def of(cls, rows: Tensor, columns: Tensor, values: Tensor, out: int) -> Sparse:
         """Of entries (row, column, value) [n] in any order, each once. out: rows of the weight."""
-        order = (rows.long() * (int(columns.max()) + 1 if columns.numel() else 1) + columns.long()).argsort()
+        order = columns.argsort()
+        order = order[rows[order].argsort(stable=True)]
         counts = torch.bincount(rows.long(), minlength=out)
         starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
         return cls({"starts": starts, "columns": columns[order].int(), "values": values[order]})

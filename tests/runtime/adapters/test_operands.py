@@ -186,11 +186,12 @@ def test_half_precision_entries(dtype: torch.dtype) -> None:
 
 
 def test_compressed_rows() -> None:
-    found = Sparse.of(torch.tensor([5, 0, 3, 3]), torch.tensor([1, 9, 7, 2]), torch.tensor([1.0, 2.0, 3.0, 4.0]), OUT)
-    assert found.tensors["starts"].tolist() == [0, 1, 1, 1, 3, 3, 4]
-    assert found.tensors["columns"].tolist() == [9, 2, 7, 1]
-    assert found.tensors["values"].tolist() == [2.0, 4.0, 3.0, 1.0]
-    assert found.nbytes == 7 * 4 + 4 * 4 + 4 * 4
+    rows, columns = torch.tensor([5, 4, 0, 3, 3]), torch.tensor([1, 0, 9, 9, 2])
+    found = Sparse.of(rows, columns, torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), OUT)
+    assert found.tensors["starts"].tolist() == [0, 1, 1, 1, 3, 4, 5]
+    assert found.tensors["columns"].tolist() == [9, 2, 9, 0, 1]
+    assert found.tensors["values"].tolist() == [3.0, 5.0, 4.0, 2.0, 1.0]
+    assert found.nbytes == 7 * 4 + 5 * 4 + 5 * 4
 
 
 def rows_of(table: Tensor) -> dict[str, Any]:

@@ -95,6 +95,20 @@ def test_tables_that_are_the_bases_are_not_served_again(family: Family, runtime:
     assert isinstance(rows.under, EmbeddingTable)
 
 
+@pytest.mark.parametrize("dora", [False, True])
+def test_matrices_beside_tables_that_have_grown(family: Family, runtime: Runtime, tmp_path: Path, dora: bool) -> None:
+    """Low rank goes over the tables that the adapter brings; norms are those of these tables."""
+    targets = ["v_proj", "embed_tokens", "lm_head"]
+    path = write(family, tmp_path / "a", target_modules=targets, use_dora=dora, vocabulary=100)
+    runtime.load(path, "a")
+    runtime.load(family.kinds["grown"].path, "grown")
+    ids = [5, 97, 99, 6]
+    found, shorter, plain = runtime.logits([("a", ids), ("grown", [5, 97]), (None, [5, 6])])
+    assert (found.shape, shorter.shape, plain.shape) == ((4, 100), (2, 98), (2, 96))
+    assert_close(found, peft_models.logits(peft_models.model_of(family.pair.base, path, 100), ids), EXACT)
+    assert_close(plain, family.base.logits([5, 6]), EXACT)
+
+
 def test_a_copy_of_a_deltas_table_leaves_the_delta_packed(family: Family, tmp_path: Path) -> None:
     served = family.deltas["int4-24"]
     targets = ["lm_head", "embed_tokens"]
@@ -108,6 +122,21 @@ def test_a_copy_of_a_deltas_table_leaves_the_delta_packed(family: Family, tmp_pa
         assert runtime.variants["a"].nbytes == runtime.variants["saved"].nbytes
         one, other = runtime.logits([("a", [5, 6]), ("saved", [5, 6])])
         assert torch.equal(one, other)
+
+
+def test_what_a_gpu_takes_from_the_deltas_files(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors that the adapter leaves alone come as the delta's do."""
+    served = family.deltas["int4-24"]
+    path = peft_models.write(served.restored, tmp_path / "a", "Lora", r=2, target_modules=["q_proj"])
+    runtime = Runtime.from_base(family.pair.base)
+    runtime.load(served.artifact, "delta")
+    runtime.load(path, "a", over="delta")
+    variant = runtime.variants["a"].variant
+    monkeypatch.setattr(runtime.variants["delta"].variant, "stored", lambda path: path)
+    taken = {path for path in variant.paths() if variant.stored(path) is not None}
+    assert set(variant.paths()) - taken == {f"model.layers.{k}.self_attn.q_proj.weight" for k in (0, 1)}
 
 
 def test_every_byte_of_what_goes_over_another_counts(family: Family, tmp_path: Path) -> None:
