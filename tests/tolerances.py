@@ -42,3 +42,13 @@ SBMM = {
     "torch.float16": Tolerance(6e-4, "relative norm; one rounding to 11 bits, at most twice: in the delta and in y"),
     "torch.bfloat16": Tolerance(5e-3, "relative norm; one rounding to 8 bits, at most twice: in the delta and in y"),
 }
+MERGED = Tolerance(
+    2e-5, "absolute and relative; PEFT merges in float32, sums of at most some hundred terms of size 1; ours in float64"
+)
+UNMERGED = Tolerance(
+    1e-5,
+    "of the largest logit; PEFT's own forward with one adapter alone: the same float32 products in another order",
+)
+REORDERED = Tolerance(
+    2e-6, "of the largest logit; the same float32 products of a tiny model in batches of other sizes, or side by side"
+)

@@ -1,1 +1,1 @@
-"""PEFT adapters (LoRA, BOFT): what their config says, and whether their matrices fit a base. Imports no torch."""
+"""PEFT adapters (LoRA, DoRA, BOFT, SHiRA, RoSA): what each is, module by module, held against a base. No torch."""

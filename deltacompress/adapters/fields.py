@@ -18,7 +18,7 @@ _CONVERT = (
     "it was before training, which makes it plain, or merge it and compress the merged model"
 )
 _MERGE = "merge it (merge_and_unload), then compress the merged model"
-_KEEP = "it cannot be merged either, so keep it outside of the zoo"
+_KEEP = "it cannot be merged either, so keep it with PEFT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,45 +34,63 @@ class Fields:
     off: Mapping[str, tuple[str, str]]
 
 
-_READ = {"peft_type", "base_model_name_or_path", "revision", "target_modules", "modules_to_save"}
-_READ |= {"fan_in_fan_out", "bias"}
-_INERT = {"task_type", "auto_mapping", "peft_version", "inference_mode"}
-_INERT |= {"exclude_modules", "layers_to_transform", "layers_pattern"}
-_LORA_OFF = {
-    "use_dora": ("DoRA, which needs magnitudes besides A and B", _MERGE),
+_READ = frozenset({"peft_type", "base_model_name_or_path", "revision", "target_modules", "modules_to_save"})
+_READ_OF_ALL = _READ | {"fan_in_fan_out", "exclude_modules", "bias", "layers_to_transform", "layers_pattern"}
+_SCALED = frozenset({"r", "rank_pattern", "lora_alpha", "alpha_pattern", "use_rslora", "init_lora_weights"})
+_INERT = frozenset({"task_type", "auto_mapping", "peft_version", "inference_mode"})
+_OFF = {
+    "loftq_config": ("LoftQ, which quantizes the weights of the base", _MERGE),
+    "megatron_config": ("for Megatron's parallel layers", _MERGE),
+}
+_LORA_OFF = _OFF | {
     "use_qalora": ("QALoRA, whose A reads averages of its inputs", _MERGE),
     "use_bdlora": ("BD-LoRA, which stores the blocks of a diagonal", _MERGE),
     "kasa_config": ("KaSA, which changes the weights of the base", _MERGE),
     "velora_config": ("VeLoRA, which keeps a projection besides A and B", _MERGE),
     "monteclora_config": ("MonteCLoRA, which keeps a sampler besides A and B", _MERGE),
-    "loftq_config": ("LoftQ, which quantizes the weights of the base", _MERGE),
     "target_parameters": ("for parameters that are no module's weight", _MERGE),
-    "trainable_token_indices": ("for rows of the embedding too", _MERGE),
     "layer_replication": ("for a model that repeats layers of the base", _MERGE),
     "ensure_weight_tying": ("with matrices that are tied to each other", _MERGE),
-    "megatron_config": ("for Megatron's parallel layers", _MERGE),
     "alora_invocation_tokens": ("aLoRA, which applies to a part of the tokens only", _KEEP),
     "arrow_config": ("Arrow, which routes between other adapters", _KEEP),
 }
 FIELDS = {
     "lora": Fields(
-        read=frozenset(
-            {*_READ, "r", "rank_pattern", "lora_alpha", "alpha_pattern", "use_rslora", "lora_bias", "init_lora_weights"}
-        ),
-        inert=frozenset(
-            # The three configs say how the matrices began, where init_lora_weights asks for it, which is read.
-            {*_INERT, "lora_dropout", "eva_config", "corda_config", "lora_ga_config"}
-            | {"megatron_core", "qalora_group_size", "runtime_config"}  # read with a field of `off`, or not at all
-        ),
+        read=_READ_OF_ALL | _SCALED | {"lora_bias", "use_dora", "trainable_token_indices"},
+        # The three configs say how the matrices began, where init_lora_weights asks for it, which is read.
+        inert=_INERT
+        | {"lora_dropout", "eva_config", "corda_config", "lora_ga_config"}
+        | {"megatron_core", "qalora_group_size", "runtime_config"},  # read with a field of `off`, or not at all
         off=_LORA_OFF,
     ),
     "boft": Fields(
-        read=frozenset({*_READ, "boft_block_size", "boft_block_num", "boft_n_butterfly_factor"}),
-        inert=frozenset({*_INERT, "boft_dropout", "init_weights"}),
+        read=_READ_OF_ALL | {"boft_block_size", "boft_block_num", "boft_n_butterfly_factor"},
+        inert=_INERT | {"boft_dropout", "init_weights"},
         off={},
+    ),
+    "shira": Fields(
+        read=_READ | {"fan_in_fan_out", "r"},
+        inert=_INERT | {"mask_type", "random_seed", "init_weights"},  # where the entries lie is in the file
+        off={},
+    ),
+    # Of PEFT's fork by RoSA's authors (https://github.com/IST-DASLab/peft-rosa): how S is found, kept and multiplied
+    # while it is trained makes no difference to what it is.
+    "rosa": Fields(
+        read=_READ_OF_ALL | _SCALED | {"d", "density_pattern"},
+        inert=_INERT
+        | {"lora_dropout", "impl", "spa_store_transpose", "spa_num_grads", "grad_acc_mode", "grad_4bit_accum"}
+        | {"mask_load_path", "mask_save_path", "rosa_dtype", "terminate_after_mask_generation", "schedule"}
+        | {"megatron_core"},
+        off=_OFF,
     ),
 }
 """By peft_type, in small letters."""
+UNKNOWN_KINDS = {
+    "oft": ("OFT, whose rotations are stored otherwise than BOFT's", _MERGE),
+    "adalora": ("AdaLoRA, whose singular values stand between A and B", _MERGE),
+    "trainable_tokens": ("rows of the embedding alone", "train it as trainable_token_indices of LoRA, or merge it"),
+}
+"""What is not read, though it sounds like it: what it is, and the way out."""
 
 _PLAIN_BEGINNINGS = ("gaussian", "eva", "orthogonal", "mica")
 _OTHER_BASES = {

@@ -1,23 +1,30 @@
-"""What of an adapter's config decides shapes and scale."""
+"""What of an adapter's config decides shapes, scale and meaning."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from deltacompress.adapters.fields import FIELDS, check_fields
+from deltacompress.adapters import given
+from deltacompress.adapters.fields import FIELDS, UNKNOWN_KINDS, check_fields
+from deltacompress.adapters.patterns import Pattern, is_named, layer_of, of_module
 from deltacompress.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What of adapter_config.json decides shapes and scale.
+    """What of adapter_config.json decides shapes, scale and meaning.
 
-    kind: "lora" or "boft"; rank, ranks: r and rank_pattern, alpha, alphas: lora_alpha and alpha_pattern, rslora:
-    use_rslora, biased: lora_bias (all LoRA); targets, saved: target_modules, modules_to_save; transposed:
-    fan_in_fan_out (weights stored [in, out]); factors, block, blocks: butterfly factors, block size and number (BOFT;
-    0 = follows from the other).
+    kind: "lora", "boft", "shira" or "rosa".
+    targets, saved, excluded: target_modules, modules_to_save, exclude_modules (one given as an expression is not read);
+    layers, lists: layers_to_transform (None: all) and layers_pattern; transposed: fan_in_fan_out (weights stored [in,
+    out]).
+    LoRA, RoSA: rank, ranks: r and rank_pattern, alpha, alphas: lora_alpha and alpha_pattern, rslora: use_rslora;
+    biased: lora_bias; dora: use_dora; tokens: trainable_token_indices by name of the module, "" the input embedding.
+    RoSA: density, densities: d and density_pattern. SHiRA: rank.
+    BOFT: factors, block, blocks: butterfly factors, block size and number (0 = follows from the other).
     """
 
     kind: str
@@ -27,87 +34,156 @@ class AdapterConfig:
     alphas: Mapping[str, float] = field(default_factory=dict)
     rslora: bool = False
     biased: bool = False
+    dora: bool = False
+    tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    density: float = 0.0
+    densities: Mapping[str, float] = field(default_factory=dict)
     targets: str | tuple[str, ...] = ()
     saved: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    layers: tuple[int, ...] | None = None
+    lists: tuple[str, ...] = ()
     transposed: bool = False
     factors: int = 0
     block: int = 0
     blocks: int = 0
+
+    def rank_of(self, module: str) -> int:
+        """r of LoRA or RoSA for this module."""
+        if self.kind == "rosa":
+            return self.ranks.get(self._rosa_key(module), self.rank)
+        return of_module(self.ranks, module, self.rank)
+
+    def density_of(self, module: str) -> float:
+        """d of RoSA for this module."""
+        return self.densities.get(self._rosa_key(module), self.density)
+
+    def scale_of(self, module: str) -> float:
+        """What B A is multiplied by: alpha / r, or alpha / sqrt(r)."""
+        rank = self.rank_of(module)
+        if self.kind == "rosa":
+            alpha = self.alphas.get(self._rosa_key(module), self.alpha)
+        else:
+            alpha = of_module(self.alphas, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.rslora else rank)
+
+    def _rosa_key(self, module: str) -> str:
+        """The key that RoSA's fork looks all three patterns up with: the first that fits, of whichever it is."""
+        keys = (*self.ranks, *self.densities, *self.alphas)
+        return next((key for key in keys if Pattern(key).fits(module, dotted=True)), module)
+
+    def is_target(self, module: str) -> bool:
+        """Whether PEFT puts matrices beside this module, as far as can be told without running an expression."""
+        if is_named(module, self.excluded) or self.is_saved(module):
+            return False
+        if isinstance(self.targets, str) or module in self.targets:
+            return True
+        if not is_named(module, self.targets):
+            return False
+        return self.layers is None or layer_of(module, self.lists) in self.layers
+
+    def is_saved(self, module: str) -> bool:
+        """Whether a module, or one that it is part of, is among modules_to_save, by the end of its name."""
+        parts = module.split(".")
+        return any(".".join(parts[: i + 1]).endswith(self.saved) for i in range(len(parts))) if self.saved else False
 
 
 def parse_settings(config: Mapping[str, Any], path: str) -> AdapterConfig:
     """Check an adapter's config, `path` names it.
 
     Raises:
-        CheckpointError: not a plain adapter of a known kind, or a field that is not what it should be.
+        CheckpointError: not an adapter of a known kind, or a field that is not what it should be.
     """
     kind = str(config.get("peft_type", "")).lower()
     if kind not in FIELDS:
-        raise CheckpointError(f"peft_type {str(config.get('peft_type'))[:40]!a}; a zoo holds LORA and BOFT", where=path)
+        what, way_out = UNKNOWN_KINDS.get(kind, ("", None))
+        raise CheckpointError(
+            f"peft_type {str(config.get('peft_type'))[:40]!a}{what and f' ({what})'}; read are "
+            f"{', '.join(one.upper() for one in FIELDS)}",
+            where=path,
+            way_out=way_out,
+        )
     check_fields(config, kind, path)
+    of_kind = {"lora": _lora, "boft": _boft, "shira": _shira, "rosa": _rosa}[kind]
+    return AdapterConfig(kind, **_shared(config, kind, path), **of_kind(config, path))
+
+
+def _shared(config: Mapping[str, Any], kind: str, path: str) -> dict[str, Any]:
     targets = config.get("target_modules")
-    if not isinstance(targets, str) and not (_texts(targets) and targets):
+    if not isinstance(targets, str) and not (given.is_texts(targets) and targets):
         raise CheckpointError("target_modules must be text or a list of module names", where=path)
-    saved = config.get("modules_to_save")
-    if saved is not None and not _texts(saved):
-        raise CheckpointError("modules_to_save must be a list of module names", where=path)
     biases = ("none", "all", f"{kind}_only")  # which were trained; they are in the file as they are
     if config.get("bias", "none") not in biases:
         raise CheckpointError(f"bias must be {', '.join(biases[:2])} or {biases[2]}", where=path)
-    shared: dict[str, Any] = {
+    excluded = config.get("exclude_modules")
+    return {
         "targets": targets if isinstance(targets, str) else tuple(targets),
-        "saved": tuple(saved or ()),
-        "transposed": _switch(config, "fan_in_fan_out", path),
+        "saved": given.texts(config, "modules_to_save", path),
+        "excluded": () if isinstance(excluded, str) else given.texts(config, "exclude_modules", path),
+        "layers": given.layers(config, "layers_to_transform", path),
+        "lists": given.names(config, "layers_pattern", path),
+        "transposed": given.switch(config, "fan_in_fan_out", path),
     }
-    if kind == "boft":
-        return AdapterConfig(
-            kind,
-            **shared,
-            factors=_whole(config, "boft_n_butterfly_factor", 1, path),
-            block=_whole(config, "boft_block_size", 4, path),
-            blocks=_whole(config, "boft_block_num", 0, path),
-        )
-    rank, ranks, alphas = _whole(config, "r", 8, path), config.get("rank_pattern"), config.get("alpha_pattern")
-    ranks, alphas = ranks or {}, alphas or {}
+
+
+def _lora(config: Mapping[str, Any], path: str) -> dict[str, Any]:
+    found = _scaled(config, path) | {
+        "biased": given.switch(config, "lora_bias", path),
+        "dora": given.switch(config, "use_dora", path),
+        "tokens": given.tokens(config, "trainable_token_indices", path),
+    }
+    if found["rank"] < 1:
+        raise CheckpointError("r must be at least 1", where=path)
+    if found["biased"] and found["dora"]:
+        raise CheckpointError("lora_bias and use_dora are set, which PEFT does not take together", where=path)
+    return found
+
+
+def _rosa(config: Mapping[str, Any], path: str) -> dict[str, Any]:
+    if given.switch(config, "fan_in_fan_out", path):
+        raise CheckpointError("fan_in_fan_out is set, which is not read of RoSA", where=path)
+    densities = given.patterns(config, "density_pattern", given.is_share, "densities", path)
+    density = config.get("d", 0.003)
+    if not given.is_share(density):
+        raise CheckpointError(f"d must be a number from 0 to 1, found {str(density)[:40]!a}", where=path)
+    found = _scaled(config, path, least=0)
+    for key in (*found["ranks"], *found["alphas"], *densities):
+        if not Pattern(key).plain:
+            raise CheckpointError(
+                f"a pattern has the key {key[:80]!a}, which RoSA's fork reads otherwise than PEFT", where=path
+            )
+    return found | {"density": float(density), "densities": {key: float(one) for key, one in densities.items()}}
+
+
+def _shira(config: Mapping[str, Any], path: str) -> dict[str, Any]:
+    rank = given.whole(config, "r", 32, path)
     if rank < 1:
         raise CheckpointError("r must be at least 1", where=path)
-    if not isinstance(ranks, dict) or not all(type(one) is int and one > 0 for one in ranks.values()):
-        raise CheckpointError("rank_pattern must map module names to ranks", where=path)
-    if not isinstance(alphas, dict) or not all(_is_number(one) for one in alphas.values()):
-        raise CheckpointError("alpha_pattern must map module names to numbers", where=path)
+    if given.switch(config, "fan_in_fan_out", path):
+        raise CheckpointError("fan_in_fan_out is set, but SHiRA is for nn.Linear only", where=path)
+    return {"rank": rank}
+
+
+def _boft(config: Mapping[str, Any], path: str) -> dict[str, Any]:
+    return {
+        "factors": given.whole(config, "boft_n_butterfly_factor", 1, path),
+        "block": given.whole(config, "boft_block_size", 4, path),
+        "blocks": given.whole(config, "boft_block_num", 0, path),
+    }
+
+
+def _scaled(config: Mapping[str, Any], path: str, least: int = 1) -> dict[str, Any]:
+    def is_rank(value: object) -> bool:
+        return type(value) is int and least <= value <= given.MAX_WHOLE
+
     alpha = config.get("lora_alpha", 8)
-    if not _is_number(alpha):
+    if not given.is_number(alpha):
         raise CheckpointError(f"lora_alpha must be a number, found {str(alpha)[:40]!a}", where=path)
-    return AdapterConfig(
-        kind,
-        **shared,
-        rank=rank,
-        ranks=ranks,
-        alpha=float(alpha),
-        alphas={name: float(one) for name, one in alphas.items()},
-        rslora=_switch(config, "use_rslora", path),
-        biased=_switch(config, "lora_bias", path),
-    )
-
-
-def _whole(config: Mapping[str, Any], key: str, default: int, path: str) -> int:
-    value = config.get(key, default)
-    if type(value) is not int or not 0 <= value <= 1 << 20:
-        raise CheckpointError(f"{key} must be a whole number, found {str(value)[:40]!a}", where=path)
-    return value
-
-
-def _switch(config: Mapping[str, Any], key: str, path: str) -> bool:
-    value = config.get(key) or False
-    if type(value) is not bool:
-        raise CheckpointError(f"{key} must be true or false, found {str(value)[:40]!a}", where=path)
-    return value
-
-
-def _is_number(value: object) -> bool:
-    """Whether `value` is a number that scales anything (so no NaN, and no yes or no)."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
-
-
-def _texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) and one for one in value)
+    alphas = given.patterns(config, "alpha_pattern", given.is_number, "numbers", path)
+    return {
+        "rank": given.whole(config, "r", 8, path),
+        "ranks": given.patterns(config, "rank_pattern", is_rank, "ranks", path),
+        "alpha": float(alpha),
+        "alphas": {name: float(one) for name, one in alphas.items()},
+        "rslora": given.switch(config, "use_rslora", path),
+    }

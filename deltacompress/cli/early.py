@@ -80,6 +80,27 @@ def artifact(spec: str, zoo: str | None, *, base: Path | None = None, reporter: 
     return found
 
 
+def served(spec: str, zoo: str | None, *, base: Path, reporter: Reporter = SILENT) -> Path:
+    """As `artifact`, or the directory of a PEFT adapter; base: what serves it.
+
+    Raises:
+        CheckpointError, BaseMismatchError: as adapters.open_adapter.
+        InputError, IntegrityError, ZooError: as `artifact`.
+    """
+    from deltacompress.adapters.adapter import open_adapter
+    from deltacompress.adapters.directory import is_adapter
+    from deltacompress.checkpoints.reader import Checkpoint
+    from deltacompress.files.places import MANIFEST
+
+    checkpoint = Checkpoint.open(base)
+    found = place(spec, zoo, base=base, reporter=reporter)
+    if not is_adapter(found) or (found / MANIFEST).exists():
+        return artifact(str(found), None, base=base)
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    open_adapter(found, shapes, base_name=str(checkpoint.path))
+    return found
+
+
 def place(spec: str, zoo: str | None, *, base: Path | None = None, reporter: Reporter = SILENT) -> Path:
     """As zoo.resolve.artifact_path; where no zoo is asked for, its room is not imported.
 

@@ -49,7 +49,7 @@ def generate(
     backend: ServingBackend = "auto",
     zoo: ZooOption = None,
 ) -> None:
-    """Continue PROMPT with the variant in ARTIFACT, served as base + packed delta."""
+    """Continue PROMPT with the variant in ARTIFACT (a packed delta, or a PEFT adapter), served beside its base."""
     from deltacompress.runtime.engine.generation_config import Sampling, check_text
 
     check_text("PROMPT", prompt)
@@ -166,7 +166,7 @@ def _open(
 ) -> tuple[Runtime, str]:
     """The base with the variant loaded, and the variant's name."""
     with console.progress() as reporter:
-        place = early.artifact(artifact, zoo, base=base, reporter=reporter)
+        place = early.served(artifact, zoo, base=base, reporter=reporter)
     from deltacompress.runtime import Runtime
 
     runtime = Runtime.from_base(base, device=device, dtype=dtype, backend=backend)

@@ -1,7 +1,6 @@
 """Runtime: the public face. One base, variants by name, requests of any of them in one batch.
 
-What is evaluated is what is served: `logits`, `forward`, `loglikelihood` and `generate` run the same modules over the
-same operands.
+What is evaluated is what is served: all of its calls run the same modules over the same operands.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from deltacompress.runtime.engine.scheduler import Scheduler
 from deltacompress.runtime.engine.tokenizers import Tokenizers
 from deltacompress.runtime.loading.collector import collector_paused
 from deltacompress.runtime.modules.model import DecoupledModel, load_base
-from deltacompress.runtime.variants.delta import DeltaVariant
+from deltacompress.runtime.variants.opening import open_variant
 from deltacompress.runtime.variants.precision import Numerics, resolve_dtype
 from deltacompress.runtime.variants.variant import Variant
 
@@ -113,21 +112,23 @@ class Runtime:
         artifact: str | Path,
         name: str | None = None,
         *,
+        over: str | None = None,
         zoo: str | Path | None = None,
         verify: bool = True,
     ) -> str:
         """Load a variant; returns its name (the directory's or entry's, if none is given).
 
         Args:
-            artifact: its directory; or the name of an entry of a zoo, `team/bot@prod`, which is pulled once.
+            artifact: directory of an artifact or a PEFT adapter; or an entry of a zoo, `team/bot@prod`, pulled once.
+            over: the loaded delta that an adapter was trained on, by name; None: the base.
             zoo: path or URL; None: the one that DELTACOMPRESS_ZOO names.
             verify: compare every part with its recorded hash. False believes files that the `cuda` backend takes as
                 they are; other parts are compared, and shapes, scales and patterns checked, either way.
 
         Raises:
-            InputError: the name is taken, or empty.
+            InputError: the name is taken, or empty; `over` is no loaded delta.
             BaseMismatchError: made from another base.
-            IntegrityError, UnsupportedModelError, PairError, BackendError: see DeltaVariant.open and VariantCache.add.
+            IntegrityError, UnsupportedModelError, PairError, BackendError: see open_variant and VariantCache.add.
             ZooError: the zoo does not have the entry.
         """
         from deltacompress.zoo.exchange.resolve import artifact_path
@@ -136,8 +137,9 @@ class Runtime:
         if name is None:
             name = path.resolve().name if path == Path(artifact) else str(artifact)
         self.cache.check_free(name)
+        beneath = None if over is None else self._input.find(over).variant
         with collector_paused():
-            variant = DeltaVariant.open(path, self.model.base)
+            variant = open_variant(path, self.model.base, beneath)
         return self.add(variant, name, verify=verify)
 
     def add(self, variant: Variant, name: str, *, verify: bool = True) -> str:
@@ -148,7 +150,7 @@ class Runtime:
         sources = self.cache.read(variant)  # the long part: requests run meanwhile
         with self._lock:
             self.cache.check_free(name)
-            self._tokenizers.add(name, variant.folder)
+            self._tokenizers.add(name, variant.tokenizer_folder)
             self.cache.add(name, variant, sources, verify=verify)
         try:
             self.cache.confirm(name)  # and this one

@@ -31,8 +31,8 @@ from deltacompress.models.load import misfit
 from deltacompress.models.support import read_decoder
 from deltacompress.runtime.batch import Batch
 from deltacompress.runtime.modules.model import ATTENTION, decouple
-from deltacompress.runtime.variants.delta import DeltaVariant
 from deltacompress.runtime.variants.layout import read_layout
+from deltacompress.runtime.variants.opening import open_variant
 from deltacompress.runtime.variants.precision import Numerics
 from deltacompress.zoo.exchange.resolve import artifact_path
 
@@ -119,13 +119,13 @@ class DeltaQuantizer(HfQuantizer):  # type: ignore[misc]
         numerics = Numerics.choose(settings.backend, devices.pop(), model.dtype, settings.merge_rounding)
         decoupled = decouple(model, checkpoint, layout, numerics)
         delta = artifact_path(settings.delta, settings.zoo, base=checkpoint.path)
-        variant = DeltaVariant.open(delta, decoupled.base)
+        variant = open_variant(delta, decoupled.base)
         found = ((path, variant.operand(path)) for path in variant.paths())
         device, kernels = decoupled.device, numerics.kernels
         decoupled.install(_SLOT, {path: one.placed(device, kernels) for path, one in found if one is not None})
         decoupled.context.batch = Batch([_SLOT], decoupled.device)  # one segment, whatever the number of rows
         model.config.vocab_size = variant.vocabulary(decoupled.head_path)
-        if generation := read_generation(variant.folder):
+        if generation := read_generation(variant.generation_folder):
             model.generation_config = generation
         return model
 

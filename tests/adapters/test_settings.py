@@ -8,7 +8,6 @@ import pytest
 
 from deltacompress.adapters.fields import FIELDS
 from deltacompress.adapters.settings import AdapterConfig, parse_settings
-from deltacompress.adapters.shapes import check_tensors
 from deltacompress.errors import CheckpointError
 
 SHARED: dict[str, Any] = {
@@ -76,9 +75,7 @@ OFF = {
     "megatron_config": {"hidden_size": 8},
     "monteclora_config": {"num_samples": 8},
     "target_parameters": ["self_attn.q_proj.weight"],
-    "trainable_token_indices": [1, 2],
     "use_bdlora": {"target_modules_bd_a": ["q_proj"], "nblocks": 2},
-    "use_dora": True,
     "use_qalora": True,
     "velora_config": {"num_groups": 4},
 }
@@ -211,32 +208,77 @@ def test_what_is_read() -> None:
     )
 
 
-AT = "base_model.model."
-BASE = {"model.a.weight": (4, 8), "model.a.bias": (4,), "model.b.bias": (4,), "model.embed.weight": (12, 8)}
-A_B = {f"{AT}model.a.lora_A.weight": (2, 8), f"{AT}model.a.lora_B.weight": (4, 2)}
+SHIRA = {
+    name: value
+    for name, value in SHARED.items()
+    if name not in ("bias", "exclude_modules", "layers_pattern", "layers_to_transform")
+} | {"init_weights": True, "mask_type": "random", "peft_type": "SHIRA", "r": 32, "random_seed": None}
+"""What PEFT 0.21.2 saves of ShiraConfig()."""
 
 
-def test_biases_are_trained_under_the_name_that_peft_gives_them() -> None:
-    plain = AdapterConfig("lora", rank=2, targets=("a",))
-    trained = A_B | {f"{AT}model.a.base_layer.bias": (4,), f"{AT}model.b.bias": (4,)}
-    assert check_tensors(trained, plain, BASE) == 1
-    with pytest.raises(ValueError, match=r"bias has shape \[5\], the base needs \[4\]"):
-        check_tensors(A_B | {f"{AT}model.a.base_layer.bias": (5,)}, plain, BASE)
-    with pytest.raises(ValueError, match=r"model\.b has no matrices"):
-        check_tensors(A_B | {f"{AT}model.b.base_layer.bias": (4,)}, plain, BASE)
-    with pytest.raises(ValueError, match="but lora_bias is not set"):
-        check_tensors(A_B | {f"{AT}model.a.lora_B.bias": (4,)}, plain, BASE)
-    assert check_tensors(
-        A_B | {f"{AT}model.a.lora_B.bias": (4,)}, AdapterConfig("lora", 2, targets=("a",), biased=True), BASE
+def test_what_peft_saves_of_shira_by_default() -> None:
+    known = FIELDS["shira"]
+    assert {*known.read, *known.inert, *known.off} == SHIRA.keys()
+    assert parse_settings(SHIRA, "c") == AdapterConfig("shira", rank=32, targets=("q_proj", "v_proj"))
+
+
+def test_the_defaults_of_rosa() -> None:
+    """Those of the fork of its authors."""
+    found = parse_settings({"peft_type": "ROSA", "target_modules": ["q_proj"]}, "c")
+    assert found == AdapterConfig("rosa", rank=8, alpha=8.0, density=0.003, targets=("q_proj",))
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("OFT", "OFT, whose rotations"),
+        ("ADALORA", "AdaLoRA, whose"),
+        ("TRAINABLE_TOKENS", "rows of the embedding alone"),
+    ],
+)
+def test_kinds_that_sound_alike_are_refused(kind: str, told: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"peft_type '{kind}' \({told}.*; read are LORA, .*merge it") as error:
+        parse_settings(SHARED | {"peft_type": kind}, "c")
+    assert error.value.way_out
+
+
+def test_where_an_adapter_acts() -> None:
+    given = {"layers_to_transform": 3, "layers_pattern": "h", "exclude_modules": ["a"], "use_dora": True}
+    found = parse_settings(LORA | given | {"trainable_token_indices": [4, 2]}, "c")
+    assert (found.layers, found.lists, found.excluded, found.dora, found.tokens) == (
+        *((3,), ("h",), ("a",), True),
+        {"": (4, 2)},
     )
+    for nothing in (None, []):
+        assert parse_settings(LORA | {"layers_to_transform": nothing}, "c").layers is None
+    by_name = parse_settings(LORA | {"trainable_token_indices": {"wte": [0], "lm_head": [1]}}, "c")
+    assert by_name.tokens == {"wte": (0,), "lm_head": (1,)}
+    assert parse_settings(LORA | {"exclude_modules": r".*(a+)+"}, "c").excluded == ()
 
 
-def test_only_an_embedding_or_a_head_brings_the_weight_it_is_trained_beside() -> None:
-    settings = AdapterConfig("lora", rank=2, targets=("a", "embed", "lm_head"))
-    at = f"{AT}model.embed."
-    tables = {f"{at}lora_embedding_A": (2, 12), f"{at}lora_embedding_B": (8, 2), f"{at}base_layer.weight": (12, 8)}
-    head = {f"{AT}lm_head.{one}": shape for one, shape in (("lora_A.weight", (2, 8)), ("lora_B.weight", (12, 2)))}
-    head |= {f"{AT}lm_head.base_layer.weight": (12, 8)}
-    assert check_tensors(A_B | tables | head, settings, BASE | {"lm_head.weight": (12, 8)}) == 3
-    with pytest.raises(ValueError, match=r"a is not among modules_to_save"):
-        check_tensors(A_B | {f"{AT}model.a.base_layer.weight": (4, 8)}, AdapterConfig("lora", 2, targets=("a",)), BASE)
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("layers_to_transform", [1, "2"], "must be numbers of layers"),
+        ("layers_to_transform", [-1], "must be numbers of layers"),
+        ("layers_to_transform", True, "must be numbers of layers"),
+        ("layers_pattern", ["layers", r"h\d"], "must be names of lists of layers"),
+        ("layers_pattern", "a.b", "must be names of lists of layers"),
+        ("exclude_modules", [1], "must be a list of module names"),
+        ("trainable_token_indices", [1, 5, 1], "each once"),
+        ("trainable_token_indices", {"wte": []}, "each once"),
+        ("trainable_token_indices", [-1], "must list rows from 0 on"),
+        ("trainable_token_indices", [True], "must list rows from 0 on"),
+        ("trainable_token_indices", {"wte": 3}, "must list rows from 0 on"),
+        ("trainable_token_indices", "1", "must be rows, or map module names to rows"),
+        ("use_dora", 1, "must be true or false"),
+        ("rank_pattern", {"q|v": 4}, "'q|v' is an expression"),
+        ("alpha_pattern", {"(a+)+$": 4}, "is an expression, and none out of a file is run"),
+    ],
+)
+def test_where_an_adapter_acts_is_checked(name: str, value: object, told: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"^c: {name}"):
+        parse_settings(LORA | {name: value}, "c")
+    with pytest.raises(CheckpointError) as error:
+        parse_settings(LORA | {name: value}, "c")
+    assert told in str(error.value)

@@ -28,7 +28,7 @@ def parts() -> dict[str, torch.Tensor]:
 
 def test_rows_of_added_tokens_are_no_part_of_a_group() -> None:
     kernels = get_backend("reference", CPU)
-    product = PackedProduct(Site(8, 4, kernels, lambda _: None))
+    product = PackedProduct(Site(8, 4, kernels))
     product.set(1, PackedDelta(parts(), SPEC, 4).placed(CPU, kernels))
     grown = PackedDelta(parts() | {"added": torch.ones(2, 8)}, SPEC, 6)
     assert grown.placed_bytes(kernels) == kernels.nbytes(SPEC) + 2 * 8 * 4

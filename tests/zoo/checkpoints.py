@@ -15,8 +15,11 @@ WORDS = {"<unk>": 0, "a": 1, "b": 2, "c": 3}
 
 
 def tensor(seed: object, *shape: int, dtype: str = "BF16") -> Tensor:
-    """Random bytes of this shape, the same for the same seed."""
-    return dtype, shape, random.Random(repr(seed)).randbytes(math.prod(shape) * ITEM[dtype])
+    """Random bytes of this shape, the same for the same seed; floats that are finite."""
+    raw = bytearray(random.Random(repr(seed)).randbytes(math.prod(shape) * ITEM[dtype]))
+    if dtype in ("F32", "F16", "BF16"):
+        raw[ITEM[dtype] - 1 :: ITEM[dtype]] = bytes(one & 0xBF for one in raw[ITEM[dtype] - 1 :: ITEM[dtype]])
+    return dtype, shape, bytes(raw)
 
 
 def weights(seed: object = 0) -> dict[str, Tensor]:
@@ -102,6 +105,45 @@ BOFT: dict[str, Any] = {
     "target_modules": ["q_proj"],
     "base_model_name_or_path": "acme/llama",
 }
+
+
+_Q = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+def _places(*numbers: int, dtype: str = "I32") -> Tensor:
+    return dtype, (len(numbers),), b"".join(one.to_bytes(int(dtype[1:]) // 8, "little") for one in numbers)
+
+
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Tensor], str]] = {
+    "lora": (LORA, lora(), "lora-r2"),
+    "dora": (
+        LORA | {"use_dora": True, "target_modules": ["q_proj"]},
+        lora(q_proj=(8, 8)) | {f"{_Q}.lora_magnitude_vector": tensor("m", 8, dtype="F32")},
+        "dora-r2",
+    ),
+    "boft": (BOFT, boft(), "boft"),
+    "shira": (
+        {"peft_type": "SHIRA", "r": 1, "target_modules": ["q_proj"], "base_model_name_or_path": "acme/llama"},
+        {
+            f"{_Q}.shira_weight": tensor("v", 16, dtype="F32"),
+            f"{_Q}.shira_indices": ("I32", (2, 16), _places(*[0] * 8, *[5] * 8, *range(8), *range(8))[2]),
+        },
+        "shira-r1",
+    ),
+    "rosa": (
+        LORA | {"peft_type": "ROSA", "d": 0.05, "target_modules": ["q_proj"]},
+        {
+            f"{_Q}.rosa_A.weight": tensor("A", 2, 8),
+            f"{_Q}.rosa_B.weight": tensor("B", 8, 2),
+            f"{_Q}.rosa_spa.values": tensor("v", 3),
+            f"{_Q}.rosa_spa.row_offs": _places(0, 1, 1, 3, 3, 3, 3, 3, 3),
+            f"{_Q}.rosa_spa.row_idx": _places(2, 0, 1, 3, 4, 5, 6, 7, dtype="I16"),
+            f"{_Q}.rosa_spa.col_idx": _places(7, 0, 4, dtype="I16"),
+        },
+        "rosa-r2",
+    ),
+}
+"""Of each kind: config, tensors, and what a list of the zoo calls it."""
 
 
 def write_adapter(root: Path, config: Mapping[str, Any] = LORA, tensors: Mapping[str, Tensor] | None = None) -> Path:

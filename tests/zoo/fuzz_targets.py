@@ -127,6 +127,9 @@ def targets() -> dict[str, Target]:
     base = describe_base(GOLDEN / "base", hub_id="acme/llama", revision=None)
     identity = b"".join(bytes(chunk) for chunk in base.blobs[0].chunks())
     lora = {"peft_type": "LORA", "r": 8, "target_modules": ["q"], "rank_pattern": {"a": 1}, "modules_to_save": None}
+    shira = {"peft_type": "SHIRA", "r": 2, "target_modules": ["q"]}
+    rosa = {"peft_type": "ROSA", "d": 0.01, "target_modules": ["q"], "density_pattern": {"a": 0.5}}
+    more = lora | {"layers_to_transform": [1], "trainable_token_indices": {"e": [1]}, "alpha_pattern": {"^a": 2}}
     boft = {"peft_type": "BOFT", "boft_block_size": 4, "boft_block_num": 0, "target_modules": "q|k"}
     version = Resolved("t/bot", 1, described.entry.digest, len(raw), 1.5)
     signature = Signature(target=HEX, public_key=HEX, signature=HEX * 2)
@@ -140,7 +143,7 @@ def targets() -> dict[str, Target]:
         ),
         "base identity": Target([identity], lambda data: parse_base(data, "x"), limit=MAX_IDENTITY_BYTES),
         "adapter config": Target(
-            [json.dumps(one).encode() for one in (lora, boft)],
+            [json.dumps(one).encode() for one in (lora, boft, shira, rosa, more)],
             lambda data: parse_settings(load_json_object(data, "x"), "x"),
         ),
         "report": Target(

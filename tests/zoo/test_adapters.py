@@ -7,10 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from zoo.checkpoints import BOFT, LORA, Tensor, boft, files_of, lora, tensor, weights, write_adapter, write_base
+from zoo.checkpoints import (
+    BOFT,
+    KINDS,
+    LORA,
+    Tensor,
+    boft,
+    files_of,
+    lora,
+    tensor,
+    weights,
+    write_adapter,
+    write_base,
+)
 
-from deltacompress.adapters.settings import AdapterConfig
-from deltacompress.adapters.shapes import check_tensors
+from deltacompress.adapters import values
 from deltacompress.errors import BaseMismatchError, CheckpointError, DeltaCompressError
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.entries import linking
@@ -33,15 +44,17 @@ def zoo(tmp_path: Path) -> Zoo:
     return made
 
 
-@pytest.mark.parametrize("config", [LORA, BOFT], ids=["lora", "boft"])
-def test_an_adapter_comes_back_byte_for_byte(tmp_path: Path, zoo: Zoo, config: dict[str, Any]) -> None:
-    source = write_adapter(tmp_path / "adapter", config)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_comes_back_byte_for_byte(tmp_path: Path, zoo: Zoo, kind: str) -> None:
+    config, tensors, recipe = KINDS[kind]
+    source = write_adapter(tmp_path / "adapter", config, tensors)
     added = linking.add(zoo, source, "team/tuned")
     assert (added.kind, added.base) == ("adapter", "team/llama@1")
     found, entry = zoo.show("team/tuned")
     assert entry.lineage.relation == "adapter"
     assert entry.lineage.parents == (zoo.resolve("team/llama").manifest,)
-    assert entry.summary["adapter"] == config["peft_type"].lower()
+    assert (entry.summary["adapter"], entry.summary["recipe"]) == (kind, recipe)
+    assert entry.summary["modules"] == (2 if kind == "lora" else 1)
     assert files_of(zoo.pull(str(found), tmp_path / "out")) == files_of(source)
     assert zoo.verify().ok
 
@@ -63,8 +76,8 @@ def test_what_a_trainer_leaves_beside_stays_behind(tmp_path: Path, zoo: Zoo) -> 
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Tensor] | None, str]] = {
-    "dora": (LORA | {"use_dora": True}, None, "use_dora is set"),
-    "kind": (LORA | {"peft_type": "VERA"}, {}, "peft_type 'VERA'; a zoo holds LORA and BOFT"),
+    "dora": (LORA | {"use_dora": True}, None, "has no magnitude, but use_dora is set"),
+    "kind": (LORA | {"peft_type": "VERA"}, {}, "peft_type 'VERA'; read are LORA, BOFT, SHIRA, ROSA"),
     "rank": (LORA | {"r": 3}, None, r"lora A has shape \[2, 8\], the base needs \[3, 8\]"),
     "no rank": (LORA | {"r": 0}, None, "r must be at least 1"),
     "rank as text": (LORA | {"r": "2"}, None, "r must be a whole number"),
@@ -84,12 +97,22 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Tensor] | None, str]] = {
         {f"base_model.model.model.layers.0.input_layernorm.lora_{x}.weight": tensor(x, 2, 2) for x in "AB"},
         "not a matrix",
     ),
-    "stranger": (LORA, lora() | {f"{PATH}.lora_magnitude_vector": tensor(1, 8)}, "no matrix of a lora adapter"),
+    "stranger": (LORA, lora() | {f"{PATH}.lora_E": tensor(1, 8)}, "no tensor of a lora adapter"),
     "no prefix": (LORA, {"q_proj.lora_A.weight": tensor(1, 2, 8)}, "does not begin with base_model.model"),
     "empty": (LORA, {}, "holds no lora matrices"),
     "whole": (LORA, lora() | {f"{PATH}.weight": tensor(1, 8, 8)}, "not among modules_to_save"),
     "blocks": (BOFT | {"boft_block_size": 3}, None, "no whole number of blocks"),
     "factors": (BOFT | {"boft_n_butterfly_factor": 2}, boft(factors=3), r"boft_R has shape \[3, 4, 2, 2\]"),
+    "a number that is none": (
+        LORA,
+        lora() | {f"{PATH}.lora_A.weight": ("F32", (2, 8), b"\x00\x00\xc0\x7f" * 16)},
+        "holds NaN or an infinity",
+    ),
+    "an entry twice": (
+        KINDS["shira"][0],
+        KINDS["shira"][1] | {f"{PATH}.shira_indices": ("I32", (2, 16), b"\x01\x00\x00\x00" * 32)},
+        "has an entry twice",
+    ),
     "scale": (BOFT, boft() | {f"{PATH}.boft_s": tensor(1, 1, 8)}, "boft_s has shape"),
 }
 
@@ -101,6 +124,20 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, zoo: Zoo, case: str) -> No
         linking.add(zoo, write_adapter(tmp_path / "adapter", config, tensors), "team/tuned")
     assert "\n" not in str(error.value)
     assert [one.name for one in zoo.list()] == ["team/llama"]
+
+
+def test_what_changes_while_it_is_read_is_not_registered(
+    tmp_path: Path, zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_adapter(tmp_path / "adapter")
+
+    def and_then(adapter: object) -> None:
+        raw = (source / "adapter_model.safetensors").read_bytes()
+        (source / "adapter_model.safetensors").write_bytes(raw[:-1] + b"\x7f")
+
+    monkeypatch.setattr(values, "check_values", and_then)
+    with pytest.raises(CheckpointError, match="changed while it was read"):
+        linking.add(zoo, source, "team/tuned")
 
 
 def test_pickles_are_refused(tmp_path: Path, zoo: Zoo) -> None:
@@ -125,37 +162,6 @@ def test_its_base_must_be_known(tmp_path: Path, zoo: Zoo) -> None:
     pinned = write_adapter(tmp_path / "pinned", LORA | {"revision": "0" * 40})
     with pytest.raises(DeltaCompressError):
         linking.add(zoo, pinned, "team/tuned", base="team/tuned")
-
-
-def test_what_peft_can_also_write() -> None:
-    base = {"model.embed_tokens.weight": (12, 8), "model.a.weight": (4, 8), "h.c.weight": (8, 24), "model.a.bias": (4,)}
-    lora_ = AdapterConfig(
-        "lora", rank=2, targets=("a", "embed_tokens", "c"), saved=("lm_head",), ranks={"a": 3}, biased=True
-    )
-    at = "base_model.model."
-    tensors = {
-        f"{at}model.a.lora_A.weight": (3, 8),
-        f"{at}model.a.lora_B.weight": (4, 3),
-        f"{at}model.a.lora_B.bias": (4,),
-        f"{at}model.embed_tokens.lora_embedding_A": (2, 12),
-        f"{at}model.embed_tokens.lora_embedding_B": (8, 2),
-        f"{at}lm_head.weight": (12, 8),  # tied: the base has its embedding
-        f"{at}model.a.bias": (4,),
-        f"{at}transformer.h.c.lora_A.weight": (2, 24),
-        f"{at}transformer.h.c.lora_B.weight": (8, 2),
-    }
-    assert check_tensors(tensors, lora_, base) == 3
-    for pattern, rank in (("^model.a", 3), ("model.a", 3), ("a", 3), ("odel.a", 2), (".a", 2), ("b", 2)):
-        only = AdapterConfig("lora", rank=2, targets=("a",), ranks={pattern: 3})  # whole names, or their last parts
-        found = {f"{at}model.a.lora_A.weight": (rank, 8), f"{at}model.a.lora_B.weight": (4, rank)}
-        assert check_tensors(found, only, base) == 1
-    conv = AdapterConfig("lora", rank=2, targets="all-linear", transposed=True)
-    swapped = {f"{at}h.c.lora_A.weight": (2, 8), f"{at}h.c.lora_B.weight": (24, 2)}
-    assert check_tensors(swapped, conv, base) == 1
-    rotated = AdapterConfig("boft", targets=("a",), blocks=4, factors=2)
-    for factors in (1, 2):  # PEFT without its CUDA extension makes one
-        turned = {f"{at}model.a.boft_R": (factors, 4, 2, 2), f"{at}model.a.boft_s": (4, 1)}
-        assert check_tensors(turned, rotated, base) == 1
 
 
 def test_a_config_that_is_no_json_object(tmp_path: Path, zoo: Zoo) -> None:

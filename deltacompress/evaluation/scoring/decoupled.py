@@ -49,7 +49,7 @@ class DecoupledServing(Serving):
             checkpoint = self.runtime.model.base.checkpoint
             return frozenset(token_ids(checkpoint.path, self.runtime.model.config, "eos_token_id"))
         opened = self.runtime.variants[variant].variant
-        return frozenset(token_ids(opened.folder, opened.layout.config, "eos_token_id"))
+        return frozenset(token_ids(opened.generation_folder, opened.layout.config, "eos_token_id"))
 
     @override
     def vocabulary(self, variant: str | None) -> int:

@@ -99,7 +99,7 @@ class InputProcessor:
         layout = self._layout(loaded)
         wanted, context = generation.max_new_tokens, layout.context
         room = wanted if context is None else min(wanted, context - len(ids))
-        directory = self._model.base.checkpoint.path if loaded is None else loaded.variant.folder
+        directory = self._model.base.checkpoint.path if loaded is None else loaded.variant.generation_folder
         config: Any = layout.config
         return Request(
             index,

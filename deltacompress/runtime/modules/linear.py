@@ -45,7 +45,7 @@ class DecoupledLinear(nn.Linear):
         self.biases: VectorBank | None = None if bias is None else VectorBank(bias)
         self._context, self.is_head = context, is_head
         self.group: LinearGroup | None = None  # of linears that read the same tensor
-        self._site = Site(self.in_features, self.out_features, kernels, self._bias_of)
+        self._site = Site(self.in_features, self.out_features, kernels)
         self._products: dict[type[Product[Any]], Product[Any]] = {}
 
     @property
@@ -96,17 +96,17 @@ class DecoupledLinear(nn.Linear):
         """The base's product and all others, as operands/product.py says."""
         for product in active:
             x = product.before(x, rows)
-        late_bias = self.biases is not None and (own_bias or any(product.acts_after for product in active))
+        late = self.biases if own_bias or any(one.acts_after or one.replaces for one in active) else None
         replaced = {slot for product in active if product.replaces for slot in product.operands}
-        y = self._base_rows(x, rows, active, replaced, with_bias=not late_bias)
+        y = self._base_rows(x, rows, active, replaced, with_bias=late is None)
         for product in active:
             product.add(y, x, rows)
         for product in active:
             product.after(y, rows)
-        if late_bias:
+        if late is not None:
             for piece in rows.segments:
-                if piece.slot not in replaced and (bias := self._bias_of(piece.slot)) is not None:
-                    y[piece.rows, : bias.shape[0]] += bias
+                bias = late.vector(piece.slot)
+                y[piece.rows, : bias.shape[0]] += bias
         return y
 
     def _base_rows(
@@ -122,9 +122,6 @@ class DecoupledLinear(nn.Linear):
         for run in _runs(rows, replaced):
             y[run, : self.out_features] = base(x[run], with_bias=with_bias)
         return y
-
-    def _bias_of(self, slot: int) -> Tensor | None:
-        return None if self.biases is None else self.biases.vector(slot)
 
 
 def _runs(rows: BatchRows, replaced: AbstractSet[int]) -> Iterator[slice]:

@@ -1,4 +1,4 @@
-"""A decoded delta, whose product is added to the base's."""
+"""A decoded delta, whose product is added to the base's: of all rows of a weight, or of a few."""
 
 from __future__ import annotations
 
@@ -45,3 +45,30 @@ class DenseProduct(Product[DenseDelta]):
             add_linear(y, x, piece, operand.tensors["delta"], 0)
             if (added := operand.tensors.get("added")) is not None:
                 add_linear(y, x, piece, added, operand.out - added.shape[0])
+
+
+@dataclass(frozen=True)
+class DeltaOfRows(LinearOperand):
+    """tensors: rows i64 [n], which of the weight's rows, each once; delta [n, in]."""
+
+    @override
+    def misfit(self, base: Tensor, dtype: torch.dtype) -> str | None:
+        rows = self.tensors["rows"]
+        return unlike(rows, (None,), torch.int64) or unlike(
+            self.tensors["delta"], (rows.shape[0], base.shape[1]), dtype
+        )
+
+    @property
+    @override
+    def product(self) -> type[RowsProduct]:
+        return RowsProduct
+
+
+class RowsProduct(Product[DeltaOfRows]):
+    """y[rows, n columns] += x[rows] D^T."""
+
+    @override
+    def add(self, y: Tensor, x: Tensor, rows: BatchRows) -> None:
+        for piece, operand in self.own(rows):
+            found = x[piece.rows] @ operand.tensors["delta"].T
+            y[piece.rows].index_add_(1, operand.tensors["rows"], found)

@@ -29,7 +29,7 @@ class FullWeight(LinearOperand):
 
 
 class FullWeightProduct(Product[FullWeight]):
-    """y[rows] = x[rows] W^T + bias."""
+    """y[rows] = x[rows] W^T."""
 
     replaces = True
 
@@ -41,4 +41,4 @@ class FullWeightProduct(Product[FullWeight]):
     def add(self, y: Tensor, x: Tensor, rows: BatchRows) -> None:
         for piece, operand in self.own(rows):
             weight = operand.tensors["weight"]
-            y[piece.rows, : weight.shape[0]] = functional.linear(x[piece.rows], weight, self.site.bias(piece.slot))
+            y[piece.rows, : weight.shape[0]] = functional.linear(x[piece.rows], weight)

@@ -2,14 +2,15 @@
 
     y = after(base(before(x)) + add(before(x))) + bias
 
-and each part may be left out: a packed delta is added (one kernel launch for all variants), low rank B A x would be
-too, a rotation x R comes before, a scale of the outputs after. A whole weight takes the base's place for its rows.
+and each part may be left out: a packed delta (one kernel launch for all variants), low rank B A x and a few entries
+S x are added, a rotation x R comes before, a scale of the outputs after. A whole weight takes the base's place for its
+rows.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -43,12 +44,11 @@ class LocalProduct(BaseProduct):
 
 @dataclass(frozen=True)
 class Site:
-    """The linear that a product serves. kernels: what serves packed deltas; bias: of a slot, None without."""
+    """The linear that a product serves. kernels: what serves packed deltas."""
 
     in_features: int
     out_features: int
     kernels: Backend | None
-    bias: Callable[[int], Tensor | None]
 
 
 class LinearOperand(Operand, ABC):
@@ -110,8 +110,8 @@ O = TypeVar("O", bound=LinearOperand)  # noqa: E741
 class Product(Generic[O]):
     """The operands of one kind in one linear, by slot (batch.py), and what they do to rows of those slots.
 
-    replaces: `add` writes the whole result of its rows, bias included, and the base leaves them out. acts_after:
-    `after` does something, so biases wait for it.
+    replaces: `add` writes what the base and its weight would give for its rows, which the base leaves out; before all
+    that add to them. acts_after: `after` does something. Biases come last where there is either.
     """
 
     replaces: ClassVar[bool] = False

@@ -113,6 +113,28 @@ class DeltaVariant(Variant):
             parts[name] = StoredPart(str(file), span.begin, part.bytes, part.blake3, *shapes[name])
         return Stored(record.name, parts, spec, DTYPES[record.dtype] if role == "embedding" else None)
 
+    def weight(self, module_path: str, *, restored: bool = False) -> Tensor:
+        """The whole weight of a linear, head or embedding, of the checkpoint's dtype or float32.
+
+        restored: as it is in the restored checkpoint; else as it is served.
+
+        Raises:
+            IntegrityError: as `operand`.
+        """
+        ours = self._base.layout.places[module_path].name
+        if self._is_base(module_path):
+            return self._base.checkpoint.read(ours)
+        record = self._record(module_path)
+        parts = self.delta.parts(record.name)
+        self._check_finite(record, parts)
+        rounded = self._numerics.merge_rounding or self._base.roles[module_path] == "embedding"
+        if restored or rounded or not self._is_packed_delta(module_path):
+            return self._restored(record, parts)
+        added = [parts.pop("added_rows").float()] if "added_rows" in parts else []
+        delta = _decoded(self._spec(record), parts, record.base_rows or record.shape[0])
+        base = self._base.checkpoint.read_flat(ours, 0, delta.numel())
+        return torch.cat([delta + base.view_as(delta), *added])
+
     # --- one tensor --------------------------------------------------------------------------------------------------
 
     def _weight(self, module_path: str, record: TensorRecord, parts: dict[str, Tensor]) -> Operand:
@@ -126,12 +148,7 @@ class DeltaVariant(Variant):
             ours = self._base.checkpoint.tensors[self._base.layout.places[module_path].name].shape[0]
             spec, parts = _every_row(spec, parts, rows, ours)
             return PackedDelta(parts | more, spec, record.shape[0])
-        delta = packed.decode(spec, parts)
-        if "row_mask" in parts:
-            spread = torch.zeros(rows, delta.shape[1])
-            spread[_row_bits(parts["row_mask"], rows)] = delta
-            delta = spread
-        return DenseDelta({"delta": delta.to(numerics.dtype)} | more)
+        return DenseDelta({"delta": _decoded(spec, parts, rows).to(numerics.dtype)} | more)
 
     def _embedding(self, module_path: str, record: TensorRecord, parts: dict[str, Tensor]) -> Operand:
         spec = self._spec(record) if record.format == "packed" else None
@@ -205,6 +222,16 @@ class DeltaVariant(Variant):
                 raise FormatError(
                     f"{record.name}.{name} holds NaN or Inf", where=self.delta.path, way_out="compress the model again"
                 )
+
+
+def _decoded(spec: packed.PackedSpec, parts: dict[str, Tensor], rows: int) -> Tensor:
+    """The delta of all `rows` that it has in common with the base, float32; rows that are not stored are 0."""
+    delta = packed.decode(spec, parts)
+    if "row_mask" not in parts:
+        return delta
+    spread = torch.zeros(rows, delta.shape[1])
+    spread[_row_bits(parts["row_mask"], rows)] = delta
+    return spread
 
 
 def _every_row(

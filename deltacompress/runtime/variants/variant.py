@@ -36,7 +36,7 @@ class BaseSide:
 class Variant(ABC):
     """One fine-tuned model, opened and checked against the base; nothing of it is on the device yet.
 
-    folder: of its config, tokenizer and generation settings; layout: its tensors as its own model sees them.
+    folder: what was opened; layout: its tensors as its own model sees them.
     """
 
     def __init__(self, folder: Path, layout: Layout, base: BaseSide) -> None:
@@ -69,6 +69,16 @@ class Variant(ABC):
     def decodes(self) -> bool:
         """Whether making operands is work, which threads share."""
         return False
+
+    @property
+    def generation_folder(self) -> Path:
+        """Where its generation settings are."""
+        return self.folder
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where its tokenizer is; where that has none, the base's serves."""
+        return self.folder
 
     def vocabulary(self, module_path: str) -> int:
         """Rows of the embedding or head at this path."""

@@ -1,4 +1,4 @@
-"""PEFT adapters (LoRA, BOFT) as entries: registered as they are, byte for byte, after a check against their base.
+"""PEFT adapters as entries: registered as they are, byte for byte, after a check against their base.
 
 An adapter says little about the base it belongs to: a name. So it is held against the tensors of a base-ref of the zoo:
 every module it changes must be there, with the sizes that its matrices need. Only adapter_model.safetensors is read;
@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from deltacompress.adapters.directory import KEPT, read_config, weights_of
-from deltacompress.adapters.settings import AdapterConfig, parse_settings
-from deltacompress.adapters.shapes import check_tensors
-from deltacompress.checkpoints.header import TensorSpan, read_header
+from deltacompress.adapters.adapter import Adapter, digest_of, open_adapter
+from deltacompress.adapters.directory import KEPT, read_config
 from deltacompress.checkpoints.side_files import link_homes
-from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG
-from deltacompress.errors import BaseMismatchError, CheckpointError
+from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from deltacompress.errors import CheckpointError
 from deltacompress.files.hashing import hash_chunks, read_chunks, sha256_hex
 from deltacompress.files.regular import open_regular
 from deltacompress.zoo.entries.artifact import Described
@@ -35,11 +33,11 @@ def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, b
         CheckpointError: not an adapter of a known kind, damaged, or pickled.
         BaseMismatchError: it does not fit the base.
     """
-    config, raw = read_config(directory)
-    settings = parse_settings(config, str(directory / ADAPTER_CONFIG))
-    weights = weights_of(directory)
-    tensors = read_header(weights, links=link_homes(directory)).tensors
-    modules = _check(tensors, settings, base, str(weights), base_name)
+    from deltacompress.adapters.values import check_values  # numpy, which `zoo list` need not wait for
+
+    _, raw = read_config(directory)
+    adapter = open_adapter(directory, {one.name: one.shape for one in base.tensors}, base_name=base_name)
+    check_values(adapter)
     layers, blobs = [], []
     for name in sorted(KEPT):
         path = directory / name
@@ -48,6 +46,9 @@ def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, b
         digest, size = (sha256_hex(raw), len(raw)) if name == ADAPTER_CONFIG else hash_chunks(_chunks(path))
         layers.append(Descriptor(media_type=FILE, digest=digest, size=size, annotations={"file": name}))
         blobs.append(Blob(digest, size, lambda path=path: _chunks(path), str(path)))  # type: ignore[misc]
+    found = {layer.annotations["file"]: layer.digest for layer in layers}
+    if digest_of(found[ADAPTER_CONFIG], found[ADAPTER_WEIGHTS]) != adapter.digest:
+        raise CheckpointError("changed while it was read", where=directory, way_out="run it again")
     entry = EntryManifest(
         kind="adapter",
         config=Descriptor(media_type=ADAPTER, digest=sha256_hex(raw), size=len(raw)),
@@ -56,28 +57,21 @@ def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, b
             base=base.content_hash, base_name=base.hub_id or base_name, parents=(base_digest,), relation="adapter"
         ),
         summary={
-            "adapter": settings.kind,
+            "adapter": adapter.kind,
             "adapter_bytes": sum(layer.size for layer in layers),
-            "modules": modules,
-            "parameters": sum(span.info.numel for span in tensors.values()),
-            "rank": settings.rank,
+            "modules": adapter.modules,
+            "parameters": sum(span.info.numel for span in adapter.tensors.values()),
+            "rank": adapter.settings.rank,
             "ratio": round(base.bytes / max(1, sum(layer.size for layer in layers)), 6),
-            "recipe": f"{settings.kind}-r{settings.rank}" if settings.kind == "lora" else settings.kind,
+            "recipe": _recipe(adapter),
         },
     )
     return Described(entry, blobs)
 
 
-def _check(
-    tensors: dict[str, TensorSpan], settings: AdapterConfig, base: BaseIdentity, where: str, base_name: str
-) -> int:
-    shapes = {name: span.info.shape for name, span in tensors.items()}
-    try:
-        return check_tensors(shapes, settings, {one.name: one.shape for one in base.tensors})
-    except ValueError as error:
-        raise BaseMismatchError(
-            f"{error} (base {base_name})", where=where, way_out="give the base it was trained on"
-        ) from None
+def _recipe(adapter: Adapter) -> str:
+    """What a list calls it: the kind, and what says most of its size."""
+    return adapter.kind if adapter.kind == "boft" else f"{adapter.kind}-r{adapter.settings.rank}"
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

@@ -1,0 +1,87 @@
+"""A PEFT adapter, read and held against its base: what it is, module by module. The entry to this room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deltacompress.adapters.changes import changes_of
+from deltacompress.adapters.checks.base import DoesNotFitError, Shape
+from deltacompress.adapters.directory import read_config, weights_of
+from deltacompress.adapters.records import Change
+from deltacompress.adapters.settings import AdapterConfig, parse_settings
+from deltacompress.checkpoints.header import TensorSpan, read_header
+from deltacompress.checkpoints.side_files import link_homes
+from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from deltacompress.errors import BaseMismatchError, CheckpointError
+from deltacompress.files.canonical_json import canonical_digest
+from deltacompress.files.hashing import hash_file, sha256_hex
+from deltacompress.files.regular import unreadable
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter that fits its base.
+
+    path: its directory; settings: what its config says; weights: its file of tensors; tensors: name -> where it lies
+    there, in file order; changes: module, as the model calls it -> what is brought for it, in file order.
+    digest: hex SHA-256 of what it is: of the canonical JSON of [[file, hex SHA-256], ...], sorted, of its config and
+    weights. attested: whether somebody vouched for that digest, as a zoo does: a directory says nothing of itself.
+    """
+
+    path: Path
+    settings: AdapterConfig
+    digest: str
+    weights: Path
+    tensors: Mapping[str, TensorSpan]
+    changes: Mapping[str, Change]
+    attested: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What to call it: "lora", "dora", "boft", "shira" or "rosa"."""
+        return "dora" if self.settings.dora else self.settings.kind
+
+    @property
+    def modules(self) -> int:
+        """How many modules have matrices, rotations or entries of their own."""
+        return sum(any((one.low_rank, one.embedding, one.rotation, one.sparse)) for one in self.changes.values())
+
+
+def digest_of(config: str, weights: str) -> str:
+    """`Adapter.digest` of hex SHA-256s of its config and of its file of tensors."""
+    return canonical_digest(sorted([[ADAPTER_CONFIG, config], [ADAPTER_WEIGHTS, weights]]))
+
+
+def open_adapter(
+    directory: Path, base_shapes: Mapping[str, Shape], *, base_name: str = "", attested: bool = False
+) -> Adapter:
+    """Read the adapter in a directory that PEFT wrote, and check it against its base: config, names, shapes, dtypes.
+
+    What its tensors hold is not looked at: `values.check_values` does.
+
+    base_shapes: tensor name -> shape of the base's checkpoint; base_name: of the base, for messages; attested: whether
+    the caller has compared the files with digests that somebody vouched for.
+
+    Raises:
+        CheckpointError: no adapter that is read here, damaged, pickled, or at odds with its own config.
+        BaseMismatchError: it does not fit the base.
+    """
+    config, raw = read_config(directory)
+    settings = parse_settings(config, str(directory / ADAPTER_CONFIG))
+    weights = weights_of(directory)
+    links = link_homes(directory)
+    tensors = read_header(weights, links=links).tensors
+    told = f" (base {base_name})" if base_name else ""
+    try:
+        changes = changes_of({name: span.info for name, span in tensors.items()}, settings, base_shapes)
+    except DoesNotFitError as error:
+        raise BaseMismatchError(f"{error}{told}", where=weights, way_out="give the base it was trained on") from None
+    except ValueError as error:
+        raise CheckpointError(str(error), where=weights, way_out="save it again with PEFT, or get it again") from None
+    try:
+        digest, _ = hash_file(weights, links=links)
+    except OSError as error:
+        raise unreadable(CheckpointError, weights, error) from error
+    return Adapter(directory, settings, digest_of(sha256_hex(raw), digest), weights, tensors, changes, attested)

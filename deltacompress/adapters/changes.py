@@ -1,0 +1,101 @@
+"""From the tensors of an adapter's file to what changes, module by module: all of them used, none a silent no-op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deltacompress.adapters.checks import low_rank, sparse, whole
+from deltacompress.adapters.checks.base import Shape, find, weight_of
+from deltacompress.adapters.checks.rotation import rotation
+from deltacompress.adapters.records import Change, Whole
+from deltacompress.adapters.settings import AdapterConfig
+from deltacompress.adapters.tensors import Brought, by_module
+from deltacompress.types import TensorInfo
+
+Tensors = Mapping[str, TensorInfo]
+
+
+def changes_of(tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Shape]) -> dict[str, Change]:
+    """Module, as the model calls it -> what the adapter brings for it.
+
+    base: tensor name -> shape.
+
+    Raises:
+        ValueError: one line without the file's name: which tensor it is, and how it does not fit.
+    """
+    brought = by_module(tensors, settings.kind)
+    if not any(one.matrices for one in brought.values()):
+        raise ValueError(f"holds no {settings.kind} matrices")
+    found = {module: _change(one, tensors, settings, base) for module, one in brought.items()}
+    _check_targets({module for module, one in brought.items() if one.matrices}, settings)
+    _check_tokens(found, settings)
+    return found
+
+
+def _change(brought: Brought, tensors: Tensors, settings: AdapterConfig, base: Mapping[str, Shape]) -> Change:
+    module = brought.module
+    if brought.matrices and not settings.is_target(module):
+        raise ValueError(f"module {module} is not among target_modules")
+    own = whole.whole(brought, tensors, settings, base)
+    if brought.matrices or "rows" in brought.roles:
+        tensor = weight_of(module, base)
+    else:
+        tensor = find(f"{module}.weight", base) or ""
+    shape = _shape(own, tensors, base.get(tensor, ()))
+    parts: dict[str, Any] = {}
+    if brought.matrices:
+        parts = _matrices(brought, tensors, settings, shape)
+    if "rows" in brought.roles:
+        parts["rows"] = whole.rows(brought, tensors, settings, shape, tied=f"{module}.weight" not in base)
+    return Change(module, tensor, shape, settings.transposed, whole=own, **parts)
+
+
+def _shape(own: Whole | None, tensors: Tensors, shape: Shape) -> Shape:
+    return shape if own is None or own.weight is None else tensors[own.weight].shape
+
+
+def _matrices(brought: Brought, tensors: Tensors, settings: AdapterConfig, shape: Shape) -> dict[str, Any]:
+    outputs, inputs = reversed(shape) if settings.transposed else shape
+    if settings.kind == "boft":
+        return {"rotation": rotation(brought, tensors, settings, outputs, inputs)}
+    if settings.kind == "shira":
+        return {"sparse": sparse.scattered(brought, tensors, settings, outputs, inputs)}
+    if settings.kind == "lora":
+        if any(role.startswith("embedding") for role in brought.roles):
+            return {"embedding": low_rank.embedding(brought, tensors, settings, *shape)}
+        return {"low_rank": low_rank.low_rank(brought, tensors, settings, outputs, inputs)}
+    return _rosa(brought, tensors, settings, outputs, inputs)
+
+
+def _rosa(brought: Brought, tensors: Tensors, settings: AdapterConfig, outputs: int, inputs: int) -> dict[str, Any]:
+    """Both parts, or the one that rank and density leave."""
+    module = brought.module
+    found: dict[str, Any] = {}
+    there = brought.matrices
+    for has, part in ((settings.rank_of(module) > 0, {"A", "B"}), (settings.density_of(module) > 0, {"values"})):
+        if has and not there >= part:
+            raise ValueError(f"module {module} has {', '.join(sorted(there))} only, without {', '.join(sorted(part))}")
+    if there & {"A", "B"}:
+        dense = Brought(module, {role: name for role, name in brought.roles.items() if role in ("A", "B")})
+        found["low_rank"] = low_rank.low_rank(dense, tensors, settings, outputs, inputs)
+    if there - {"A", "B"}:
+        found["sparse"] = sparse.compressed(brought, tensors, settings, outputs, inputs)
+    return found
+
+
+def _check_targets(modules: set[str], settings: AdapterConfig) -> None:
+    """Every name of the list has matrices, or they were left out of the file."""
+    if isinstance(settings.targets, str):
+        return
+    for target in settings.targets:
+        if not any(module == target or module.endswith("." + target) for module in modules):
+            raise ValueError(f"has no matrices for its target module {target}")
+
+
+def _check_tokens(found: Mapping[str, Change], settings: AdapterConfig) -> None:
+    there = [module for module, change in found.items() if change.rows is not None]
+    for at in settings.tokens:
+        count = sum(whole.means(at, module) for module in there)
+        if count != 1:
+            raise ValueError(f"trainable_token_indices names {at or 'the embedding'}, of which {count} are in the file")

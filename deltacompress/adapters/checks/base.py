@@ -1,0 +1,67 @@
+"""The base that an adapter is held against: which of its tensors a module of the model is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from deltacompress.checkpoints.header import FLOATS
+from deltacompress.types import TensorInfo
+
+Shape = tuple[int, ...]
+_TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
+_TEXT = "model.language_model."
+
+
+class DoesNotFitError(ValueError):
+    """What an adapter brings does not fit this base. As every ValueError of these checks: a line without its file."""
+
+
+def is_table(module: str) -> bool:
+    """Whether a module is an embedding or a head by its name: rows are tokens, and may be more than the base's."""
+    return module.rpartition(".")[2] in _TABLES
+
+
+def find(name: str, base: Mapping[str, Shape]) -> str | None:
+    """A module's tensor under its name in the checkpoint: some leave out its prefix, a tied head is absent."""
+    _, _, short = name.partition(".")
+    candidates = [name, short, f"model.{name}"]
+    if name.startswith(_TEXT):  # of a model that sees, as its file has it
+        candidates.append("language_model.model." + name.removeprefix(_TEXT))
+    elif name.startswith("lm_head."):
+        candidates.append("language_model." + name)
+    for candidate in candidates:
+        if candidate in base:
+            return candidate
+    if name == "lm_head.weight":
+        tables = [one for one in base if one.endswith(("embed_tokens.weight", "wte.weight"))]
+        return tables[0] if len(tables) == 1 else None
+    return None
+
+
+def weight_of(module: str, base: Mapping[str, Shape]) -> str:
+    """What the base calls the weight of a module that has matrices beside it.
+
+    Raises:
+        DoesNotFitError: there is none, or it is no matrix of its own.
+    """
+    found = find(f"{module}.weight", base)
+    if "experts" in module.split("."):
+        raise DoesNotFitError(f"module {module} is an expert's, whose matrices are one parameter in the model")
+    if found is None:
+        raise DoesNotFitError(f"module {module} is not in the base")
+    if len(base[found]) != 2:
+        raise DoesNotFitError(f"module {module} has a weight of shape {list(base[found])} in the base, not a matrix")
+    return found
+
+
+def same(module: str, what: str, info: TensorInfo, wanted: Shape) -> None:
+    """Check a tensor of values.
+
+    Raises:
+        DoesNotFitError: it has another shape.
+        ValueError: its values are no floating-point numbers.
+    """
+    if info.shape != wanted:
+        raise DoesNotFitError(f"module {module}: {what} has shape {list(info.shape)}, the base needs {list(wanted)}")
+    if info.dtype not in FLOATS:
+        raise ValueError(f"module {module}: {what} has dtype {info.dtype}; read are {', '.join(sorted(FLOATS))}")

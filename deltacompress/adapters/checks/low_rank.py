@@ -1,0 +1,64 @@
+"""A and B of LoRA and RoSA, magnitudes of DoRA: of a linear, and of an embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from deltacompress.adapters.checks.base import same
+from deltacompress.adapters.records import EmbeddingLowRank, LowRank
+from deltacompress.adapters.settings import AdapterConfig
+from deltacompress.adapters.tensors import Brought
+from deltacompress.types import TensorInfo
+
+Tensors = Mapping[str, TensorInfo]
+
+
+def low_rank(brought: Brought, tensors: Tensors, settings: AdapterConfig, outputs: int, inputs: int) -> LowRank:
+    """A, B and what comes with them, of a linear of this size.
+
+    Raises:
+        ValueError: one is missing, or does not fit.
+    """
+    module, roles = brought.module, brought.roles
+    _need(brought, ("A", "B"), settings)
+    rank = settings.rank_of(module)
+    if rank < 1:
+        raise ValueError(f"module {module} has A and B, but its rank is {rank}")
+    wanted = {"A": (rank, inputs), "B": (outputs, rank), "B bias": (outputs,), "magnitude": (outputs,)}
+    for role, shape in wanted.items():
+        if role in roles:
+            same(module, _called(role), tensors[roles[role]], shape)
+    if "B bias" in roles and not settings.biased:
+        raise ValueError(f"module {module} has a lora_B.bias, but lora_bias is not set")
+    if settings.biased and "B bias" not in roles:
+        raise ValueError(f"module {module} has no lora_B.bias, but lora_bias is set")
+    scale = settings.scale_of(module)
+    return LowRank(roles["A"], roles["B"], rank, scale, bias=roles.get("B bias"), magnitude=roles.get("magnitude"))
+
+
+def embedding(brought: Brought, tensors: Tensors, settings: AdapterConfig, rows: int, columns: int) -> EmbeddingLowRank:
+    """A, B and magnitude of an embedding [rows, columns]; raises as `low_rank`."""
+    module, roles = brought.module, brought.roles
+    _need(brought, ("embedding A", "embedding B"), settings)
+    rank = settings.rank_of(module)
+    wanted = {"embedding A": (rank, rows), "embedding B": (columns, rank), "magnitude": (columns,)}
+    for role, shape in wanted.items():
+        if role in roles:
+            same(module, _called(role), tensors[roles[role]], shape)
+    return EmbeddingLowRank(
+        roles["embedding A"], roles["embedding B"], rank, settings.scale_of(module), magnitude=roles.get("magnitude")
+    )
+
+
+def _need(brought: Brought, pair: tuple[str, str], settings: AdapterConfig) -> None:
+    there = brought.matrices
+    allowed = {*pair, "magnitude"} | ({"B bias"} if pair[0] == "A" else set())
+    if not there >= set(pair) or not there <= allowed:
+        raise ValueError(f"module {brought.module} has {', '.join(sorted(there))} only; A and B belong together")
+    if ("magnitude" in there) != settings.dora:
+        has, is_set = ("a", "not ") if "magnitude" in there else ("no", "")
+        raise ValueError(f"module {brought.module} has {has} magnitude, but use_dora is {is_set}set")
+
+
+def _called(role: str) -> str:
+    return "the magnitude" if role == "magnitude" else f"lora {role}"

@@ -1,0 +1,38 @@
+"""R and s of BOFT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from deltacompress.adapters.checks.base import DoesNotFitError, same
+from deltacompress.adapters.records import Rotation
+from deltacompress.adapters.settings import AdapterConfig
+from deltacompress.adapters.tensors import Brought
+from deltacompress.types import TensorInfo
+
+
+def rotation(
+    brought: Brought, tensors: Mapping[str, TensorInfo], settings: AdapterConfig, outputs: int, inputs: int
+) -> Rotation:
+    """R and s of a linear of this size.
+
+    Raises:
+        ValueError: one is missing, or they do not fit.
+    """
+    module, roles = brought.module, brought.roles
+    if brought.matrices != {"R", "s"}:
+        raise ValueError(f"module {module} has {', '.join(sorted(roles))} only; boft_R and boft_s belong together")
+    block = settings.block or (inputs // settings.blocks if settings.blocks else 0)
+    if not block or inputs % block or (settings.blocks and settings.blocks * block != inputs):
+        raise DoesNotFitError(f"module {module}: {inputs} columns are no whole number of blocks of {block}")
+    # PEFT falls back to one factor where its CUDA extension is missing, whatever the config asks for.
+    shape = tensors[roles["R"]].shape
+    factors = 1 if shape[:1] == (1,) else settings.factors
+    same(module, "boft_R", tensors[roles["R"]], (factors, inputs // block, block, block))
+    same(module, "boft_s", tensors[roles["s"]], (outputs, 1))
+    if factors > 1 and (block % 2 or (inputs // block) % 2 ** (factors - 1)):
+        raise DoesNotFitError(
+            f"module {module}: {inputs // block} blocks of {block} columns cannot be halved {factors - 1} times, as "
+            f"{factors} butterfly factors need"
+        )
+    return Rotation(roles["R"], roles["s"], factors, block)

@@ -1,0 +1,234 @@
+"""A PEFT adapter as a variant: beside the base, or over a fine-tuned model that the runtime holds as a delta.
+
+    y = s * ((W + D) (x R) + c B A x + S x) + bias
+
+D is the delta under it, packed or decoded; c B A is LoRA's, with s DoRA's; R and s are BOFT's; S is SHiRA's and, beside
+B A, RoSA's; each is there for the modules that have it. Checked at `open`: config, names and shapes against the base,
+every value, and that the runtime has a place for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from deltacompress.adapters.adapter import Adapter, open_adapter
+from deltacompress.adapters.records import Change, TokenRows
+from deltacompress.adapters.values import check_values
+from deltacompress.errors import UnsupportedModelError
+from deltacompress.files.canonical_json import canonical_digest
+from deltacompress.models.tokenizers import has_tokenizer
+from deltacompress.numerics.adapters.butterfly import MERGED
+from deltacompress.runtime.operands.embedding_rows import EmbeddingRows
+from deltacompress.runtime.operands.operand import Operand, Vector
+from deltacompress.runtime.operands.product import Combined, LinearOperand
+from deltacompress.runtime.operands.stored import Stored
+from deltacompress.runtime.variants.adapter_operands import AdapterOperands
+from deltacompress.runtime.variants.adapter_tensors import AdapterTensors
+from deltacompress.runtime.variants.delta import DeltaVariant
+from deltacompress.runtime.variants.layout import Layout
+from deltacompress.runtime.variants.variant import BaseSide, Variant
+
+
+class AdapterVariant(Variant):
+    """An opened adapter that fits the base, or the delta `over` which it goes; make it with `AdapterVariant.open`."""
+
+    def __init__(self, adapter: Adapter, layout: Layout, base: BaseSide, over: DeltaVariant | None) -> None:
+        super().__init__(adapter.path, layout, base)
+        self.adapter, self.over = adapter, over
+        self._operands = AdapterOperands(adapter, AdapterTensors(adapter, base.numerics.dtype))
+        self._weights = {f"{module}.weight": one for module, one in adapter.changes.items() if _changes_weight(one)}
+        self._biases = {
+            f"{module}.bias": one.whole.bias
+            for module, one in adapter.changes.items()
+            if one.whole is not None and one.whole.bias is not None
+        }
+        self._tied_rows = _rows_of_tied_heads(self._weights, base, layout)
+
+    @classmethod
+    def open(cls, path: Path, base: BaseSide, over: DeltaVariant | None = None) -> AdapterVariant:
+        """Open the adapter in directory `path`; over: the fine-tuned model that it was trained on, None: the base.
+
+        Raises:
+            CheckpointError: no adapter, one that is not read here, or one that is damaged or not finite.
+            BaseMismatchError: it does not fit what it is to go over.
+            UnsupportedModelError: it changes what the runtime has no place for; names the module.
+        """
+        found = {name: info.shape for name, info in base.checkpoint.tensors.items()}
+        called, layout = str(base.checkpoint.path), base.layout
+        if over is not None:
+            found = {name: info.shape for name, info in over.delta.tensors.items()}
+            called, layout = str(over.folder), over.layout
+        adapter = open_adapter(path, found, base_name=called)
+        check_values(adapter)
+        made = cls(adapter, layout, base, over)
+        made._check_places()
+        made.layout = made._grown(layout)
+        return made
+
+    @property
+    @override
+    def identity(self) -> str:
+        over = self.over
+        return self.adapter.digest if over is None else canonical_digest([self.adapter.digest, over.identity])
+
+    @property
+    @override
+    def decodes(self) -> bool:
+        made = self.adapter.kind in ("dora", "boft")
+        return made or (self.over is not None and self.over.decodes)
+
+    @property
+    @override
+    def generation_folder(self) -> Path:
+        return self._base.checkpoint.path if self.over is None else self.over.generation_folder
+
+    @property
+    @override
+    def tokenizer_folder(self) -> Path:
+        return self.folder if self.over is None or has_tokenizer(self.folder) else self.over.tokenizer_folder
+
+    @override
+    def vocabulary(self, module_path: str) -> int:
+        change = self._weights.get(module_path)
+        if change is not None and _own(change) is not None:
+            return change.shape[0]
+        return super().vocabulary(module_path) if self.over is None else self.over.vocabulary(module_path)
+
+    @override
+    def paths(self) -> list[str]:
+        under = () if self.over is None else self.over.paths()
+        return list(dict.fromkeys([*under, *self._weights, *self._biases, *self._tied_rows]))
+
+    @override
+    def stored(self, module_path: str) -> Stored | None:
+        own = module_path in self._weights or module_path in self._biases or module_path in self._tied_rows
+        return None if own or self.over is None else self.over.stored(module_path)
+
+    @override
+    def operand(self, module_path: str) -> Operand | None:
+        if module_path in self._biases:
+            return self._vector(module_path, self._biases[module_path])
+        change, rows, role = self._weights.get(module_path), self._tied_rows.get(module_path), self._base.roles
+        if change is not None and role[module_path] == "vector":
+            assert change.whole is not None
+            assert change.whole.weight is not None
+            return self._vector(module_path, change.whole.weight)
+        if change is not None and self._is_copy(module_path, change):
+            change = replace(change, whole=None)
+        replaces = change is not None and _own(change) is not None
+        under = None if self.over is None or replaces else self.over.operand(module_path)
+        if rows is None and (change is None or not _changes_weight(change)):
+            return under
+        if role[module_path] == "embedding":
+            assert change is not None
+            assert under is None or isinstance(under, EmbeddingRows)
+            return self._operands.embedding(change, under, lambda: self._under(module_path))
+        assert under is None or isinstance(under, LinearOperand)
+        parts = [] if under is None else [under]
+        if change is not None:
+            parts += self._operands.linear(change, lambda: self._under(module_path))
+        if rows is not None:
+            module = module_path.removesuffix(".weight")
+            parts.append(self._operands.delta_of_rows(rows, lambda: self._under(module_path), module))
+        return parts[0] if len(parts) == 1 else Combined.of(*parts)
+
+    @override
+    def note(self) -> str | None:
+        told = [f"{self.adapter.kind} adapter, {self.adapter.modules} modules beside the base's weights"]
+        chains = Counter(
+            one.rotation.factors
+            for one in self._weights.values()
+            if one.rotation is not None and one.rotation.factors > 1
+        )
+        for factors, count in sorted(chains.items()):
+            turns = -(-factors // MERGED)
+            form = "merged into one rotation" if turns == 1 else f"as a chain of {turns} rotations"
+            told.append(f"{factors} butterfly factors of {count} modules {form}")
+        if self.over is not None:
+            told.append(f"over the delta {self.over.folder.name}")
+            if note := self.over.note():
+                told.append(note)
+        return "; ".join(told)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _vector(self, module_path: str, name: str) -> Vector:
+        module = module_path.rpartition(".")[0]
+        values = self._operands.tensors.served(module, module_path, self._operands.tensors.read(name))
+        return Vector({"vector": values})
+
+    def _is_copy(self, module_path: str, change: Change) -> bool:
+        """Whether the whole weight that a module brings is what is there anyway: PEFT saves embeddings and heads."""
+        name = _own(change)
+        if name is None:
+            return False
+        there, own = self._under(module_path, restored=True), self._operands.tensors.read(name)
+        return own.shape == there.shape and torch.equal(own.float(), there.float())
+
+    def _under(self, module_path: str, *, restored: bool = False) -> Tensor:
+        """The weight that the adapter goes over; restored: as in DeltaVariant.weight."""
+        if self.over is not None:
+            return self.over.weight(module_path, restored=restored)
+        return self._base.checkpoint.read(self._base.layout.places[module_path].name)
+
+    def _grown(self, layout: Layout) -> Layout:
+        """The same with the vocabulary that the adapter brings, if it brings one."""
+        sizes = [self.vocabulary(path) for path, change in self._weights.items() if self._is_table(path, change)]
+        if not sizes or max(sizes) == layout.config.vocab_size:
+            return layout
+        config = copy(layout.config)
+        config.vocab_size = max(sizes)
+        return replace(layout, config=config)
+
+    def _is_table(self, path: str, change: Change) -> bool:
+        return self._base.roles[path] in ("embedding", "head") and change.whole is not None
+
+    def _check_places(self) -> None:
+        """Make sure that there is a place for all of it."""
+        for path in (*self._weights, *self._biases):
+            role, change = self._base.roles.get(path), self._weights.get(path)
+            fits = role is not None
+            if change is not None and fits:
+                beside = change.low_rank or change.rotation or change.sparse
+                fits = not (beside and role not in ("linear", "head")) and not (
+                    change.embedding is not None and role != "embedding"
+                )
+                fits = fits and not (change.rows is not None and role not in ("embedding", "head"))
+            if not fits:
+                raise UnsupportedModelError(
+                    f"the adapter changes {path}, where the runtime has no place for it",
+                    where=self.adapter.weights,
+                    way_out="merge it into its base and serve that, or serve it with another engine",
+                )
+
+
+def _own(change: Change) -> str | None:
+    """The whole weight that a module brings."""
+    return None if change.whole is None else change.whole.weight
+
+
+def _has_rows(change: Change) -> bool:
+    return change.rows is not None or _own(change) is not None
+
+
+def _changes_weight(change: Change) -> bool:
+    return any((_own(change), change.low_rank, change.embedding, change.rotation, change.sparse, change.rows))
+
+
+def _rows_of_tied_heads(weights: dict[str, Change], base: BaseSide, layout: Layout) -> dict[str, TokenRows]:
+    """Head -> rows of tokens that the adapter brings for the embedding which it is tied to, unless it has its own."""
+    found: dict[str, TokenRows] = {}
+    for path, change in weights.items():
+        if change.rows is None or base.roles.get(path) != "embedding":
+            continue
+        name = layout.places[path].name
+        tied = [other for other, place in layout.places.items() if other != path and place.name == name]
+        found |= {other: change.rows for other in tied if other not in weights or not _has_rows(weights[other])}
+    return found

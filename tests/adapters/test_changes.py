@@ -1,0 +1,267 @@
+"""Every tensor of an adapter changes something of its base, or is refused by name."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from adapters.made import AT, BASE, LORA, Q, config, lora, numbers, write
+from numpy.typing import NDArray
+
+from deltacompress.adapters.adapter import Adapter, open_adapter
+from deltacompress.adapters.records import Change, EmbeddingLowRank, LowRank, Rotation, Sparse, TokenRows, Whole
+from deltacompress.errors import BaseMismatchError, CheckpointError
+
+Tensors = dict[str, NDArray[Any]]
+TABLE, HEAD = f"{AT}model.embed_tokens", f"{AT}lm_head"
+TOKENS = LORA | {"trainable_token_indices": [1, 5]}
+BOFT = config("BOFT", boft_block_size=2)
+SHIRA = config("SHIRA", r=1)
+
+
+def opened(root: Path, settings: dict[str, Any], tensors: Tensors, base: Any = BASE) -> Adapter:
+    return open_adapter(write(root, settings, tensors), base, base_name="team/llama@1")
+
+
+def boft(factors: int = 1, blocks: int = 4, block: int = 2, outputs: int = 4) -> Tensors:
+    return {f"{AT}{Q}.boft_R": numbers(factors, blocks, block, block), f"{AT}{Q}.boft_s": numbers(outputs, 1)}
+
+
+def shira(count: int = 12, indices: Any = None) -> Tensors:
+    found = np.stack(np.unravel_index(np.arange(count), (4, 8))).astype(np.int32) if indices is None else indices
+    return {f"{AT}{Q}.shira_weight": numbers(count), f"{AT}{Q}.shira_indices": found}
+
+
+def embedded(rows: int = 12) -> Tensors:
+    return {f"{TABLE}.lora_embedding_A": numbers(2, rows), f"{TABLE}.lora_embedding_B": numbers(8, 2)}
+
+
+def rows(count: int = 2) -> Tensors:
+    return {f"{TABLE}.token_adapter.trainable_tokens_delta": numbers(count, 8)}
+
+
+def dora(shape: tuple[int, ...] = (4,), tail: str = "") -> Tensors:
+    return lora() | {f"{AT}{Q}.lora_magnitude_vector{tail}": numbers(*shape)}
+
+
+def test_records(tmp_path: Path) -> None:
+    """Each kind, field by field."""
+    at = f"{AT}{Q}."
+    settings = LORA | {"use_rslora": True, "lora_alpha": 3, "rank_pattern": {"q_proj": 4}, "lora_bias": True}
+    found = opened(tmp_path, settings, lora(rank=4) | {f"{at}lora_B.bias": numbers(4)}).changes
+    part = LowRank(f"{at}lora_A.weight", f"{at}lora_B.weight", 4, 1.5, bias=f"{at}lora_B.bias")
+    assert found == {Q: Change(Q, f"{Q}.weight", (4, 8), low_rank=part)}
+    assert (found[Q].outputs, found[Q].inputs) == (4, 8)
+    assert found[Q].tensors == (f"{at}lora_A.weight", f"{at}lora_B.weight", f"{at}lora_B.bias")
+    table = opened(tmp_path, LORA | {"target_modules": ["embed_tokens"]}, embedded()).changes["model.embed_tokens"]
+    assert table.embedding == EmbeddingLowRank(f"{TABLE}.lora_embedding_A", f"{TABLE}.lora_embedding_B", 2, 2.0)
+    assert (table.outputs, table.inputs) == (8, 12)
+    turned = opened(tmp_path, BOFT, boft()).changes[Q]
+    assert turned.rotation == Rotation(f"{at}boft_R", f"{at}boft_s", 1, 2)
+    sparse = opened(tmp_path, SHIRA, shira()).changes[Q]
+    assert sparse.sparse == Sparse(f"{at}shira_weight", 12, indices=f"{at}shira_indices")
+    single = opened(tmp_path, TOKENS, lora() | rows()).changes["model.embed_tokens"]
+    assert single.rows == TokenRows((1, 5), f"{TABLE}.token_adapter.trainable_tokens_delta")
+
+
+def test_the_digest_is_of_config_and_weights_only(tmp_path: Path) -> None:
+    one = opened(tmp_path / "a", LORA, lora())
+    (tmp_path / "a" / "README.md").write_text("a card")
+    assert opened(tmp_path / "a", LORA, lora()).digest == opened(tmp_path / "b", LORA, lora()).digest == one.digest
+    raw = [(tmp_path / "a" / name).read_bytes() for name in ("adapter_config.json", "adapter_model.safetensors")]
+    told = [
+        ["adapter_config.json", sha256(raw[0]).hexdigest()],
+        ["adapter_model.safetensors", sha256(raw[1]).hexdigest()],
+    ]
+    assert one.digest == sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()
+    assert opened(tmp_path / "c", LORA | {"lora_alpha": 8}, lora()).digest != one.digest
+    assert opened(tmp_path / "d", LORA, lora() | {f"{AT}{Q}.lora_A.weight": numbers(2, 8, seed=1)}).digest != one.digest
+
+
+@pytest.mark.parametrize("tail", ["", ".weight"])
+def test_magnitudes_under_both_their_names(tmp_path: Path, tail: str) -> None:
+    change = opened(tmp_path, LORA | {"use_dora": True}, dora(tail=tail)).changes[Q]
+    assert change.low_rank is not None
+    assert change.low_rank.magnitude == f"{AT}{Q}.lora_magnitude_vector{tail}"
+
+
+def test_what_is_trained_whole(tmp_path: Path) -> None:
+    beside = lora() | {f"{AT}{Q}.base_layer.bias": numbers(4)}
+    assert opened(tmp_path, LORA, beside).changes[Q].whole == Whole(bias=f"{AT}{Q}.base_layer.bias")
+    older = lora() | {f"{AT}{Q}.bias": numbers(4)}  # of a PEFT whose layers were linears themselves
+    assert opened(tmp_path, LORA, older).changes[Q].whole == Whole(bias=f"{AT}{Q}.bias")
+    norm = opened(tmp_path, LORA | {"modules_to_save": ["norm"]}, lora() | {f"{AT}model.norm.weight": numbers(8)})
+    assert norm.changes["model.norm"].whole == Whole(f"{AT}model.norm.weight")
+    assert norm.modules == 1
+    saved = LORA | {"modules_to_save": ["lm_head"]}
+    copies = {f"{HEAD}.{one}weight": numbers(15, 8) for one in ("", "modules_to_save.", "original_module.")}
+    head = opened(tmp_path, saved, lora() | copies).changes["lm_head"]
+    assert (head.whole, head.shape) == (Whole(f"{HEAD}.weight"), (15, 8))
+    tied = {name: shape for name, shape in BASE.items() if name != "lm_head.weight"}
+    assert opened(tmp_path, saved, lora() | copies, tied).changes["lm_head"].tensor == "model.embed_tokens.weight"
+    wide = embedded(15) | {f"{TABLE}.base_layer.weight": numbers(15, 8)}
+    assert (
+        opened(tmp_path, LORA | {"target_modules": ["embed_tokens"]}, wide).changes["model.embed_tokens"].inputs == 15
+    )
+
+
+def test_names_of_the_base_that_leave_out_the_prefix(tmp_path: Path) -> None:
+    settings = LORA | {"target_modules": ["c_attn"], "fan_in_fan_out": True}
+    found = opened(tmp_path, settings, lora("transformer.h.0.c_attn", outputs=24), {"h.0.c_attn.weight": (8, 24)})
+    change = found.changes["transformer.h.0.c_attn"]
+    assert (change.tensor, change.outputs, change.inputs, change.transposed) == ("h.0.c_attn.weight", 24, 8, True)
+    assert opened(tmp_path, LORA, lora(), {f"model.{Q}.weight": (4, 8)}).changes[Q].tensor == f"model.{Q}.weight"
+
+
+SAVED = LORA | {"modules_to_save": ["lm_head"]}
+NOT_THE_BASES: dict[str, tuple[dict[str, Any], Tensors, str]] = {
+    "rank": (LORA | {"r": 3}, lora(), r"lora A has shape \[2, 8\], the base needs \[3, 8\] \(base team/llama@1\)"),
+    "rank of one": (LORA | {"rank_pattern": {"q_proj": 3}}, lora(), r"the base needs \[3, 8\]"),
+    "outputs": (LORA, lora(outputs=8), r"lora B has shape \[8, 2\], the base needs \[4, 2\]"),
+    "inputs": (LORA, lora(inputs=4), r"lora A has shape \[2, 4\]"),
+    "swapped": (LORA | {"fan_in_fan_out": True}, lora(), r"the base needs \[2, 4\]"),
+    "module": (LORA | {"target_modules": ["w"]}, lora("model.w"), "module model.w is not in the base"),
+    "vector": (LORA | {"target_modules": ["norm"]}, lora("model.norm"), "not a matrix"),
+    "expert": (
+        LORA | {"target_modules": ["up_proj"]},
+        lora("model.layers.0.mlp.experts.0.up_proj"),
+        "is an expert's, whose matrices are one parameter in the model",
+    ),
+    "table": (LORA | {"target_modules": ["embed_tokens"]}, embedded(13), r"lora embedding A has shape \[2, 13\]"),
+    "magnitude": (LORA | {"use_dora": True}, dora((8,)), r"the magnitude has shape \[8\], the base needs \[4\]"),
+    "magnitudes in a row": (LORA | {"use_dora": True}, dora((1, 4)), r"the magnitude has shape \[1, 4\]"),
+    "bias of B": (
+        LORA | {"lora_bias": True},
+        lora() | {f"{AT}{Q}.lora_B.bias": numbers(8)},
+        r"lora B bias has shape \[8\], the base needs \[4\]",
+    ),
+    "bias": (LORA, lora() | {f"{AT}{Q}.base_layer.bias": numbers(5)}, r"bias has shape \[5\], the base needs \[4\]"),
+    "no bias there": (LORA, lora() | {f"{AT}model.norm.bias": numbers(8)}, r"tensor model\.norm\.bias is not in"),
+    "shrunk": (SAVED, lora() | {f"{HEAD}.weight": numbers(11, 8)}, r"weight has shape \[11, 8\]"),
+    "wider": (SAVED, lora() | {f"{HEAD}.weight": numbers(12, 9)}, r"weight has shape \[12, 9\]"),
+    "grown norm": (
+        LORA | {"modules_to_save": ["norm"]},
+        lora() | {f"{AT}model.norm.weight": numbers(9)},
+        r"weight has shape \[9\], the base needs \[8\]",
+    ),
+    "grown linear": (
+        LORA | {"modules_to_save": ["k_proj"]},
+        lora() | {f"{AT}model.layers.0.self_attn.k_proj.weight": numbers(5, 8)},
+        r"weight has shape \[5, 8\]",
+    ),
+    "blocks": (config("BOFT", boft_block_size=3), boft(), "8 columns are no whole number of blocks of 3"),
+    "number of blocks": (config("BOFT", boft_block_size=0, boft_block_num=3), boft(), "no whole number of blocks"),
+    "block": (BOFT, boft(block=4, blocks=2), r"boft_R has shape \[1, 2, 4, 4\], the base needs \[1, 4, 2, 2\]"),
+    "factors": (BOFT | {"boft_n_butterfly_factor": 3}, boft(2), r"boft_R has shape \[2, 4, 2, 2\]"),
+    "odd blocks": (
+        config("BOFT", boft_block_size=1, boft_n_butterfly_factor=2),
+        boft(2, 8, 1),
+        "8 blocks of 1 columns cannot be halved 1 times",
+    ),
+    "few blocks": (
+        BOFT | {"boft_n_butterfly_factor": 4},
+        boft(4),
+        "4 blocks of 2 columns cannot be halved 3 times, as 4 butterfly factors need",
+    ),
+    "s": (BOFT, boft(outputs=8), r"boft_s has shape \[8, 1\], the base needs \[4, 1\]"),
+    "entries": (SHIRA, shira(13), r"shira_weight has shape \[13\], the base needs \[12\]"),
+    "indices": (SHIRA, shira(12, np.zeros((12, 2), np.int32)), r"shira_indices has shape \[12, 2\]"),
+    "too many": (config("SHIRA", r=3), shira(36, np.zeros((2, 36), np.int32)), "36 entries, but the weight has 32"),
+    "rows": (TOKENS, lora() | rows(3), r"trainable_tokens_delta has shape \[3, 8\], the base needs \[2, 8\]"),
+    "token": (TOKENS | {"trainable_token_indices": [1, 12]}, lora() | rows(), "token 12 is beyond the 12 rows"),
+}
+AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
+    "A alone": (LORA, {f"{AT}{Q}.lora_A.weight": numbers(2, 8)}, "has A only; A and B belong together"),
+    "B alone": (LORA, {f"{AT}{Q}.lora_B.weight": numbers(4, 2)}, "has B only"),
+    "mixed": (LORA, lora() | {f"{AT}{Q}.lora_embedding_A": numbers(2, 8)}, "A and B belong together"),
+    "R alone": (BOFT, {f"{AT}{Q}.boft_R": numbers(1, 4, 2, 2)}, "boft_R and boft_s belong together"),
+    "indices alone": (SHIRA, {f"{AT}{Q}.shira_indices": np.zeros((2, 12), np.int32)}, "belong together"),
+    "not asked for": (LORA | {"target_modules": ["k_proj"]}, lora(), "q_proj is not among target_modules"),
+    "excluded": (LORA | {"exclude_modules": ["self_attn.q_proj"]}, lora(), "q_proj is not among target_modules"),
+    "other layer": (LORA | {"layers_to_transform": [1]}, lora(), "q_proj is not among target_modules"),
+    "saved too": (LORA | {"modules_to_save": ["self_attn"]}, lora(), "q_proj is not among target_modules"),
+    "left out": (
+        LORA | {"target_modules": ["q_proj", "k_proj"]},
+        lora(),
+        "has no matrices for its target module k_proj",
+    ),
+    "empty": (SAVED, {f"{HEAD}.weight": numbers(12, 8)}, "holds no lora matrices"),
+    "no prefix": (LORA, {f"{Q}.lora_A.weight": numbers(2, 8)}, "does not begin with base_model.model"),
+    "stranger": (LORA, lora() | {f"{AT}{Q}.lora_E": numbers(2)}, "lora_E is no tensor of a lora adapter"),
+    "fused": (LORA, lora() | {f"{AT}model.layers.0.mlp.experts.gate_up_proj": numbers(2, 4, 8)}, "is no tensor of"),
+    "of another kind": (BOFT, boft() | lora(), "among modules_to_save|is no tensor of a boft adapter"),
+    "no magnitude": (LORA | {"use_dora": True}, lora(), "has no magnitude, but use_dora is set"),
+    "magnitude": (LORA, dora(), "has a magnitude, but use_dora is not set"),
+    "two magnitudes": (LORA | {"use_dora": True}, dora() | dora(tail=".weight"), "are both the magnitude of"),
+    "B with a bias": (LORA, lora() | {f"{AT}{Q}.lora_B.bias": numbers(4)}, "lora_B.bias, but lora_bias is not set"),
+    "B without": (LORA | {"lora_bias": True}, lora(), "no lora_B.bias, but lora_bias is set"),
+    "both": (LORA | {"lora_bias": True, "use_dora": True}, dora(), "which PEFT does not take together"),
+    "whole": (LORA, lora() | {f"{AT}model.norm.weight": numbers(8)}, "model.norm is not among modules_to_save"),
+    "whole beside": (LORA, lora() | {f"{AT}{Q}.base_layer.weight": numbers(4, 8)}, "not among modules_to_save"),
+    "beside nothing": (
+        LORA,
+        lora() | {f"{AT}model.layers.0.self_attn.k_proj.base_layer.bias": numbers(4)},
+        "is whole, but model.layers.0.self_attn.k_proj has no matrices",
+    ),
+    "two weights": (
+        LORA | {"target_modules": ["lm_head"]},
+        lora("lm_head", outputs=12) | {f"{HEAD}.{one}weight": numbers(12, 8) for one in ("", "base_layer.")},
+        "are both the weight of lm_head",
+    ),
+    "whole and matrices": (
+        LORA | {"target_modules": ["lm_head"]},
+        lora("lm_head", outputs=12) | {f"{HEAD}.weight": numbers(12, 8)},
+        "lm_head has matrices or rows too",
+    ),
+    "a copy alone": (SAVED, lora() | {f"{HEAD}.modules_to_save.weight": numbers(12, 8)}, "is a copy of a weight that"),
+    "a copy of another size": (
+        SAVED,
+        lora() | {f"{HEAD}.weight": numbers(12, 8), f"{HEAD}.modules_to_save.weight": numbers(13, 8)},
+        "is no copy of",
+    ),
+    "rows unasked": (LORA, lora() | rows(), "trainable_token_indices names none"),
+    "rows of the other": (
+        TOKENS | {"trainable_token_indices": {"lm_head": [1, 5]}},
+        lora() | rows(),
+        "trainable_token_indices names none",
+    ),
+    "no rows": (TOKENS, lora(), "names the embedding, of which 0 are in the file"),
+    "rows of an untied head": (
+        TOKENS,
+        lora() | rows() | {f"{HEAD}.token_adapter.trainable_tokens_delta": numbers(2, 8)},
+        "names none, or several, for lm_head",
+    ),
+    "rows and matrices": (
+        TOKENS | {"target_modules": ["embed_tokens"]},
+        embedded() | rows(),
+        "has rows of single tokens and matrices",
+    ),
+    "bytes": (
+        LORA,
+        lora() | {f"{AT}{Q}.lora_A.weight": np.zeros((2, 8), np.int8)},
+        "lora A has dtype I8; read",
+    ),
+    "indices of bytes": (SHIRA, shira(12, np.zeros((2, 12), np.uint8)), "shira_indices has dtype U8"),
+    "shira transposed": (SHIRA | {"fan_in_fan_out": True}, shira(), "SHiRA is for nn.Linear only"),
+    "shira of rank 0": (SHIRA | {"r": 0}, shira(), "r must be at least 1"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_THE_BASES)
+def test_what_does_not_fit_the_base(tmp_path: Path, case: str) -> None:
+    settings, tensors, told = NOT_THE_BASES[case]
+    with pytest.raises(BaseMismatchError, match=told) as error:
+        opened(tmp_path, settings, tensors)
+    assert str(error.value).startswith(str(tmp_path / "adapter_model.safetensors"))
+
+
+@pytest.mark.parametrize("case", AT_ODDS)
+def test_what_is_at_odds_with_itself(tmp_path: Path, case: str) -> None:
+    settings, tensors, told = AT_ODDS[case]
+    with pytest.raises(CheckpointError, match=told) as error:
+        opened(tmp_path, settings, tensors)
+    assert str(error.value).startswith(str(tmp_path))

@@ -1,0 +1,269 @@
+"""One linear, one embedding, and every operand of adapters: held against the formula, written out in float64."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from butterflies import dense
+from torch import Tensor, nn
+
+from deltacompress.numerics.adapters.butterfly import rotations
+from deltacompress.runtime.batch import Batch, ForwardContext
+from deltacompress.runtime.modules.embedding import decouple_embedding
+from deltacompress.runtime.modules.linear import DecoupledLinear, LinearGroup
+from deltacompress.runtime.operands.dense_delta import DeltaOfRows, DenseDelta
+from deltacompress.runtime.operands.embedding_rows import EmbeddingTable, LowRankRows, ReplacedRows
+from deltacompress.runtime.operands.full_weight import FullWeight
+from deltacompress.runtime.operands.low_rank import LowRank
+from deltacompress.runtime.operands.operand import Operand, Vector
+from deltacompress.runtime.operands.product import Combined, LinearOperand
+from deltacompress.runtime.operands.rotation import Rotation
+from deltacompress.runtime.operands.scale import Scale
+from deltacompress.runtime.operands.sparse import Sparse
+
+CPU = torch.device("cpu")
+INPUTS, OUT = 16, 6
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rotation(parameters: Tensor) -> Rotation:
+    turns = rotations(parameters)
+    blocks = {f"blocks{k}": one.blocks for k, one in enumerate(turns)}
+    return Rotation(blocks, tuple((one.stride, one.chunk) for one in turns))
+
+
+def sparse(matrix: Tensor) -> Sparse:
+    rows, columns = matrix.nonzero(as_tuple=True)
+    order = torch.randperm(rows.shape[0], generator=torch.Generator().manual_seed(1))
+    rows, columns = rows[order], columns[order]
+    return Sparse.of(rows, columns, matrix[rows, columns], matrix.shape[0])
+
+
+A, B, BIAS = drawn(3, INPUTS), drawn(OUT, 3, seed=1), drawn(OUT, seed=2)
+D, S = drawn(OUT, INPUTS, seed=3), drawn(OUT, INPUTS, seed=4) * (drawn(OUT, INPUTS, seed=5) > 1)
+R = drawn(2, 4, 4, 4, seed=6)
+SCALE, WHOLE, OWN = drawn(OUT, seed=8), drawn(OUT, INPUTS, seed=9), drawn(OUT, seed=10)
+ROWS, FEW = torch.tensor([4, 1]), drawn(2, INPUTS, seed=11)
+PARTS: dict[str, LinearOperand] = {
+    "low rank": LowRank({"a": A, "b": B}),
+    "low rank with bias": LowRank({"a": A, "b": B, "bias": BIAS}),
+    "delta": DenseDelta({"delta": D}),
+    "sparse": sparse(S),
+    "rotation": rotation(R),
+    "scale": Scale({"scale": SCALE}),
+    "whole": FullWeight({"weight": WHOLE}),
+    "few rows": DeltaOfRows({"rows": ROWS, "delta": FEW}),
+}
+SETS = [
+    *((name,) for name in PARTS),
+    ("delta", "low rank with bias"),
+    ("whole", "low rank", "scale"),
+    ("delta", "rotation", "scale"),
+    ("whole", "rotation", "scale"),
+    ("low rank", "sparse"),
+    ("whole", "sparse", "few rows"),
+    ("delta", "low rank", "sparse", "few rows", "scale"),
+]
+
+
+def formula(x: Tensor, weight: Tensor, bias: Tensor | None, parts: tuple[str, ...]) -> Tensor:
+    """y = s * ((W + D) (x R) + B A x + b_B + S x) + bias."""
+    x, w = x.double(), (WHOLE if "whole" in parts else weight).double()
+    if "rotation" in parts:
+        x = x @ dense(R)
+    y = x @ (w + ("delta" in parts) * D.double()).T
+    if low := [name for name in parts if name.startswith("low rank")]:
+        y = y + x @ A.double().T @ B.double().T + ("bias" in low[0]) * BIAS.double()
+    y = y + ("sparse" in parts) * (x @ S.double().T)
+    if "few rows" in parts:
+        y[:, ROWS] += x @ FEW.double().T
+    y = y * SCALE.double() if "scale" in parts else y
+    return y if bias is None else y + bias.double()
+
+
+@pytest.mark.parametrize(("bias", "own"), [(False, False), (True, False), (True, True)])
+def test_all_sets_of_parts_beside_each_other(bias: bool, own: bool) -> None:
+    context, linear = ForwardContext(), nn.Linear(INPUTS, OUT, bias=bias)
+    made = DecoupledLinear(linear, context, None, is_head=False)
+    biases: list[Tensor | None] = [linear.bias.detach() if bias else None] * (1 + len(SETS))
+    for slot, names in enumerate(SETS, start=1):
+        parts = [PARTS[name] for name in names]
+        made.set(slot, parts[0] if len(parts) == 1 else Combined.of(*parts))
+        if own and slot % 2:
+            assert made.biases is not None
+            made.biases.set(slot, Vector({"vector": OWN}))
+            biases[slot] = OWN
+    x = drawn(1 + len(SETS), 3, INPUTS, seed=20)
+    before = x.clone()
+    with torch.inference_mode():
+        for slots in ([*range(1 + len(SETS))], *([slot] for slot in range(1 + len(SETS))), [0, 3, 3, 8, 11]):
+            context.batch = Batch(slots, CPU)
+            found = made(x[slots])
+            for slot, one in zip(slots, found, strict=True):
+                wanted = formula(x[slot], linear.weight.detach(), biases[slot], SETS[slot - 1] if slot else ())
+                torch.testing.assert_close(one.double(), wanted, rtol=1e-5, atol=1e-5)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_linears_of_one_input_answer_in_a_group_as_alone(bias: bool) -> None:
+    """Whatever their rows bring, for one of them or for all."""
+    context = ForwardContext()
+    linears = [nn.Linear(INPUTS, OUT, bias=bias) for _ in range(3)]
+    weights = [linear.weight.detach().clone() for linear in linears]
+    members = [DecoupledLinear(linear, context, None, is_head=False) for linear in linears]
+    LinearGroup(members)
+    for slot, names in enumerate(SETS, start=1):
+        for k, member in enumerate(members):
+            if slot % 3 != k:  # one of the three has nothing
+                member.set(slot, Combined.of(*(PARTS[name] for name in names)))
+    every = [*range(1 + len(SETS))]
+    joined = [0, *(slot for slot in every[1:] if set(SETS[slot - 1]) <= {"low rank", "low rank with bias", "sparse"})]
+    assert len(joined) == 5
+    x = drawn(len(every), 2, INPUTS, seed=21)
+    with torch.inference_mode():
+        for slots in (every, joined, *([slot] for slot in every)):
+            context.batch = Batch(slots, CPU)
+            hidden = x[slots]
+            found = [member(hidden) for member in members]
+            for k, (slot_at, slot) in product(range(3), enumerate(slots)):
+                parts = SETS[slot - 1] if slot and slot % 3 != k else ()
+                own = linears[k].bias.detach() if bias else None
+                wanted = formula(x[slot], weights[k], own, parts)
+                torch.testing.assert_close(found[k][slot_at].double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_sums_join_and_turns_and_scales_do_not() -> None:
+    made = DecoupledLinear(nn.Linear(INPUTS, OUT), ForwardContext(), None, is_head=False)
+    for slot, part in enumerate(PARTS.values(), start=1):
+        made.set(slot, part)
+    joins = {name: made.product(PARTS[name].product).joins([slot]) for slot, name in enumerate(PARTS, start=1)}
+    assert {name for name, one in joins.items() if one} == {"low rank", "low rank with bias", "sparse"}
+
+
+def test_a_grown_head_is_as_wide_as_its_matrices() -> None:
+    context, linear = ForwardContext(), nn.Linear(INPUTS, OUT, bias=False)
+    made = DecoupledLinear(linear, context, None, is_head=True)
+    whole, b = drawn(OUT + 2, INPUTS, seed=1), drawn(OUT + 2, 3, seed=2)
+    grown = LowRank({"a": A, "b": b})
+    made.set(1, Combined.of(FullWeight({"weight": whole}), grown))
+    made.set(2, PARTS["low rank"])
+    x = drawn(3, 2, INPUTS)
+    context.batch = Batch([0, 1, 2], CPU)
+    with torch.inference_mode():
+        y = made(x)
+        assert y.shape == (3, 2, OUT + 2)
+        torch.testing.assert_close(y[1], x[1] @ whole.T + x[1] @ A.T @ b.T)
+        torch.testing.assert_close(y[2, :, :OUT], x[2] @ linear.weight.T + x[2] @ A.T @ B.T)
+        torch.testing.assert_close(y[0, :, :OUT], x[0] @ linear.weight.T)
+    lows = made.product(grown.product)
+    assert (lows.joins([1, 2]), lows.joins([0, 2])) == (False, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_half_precision_entries(dtype: torch.dtype) -> None:
+    context, linear = ForwardContext(), nn.Linear(INPUTS, OUT, bias=False).to(dtype)
+    made = DecoupledLinear(linear, context, None, is_head=False)
+    made.set(1, sparse(S.to(dtype)))
+    none = torch.tensor([], dtype=torch.int64)
+    made.set(2, Sparse.of(none, none, drawn(0).to(dtype), OUT))
+    x = drawn(2, 3, INPUTS).to(dtype)
+    context.batch = Batch([1, 2], CPU)
+    with torch.inference_mode():
+        y, plain = made(x), linear(x)
+    assert y.dtype == dtype
+    wanted = x[0].double() @ (linear.weight.double() + S.to(dtype).double()).T
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(y[0].double(), wanted, rtol=4 * eps, atol=8 * eps)
+    assert torch.equal(y[1], plain[1])
+
+
+def test_compressed_rows() -> None:
+    rows, columns = torch.tensor([5, 4, 0, 3, 3]), torch.tensor([1, 0, 9, 9, 2])
+    found = Sparse.of(rows, columns, torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), OUT)
+    assert found.tensors["starts"].tolist() == [0, 1, 1, 1, 3, 4, 5]
+    assert found.tensors["columns"].tolist() == [9, 2, 9, 0, 1]
+    assert found.tensors["values"].tolist() == [3.0, 5.0, 4.0, 2.0, 1.0]
+    assert found.nbytes == 7 * 4 + 5 * 4 + 5 * 4
+
+
+def rows_of(table: Tensor) -> dict[str, Any]:
+    """Name -> (operand, what its table is)."""
+    a, b, scale = drawn(9, 2, seed=1), drawn(4, 2, seed=2), drawn(4, seed=3)
+    ids, own, other = torch.tensor([2, 7]), drawn(2, 4, seed=4), drawn(9, 4, seed=5)
+    whole = EmbeddingTable({"table": other})
+    replaced, over = table.clone(), other.clone()
+    replaced[ids] = over[ids] = own
+    return {
+        "low rank": (LowRankRows({"a": a, "b": b}, None), table + a @ b.T),
+        "scaled": (LowRankRows({"a": a, "b": b, "scale": scale}, None), (table + a @ b.T) * scale),
+        "over a table": (LowRankRows({"a": a, "b": b}, whole), other + a @ b.T),
+        "replaced": (ReplacedRows({"ids": ids, "rows": own}, None), replaced),
+        "replaced over a table": (ReplacedRows({"ids": ids, "rows": own}, whole), over),
+        "replaced over low rank": (
+            ReplacedRows({"ids": ids, "rows": own}, LowRankRows({"a": a, "b": b}, None)),
+            torch.where(torch.isin(torch.arange(9), ids)[:, None], replaced, table + a @ b.T),
+        ),
+    }
+
+
+def test_rows_of_an_embedding() -> None:
+    context, module = ForwardContext(), nn.Embedding(9, 4)
+    table = module.weight.detach().clone()
+    tables, found = decouple_embedding(module, context), rows_of(table)
+    for slot, (operand, _) in enumerate(found.values(), start=1):
+        assert operand.misfit(table, torch.float32) is None
+        moved = operand.placed(CPU, None)
+        assert moved.nbytes == operand.nbytes == operand.placed_bytes(None)
+        tables.set(slot, moved)
+    slots = [*range(1 + len(found))]
+    context.batch = Batch(slots, CPU)
+    ids = torch.stack([torch.randperm(9, generator=torch.Generator().manual_seed(slot)) for slot in slots])
+    with torch.inference_mode():
+        rows = module(ids)
+    for slot, wanted in enumerate([table, *(one for _, one in found.values())]):
+        torch.testing.assert_close(rows[slot], wanted[ids[slot]], rtol=1e-6, atol=1e-6)
+
+
+BASE = drawn(OUT, INPUTS)
+TABLE = drawn(9, 4)
+MISFITS: list[tuple[Operand, Tensor, str]] = [
+    (LowRank({"a": drawn(3, 5), "b": B}), BASE, r"\[3, 5\] where \[any, 16\]"),
+    (LowRank({"a": A, "b": drawn(OUT, 2)}), BASE, r"\[6, 2\] where \[any, 3\]"),
+    (LowRank({"a": A, "b": B, "bias": drawn(5)}), BASE, r"\[5\] where \[6\]"),
+    (LowRank({"a": A.half(), "b": B}), BASE, "float16 where the runtime computes in torch.float32"),
+    (Rotation({"blocks0": drawn(4, 5, 5)}, ((1, 5),)), BASE, r"\[4, 5, 5\] where \[3, 5, 5\]"),
+    (Rotation({"blocks0": drawn(4, 4, 4), "blocks1": drawn(2, 4, 4)}, ((1, 2), (2, 2))), BASE, r"\[2, 4, 4\] where"),
+    (Scale({"scale": drawn(2, 3)}), BASE, r"\[2, 3\] where \[any\]"),
+    (Scale({"scale": drawn(OUT).bfloat16()}), BASE, "bfloat16"),
+    (Sparse.of(torch.tensor([1]), torch.tensor([1]), drawn(1), 5), BASE, r"\[6\] where \[7\]"),
+    (Sparse(sparse(S).tensors | {"values": drawn(1)}), BASE, r"\[1\] where"),
+    (Sparse(sparse(S).tensors | {"columns": torch.zeros(1)}), BASE, "float32 where"),
+    (DeltaOfRows({"rows": ROWS, "delta": drawn(3, INPUTS)}), BASE, r"\[3, 16\] where \[2, 16\]"),
+    (DeltaOfRows({"rows": ROWS.int(), "delta": FEW}), BASE, "int32"),
+    (LowRankRows({"a": drawn(9, 2), "b": drawn(5, 2)}, None), TABLE, r"\[5, 2\] where \[4, 2\]"),
+    (LowRankRows({"a": drawn(9, 2), "b": drawn(4, 2), "scale": drawn(9)}, None), TABLE, r"\[9\] where \[4\]"),
+    (
+        LowRankRows({"a": drawn(9, 2), "b": drawn(4, 2)}, EmbeddingTable({"table": drawn(9, 3)})),
+        TABLE,
+        r"\[9, 3\] where \[any, 4\]",
+    ),
+    (ReplacedRows({"ids": torch.tensor([1]), "rows": drawn(2, 4)}, None), TABLE, r"\[2, 4\] where \[1, 4\]"),
+]
+
+
+@pytest.mark.parametrize(("operand", "base", "told"), MISFITS, ids=[told for *_, told in MISFITS])
+def test_what_does_not_fit_is_told(operand: Operand, base: Tensor, told: str) -> None:
+    assert re.search(told, operand.misfit(base, torch.float32) or "")
+
+
+def test_what_fits() -> None:
+    for name, part in PARTS.items():
+        assert part.misfit(BASE, torch.float32) is None, name

@@ -1,0 +1,169 @@
+"""What cannot be served is told when it is loaded, by file and module, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft_models
+import pytest
+import torch
+from pairs import Pair
+from runtime.adapters.family import Family
+from runtime_cases import assert_close, random_ids
+from tolerances import UNMERGED
+
+from deltacompress.errors import (
+    BaseMismatchError,
+    CheckpointError,
+    ChecksumError,
+    DeltaCompressError,
+    InputError,
+    UnsupportedModelError,
+)
+from deltacompress.runtime import Runtime
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+Edit = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+
+
+@pytest.fixture(scope="module")
+def runtime(family: Family) -> Runtime:
+    return Runtime.from_base(family.pair.base)
+
+
+def put(name: str, at: tuple[int, ...], value: float) -> Edit:
+    def edit(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tensors[f"{Q}.{name}"][at] = value
+        return tensors
+
+    return edit
+
+
+CASES: list[tuple[str, Edit, type[DeltaCompressError], str]] = [
+    ("lora", put("lora_A.weight", (0, 3), float("nan")), CheckpointError, r"q_proj\.lora_A\.weight holds NaN"),
+    (
+        "lora",
+        put("lora_B.weight", (2, 1), float("inf")),
+        CheckpointError,
+        r"q_proj\.lora_B\.weight holds NaN or an inf",
+    ),
+    ("dora", put("lora_magnitude_vector", (5,), float("-inf")), CheckpointError, "magnitude_vector holds NaN"),
+    ("boft b4 m1", put("boft_R", (0, 1, 2, 3), float("nan")), CheckpointError, "boft_R holds NaN"),
+    ("boft b8 m3", put("boft_s", (7, 0), float("nan")), CheckpointError, "boft_s holds NaN"),
+    ("shira", put("shira_weight", (9,), float("nan")), CheckpointError, "shira_weight holds NaN"),
+    ("shira", put("shira_indices", (0, 0), 64), CheckpointError, r"q_proj has an entry outside of its weight"),
+    ("shira", put("shira_indices", (1, 1), -1), CheckpointError, r"q_proj has an entry outside of its weight"),
+    ("rosa", put("rosa_spa.row_offs", (1,), 10**6), CheckpointError, "does not rise from 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "edit", "error", "told"), CASES, ids=[case[3] for case in CASES])
+def test_values_that_cannot_be_served(
+    family: Family, runtime: Runtime, tmp_path: Path, name: str, edit: Edit, error: type[DeltaCompressError], told: str
+) -> None:
+    path = peft_models.change(shutil.copytree(family.kinds[name].path, tmp_path / "a"), edit)
+    with pytest.raises(error, match=told) as found:
+        runtime.load(path, "a")
+    assert str(path) in str(found.value)
+    assert not runtime.variants
+
+
+def test_a_weight_without_a_norm(family: Family, runtime: Runtime, tmp_path: Path) -> None:
+    """W + B A is 0 in one row, which no magnitude can scale."""
+    path = peft_models.write(
+        family.pair.base, tmp_path / "a", "Lora", r=64, use_dora=True, target_modules=["q_proj"], lora_alpha=64
+    )
+    weight = peft_models.plain(family.pair.base).model.layers[0].self_attn.q_proj.weight.detach()
+
+    def edit(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        tensors[f"{Q}.lora_A.weight"] = torch.eye(64)
+        tensors[f"{Q}.lora_B.weight"][7] = -weight[7]
+        return tensors
+
+    with pytest.raises(CheckpointError, match=r"layers\.0\.self_attn\.q_proj: the weight .* has a norm of 0"):
+        runtime.load(peft_models.change(path, edit), "a")
+    assert not runtime.variants
+
+
+def test_values_that_a_dtype_does_not_hold(family: Family, tmp_path: Path) -> None:
+    path = peft_models.change(
+        shutil.copytree(family.kinds["lora"].path, tmp_path / "a"), put("lora_B.weight", (0, 0), 5e4), lora_alpha=32
+    )
+    half = Runtime.from_base(family.pair.base, dtype=torch.float16)
+    with pytest.raises(InputError, match=r"q_proj: B times its scale has values that float16 does not hold; serve"):
+        half.load(path, "a")
+    for dtype in (torch.bfloat16, torch.float32):
+        Runtime.from_base(family.pair.base, dtype=dtype).load(path, "a")
+
+
+def test_another_base(family: Family, make_pair: Callable[..., Pair]) -> None:
+    narrow = Runtime.from_base(make_pair("llama").base)
+    for name in ("lora", "boft b4 m1", "shira", "rosa", "dora", "grown"):
+        with pytest.raises(BaseMismatchError, match="give the base it was trained on") as found:
+            narrow.load(family.kinds[name].path, "a")
+        assert str(narrow.model.base.checkpoint.path) in str(found.value)
+    assert not narrow.variants
+
+
+def test_what_is_changed_after_it_was_opened(family: Family, tmp_path: Path) -> None:
+    path = shutil.copytree(family.kinds["lora"].path, tmp_path / "a")
+    small = Runtime.from_base(family.pair.base)
+    small.load(path, "a")
+    small.load(family.kinds["shira"].path, "b")
+    size = max(one.nbytes for one in small.variants.values())
+    narrow = Runtime.from_base(family.pair.base, budget_bytes=size)
+    narrow.load(path, "a")
+    narrow.load(family.kinds["shira"].path, "b")
+    peft_models.change(path, put("lora_B.weight", (0, 0), 3.0))
+    done = narrow.complete([("a", [5, 6]), ("b", [5, 6])], 3)
+    assert [one.finished for one in done] == ["failed", "length"]
+    assert isinstance(done[0].error, ChecksumError)
+    assert "changed since it was opened" in str(done[0].error)
+    narrow.unload("a")
+    narrow.load(path, "a")
+    assert narrow.complete([("a", [5, 6])], 3)[0].error is None
+
+
+def test_there_is_no_place_for_it(family: Family, runtime: Runtime, tmp_path: Path) -> None:
+    """A base that transformers would give experts, say: what the runtime has no seat for is named."""
+    path = shutil.copytree(family.kinds["lora"].path, tmp_path / "a")
+    roles = dict(runtime.model.base.roles)
+    wide = Runtime.from_base(family.pair.base)
+    wide.model.base.roles.pop("model.layers.1.self_attn.v_proj.weight")
+    with pytest.raises(UnsupportedModelError, match=r"changes model\.layers\.1\.self_attn\.v_proj\.weight, where"):
+        wide.load(path, "a")
+    for role in ("embedding", "vector"):
+        wide.model.base.roles.update(roles | {"model.layers.1.self_attn.v_proj.weight": role})
+        with pytest.raises(UnsupportedModelError, match=r"v_proj\.weight, where the runtime has no place"):
+            wide.load(path, "a")
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"peft_type": "IA3"}, "peft_type 'IA3'"),
+        ({"init_lora_weights": "pissa"}, "PiSSA changes the weights of the base"),
+        ({"target_modules": ["q_proj"]}, "is not among target_modules"),
+        ({"r": 3}, "has shape"),
+    ],
+)
+def test_configs_that_are_not_read(
+    family: Family, runtime: Runtime, tmp_path: Path, config: dict[str, Any], told: str
+) -> None:
+    path = peft_models.change(shutil.copytree(family.kinds["lora"].path, tmp_path / "a"), lambda one: one, **config)
+    with pytest.raises(DeltaCompressError, match=told):
+        runtime.load(path, "a")
+    assert not runtime.variants
+
+
+def test_an_artifact_with_an_adapter_config_is_an_artifact(family: Family, runtime: Runtime, tmp_path: Path) -> None:
+    path = shutil.copytree(family.deltas["int4-24"].artifact, tmp_path / "a")
+    (path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    runtime.load(path, "a")
+    ids = random_ids(5)
+    assert_close(runtime.logits([("a", ids)])[0], family.kinds["int4-24"].logits(ids), UNMERGED.value)
+    runtime.unload("a")
