@@ -19,6 +19,29 @@ def _moved(permutation, at, ok):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _copy(  # type: ignore[no-untyped-def]
+    x,
+    out,
+    x_stride,
+    out_stride,
+    begin,
+    end,
+    step,
+    column,
+    FEATURES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """COLUMNS columns of rows begin .. end - 1, BM rows in each step."""
+    n = column + tl.arange(0, COLUMNS)
+    for first in range(begin, end, step):
+        row = first + tl.arange(0, BM)
+        at = row.to(tl.int64)[:, None]
+        ok = (row < end)[:, None] & (n < FEATURES)[None, :]
+        tl.store(out + at * out_stride + n[None, :], tl.load(x + at * x_stride + n[None, :], mask=ok), mask=ok)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _row_of_blocks(  # type: ignore[no-untyped-def]
     x_row,
     out_row,
@@ -198,7 +221,7 @@ def rotate(  # type: ignore[no-untyped-def]
 ):
     """out[row] = x[row] R of the row's slot. Programs: COLUMNS columns, row tile, run (the last: rows after all runs).
 
-    Runs longer than the row tiles of a launch (the base's may be) are gone through in steps.
+    Runs of slots with a rotation have no more rows than the row tiles of a launch; the base's may have.
     """
     column = tl.program_id(0) * COLUMNS
     run = tl.program_id(2)
@@ -211,19 +234,16 @@ def rotate(  # type: ignore[no-untyped-def]
     into = tl.load(record + 2, mask=address != 0, other=0)
     onto = tl.load(record + 3, mask=address != 0, other=0)
     blocks = tl.multiple_of(tl.multiple_of(address, 16).to(tl.pointer_type(BLOCK)), 16)
-    for first in range(begin, end, tl.num_programs(1) * BM):
-        row = first + tl.arange(0, BM)
-        ok = row < end
-        x_rows = x + row.to(tl.int64) * x_stride
-        out_rows = out + row.to(tl.int64) * out_stride
-        one = first + tl.zeros([], dtype=tl.int64)
-        x_row = x + one * x_stride
-        out_row = out + one * out_stride
-        if size == 0:
-            n = column + tl.arange(0, COLUMNS)
-            both = ok[:, None] & (n < FEATURES)[None, :]
-            tl.store(out_rows[:, None] + n[None, :], tl.load(x_rows[:, None] + n[None, :], mask=both), mask=both)
-        elif (size >= 16) & (size <= 256) & ((size & (size - 1)) == 0):
+    row = begin + tl.arange(0, BM)
+    ok = row < end
+    x_rows = x + row.to(tl.int64) * x_stride
+    out_rows = out + row.to(tl.int64) * out_stride
+    x_row = x + begin.to(tl.int64) * x_stride
+    out_row = out + begin.to(tl.int64) * out_stride
+    if size == 0:
+        _copy(x, out, x_stride, out_stride, begin, end, tl.num_programs(1) * BM, column, FEATURES, COLUMNS, BM)
+    elif begin < end:
+        if (size >= 16) & (size <= 256) & ((size & (size - 1)) == 0):
             for power in tl.static_range(4, 9):
                 if size == 1 << power:
                     _blocks_of(
