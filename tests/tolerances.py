@@ -42,3 +42,8 @@ SBMM = {
     "torch.float16": Tolerance(6e-4, "relative norm; one rounding to 11 bits, at most twice: in the delta and in y"),
     "torch.bfloat16": Tolerance(5e-3, "relative norm; one rounding to 8 bits, at most twice: in the delta and in y"),
 }
+ROUNDED_ONCE = {
+    "torch.float32": Tolerance(1e-6, "relative norm; fp32 sums of up to a few thousand products, in another order"),
+    "torch.float16": Tolerance(2.5e-4, "relative norm; one rounding to 11 bits, where the sum is written"),
+    "torch.bfloat16": Tolerance(2e-3, "relative norm; one rounding to 8 bits, where the sum is written"),
+}
