@@ -96,9 +96,10 @@ class AdapterBench:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What is timed, the bytes that it has to move, and what it is compared with."""
+    """What is timed, what it writes to, the bytes that it has to move, and what it is compared with."""
 
     kernel: Work
+    result: Tensor
     nbytes: int
     baselines: dict[str, Work]
 
@@ -183,7 +184,7 @@ def _low_rank(kernels: AdapterKernels, shape: Shape, segments: Segments, dtype: 
             part.add_(product.view(shape.rows, shape.out), alpha=2.0)
 
     moved = down.nbytes + up.nbytes + x.nbytes + 2 * y.nbytes
-    return _Work(lambda: kernels.add_low_rank(x, y, segments, tables), moved, {"loop": loop, "bmm": stacked})
+    return _Work(lambda: kernels.add_low_rank(x, y, segments, tables), y, moved, {"loop": loop, "bmm": stacked})
 
 
 def _rotate(kernels: AdapterKernels, shape: Shape, segments: Segments, dtype: torch.dtype) -> _Work:
@@ -211,7 +212,7 @@ def _rotate(kernels: AdapterKernels, shape: Shape, segments: Segments, dtype: to
         out.view(variants, -1, features // size, size).copy_(product.view(rows.shape).transpose(1, 2))
 
     moved = blocks.nbytes + sum(one.nbytes for one in orders) + x.nbytes + out.nbytes
-    return _Work(lambda: kernels.rotate(x, out, segments, table), moved, {"loop": loop, "bmm": stacked})
+    return _Work(lambda: kernels.rotate(x, out, segments, table), out, moved, {"loop": loop, "bmm": stacked})
 
 
 def _graph_of(work: Work) -> Work:

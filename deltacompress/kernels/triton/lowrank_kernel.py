@@ -181,6 +181,40 @@ def _multiplied(acc, u, up, first, rank, out, n, n_ok, BR: tl.constexpr, PLAIN: 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _expand_tiles(  # type: ignore[no-untyped-def]
+    y_rows,
+    part_rows,
+    row_ok,
+    part_size,
+    up,
+    rank,
+    scale,
+    out,
+    column,
+    SPLITS: tl.constexpr,
+    BM: tl.constexpr,
+    BR: tl.constexpr,
+    BN: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
+    """CHUNK columns of BM rows; the first ranks, mostly all of them, are added up once for all tiles."""
+    u = _summed(part_rows, row_ok, part_size, 0, rank, SPLITS, BM, BR)
+    for step in range(0, CHUNK, BN):
+        n = column + step + tl.arange(0, BN)
+        n_ok = n < out
+        tile = tl.zeros((BM, BN), dtype=tl.float32)
+        tile = _multiplied(tile, u, up, 0, rank, out, n, n_ok, BR, PLAIN)
+        for first in tl.range(BR, rank, BR, num_stages=1):
+            more = _summed(part_rows, row_ok, part_size, first, rank, SPLITS, BM, BR)
+            tile = _multiplied(tile, more, up, first, rank, out, n, n_ok, BR, PLAIN)
+        to = y_rows[:, None] + n[None, :]
+        ok = row_ok[:, None] & n_ok[None, :]
+        sums = tl.load(to, mask=ok, other=0.0).to(tl.float32) + scale * tile
+        tl.store(to, sums.to(y_rows.dtype.element_ty), mask=ok)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def expand(  # type: ignore[no-untyped-def]
     y,
     y_stride,
@@ -231,17 +265,7 @@ def expand(  # type: ignore[no-untyped-def]
             row = start + tl.arange(0, BM)
             row_ok = row < end
             at = row.to(tl.int64)
-            part_rows = part + at * RANKS
-            u = _summed(part_rows, row_ok, part_size, 0, rank, SPLITS, BM, BR)
-            for step in range(0, CHUNK, BN):
-                n = column + step + tl.arange(0, BN)
-                n_ok = n < out
-                tile = tl.zeros((BM, BN), dtype=tl.float32)
-                tile = _multiplied(tile, u, up, 0, rank, out, n, n_ok, BR, PLAIN)
-                for first in tl.range(BR, rank, BR, num_stages=1):
-                    more = _summed(part_rows, row_ok, part_size, first, rank, SPLITS, BM, BR)
-                    tile = _multiplied(tile, more, up, first, rank, out, n, n_ok, BR, PLAIN)
-                to = mine + at[:, None] * y_stride + n[None, :]
-                ok = row_ok[:, None] & n_ok[None, :]
-                sums = tl.load(to, mask=ok, other=0.0).to(tl.float32) + scale * tile
-                tl.store(to, sums.to(y.dtype.element_ty), mask=ok)
+            _expand_tiles(
+                mine + at * y_stride, part + at * RANKS, row_ok, part_size, up, rank, scale, out, column, SPLITS, BM,
+                BR, BN, CHUNK, PLAIN,
+            )  # fmt: skip
