@@ -10,6 +10,8 @@ from __future__ import annotations
 from deltacompress.kernels.adapters.interface import AdapterKernels
 from deltacompress.kernels.adapters.lowrank import LowRankTable
 from deltacompress.kernels.adapters.rotate import RotationTable
+from deltacompress.kernels.adapters.scale import ScaleTable
 from deltacompress.kernels.adapters.select import get_adapter_kernels
+from deltacompress.kernels.adapters.sparse_rows import SparseRowsTable
 
-__all__ = ["AdapterKernels", "LowRankTable", "RotationTable", "get_adapter_kernels"]
+__all__ = ["AdapterKernels", "LowRankTable", "RotationTable", "ScaleTable", "SparseRowsTable", "get_adapter_kernels"]

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from deltacompress.kernels.adapters.lowrank import LowRankTable
 from deltacompress.kernels.adapters.rotate import RotationTable
+from deltacompress.kernels.adapters.scale import ScaleTable
+from deltacompress.kernels.adapters.sparse_rows import SparseRowsTable
 from deltacompress.kernels.segments import Segments
 
 
@@ -49,4 +51,20 @@ class AdapterKernels(ABC):
 
         Raises:
             InputError: sizes, dtypes or strides that do not fit, or x and out are one tensor.
+        """
+
+    @abstractmethod
+    def add_sparse_rows(self, x: Tensor, y: Tensor, segments: Segments, tables: Sequence[SparseRowsTable]) -> None:
+        """y[rows of slot s] += x S_s^T for linears that read one x, in place; shapes as in add_low_rank.
+
+        Raises:
+            InputError: sizes, dtypes or strides that do not fit.
+        """
+
+    @abstractmethod
+    def scale(self, y: Tensor, segments: Segments, tables: Sequence[ScaleTable]) -> None:
+        """y[rows of slot s, n] *= scales_s[n] for linears side by side in y [N, sum of out_features], in place.
+
+        Raises:
+            InputError: sizes, dtypes or strides that do not fit.
         """

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.errors import InputError
-from deltacompress.kernels.adapters.records import RecordTable, check_activations, float_bits
+from deltacompress.kernels.adapters.records import LinearTable, check_input, check_side_by_side, float_bits, parts_of
 from deltacompress.kernels.segments import Segments
 
 
@@ -27,7 +27,7 @@ class LowRank:
     scale: float
 
 
-class LowRankTable(RecordTable[LowRank]):
+class LowRankTable(LinearTable[LowRank]):
     """The low-rank adapters of one linear in -> out. Fields: address of A, of B^T, rank, bits of the fp32 scale."""
 
     FIELDS: ClassVar[int] = 4
@@ -43,10 +43,10 @@ class LowRankTable(RecordTable[LowRank]):
         rank_limit: int = 256,
     ) -> None:
         """dtype: of A and B, best that of the activations; rank_limit: the largest rank that a slot may have."""
-        super().__init__(slots, device, dtype)
+        super().__init__(slots, out_features, device, dtype)
         if rank_limit < 1:
             raise InputError(f"must be at least 1, not {rank_limit}", where="rank_limit")
-        self.out_features, self.in_features, self.rank_limit = out_features, in_features, rank_limit
+        self.in_features, self.rank_limit = in_features, rank_limit
 
     def set(self, slot: int, down: Tensor, up: Tensor, scale: float) -> None:
         """Put an adapter into a slot.
@@ -69,32 +69,12 @@ class LowRankTable(RecordTable[LowRank]):
         self._write(slot, LowRank(down, up, scale), fields)
 
 
-def check_group(x: Tensor, y: Tensor, segments: Segments, tables: Sequence[LowRankTable]) -> None:
-    """Whether x and y fit the tables of linears that read one input, their results side by side.
-
-    Raises:
-        InputError: they do not.
-    """
-    if not tables:
-        raise InputError("low-rank adapters of no linear at all")
-    first = tables[0]
-    for one in tables[1:]:
-        if (one.in_features, one.dtype, one.slots) != (first.in_features, first.dtype, first.slots):
-            raise InputError("linears of one call read one input, and have as many slots and one dtype of adapters")
-    check_activations("x", x, first.in_features, segments.rows)
-    check_activations("y", y, sum(one.out_features for one in tables), segments.rows)
-    if x.dtype != y.dtype:
-        raise InputError(f"x is {x.dtype} and y {y.dtype}: both must be of one dtype")
-
-
 def add_reference(x: Tensor, y: Tensor, segments: Segments, tables: Sequence[LowRankTable]) -> None:
     """AdapterKernels.add_low_rank in plain PyTorch: fp32 products, one rounding into y."""
-    check_group(x, y, segments, tables)
-    for start, stop, slot in segments.runs():
-        rows, at = x[start:stop].float(), 0
-        for table in tables:
-            part = y[start:stop, at : at + table.out_features]
-            at += table.out_features
+    check_side_by_side(y, segments, tables)
+    check_input(x, y, segments, [one.in_features for one in tables])
+    for part, table in parts_of(y, tables):
+        for start, stop, slot in segments.runs():
             if (entry := table.entries[slot]) is not None:
-                product = (rows @ entry.down.float().T) @ entry.up.float()
-                part.copy_(part.float() + entry.scale * product)
+                product = (x[start:stop].float() @ entry.down.float().T) @ entry.up.float()
+                part[start:stop] = (part[start:stop].float() + entry.scale * product).to(y.dtype)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Sequence
-from typing import ClassVar, Generic, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from deltacompress.errors import InputError
+from deltacompress.kernels.segments import Segments
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Of activations and of what adapters hold."""
@@ -74,6 +75,17 @@ class RecordTable(Generic[E]):
             raise InputError(f"must start on {_ALIGN} bytes of {self.device}, not on {part.device}", where=name)
 
 
+class LinearTable(RecordTable[E]):
+    """What slots hold for one linear with `out_features` outputs."""
+
+    def __init__(self, slots: int, out_features: int, device: torch.device | str, dtype: torch.dtype) -> None:
+        super().__init__(slots, device, dtype)
+        self.out_features = out_features
+
+
+T = TypeVar("T", bound=LinearTable[Any])
+
+
 def float_bits(value: float) -> int:
     """The 32 bits of an fp32 value as an int32 (kernels take the low half of a field)."""
     (bits,) = struct.unpack("<i", struct.pack("<f", value))
@@ -91,3 +103,39 @@ def check_activations(name: str, rows: Tensor, columns: int, at_least: int) -> N
     if rows.dim() != 2 or rows.shape[1] != columns or rows.shape[0] < at_least or rows.stride(1) != 1:
         told = f"{list(rows.shape)} with strides {list(rows.stride())}"
         raise InputError(f"must be [{at_least} or more rows, {columns}] with contiguous rows, not {told}", where=name)
+
+
+def check_side_by_side(y: Tensor, segments: Segments, tables: Sequence[LinearTable[Any]]) -> None:
+    """Whether y holds the results of the tables' linears side by side, for the rows of `segments`.
+
+    Raises:
+        InputError: it does not, or the tables are not of one kind.
+    """
+    if not tables:
+        raise InputError("adapters of no linear at all")
+    if len({(one.dtype, one.slots) for one in tables}) > 1:
+        raise InputError("tables of one call have as many slots and one dtype")
+    check_activations("y", y, sum(one.out_features for one in tables), segments.rows)
+    if max(segments.host_slots, default=0) >= tables[0].slots:
+        raise InputError(f"rows of slot {max(segments.host_slots)} for tables of {tables[0].slots} slots")
+
+
+def check_input(x: Tensor, y: Tensor, segments: Segments, in_features: Sequence[int]) -> None:
+    """Whether x is the one input of linears with so many columns, of y's dtype.
+
+    Raises:
+        InputError: it is not.
+    """
+    if len(set(in_features)) > 1:
+        raise InputError(f"linears of one call read one input, not inputs of {sorted(set(in_features))} columns")
+    check_activations("x", x, in_features[0], segments.rows)
+    if x.dtype != y.dtype:
+        raise InputError(f"x is {x.dtype} and y {y.dtype}: both must be of one dtype")
+
+
+def parts_of(y: Tensor, tables: Sequence[T]) -> Iterator[tuple[Tensor, T]]:
+    """The columns of each linear in y, with its table."""
+    at = 0
+    for table in tables:
+        yield y[:, at : at + table.out_features], table
+        at += table.out_features

@@ -70,6 +70,8 @@ def check_rotation(x: Tensor, out: Tensor, segments: Segments, table: RotationTa
     check_activations("out", out, table.features, x.shape[0])
     if x.dtype != out.dtype or x.shape != out.shape:
         raise InputError(f"x is {x.dtype} {list(x.shape)} and out {out.dtype} {list(out.shape)}: both must be alike")
+    if max(segments.host_slots, default=0) >= table.slots:
+        raise InputError(f"rows of slot {max(segments.host_slots)} for a table of {table.slots} slots")
     if x.data_ptr() == out.data_ptr():
         raise InputError("a rotation cannot be written over its own input")
 

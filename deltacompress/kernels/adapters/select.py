@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.errors import BackendError
-from deltacompress.kernels.adapters import lowrank, rotate
+from deltacompress.kernels.adapters import lowrank, rotate, scale, sparse_rows
 from deltacompress.kernels.adapters.interface import AdapterKernels
 from deltacompress.kernels.segments import Segments
 from deltacompress.kernels.triton.sbmm import missing
@@ -29,6 +29,16 @@ class ReferenceAdapters(AdapterKernels):
     @override
     def rotate(self, x: Tensor, out: Tensor, segments: Segments, table: rotate.RotationTable) -> None:
         rotate.rotate_reference(x, out, segments, table)
+
+    @override
+    def add_sparse_rows(
+        self, x: Tensor, y: Tensor, segments: Segments, tables: Sequence[sparse_rows.SparseRowsTable]
+    ) -> None:
+        sparse_rows.add_reference(x, y, segments, tables)
+
+    @override
+    def scale(self, y: Tensor, segments: Segments, tables: Sequence[scale.ScaleTable]) -> None:
+        scale.scale_reference(y, segments, tables)
 
 
 def get_adapter_kernels(name: str, device: torch.device | str) -> AdapterKernels:

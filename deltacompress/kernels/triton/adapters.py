@@ -17,8 +17,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.kernels.adapters.interface import AdapterKernels
-from deltacompress.kernels.adapters.lowrank import LowRankTable, check_group
+from deltacompress.kernels.adapters.lowrank import LowRankTable
+from deltacompress.kernels.adapters.records import LinearTable, check_input, check_side_by_side, parts_of
 from deltacompress.kernels.adapters.rotate import RotationTable, check_rotation
+from deltacompress.kernels.adapters.scale import ScaleTable
+from deltacompress.kernels.adapters.sparse_rows import SparseRowsTable, dense
 from deltacompress.kernels.segments import Segments
 from deltacompress.kernels.triton.sbmm import interpreted
 
@@ -62,6 +65,9 @@ def _low_rank_tiles(limit: int, itemsize: int, plain: bool) -> _LowRankTiles:
     return _MANY_ROWS_PLAIN if plain else _MANY_ROWS
 
 
+_LONG_RUN = 64
+
+
 class TritonAdapters(AdapterKernels):
     """Two launches for low rank, one for rotations, for any number of slots and linears."""
 
@@ -69,13 +75,14 @@ class TritonAdapters(AdapterKernels):
 
     def __init__(self, device: torch.device | str, why: str) -> None:
         super().__init__(device, why)
-        self._members: WeakKeyDictionary[LowRankTable, dict[tuple[int, ...], Tensor]] = WeakKeyDictionary()
+        self._members: WeakKeyDictionary[LinearTable[Any], dict[tuple[int, ...], Tensor]] = WeakKeyDictionary()
 
     @override
     def add_low_rank(self, x: Tensor, y: Tensor, segments: Segments, tables: Sequence[LowRankTable]) -> None:
         from deltacompress.kernels.triton import lowrank_kernel as kernel
 
-        check_group(x, y, segments, tables)
+        check_side_by_side(y, segments, tables)
+        check_input(x, y, segments, [one.in_features for one in tables])
         limit, first = segments.row_limit, tables[0]
         if limit == 0:
             return
@@ -98,7 +105,7 @@ class TritonAdapters(AdapterKernels):
         chunks = -(-max(one.out_features for one in tables) // tiles.chunk)
         kernel.expand[chunks * row_tiles, count, segments.capacity](
             y, y.stride(0), parts, rows, segments.offsets, segments.slots, members,
-            ALIGN=gcd(16, *(one.out_features for one in tables)), ROW_TILES=row_tiles, BR=tiles.expand_br, BN=tiles.bn,
+            ALIGN=_align(tables), ROW_TILES=row_tiles, BR=tiles.expand_br, BN=tiles.bn,
             CHUNK=tiles.chunk, **common, num_warps=tiles.expand_warps, num_stages=tiles.expand_stages,
         )  # fmt: skip
 
@@ -120,7 +127,42 @@ class TritonAdapters(AdapterKernels):
             num_stages=2,
         )  # fmt: skip
 
-    def _described(self, tables: Sequence[LowRankTable]) -> Tensor:
+    @override
+    def add_sparse_rows(self, x: Tensor, y: Tensor, segments: Segments, tables: Sequence[SparseRowsTable]) -> None:
+        """Long runs take S as a matrix: fetching activations one by one, for each value and row, would be slower."""
+        from deltacompress.kernels.triton import sparse_rows_kernel as kernel
+
+        check_side_by_side(y, segments, tables)
+        check_input(x, y, segments, [one.in_features for one in tables])
+        limit = segments.row_limit
+        if not segments.fixed and limit > _LONG_RUN:
+            limit = max((rows for rows in segments.run_rows() if rows <= _LONG_RUN), default=0)
+            _add_long_runs(x, y, segments, tables)
+        if limit == 0:
+            return
+        bm, bn, bk = (1, 32, 32) if limit == 1 else (4, 16, 32) if limit <= 4 else (16, 16, 16)
+        row_tiles, widest = -(-limit // bm), max(one.out_features for one in tables)
+        kernel.add[row_tiles * -(-widest // bn), len(tables), segments.capacity](
+            x, y, x.stride(0), y.stride(0), limit, segments.offsets, segments.slots, self._described(tables),
+            VALUE=triton_type(tables[0].dtype), ROW_TILES=row_tiles, BM=bm, BN=bn, BK=bk, num_warps=4,
+        )  # fmt: skip
+
+    @override
+    def scale(self, y: Tensor, segments: Segments, tables: Sequence[ScaleTable]) -> None:
+        from deltacompress.kernels.triton import scale_kernel as kernel
+
+        check_side_by_side(y, segments, tables)
+        limit, widest = segments.row_limit, max(one.out_features for one in tables)
+        if limit == 0:
+            return
+        bm, bn = (1, 1024) if limit == 1 else (8, 256)
+        row_tiles = -(-limit // bm)
+        kernel.scale[row_tiles * -(-widest // bn), len(tables), segments.capacity](
+            y, y.stride(0), segments.offsets, segments.slots, self._described(tables),
+            SCALE=triton_type(tables[0].dtype), ALIGN=_align(tables), ROW_TILES=row_tiles, BM=bm, BN=bn, num_warps=4,
+        )  # fmt: skip
+
+    def _described(self, tables: Sequence[LinearTable[Any]]) -> Tensor:
         """int64 [linears, 3]: address of the records, out_features, first column in y. Made once: none moves."""
         known = self._members.setdefault(tables[0], {})
         key = tuple(one.token for one in tables)
@@ -131,6 +173,24 @@ class TritonAdapters(AdapterKernels):
                 at += one.out_features
             known[key] = torch.tensor(rows, dtype=torch.int64, device=tables[0].device)
         return known[key]
+
+
+def _align(tables: Sequence[LinearTable[Any]]) -> int:
+    """What divides every first column: the width of loads depends on it."""
+    return gcd(16, *(one.out_features for one in tables))
+
+
+def _add_long_runs(x: Tensor, y: Tensor, segments: Segments, tables: Sequence[SparseRowsTable]) -> None:
+    """Runs above _LONG_RUN rows, through S as a matrix [out, in], one at a time."""
+    for part, table in parts_of(y, tables):
+        for start, stop, slot in segments.runs():
+            if stop - start <= _LONG_RUN or (entry := table.entries[slot]) is None:
+                continue
+            matrix, rows = dense(entry, table.in_features), part[start:stop]
+            if table.dtype == x.dtype:
+                rows.addmm_(x[start:stop], matrix.T)
+            else:
+                rows.copy_(rows.float().addmm_(x[start:stop].float(), matrix.float().T))
 
 
 def _lengths(segments: Segments) -> list[int]:

@@ -11,25 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _found(segments_slots, members, run, member, start, end):  # type: ignore[no-untyped-def]
-    """Address of the fields of what a run finds in a linear; 0: nothing to do."""
-    slot = tl.load(segments_slots + run)
-    records = tl.load(members + member * 3)
-    record = records * 0
-    if (slot >= 0) & (start < end):
-        here = records + slot.to(tl.int64) * 32
-        if tl.load(here.to(tl.pointer_type(tl.int64))) != 0:
-            record = here
-    return record
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _factor(record, FIELD: tl.constexpr, TYPE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The matrix that a field points to; tables take none that does not start on 16 bytes."""
-    address = tl.multiple_of(tl.load(record.to(tl.pointer_type(tl.int64)) + FIELD), 16)
-    return tl.multiple_of(address.to(tl.pointer_type(TYPE)), 16)
+from deltacompress.kernels.triton.found import find, part
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -103,19 +85,19 @@ def shrink(  # type: ignore[no-untyped-def]
     run = tl.program_id(2)
     start = tl.load(offsets + run) + tl.program_id(0) // (SPLITS * RANK_PROGRAMS) * BM
     end = tl.load(offsets + run + 1)
-    record = _found(slots, members, run, member, start, end)
+    record = find(slots, members, run, member, start, end, 4)
     if record != 0:
         rank = tl.load(record.to(tl.pointer_type(tl.int64)) + 2).to(tl.int32)
-        down = _factor(record, 0, FACTOR)
+        down = part(record, 0, FACTOR)
         column = split * (BK * STEPS)
-        part = parts + (split * tl.num_programs(1) + member).to(tl.int64) * rows * RANKS
+        mine = parts + (split * tl.num_programs(1) + member).to(tl.int64) * rows * RANKS
         for first in range(share * BR, rank, RANK_PROGRAMS * BR):
             r = first + tl.arange(0, BR)
             r_ok = r < rank
             if BM == 1:
                 one = start.to(tl.int64)
                 sums = _shrink_row(x + one * x_stride, down, r, r_ok, column, IN, BK)
-                tl.store(part + one * RANKS + r, sums, mask=r_ok)
+                tl.store(mine + one * RANKS + r, sums, mask=r_ok)
             else:
                 row = start + tl.arange(0, BM)
                 row_ok = row < end
@@ -124,7 +106,7 @@ def shrink(  # type: ignore[no-untyped-def]
                     x + at * x_stride, row_ok, down, r, r_ok, column, IN, BM, BR, BK, STEPS, PLAIN
                 )  # fmt: skip
                 ok = row_ok[:, None] & r_ok[None, :]
-                tl.store(part + at[:, None] * RANKS + r[None, :], tile, mask=ok)
+                tl.store(mine + at[:, None] * RANKS + r[None, :], tile, mask=ok)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -242,22 +224,22 @@ def expand(  # type: ignore[no-untyped-def]
     run = tl.program_id(2)
     start = tl.load(offsets + run) + tl.program_id(0) % ROW_TILES * BM
     end = tl.load(offsets + run + 1)
-    record = _found(slots, members, run, member, start, end)
+    record = find(slots, members, run, member, start, end, 4)
     out = tl.multiple_of(tl.load(members + member * 3 + 1).to(tl.int32), ALIGN)
     column = tl.program_id(0) // ROW_TILES * CHUNK
     if (record != 0) & (column < out):
         fields = record.to(tl.pointer_type(tl.int64))
         rank = tl.load(fields + 2).to(tl.int32)
         scale = tl.load(fields + 3).to(tl.int32).to(tl.float32, bitcast=True)
-        up = _factor(record, 1, FACTOR)
+        up = part(record, 1, FACTOR)
         part_size = tl.num_programs(1).to(tl.int64) * rows * RANKS
-        part = parts + member.to(tl.int64) * rows * RANKS
+        sums_of = parts + member.to(tl.int64) * rows * RANKS
         mine = y + tl.multiple_of(tl.load(members + member * 3 + 2), ALIGN)
         if BM == 1:
             one = start.to(tl.int64)
             n = column + tl.arange(0, BN)
             n_ok = n < out
-            acc = _expand_row(part + one * RANKS, part_size, up, rank, out, n, n_ok, SPLITS, BR, BN)
+            acc = _expand_row(sums_of + one * RANKS, part_size, up, rank, out, n, n_ok, SPLITS, BR, BN)
             to = mine + one * y_stride + n
             sums = tl.load(to, mask=n_ok, other=0.0).to(tl.float32) + scale * acc
             tl.store(to, sums.to(y.dtype.element_ty), mask=n_ok)
@@ -266,6 +248,6 @@ def expand(  # type: ignore[no-untyped-def]
             row_ok = row < end
             at = row.to(tl.int64)
             _expand_tiles(
-                mine + at * y_stride, part + at * RANKS, row_ok, part_size, up, rank, scale, out, column, SPLITS, BM,
+                mine + at * y_stride, sums_of + at * RANKS, row_ok, part_size, up, rank, scale, out, column, SPLITS, BM,
                 BR, BN, CHUNK, PLAIN,
             )  # fmt: skip
