@@ -125,7 +125,7 @@ def adapter_kernels(
     device: BenchDevice = "auto",
     backend: Annotated[Literal["auto", "reference", "triton"], typer.Option(help="What runs them.")] = "auto",
 ) -> None:
-    """Time the kernels of adapters (low rank, rotations) against a loop over variants and batched products."""
+    """Time the kernels of adapters (low rank, rotations, sparse rows, scales) against loops and batched products."""
     check_driver(device)
     from deltacompress.bench.adapter_kernels import run
     from deltacompress.cli import render

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from deltacompress.bench import adapter_kernels
-from deltacompress.bench.adapter_kernels import Shape
+from deltacompress.bench import adapter_kernels, adapter_work
+from deltacompress.bench.adapter_work import Shape
 from deltacompress.cli.main import main
 from deltacompress.kernels import Segments
 from deltacompress.kernels.adapters import get_adapter_kernels
@@ -36,6 +36,10 @@ SHAPES = {
     Shape("low rank", 4, 32, 16, 3, 6, linears=2): 4 * (3 * 2 * 4 * (32 + 16) + 6 * 32 + 2 * 6 * 2 * 16),
     # blocks and two permutations of 3 slots; x, out
     Shape("rotate", 8, 32, 32, 3, 6): 4 * (3 * 32 * 8 + 3 * 2 * 32 + 2 * 6 * 32),
+    # 17 offsets, 5 columns and values in each row of 3 slots; x, y read, y written
+    Shape("sparse rows", 5, 32, 16, 3, 6): 4 * (3 * (17 + 2 * 5 * 16) + 6 * 32 + 2 * 6 * 16),
+    # scales of 3 slots; y read, y written
+    Shape("scale", 1, 16, 16, 3, 6): 4 * (3 * 16 + 2 * 6 * 16),
 }
 
 
@@ -58,9 +62,9 @@ def test_the_figures_of_a_known_clock(slow_clock: list[int], shape: Shape) -> No
 @pytest.mark.parametrize("shape", SHAPES)
 def test_all_that_is_timed_gives_the_same(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slower or quicker is one thing, another result would be another job; a rotation's bmm leaves its moves out."""
-    monkeypatch.setattr(adapter_kernels, "_shuffled", lambda n, _: torch.arange(n, dtype=torch.int32))
+    monkeypatch.setattr(adapter_work, "_shuffled", lambda n, _: torch.arange(n, dtype=torch.int32))
     kernels, segments = get_adapter_kernels("reference", "cpu"), Segments.build([0, 2, 4, 6], range(3), "cpu")
-    make = adapter_kernels._low_rank if shape.op == "low rank" else adapter_kernels._rotate
+    make = adapter_work.MAKERS[shape.op]
     results: list[Tensor] = []
     for which in ("kernel", "loop", "bmm"):
         torch.manual_seed(0)
@@ -72,7 +76,7 @@ def test_all_that_is_timed_gives_the_same(shape: Shape, monkeypatch: pytest.Monk
 
 
 def test_moves_of_runs_are_permutations() -> None:
-    order = adapter_kernels._shuffled(12, 3)
+    order = adapter_work._shuffled(12, 3)
     assert order.dtype == torch.int32
     assert sorted(order.tolist()) == list(range(12))
     starts = order.view(4, 3)
