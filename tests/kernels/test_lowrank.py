@@ -39,7 +39,7 @@ def activations(place: Place, dtype: torch.dtype, rows: int, *widths: int) -> li
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize(("dtype", "kept"), [(F32, F32), (F16, F16), (BF16, BF16), (BF16, F32), (F32, F16)], ids=str)
+@pytest.mark.parametrize(("dtype", "kept"), [(F32, F16), (F16, F16), (BF16, F32)], ids=str)
 def test_all_slots_of_linears_side_by_side(place: Place, batch: str, dtype: torch.dtype, kept: torch.dtype) -> None:
     """Odd sizes; slot 2 has an adapter in the first linear only; two rows come after the last run."""
     rows, slots = BATCHES[batch]
@@ -105,15 +105,15 @@ def test_slots_come_and_go(place: Place) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_tables_in_another_order_are_another_group(place: Place) -> None:
-    low, one = make_low(place[1], F32, 72, (40, 24), (4,)), kernels_of(place)
+    low, one = make_low(place[1], F32, 72, (40, 24, 8), (4,)), kernels_of(place)
     segments = Segments.build([0, 1], [0], place[1])
-    x, y = activations(place, F32, 1, 72, 64)
+    x, y = activations(place, F32, 1, 72, 72)
     for _ in range(2):
         found = y.clone()
         one.add_low_rank(x, found, segments, low.tables)
         assert relative(found, low.exact(x, y, segments)) <= tolerances.ROUNDED_ONCE[str(F32)].value
-        low.tables.reverse()
-        low.dense.reverse()
+        for held in (low.tables, low.dense):
+            held[1], held[2] = held[2], held[1]
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -185,8 +185,8 @@ REAL = [
 def test_real_sizes(
     place: Place, rows: list[int], rank: int, dtype: torch.dtype, columns: int, outs: tuple[int, ...]
 ) -> None:
-    low = make_low(place[1], dtype, columns, outs, [max(rank - slot % 3, 1) for slot in range(len(rows))])
-    segments = Segments.build(rising(rows), list(range(len(rows))), place[1])
+    low = make_low(place[1], dtype, columns, outs, [rank - slot % 3 for slot in range(min(len(rows), 24))])
+    segments = Segments.build(rising(rows), [run % 24 for run in range(len(rows))], place[1])
     x, y = activations(place, dtype, sum(rows), columns, sum(outs))
     exact, plain = low.exact(x, y, segments), low.plain(x, y, segments)
     kernels_of(place).add_low_rank(x, y, segments, low.tables)

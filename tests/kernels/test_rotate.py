@@ -36,7 +36,7 @@ def poisoned(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(("features", "sizes"), [OWN_CODE, ANY], ids=["own code", "any"])
-@pytest.mark.parametrize(("dtype", "kept"), [(F32, F32), (F16, F16), (BF16, BF16), (BF16, F32), (F32, BF16)], ids=str)
+@pytest.mark.parametrize(("dtype", "kept"), [(F32, BF16), (F16, F16), (BF16, F32)], ids=str)
 def test_every_size_of_block(
     place: Place, rows: int, features: int, sizes: list[int], dtype: torch.dtype, kept: torch.dtype
 ) -> None:
@@ -62,7 +62,7 @@ def test_long_runs(place: Place, limit: int | None) -> None:
     rotated = make_rotated(place[1], F32, 96, [16, 6, 32])
     for counts, slots in [([70, 33, 1], [-1, 0, 1]), ([1, 65, 2], [2, -1, 1]), ([1, 40], [2, -1]), ([3], [-1])]:
         segments = Segments.build(rising(counts), slots, place[1], row_limit=limit)
-        x = activations(place, F32, sum(counts) + 90, 96)
+        x = activations(place, F32, sum(counts) + 200, 96)
         out = poisoned(x)
         kernels_of(place).rotate(x, out, segments, rotated.table)
         assert relative(out, rotated.exact(x, segments)) <= tolerances.ROUNDED_ONCE[str(F32)].value
@@ -74,11 +74,11 @@ def test_wide_inputs_of_a_few_columns_more_than_whole_programs(place: Place) -> 
     for features, size in [(320, 64), (264, 4), (36, 12), (272, 16)]:
         rotated = make_rotated(place[1], F32, features, [size])
         for rows in (1, 2):
-            segments = Segments.build([0, rows], [0], place[1])
-            wide = activations(place, F32, rows, features + 7)
-            x, result = wide[:, 3 : features + 3], poisoned(wide)
-            kernels_of(place).rotate(x, result[:, 5 : features + 5], segments, rotated.table)
+            segments = Segments.build([0, 1, 1 + rows], [-1, 0], place[1])
+            x = activations(place, F32, 1 + rows, features + 7)[:, 3 : features + 3]
+            result = torch.full((1 + rows, features + 20), float("nan"), device=place[1])
             found = result[:, 5 : features + 5]
+            kernels_of(place).rotate(x, found, segments, rotated.table)
             assert relative(found, rotated.exact(x, segments)) <= tolerances.ROUNDED_ONCE[str(F32)].value
             assert torch.isnan(result[:, :5]).all()
             assert torch.isnan(result[:, features + 5 :]).all()
@@ -157,8 +157,8 @@ REAL = {"decode": [1] * 96, "one": [1], "few": [1, 3, 4, 0, 2, 16], "prefill": [
 @pytest.mark.parametrize("sizes", [[64], [4, 16, 32, 64, 128, 256], [8, 2, 3, 24]], ids=str)
 def test_real_sizes(place: Place, rows: list[int], dtype: torch.dtype, sizes: list[int]) -> None:
     features = 4608 if 3 in sizes else 4096
-    rotated = make_rotated(place[1], dtype, features, (sizes * 96)[: len(rows)])
-    segments = Segments.build(rising(rows), list(range(len(rows))), place[1])
+    rotated = make_rotated(place[1], dtype, features, (sizes * 12)[: min(len(rows), 12)])
+    segments = Segments.build(rising(rows), [run % 12 for run in range(len(rows))], place[1])
     x = activations(place, dtype, sum(rows), features)
     out, exact = poisoned(x), rotated.exact(x, segments)
     kernels_of(place).rotate(x, out, segments, rotated.table)

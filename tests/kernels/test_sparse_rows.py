@@ -77,7 +77,7 @@ BATCHES = {
     "one row each": ([1, 0, 1, 1, 1, 1], [1, 0, -1, 0, 3, 2]),
     "few": ([2, 3, 4, 0, 1], [1, -1, 0, 2, 3]),
     "more": ([20, 1, 5, 3], [0, 1, -1, 3]),
-    "long beside short": ([70, 3, 1, 65, 2], [0, 1, -1, 3, 2]),
+    "long beside short": ([70, 64, 1, 65, 20], [0, 1, -1, 3, 0]),
     "only long": ([66, 70], [0, 2]),
     "the base's alone": ([2, 3], [-1, -1]),
     "nothing": ([], []),
@@ -87,7 +87,7 @@ BATCHES = {
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize(("dtype", "kept"), [(F32, F32), (F16, F16), (BF16, BF16), (BF16, F32)], ids=str)
+@pytest.mark.parametrize(("dtype", "kept"), [(F32, F32), (F16, F16), (BF16, F32)], ids=str)
 def test_all_slots_of_linears_side_by_side(place: Place, batch: str, dtype: torch.dtype, kept: torch.dtype) -> None:
     rows, slots = BATCHES[batch]
     sparse = make_sparse(place[1], kept, 75, (40, 21), [0.1, 0.6, 0.0])
@@ -167,8 +167,8 @@ def test_activations_that_do_not_fit_are_refused(place: Place) -> None:
 @pytest.mark.parametrize("rows", [[1] * 96, [1], [1, 3, 4, 0, 2, 16], [300, 1, 129, 700]], ids=len)
 @pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
 def test_real_sizes(place: Place, rows: list[int], dtype: torch.dtype) -> None:
-    sparse = make_sparse(place[1], dtype, 4096, (1024, 516), [0.01] * len(rows))
-    segments = Segments.build(rising(rows), list(range(len(rows))), place[1])
+    sparse = make_sparse(place[1], dtype, 4096, (1024, 516), [0.01] * min(len(rows), 24))
+    segments = Segments.build(rising(rows), [run % 24 for run in range(len(rows))], place[1])
     x, y = activations(place, dtype, sum(rows), 4096, 1540)
     exact, plain = sparse.exact(x, y, segments), y.clone()
     for start, stop, slot in segments.runs():
