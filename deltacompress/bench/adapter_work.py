@@ -17,6 +17,7 @@ from deltacompress.kernels.adapters import (
     ScaleTable,
     SparseRowsTable,
 )
+from deltacompress.kernels.adapters.rotate import strided_order
 
 Run = Callable[[], Any]
 
@@ -26,7 +27,7 @@ class Shape:
     """One measurement: `rows` rows, spread evenly over `variants` variants of `linears` linears columns -> out.
 
     size: the rank of low-rank adapters; the blocks of a rotation, which has no `out` of its own; values in a row of a
-    sparse delta; of no meaning for scales.
+    sparse delta; of no meaning for scales. stride: between the runs of a rotation's blocks, which have 16 at most.
     """
 
     op: Literal["low rank", "rotate", "sparse rows", "scale"]
@@ -36,6 +37,7 @@ class Shape:
     variants: int
     rows: int
     linears: int = 1
+    stride: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,30 +79,29 @@ def _low_rank(kernels: AdapterKernels, shape: Shape, segments: Segments, dtype: 
 
 
 def _rotate(kernels: AdapterKernels, shape: Shape, segments: Segments, dtype: torch.dtype) -> Work:
-    """Blocks of one order of magnitude; permutations of each slot's own, in runs of half a block as BOFT has them."""
+    """Blocks of one order of magnitude, in the order of features of butterfly factors, which is the same for all."""
     device, variants, size, features = kernels.device, shape.variants, shape.size, shape.columns
     blocks = _random(device, dtype, variants, features // size, size, size)
     table = RotationTable(variants, features, device, dtype)
-    half = max(size // 2, 1)
-    orders = [_shuffled(features, half).to(device) for _ in range(2 * variants)]
+    order = strided_order(features, size, shape.stride, max(size // 16, 1))
+    order = None if order is None else order.to(device)
     for slot in range(variants):
-        table.set(slot, blocks[slot], orders[2 * slot], orders[2 * slot + 1])
+        table.set(slot, blocks[slot], order, order)
     x = _random(device, dtype, shape.rows, features)
     out = torch.empty_like(x)
-    into = [one.long() for one in orders[::2]]
+    at = torch.arange(features, device=device) if order is None else order.long()
 
     def loop() -> None:
         for start, stop, slot in segments.runs():
-            rows = x[start:stop, into[slot]].view(-1, features // size, size).transpose(0, 1)
-            out[start:stop] = torch.bmm(rows, blocks[slot]).transpose(0, 1).flatten(1)
+            rows = x[start:stop, at].view(-1, features // size, size).transpose(0, 1)
+            out[start:stop, at] = torch.bmm(rows, blocks[slot]).transpose(0, 1).flatten(1)
 
     def stacked() -> None:
-        """Without its permutations."""
-        rows = x.view(variants, -1, features // size, size).transpose(1, 2)
+        rows = x[:, at].view(variants, -1, features // size, size).transpose(1, 2)
         product = torch.bmm(rows.reshape(-1, rows.shape[2], size), blocks.view(-1, size, size))
-        out.view(variants, -1, features // size, size).copy_(product.view(rows.shape).transpose(1, 2))
+        out[:, at] = product.view(rows.shape).transpose(1, 2).reshape(shape.rows, features)
 
-    moved = blocks.nbytes + sum(one.nbytes for one in orders) + x.nbytes + out.nbytes
+    moved = blocks.nbytes + (0 if order is None else order.nbytes) + x.nbytes + out.nbytes
     return Work(lambda: kernels.rotate(x, out, segments, table), out, moved, {"loop": loop, "bmm": stacked})
 
 
@@ -159,12 +160,6 @@ MAKERS: dict[str, Callable[[AdapterKernels, Shape, Segments, torch.dtype], Work]
     "sparse rows": _sparse_rows,
     "scale": _scale,
 }
-
-
-def _shuffled(features: int, together: int) -> Tensor:
-    """int32 [features]: a permutation that moves runs of `together` columns."""
-    starts = torch.randperm(features // together) * together
-    return (starts[:, None] + torch.arange(together)).flatten().to(torch.int32)
 
 
 def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:

@@ -34,8 +34,9 @@ def slow_clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 SHAPES = {
     # A [4, 32] and B [4, 16] of 3 slots in 2 linears; x, y read, y written
     Shape("low rank", 4, 32, 16, 3, 6, linears=2): 4 * (3 * 2 * 4 * (32 + 16) + 6 * 32 + 2 * 6 * 2 * 16),
-    # blocks and two permutations of 3 slots; x, out
-    Shape("rotate", 8, 32, 32, 3, 6): 4 * (3 * 32 * 8 + 3 * 2 * 32 + 2 * 6 * 32),
+    # blocks of 3 slots; x, out; the order of features
+    Shape("rotate", 8, 32, 32, 3, 6): 4 * (3 * 32 * 8 + 2 * 6 * 32),
+    Shape("rotate", 8, 32, 32, 3, 6, stride=2): 4 * (3 * 32 * 8 + 2 * 6 * 32 + 32),
     # 17 offsets, 5 columns and values in each row of 3 slots; x, y read, y written
     Shape("sparse rows", 5, 32, 16, 3, 6): 4 * (3 * (17 + 2 * 5 * 16) + 6 * 32 + 2 * 6 * 16),
     # scales of 3 slots; y read, y written
@@ -53,16 +54,15 @@ def test_the_figures_of_a_known_clock(slow_clock: list[int], shape: Shape) -> No
     assert row["bytes"] == SHAPES[shape]
     assert row["floor_us"] == pytest.approx(SHAPES[shape] / (copied / 1e-6) * 1e6)
     assert (row["us"], row["share_of_copy_bandwidth"]) == (2, pytest.approx(row["floor_us"] / 2))
-    told = (shape.op, shape.size, shape.columns, shape.out, shape.linears, shape.variants, shape.rows)
-    assert tuple(row[name] for name in ("op", "size", "in", "out", "linears", "variants", "rows")) == told
+    told = (shape.op, shape.size, shape.columns, shape.out, shape.linears, shape.stride, shape.variants, shape.rows)
+    assert tuple(row[name] for name in ("op", "size", "in", "out", "linears", "stride", "variants", "rows")) == told
     assert row["baselines"] == {"loop": 3, "bmm": 4}
     assert "graph_us" not in row
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_all_that_is_timed_gives_the_same(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slower or quicker is one thing, another result would be another job; a rotation's bmm leaves its moves out."""
-    monkeypatch.setattr(adapter_work, "_shuffled", lambda n, _: torch.arange(n, dtype=torch.int32))
+def test_all_that_is_timed_gives_the_same(shape: Shape) -> None:
+    """Slower or quicker is one thing, another result would be another job."""
     kernels, segments = get_adapter_kernels("reference", "cpu"), Segments.build([0, 2, 4, 6], range(3), "cpu")
     make = adapter_work.MAKERS[shape.op]
     results: list[Tensor] = []
@@ -73,14 +73,6 @@ def test_all_that_is_timed_gives_the_same(shape: Shape, monkeypatch: pytest.Monk
         results.append(made.result)
     torch.testing.assert_close(results[1], results[0])
     torch.testing.assert_close(results[2], results[0])
-
-
-def test_moves_of_runs_are_permutations() -> None:
-    order = adapter_work._shuffled(12, 3)
-    assert order.dtype == torch.int32
-    assert sorted(order.tolist()) == list(range(12))
-    starts = order.view(4, 3)
-    assert torch.equal(starts, starts[:, :1] + torch.arange(3))
 
 
 def test_the_verb_prints_the_json(slow_clock: list[int], capsys: pytest.CaptureFixture[str]) -> None:

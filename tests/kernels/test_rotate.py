@@ -16,6 +16,7 @@ from torch import Tensor
 from deltacompress.errors import InputError
 from deltacompress.kernels import Segments
 from deltacompress.kernels.adapters import RotationTable
+from deltacompress.kernels.adapters.rotate import strided_order
 
 OWN_CODE, ANY = (256, [16, 32, 64, 128, 256, 0]), (144, [3, 4, 48, 0])
 """(features, blocks by slot): the last is empty."""
@@ -107,6 +108,19 @@ def test_slots_come_and_go(place: Place) -> None:
     one.rotate(x, out, segments, rotated.table)
     assert torch.equal(out[0], x[0])
     assert not torch.equal(out[1], x[1])
+
+
+def test_the_order_of_strided_blocks() -> None:
+    """Blocks of two runs of two features: 0 1 and 6 7, three runs apart, then 2 3 and 8 9, ...; twice."""
+    order = strided_order(24, 4, 3, 2)
+    assert order is not None
+    assert order.dtype == torch.int32
+    first = [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11]
+    assert order.tolist() == first + [12 + at for at in first]
+    assert strided_order(24, 4, 1, 2) is None
+    for bad in [(24, 4, 3, 3), (20, 4, 3, 2), (24, 4, 0, 2), (24, 0, 1, 1), (24, 4, 1, 0)]:
+        with pytest.raises(InputError, match="no whole number of blocks"):
+            strided_order(*bad)
 
 
 def test_what_does_not_fit_is_refused() -> None:

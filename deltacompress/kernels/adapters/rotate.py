@@ -60,6 +60,24 @@ class RotationTable(RecordTable[Rotation]):
         self._write(slot, Rotation(blocks, into, onto), fields)
 
 
+def strided_order(features: int, size: int, stride: int, chunk: int) -> Tensor | None:
+    """int32 [features], `into` and `onto` of blocks made of size / chunk runs of `chunk` features, `stride` runs apart.
+
+    Blocks are counted by the first feature that they hold. None is the identity, for a stride of 1.
+
+    Raises:
+        InputError: no whole number of such blocks has so many features.
+    """
+    if min(size, stride, chunk) < 1 or size % chunk or features % (size * stride):
+        raise InputError(
+            f"{features} features are no whole number of blocks of {size}, in runs of {chunk} that lie {stride} apart"
+        )
+    if stride == 1:
+        return None
+    order = torch.arange(features, dtype=torch.int32).view(-1, size // chunk, stride, chunk)
+    return order.transpose(1, 2).flatten()
+
+
 def check_rotation(x: Tensor, out: Tensor, segments: Segments, table: RotationTable) -> None:
     """Whether x and out fit the table.
 
