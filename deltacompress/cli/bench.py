@@ -117,6 +117,25 @@ def kernels(
     console.result(data, lambda: render.summary_and_rows("kernels", shown, table="rows"))
 
 
+@app.command("adapter-kernels")
+@verb
+def adapter_kernels(
+    console: Console,
+    *,
+    device: BenchDevice = "auto",
+    backend: Annotated[Literal["auto", "reference", "triton"], typer.Option(help="What runs them.")] = "auto",
+) -> None:
+    """Time the kernels of adapters (low rank, rotations, sparse rows, scales) against loops and batched products."""
+    check_driver(device)
+    from deltacompress.bench.adapter_kernels import run
+    from deltacompress.cli import render
+
+    with console.progress() as reporter:
+        data = run(device=device, backend=backend, reporter=reporter).to_json()
+    shown = data | {"rows": [without(row, "spread", "baselines") | row["baselines"] for row in data["rows"]]}
+    console.result(data, lambda: render.summary_and_rows("adapter kernels", shown, table="rows"))
+
+
 @app.command("decode")
 @verb
 def decode(

@@ -1,0 +1,166 @@
+"""What `bench adapter-kernels` times: random adapters of each kind, the operation on them, and its rivals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from deltacompress.kernels import Segments
+from deltacompress.kernels.adapters import (
+    AdapterKernels,
+    LowRankTable,
+    RotationTable,
+    ScaleTable,
+    SparseRowsTable,
+)
+from deltacompress.kernels.adapters.rotate import strided_order
+
+Run = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One measurement: `rows` rows, spread evenly over `variants` variants of `linears` linears columns -> out.
+
+    size: the rank of low-rank adapters; the blocks of a rotation, which has no `out` of its own; values in a row of a
+    sparse delta; of no meaning for scales. stride: between the runs of a rotation's blocks, which have 16 at most.
+    """
+
+    op: Literal["low rank", "rotate", "sparse rows", "scale"]
+    size: int
+    columns: int
+    out: int
+    variants: int
+    rows: int
+    linears: int = 1
+    stride: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is timed, what it writes to, the bytes that it has to move, and what it is compared with."""
+
+    kernel: Run
+    result: Tensor
+    nbytes: int
+    baselines: dict[str, Run]
+
+
+def _low_rank(kernels: AdapterKernels, shape: Shape, segments: Segments, dtype: torch.dtype) -> Work:
+    """A and B of one order of magnitude, other ones for each slot; all of one rank, as bmm needs them."""
+    device, variants, linears = kernels.device, shape.variants, shape.linears
+    down = _random(device, dtype, variants, linears, shape.size, shape.columns)
+    up = _random(device, dtype, variants, linears, shape.size, shape.out)
+    tables = [LowRankTable(variants, shape.out, shape.columns, device, dtype) for _ in range(linears)]
+    for slot in range(variants):
+        for linear, table in enumerate(tables):
+            table.set(slot, down[slot, linear], up[slot, linear], 2.0)
+    x = _random(device, dtype, shape.rows, shape.columns)
+    y = _random(device, dtype, shape.rows, linears * shape.out)
+    parts = [y[:, i * shape.out : (i + 1) * shape.out] for i in range(linears)]
+
+    def loop() -> None:
+        for start, stop, slot in segments.runs():
+            for i, part in enumerate(parts):
+                part[start:stop] += 2.0 * (x[start:stop] @ down[slot, i].T @ up[slot, i])
+
+    def stacked() -> None:
+        rows = x.view(variants, -1, shape.columns)
+        for i, part in enumerate(parts):
+            product = torch.bmm(torch.bmm(rows, down[:, i].transpose(1, 2)), up[:, i])
+            part.add_(product.view(shape.rows, shape.out), alpha=2.0)
+
+    moved = down.nbytes + up.nbytes + x.nbytes + 2 * y.nbytes
+    return Work(lambda: kernels.add_low_rank(x, y, segments, tables), y, moved, {"loop": loop, "bmm": stacked})
+
+
+def _rotate(kernels: AdapterKernels, shape: Shape, segments: Segments, dtype: torch.dtype) -> Work:
+    """Blocks of one order of magnitude, in the order of features of butterfly factors, which is the same for all."""
+    device, variants, size, features = kernels.device, shape.variants, shape.size, shape.columns
+    blocks = _random(device, dtype, variants, features // size, size, size)
+    table = RotationTable(variants, features, device, dtype)
+    order = strided_order(features, size, shape.stride, max(size // 16, 1))
+    order = None if order is None else order.to(device)
+    for slot in range(variants):
+        table.set(slot, blocks[slot], order, order)
+    x = _random(device, dtype, shape.rows, features)
+    out = torch.empty_like(x)
+    at = torch.arange(features, device=device) if order is None else order.long()
+
+    def loop() -> None:
+        for start, stop, slot in segments.runs():
+            rows = x[start:stop, at].view(-1, features // size, size).transpose(0, 1)
+            out[start:stop, at] = torch.bmm(rows, blocks[slot]).transpose(0, 1).flatten(1)
+
+    def stacked() -> None:
+        rows = x[:, at].view(variants, -1, features // size, size).transpose(1, 2)
+        product = torch.bmm(rows.reshape(-1, rows.shape[2], size), blocks.view(-1, size, size))
+        out[:, at] = product.view(rows.shape).transpose(1, 2).reshape(shape.rows, features)
+
+    moved = blocks.nbytes + (0 if order is None else order.nbytes) + x.nbytes + out.nbytes
+    return Work(lambda: kernels.rotate(x, out, segments, table), out, moved, {"loop": loop, "bmm": stacked})
+
+
+def _sparse_rows(kernels: AdapterKernels, shape: Shape, segments: Segments, dtype: torch.dtype) -> Work:
+    """As many values in each row, anywhere in it; bmm has the deltas as matrices."""
+    device, variants, each = kernels.device, shape.variants, shape.size
+    table = SparseRowsTable(variants, shape.out, shape.columns, device, dtype)
+    offsets = torch.arange(0, each * shape.out + 1, each, dtype=torch.int32, device=device)
+    dense = torch.zeros(variants, shape.out, shape.columns, dtype=dtype, device=device)
+    moved = 0
+    for slot in range(variants):
+        columns = torch.rand(shape.out, shape.columns, device=device).topk(each).indices.sort().values
+        values = _random(device, dtype, shape.out, each)
+        dense[slot].scatter_(1, columns, values)
+        parts = (offsets.clone(), columns.int().flatten(), values.flatten())
+        table.set(slot, *parts)
+        moved += sum(part.nbytes for part in parts)
+    x = _random(device, dtype, shape.rows, shape.columns)
+    y = _random(device, dtype, shape.rows, shape.out)
+
+    def loop() -> None:
+        for start, stop, slot in segments.runs():
+            y[start:stop] += x[start:stop] @ dense[slot].T
+
+    def stacked() -> None:
+        rows = x.view(variants, -1, shape.columns)
+        y.view(variants, -1, shape.out).baddbmm_(rows, dense.transpose(1, 2))
+
+    moved += x.nbytes + 2 * y.nbytes
+    return Work(lambda: kernels.add_sparse_rows(x, y, segments, [table]), y, moved, {"loop": loop, "bmm": stacked})
+
+
+def _scale(kernels: AdapterKernels, shape: Shape, segments: Segments, dtype: torch.dtype) -> Work:
+    """Scales near one, or activations would vanish as they are timed again and again."""
+    device, variants = kernels.device, shape.variants
+    scales = 1 + 0.01 * _random(device, dtype, variants, shape.out)
+    table = ScaleTable(variants, shape.out, device, dtype)
+    for slot in range(variants):
+        table.set(slot, scales[slot])
+    y = _random(device, dtype, shape.rows, shape.out)
+
+    def loop() -> None:
+        for start, stop, slot in segments.runs():
+            y[start:stop] *= scales[slot]
+
+    def stacked() -> None:
+        y.view(variants, -1, shape.out).mul_(scales[:, None])
+
+    moved = scales.nbytes + 2 * y.nbytes
+    return Work(lambda: kernels.scale(y, segments, [table]), y, moved, {"loop": loop, "bmm": stacked})
+
+
+MAKERS: dict[str, Callable[[AdapterKernels, Shape, Segments, torch.dtype], Work]] = {
+    "low rank": _low_rank,
+    "rotate": _rotate,
+    "sparse rows": _sparse_rows,
+    "scale": _scale,
+}
+
+
+def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(*shape, device=device, dtype=dtype) * 0.05

@@ -1,0 +1,70 @@
+"""What serves adapters on one device; `select` chooses one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from deltacompress.kernels.adapters.lowrank import LowRankTable
+from deltacompress.kernels.adapters.rotate import RotationTable
+from deltacompress.kernels.adapters.scale import ScaleTable
+from deltacompress.kernels.adapters.sparse_rows import SparseRowsTable
+from deltacompress.kernels.segments import Segments
+
+
+class AdapterKernels(ABC):
+    """Operations on the rows of a batch, each for all its slots at once.
+
+    Activations are fp32, fp16 or bf16 with contiguous rows, as many as `segments` has or more. Sums are fp32 and
+    rounded once, where they are written. Rows of the base, of empty slots and after the last run stay (`rotate` copies
+    them). Results depend neither on the order of anything nor on a row's neighbours, but for the kernels that
+    `segments.row_limit` chooses.
+
+    Attributes:
+        name: "reference" or "triton".
+        why: one line, why these run (for the user to read).
+    """
+
+    name: str
+    why: str
+
+    def __init__(self, device: torch.device | str, why: str) -> None:
+        self.device, self.why = torch.device(device), why
+
+    @abstractmethod
+    def add_low_rank(self, x: Tensor, y: Tensor, segments: Segments, tables: Sequence[LowRankTable]) -> None:
+        """y[rows of slot s] += scale_s (x A_s^T) B_s^T for linears that read one x, in place.
+
+        x [N, in]; y [N, sum of out_features], the results of `tables` side by side. A slot may have an adapter in some
+        of them only.
+
+        Raises:
+            InputError: sizes, dtypes or strides that do not fit.
+        """
+
+    @abstractmethod
+    def rotate(self, x: Tensor, out: Tensor, segments: Segments, table: RotationTable) -> None:
+        """out[rows] = x[rows] R_s for rows of slots with a rotation, x[rows] for all others; both [N, features].
+
+        Raises:
+            InputError: sizes, dtypes or strides that do not fit, or x and out are one tensor.
+        """
+
+    @abstractmethod
+    def add_sparse_rows(self, x: Tensor, y: Tensor, segments: Segments, tables: Sequence[SparseRowsTable]) -> None:
+        """y[rows of slot s] += x S_s^T for linears that read one x, in place; shapes as in add_low_rank.
+
+        Raises:
+            InputError: sizes, dtypes or strides that do not fit.
+        """
+
+    @abstractmethod
+    def scale(self, y: Tensor, segments: Segments, tables: Sequence[ScaleTable]) -> None:
+        """y[rows of slot s, n] *= scales_s[n] for linears side by side in y [N, sum of out_features], in place.
+
+        Raises:
+            InputError: sizes, dtypes or strides that do not fit.
+        """

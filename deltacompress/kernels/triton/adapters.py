@@ -1,0 +1,204 @@
+"""The kernels of adapters through Triton: what is checked, the shape of each launch, and its sizes.
+
+Grids depend on shapes and on what segments may hold, never on what they hold, nor on what lies in the slots: a program
+that finds nothing to do ends at once. Under TRITON_INTERPRET=1 they run on a CPU, which is how CI checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from deltacompress.kernels.adapters.interface import AdapterKernels
+from deltacompress.kernels.adapters.lowrank import LowRankTable
+from deltacompress.kernels.adapters.records import LinearTable, check_input, check_side_by_side, parts_of
+from deltacompress.kernels.adapters.rotate import RotationTable, check_rotation
+from deltacompress.kernels.adapters.scale import ScaleTable
+from deltacompress.kernels.adapters.sparse_rows import SparseRowsTable, dense
+from deltacompress.kernels.segments import Segments
+from deltacompress.kernels.triton.sbmm import interpreted
+
+
+@dataclass(frozen=True, slots=True)
+class _LowRankTiles:
+    """Tiles of the two launches of low rank, for runs of so many rows.
+
+    bm: rows. br: ranks of a tile; rank_programs share those of a slot. bk, steps: columns of x of one program, whose
+    sums are parts that the second launch adds up. bn, chunk: columns of y of a tile, of a program.
+    """
+
+    bm: int
+    br: int
+    rank_programs: int
+    bk: int
+    steps: int
+    bn: int
+    chunk: int
+    expand_br: int
+    warps: int
+    expand_warps: int
+    stages: int
+    expand_stages: int
+
+
+_ONE_ROW = _LowRankTiles(1, 16, 4, 1024, 1, 512, 512, 16, warps=4, expand_warps=2, stages=1, expand_stages=1)
+_ONE_ROW_WIDE = replace(_ONE_ROW, bk=512)  # factors of four bytes
+_FEW_ROWS = _LowRankTiles(16, 32, 2, 128, 8, 128, 256, 64, warps=4, expand_warps=4, stages=4, expand_stages=1)
+_MANY_ROWS = _LowRankTiles(64, 64, 1, 64, 16, 64, 512, 64, warps=4, expand_warps=4, stages=3, expand_stages=1)
+_FEW_ROWS_PLAIN = replace(_FEW_ROWS, bk=64, steps=16, bn=64, expand_br=32, stages=2)
+_MANY_ROWS_PLAIN = _LowRankTiles(32, 32, 2, 32, 32, 64, 512, 32, warps=4, expand_warps=4, stages=2, expand_stages=1)
+
+
+def _low_rank_tiles(limit: int, itemsize: int, plain: bool) -> _LowRankTiles:
+    """For runs of at most `limit` rows; itemsize: of the factors; plain: products of fp32, on ordinary cores."""
+    if limit == 1:
+        return _ONE_ROW if itemsize == 2 else _ONE_ROW_WIDE
+    if limit <= 32:
+        return _FEW_ROWS_PLAIN if plain else _FEW_ROWS
+    return _MANY_ROWS_PLAIN if plain else _MANY_ROWS
+
+
+_LONG_RUN = 64
+
+
+class TritonAdapters(AdapterKernels):
+    """Two launches for low rank, one for rotations, for any number of slots and linears."""
+
+    name = "triton"
+
+    def __init__(self, device: torch.device | str, why: str) -> None:
+        super().__init__(device, why)
+        self._members: WeakKeyDictionary[LinearTable[Any], dict[tuple[int, ...], Tensor]] = WeakKeyDictionary()
+
+    @override
+    def add_low_rank(self, x: Tensor, y: Tensor, segments: Segments, tables: Sequence[LowRankTable]) -> None:
+        from deltacompress.kernels.triton import lowrank_kernel as kernel
+
+        check_side_by_side(y, segments, tables)
+        check_input(x, y, segments, [one.in_features for one in tables])
+        limit, first = segments.row_limit, tables[0]
+        if limit == 0:
+            return
+        plain = interpreted() or x.dtype == torch.float32 or x.dtype != first.dtype
+        tiles = _low_rank_tiles(limit, first.dtype.itemsize, plain)
+        span, count, rows = tiles.bk * tiles.steps, len(tables), x.shape[0]
+        splits, row_tiles = -(-first.in_features // span), -(-limit // tiles.bm)
+        ranks = max(one.rank_limit for one in tables)
+        parts = torch.empty(splits, count, rows, ranks, dtype=torch.float32, device=x.device)
+        members = self._described(tables)
+        common: dict[str, Any] = {
+            "RANKS": ranks, "SPLITS": splits, "FACTOR": triton_type(first.dtype), "BM": tiles.bm,
+            "PLAIN": plain,
+        }  # fmt: skip
+        kernel.shrink[row_tiles * tiles.rank_programs * splits, count, segments.capacity](
+            x, x.stride(0), parts, rows, segments.offsets, segments.slots, members,
+            IN=first.in_features, ROW_TILES=row_tiles, RANK_PROGRAMS=tiles.rank_programs, BR=tiles.br, BK=tiles.bk,
+            STEPS=tiles.steps, **common, num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+        chunks = -(-max(one.out_features for one in tables) // tiles.chunk)
+        kernel.expand[chunks * row_tiles, count, segments.capacity](
+            y, y.stride(0), parts, rows, segments.offsets, segments.slots, members,
+            ALIGN=_align(tables), ROW_TILES=row_tiles, BR=tiles.expand_br, BN=tiles.bn,
+            CHUNK=tiles.chunk, **common, num_warps=tiles.expand_warps, num_stages=tiles.expand_stages,
+        )  # fmt: skip
+
+    @override
+    def rotate(self, x: Tensor, out: Tensor, segments: Segments, table: RotationTable) -> None:
+        from deltacompress.kernels.triton import rotate_kernel as kernel
+
+        check_rotation(x, out, segments, table)
+        limit, rows = segments.row_limit, x.shape[0]
+        bm = 1 if limit <= 1 else 16 if limit <= 32 else 64
+        columns = 256
+        plain = interpreted() or x.dtype == torch.float32 or x.dtype != table.dtype
+        # the base's runs are copied too, and may be longer than those that row_limit is about
+        longest = limit if segments.fixed else max(limit, *_lengths(segments), rows - segments.rows, 1)
+        kernel.rotate[-(-table.features // columns), -(-longest // bm), segments.capacity + 1](
+            x, out, x.stride(0), out.stride(0), rows, segments.capacity, segments.offsets, segments.slots,
+            table.records, FEATURES=table.features, BLOCK=triton_type(table.dtype), BM=bm, COLUMNS=columns,
+            MOST_STEPS=32 // table.dtype.itemsize, MOST_TILE=32 if plain else 64, PLAIN=plain, num_warps=4,
+            num_stages=2,
+        )  # fmt: skip
+
+    @override
+    def add_sparse_rows(self, x: Tensor, y: Tensor, segments: Segments, tables: Sequence[SparseRowsTable]) -> None:
+        """Long runs take S as a matrix: fetching activations one by one, for each value and row, would be slower."""
+        from deltacompress.kernels.triton import sparse_rows_kernel as kernel
+
+        check_side_by_side(y, segments, tables)
+        check_input(x, y, segments, [one.in_features for one in tables])
+        limit = segments.row_limit
+        if not segments.fixed and limit > _LONG_RUN:
+            limit = max((rows for rows in segments.run_rows() if rows <= _LONG_RUN), default=0)
+            _add_long_runs(x, y, segments, tables)
+        if limit == 0:
+            return
+        bm, bn, bk = (1, 32, 32) if limit == 1 else (4, 16, 32) if limit <= 4 else (16, 16, 16)
+        row_tiles, widest = -(-limit // bm), max(one.out_features for one in tables)
+        kernel.add[row_tiles * -(-widest // bn), len(tables), segments.capacity](
+            x, y, x.stride(0), y.stride(0), limit, segments.offsets, segments.slots, self._described(tables),
+            VALUE=triton_type(tables[0].dtype), ROW_TILES=row_tiles, BM=bm, BN=bn, BK=bk, num_warps=4,
+        )  # fmt: skip
+
+    @override
+    def scale(self, y: Tensor, segments: Segments, tables: Sequence[ScaleTable]) -> None:
+        from deltacompress.kernels.triton import scale_kernel as kernel
+
+        check_side_by_side(y, segments, tables)
+        limit, widest = segments.row_limit, max(one.out_features for one in tables)
+        if limit == 0:
+            return
+        bm, bn = (1, 1024) if limit == 1 else (8, 256)
+        row_tiles = -(-limit // bm)
+        kernel.scale[row_tiles * -(-widest // bn), len(tables), segments.capacity](
+            y, y.stride(0), segments.offsets, segments.slots, self._described(tables),
+            SCALE=triton_type(tables[0].dtype), ALIGN=_align(tables), ROW_TILES=row_tiles, BM=bm, BN=bn, num_warps=4,
+        )  # fmt: skip
+
+    def _described(self, tables: Sequence[LinearTable[Any]]) -> Tensor:
+        """int64 [linears, 3]: address of the records, out_features, first column in y. Made once: none moves."""
+        known = self._members.setdefault(tables[0], {})
+        key = tuple(one.token for one in tables)
+        if key not in known:
+            rows, at = [], 0
+            for one in tables:
+                rows.append([one.records.data_ptr(), one.out_features, at])
+                at += one.out_features
+            known[key] = torch.tensor(rows, dtype=torch.int64, device=tables[0].device)
+        return known[key]
+
+
+def _align(tables: Sequence[LinearTable[Any]]) -> int:
+    """What divides every first column: the width of loads depends on it."""
+    return gcd(16, *(one.out_features for one in tables))
+
+
+def _add_long_runs(x: Tensor, y: Tensor, segments: Segments, tables: Sequence[SparseRowsTable]) -> None:
+    """Runs above _LONG_RUN rows, through S as a matrix [out, in], one at a time."""
+    for part, table in parts_of(y, tables):
+        for start, stop, slot in segments.runs():
+            if stop - start <= _LONG_RUN or (entry := table.entries[slot]) is None:
+                continue
+            matrix, rows = dense(entry, table.in_features), part[start:stop]
+            if table.dtype == x.dtype:
+                rows.addmm_(x[start:stop], matrix.T)
+            else:
+                rows.copy_(rows.float().addmm_(x[start:stop].float(), matrix.float().T))
+
+
+def _lengths(segments: Segments) -> list[int]:
+    return [b - a for a, b in zip(segments.host_offsets, segments.host_offsets[1:], strict=False)]
+
+
+def triton_type(dtype: torch.dtype) -> object:
+    """Triton's name of a dtype, for pointers that are made on the device."""
+    import triton.language as tl
+
+    return {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}[dtype]

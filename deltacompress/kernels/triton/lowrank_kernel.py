@@ -1,0 +1,253 @@
+"""The Triton kernels of low rank: u = x A^T in parts (shrink), y += scale u B^T (expand). See kernels/adapters/lowrank.
+
+A run's rank is read from the table, so tiles of ranks are a loop. The columns of x are split over programs, each of
+which leaves its part of u in `parts`; `expand` adds them up, always in one order. With one row a run (BM 1) both are
+sums of products that stream A and B; else tl.dot. `expand` multiplies fp32 by 16-bit factors: u goes through the tensor
+cores in two halves, so that nothing but y is rounded.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from deltacompress.kernels.triton.found import find, part
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _shrink_row(x_row, down, r, r_ok, column, IN: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[BR] sums of one row and BK columns, all loads at once."""
+    k = column + tl.arange(0, BK)
+    k_ok = k < IN
+    ok = r_ok[:, None] & k_ok[None, :]
+    weight = tl.load(down + r[:, None] * IN + k[None, :], mask=ok, other=0.0, eviction_policy="evict_first")
+    value = tl.load(x_row + k, mask=k_ok, other=0.0)
+    return tl.sum(weight.to(tl.float32) * value.to(tl.float32)[None, :], axis=1)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _shrink_tile(  # type: ignore[no-untyped-def]
+    x_rows,
+    row_ok,
+    down,
+    r,
+    r_ok,
+    column,
+    IN: tl.constexpr,
+    BM: tl.constexpr,
+    BR: tl.constexpr,
+    BK: tl.constexpr,
+    STEPS: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
+    """[BM, BR] sums of some rows."""
+    acc = tl.zeros((BM, BR), dtype=tl.float32)
+    for step in range(STEPS):
+        k = column + step * BK + tl.arange(0, BK)
+        k_ok = k < IN
+        value = tl.load(x_rows[:, None] + k[None, :], mask=row_ok[:, None] & k_ok[None, :], other=0.0)
+        weight = tl.load(down + r[None, :] * IN + k[:, None], mask=r_ok[None, :] & k_ok[:, None], other=0.0)
+        if PLAIN:
+            acc = tl.dot(value.to(tl.float32), weight.to(tl.float32), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(value, weight, acc)
+    return acc
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def shrink(  # type: ignore[no-untyped-def]
+    x,
+    x_stride,
+    parts,
+    rows,
+    offsets,
+    slots,
+    members,
+    IN: tl.constexpr,
+    RANKS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROW_TILES: tl.constexpr,
+    RANK_PROGRAMS: tl.constexpr,
+    FACTOR: tl.constexpr,
+    BM: tl.constexpr,
+    BR: tl.constexpr,
+    BK: tl.constexpr,
+    STEPS: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
+    """parts[split, member, row, r] = the sum over the columns of a split of x[row] * A[r].
+
+    Programs: (split, rank tile, row tile), member, run. parts: fp32 [SPLITS, members, rows, RANKS].
+    """
+    split = tl.program_id(0) % SPLITS
+    share = tl.program_id(0) // SPLITS % RANK_PROGRAMS
+    member = tl.program_id(1)
+    run = tl.program_id(2)
+    start = tl.load(offsets + run) + tl.program_id(0) // (SPLITS * RANK_PROGRAMS) * BM
+    end = tl.load(offsets + run + 1)
+    record = find(slots, members, run, member, start, end, 4)
+    if record != 0:
+        rank = tl.load(record.to(tl.pointer_type(tl.int64)) + 2).to(tl.int32)
+        down = part(record, 0, FACTOR)
+        column = split * (BK * STEPS)
+        mine = parts + (split * tl.num_programs(1) + member).to(tl.int64) * rows * RANKS
+        for first in range(share * BR, rank, RANK_PROGRAMS * BR):
+            r = first + tl.arange(0, BR)
+            r_ok = r < rank
+            if BM == 1:
+                one = start.to(tl.int64)
+                sums = _shrink_row(x + one * x_stride, down, r, r_ok, column, IN, BK)
+                tl.store(mine + one * RANKS + r, sums, mask=r_ok)
+            else:
+                row = start + tl.arange(0, BM)
+                row_ok = row < end
+                at = row.to(tl.int64)
+                tile = _shrink_tile(
+                    x + at * x_stride, row_ok, down, r, r_ok, column, IN, BM, BR, BK, STEPS, PLAIN
+                )  # fmt: skip
+                ok = row_ok[:, None] & r_ok[None, :]
+                tl.store(mine + at[:, None] * RANKS + r[None, :], tile, mask=ok)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _expand_row(  # type: ignore[no-untyped-def]
+    part_row,
+    part_size,
+    up,
+    rank,
+    out,
+    n,
+    n_ok,
+    SPLITS: tl.constexpr,
+    BR: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """[BN] sums of one row."""
+    acc = tl.zeros((BN,), dtype=tl.float32)
+    for first in range(0, rank, BR):
+        r = first + tl.arange(0, BR)
+        r_ok = r < rank
+        ok = r_ok[:, None] & n_ok[None, :]
+        weight = tl.load(up + r[:, None] * out + n[None, :], mask=ok, other=0.0, eviction_policy="evict_first")
+        u = tl.zeros((BR,), dtype=tl.float32)
+        for split in tl.static_range(SPLITS):
+            u += tl.load(part_row + split * part_size + r, mask=r_ok, other=0.0)
+        acc += tl.sum(weight.to(tl.float32) * u[:, None], axis=0)
+    return acc
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _summed(part_rows, row_ok, part_size, first, rank, SPLITS: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr):  # type: ignore[no-untyped-def]
+    """u [BM, BR] of ranks from `first` on: its parts, added up."""
+    r = first + tl.arange(0, BR)
+    ok = row_ok[:, None] & (r < rank)[None, :]
+    u = tl.zeros((BM, BR), dtype=tl.float32)
+    for split in tl.static_range(SPLITS):
+        u += tl.load(part_rows[:, None] + split * part_size + r[None, :], mask=ok, other=0.0)
+    return u
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _multiplied(acc, u, up, first, rank, out, n, n_ok, BR: tl.constexpr, PLAIN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """acc [BM, BN] + u [BM, BR] of ranks from `first` on, times their rows of B^T."""
+    r = first + tl.arange(0, BR)
+    ok = (r < rank)[:, None] & n_ok[None, :]
+    weight = tl.load(up + r[:, None] * out + n[None, :], mask=ok, other=0.0)
+    if PLAIN:
+        acc = tl.dot(u, weight.to(tl.float32), acc, input_precision="ieee")
+    else:
+        high = u.to(weight.dtype)
+        acc = tl.dot(high, weight, acc)
+        acc = tl.dot((u - high.to(tl.float32)).to(weight.dtype), weight, acc)
+    return acc
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _expand_tiles(  # type: ignore[no-untyped-def]
+    y_rows,
+    part_rows,
+    row_ok,
+    part_size,
+    up,
+    rank,
+    scale,
+    out,
+    column,
+    SPLITS: tl.constexpr,
+    BM: tl.constexpr,
+    BR: tl.constexpr,
+    BN: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
+    """CHUNK columns of BM rows; the first ranks, mostly all of them, are added up once for all tiles."""
+    u = _summed(part_rows, row_ok, part_size, 0, rank, SPLITS, BM, BR)
+    for step in range(0, CHUNK, BN):
+        n = column + step + tl.arange(0, BN)
+        n_ok = n < out
+        tile = tl.zeros((BM, BN), dtype=tl.float32)
+        tile = _multiplied(tile, u, up, 0, rank, out, n, n_ok, BR, PLAIN)
+        for first in tl.range(BR, rank, BR, num_stages=1):
+            more = _summed(part_rows, row_ok, part_size, first, rank, SPLITS, BM, BR)
+            tile = _multiplied(tile, more, up, first, rank, out, n, n_ok, BR, PLAIN)
+        to = y_rows[:, None] + n[None, :]
+        ok = row_ok[:, None] & n_ok[None, :]
+        sums = tl.load(to, mask=ok, other=0.0).to(tl.float32) + scale * tile
+        tl.store(to, sums.to(y_rows.dtype.element_ty), mask=ok)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def expand(  # type: ignore[no-untyped-def]
+    y,
+    y_stride,
+    parts,
+    rows,
+    offsets,
+    slots,
+    members,
+    ALIGN: tl.constexpr,
+    RANKS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROW_TILES: tl.constexpr,
+    FACTOR: tl.constexpr,
+    BM: tl.constexpr,
+    BR: tl.constexpr,
+    BN: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
+    """y[row, first column of the member + n] += scale * sum_r u[row, r] * B^T[r, n].
+
+    Programs: (row tile, CHUNK columns), member, run. ALIGN divides the out_features of all members.
+    """
+    member = tl.program_id(1)
+    run = tl.program_id(2)
+    start = tl.load(offsets + run) + tl.program_id(0) % ROW_TILES * BM
+    end = tl.load(offsets + run + 1)
+    record = find(slots, members, run, member, start, end, 4)
+    out = tl.multiple_of(tl.load(members + member * 3 + 1).to(tl.int32), ALIGN)
+    column = tl.program_id(0) // ROW_TILES * CHUNK
+    if (record != 0) & (column < out):
+        fields = record.to(tl.pointer_type(tl.int64))
+        rank = tl.load(fields + 2).to(tl.int32)
+        scale = tl.load(fields + 3).to(tl.int32).to(tl.float32, bitcast=True)
+        up = part(record, 1, FACTOR)
+        part_size = tl.num_programs(1).to(tl.int64) * rows * RANKS
+        sums_of = parts + member.to(tl.int64) * rows * RANKS
+        mine = y + tl.multiple_of(tl.load(members + member * 3 + 2), ALIGN)
+        if BM == 1:
+            one = start.to(tl.int64)
+            n = column + tl.arange(0, BN)
+            n_ok = n < out
+            acc = _expand_row(sums_of + one * RANKS, part_size, up, rank, out, n, n_ok, SPLITS, BR, BN)
+            to = mine + one * y_stride + n
+            sums = tl.load(to, mask=n_ok, other=0.0).to(tl.float32) + scale * acc
+            tl.store(to, sums.to(y.dtype.element_ty), mask=n_ok)
+        else:
+            row = start + tl.arange(0, BM)
+            row_ok = row < end
+            at = row.to(tl.int64)
+            _expand_tiles(
+                mine + at * y_stride, sums_of + at * RANKS, row_ok, part_size, up, rank, scale, out, column, SPLITS, BM,
+                BR, BN, CHUNK, PLAIN,
+            )  # fmt: skip

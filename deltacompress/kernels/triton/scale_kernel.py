@@ -1,0 +1,40 @@
+"""The Triton kernel of scales: y *= s, row by row of a batch. See kernels/adapters/scale.py."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from deltacompress.kernels.triton.found import find, part
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def scale(  # type: ignore[no-untyped-def]
+    y,
+    y_stride,
+    offsets,
+    slots,
+    members,
+    SCALE: tl.constexpr,
+    ALIGN: tl.constexpr,
+    ROW_TILES: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+):
+    """y[row, first column of the member + n] *= scales[n]. Programs: (row tile, BN columns), member, run."""
+    member = tl.program_id(1)
+    run = tl.program_id(2)
+    first = tl.load(offsets + run) + tl.program_id(0) % ROW_TILES * BM
+    end = tl.load(offsets + run + 1)
+    record = find(slots, members, run, member, first, end, 1)
+    out = tl.multiple_of(tl.load(members + member * 3 + 1).to(tl.int32), ALIGN)
+    column = tl.program_id(0) // ROW_TILES * BN
+    if (record != 0) & (column < out):
+        n = column + tl.arange(0, BN)
+        row = first + tl.arange(0, BM)
+        factor = tl.load(part(record, 0, SCALE) + n, mask=n < out, other=0.0).to(tl.float32)
+        mine = y + tl.multiple_of(tl.load(members + member * 3 + 2), ALIGN)
+        to = mine + row.to(tl.int64)[:, None] * y_stride + n[None, :]
+        ok = (row < end)[:, None] & (n < out)[None, :]
+        value = tl.load(to, mask=ok, other=0.0).to(tl.float32) * factor[None, :]
+        tl.store(to, value.to(y.dtype.element_ty), mask=ok)

@@ -1,0 +1,60 @@
+"""The Triton kernel of sparse deltas: y += x S^T with S in compressed rows. See kernels/adapters/sparse_rows.py.
+
+One program per (BN outputs, BM rows of one run, linear, run): it reads BK values of each output's row of S at a time,
+and fetches the activations that they stand beside, which lie in the cache.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from deltacompress.kernels.triton.found import find, part
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def add(  # type: ignore[no-untyped-def]
+    x,
+    y,
+    x_stride,
+    y_stride,
+    row_limit,
+    offsets,
+    slots,
+    members,
+    VALUE: tl.constexpr,
+    ROW_TILES: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """y[row, first column of the member + n] += x[row] * S[n], in runs of at most row_limit rows."""
+    member = tl.program_id(1)
+    run = tl.program_id(2)
+    begin, end = tl.load(offsets + run), tl.load(offsets + run + 1)
+    first = begin + tl.program_id(0) % ROW_TILES * BM
+    record = find(slots, members, run, member, first, end, 3)
+    out = tl.load(members + member * 3 + 1).to(tl.int32)
+    column = tl.program_id(0) // ROW_TILES * BN
+    if (record != 0) & (column < out) & (end - begin <= row_limit):
+        bounds, columns, values = part(record, 0, tl.int32), part(record, 1, tl.int32), part(record, 2, VALUE)
+        n = column + tl.arange(0, BN)
+        n_ok = n < out
+        start = tl.load(bounds + n, mask=n_ok, other=0)
+        stop = tl.load(bounds + n + 1, mask=n_ok, other=0)
+        row = first + tl.arange(0, BM)
+        row_ok = row < end
+        x_rows = x + row.to(tl.int64) * x_stride
+        acc = tl.zeros((BM, BN, BK), dtype=tl.float32)
+        for step in range(0, tl.max(stop - start, 0), BK):
+            at = start[:, None] + step + tl.arange(0, BK)[None, :]
+            ok = at < stop[:, None]
+            k = tl.load(columns + at, mask=ok, other=0)
+            weight = tl.load(values + at, mask=ok, other=0.0).to(tl.float32)
+            both = row_ok[:, None, None] & ok[None, :, :]
+            value = tl.load(x_rows[:, None, None] + k[None, :, :], mask=both, other=0.0).to(tl.float32)
+            acc += value * weight[None, :, :]
+        to = y + tl.load(members + member * 3 + 2) + row.to(tl.int64)[:, None] * y_stride + n[None, :]
+        ok = row_ok[:, None] & n_ok[None, :]
+        sums = tl.load(to, mask=ok, other=0.0).to(tl.float32) + tl.sum(acc, axis=2)
+        tl.store(to, sums.to(y.dtype.element_ty), mask=ok)
