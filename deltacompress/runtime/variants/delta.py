@@ -7,6 +7,7 @@ from the base's either gets an operand or is refused by name.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -90,6 +91,12 @@ class DeltaVariant(Variant):
         if role == "embedding":
             return self._embedding(module_path, record, parts)
         return self._weight(module_path, record, parts)
+
+    @override
+    def operand_bytes(self, module_path: str) -> int | None:
+        if self._base.roles[module_path] != "vector":
+            return None
+        return math.prod(self._record(module_path).shape) * self._numerics.dtype.itemsize
 
     @override
     def stored(self, module_path: str) -> Stored | None:
