@@ -22,18 +22,18 @@ def spans_of(root: Path, manifest: Manifest) -> dict[str, tuple[Path, TensorSpan
             if isinstance(error.__cause__, OSError):  # no permission: no word on the bytes
                 raise
             raise error.retold(ChecksumError) from error
-        for name, span in header.tensors.items():
-            if name in spans:
-                raise FormatError(f"part {name} stands in two shards", where=root, way_out=AGAIN)
-            spans[name] = (path, span)
+        if twice := spans.keys() & header.tensors.keys():
+            raise FormatError(f"part {min(twice)} stands in two shards", where=root, way_out=AGAIN)
+        spans |= {name: (path, span) for name, span in header.tensors.items()}
     wanted = dict(_stored_parts(manifest))
-    if spans.keys() != wanted.keys():
-        odd = min(spans.keys() ^ wanted.keys())
+    found = {name: span.info.nbytes for name, (_, span) in spans.items()}
+    if found.keys() != wanted.keys():
+        odd = min(found.keys() ^ wanted.keys())
         raise FormatError(f"part {odd} is not in both manifest and shards", where=root, way_out=AGAIN)
-    for key, size in wanted.items():
-        if spans[key][1].info.nbytes != size:
-            found = spans[key][1].info.nbytes
-            raise FormatError(f"part {key} has {found} bytes, the manifest says {size}", where=root, way_out=AGAIN)
+    if found != wanted:
+        odd = next(name for name, size in wanted.items() if found[name] != size)
+        told = f"part {odd} has {found[odd]} bytes, the manifest says {wanted[odd]}"
+        raise FormatError(told, where=root, way_out=AGAIN)
     return spans
 
 

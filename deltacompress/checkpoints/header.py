@@ -25,6 +25,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -200,23 +201,29 @@ def _span(name: str, entry: Any, start: int, where: str) -> TensorSpan:
             where=where,
             way_out="get it again",
         )
-    extent = math.prod(filter(None, shape))
+    sizes = tuple(shape)
+    extent, needed = _extent(sizes, dtype)
     if extent > MAX_NUMEL:
         raise CheckpointError(
             f"tensor {name} has shape {brief(shape)}, over the cap of {MAX_NUMEL} elements",
             where=where,
             way_out="get it again",
         )
-    numel = 0 if 0 in shape else extent
     begin, end = offsets
-    if end - begin != numel * ITEMSIZE[dtype]:
+    if end - begin != needed:
         raise CheckpointError(
-            f"tensor {name}, {dtype} {shape}, needs {numel * ITEMSIZE[dtype]} bytes but is given [{brief(begin)}, "
-            f"{brief(end)})",
+            f"tensor {name}, {dtype} {shape}, needs {needed} bytes but is given [{brief(begin)}, {brief(end)})",
             where=where,
             way_out="the file is damaged, get it again",
         )
-    return TensorSpan(TensorInfo(name, dtype, tuple(shape), end - begin), start + begin, start + end)
+    return TensorSpan(TensorInfo(name, dtype, sizes, needed), start + begin, start + end)
+
+
+@lru_cache(maxsize=1024)
+def _extent(sizes: tuple[int, ...], dtype: str) -> tuple[int, int]:
+    """The product of the sizes that are not 0, and bytes; most tensors have the shape of others."""
+    extent = math.prod(filter(None, sizes))
+    return extent, 0 if 0 in sizes else extent * ITEMSIZE[dtype]
 
 
 def _check_coverage(spans: Iterable[TensorSpan], start: int, file_bytes: int, where: str) -> None:

@@ -153,13 +153,14 @@ class Runtime:
             self._tokenizers.add(name, variant.tokenizer_folder)
             self.cache.add(name, variant, sources, verify=verify)
         try:
+            note = variant.note()  # while it comes
             self.cache.confirm(name)  # and this one
         except BaseException:  # an interrupt too: the name is free again
             with self._lock:
                 self.cache.drop(name)
                 self._tokenizers.remove(name)
             raise
-        if note := variant.note():
+        if note:
             self.notes.append(f"{name}: {note}")
         return name
 

@@ -17,15 +17,36 @@ Operands = dict[str, Operand]
 
 
 @dataclass(frozen=True)
+class Reading:
+    """Operands that a thread reads into host memory. nbytes: of them, there as on the device."""
+
+    operands: Future[Operands]
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class Sources:
     """What a variant comes to the device from: operands in host memory, and others that lie in files. Both by path."""
 
-    host: Operands
+    in_memory: Operands | Reading
     stored: dict[str, Stored]
+
+    @property
+    def host(self) -> Operands:
+        """The operands in host memory, once they are there; raises what reading them raised."""
+        return self.in_memory.operands.result() if isinstance(self.in_memory, Reading) else self.in_memory
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of host memory."""
+        if isinstance(self.in_memory, Reading):
+            return self.in_memory.nbytes
+        return sum(one.nbytes for one in self.in_memory.values())
 
     def placed_bytes(self, kernels: Backend | None) -> int:
         """Bytes on the device."""
-        found = sum(one.placed_bytes(kernels) for one in self.host.values())
+        reading = isinstance(self.in_memory, Reading)
+        found = self.host_bytes if reading else sum(one.placed_bytes(kernels) for one in self.host.values())
         if self.stored:
             assert kernels is not None
             found += sum(one.placed_bytes(kernels) for one in self.stored.values())
@@ -55,7 +76,7 @@ class LoadedVariant:
     @property
     def pinned_bytes(self) -> int:
         """Of host memory that it holds."""
-        return 0 if self.sources is None else sum(one.nbytes for one in self.sources.host.values())
+        return 0 if self.sources is None else self.sources.host_bytes
 
     @property
     def counts(self) -> bool:

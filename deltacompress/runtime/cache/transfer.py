@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from deltacompress.errors import BackendError
+from deltacompress.errors import BackendError, InputError
 from deltacompress.kernels import Backend
-from deltacompress.runtime.cache.loaded_variant import Operands, Sources
+from deltacompress.runtime.cache.loaded_variant import Operands, Reading, Sources
 from deltacompress.runtime.loading.loader import Loader
 from deltacompress.runtime.operands.operand import Operand
 from deltacompress.runtime.variants.variant import Variant
@@ -27,11 +27,15 @@ class Transfer:
             self._loader = Loader(kernels, kernels.ingest, self.stream)
         self._readers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "deltacompress-read")
 
-    def read(self, variant: Variant) -> Sources:
+    def read(self, variant: Variant, check: Callable[[Operands], None] = lambda _: None) -> Sources:
         """Decode and check every part of a variant: its operands in host memory, pinned where copies follow; parts that
         a GPU takes as they are stored stay where they are.
 
-        Any thread may call this, also while requests run.
+        Where there are such, and the variant knows what the others weigh, a thread reads these while those come, and
+        `Sources.host` raises what goes wrong. Any thread may call this, also while requests run.
+
+        Args:
+            check: raises where the operands in host memory cannot serve.
 
         Raises:
             IntegrityError: a part is damaged or not finite.
@@ -42,14 +46,28 @@ class Transfer:
             stored = {path: one for path in paths if (one := variant.stored(path)) is not None}
         rest = [path for path in paths if path not in stored]
 
+        def read(threads: ThreadPoolExecutor | None = None) -> Operands:
+            operands = self._operands(variant, rest, threads)
+            check(operands)
+            return operands
+
+        if stored and self.stream is not None:
+            sizes = [size for path in rest if (size := variant.operand_bytes(path)) is not None]
+            if len(sizes) == len(rest):
+                return Sources(Reading(self._readers.submit(read), sum(sizes)), stored)
+        # threads help where there is something to decode; small tensors only wait for each other's Python
+        return Sources(read(self._readers if self.stream is not None and variant.decodes else None), stored)
+
+    def _operands(self, variant: Variant, paths: Sequence[str], threads: ThreadPoolExecutor | None) -> Operands:
         def operand(path: str) -> Operand | None:
             found = variant.operand(path)
+            said = variant.operand_bytes(path)
+            if said is not None and said != (0 if found is None else found.nbytes):
+                raise InputError(f"brings for {path} other than the {said} bytes that it told", where=variant.folder)
             return found if found is None or self.stream is None else found.pinned()
 
-        # threads help where there is something to decode; small tensors only wait for each other's Python
-        shared = self.stream is not None and variant.decodes
-        found = self._readers.map(operand, rest) if shared else map(operand, rest)
-        return Sources({path: one for path, one in zip(rest, found, strict=True) if one is not None}, stored)
+        found = threads.map(operand, paths) if threads else map(operand, paths)
+        return {path: one for path, one in zip(paths, found, strict=True) if one is not None}
 
     def place(self, sources: Sources, *, verify: bool, resident: Callable[[], str]) -> Operands:
         """Operands on the device, laid out as its kernels want them.
@@ -65,7 +83,12 @@ class Transfer:
             if sources.stored:
                 assert self._loader is not None
                 found |= self._loader.load(sources.stored, verify=verify)
-            return found | {path: one.placed(self._device, self._kernels) for path, one in sources.host.items()}
+            try:
+                host = sources.host
+            except BaseException:
+                found.clear()  # what is raised knows this frame, and `sources` knows it
+                raise
+            return found | {path: one.placed(self._device, self._kernels) for path, one in host.items()}
         except torch.OutOfMemoryError as error:
             raise BackendError(
                 f"{self._device} is out of memory while a variant is loaded ({resident()})",

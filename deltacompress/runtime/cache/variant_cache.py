@@ -85,7 +85,7 @@ class VariantCache:
             raise
         if not self._cuda:
             loaded.sources = None  # what does not fit now is read again when it is asked for
-        self._trim_host()
+        self._trim_host(keep=loaded)  # of which not all may have been read yet
         return loaded
 
     def confirm(self, name: str) -> None:
@@ -101,8 +101,10 @@ class VariantCache:
                 arriving.result()
             finally:
                 del arriving  # what it raises knows this frame, and so all that the load has made
-        elif loaded.verify and loaded.sources is not None and not loaded.installed:
-            check_stored(loaded.sources.stored)
+        elif (sources := loaded.sources) is not None and not loaded.installed:
+            _ = sources.host
+            if loaded.verify:
+                check_stored(sources.stored)
 
     def drop(self, name: str) -> None:
         """Forget a variant that never became usable."""
@@ -251,15 +253,14 @@ class VariantCache:
 
     def _bring(self, loaded: LoadedVariant) -> tuple[Operands, torch.cuda.Event | None]:
         """On the mover's thread: host or disk -> device, on the copy stream."""
-        if loaded.sources is None:
-            loaded.sources = self._transfer.read(loaded.variant)
+        sources = loaded.sources if loaded.sources is not None else self.read(loaded.variant)
         started = time.perf_counter()
         with torch.cuda.stream(self._stream):
-            operands = self._placed(loaded, loaded.sources)
+            operands = self._placed(loaded, sources)
             event = torch.cuda.Event()
             event.record(self._stream)
         event.synchronize()
-        loaded.brought_s = time.perf_counter() - started
+        loaded.brought_s, loaded.sources = time.perf_counter() - started, sources
         return operands, event
 
     def _placed(self, loaded: LoadedVariant, sources: Sources) -> Operands:
@@ -272,9 +273,7 @@ class VariantCache:
 
     def read(self, variant: Variant) -> Sources:
         """Every operand of a variant, decoded and checked; see Transfer.read."""
-        sources = self._transfer.read(variant)
-        self._model.check(sources.host, variant.folder)
-        return sources
+        return self._transfer.read(variant, lambda operands: self._model.check(operands, variant.folder))
 
     def _trim_host(self, keep: LoadedVariant | None = None) -> None:
         """Drop pinned copies, least recently used first, until they fit the host's budget."""

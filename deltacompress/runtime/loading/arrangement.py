@@ -45,6 +45,10 @@ class Run:
     at: int
 
     @property
+    def file(self) -> str:
+        return self.parts[0].file
+
+    @property
     def begin(self) -> int:
         """The first byte in the file."""
         return self.parts[0].begin
@@ -67,15 +71,16 @@ class Piece:
     def arrange(self) -> None:
         """Lay out the parts of its members as they lie in their files."""
         parts = [part for _, one in self.members for part in one.parts.values()]
-        for part in sorted(parts, key=lambda part: (*place(part), part.nbytes)):  # an empty one before its neighbour
-            run = self.runs[-1] if self.runs else None
-            if run is not None and run.parts[-1].file == part.file and part.begin - run.end <= GAP_BYTES:
+        parts.sort(key=lambda part: (part.file, part.begin, part.nbytes))  # an empty one before its neighbour
+        run, end = None, 0
+        for part in parts:
+            if run is not None and run.file == part.file and part.begin - end <= GAP_BYTES:
                 run.parts.append(part)
             else:
                 # as aligned as in the file
                 run = Run([part], self.size + -self.size % ALIGN + part.begin % ALIGN)
                 self.runs.append(run)
-            at = run.at + part.begin - run.begin
+            end, at = part.begin + part.nbytes, run.at + part.begin - run.begin
             self.places[place(part)], self.size = at, at + part.nbytes
 
     def transfers(self) -> Iterator[HostCopy]:
@@ -87,7 +92,7 @@ class Piece:
                 low, high = max(run.at, begin), min(run.at + run.end - run.begin, end)
                 for at in range(low, high, READ_BYTES):
                     size = min(READ_BYTES, high - at)
-                    reads.append(Read(run.parts[0].file, run.begin + at - run.at, at - begin, size))
+                    reads.append(Read(run.file, run.begin + at - run.at, at - begin, size))
             yield HostCopy(begin, end - begin, reads)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
 
@@ -22,7 +22,7 @@ from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.kernels import Backend
 from deltacompress.kernels.ingest import Ingest
 from deltacompress.runtime.loading import arrangement
-from deltacompress.runtime.loading.arrangement import HostCopy, Read
+from deltacompress.runtime.loading.arrangement import HostCopy, Piece, Read
 from deltacompress.runtime.loading.assembly import Assembly, damaged
 from deltacompress.runtime.loading.reading import Files, PendingReads, Reading
 from deltacompress.runtime.operands.embedding_rows import PackedRows
@@ -64,8 +64,14 @@ class Loader:
         """
         if not self._buffers:
             self._buffers = [_Buffer() for _ in range(BUFFERS)]
-        pieces = list(arrangement.pieces(stored))
-        rest = zip((one for piece in pieces for one in piece.transfers()), cycle(self._buffers), strict=False)
+        pieces: list[Piece] = []
+
+        def transfers() -> Iterator[HostCopy]:
+            for piece in arrangement.pieces(stored):
+                pieces.append(piece)
+                yield from piece.transfers()
+
+        rest: Iterator[tuple[HostCopy, _Buffer]] = zip(transfers(), cycle(self._buffers), strict=False)
         under_way: deque[tuple[HostCopy, _Buffer, PendingReads]] = deque()
         with (
             Reading(_files(stored), self._pool, self._threads) as reading,
@@ -80,6 +86,7 @@ class Loader:
 
             for _ in range(BUFFERS - 1):
                 start()
+            rest = iter(list(rest))  # the other pieces are arranged while the first are read
             assembly = Assembly(self._kernels, self._ingest, pieces, verify=verify)
             for piece in pieces:
                 raw = torch.empty(piece.size, dtype=torch.uint8, device=self._kernels.device)

@@ -7,6 +7,7 @@ from the base's either gets an operand or is refused by name.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
@@ -92,25 +93,31 @@ class DeltaVariant(Variant):
         return self._weight(module_path, record, parts)
 
     @override
+    def operand_bytes(self, module_path: str) -> int | None:
+        if self._base.roles[module_path] != "vector":
+            return None
+        return math.prod(self._record(module_path).shape) * self._numerics.dtype.itemsize
+
+    @override
     def stored(self, module_path: str) -> Stored | None:
-        kernels, record = self._numerics.kernels, self._record(module_path)
+        kernels, role = self._numerics.kernels, self._base.roles[module_path]
         if kernels is None or kernels.ingest is None or self.decodes:
             return None
-        role = self._base.roles[module_path]
         if role == "vector" or not self._is_packed_delta(module_path):
             return None
-        spec, found = self._spec(record), {part.name: part for part in record.parts}
-        ours = self._base.checkpoint.tensors[self._base.layout.places[module_path].name].shape
+        record = self._record(module_path)
+        spec, ours = self._spec(record), self._base.checkpoint.tensors[self._base.layout.places[module_path].name].shape
         whole = (spec.rows, spec.columns) == ours == record.shape
         fits = spec.sparsity.kind == "dense" and spec.bits < 16 if role == "embedding" else kernels.supports(spec)
-        if not whole or not fits or found.keys() & {"row_mask", "added_rows"}:
+        if not whole or not fits or any(part.name in ("row_mask", "added_rows") for part in record.parts):
             return None
-        shapes = {name: (DTYPES[part.dtype], part.shape) for name, part in found.items()}
         parts = {}
-        for name, part in found.items():
+        for part in record.parts:
             file, span = self.delta.where(record.name, part)
             assert part.blake3 is not None  # nothing is coded
-            parts[name] = StoredPart(str(file), span.begin, part.bytes, part.blake3, *shapes[name])
+            parts[part.name] = StoredPart(
+                str(file), span.begin, part.bytes, part.blake3, DTYPES[part.dtype], part.shape
+            )
         return Stored(record.name, parts, spec, DTYPES[record.dtype] if role == "embedding" else None)
 
     def weight(self, module_path: str, *, restored: bool = False) -> Tensor:

@@ -65,6 +65,10 @@ class Variant(ABC):
         """What `operand` would give, where a GPU takes it as it lies in a file; else None."""
         return None
 
+    def operand_bytes(self, module_path: str) -> int | None:
+        """Bytes of what `operand` gives, in host memory as on the device; None where only reading it tells."""
+        return None
+
     @property
     def decodes(self) -> bool:
         """Whether making operands is work, which threads share."""
