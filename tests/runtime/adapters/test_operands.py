@@ -16,7 +16,13 @@ from deltacompress.runtime.batch import Batch, ForwardContext
 from deltacompress.runtime.modules.embedding import decouple_embedding
 from deltacompress.runtime.modules.linear import DecoupledLinear, LinearGroup
 from deltacompress.runtime.operands.dense_delta import DeltaOfRows, DenseDelta
-from deltacompress.runtime.operands.embedding_rows import EmbeddingTable, LowRankRows, ReplacedRows
+from deltacompress.runtime.operands.embedding_rows import (
+    EmbeddingRows,
+    EmbeddingTable,
+    LowRankRows,
+    ReplacedRows,
+    RowsOver,
+)
 from deltacompress.runtime.operands.full_weight import FullWeight
 from deltacompress.runtime.operands.low_rank import LowRank
 from deltacompress.runtime.operands.operand import Operand, Vector
@@ -214,6 +220,11 @@ def rows_of(table: Tensor) -> dict[str, Any]:
     }
 
 
+def tensors_of(operand: EmbeddingRows) -> list[Tensor]:
+    under = operand.under if isinstance(operand, RowsOver) else None
+    return [*operand.tensors.values(), *(tensors_of(under) if under is not None else ())]
+
+
 def test_rows_of_an_embedding() -> None:
     context, module = ForwardContext(), nn.Embedding(9, 4)
     table = module.weight.detach().clone()
@@ -222,6 +233,7 @@ def test_rows_of_an_embedding() -> None:
         assert operand.misfit(table, torch.float32) is None
         moved = operand.placed(CPU, None)
         assert moved.nbytes == operand.nbytes == operand.placed_bytes(None)
+        assert {one.device.type for one in tensors_of(operand.placed(torch.device("meta"), None))} == {"meta"}
         tables.set(slot, moved)
     slots = [*range(1 + len(found))]
     context.batch = Batch(slots, CPU)

@@ -1,0 +1,95 @@
+"""Adapters over fine-tuned models whose embedding and head are not the base's: more rows, fewer, a few that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import peft_models
+import pytest
+import torch
+from pairs import Pair, changed, weights_of
+from runtime.test_vocabulary import few_rows, load_base_rows, resized, untie
+from runtime_cases import Served, assert_close, oracle_logits, random_ids, serve
+from tolerances import UNMERGED
+
+from deltacompress.runtime import Runtime
+from deltacompress.runtime.batch import Batch
+from deltacompress.runtime.modules.linear import DecoupledLinear
+from deltacompress.runtime.variants.delta import DeltaVariant
+from deltacompress.runtime.variants.precision import Numerics
+
+MODELS = {
+    "grown": ("llama", resized(101), {"vocab_size": 101}),
+    "shrunk": ("llama", resized(90), {"vocab_size": 90}),
+    "few rows": ("llama", few_rows, {}),
+    "tied, grown": ("qwen2-tied", resized(101), {"vocab_size": 101}),
+    "tied base, own head": ("qwen2-tied", untie, {"tie_word_embeddings": False}),
+}
+TABLES = ["q_proj", "embed_tokens", "lm_head"]
+
+
+@pytest.fixture(scope="module")
+def models(make_pair: Callable[..., Pair], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
+    made = {}
+    for name, (architecture, change, config) in MODELS.items():
+        root, pair = tmp_path_factory.mktemp("vocabulary"), make_pair(architecture)
+        load_base_rows[:] = [weights_of(pair.base)]
+        made[name] = serve(changed(pair, root, change, **config), root, "int2-24")
+    return made
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_matrices_beside_tables(models: dict[str, Served], tmp_path: Path, name: str, dora: bool) -> None:
+    one = models[name]
+    tied = name == "tied, grown"  # matrices beside a head would be beside the embedding's own tensor
+    targets = TABLES[:2] if tied else TABLES
+    path = peft_models.write(one.restored, tmp_path / "a", "Lora", r=3, use_dora=dora, target_modules=targets)
+    runtime = Runtime.from_base(one.pair.base)
+    runtime.load(one.artifact, "delta")
+    runtime.load(path, "a", over="delta")
+    vocabulary = MODELS[name][2].get("vocab_size", 96)
+    ids = [*random_ids(7, vocabulary=vocabulary), vocabulary - 1]
+    for request, found in zip(
+        ("a", "delta", "a"), runtime.logits([(n, ids) for n in ("a", "delta", "a")]), strict=True
+    ):
+        if request == "a":
+            wanted = peft_models.logits(peft_models.model_of(one.restored, path), ids)
+        else:
+            wanted = oracle_logits(one.restored, ids)
+        assert_close(found, wanted, UNMERGED.value)
+
+
+@pytest.mark.parametrize("rounding", [True, False, "packed"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_delta_knows_the_weights_that_it_serves(
+    models: dict[str, Served], name: str, rounding: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Norms of DoRA are taken of them: what a linear makes of the identity is its weight."""
+    one = models[name]
+    if rounding == "packed":
+        monkeypatch.setattr(Numerics, "kernels", property(lambda self: self.backend))
+    runtime = Runtime.from_base(one.pair.base, merge_rounding=rounding is True)
+    runtime.load(one.artifact, "delta")
+    loaded, restored, looked_at = runtime.variants["delta"], weights_of(one.restored), 0
+    assert isinstance(loaded.variant, DeltaVariant)
+    with torch.inference_mode(), runtime.model.serving(Batch([loaded.slot], torch.device("cpu"))):
+        for path, module in runtime.model.model.named_modules():
+            place = loaded.variant.layout.places.get(f"{path}.weight")
+            if isinstance(module, DecoupledLinear):
+                module.group = None
+                x = torch.cat([torch.zeros(1, module.in_features), torch.eye(module.in_features)])
+                y = module(x[None])[0]
+                served = (y[1:] - y[0]).T
+            elif isinstance(module, torch.nn.Embedding):
+                served = module(torch.arange(loaded.variant.vocabulary(f"{path}.weight"))[None])[0]
+            else:
+                continue
+            assert place is not None
+            looked_at += 1
+            found = loaded.variant.weight(f"{path}.weight")
+            torch.testing.assert_close(found.float(), served[: found.shape[0]], rtol=1e-5, atol=1e-6)
+            whole = loaded.variant.weight(f"{path}.weight", restored=True)
+            assert torch.equal(whole.float(), restored[place.name].float())
+    assert looked_at == 2 * 7 + 2
