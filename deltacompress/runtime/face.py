@@ -40,8 +40,7 @@ from deltacompress.runtime.variants.variant import Variant
 class Runtime:
     """Serves a base model and its variants; make it with `from_base`.
 
-    backend: name of the one in use; merge_rounding: see `from_base`. One thread computes at a
-    time; `load` and `unload` may be called from others, also while requests run.
+    backend: the name; merge_rounding: see `from_base`. One thread computes at a time; others may load and unload.
     """
 
     def __init__(self, model: DecoupledModel, cache: VariantCache, *, cuda_graphs: bool = False) -> None:

@@ -108,8 +108,11 @@ class AdapterVariant(Variant):
 
     @override
     def stored(self, module_path: str) -> Stored | None:
-        own = module_path in self._weights or module_path in self._biases or module_path in self._tied_rows
-        return None if own or self.over is None else self.over.stored(module_path)
+        return None if self.over is None or self._brings(module_path) else self.over.stored(module_path)
+
+    @override
+    def operand_bytes(self, module_path: str) -> int | None:
+        return None if self.over is None or self._brings(module_path) else self.over.operand_bytes(module_path)
 
     @override
     def operand(self, module_path: str) -> Operand | None:
@@ -158,6 +161,10 @@ class AdapterVariant(Variant):
         return "; ".join(told)
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _brings(self, module_path: str) -> bool:
+        """Whether something of the adapter itself is for this path."""
+        return module_path in self._weights or module_path in self._biases or module_path in self._tied_rows
 
     def _vector(self, module_path: str, name: str) -> Vector:
         module = module_path.rpartition(".")[0]

@@ -136,6 +136,8 @@ def test_what_a_gpu_takes_from_the_deltas_files(
     variant = runtime.variants["a"].variant
     monkeypatch.setattr(runtime.variants["delta"].variant, "stored", lambda path: path)
     taken = {path for path in variant.paths() if variant.stored(path) is not None}
+    sizes = {path for path in variant.paths() if variant.operand_bytes(path) is not None}
+    assert sizes == {path for path in taken if "norm" in path} != set()
     assert set(variant.paths()) - taken == {f"model.layers.{k}.self_attn.q_proj.weight" for k in (0, 1)}
 
 
