@@ -89,6 +89,9 @@ def frontier(
     seeds: Annotated[str, typer.Option(help="Seeds of the calibration, separated by commas.")] = "0,1,2",
     limit: Limit = 1000,
     kl_only: Annotated[bool, typer.Option("--kl-only", help="Do not score the answers, which takes longer.")] = False,
+    judge_rest: Annotated[
+        bool, typer.Option("--judge-rest", help="Judge budgets by the validation samples after those of --limit.")
+    ] = False,
     device: BenchDevice = "auto",
 ) -> None:
     """Measure what methods keep of real pairs at every size; the same call goes on where it was stopped."""
@@ -111,6 +114,7 @@ def frontier(
             seeds=drawn,
             limit=limit,
             scores=not kl_only,
+            judge_rest=judge_rest,
             device=device,
             reporter=reporter,
         )

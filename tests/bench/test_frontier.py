@@ -27,6 +27,7 @@ from deltacompress.budget.measuring.walk import Walked, walk
 from deltacompress.budget.rungs import template
 from deltacompress.cli.main import main
 from deltacompress.codecs.recipe import CalibrationSpec
+from deltacompress.demo.score import read_task
 from deltacompress.errors import InputError, Interrupted
 
 TASK = "palindrome"
@@ -264,6 +265,28 @@ def test_sizes_share_what_is_measured_before_a_choice(demo: dict[str, Any], monk
     assert measured == [0, 1, 1]
     assert asked == [(ratio, seed, f"of {TASK}, {seed}, cpu") for ratio in (8.0, 6.0) for seed in (0, 1)]
     assert sorted(one.name for one in demo["out"].iterdir()) == ["frontier.md", "frontier.svg", "rows"]
+
+
+@pytest.mark.parametrize("judge_rest", [False, True])
+def test_samples_that_are_not_scored_may_judge(
+    demo: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, judge_rest: bool
+) -> None:
+    """The first two are scored, all after them judge; rows of the one way are not the other's."""
+    judges = list[Any]()
+
+    def surveyed(pair: subjects.Pair, *_: Any) -> Path:
+        judges.append(pair.judge)
+        return Path("unused")
+
+    monkeypatch.setattr(frontier, "surveyed", surveyed)
+    monkeypatch.setattr(frontier, "chosen_for", lambda *_: None)
+    asked = demo | {"methods": ["budget"], "ratios": [8.0], "limit": 2, "scores": False}
+    frontier.run(**asked, judge_rest=judge_rest)
+    every = read_task(demo["data"] / TASK / "validation.jsonl")
+    wanted = tuple({"prompt": one.prompt, "completion": one.completion} for one in every[2:])
+    assert judges == [wanted if judge_rest else None]
+    frontier.run(**asked, judge_rest=not judge_rest)
+    assert len(judges) == 2
 
 
 def test_a_size_that_shares_it_comes_to_what_it_does_alone(

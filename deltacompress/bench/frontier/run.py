@@ -61,6 +61,7 @@ def run(
     seeds: Sequence[int] = (0, 1, 2),
     limit: int = 1000,
     scores: bool = True,
+    judge_rest: bool = False,
     device: str = "auto",
     reporter: Reporter = SILENT,
 ) -> Frontier:
@@ -70,6 +71,7 @@ def run(
         models, data, tasks: as `bench pairs`. methods: names of shipped recipes, baselines and sketches, or paths.
         ratios: whole fine-tuned checkpoint over whole artifact, asked of methods that take a size.
         limit: the first validation samples. scores: score the answers, too, not only the divergence.
+        judge_rest: budgets are judged by the validation samples after those, else by records of the calibration data.
         device: where models are compressed and run.
 
     Raises:
@@ -90,7 +92,7 @@ def run(
     reporter.phase("measuring", len(todo))
     try:
         for task in found:
-            bench = _Task(models, data, task, out, limit, where, scores=scores)
+            bench = _Task(models, data, task, out, limit, where, scores=scores, judge_rest=judge_rest)
             try:
                 for point in (one for one in todo if one.task == task):
                     rows.append(bench.row(point, reporter))
@@ -120,10 +122,21 @@ class _Task:
     """One task: its pair, its finished rows, and, once one is missing, its reference and what rows share."""
 
     def __init__(
-        self, models: Path, data: Path, task: str, out: Path, limit: int, device: str, *, scores: bool
+        self,
+        models: Path,
+        data: Path,
+        task: str,
+        out: Path,
+        limit: int,
+        device: str,
+        *,
+        scores: bool,
+        judge_rest: bool,
     ) -> None:
-        self._pair = Pair(models / "base", models / task, data / task / "train.jsonl")
-        self._samples = read_task(data / task / "validation.jsonl", limit)
+        every = read_task(data / task / "validation.jsonl")
+        self._samples = every[:limit]
+        rest = tuple({"prompt": one.prompt, "completion": one.completion} for one in every[limit:])
+        self._pair = Pair(models / "base", models / task, data / task / "train.jsonl", rest if judge_rest else None)
         self._device, self._scores, self._out = device, scores, out
         self._finetuned = Checkpoint.open(self._pair.finetuned)
         self._reference: Reference | None = None
@@ -136,6 +149,7 @@ class _Task:
             "files": [Checkpoint.open(self._pair.base).side_file_hashes(), self._finetuned.side_file_hashes()],
             "side_file_bytes": side_file_bytes(self._finetuned, lossless="zstd"),  # in the size of every row
             "calibration": hash_file(self._pair.calibration)[0],
+            "judge": [list(one.values()) for one in rest] if judge_rest else None,
             "scores": scores,
             "device": device,
             "versions": [__version__, torch.__version__],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,11 +48,12 @@ REST = Recipe.parse(
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A fine-tuned model, its base and its calibration data."""
+    """A fine-tuned model, its base and its calibration data. judge: as of compress_to."""
 
     base: Path
     finetuned: Path
     calibration: Path
+    judge: tuple[Mapping[str, Any], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def surveyed(pair: Pair, seed: int | None, folder: Path, device: str) -> Path:
     job = CompressionJob.of(
         pair.base, pair.finetuned, recipe=template(), out=out, calibration=data, seed=seed, device=device
     )
-    return survey_pair(job, Inputs(), SILENT).kept
+    return survey_pair(job, Inputs(), SILENT, judge=pair.judge).kept
 
 
 def chosen_for(pair: Pair, ratio: float, seed: int | None, survey: Path, folder: Path, device: str) -> Made | None:
@@ -95,7 +96,7 @@ def chosen_for(pair: Pair, ratio: float, seed: int | None, survey: Path, folder:
     """
     out, data = folder / "artifact", pair.calibration
     shutil.copyfile(survey, kept_path(out))  # a copy, that takes in this size's attempts and goes with the artifact
-    asked: dict[str, Any] = {"target_ratio": ratio, "seed": seed, "device": device, "resume": True}
+    asked: dict[str, Any] = {"target_ratio": ratio, "seed": seed, "device": device, "judge": pair.judge, "resume": True}
     try:
         compress_to(pair.base, pair.finetuned, out=out, calibration=data, **asked)
     except UnreachedError:
