@@ -268,7 +268,7 @@ def test_replaced_while_the_old_one_is_on_its_way() -> None:
 @pytest.mark.gpu
 def test_a_copy_under_way_holds_up_no_other_batch() -> None:
     """Neither a store the fetch of another batch, nor a fetch a batch that is on the device."""
-    long = 2_000_000_000  # cycles: a second, about
+    long = 6_000_000_000  # cycles: three seconds, about, so that a busy host does not outlast them
     stream = on_the_gpu(1.0, 3)
     with torch.cuda.stream(stream._storing):
         torch.cuda._sleep(long)
