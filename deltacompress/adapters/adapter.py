@@ -41,12 +41,17 @@ class Adapter:
     @property
     def kind(self) -> str:
         """What to call it: "lora", "dora", "boft", "shira" or "rosa"."""
-        return "dora" if self.settings.dora else self.settings.kind
+        return kind_of(self.settings)
 
     @property
     def modules(self) -> int:
         """How many modules have matrices, rotations or entries of their own."""
         return sum(any((one.low_rank, one.embedding, one.rotation, one.sparse)) for one in self.changes.values())
+
+
+def kind_of(settings: AdapterConfig) -> str:
+    """`Adapter.kind` of what its config says."""
+    return "dora" if settings.dora else settings.kind
 
 
 def digest_of(config: str, weights: str) -> str:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from deltacompress.devices import check_driver
+from deltacompress.errors import InputError
 from deltacompress.files.output import check_can_hold
 from deltacompress.files.places import check_folder, check_place
 from deltacompress.reporter import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from deltacompress.adapters.adapter import Adapter
 
 
 def checkpoints(*paths: Path) -> None:
@@ -76,6 +80,9 @@ def artifact(spec: str, zoo: str | None, *, base: Path | None = None, reporter: 
     if base is not None:
         checkpoints(base)
     found = place(spec, zoo, base=base, reporter=reporter)
+    if holds_adapter(found):
+        way_out = "serve it (generate, chat), or merge it with PEFT and compress the merged model"
+        raise InputError("is a PEFT adapter, and no artifact", where=found, way_out=way_out)
     load_delta(found)
     return found
 
@@ -87,18 +94,32 @@ def served(spec: str, zoo: str | None, *, base: Path, reporter: Reporter = SILEN
         CheckpointError, BaseMismatchError: as adapters.open_adapter.
         InputError, IntegrityError, ZooError: as `artifact`.
     """
-    from deltacompress.adapters.adapter import open_adapter
-    from deltacompress.adapters.directory import is_adapter
     from deltacompress.checkpoints.reader import Checkpoint
+
+    Checkpoint.open(base)  # told first
+    found = place(spec, zoo, base=base, reporter=reporter)
+    if not holds_adapter(found):
+        return artifact(str(found), None, base=base)
+    adapter(found, base)
+    return found
+
+
+def holds_adapter(directory: Path) -> bool:
+    """Whether a directory is a PEFT adapter, and no artifact."""
+    from deltacompress.adapters.directory import is_adapter
     from deltacompress.files.places import MANIFEST
 
+    return is_adapter(directory) and not (directory / MANIFEST).exists()
+
+
+def adapter(directory: Path, base: Path) -> Adapter:
+    """The adapter in a directory, held against its base; raises as adapters.open_adapter."""
+    from deltacompress.adapters.adapter import open_adapter
+    from deltacompress.checkpoints.reader import Checkpoint
+
     checkpoint = Checkpoint.open(base)
-    found = place(spec, zoo, base=base, reporter=reporter)
-    if not is_adapter(found) or (found / MANIFEST).exists():
-        return artifact(str(found), None, base=base)
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-    open_adapter(found, shapes, base_name=str(checkpoint.path))
-    return found
+    return open_adapter(directory, shapes, base_name=str(checkpoint.path))
 
 
 def place(spec: str, zoo: str | None, *, base: Path | None = None, reporter: Reporter = SILENT) -> Path:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,6 +40,10 @@ def generate(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to continue; - reads it from the input.")],
     *,
     base: BaseOption,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=SOURCE", help="Another artifact or adapter for the same batch; may be repeated."),
+    ] = None,
     max_new_tokens: NewTokens = 32,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
     temperature: Temperature = 0.0,
@@ -62,24 +68,32 @@ def generate(
             raise InputError(
                 "standard input is empty, and so is the prompt", way_out="write some text to it, or add --bos"
             )
-    runtime, name = _open(console, artifact, base, zoo, device, dtype, backend)
-    shows = not console.settings.json
+    others = _named(also or ())
+    runtime, name = _open(console, artifact, base, zoo, device, dtype, backend, others)
+    shows = not console.settings.json and not others
 
     def show(_: int, __: int, text: str) -> None:
         console.write(text)
 
     begun = time.perf_counter()
-    done = runtime.complete(
-        [(name, prompt)],
+    done, *more = runtime.complete(
+        [(one, prompt) for one in (name, *others)],
         max_new_tokens,
         stop=stop or (),
         on_token=show if shows else None,
         sampling=Sampling(temperature, top_p, seed),
         bos=bos,
-    )[0]
-    if done.error is not None:
-        raise done.error
-    _show_answer(console, runtime, artifact, prompt, done, time.perf_counter() - begun)
+    )
+    for one in (done, *more):
+        if one.error is not None:
+            raise one.error
+    seconds = time.perf_counter() - begun
+    if others:
+        _show_answers(
+            console, runtime, artifact, prompt, dict(zip((name, *others), (done, *more), strict=True)), seconds
+        )
+    else:
+        _show_answer(console, runtime, artifact, prompt, done, seconds)
 
 
 @verb
@@ -155,6 +169,42 @@ def _show_answer(
     console.note(_told(runtime, done, seconds))
 
 
+def _show_answers(
+    console: Console, runtime: Runtime, artifact: str, prompt: str, answers: Mapping[str, Completion], seconds: float
+) -> None:
+    """Of several variants in one batch, each after its name; as JSON the first as alone, and all of them."""
+    first = next(iter(answers.values()))
+    every = [
+        {"name": name, "text": one.text, "tokens": list(one.tokens), "finished": one.finished}
+        for name, one in answers.items()
+    ]
+    data = _data(runtime, artifact, prompt, first, seconds) | {"answers": every}
+    if console.settings.json:
+        console.result(data, str)
+        return
+    for name, one in answers.items():
+        console.write(f"{name}: {one.text}\n")
+    tokens = sum(len(one.tokens) for one in answers.values())
+    console.note(f"{tokens} tokens, {tokens / seconds:.1f} tokens/s, backend {runtime.backend}")
+
+
+def _named(also: Sequence[str]) -> dict[str, str]:
+    """NAME=SOURCE as a mapping.
+
+    Raises:
+        InputError: one is not of that form, or a name is there twice.
+    """
+    found: dict[str, str] = {}
+    for one in also:
+        name, separator, source = one.partition("=")
+        if not (name and separator and source):
+            raise InputError("is not NAME=SOURCE", where=f"--also {one}", way_out="such as --also bot=path/of/adapter")
+        if name in found:
+            raise InputError(f"the name {name} is given twice", where="--also", way_out="name each once")
+        found[name] = source
+    return found
+
+
 def _note_greedy(console: Console, temperature: float, top_p: float, seed: int) -> None:
     for name, is_given in (("--top-p", top_p != 1), ("--seed", seed != 0)):
         if is_given and temperature == 0:
@@ -162,15 +212,25 @@ def _note_greedy(console: Console, temperature: float, top_p: float, seed: int) 
 
 
 def _open(
-    console: Console, artifact: str, base: Path, zoo: str | None, device: str, dtype: str, backend: str
+    console: Console,
+    artifact: str,
+    base: Path,
+    zoo: str | None,
+    device: str,
+    dtype: str,
+    backend: str,
+    others: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Runtime, str]:
-    """The base with the variant loaded, and the variant's name."""
+    """The base with the variant loaded, and the variant's name; others: more of them, by name."""
     with console.progress() as reporter:
         place = early.served(artifact, zoo, base=base, reporter=reporter)
+        places = {one: early.served(source, zoo, base=base, reporter=reporter) for one, source in others.items()}
     from deltacompress.runtime import Runtime
 
     runtime = Runtime.from_base(base, device=device, dtype=dtype, backend=backend)
     name = runtime.load(place)
+    for one, its in places.items():
+        runtime.load(its, one)
     for note in (runtime.describe(), *runtime.notes):
         console.note(note)
     return runtime, name
