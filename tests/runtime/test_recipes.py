@@ -14,6 +14,7 @@ from deltacompress.codecs.recipe import Recipe
 from deltacompress.errors import BackendError
 from deltacompress.files.content import list_content
 from deltacompress.kernels import available, get_backend
+from deltacompress.kernels.adapters import get_adapter_kernels
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.variants.precision import Numerics
 
@@ -103,6 +104,8 @@ def test_kernels_do_not_round(trio: dict[str, Served], monkeypatch: pytest.Monke
     backend = get_backend("reference", "cpu")
     backend.name = "triton"
     monkeypatch.setattr("deltacompress.runtime.variants.precision.get_backend", lambda *_: backend)
+    adapters = get_adapter_kernels("reference", "cpu")
+    monkeypatch.setattr("deltacompress.runtime.variants.precision.get_adapter_kernels", lambda *_: adapters)
     with pytest.raises(BackendError, match="merge_rounding needs decoded deltas, backend triton"):
         Runtime.from_base(trio["a"].pair.base, backend="triton", merge_rounding=True)
     assert not Numerics.choose("triton", torch.device("cpu"), torch.float32, None).merge_rounding

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from deltacompress.kernels import Backend
+from deltacompress.kernels.adapters import AdapterKernels
 from deltacompress.runtime.batch import Batch, BatchRows, ForwardContext
 from deltacompress.runtime.modules.vectors import VectorBank
 from deltacompress.runtime.operands.operand import Operand
@@ -35,8 +36,16 @@ class DecoupledLinear(nn.Linear):
 
     takes: ClassVar[tuple[type[Operand], ...]] = (LinearOperand, Combined)
 
-    def __init__(self, linear: nn.Linear, context: ForwardContext, kernels: Backend | None, *, is_head: bool) -> None:
-        """kernels: what serves packed deltas; None where they are decoded."""
+    def __init__(
+        self,
+        linear: nn.Linear,
+        context: ForwardContext,
+        kernels: Backend | None,
+        adapters: AdapterKernels | None = None,
+        *,
+        is_head: bool,
+    ) -> None:
+        """kernels: what serves packed deltas, None where they are decoded; adapters: as in Site."""
         nn.Module.__init__(self)  # not nn.Linear's: that would make a weight of its own
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
@@ -45,7 +54,7 @@ class DecoupledLinear(nn.Linear):
         self.biases: VectorBank | None = None if bias is None else VectorBank(bias)
         self._context, self.is_head = context, is_head
         self.group: LinearGroup | None = None  # of linears that read the same tensor
-        self._site = Site(self.in_features, self.out_features, kernels)
+        self._site = Site(self.in_features, self.out_features, kernels, adapters, linear.weight.dtype)
         self._products: dict[type[Product[Any]], Product[Any]] = {}
 
     @property
@@ -161,7 +170,7 @@ class LinearGroup:
 
     def _results(self, x: Tensor, batch: Batch) -> tuple[Tensor, list[Tensor]] | None:
         """(x, output of each member); None where variants bring what cannot be added for all members at once."""
-        slots, kinds = batch.active(), set()
+        slots, kinds = batch.active(), set[type[Product[Any]]]()
         for member in self._members:
             if member.biases is not None and member.biases.touched(batch):
                 return None
@@ -171,7 +180,7 @@ class LinearGroup:
                 kinds.add(type(product))
         flat = x.reshape(-1, x.shape[-1])
         y = self._base(flat)
-        for kind in kinds:
+        for kind in sorted(kinds, key=lambda one: one.__name__):  # sums in one order in every process
             kind.add_group(y, flat, batch.rows(flat.shape[0]), [member.product(kind) for member in self._members])
         return x, list(y.view(*x.shape[:-1], y.shape[-1]).split(self._sizes, -1))
 

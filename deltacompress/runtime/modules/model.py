@@ -153,7 +153,7 @@ def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, num
         )
     if model.config._attn_implementation not in ATTENTION:
         model.set_attn_implementation("eager")
-    context, kernels = ForwardContext(), numerics.kernels
+    context, kernels, adapters = ForwardContext(), numerics.kernels, numerics.adapter_kernels
     fuse = kernels is not None and fused.usable(model.device)
     paths = {id(module): name for name, module in model.named_modules()}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -164,7 +164,7 @@ def decouple(model: PreTrainedModel, checkpoint: Checkpoint, layout: Layout, num
     for module_path in sorted({place.rpartition(".")[0] for place in layout.places}):
         module = model.get_submodule(module_path)
         if isinstance(module, nn.Linear):
-            linear = DecoupledLinear(module, context, kernels, is_head=module is head)
+            linear = DecoupledLinear(module, context, kernels, adapters, is_head=module is head)
             model.set_submodule(module_path, linear)
             linears[f"{module_path}.weight"] = linear
             roles[f"{module_path}.weight"] = "head" if module is head else "linear"

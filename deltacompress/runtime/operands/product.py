@@ -20,7 +20,8 @@ from torch.nn import functional
 from typing_extensions import override
 
 from deltacompress.kernels import Backend
-from deltacompress.runtime.batch import BatchRows, Segment
+from deltacompress.kernels.adapters import AdapterKernels
+from deltacompress.runtime.batch import BatchRows, Segment, kernel_slot
 from deltacompress.runtime.operands.operand import Operand
 
 
@@ -44,11 +45,17 @@ class LocalProduct(BaseProduct):
 
 @dataclass(frozen=True)
 class Site:
-    """The linear that a product serves. kernels: what serves packed deltas."""
+    """The linear that a product serves.
+
+    kernels: what serves packed deltas; adapters: what serves operands of adapters, None: loops over segments; dtype: of
+    activations and operands.
+    """
 
     in_features: int
     out_features: int
     kernels: Backend | None
+    adapters: AdapterKernels | None = None
+    dtype: torch.dtype = torch.float32
 
 
 class LinearOperand(Operand, ABC):
@@ -161,6 +168,61 @@ class Product(Generic[O]):
     def own(self, rows: BatchRows) -> Iterable[tuple[Segment, O]]:
         """Segments of its slots with their operands."""
         return ((piece, self.operands[piece.slot]) for piece in rows.segments if piece.slot in self.operands)
+
+
+class TableProduct(Product[O], ABC, Generic[O]):
+    """Of operands in a table of kernels/adapters: one launch for all slots, loops for what the table cannot take.
+
+    looped: the latter, by slot; everything, where the reference backend serves.
+    """
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self.looped: dict[int, O] = {}
+        if site.adapters is not None:
+            self.make(site.adapters)
+
+    @abstractmethod
+    def make(self, kernels: AdapterKernels) -> None:
+        """Make the empty table."""
+
+    @abstractmethod
+    def fits(self, operand: O) -> bool:
+        """Whether the table can take it."""
+
+    @abstractmethod
+    def fill(self, place: int, operand: O) -> None:
+        """Put it into a place of the table, as kernels count them."""
+
+    @abstractmethod
+    def clear(self, place: int) -> None:
+        """Empty that place."""
+
+    @override
+    def set(self, slot: int, operand: O | None) -> None:
+        if slot in self.operands and slot not in self.looped:
+            self.clear(kernel_slot(slot))
+        self.looped.pop(slot, None)
+        super().set(slot, operand)
+        if operand is None:
+            return
+        if self.site.adapters is not None and self.fits(operand):
+            self.fill(kernel_slot(slot), operand)
+        else:
+            self.looped[slot] = operand
+
+    def kernels_for(self, rows: BatchRows) -> AdapterKernels | None:
+        """What serves those of these rows whose operands are in the table; None if there are none."""
+        tabled = any(piece.slot in self.operands and piece.slot not in self.looped for piece in rows.segments)
+        return self.site.adapters if tabled else None
+
+    def loops(self, rows: BatchRows) -> Iterable[tuple[Segment, O]]:
+        """Segments whose operands are not in the table, with these."""
+        return ((piece, self.looped[piece.slot]) for piece in rows.segments if piece.slot in self.looped)
+
+    def own_columns(self, y: Tensor) -> Tensor:
+        """The columns of y that the base's weight has, too; others are of grown vocabularies."""
+        return y[:, : self.site.out_features]
 
 
 def add_linear(y: Tensor, x: Tensor, piece: Segment, weight: Tensor, column: int) -> None:

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from deltacompress.kernels.adapters import AdapterKernels, RotationTable
+from deltacompress.kernels.adapters.rotate import strided_order
 from deltacompress.numerics.adapters.butterfly import rotate
-from deltacompress.runtime.batch import BatchRows
+from deltacompress.runtime.batch import MAX_VARIANTS, BatchRows
 from deltacompress.runtime.operands.operand import unlike
-from deltacompress.runtime.operands.product import LinearOperand, Product
+from deltacompress.runtime.operands.product import LinearOperand, TableProduct
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,53 @@ class Rotation(LinearOperand):
         return [self.tensors[f"blocks{number}"] for number in range(len(self.layout))]
 
 
-class RotationProduct(Product[Rotation]):
+class RotationProduct(TableProduct[Rotation]):
     """x[rows] -> x[rows] R for its rows. In a group of linears each has an input of its own then."""
 
     @override
+    def make(self, kernels: AdapterKernels) -> None:
+        self._device = kernels.device
+        self._tables: list[RotationTable] = []  # one for each turn of the longest chain
+        self._orders: dict[tuple[int, int, int], Tensor | None] = {}  # by size of a block, stride, chunk
+
+    @override
+    def fits(self, operand: Rotation) -> bool:
+        return True
+
+    @override
+    def fill(self, place: int, operand: Rotation) -> None:
+        while len(self._tables) < len(operand.layout):
+            self._tables.append(RotationTable(MAX_VARIANTS, self.site.in_features, self._device, self.site.dtype))
+        for table, blocks, (stride, chunk) in zip(self._tables, operand.turns, operand.layout, strict=False):
+            order = self._order(blocks.shape[-1], stride, chunk)
+            table.set(place, blocks.contiguous(), order, order)
+
+    @override
+    def clear(self, place: int) -> None:
+        for table in self._tables:
+            table.clear(place)
+
+    @override
     def before(self, x: Tensor, rows: BatchRows) -> Tensor:
+        if (kernels := self.kernels_for(rows)) is not None:
+            turns = max(len(operand.layout) for _, operand in self.own(rows))
+            for table in self._tables[:turns]:  # rows of shorter chains, or of none, are copied
+                found = x.new_empty(x.shape)
+                kernels.rotate(x, found, rows.on_device, table)
+                x = found
+            return x
         found = x.clone()
-        for piece, operand in self.own(rows):
+        for piece, operand in self.loops(rows):
             turned = x[piece.rows]
             for blocks, (stride, chunk) in zip(operand.turns, operand.layout, strict=True):
                 turned = rotate(turned, blocks, stride, chunk)
             found[piece.rows] = turned
         return found
+
+    def _order(self, size: int, stride: int, chunk: int) -> Tensor | None:
+        """The features of blocks one after another, on the device: what a rotation reads and what it writes."""
+        key = size, stride, chunk
+        if key not in self._orders:
+            order = strided_order(self.site.in_features, *key)
+            self._orders[key] = None if order is None else order.to(self._device)
+        return self._orders[key]

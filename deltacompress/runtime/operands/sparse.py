@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from deltacompress.runtime.batch import BatchRows
+from deltacompress.kernels.adapters import AdapterKernels, SparseRowsTable
+from deltacompress.runtime.batch import MAX_VARIANTS, BatchRows
 from deltacompress.runtime.operands.operand import unlike
-from deltacompress.runtime.operands.product import LinearOperand, Product, Site
+from deltacompress.runtime.operands.product import LinearOperand, Site, TableProduct
 
 
 @dataclass(frozen=True)
@@ -40,23 +42,43 @@ class Sparse(LinearOperand):
         return cls({"starts": starts, "columns": columns[order].int(), "values": values[order]})
 
 
-class SparseProduct(Product[Sparse]):
+class SparseProduct(TableProduct[Sparse]):
     """y[rows] += x[rows] S^T."""
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self._matrices: dict[int, Tensor] = {}
+        self._matrices: dict[int, Tensor] = {}  # of those in `looped`
+
+    @override
+    def make(self, kernels: AdapterKernels) -> None:
+        site = self.site
+        self._table = SparseRowsTable(MAX_VARIANTS, site.out_features, site.in_features, kernels.device, site.dtype)
+
+    @override
+    def fits(self, operand: Sparse) -> bool:
+        return True
+
+    @override
+    def fill(self, place: int, operand: Sparse) -> None:
+        parts = (operand.tensors[name].contiguous() for name in ("starts", "columns", "values"))
+        self._table.set(place, *parts)
+
+    @override
+    def clear(self, place: int) -> None:
+        self._table.clear(place)
 
     @override
     def set(self, slot: int, operand: Sparse | None) -> None:
         super().set(slot, operand)
         self._matrices.pop(slot, None)
-        if operand is not None:
-            self._matrices[slot] = _matrix(operand, (self.site.out_features, self.site.in_features))
+        if slot in self.looped:
+            self._matrices[slot] = _matrix(self.looped[slot], (self.site.out_features, self.site.in_features))
 
     @override
     def add(self, y: Tensor, x: Tensor, rows: BatchRows) -> None:
-        for piece, _ in self.own(rows):
+        if (kernels := self.kernels_for(rows)) is not None:
+            kernels.add_sparse_rows(x, self.own_columns(y), rows.on_device, [self._table])
+        for piece, _ in self.loops(rows):
             matrix = self._matrices[piece.slot]
             found = torch.sparse.mm(matrix, x[piece.rows].T.to(matrix.dtype))
             y[piece.rows, : self.site.out_features] += found.T
@@ -64,6 +86,15 @@ class SparseProduct(Product[Sparse]):
     @override
     def joins(self, slots: Iterable[int]) -> bool:
         return True
+
+    @classmethod
+    @override
+    def add_group(cls, y: Tensor, x: Tensor, rows: BatchRows, products: Sequence[Self]) -> None:
+        kernels = next((found for one in products if (found := one.kernels_for(rows)) is not None), None)
+        if kernels is None:
+            super().add_group(y, x, rows, products)
+        else:
+            kernels.add_sparse_rows(x, y, rows.on_device, [one._table for one in products])
 
 
 def _matrix(operand: Sparse, shape: tuple[int, int]) -> Tensor:
