@@ -11,7 +11,10 @@ import torch
 from butterflies import dense
 from torch import Tensor, nn
 
-from deltacompress.numerics.adapters.butterfly import rotations
+from deltacompress.kernels import get_backend
+from deltacompress.kernels.adapters import AdapterKernels, get_adapter_kernels
+from deltacompress.kernels.adapters.select import ReferenceAdapters
+from deltacompress.numerics.adapters.butterfly import rotate, rotations
 from deltacompress.runtime.batch import Batch, ForwardContext
 from deltacompress.runtime.modules.embedding import decouple_embedding
 from deltacompress.runtime.modules.linear import DecoupledLinear, LinearGroup
@@ -94,10 +97,15 @@ def formula(x: Tensor, weight: Tensor, bias: Tensor | None, parts: tuple[str, ..
     return y if bias is None else y + bias.double()
 
 
+@pytest.fixture(params=[None, "reference"], ids=["loops", "tables"])
+def adapters(request: pytest.FixtureRequest) -> AdapterKernels | None:
+    return None if request.param is None else get_adapter_kernels(request.param, CPU)
+
+
 @pytest.mark.parametrize(("bias", "own"), [(False, False), (True, False), (True, True)])
-def test_all_sets_of_parts_beside_each_other(bias: bool, own: bool) -> None:
+def test_all_sets_of_parts_beside_each_other(bias: bool, own: bool, adapters: AdapterKernels | None) -> None:
     context, linear = ForwardContext(), nn.Linear(INPUTS, OUT, bias=bias)
-    made = DecoupledLinear(linear, context, None, is_head=False)
+    made = DecoupledLinear(linear, context, None, adapters, is_head=False)
     biases: list[Tensor | None] = [linear.bias.detach() if bias else None] * (1 + len(SETS))
     for slot, names in enumerate(SETS, start=1):
         parts = [PARTS[name] for name in names]
@@ -119,12 +127,12 @@ def test_all_sets_of_parts_beside_each_other(bias: bool, own: bool) -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_linears_of_one_input_answer_in_a_group_as_alone(bias: bool) -> None:
+def test_linears_of_one_input_answer_in_a_group_as_alone(bias: bool, adapters: AdapterKernels | None) -> None:
     """Whatever their rows bring, for one of them or for all."""
     context = ForwardContext()
     linears = [nn.Linear(INPUTS, OUT, bias=bias) for _ in range(3)]
     weights = [linear.weight.detach().clone() for linear in linears]
-    members = [DecoupledLinear(linear, context, None, is_head=False) for linear in linears]
+    members = [DecoupledLinear(linear, context, None, adapters, is_head=False) for linear in linears]
     LinearGroup(members)
     for slot, names in enumerate(SETS, start=1):
         for k, member in enumerate(members):
@@ -154,29 +162,31 @@ def test_sums_join_and_turns_and_scales_do_not() -> None:
     assert {name for name, one in joins.items() if one} == {"low rank", "low rank with bias", "sparse"}
 
 
-def test_a_grown_head_is_as_wide_as_its_matrices() -> None:
+def test_a_grown_head_is_as_wide_as_its_matrices(adapters: AdapterKernels | None) -> None:
     context, linear = ForwardContext(), nn.Linear(INPUTS, OUT, bias=False)
-    made = DecoupledLinear(linear, context, None, is_head=True)
+    made = DecoupledLinear(linear, context, None, adapters, is_head=True)
     whole, b = drawn(OUT + 2, INPUTS, seed=1), drawn(OUT + 2, 3, seed=2)
     grown = LowRank({"a": A, "b": b})
     made.set(1, Combined.of(FullWeight({"weight": whole}), grown))
-    made.set(2, PARTS["low rank"])
-    x = drawn(3, 2, INPUTS)
-    context.batch = Batch([0, 1, 2], CPU)
+    made.set(2, Combined.of(PARTS["low rank"], Scale({"scale": SCALE})))
+    made.set(3, Scale({"scale": drawn(OUT + 2, seed=4)}))
+    x = drawn(4, 2, INPUTS)
+    context.batch = Batch([0, 1, 2, 3], CPU)
     with torch.inference_mode():
         y = made(x)
-        assert y.shape == (3, 2, OUT + 2)
+        assert y.shape == (4, 2, OUT + 2)
         torch.testing.assert_close(y[1], x[1] @ whole.T + x[1] @ A.T @ b.T)
-        torch.testing.assert_close(y[2, :, :OUT], x[2] @ linear.weight.T + x[2] @ A.T @ B.T)
+        torch.testing.assert_close(y[2, :, :OUT], (x[2] @ linear.weight.T + x[2] @ A.T @ B.T) * SCALE)
+        torch.testing.assert_close(y[3, :, :OUT], x[3] @ linear.weight.T * drawn(OUT + 2, seed=4)[:OUT])
         torch.testing.assert_close(y[0, :, :OUT], x[0] @ linear.weight.T)
     lows = made.product(grown.product)
     assert (lows.joins([1, 2]), lows.joins([0, 2])) == (False, True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_half_precision_entries(dtype: torch.dtype) -> None:
+def test_half_precision_entries(dtype: torch.dtype, adapters: AdapterKernels | None) -> None:
     context, linear = ForwardContext(), nn.Linear(INPUTS, OUT, bias=False).to(dtype)
-    made = DecoupledLinear(linear, context, None, is_head=False)
+    made = DecoupledLinear(linear, context, None, adapters, is_head=False)
     made.set(1, sparse(S.to(dtype)))
     none = torch.tensor([], dtype=torch.int64)
     made.set(2, Sparse.of(none, none, drawn(0).to(dtype), OUT))
@@ -189,6 +199,135 @@ def test_half_precision_entries(dtype: torch.dtype) -> None:
     eps = torch.finfo(dtype).eps
     torch.testing.assert_close(y[0].double(), wanted, rtol=4 * eps, atol=8 * eps)
     assert torch.equal(y[1], plain[1])
+
+
+def test_slots_take_other_operands_and_give_them_up(adapters: AdapterKernels | None) -> None:
+    """Of other ranks, with longer chains or none; each part goes with the operand that brought it."""
+    context, linear = ForwardContext(), nn.Linear(INPUTS, OUT, bias=False)
+    made = DecoupledLinear(linear, context, None, adapters, is_head=False)
+    a, b = drawn(150, INPUTS, seed=30) * 0.1, drawn(OUT, 150, seed=31) * 0.1
+    wide = LowRank({"a": a, "b": b})
+    made.set(1, PARTS["low rank"])
+    made.set(2, Combined.of(PARTS["rotation"], PARTS["scale"]))
+    made.set(3, Combined.of(PARTS["low rank"], PARTS["sparse"]))
+    x = drawn(3, 2, INPUTS, seed=32)
+    weight = linear.weight.detach()
+
+    def found(slots: list[int]) -> list[Tensor]:
+        context.batch = Batch(slots, CPU)
+        with torch.inference_mode():
+            return list(made(x[: len(slots)]).double())
+
+    def wanted(row: int, *parts: str) -> Tensor:
+        return formula(x[row], weight, None, parts)
+
+    def holds(*rows: Tensor) -> None:
+        found_rows = found([1, 2, 3])
+        for one, other in zip(found_rows, rows, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+    holds(wanted(0, "low rank"), wanted(1, "rotation", "scale"), wanted(2, "low rank", "sparse"))
+    made.set(1, wide)
+    made.set(2, PARTS["sparse"])
+    widest = wanted(0) + x[0].double() @ a.double().T @ b.double().T
+    holds(widest, wanted(1, "sparse"), wanted(2, "low rank", "sparse"))
+    for slot in (1, 3):
+        made.set(slot, None)
+    holds(wanted(0), wanted(1, "sparse"), wanted(2))
+
+
+def test_chains_of_any_layout_beside_each_other(adapters: AdapterKernels | None) -> None:
+    """Slots with one turn, with several, with strided blocks of other sizes, and without any."""
+    context, linear = ForwardContext(), nn.Linear(64, OUT, bias=False)
+    made = DecoupledLinear(linear, context, None, adapters, is_head=False)
+    shapes = [(1, 16, 4), (5, 32, 2), (6, 32, 2), (2, 16, 4), (5, 16, 4)]
+    turned = [rotation(drawn(m, d, b, b, seed=m)) for m, d, b in shapes]
+    assert {len(one.layout) for one in turned} == {1, 2}
+    assert len({layout for one in turned for layout in one.layout}) > 4
+    for slot, one in enumerate(turned, start=1):
+        made.set(slot, one)
+    x = drawn(7, 3, 64, seed=40)
+    for slots in ([0, 1, 2, 3, 4, 5, 6], [1, 1, 4], [2, 3]):
+        context.batch = Batch(slots, CPU)
+        with torch.inference_mode():
+            y = made(x[: len(slots)])
+        for row, slot in enumerate(slots):
+            rows = x[row]
+            for one in turned[slot - 1 : slot] if slot else ():
+                for blocks, (stride, chunk) in zip(one.turns, one.layout, strict=True):
+                    rows = rotate(rows, blocks, stride, chunk)
+            torch.testing.assert_close(y[row], linear(rows), rtol=1e-5, atol=1e-5)
+
+
+class Noted(ReferenceAdapters):
+    """Which operations run, for how many linears."""
+
+    def __init__(self) -> None:
+        super().__init__(CPU, "of a test")
+        self.ran: list[tuple[str, int]] = []
+
+    def add_low_rank(self, x: Tensor, y: Tensor, segments: Any, tables: Any) -> None:
+        self.ran.append(("low rank", len(tables)))
+        super().add_low_rank(x, y, segments, tables)
+
+    def add_sparse_rows(self, x: Tensor, y: Tensor, segments: Any, tables: Any) -> None:
+        self.ran.append(("sparse", len(tables)))
+        super().add_sparse_rows(x, y, segments, tables)
+
+    def rotate(self, x: Tensor, out: Tensor, segments: Any, table: Any) -> None:
+        self.ran.append(("rotate", 1))
+        super().rotate(x, out, segments, table)
+
+    def scale(self, y: Tensor, segments: Any, tables: Any) -> None:
+        self.ran.append(("scale", len(tables)))
+        super().scale(y, segments, tables)
+
+
+def test_one_launch_of_each_kind_for_all_variants_and_linears() -> None:
+    kernels, context = Noted(), ForwardContext()
+    members = [DecoupledLinear(nn.Linear(INPUTS, OUT), context, None, kernels, is_head=False) for _ in range(3)]
+    LinearGroup(members)
+    for member in members[:2]:
+        for slot, name in enumerate(["low rank", "low rank with bias", "sparse"], start=1):
+            member.set(slot, PARTS[name])
+        member.set(4, Combined.of(PARTS["rotation"], PARTS["scale"]))
+        member.set(5, Combined.of(PARTS["low rank"], PARTS["scale"]))
+    x = drawn(6, 2, INPUTS)
+
+    def ran(*slots: int) -> list[tuple[str, int]]:
+        kernels.ran.clear()
+        context.batch = Batch(slots, CPU)
+        hidden = x[: len(slots)]
+        with torch.inference_mode():
+            for member in members:
+                member(hidden)
+        return kernels.ran
+
+    assert ran(0, 0, 0) == []
+    assert ran(0, 1, 2) == [("low rank", 3)]
+    assert ran(1, 1, 2, 3) == [("low rank", 3), ("sparse", 3)]
+    assert ran(3) == [("sparse", 3)]
+    assert ran(0, 4) == [("rotate", 1), ("scale", 1)] * 2
+    assert ran(1, 4, 4, 5) == [("rotate", 1), ("low rank", 1), ("scale", 1)] * 2
+
+
+def test_matrices_placed_for_kernels() -> None:
+    """B lies transposed there, as many bytes; loops and tables take it as they take B."""
+    backend = get_backend("reference", "cpu")
+    host = LowRank({"a": A, "b": B, "bias": BIAS})
+    placed = host.placed(CPU, backend)
+    assert placed.nbytes == host.nbytes == host.placed_bytes(backend)
+    assert torch.equal(placed.tensors["up"], B.T)
+    assert placed.tensors["up"].is_contiguous()
+    assert placed.out == host.out == OUT
+    for kernels in (None, get_adapter_kernels("reference", CPU)):
+        context, linear = ForwardContext(), nn.Linear(INPUTS, OUT, bias=False)
+        made = DecoupledLinear(linear, context, None, kernels, is_head=False)
+        made.set(1, placed)
+        context.batch = Batch([1], CPU)
+        x = drawn(1, 2, INPUTS)
+        with torch.inference_mode():
+            torch.testing.assert_close(made(x)[0], x[0] @ linear.weight.T + x[0] @ A.T @ B.T + BIAS)
 
 
 def test_compressed_rows() -> None:
