@@ -11,6 +11,9 @@ from runtime_cases import assert_close, random_ids
 
 from deltacompress.kernels import available
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.batch import Batch, to_device
+from deltacompress.runtime.engine.kvcache import RowCache
+from deltacompress.runtime.engine.scheduler import Scheduler
 
 pytestmark = pytest.mark.gpu
 NAMES = [None, "int2-24", "int4-24", "lossless", *ADAPTERS, "rosa"]
@@ -42,3 +45,66 @@ def test_all_kinds_in_one_batch(family: Family, backend: str, graphs: bool) -> N
     for (name, ids), one in zip(requests, runtime.complete(requests, 16), strict=True):
         kind = family.base if name is None else family.kinds[name]
         assert "int" in (name or "") or kind.is_greedy(ids, one.tokens), name
+
+
+def loaded(family: Family, **options: object) -> Runtime:
+    made = Runtime.from_base(family.pair.base, device="cuda", dtype=torch.bfloat16, **options)
+    for name, kind in family.kinds.items():
+        made.load(kind.path, name)
+    return made
+
+
+@pytest.fixture(params=["triton", "cuda"])
+def backend(request: pytest.FixtureRequest) -> str:
+    name = str(request.param)
+    if reason := available("cuda")[name]:
+        pytest.skip(reason)
+    return name
+
+
+def test_graphs_change_nothing(family: Family, backend: str) -> None:
+    """Also when adapters have come and gone, and slots hold others than when the first graphs were captured."""
+    plain, graphed = (loaded(family, backend=backend, cuda_graphs=graphs) for graphs in (False, True))
+    assert "adapters triton" in graphed.describe()
+    requests = [(NAMES[i % len(NAMES)], random_ids(3 + i % 5, i)) for i in range(2 * len(NAMES))]
+    for _ in range(2):
+        assert graphed.complete(requests, 24) == plain.complete(requests, 24)
+        for runtime in (plain, graphed):
+            for name in ("lora", "boft b32 m2", "shira", "dora"):
+                runtime.unload(name)
+            for name in ("boft b32 m2", "dora", "lora", "shira"):
+                runtime.load(family.kinds[name].path, name)
+
+
+def test_kernels_are_no_worse_than_loops_in_bf16(family: Family, backend: str) -> None:
+    """Against PEFT in fp32: at most twice the error of the same adapters as PyTorch's products in bf16."""
+    served = [loaded(family, backend=one) for one in (backend, "reference")]
+    requests = [(name, random_ids(24, seed)) for seed, name in enumerate([*ADAPTERS, "rosa"])]
+    for (name, ids), ours, loops in zip(requests, *(one.logits(requests) for one in served), strict=True):
+        exact = family.kinds[name].logits(ids).double()
+        off, allowed = (float((logits.double().cpu() - exact).pow(2).mean().sqrt()) for logits in (ours, loops))
+        assert off <= 2 * allowed, name
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_a_step_never_waits_for_the_device(family: Family, backend: str) -> None:
+    runtime = loaded(family, backend=backend)
+    scheduler = Scheduler(runtime.model, runtime.cache, max_batch=len(NAMES))
+    config = runtime.model.config
+    shape = (len(NAMES), config.num_key_value_heads, 32, config.head_dim)
+    cache = RowCache(fused=runtime.model.fused)
+    for _ in range(config.num_hidden_layers):
+        cache.keys.append(torch.zeros(shape, dtype=torch.bfloat16, device="cuda"))
+        cache.values.append(torch.zeros(shape, dtype=torch.bfloat16, device="cuda"))
+    scheduler._kv_cache = cache
+    slots = sorted(0 if name is None else runtime.variants[name].slot for name in NAMES)
+    batch = Batch(slots, runtime.device)
+    ids, positions = (to_device([start + i for i in range(len(slots))], runtime.device) for start in (5, 1))
+    with torch.inference_mode():
+        scheduler.forward_step(batch, ids[:, None], positions, 32)  # makes what is made at first use
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            scheduler.forward_step(batch, ids[:, None], positions, 32)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
