@@ -137,19 +137,7 @@ class _Bench:
 
     def row(self, what: str, names: Sequence[str | None], columns: int = 0) -> dict[str, Any]:
         """Times of steps in which each of these variants (None: the base) decodes one token."""
-        runtime = self.runtime
-        limit = max(_WARM + self._steps + 4, columns - PROMPT)
-        scheduler = Scheduler(runtime.model, runtime.cache, max_batch=len(names), cuda_graphs=self.on_gpu)
-        for index, name in enumerate(names):
-            scheduler.submit(self._request(index, name, limit))
-        try:
-            for _ in range(_WARM):
-                scheduler.step()
-            wall = [_milliseconds(scheduler.step) for _ in range(self._steps)]
-            graph = scheduler.graph
-            times = wall if graph is None else [_graph_milliseconds(graph) for _ in range(self._steps)]
-        finally:
-            scheduler.close()
+        times, wall = timed_steps(self.runtime, self._shape, names, self._steps, columns)
         return {
             "what": what,
             "variants": len({name for name in names if name is not None}),
@@ -199,21 +187,42 @@ class _Bench:
         if self.on_gpu:
             torch.cuda.synchronize(self.runtime.device)
 
-    def _request(self, index: int, name: str | None, limit: int) -> Request:
-        slot = 0 if name is None else self.runtime.variants[name].slot
-        draw = torch.Generator().manual_seed(index)
-        ids = torch.randint(0, self._shape.vocabulary, (PROMPT,), generator=draw).tolist()
-        text = TextStream(lambda _: "", (), streams=False)
-        return Request(
-            index, name, slot, ids, self._shape.vocabulary, limit, "length", frozenset(), text, Sampling()
-        )  # fmt: skip
-
     def _bytes(self, names: Sequence[str | None]) -> int:
         """What a step has to read: the base's products once, and each variant's packed deltas of them."""
         runtime, shape = self.runtime, self._shape
         embedding = figures.embedding_bytes(shape.vocabulary, shape.hidden, packed=self.on_gpu)
         variants = [runtime.variants[name].nbytes - embedding for name in {name for name in names if name is not None}]
         return figures.step_bytes(shape.product_weights, runtime.dtype.itemsize, variants)
+
+
+def timed_steps(
+    runtime: Runtime, shape: ModelShape, names: Sequence[str | None], steps: int, columns: int = 0
+) -> tuple[list[float], list[float]]:
+    """Milliseconds of each of `steps` steps in which each of these variants (None: the base) decodes one token.
+
+    The first: on the device, through its graph where it has one; the second: with what the host does for it. columns:
+    of keys and values that there is room for, at least. Names in any order.
+    """
+    limit, graphs = max(_WARM + steps + 4, columns - PROMPT), runtime.device.type == "cuda"
+    scheduler = Scheduler(runtime.model, runtime.cache, max_batch=len(names), cuda_graphs=graphs)
+    for index, name in enumerate(names):
+        scheduler.submit(_request(runtime, shape, index, name, limit))
+    try:
+        for _ in range(_WARM):
+            scheduler.step()
+        wall = [_milliseconds(scheduler.step) for _ in range(steps)]
+        graph = scheduler.graph
+        return (wall if graph is None else [_graph_milliseconds(graph) for _ in range(steps)]), wall
+    finally:
+        scheduler.close()
+
+
+def _request(runtime: Runtime, shape: ModelShape, index: int, name: str | None, limit: int) -> Request:
+    slot = 0 if name is None else runtime.variants[name].slot
+    draw = torch.Generator().manual_seed(index)
+    ids = torch.randint(0, shape.vocabulary, (PROMPT,), generator=draw).tolist()
+    text = TextStream(lambda _: "", (), streams=False)
+    return Request(index, name, slot, ids, shape.vocabulary, limit, "length", frozenset(), text, Sampling())
 
 
 def _one_after_another(base: dict[str, Any], variants: int, path: Path, device: torch.device) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from deltacompress.devices import check_driver, check_together, device_numbers
 from deltacompress.errors import InputError
 
 BenchShape = Literal["tiny", "llama-7b", "llama-13b", "llama-70b", "qwen3-30b-a3b"]
+ADAPTER_PARTS = ("lora16", "lora32", "lora64", "boft", "mixed")
 
 app = typer.Typer(help="Measure the speed of the parts on this machine.", no_args_is_help=True)
 
@@ -172,6 +173,47 @@ def decode(
         "loads": [{key: row[key] for key in row if key not in hidden} for row in data["loads"]],
     }
     console.result(data, lambda: render.summary_and_rows("decode", shown, table="rows", more="loads"))
+
+
+@app.command("adapters")
+@verb
+def adapters(
+    console: Console,
+    *,
+    device: BenchDevice = "auto",
+    backend: BenchBackend = "auto",
+    only: Annotated[
+        str | None, typer.Option(metavar="NAMES", help=f"Some of {', '.join(ADAPTER_PARTS)}.", show_default="all")
+    ] = None,
+    most: Annotated[
+        int | None,
+        typer.Option(min=2, max=256, help="Rows of a step and adapters of a kind.", show_default="96; on a CPU 6"),
+    ] = None,
+    scratch: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            writable=True,
+            help="Directory for 17 GB of files; a temporary one by default.",
+        ),
+    ] = None,
+) -> None:
+    """Time decode steps of a random model (7B-shaped on a GPU) with many adapters, against the base's own step."""
+    named = {name.strip() for name in only.split(",")} if only is not None else {*ADAPTER_PARTS}
+    if unknown := sorted(named - {*ADAPTER_PARTS}):
+        raise InputError(
+            f"no part {unknown[0]!r}", where="--only", way_out=f"give some of {', '.join(ADAPTER_PARTS)}, with commas"
+        )
+    check_driver(device)
+    from deltacompress.bench.adapters.run import run
+    from deltacompress.cli import render
+
+    parts = [part for part in ADAPTER_PARTS if part in named]
+    with console.progress() as reporter:
+        data = run(device=device, backend=backend, parts=parts, most=most, scratch=scratch, reporter=reporter).to_json()
+    shown = data | {"rows": [without(row, "spread") for row in data["rows"]]}
+    console.result(data, lambda: render.summary_and_rows("adapters", shown, table="rows", more="loads"))
 
 
 @app.command("precision")

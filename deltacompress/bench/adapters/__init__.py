@@ -1,0 +1,1 @@
+"""`bench adapters`: decode steps of many adapters beside one base, and what each takes."""

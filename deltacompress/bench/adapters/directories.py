@@ -1,0 +1,87 @@
+"""PEFT directories for a random base, full of random numbers: what `bench adapters` loads, like anybody's adapters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deltacompress.adapters.tensors import PREFIX
+from deltacompress.bench.synthetic import ModelShape
+from deltacompress.checkpoints.dtypes import DTYPE_NAMES
+from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from deltacompress.checkpoints.writer import write_file, write_shards
+from deltacompress.types import TensorInfo
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+ALL = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+_STD, _SMALL = 0.02, 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of adapter. rank: of LoRA, 0: BOFT of two factors of blocks of 32; dora: with magnitudes."""
+
+    name: str
+    modules: tuple[str, ...]
+    rank: int = 0
+    dora: bool = False
+
+    def config(self) -> dict[str, Any]:
+        """Its adapter_config.json."""
+        targets = {"target_modules": list(self.modules)}
+        if not self.rank:
+            factors = {"boft_block_size": 32, "boft_block_num": 0, "boft_n_butterfly_factor": 2}
+            return {"peft_type": "BOFT", **factors, **targets}
+        return {"peft_type": "LORA", "r": self.rank, "lora_alpha": 2 * self.rank, "use_dora": self.dora, **targets}
+
+    def tensors(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], float, float]]:
+        """What it has for a linear columns -> rows: name -> (shape, mean, spread)."""
+        if not self.rank:
+            return {"boft_R": ((2, columns // 32, 32, 32), 0.0, _STD), "boft_s": ((rows, 1), 1.0, _STD)}
+        found = {
+            "lora_A.weight": ((self.rank, columns), 0.0, _STD),
+            "lora_B.weight": ((rows, self.rank), 0.0, _SMALL),
+        }
+        norm = _STD * columns**0.5  # of a row of the base's weights
+        return found | ({"lora_magnitude_vector": ((rows,), norm, 0.1 * norm)} if self.dora else {})
+
+
+KINDS = {
+    one.name: one
+    for one in (
+        Kind("lora16", ALL, rank=16),
+        Kind("lora32", ATTENTION, rank=32),
+        Kind("lora64", ATTENTION, rank=64),
+        Kind("boft", ATTENTION),
+        Kind("dora16", ("q_proj", "v_proj"), rank=16, dora=True),
+    )
+}
+
+
+def write_adapter(out: Path, kind: Kind, shape: ModelShape, device: torch.device) -> int:
+    """An adapter of a base of this shape, in bf16, in the empty directory `out`; returns the bytes of its tensors."""
+    found = [*_tensors(kind, shape, device)]
+    write_shards(out, found, stem="adapter_model", single=ADAPTER_WEIGHTS)
+    write_file(out / ADAPTER_CONFIG, [json.dumps(kind.config()).encode()])
+    return sum(info.nbytes for info, _ in found)
+
+
+def _tensors(kind: Kind, shape: ModelShape, device: torch.device) -> Iterator[tuple[TensorInfo, Callable[[], Tensor]]]:
+    def make(size: tuple[int, ...], mean: float, spread: float) -> Tensor:
+        return (torch.randn(size, device=device) * spread + mean).bfloat16().cpu()
+
+    for name, (_, (rows, *columns)) in shape.tensors().items():
+        module = name.removesuffix(".weight")
+        if module.rpartition(".")[2] not in kind.modules:
+            continue
+        for part, (size, mean, spread) in kind.tensors(rows, columns[0]).items():
+            info = TensorInfo(f"{PREFIX}{module}.{part}", DTYPE_NAMES[torch.bfloat16], size, 2 * prod(size))
+            yield info, partial(make, size, mean, spread)
