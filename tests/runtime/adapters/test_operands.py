@@ -247,7 +247,10 @@ def test_chains_of_any_layout_beside_each_other(adapters: AdapterKernels | None)
     for slot, one in enumerate(turned, start=1):
         made.set(slot, one)
     x = drawn(7, 3, 64, seed=40)
-    for slots in ([0, 1, 2, 3, 4, 5, 6], [1, 1, 4], [2, 3]):
+    for slots in ([0, 1, 2, 3, 4, 5, 6], [1, 1, 4], [2, 3], [1, 2, 3]):
+        if slots == [1, 2, 3]:  # another one in the place of a longer chain
+            turned[1] = turned[0]
+            made.set(2, turned[0])
         context.batch = Batch(slots, CPU)
         with torch.inference_mode():
             y = made(x[: len(slots)])
@@ -299,8 +302,8 @@ def test_one_launch_of_each_kind_for_all_variants_and_linears() -> None:
         context.batch = Batch(slots, CPU)
         hidden = x[: len(slots)]
         with torch.inference_mode():
-            for member in members:
-                member(hidden)
+            *_, last = [member(hidden) for member in members]
+            torch.testing.assert_close(last, nn.functional.linear(hidden, members[2].weight, members[2].bias))
         return kernels.ran
 
     assert ran(0, 0, 0) == []
