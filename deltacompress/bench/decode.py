@@ -206,7 +206,7 @@ def timed_steps(
     limit, graphs = max(_WARM + steps + 4, columns - PROMPT), runtime.device.type == "cuda"
     scheduler = Scheduler(runtime.model, runtime.cache, max_batch=len(names), cuda_graphs=graphs)
     for index, name in enumerate(names):
-        scheduler.submit(_request(runtime, shape, index, name, limit))
+        scheduler.submit(_request(shape, index, name, limit))
     try:
         for _ in range(_WARM):
             scheduler.step()
@@ -217,12 +217,11 @@ def timed_steps(
         scheduler.close()
 
 
-def _request(runtime: Runtime, shape: ModelShape, index: int, name: str | None, limit: int) -> Request:
-    slot = 0 if name is None else runtime.variants[name].slot
+def _request(shape: ModelShape, index: int, name: str | None, limit: int) -> Request:
     draw = torch.Generator().manual_seed(index)
     ids = torch.randint(0, shape.vocabulary, (PROMPT,), generator=draw).tolist()
     text = TextStream(lambda _: "", (), streams=False)
-    return Request(index, name, slot, ids, shape.vocabulary, limit, "length", frozenset(), text, Sampling())
+    return Request(index, name, ids, shape.vocabulary, limit, "length", frozenset(), text, Sampling())
 
 
 def _one_after_another(base: dict[str, Any], variants: int, path: Path, device: torch.device) -> list[dict[str, Any]]:

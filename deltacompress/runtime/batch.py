@@ -1,9 +1,9 @@
 """Which rows of a forward belong to which variant: decided once per forward, read by every module of the model.
 
-Requests of one batch are sorted by slot (0 is the base, 1.. are variants), so each variant's rows are one contiguous
-segment in every activation, whatever its shape is: [requests, tokens, ...] everywhere but in the head, which may see
-selected rows only. Offsets live on the host for the loops and on the device for the kernels; nothing here waits for
-the device.
+Requests of one batch that have the same slot (0 is the base, 1.. are variants on the device) are neighbours, so each
+variant's rows are one contiguous segment in every activation, whatever its shape is: [requests, tokens, ...] everywhere
+but in the head, which may see selected rows only. Offsets live on the host for the loops and on the device for the
+kernels; nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from deltacompress import kernels
 BASE = 0
 """The slot of the base."""
 MAX_VARIANTS = 256
-"""Slots beside it."""
+"""Slots beside it: variants that can be on the device at once."""
 
 
 class Segment(NamedTuple):
@@ -55,16 +55,16 @@ class BatchRows:
 class Batch:
     """One forward's requests.
 
-    slots: slot of each request, ascending. index: the same as int64 [requests] on the device. keep: rows of the
-    flattened [requests x tokens] activations that the head should see, int64, in the order of the requests; None for
-    all of them. kept: how many of them belong to each request.
+    slots: slot of each request, equal ones side by side. index: the same as int64 [requests] on the device. keep: rows
+    of the flattened [requests x tokens] activations that the head should see, int64, in the order of the requests; None
+    for all of them. kept: how many of them belong to each request.
     """
 
     def __init__(
         self, slots: Sequence[int], device: torch.device, keep: Sequence[int] | None = None, kept: Sequence[int] = ()
     ) -> None:
-        if list(slots) != sorted(slots):
-            raise ValueError("requests of a batch are sorted by slot")
+        if len({slot for slot, _ in groupby(slots)}) != sum(1 for _ in groupby(slots)):
+            raise ValueError("requests of one slot are neighbours in a batch")
         self.slots = tuple(slots)
         self.index = to_device(slots, device)
         self.keep: Tensor | None = None if keep is None else to_device(keep, device)
@@ -80,7 +80,7 @@ class Batch:
         return self._active[0] if len(self._active) == 1 else None
 
     def active(self) -> tuple[int, ...]:
-        """The slots in use, ascending."""
+        """The slots in use, each once."""
         return self._active
 
     def rows(self, count: int, *, head: bool = False) -> BatchRows:

@@ -22,8 +22,10 @@ from deltacompress.numerics.likelihood import LogLikelihood
 from deltacompress.runtime.batch import BASE, Batch
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.cache.memory import explained
+from deltacompress.runtime.cache.residency import Residency
 from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.engine import forwards
+from deltacompress.runtime.engine.admission import admit
 from deltacompress.runtime.engine.forwards import Item
 from deltacompress.runtime.engine.generation_config import GenerationConfig, Sampling
 from deltacompress.runtime.engine.input_processor import Ids, InputProcessor
@@ -101,6 +103,11 @@ class Runtime:
         """One line: device, dtype, backend and why, and how deltas are applied."""
         return self.model.base.numerics.describe()
 
+    def residency(self) -> Residency:
+        """Where each variant is (device, pinned host memory, disk), and what was counted: hits, misses, loads."""
+        with self._lock:
+            return self.cache.residency()
+
     @property
     def variants(self) -> Mapping[str, LoadedVariant]:
         """The loaded variants by name."""
@@ -114,6 +121,7 @@ class Runtime:
         over: str | None = None,
         zoo: str | Path | None = None,
         verify: bool = True,
+        pin: bool = False,
     ) -> str:
         """Load a variant; returns its name (the directory's or entry's, if none is given).
 
@@ -123,6 +131,7 @@ class Runtime:
             zoo: path or URL; None: the one that DELTACOMPRESS_ZOO names.
             verify: compare every part with its recorded hash. False believes files that the `cuda` backend takes as
                 they are; other parts are compared, and shapes, scales and patterns checked, either way.
+            pin: keep it on the device until it is unloaded, whatever else is asked for.
 
         Raises:
             InputError: the name is taken, or empty; `over` is no loaded delta.
@@ -139,26 +148,13 @@ class Runtime:
         beneath = None if over is None else self._input.find(over).variant
         with collector_paused():
             variant = open_variant(path, self.model.base, beneath)
-        return self.add(variant, name, verify=verify)
+        return self.add(variant, name, verify=verify, pin=pin)
 
-    def add(self, variant: Variant, name: str, *, verify: bool = True) -> str:
+    def add(self, variant: Variant, name: str, *, verify: bool = True, pin: bool = False) -> str:
         """Load an opened variant of any kind; raises as `load`, and InputError for operands that do not fit."""
         if not isinstance(variant, Variant):
             raise InputError(f"{variant!r:.60} is no Variant", way_out="open one, or use load for an artifact")
-        self.cache.check_free(name)
-        sources = self.cache.read(variant)  # the long part: requests run meanwhile
-        with self._lock:
-            self.cache.check_free(name)
-            self._tokenizers.add(name, variant.tokenizer_folder)
-            self.cache.add(name, variant, sources, verify=verify)
-        try:
-            note = variant.note()  # while it comes
-            self.cache.confirm(name)  # and this one
-        except BaseException:  # an interrupt too: the name is free again
-            with self._lock:
-                self.cache.drop(name)
-                self._tokenizers.remove(name)
-            raise
+        note = admit(variant, name, self.cache, self._tokenizers, self._lock, verify=verify, pin=pin)
         if note:
             self.notes.append(f"{name}: {note}")
         return name
@@ -199,11 +195,12 @@ class Runtime:
 
     @contextmanager
     def serving(self, variants: Sequence[str | None]) -> Iterator[None]:
-        """In this block, forwards of `model.model` are of a row of each variant, sorted by slot; raises as `logits`."""
-        slots = [BASE if name is None else self._input.find(name).slot for name in variants]
-        names = {name for name in variants if name is not None}
-        with self._lock, forwards.held(self.cache, names), self.model.serving(Batch(slots, self.device)):
-            yield
+        """In this block, forwards are of a row of each variant, equal ones side by side; raises as `logits`."""
+        names = {self._input.find(name).name for name in variants if name is not None}
+        with self._lock, forwards.held(self.cache, names) as held:
+            slots = [BASE if name is None else held[name] for name in variants]
+            with self.model.serving(Batch(slots, self.device)):
+                yield
 
     def loglikelihood(self, requests: Sequence[tuple[str | None, Ids, Ids]]) -> list[LogLikelihood]:
         """(sum of log-probabilities in nats, whether greedy) of each (variant, context ids, continuation ids).

@@ -272,7 +272,7 @@ def test_a_variant_that_has_no_room_yet_is_checked_when_it_is_loaded(
     waits = runtime.variants[name]
     waits.installed, waits.verify = False, verify
     waits.sources = Sources({}, {path: moved(one, delta, tmp_path / "delta") for path, one in stored.items()})
-    runtime.cache.confirm(name)
+    runtime.cache.confirm(waits)
     part = next(iter(next(iter(stored.values())).parts.values()))
     file = tmp_path / "delta" / Path(part.file).name
     with file.open("r+b") as raw:
@@ -281,7 +281,7 @@ def test_a_variant_that_has_no_room_yet_is_checked_when_it_is_loaded(
         raw.seek(part.begin)
         raw.write(bytes([byte ^ 1]))
     with pytest.raises(ChecksumError) if verify else nullcontext():
-        runtime.cache.confirm(name)
+        runtime.cache.confirm(waits)
 
 
 def test_what_stays_in_files_weighs_what_its_operands_weigh(variant: DeltaVariant, stored: dict[str, Stored]) -> None:

@@ -82,11 +82,11 @@ def test_it_leaves_and_comes_back(trio: dict[str, Served], diagonal: tuple[Path,
     runtime.unload("d")
     runtime.load(trio["a"].artifact, "a")  # takes its slot
     assert_close(runtime.logits([("a", ids)])[0], oracle_logits(trio["a"].restored, ids))
-    runtime.cache.budget_bytes = runtime.variants["a"].nbytes + size - 1
+    runtime.cache.residents.budget_bytes = runtime.variants["a"].nbytes + size - 1
     runtime.add(DiagonalVariant(folder, runtime.model.base), "d")
     for name, where in (("d", merged), ("a", trio["a"].restored), ("d", merged)):
         assert_close(runtime.logits([(name, ids)])[0], oracle_logits(where, ids))
-    assert runtime.cache.loads > 4
+    assert runtime.cache.counters.loads > 4
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ def test_rows_that_no_request_owns_are_refused() -> None:
 def test_a_load_that_was_dropped_leaves_its_slot_clean(trio: dict[str, Served], diagonal: tuple[Path, Path]) -> None:
     runtime, ids = Runtime.from_base(trio["a"].pair.base), random_ids(5)
     runtime.load(trio["a"].artifact, "a")
-    runtime.cache.drop("a")  # as after an interrupt
+    runtime.cache.drop(runtime.variants["a"])  # as after an interrupt
     runtime.add(DiagonalVariant(diagonal[0], runtime.model.base), "d")
     assert_close(runtime.logits([("d", ids)])[0], oracle_logits(diagonal[1], ids))
 

@@ -179,8 +179,9 @@ def test_segments_of_a_batch() -> None:
     assert on_device.offsets.tolist() == [0, 6, 9, 15]
     assert on_device.slots.tolist() == [-1, 1, 4]
     assert batch.uniform is None
-    with pytest.raises(ValueError, match="sorted"):
-        Batch([1, 0], torch.device("cpu"))
+    with pytest.raises(ValueError, match="neighbours"):
+        Batch([1, 0, 1], torch.device("cpu"))
+    assert Batch([2, 0], torch.device("cpu")).rows(4).segments == (Segment(2, 0, 2), Segment(0, 2, 4))
 
 
 def test_all_rows_base_cost_no_delta(served: Callable[..., Served]) -> None:

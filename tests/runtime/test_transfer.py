@@ -63,7 +63,7 @@ def plain_runtime(base: Path, monkeypatch: pytest.MonkeyPatch, files: Files, bud
     runtime = Runtime.from_base(base, budget_bytes=budget)
     as_on_a_gpu(monkeypatch, runtime)
     monkeypatch.setattr(runtime.cache, "_kernels", object())
-    monkeypatch.setattr(runtime.cache._transfer, "_loader", files)
+    monkeypatch.setattr(runtime.cache.arrivals.transfer, "_loader", files)
     roles = runtime.model.base.roles
 
     def stored(self: DeltaVariant, path: str) -> Plain | None:

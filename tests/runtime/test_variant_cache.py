@@ -34,9 +34,9 @@ def test_least_recently_used_goes_first(trio: dict[str, Served]) -> None:
     found = runtime.logits([("a", ids)])[0]  # c is now the one that was not used for longest
     assert resident(runtime) == ["a", "b"]
     assert_close(found, oracle_logits(trio["a"].restored, ids))
-    loads = runtime.cache.loads
+    loads = runtime.cache.counters.loads
     runtime.logits([("a", ids), ("b", ids), (None, ids)])
-    assert runtime.cache.loads == loads
+    assert runtime.cache.counters.loads == loads
     assert runtime.cache.bytes_in_use <= runtime.cache.budget_bytes
 
 
@@ -100,14 +100,14 @@ def test_loads_beside_running_requests(
     trimming = cache._trim_host
     deciders: set[str] = set()
     monkeypatch.setattr(
-        cache, "_trim_host", lambda keep=None: (deciders.add(threading.current_thread().name), trimming(keep))
+        cache.arrivals, "_arrived", lambda keep=None: (deciders.add(threading.current_thread().name), trimming(keep))
     )
     cache.host_bytes = None if host_share is None else int(host_share * size)
     requests = [(name, random_ids(4 + i, i)) for i, name in enumerate(["a", "b", "c", None, "a", "c", "b"])]
     for _ in range(2):
         assert narrow.complete(requests, 10) == wide.complete(requests, 10)
         assert cache.bytes_in_use <= cache.budget_bytes
-    assert cache.loads > 4
+    assert cache.counters.loads > 4
     assert deciders == {threading.current_thread().name}
     held = [one for one in cache.variants.values() if one.sources is not None]
     assert len(held) == {None: 3, 1.1: 1, 0.0: 1}[host_share]  # the last one that came is always kept
@@ -123,7 +123,7 @@ def test_memory_goes_back_after_its_last_use(trio: dict[str, Served], monkeypatc
     waiting = Stream()
     monkeypatch.setattr("torch.cuda.current_stream", lambda _: "computing")
     monkeypatch.setattr(waiting, "wait_stream", done.append, raising=False)
-    monkeypatch.setattr(runtime.cache, "_stream", waiting)
+    monkeypatch.setattr(runtime.cache.arrivals, "stream", waiting)
     monkeypatch.setattr(runtime.model, "uninstall", done.append)
     slot = runtime.variants["a"].slot
     runtime.unload("a")

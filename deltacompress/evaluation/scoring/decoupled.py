@@ -18,7 +18,6 @@ from deltacompress.models.generation import token_ids
 from deltacompress.models.support import failing_forward
 from deltacompress.numerics.likelihood import mask_beyond
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.batch import BASE
 
 
 class DecoupledServing(Serving):
@@ -61,7 +60,7 @@ class DecoupledServing(Serving):
 
     @override
     def slot(self, variant: str | None) -> int:
-        return BASE if variant is None else self.runtime.variants[variant].slot
+        return 0 if variant is None else self.runtime.variants[variant].number
 
     @override
     def forward(self, variants: Sequence[str | None], **inputs: Any) -> tuple[Tensor, Any]:

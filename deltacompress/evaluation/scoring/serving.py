@@ -94,7 +94,7 @@ class Serving(ABC):
 
     @abstractmethod
     def slot(self, variant: str | None) -> int:
-        """Rows of one forward stand in the order of their slots."""
+        """A number of its own: rows of one forward stand in the order of these."""
 
     @abstractmethod
     def forward(self, variants: Sequence[str | None], **inputs: Any) -> tuple[Tensor, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -53,25 +53,47 @@ class Sources:
         return found
 
 
+@dataclass
+class Counters:
+    """What happened to one variant, or to all of a runtime.
+
+    hits, misses: times that a request or a forward found it ready, and that it had to come first. loads: times that it
+    came to the device; evictions: that it left to make room; load_seconds: of all its ways there.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    loads: int = 0
+    evictions: int = 0
+    load_seconds: float = 0.0
+
+
 @dataclass(eq=False)
 class LoadedVariant:
     """One loaded variant and where it is.
 
-    nbytes: on the device; brought_s: seconds that its way there took the last time; users: running requests; verify:
-    its stored parts are compared with their hashes each time they are read.
+    nbytes: on the device; verify: its stored parts are compared with their hashes each time they are read; pin: it
+    never leaves the device; number: which load of a runtime it came from; slot: it has one while it is on the device or
+    on its way there, and perhaps another one each time; brought_s: seconds that its way there took the last time;
+    users: running requests; used: when it was asked for, by the cache's clock; awaited: somebody asked for it and did
+    not get it yet.
     """
 
     name: str
-    slot: int
     variant: Variant
     nbytes: int
-    brought_s: float = 0.0
     sources: Sources | None = None
+    verify: bool = True
+    pin: bool = False
+    number: int = 0
+    slot: int | None = None
+    brought_s: float = 0.0
     installed: bool = False
     arriving: Future[tuple[Operands, torch.cuda.Event | None]] | None = None
     users: int = 0
     used: int = 0
-    verify: bool = True
+    awaited: bool = False
+    counters: Counters = field(default_factory=Counters)
 
     @property
     def pinned_bytes(self) -> int:
@@ -79,6 +101,6 @@ class LoadedVariant:
         return 0 if self.sources is None else self.sources.host_bytes
 
     @property
-    def counts(self) -> bool:
-        """Whether it takes a share of the budget now."""
-        return self.installed or self.arriving is not None
+    def is_idle(self) -> bool:
+        """Whether it may leave the device: it is there, and nothing keeps it."""
+        return self.installed and not self.users and not self.pin

@@ -2,43 +2,46 @@
 
 Three tiers: device, pinned host memory (GPUs only: on a CPU the two are the same memory), disk. Pinned memory holds
 what took work to decode; what an artifact stores plainly is read from its file each time, through the page cache, which
-is as fast (loader.py). A variant comes over a stream of its own while other variants compute; events, not waits, put
-the two in order. All decisions are taken here, on the caller's thread; workers only read and decode.
+is as fast (loader.py). What is loaded has no slot until it starts to come to the device (residents.py).
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 
-import torch
-
-from deltacompress.errors import BackendError, InputError
+from deltacompress.errors import InputError
 from deltacompress.kernels import Backend
 from deltacompress.runtime.batch import MAX_VARIANTS
-from deltacompress.runtime.cache.loaded_variant import LoadedVariant, Operands, Sources
-from deltacompress.runtime.cache.transfer import Transfer
+from deltacompress.runtime.cache.arrivals import Arrivals
+from deltacompress.runtime.cache.loaded_variant import Counters, LoadedVariant, Sources
+from deltacompress.runtime.cache.residency import Residency, residency
+from deltacompress.runtime.cache.residents import Residents
 from deltacompress.runtime.loading.loader import check_stored
 from deltacompress.runtime.modules.model import DecoupledModel
 from deltacompress.runtime.variants.variant import Variant
 
 
 class VariantCache:
-    """The loaded variants of one model."""
+    """The loaded variants of one model: those of `variants` can be used, others are still being loaded."""
 
     def __init__(
-        self, model: DecoupledModel, kernels: Backend | None, *, budget_bytes: int | None, host_bytes: int | None
+        self,
+        model: DecoupledModel,
+        kernels: Backend | None,
+        *,
+        budget_bytes: int | None,
+        host_bytes: int | None,
+        slots: int = MAX_VARIANTS,
     ) -> None:
+        """slots: variants that can be on the device at once."""
         self.variants: dict[str, LoadedVariant] = {}
-        self.budget_bytes, self.host_bytes = budget_bytes, host_bytes
-        self.loads = 0  # times that a variant came to the device: what a budget costs
-        self._model, self._kernels = model, kernels
-        self._cuda = model.device.type == "cuda"
-        self._transfer = Transfer(model.device, kernels)
-        self._stream = self._transfer.stream
-        self._movers = ThreadPoolExecutor(1, "deltacompress-move")
-        self._clock = 0
+        self.residents = Residents(slots, budget_bytes)
+        self.host_bytes = host_bytes
+        self.counters = Counters()  # of all variants, those that were unloaded included
+        self._new: dict[str, LoadedVariant] = {}
+        self._kernels = kernels
+        self.arrivals = Arrivals(model, kernels, self.residents, self.counters, self._trim_host)
+        self._clock = self._number = 0
 
     # --- loading and unloading ---------------------------------------------------------------------------------------
 
@@ -52,50 +55,44 @@ class VariantCache:
             raise InputError("a variant's name is empty", way_out="leave it out to use the directory's or entry's")
         if name != str(name) or not name.isprintable():
             raise InputError(f"{name!r:.60} is no name for a variant", way_out="give one of printable characters")
-        if name in self.variants:
+        if name in self.variants or name in self._new:
             raise InputError(
                 f"a variant named {name} is loaded already", way_out="give another name, or unload it first"
             )
 
-    def add(self, name: str, variant: Variant, sources: Sources, *, verify: bool = True) -> LoadedVariant:
-        """Keep a variant, of which `read` gave these sources, and bring it to the device if there is room.
+    def made(
+        self, name: str, variant: Variant, sources: Sources, *, verify: bool = True, pin: bool = False
+    ) -> LoadedVariant:
+        """What `add` takes: a variant, of which `read` gave these sources.
 
-        verify: compare what is read from files with its recorded hash, each time that it comes.
+        verify: compare what is read from files with its recorded hash, each time that it comes. pin: it never leaves.
+        """
+        nbytes = sources.placed_bytes(self._kernels)
+        return LoadedVariant(name, variant, nbytes, sources=sources, verify=verify, pin=pin)
+
+    def add(self, loaded: LoadedVariant) -> None:
+        """Keep a new variant, and bring it to the device if there is room; nobody can use it before `publish`.
 
         Raises:
-            BackendError: the budget is too small for it, or there are too many variants.
+            BackendError: budget or slots are too few for it, or it is to be pinned and there is no room now.
         """
-        if len(self.variants) >= MAX_VARIANTS:
-            raise BackendError(f"{MAX_VARIANTS} variants are loaded, the most there can be", way_out="unload one")
-        nbytes = sources.placed_bytes(self._kernels)
-        if self.budget_bytes is not None and nbytes > self.budget_bytes:
-            raise BackendError(
-                f"{nbytes} bytes as it is served, more than the whole budget of {self.budget_bytes}",
-                where=variant.folder,
-                way_out="raise budget_bytes",
-            )
-        taken = {loaded.slot for loaded in self.variants.values()}
-        slot = next(number for number in range(1, MAX_VARIANTS + 1) if number not in taken)
-        loaded = LoadedVariant(name, slot, variant, nbytes, sources=sources, verify=verify)
-        self.variants[name] = loaded
-        try:
-            self.start(name)
-        except BaseException:
-            self.drop(name)
-            raise
-        if not self._cuda:
+        self.residents.check(loaded, self._all())
+        self._number += 1
+        loaded.number = self._number
+        self._new[loaded.name] = loaded
+        if not self._start(loaded) and loaded.pin:
+            raise self.residents.no_room(loaded)
+        if self.arrivals.stream is None:
             loaded.sources = None  # what does not fit now is read again when it is asked for
         self._trim_host(keep=loaded)  # of which not all may have been read yet
-        return loaded
 
-    def confirm(self, name: str) -> None:
+    def confirm(self, loaded: LoadedVariant) -> None:
         """Wait until every byte of a new variant was read and checked; any thread may wait.
 
         Raises:
             IntegrityError: a part is damaged.
             BackendError: out of memory.
         """
-        loaded = self.variants[name]
         if (arriving := loaded.arriving) is not None:
             try:
                 arriving.result()
@@ -106,12 +103,19 @@ class VariantCache:
             if loaded.verify:
                 check_stored(sources.stored)
 
-    def drop(self, name: str) -> None:
-        """Forget a variant that never became usable."""
-        loaded = self.variants.pop(name)
+    def publish(self, loaded: LoadedVariant) -> None:
+        """Let requests use a new variant that was confirmed."""
+        self.variants[loaded.name] = self._new.pop(loaded.name)
+
+    def drop(self, loaded: LoadedVariant) -> bool:
+        """Forget a variant whose load was given up; False if it never was added, or running requests use it already."""
+        holder = next((held for held in (self._new, self.variants) if held.get(loaded.name) is loaded), None)
+        if holder is None or loaded.users:
+            return False
+        del holder[loaded.name]
         loaded.arriving = None
-        if loaded.installed:
-            self._evict(loaded)
+        self.arrivals.leave(loaded)
+        return True
 
     def remove(self, name: str) -> None:
         """Forget a variant.
@@ -124,8 +128,10 @@ class VariantCache:
             raise InputError(
                 f"variant {name} is in use by {loaded.users} running requests", way_out="let them finish first"
             )
-        self._settle(loaded)
-        self._evict(loaded)
+        if loaded.arriving is not None:
+            loaded.arriving.exception()  # waits; whether it could come is nobody's affair any more
+            loaded.arriving = None
+        self.arrivals.leave(loaded)
         del self.variants[name]
 
     # --- use ---------------------------------------------------------------------------------------------------------
@@ -148,12 +154,12 @@ class VariantCache:
         return found
 
     def fits(self, names: Iterable[str]) -> bool:
-        """Whether these variants fit the budget together."""
+        """Whether these variants fit budget and slots together."""
         loaded = (self.variants.get(name) for name in names)  # who acquires one that is gone is told
-        return self.budget_bytes is None or sum(one.nbytes for one in loaded if one) <= self.budget_bytes
+        return self.residents.fits([one for one in loaded if one is not None])
 
-    def acquire(self, names: Iterable[str]) -> None:
-        """Make these variants ready and keep them so until `release`.
+    def acquire(self, names: Iterable[str]) -> dict[str, int]:
+        """Make these variants ready and keep them so until `release`; returns their slots, which stay until then.
 
         Raises:
             BackendError: they do not fit beside what running requests use.
@@ -161,15 +167,24 @@ class VariantCache:
         wanted = [self.variants[name] for name in sorted(set(names))]
         for loaded in wanted:
             loaded.users += 1
+        found: dict[str, int] = {}
         try:
             for loaded in wanted:
                 if not self.start(loaded.name):
-                    raise self._too_small(loaded)
+                    raise self.residents.no_room(loaded)
             for loaded in wanted:
-                self._settle(loaded)
+                self.arrivals.settle(loaded)
+                assert loaded.slot is not None
+                found[loaded.name] = loaded.slot
         except BaseException:
             self.release(loaded.name for loaded in wanted)
             raise
+        for loaded in wanted:
+            for counters in (loaded.counters, self.counters):
+                counters.hits += not loaded.awaited
+                counters.misses += loaded.awaited
+            loaded.awaited = False
+        return found
 
     def release(self, names: Iterable[str]) -> None:
         """Undo one `acquire`."""
@@ -179,119 +194,60 @@ class VariantCache:
     def start(self, name: str) -> bool:
         """Begin to bring a variant to the device, if there is or can be made room for it; False if there is not."""
         loaded = self.variants[name]
-        self._clock += 1
-        loaded.used = self._clock
-        if loaded.counts:
-            return True
-        if not self._make_room(loaded):
-            return False
-        self.loads += 1
-        if self._cuda:
-            assert self._stream is not None
-            self._stream.wait_stream(torch.cuda.current_stream(self._model.device))  # evicted memory may still be read
-            loaded.arriving = self._movers.submit(self._bring, loaded)
-        else:
-            sources = loaded.sources if loaded.sources is not None else self.read(loaded.variant)
-            self._model.install(loaded.slot, self._placed(loaded, sources))
-            loaded.installed = True
-        return True
+        if not loaded.installed:
+            loaded.awaited = True
+        return self._start(loaded)
 
     def ready(self, name: str) -> bool:
         """Whether a variant can be used without waiting; what has arrived is installed."""
         loaded = self.variants[name]
         if loaded.arriving is not None and loaded.arriving.done():
-            self._settle(loaded)
+            self.arrivals.settle(loaded)
         return loaded.installed
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """Of all variants on the device."""
+        return self.residents.budget_bytes
 
     @property
     def bytes_in_use(self) -> int:
         """Bytes of all variants on the device, those on their way included."""
-        return sum(loaded.nbytes for loaded in self.variants.values() if loaded.counts)
-
-    # --- inside ------------------------------------------------------------------------------------------------------
-
-    def _make_room(self, wanted: LoadedVariant) -> bool:
-        if self.budget_bytes is None:
-            return True
-        if self.bytes_in_use + wanted.nbytes > self.budget_bytes:
-            self._let_unused_arrive(wanted)
-        idle = [one for one in self.variants.values() if one.installed and not one.users and one is not wanted]
-        freeable = sum(one.nbytes for one in idle)
-        if self.bytes_in_use - freeable + wanted.nbytes > self.budget_bytes:
-            return False
-        for one in sorted(idle, key=lambda one: one.used):
-            if self.bytes_in_use + wanted.nbytes <= self.budget_bytes:
-                break
-            self._evict(one)
-        return True
-
-    def _let_unused_arrive(self, wanted: LoadedVariant) -> None:
-        """Wait for what is on its way for nobody: only what has arrived can leave. An error there is its own user's."""
-        for one in self.variants.values():
-            if one is not wanted and one.arriving is not None and not one.users and one.arriving.exception() is None:
-                self._settle(one)
-
-    def _evict(self, loaded: LoadedVariant) -> None:
-        if self._stream is not None:  # what is on its way already may get this memory, which may still be read
-            self._stream.wait_stream(torch.cuda.current_stream(self._model.device))
-        self._model.uninstall(loaded.slot)
-        loaded.installed = False
-
-    def _settle(self, loaded: LoadedVariant) -> None:
-        """Wait for a variant on its way and install it: the compute stream waits for the copies, the host does not."""
-        if loaded.arriving is None:
-            return
-        try:
-            operands, event = loaded.arriving.result()
-        finally:
-            loaded.arriving = None
-        if event is not None:
-            torch.cuda.current_stream(self._model.device).wait_event(event)
-        self._model.install(loaded.slot, operands)
-        loaded.installed = True
-        self._trim_host(keep=loaded)
-
-    def _bring(self, loaded: LoadedVariant) -> tuple[Operands, torch.cuda.Event | None]:
-        """On the mover's thread: host or disk -> device, on the copy stream."""
-        sources = loaded.sources if loaded.sources is not None else self.read(loaded.variant)
-        started = time.perf_counter()
-        with torch.cuda.stream(self._stream):
-            operands = self._placed(loaded, sources)
-            event = torch.cuda.Event()
-            event.record(self._stream)
-        event.synchronize()
-        loaded.brought_s, loaded.sources = time.perf_counter() - started, sources
-        return operands, event
-
-    def _placed(self, loaded: LoadedVariant, sources: Sources) -> Operands:
-        return self._transfer.place(sources, verify=loaded.verify, resident=self.describe)
+        return self.residents.nbytes
 
     def describe(self) -> str:
         """What is resident, for messages."""
-        held = ", ".join(f"{one.name} {one.nbytes}" for one in self.variants.values() if one.counts) or "none"
-        return f"resident, in bytes: {held}"
+        return self.residents.describe()
+
+    def residency(self) -> Residency:
+        """Where each variant is, and what was counted."""
+        listed = self.variants.values()
+        return residency(self.residents, listed, self.counters, host_budget_bytes=self.host_bytes)
 
     def read(self, variant: Variant) -> Sources:
         """Every operand of a variant, decoded and checked; see Transfer.read."""
-        return self._transfer.read(variant, lambda operands: self._model.check(operands, variant.folder))
+        return self.arrivals.read(variant)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _all(self) -> Iterator[LoadedVariant]:
+        yield from self.variants.values()
+        yield from self._new.values()
+
+    def _start(self, loaded: LoadedVariant) -> bool:
+        self._clock += 1
+        loaded.used = self._clock
+        return self.arrivals.start(loaded)
 
     def _trim_host(self, keep: LoadedVariant | None = None) -> None:
         """Drop pinned copies, least recently used first, until they fit the host's budget."""
-        if self.host_bytes is None or not self._cuda:
+        if self.host_bytes is None or self.arrivals.stream is None:
             return
-        holders = [one for one in self.variants.values() if one.sources is not None]
+        holders = [one for one in self._all() if one.sources is not None]
         total = sum(one.pinned_bytes for one in holders)
         for one in sorted(holders, key=lambda one: one.used):
             if total <= self.host_bytes:
                 return
-            if one is not keep and one.arriving is None:
+            if one is not keep and one.arriving is None and one.name not in self._new:
                 total -= one.pinned_bytes
                 one.sources = None
-
-    def _too_small(self, wanted: LoadedVariant) -> BackendError:
-        used = {one.name: one.nbytes for one in self.variants.values() if one.users}
-        return BackendError(
-            f"the variants in use ({', '.join(sorted(used))}) take {sum(used.values())} bytes, the budget is "
-            f"{self.budget_bytes}: no room for {wanted.name}",
-            way_out="raise budget_bytes or use fewer at once",
-        )

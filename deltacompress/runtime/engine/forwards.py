@@ -42,7 +42,16 @@ class Item:
 
     @property
     def slot(self) -> int:
-        return BASE if self.loaded is None else self.loaded.slot
+        """Of its variant, which must be held."""
+        if self.loaded is None:
+            return BASE
+        assert self.loaded.slot is not None
+        return self.loaded.slot
+
+    @property
+    def number(self) -> int:
+        """Which variant it is of, held or not; 0 is the base."""
+        return 0 if self.loaded is None else self.loaded.number
 
     @property
     def kept(self) -> int:
@@ -64,11 +73,11 @@ def holding(cache: VariantCache, items: Sequence[Item]) -> Iterator[list[Item]]:
 
 
 @contextmanager
-def held(cache: VariantCache, names: Collection[str]) -> Iterator[None]:
-    """Variants of these names are ready, and stay so in this block; raises as VariantCache.acquire."""
-    cache.acquire(names)
+def held(cache: VariantCache, names: Collection[str]) -> Iterator[dict[str, int]]:
+    """Variants of these names are ready, and stay so in this block; their slots; raises as VariantCache.acquire."""
+    found = cache.acquire(names)
     try:
-        yield
+        yield found
     finally:
         cache.release(names)
 
@@ -93,11 +102,11 @@ def run(model: DecoupledModel, items: Sequence[Item]) -> tuple[list[Item], Tenso
 def batches(items: Sequence[Item], fits: Callable[[set[str]], bool]) -> Iterator[list[Item]]:
     """Batches of like length, longest first; items of one variant next to each other.
 
-    fits: whether these variants fit the budget together.
+    fits: whether these variants fit budget and slots together.
     """
     waiting: list[Item] = []
     names: set[str] = set()
-    for one in sorted(items, key=lambda one: (one.slot, -len(one.ids))):
+    for one in sorted(items, key=lambda one: (one.number, -len(one.ids))):
         own = {one.variant} if one.variant is not None else set()
         longest = max(len(other.ids) for other in [*waiting, one])
         if waiting and (longest * (len(waiting) + 1) > BATCH_TOKENS or not fits(names | own)):

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from deltacompress.errors import InputError
 from deltacompress.models.generation import token_ids
-from deltacompress.runtime.batch import BASE
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.engine.forwards import Item
 from deltacompress.runtime.engine.generation_config import GenerationConfig, check_text
@@ -104,7 +103,6 @@ class InputProcessor:
         return Request(
             index,
             variant,
-            BASE if loaded is None else loaded.slot,
             ids,
             vocabulary=self._vocabulary(loaded),
             limit=room,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deltacompress.errors import DeltaCompressError
 from deltacompress.numerics.likelihood import mask_beyond
+from deltacompress.runtime.batch import BASE
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.engine.generation_config import Sampling
 
@@ -37,14 +38,13 @@ class Completion:
 class Request:
     """One request on its way through the scheduler.
 
-    variant: None for the base; slot: of it, looked up again when its turn comes; ids: the prompt; vocabulary: tokens
-    that may come out; limit: new tokens at most, by wish or by context; limit_reason: which of the two; loaded: the
-    variant that all of this was taken from.
+    variant: None for the base; ids: the prompt; vocabulary: tokens that may come out; limit: new tokens at most, by
+    wish or by context; limit_reason: which of the two; loaded: the variant that all of this was taken from; slot: of
+    the variant, from when the request holds it.
     """
 
     index: int
     variant: str | None
-    slot: int
     ids: list[int]
     vocabulary: int
     limit: int
@@ -56,6 +56,7 @@ class Request:
     finished: Finish | None = None
     generator: torch.Generator | None = None
     loaded: LoadedVariant | None = None
+    slot: int = BASE
     error: DeltaCompressError | None = None
 
     @property

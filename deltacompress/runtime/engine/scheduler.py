@@ -124,15 +124,14 @@ class Scheduler:
         return ended
 
     def _hold(self, request: Request, *, alone: bool) -> bool:
-        """Reserve the variant of a request if it is ready; where nothing else runs, wait for it."""
+        """Reserve the variant of a request, and with it its slot, if it is ready; where nothing else runs, wait."""
         if (name := request.variant) is None:
             return True
         if request.loaded is not None:  # it may have been loaded again while the request waited
             request.loaded = self._variants.current(request.loaded)
-            request.slot = request.loaded.slot
         if not alone and not (self._variants.start(name) and self._variants.ready(name)):
             return False
-        self._variants.acquire([name])
+        request.slot = self._variants.acquire([name])[name]
         return True
 
     def _release(self, request: Request) -> None:

@@ -26,8 +26,8 @@ class Tokenizers:
 
     def remove(self, name: str) -> None:
         """Forget a variant."""
-        folder = self._folders.pop(name)
-        if folder not in self._folders.values():
+        folder = self._folders.pop(name, None)
+        if folder is not None and folder not in self._folders.values():
             self._opened.pop(folder, None)
 
     def encode(self, variant: str | None, text: str, *, bos: bool | None) -> list[int]:
@@ -72,7 +72,9 @@ class Tokenizers:
         return decode
 
     def _get(self, variant: str | None) -> PreTrainedTokenizerBase:
-        folder = self._folders[variant]
+        folder = self._folders.get(variant)
+        if folder is None:
+            raise InputError(f"variant {variant} was unloaded meanwhile", way_out="load it and ask again")
         if folder not in self._opened:
             try:
                 self._opened[folder] = load_tokenizer(folder)

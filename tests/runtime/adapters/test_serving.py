@@ -170,7 +170,7 @@ def test_what_left_comes_back(family: Family, everyone: Runtime, monkeypatch: py
         for name in names * 2:
             [found] = runtime.logits([(name, ids)])
             assert_close(found, family.kinds[name].logits(ids), EXACT)
-        assert runtime.cache.loads >= len(names) * 2
+        assert runtime.cache.counters.loads >= len(names) * 2
 
 
 def test_tokenizers_and_ends_of_texts(family: Family, tmp_path: Path) -> None:
