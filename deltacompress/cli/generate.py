@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
@@ -279,4 +280,5 @@ def _data(runtime: Runtime, artifact: str, prompt: str, done: Completion, second
         "device": str(runtime.device),
         "dtype": str(runtime.dtype).removeprefix("torch."),
         "merge_rounding": runtime.merge_rounding,
+        "residency": asdict(runtime.residency()),
     }
