@@ -47,6 +47,9 @@ def test_generate_as_json(trio: dict[str, Served], runtime: Runtime, options: li
     assert data["text"] == runtime.generate([("a", "w1 w2")], 5)[0]
     assert (data["backend"], data["dtype"], data["merge_rounding"]) == ("reference", "float32", True)
     assert data["tokens_per_second"] > 0
+    [variant] = data["residency"]["variants"]
+    assert (variant["name"], variant["place"], variant["loads"]) == ("delta", "device", 1)
+    assert data["residency"]["device_bytes"] == variant["nbytes"] == runtime.variants["a"].nbytes
 
 
 def test_chat_answers_line_by_line(trio: dict[str, Served], runtime: Runtime, options: list[object]) -> None:

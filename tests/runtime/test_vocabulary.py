@@ -9,10 +9,13 @@ import pytest
 import torch
 from pairs import WORDS, Pair, Weights, changed, edit, write_tokenizer
 from runtime_cases import Served, assert_close, oracle_logits, oracle_tokens, random_ids, serve
+from torch import Tensor
 
 from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import Batch
+from deltacompress.runtime.engine import scheduler
+from deltacompress.runtime.engine.requests import Request
 from deltacompress.runtime.variants.precision import Numerics
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -159,3 +162,33 @@ def test_a_slot_keeps_nothing_of_added_tokens(cases: Callable[[str], Served], ro
     head = runtime.model.model.get_submodule("lm_head")
     with torch.inference_mode(), runtime.model.serving(Batch([slot], torch.device("cpu"))):
         assert head(torch.ones(1, 1, head.in_features)).shape == (1, 1, wanted.shape[1])
+
+
+def test_the_row_of_an_ended_request_needs_its_variant_no_more(
+    cases: Callable[[str], Served], monkeypatch: pytest.MonkeyPatch, rounding: bool
+) -> None:
+    """It is computed for nothing until rows move; its last token may be one that only its variant had."""
+    grown = cases("grown")
+    runtime = Runtime.from_base(grown.pair.base, merge_rounding=rounding)
+    runtime.load(grown.artifact, "grown")
+    requests = [(None, random_ids(4, seed)) for seed in range(5)]
+    wanted = [one.tokens for one in runtime.complete(requests, 4)]
+    choose = scheduler.choose
+
+    def ends_with_an_added_token(logits: Tensor, asked: list[Request]) -> list[int]:
+        found = choose(logits, asked)
+        for row, request in enumerate(asked):
+            if request.variant == "grown":
+                request.eos = frozenset({99})
+                found[row] = 99
+        return found
+
+    def leave(*_: object) -> None:
+        if "grown" in runtime.variants and not runtime.variants["grown"].users:
+            runtime.unload("grown")
+
+    monkeypatch.setattr(scheduler, "choose", ends_with_an_added_token)
+    done = runtime.complete([("grown", [99]), *requests], 4, on_token=leave)
+    assert not runtime.variants
+    assert done[0].tokens == (99,)
+    assert [one.tokens for one in done[1:]] == wanted

@@ -188,7 +188,9 @@ class Scheduler:
     def _decode(self) -> None:
         """One token for every running request."""
         places = [request.length - 1 for request in self._rows]  # of the token that goes in
-        inputs = to_device([request.tokens[-1] for request in self._rows] + places, self._model.device)
+        # the variant of a request that ended may be gone, and with it tokens that only that variant had
+        last = [request.tokens[-1] if request.finished is None else 0 for request in self._rows]
+        inputs = to_device(last + places, self._model.device)
         logits = self._logits(inputs, max(places) + 1)
         self._take(logits, self._rows)
 
