@@ -173,6 +173,9 @@ def test_one_forward_over_more_variants_than_slots(many: Many) -> None:
     check_slots(runtime)
     wide = many.runtime(4)
     wanted = wide.logits(ids)
+    mixed = wide.logits([*ids, *ids[::-1]])  # rows of one variant need not be neighbours
+    for logits, other in zip([*wanted, *wanted[::-1]], mixed, strict=True):
+        torch.testing.assert_close(logits, other, rtol=1e-4, atol=1e-4)
     found = dict(runtime.forward(ids))
     for index, logits in enumerate(wanted):
         torch.testing.assert_close(found[index], logits, rtol=1e-4, atol=1e-4)
@@ -315,6 +318,26 @@ def test_what_cannot_come_back_keeps_no_slot(many: Many, monkeypatch: pytest.Mon
     runtime.logits([("1", [5]), ("2", [5])])
     assert resident(runtime) == ["1", "2"]
     check_slots(runtime)
+
+
+@pytest.mark.parametrize("where", ["cache.transfer.Transfer.place", "modules.model.DecoupledModel.install"])
+@pytest.mark.parametrize("on_a_gpu", [False, True])
+def test_a_request_whose_variant_cannot_come_keeps_no_slot(
+    many: Many, monkeypatch: pytest.MonkeyPatch, on_a_gpu: bool, where: str
+) -> None:
+    runtime = many.runtime(slots=2)
+    if on_a_gpu:
+        as_on_a_gpu(monkeypatch, runtime)
+    for seed in range(3):
+        runtime.load(many.path(seed), str(seed))
+    runtime.logits([("1", [5]), ("2", [5])])
+    with monkeypatch.context() as patch:
+        patch.setattr(f"deltacompress.runtime.{where}", broken)
+        with pytest.raises(CheckpointError, match="damaged"):
+            runtime.logits([("0", [5])])
+    assert resident(runtime) == ["2"]
+    check_slots(runtime)
+    assert runtime.complete([("0", prompt(0))], TOKENS)[0].tokens == many.tokens(0)
 
 
 @pytest.mark.parametrize("when", ["read", "add", "note", "confirm", "publish"])
