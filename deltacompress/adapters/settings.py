@@ -165,8 +165,11 @@ def _shira(config: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _boft(config: Mapping[str, Any], path: str) -> dict[str, Any]:
+    factors = given.whole(config, "boft_n_butterfly_factor", 1, path)
+    if factors < 1:
+        raise CheckpointError("boft_n_butterfly_factor must be at least 1", where=path)
     return {
-        "factors": given.whole(config, "boft_n_butterfly_factor", 1, path),
+        "factors": factors,
         "block": given.whole(config, "boft_block_size", 4, path),
         "blocks": given.whole(config, "boft_block_num", 0, path),
     }

@@ -68,7 +68,7 @@ def compress_to(
     Args:
         target_ratio: how many times smaller than the fine-tuned checkpoint the whole artifact is to be, at least.
         max_size: bytes that it may take, such as "1.2GB". max_kl: KL(fine-tuned || compressed) on records held back
-            from calibration, in nats/token, at most: the upper end of its 95 % interval. One of the three is given.
+            from calibration, in nats/token, at most: its one-sided 95 % bound (judge.Judged.bound). One is given.
         judge: records to measure answers on, that the model was not trained on, as `calibration` is given; None: some
             of those of calibration are held back.
         calibration, ...: as `compress`; without `judge` some records more than `samples` and `seq_len` take are needed.

@@ -85,7 +85,8 @@ class Target:
             picks = smallest(rungs, self.survey.sum_at(kl / self.bound))
         if picks is None:
             best = [one.index(min(one, key=lambda rung: rung[1])) for one in rungs]
-            told = f"no choice is predicted to lose so little: the least is {self.survey.kl(best):.3g}"
+            least = self.survey.kl(best) * self.bound * 1.005  # as it is shortened: whoever asks for it gets it
+            told = f"no choice is predicted to lose so little: the least upper bound is {least:.3g}"
             raise UnreachedError(
                 f"{told}, at {self._told_size(best)}",
                 where=self.request.told,

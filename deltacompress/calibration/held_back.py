@@ -89,7 +89,8 @@ def held_back(
         used += len(ids)
     if len(found) < FEWEST and judge is not None:
         way_out = f"give at least {FEWEST}, of the kind that the model is asked"
-        raise CalibrationError(f"{len(found)} records to judge by", where=name_of(judge), way_out=way_out)
+        where = f"{option('judge')} {name_of(judge)}"
+        raise CalibrationError(f"{len(found)} records to judge by", where=where, way_out=way_out)
     if len(found) < FEWEST:
         told = f"{len(found)} records are left beyond the {spec.samples} x {spec.seq_len} tokens that are calibrated on"
         way_out = f"give more data, records of their own ({option('judge')}), or use fewer {option('samples')}"
@@ -101,7 +102,7 @@ def _same(one: Calibration, other: Calibration) -> bool:
     if isinstance(one, str | Path) and isinstance(other, str | Path):
         ours, theirs = local_file(str(one)), local_file(str(other))
         return str(one) == str(other) or (ours is not None and theirs is not None and ours.samefile(theirs))
-    return one is other
+    return not isinstance(one, str | Path) and not isinstance(other, str | Path) and list(one) == list(other)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ MaxSize = Annotated[
 MaxKl = Annotated[
     float | None,
     typer.Option(
-        help="KL(fine-tuned || compressed) on the data judged by, in nats/token, may be so much, with 95 % confidence.",
+        help="KL(fine-tuned || compressed) on the data judged by, in nats/token, may be so much, its 95 % bound.",
         rich_help_panel=_PANEL,
     ),
 ]

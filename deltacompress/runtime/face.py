@@ -196,11 +196,12 @@ class Runtime:
     @contextmanager
     def serving(self, variants: Sequence[str | None]) -> Iterator[None]:
         """In this block, forwards are of a row of each variant, equal ones side by side; raises as `logits`."""
-        names = {self._input.find(name).name for name in variants if name is not None}
-        with self._lock, forwards.held(self.cache, names) as held:
-            slots = [BASE if name is None else held[name] for name in variants]
-            with self.model.serving(Batch(slots, self.device)):
-                yield
+        with self._lock:
+            names = {self._input.find(name).name for name in variants if name is not None}
+            with forwards.held(self.cache, names) as held:
+                slots = [BASE if name is None else held[name] for name in variants]
+                with self.model.serving(Batch(slots, self.device)):
+                    yield
 
     def loglikelihood(self, requests: Sequence[tuple[str | None, Ids, Ids]]) -> list[LogLikelihood]:
         """(sum of log-probabilities in nats, whether greedy) of each (variant, context ids, continuation ids).

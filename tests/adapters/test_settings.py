@@ -282,3 +282,8 @@ def test_where_an_adapter_acts_is_checked(name: str, value: object, told: str) -
     with pytest.raises(CheckpointError) as error:
         parse_settings(LORA | {name: value}, "c")
     assert told in str(error.value)
+
+
+def test_a_rotation_has_a_factor_at_least() -> None:
+    with pytest.raises(CheckpointError, match="boft_n_butterfly_factor must be at least 1"):
+        parse_settings(BOFT | {"boft_n_butterfly_factor": 0, "target_modules": ["q_proj"]}, "c")

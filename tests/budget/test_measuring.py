@@ -226,8 +226,10 @@ def test_records_to_judge_by_may_be_others(pair: Pair, tmp_path: Path) -> None:
     found = held_back(opened, pair.data, SPEC, enough, judge=others)
     assert len(found) == FEWEST
     assert all(given > 1 for _, given in found)
-    with pytest.raises(CalibrationError, match=f"{FEWEST - 1} records to judge by; give at least {FEWEST}"):
+    with pytest.raises(CalibrationError, match=f"judge .*: {FEWEST - 1} records to judge by; give at least {FEWEST}"):
         held_back(opened, pair.data, SPEC, enough, judge=others[1:])
+    with pytest.raises(CalibrationError, match=r"judge .* is the calibration data"):
+        held_back(opened, tuple(others), SPEC, enough, judge=list(others))
     link = tmp_path / "same.jsonl"
     link.symlink_to(pair.data)
     for same in (pair.data, link):

@@ -62,8 +62,11 @@ def test_the_ratio_that_is_told_is_one_that_can_be_asked_for() -> None:
 
 
 def test_a_kl_that_no_rung_reaches() -> None:
-    with pytest.raises(InputError, match=r"max_kl 0.01: no choice .* least is 0.0469, at 8,500 bytes \(11.76x\)"):
+    with pytest.raises(
+        InputError, match=r"max_kl 0.01: no choice .* least upper bound is 0.0589, at 8,500 bytes \(11.76x\)"
+    ):
         asking(kl=0.01).choose()
+    assert asking(kl=0.0589).choose() == [2, 2]
 
 
 @pytest.mark.parametrize(("nbytes", "told"), [(3601, "3,601 bytes where 3,600 was asked"), (3600, None), (3528, None)])

@@ -30,7 +30,10 @@ class Judged:
 
     @property
     def bound(self) -> float:
-        """What the KL of all such records is at most, with 95 % confidence."""
+        """What the KL of all such tokens is at most: the one-sided 95 % bound, if tokens were independent.
+
+        Those of one answer are not, so it is too low where answers are long.
+        """
         return self.kl + 1.645 * self.error
 
 
