@@ -367,10 +367,7 @@ def test_an_adapter_in_the_place_of_a_model(
         (directory / "config.json").unlink()
     told = refused(mine.argv(tmp_path / "out"))
     assert f"{directory}: a PEFT adapter (LoRA and the like), not a whole model; merge it into its base (" in told
-    assert (
-        ".merge_and_unload().save_pretrained(DIR)) and give that, or publish it as it is with `deltacompress zoo"
-        in told
-    )
+    assert ".merge_and_unload().save_pretrained(DIR)) and give that, or serve it beside its base" in told
 
 
 def test_links_in_a_checkpoint(tmp_path: Path, refused: Refused, mine: Pair) -> None:

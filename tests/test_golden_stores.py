@@ -22,6 +22,7 @@ sys.path.insert(0, str(TESTS / "golden_stores"))
 from make_stores import judged, read_zoo  # noqa: E402
 
 STORES = TESTS / "golden_stores" / "v1"
+ADAPTERS = TESTS / "golden_stores" / "v2"
 EXPECTED = json.loads((STORES / "expected.json").read_text())
 
 
@@ -52,5 +53,12 @@ def test_an_old_report_is_judged_as_it_was() -> None:
     assert judged(read_report(STORES / "report")) == EXPECTED["report"]
 
 
-def test_they_stay_small() -> None:
-    assert sum(path.stat().st_size for path in STORES.rglob("*") if path.is_file()) < 70_000
+def test_an_old_report_of_an_adapter_is_judged_as_it_was() -> None:
+    found = read_report(ADAPTERS / "report")
+    assert (found.schema_version, found.subject("lora").role) == (2, "adapter")
+    assert judged(found) == json.loads((ADAPTERS / "expected.json").read_text())["report"]
+
+
+@pytest.mark.parametrize("folder", [STORES, ADAPTERS])
+def test_they_stay_small(folder: Path) -> None:
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 70_000

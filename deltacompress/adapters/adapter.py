@@ -48,6 +48,11 @@ class Adapter:
         """How many modules have matrices, rotations or entries of their own."""
         return sum(any((one.low_rank, one.embedding, one.rotation, one.sparse)) for one in self.changes.values())
 
+    @property
+    def title(self) -> str:
+        """What a list calls it: the kind, and the rank where it has one."""
+        return self.kind if self.kind == "boft" else f"{self.kind}-r{self.settings.rank}"
+
 
 def kind_of(settings: AdapterConfig) -> str:
     """`Adapter.kind` of what its config says."""
@@ -73,11 +78,7 @@ def open_adapter(
         CheckpointError: no adapter that is read here, damaged, pickled, or at odds with its own config.
         BaseMismatchError: it does not fit the base.
     """
-    config, raw = read_config(directory)
-    settings = parse_settings(config, str(directory / ADAPTER_CONFIG))
-    weights = weights_of(directory)
-    links = link_homes(directory)
-    tensors = read_header(weights, links=links).tensors
+    settings, raw, weights, tensors = read_adapter(directory)
     told = f" (base {base_name})" if base_name else ""
     try:
         changes = changes_of({name: span.info for name, span in tensors.items()}, settings, base_shapes)
@@ -85,8 +86,34 @@ def open_adapter(
         raise BaseMismatchError(f"{error}{told}", where=weights, way_out="give the base it was trained on") from None
     except ValueError as error:
         raise CheckpointError(str(error), where=weights, way_out="save it again with PEFT, or get it again") from None
+    return Adapter(directory, settings, _digest(raw, weights), weights, tensors, changes, attested)
+
+
+def read_adapter(directory: Path) -> tuple[AdapterConfig, bytes, Path, Mapping[str, TensorSpan]]:
+    """What a directory says of itself: its settings, the bytes of its config, its file of tensors, and what lies there.
+
+    Raises:
+        CheckpointError: no adapter that is read here, damaged, or pickled.
+    """
+    config, raw = read_config(directory)
+    settings = parse_settings(config, str(directory / ADAPTER_CONFIG))
+    weights = weights_of(directory)
+    return settings, raw, weights, read_header(weights, links=link_homes(directory)).tensors
+
+
+def digest_in(directory: Path) -> str:
+    """`Adapter.digest` of the adapter in a directory.
+
+    Raises:
+        CheckpointError: a file is missing or cannot be read.
+    """
+    _, raw = read_config(directory)
+    return _digest(raw, weights_of(directory))
+
+
+def _digest(config: bytes, weights: Path) -> str:
     try:
-        digest, _ = hash_file(weights, links=links)
+        digest, _ = hash_file(weights, links=link_homes(weights.parent))
     except OSError as error:
         raise unreadable(CheckpointError, weights, error) from error
-    return Adapter(directory, settings, digest_of(sha256_hex(raw), digest), weights, tensors, changes, attested)
+    return digest_of(sha256_hex(config), digest)

@@ -17,6 +17,7 @@ from deltacompress.checkpoints.side_files import (
 )
 from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from deltacompress.errors import CheckpointError
+from deltacompress.files.places import MANIFEST
 from deltacompress.files.regular import read_bytes, unreadable
 
 KEPT = (
@@ -27,8 +28,8 @@ KEPT = (
 
 
 def is_adapter(directory: Path) -> bool:
-    """Whether a directory looks like a PEFT adapter."""
-    return (directory / ADAPTER_CONFIG).is_file()
+    """Whether a directory looks like a PEFT adapter, and not like an artifact."""
+    return (directory / ADAPTER_CONFIG).is_file() and not (directory / MANIFEST).exists()
 
 
 def read_config(directory: Path) -> tuple[dict[str, Any], bytes]:
@@ -74,6 +75,23 @@ def weights_of(directory: Path) -> Path:
     raise CheckpointError(
         f"no {ADAPTER_WEIGHTS}", where=directory, way_out="give a directory that PEFT's save_pretrained wrote"
     )
+
+
+def own_files(directory: Path) -> list[Path]:
+    """The files that belong to the adapter, by name."""
+    return [path for name in sorted(KEPT) if (path := directory / name).exists() and not path.is_dir()]
+
+
+def bytes_of(directory: Path) -> int:
+    """Bytes of all files that belong to the adapter.
+
+    Raises:
+        CheckpointError: one cannot be read.
+    """
+    try:
+        return sum(path.stat().st_size for path in own_files(directory))
+    except OSError as error:
+        raise unreadable(CheckpointError, directory, error) from error
 
 
 def left_out(directory: Path) -> list[str]:

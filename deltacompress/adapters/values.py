@@ -5,10 +5,11 @@ Read in pieces, so that what it takes does not grow with the adapter. The only f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,17 +39,28 @@ def check_values(adapter: Adapter) -> None:
         CheckpointError: a number that is not finite; an entry outside of its weight, or there twice; offsets that do
             not rise from 0 to the number of entries; a copy that differs; or the file has changed or cannot be read.
     """
-    with _opened(adapter) as file:
+    used = [adapter.tensors[name] for change in adapter.changes.values() for name in change.tensors]
+    check_finite(adapter.weights, used)
+    with _opened(adapter.weights) as file:
         for change in adapter.changes.values():
-            for name in change.tensors:
-                span = adapter.tensors[name]
-                if span.info.dtype in FLOATS and not _is_finite(file, span):
-                    raise _wrong(adapter, f"tensor {name} holds NaN or an infinity", "train it again, or get it again")
             if change.sparse is not None:
                 _check_entries(file, adapter, change, change.sparse)
         for name in adapter.tensors:
             if name.endswith(_COPY):
                 _check_copy(file, adapter, name, name.removesuffix(_COPY) + ".weight")
+
+
+def check_finite(weights: Path, spans: Iterable[TensorSpan]) -> None:
+    """Read tensors of the file `weights`; those that hold whole numbers are passed over.
+
+    Raises:
+        CheckpointError: a number that is not finite; or the file has changed or cannot be read.
+    """
+    with _opened(weights) as file:
+        for span in spans:
+            if span.info.dtype in FLOATS and not _is_finite(file, span):
+                what = f"tensor {span.info.name} holds NaN or an infinity"
+                raise CheckpointError(what, where=weights, way_out="train it again, or get it again")
 
 
 def entries(adapter: Adapter, change: Change) -> tuple[Integers, Integers]:
@@ -58,7 +70,7 @@ def entries(adapter: Adapter, change: Change) -> tuple[Integers, Integers]:
         CheckpointError: as check_values, of these entries.
     """
     assert change.sparse is not None, "a module without entries"
-    with _opened(adapter) as file:
+    with _opened(adapter.weights) as file:
         _check_entries(file, adapter, change, change.sparse)
         pieces = list(_coordinates(file, adapter, change, change.sparse))
     return np.concatenate([rows for rows, _ in pieces]), np.concatenate([columns for _, columns in pieces])
@@ -157,13 +169,13 @@ def _bytes(file: BufferedReader, begin: int, count: int) -> bytes:
 
 
 @contextmanager
-def _opened(adapter: Adapter) -> Iterator[BufferedReader]:
+def _opened(weights: Path) -> Iterator[BufferedReader]:
     try:
-        with open_regular(adapter.weights, links=link_homes(adapter.path)) as file:
+        with open_regular(weights, links=link_homes(weights.parent)) as file:
             yield file
     except OSError as error:
-        raise unreadable(CheckpointError, adapter.weights, error, _AGAIN) from error
+        raise unreadable(CheckpointError, weights, error, _AGAIN) from error
 
 
-def _wrong(adapter: Adapter, what: str, way_out: str = _AGAIN) -> CheckpointError:
-    return CheckpointError(what, where=adapter.weights, way_out=way_out)
+def _wrong(adapter: Adapter, what: str) -> CheckpointError:
+    return CheckpointError(what, where=adapter.weights, way_out=_AGAIN)

@@ -37,6 +37,9 @@ from deltacompress.files.regular import UnfitFileError, read_bytes, unreadable
 
 MAX_MANIFEST_BYTES = 64 << 20  # of 45,000 packed tensors of four parts each, or more of fewer
 _MAX_MEMORY = 256 << 20  # of the parsed manifest, by the estimate
+_USE_IT = (
+    "serve it (`generate`, `chat`, `eval`), or merge it into its base (PEFT's merge_and_unload) and take the result"
+)
 _MOST_DIGITS = 4000  # Python reads a few more, where nobody has told it otherwise
 _DIGEST, _DIGEST_BYTES = b'"digest":"', len('",') + 64
 
@@ -62,9 +65,7 @@ def read_manifest_bytes(directory: Path) -> bytes:
         return read_bytes(path, at_most=MAX_MANIFEST_BYTES)
     except FileNotFoundError as error:
         if (directory / ADAPTER_CONFIG).is_file():
-            raise InputError(
-                "a PEFT adapter, not an artifact", where=directory, way_out="publish it with `deltacompress zoo add`"
-            ) from error
+            raise InputError("a PEFT adapter, not an artifact", where=directory, way_out=_USE_IT) from error
         if _is_checkpoint(directory):
             raise InputError(
                 "a model's checkpoint, not an artifact",

@@ -29,7 +29,7 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 A_PEFT_ADAPTER = "a PEFT adapter (LoRA and the like), not a whole model"
 USE_THE_ADAPTER = (
     "merge it into its base (PeftModel.from_pretrained(...).merge_and_unload().save_pretrained(DIR)) and give that, "
-    "or publish it as it is with `deltacompress zoo add`"
+    "or serve it beside its base (`generate`, `chat`, `eval`)"
 )
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 _SHARD = re.compile(r"(.*)-\d+-of-(\d+)\.safetensors")

@@ -12,7 +12,7 @@ from deltacompress.cli.console import Console, verb
 from deltacompress.cli.models import model
 from deltacompress.cli.options import ArtifactArgument, BaseOption, ReplaceCheckpoint
 from deltacompress.cli.zoo_options import ZooOption
-from deltacompress.errors import InputError, option, switch
+from deltacompress.errors import InputError, switch
 
 _SPARE = ("damp_fraction", "kept", "status", "shape", "kind")
 """Columns that a narrow screen is spared."""
@@ -49,14 +49,16 @@ def verify(
     base: Annotated[
         Path | None,
         typer.Option(
-            metavar="<path>", parser=model, help="Also check that this base is the one the delta was made from."
+            metavar="<path>",
+            parser=model,
+            help="Also check that the delta was made from this base, or that the adapter fits it.",
         ),
     ] = None,
     zoo: ZooOption = None,
 ) -> None:
     """Check every byte of an artifact against its recorded hashes; exit code 3 if one is wrong.
 
-    A PEFT adapter records none: what its tensors hold is checked, and that it fits --base.
+    The directory of a PEFT adapter records none: what its tensors hold is checked, and with --base, that it fits there.
     """
     from deltacompress.artifact.delta import verify as verify_artifact
     from deltacompress.cli import render
@@ -66,7 +68,7 @@ def verify(
     with console.progress() as reporter:
         place = early.place(artifact, zoo, base=base, reporter=reporter)
         if early.holds_adapter(place):
-            _verify_adapter(console, place, base)
+            _verify_adapter(console, place, base, entry=None if Path(artifact).is_dir() else artifact)
             return
         verify_artifact(early.artifact(str(place), None, base=base), base=base, reporter=reporter)
     data = {"artifact": artifact, "base": None if base is None else str(base), "verified": True}
@@ -81,22 +83,30 @@ def _inspect_adapter(console: Console, place: Path, *, entropy: bool) -> None:
         told = "is of the codes of an artifact, and this is a PEFT adapter"
         raise InputError(told, where=switch("entropy"), way_out="leave it out")
     data = summarize(place)
-    console.result(data, lambda: render.summary_and_rows(str(place), data, table="tensors"))
+    if data["left_out"]:
+        console.note(f"not the adapter's own, and passed over: {', '.join(data['left_out'])}")
+    console.result(data, lambda: render.summary_and_rows(str(place), data, table="changes"))
 
 
-def _verify_adapter(console: Console, place: Path, base: Path | None) -> None:
-    """Its names, shapes and values; of an entry of a zoo, pulling has compared the bytes with their digests."""
-    from deltacompress.adapters.values import check_values
+def _verify_adapter(console: Console, place: Path, base: Path | None, *, entry: str | None) -> None:
+    """Its names and values, and with a base its shapes; the bytes of an entry were compared when it was pulled."""
+    from deltacompress.adapters.adapter import read_adapter
+    from deltacompress.adapters.summary import summarize
+    from deltacompress.adapters.values import check_finite, check_values
     from deltacompress.cli import render
 
+    told = summarize(place)
     if base is None:
-        told = "is needed: a PEFT adapter says little of itself, and is checked against its base"
-        raise InputError(told, where=option("base"), way_out="give the model that it was trained on")
-    adapter = early.adapter(place, base)
-    check_values(adapter)
-    console.note("a PEFT adapter has no recorded hashes: its config, names, shapes and values were checked")
-    data = {"adapter": str(place), "base": str(base), "kind": adapter.kind, "modules": adapter.modules}
-    data |= {"digest": adapter.digest, "verified": True}
+        _, _, weights, tensors = read_adapter(place)
+        check_finite(weights, tensors.values())
+    else:
+        check_values(early.adapter(place, base))
+    shapes = "config, names and values" if base is None else "config, names, shapes and values"
+    if entry is None:
+        console.note(f"a PEFT adapter's directory has no recorded hashes: its {shapes} were checked")
+    data = {"adapter": str(place), "base": None if base is None else str(base), "kind": told["kind"]}
+    data |= {"modules": told["modules"], "digest": told["digest"], "verified": True}
+    data["compared_with"] = None if entry is None else f"the digests of {entry}"
     console.result(data, lambda: render.summary("verified", data))
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from deltacompress.devices import check_driver
-from deltacompress.errors import InputError
 from deltacompress.files.output import check_can_hold
 from deltacompress.files.places import check_folder, check_place
 from deltacompress.reporter import SILENT, Reporter
@@ -80,10 +79,7 @@ def artifact(spec: str, zoo: str | None, *, base: Path | None = None, reporter: 
     if base is not None:
         checkpoints(base)
     found = place(spec, zoo, base=base, reporter=reporter)
-    if holds_adapter(found):
-        way_out = "serve it (generate, chat), or merge it with PEFT and compress the merged model"
-        raise InputError("is a PEFT adapter, and no artifact", where=found, way_out=way_out)
-    load_delta(found)
+    load_delta(found)  # tells an adapter, too
     return found
 
 
@@ -107,9 +103,8 @@ def served(spec: str, zoo: str | None, *, base: Path, reporter: Reporter = SILEN
 def holds_adapter(directory: Path) -> bool:
     """Whether a directory is a PEFT adapter, and no artifact."""
     from deltacompress.adapters.directory import is_adapter
-    from deltacompress.files.places import MANIFEST
 
-    return is_adapter(directory) and not (directory / MANIFEST).exists()
+    return is_adapter(directory)
 
 
 def adapter(directory: Path, base: Path) -> Adapter:
@@ -257,9 +252,7 @@ def sampling(max_new_tokens: int, stop: Sequence[str], temperature: float, top_p
     GenerationConfig.checked(max_new_tokens, stop, Sampling(temperature, top_p, seed), None, streams=False)
 
 
-def measured(found: Mapping[str, Path]) -> None:
-    """Artifacts that are measured, by label; raises as `artifact`."""
-    from deltacompress.artifact.delta import load_delta
-
+def measured(found: Mapping[str, Path], base: Path) -> None:
+    """Artifacts and adapters that are measured beside `base`, by label; raises as `served`."""
     for place in found.values():
-        load_delta(place)
+        served(str(place), None, base=base)

@@ -23,7 +23,10 @@ _Checkpoints = tuple[Path | None, dict[str, Path], bool]
 """The fine-tuned model, other checkpoints, whether the base too."""
 Artifacts = Annotated[
     list[str],
-    typer.Argument(metavar="ARTIFACT_OR_NAME...", help="Artifact directories, or names in --zoo; LABEL=... names one."),
+    typer.Argument(
+        metavar="ARTIFACT_OR_NAME...",
+        help="Directories of artifacts or PEFT adapters, or names in --zoo; LABEL=... names one.",
+    ),
 ]
 Base = Annotated[Path, typer.Option(metavar="<path>", parser=model, help="Directory of the base model.")]
 Out = Annotated[Path, typer.Option(help="Directory for report.json, report.md, report.html and samples/.")]
@@ -72,7 +75,7 @@ def evaluate(
     margin: Margin = 0.02,
     force: MakeAnew = False,
 ) -> None:
-    """Measure what compressed deltas keep of their fine-tuned model; run again to go on after an interruption."""
+    """Measure what deltas keep of their fine-tuned model, and adapters; run again to go on after an interruption."""
     checkpoints = _against(against or [])
     given = _labelled(artifacts)
     early.tasks(tasks, task_dir, few_shot=few_shot, limit=limit)
@@ -140,7 +143,7 @@ def _places(
                 f"no such artifact {place}", where=label, way_out="give a directory; for a name, give --zoo ZOO"
             )
     early.labels([*given, *checkpoints[1]])
-    early.measured(found)
+    early.measured(found, base)
     return found
 
 
@@ -177,7 +180,8 @@ def gate(
     policy: Annotated[str, typer.Argument(metavar="POLICY", help="A YAML file, or the name of a shipped policy.")],
     *,
     artifact: Annotated[
-        Path | None, typer.Option(help="Make sure that the report is about this artifact; exit code 3 if not.")
+        Path | None,
+        typer.Option(help="Make sure that the report is about this artifact or adapter; exit code 3 if not."),
     ] = None,
     junit: Annotated[Path | None, typer.Option(help="Also write the checks as JUnit XML.")] = None,
     summary: Annotated[
@@ -186,7 +190,6 @@ def gate(
     force: Annotated[bool, typer.Option("--force", help="Replace a --junit file with other content.")] = False,
 ) -> None:
     """Hold a report against a policy; exit code 0 passed, 1 failed, 2 wrong input, 3 not what it claims to be."""
-    from deltacompress.artifact.manifest import read_manifest
     from deltacompress.cli import render
     from deltacompress.evaluation.gate.output import append_summary
     from deltacompress.evaluation.gate.output import junit as junit_of
@@ -197,7 +200,7 @@ def gate(
 
     check_targets(junit, summary, (report, report / REPORT, Path(policy)), force=force)
     chosen, found = Gate.load(policy), read_report(report)
-    digest = None if artifact is None else read_manifest(artifact).digest
+    digest = None if artifact is None else _digest(artifact)
     result = chosen.check(found, manifest_digest=digest)
     if junit is not None:
         write_once(junit, junit_of(result), replace=force)
@@ -220,6 +223,15 @@ def gate(
         data, lambda: render.rows(f"gate {data['policy']}: {'passed' if result.passed else 'failed'}", shown)
     )
     result.require()
+
+
+def _digest(artifact: Path) -> str:
+    """What names an artifact in a report."""
+    from deltacompress.adapters.adapter import digest_in
+    from deltacompress.adapters.directory import is_adapter
+    from deltacompress.artifact.manifest import read_manifest
+
+    return digest_in(artifact) if is_adapter(artifact) else read_manifest(artifact).digest
 
 
 def _labelled(given: list[str]) -> dict[str, str]:

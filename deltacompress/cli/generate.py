@@ -229,7 +229,7 @@ def _open(
     from deltacompress.runtime import Runtime
 
     runtime = Runtime.from_base(base, device=device, dtype=dtype, backend=backend)
-    name = runtime.load(place)
+    name = runtime.load(place, None if place == Path(artifact) else artifact)  # an entry's own, not that of a cache
     for one, its in places.items():
         runtime.load(its, one)
     for note in (runtime.describe(), *runtime.notes):

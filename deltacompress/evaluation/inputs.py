@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from deltacompress.adapters.directory import own_files
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.evaluation.prepare import Prepared
 from deltacompress.evaluation.subjects import Subject
 from deltacompress.evaluation.tasks.load import LocalTask, Task
 from deltacompress.evaluation.tasks.records import data_hash
+from deltacompress.files.hashing import hash_file
 
 
 def inputs_of(prepared: Prepared) -> dict[str, Any]:
@@ -36,6 +38,9 @@ def _model(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _subject(one: Subject) -> dict[str, Any]:
+    if one.adapter is not None:  # its own tokenizer is not part of what names it
+        files = {path.name: hash_file(path)[0] for path in own_files(one.path)}
+        return {"label": one.label, "role": one.role, "model": {"adapter": one.identity, "files": files}}
     what = None if one.stored_as is None else one.stored_as.manifest.digest
     model = one.identity if one.checkpoint is None else _model(one.checkpoint)
     return {"label": one.label, "role": one.role, "model": model, "stored as": what}

@@ -13,7 +13,7 @@ from deltacompress.arguments import Amount, Count, Share, Whole
 class EvaluationJob(BaseModel):
     """Every choice of an evaluation; `model_dump_json` writes it down, `model_validate_json` reads it.
 
-    artifacts: label -> directory of an artifact.
+    artifacts: label -> directory of an artifact, or of a PEFT adapter for the base.
     base: checkpoint directory of their base.
     tasks: names; see tasks.load_tasks. task_dir, few_shot, limit: as there.
     out: directory of the report; OUT/samples/ gets what each model answered, a JSON line per sample.

@@ -1,4 +1,6 @@
-"""Subjects answer the tasks: the fine-tuned model first, then base and deltas in shared batches, then the others."""
+"""Subjects answer the tasks: the fine-tuned model first, then base, deltas and adapters in shared batches, then the
+others.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,8 @@ def measure(prepared: Prepared, stores: AnswerStores, reporter: Reporter) -> Mea
 
 
 def _groups(subjects: Sequence[Subject]) -> list[list[Subject]]:
-    """Subjects that share a scorer: the base and all deltas; every other one is alone."""
-    decoupled = [one for one in subjects if one.role in ("base", "delta")]
+    """Subjects that share a scorer: the base, all deltas and adapters; every other one is alone."""
+    decoupled = [one for one in subjects if one.role in ("base", "delta", "adapter")]
     alone = [[one] for one in subjects if one.role == "checkpoint"]
     return [[one] for one in subjects if one.role == "finetuned"] + ([decoupled] if decoupled else []) + alone
 
@@ -72,7 +74,7 @@ def _scorer(group: Sequence[Subject], job: EvaluationJob) -> tuple[Scorer, str |
         return Scorer(plain, batch_size=job.batch_size), None
     decoupled = DecoupledServing.open(job.base, backend=job.backend, **options)
     for subject in group:
-        if subject.delta is not None:
+        if subject.is_variant:
             decoupled.load(subject.path, subject.label)
     return Scorer(decoupled, batch_size=job.batch_size), decoupled.describe()
 
@@ -90,11 +92,14 @@ def _panel(
     job, eos = prepared.job, prepared.encoder.eos
     panel = Panel(scorer, {}, {}, reporter, eos, drafts)
     for subject in group:
-        plain = None if subject.role in ("delta", "base") else "plain"
-        variant = panel.variants[subject.label] = subject.label if subject.role == "delta" else None
+        plain = None if subject.is_variant or subject.role == "base" else "plain"
+        variant = panel.variants[subject.label] = subject.label if subject.is_variant else None
         ends = sorted({eos, *scorer.ends(variant)})
         options = {"device": job.device, "dtype": job.dtype, "batch_size": job.batch_size}
-        identity = {"weights": subject.identity, "runs": plain or told, "ends": ends, **options, **prepared.tools}
+        weights: Any = subject.identity
+        if subject.adapter is not None:  # a delta names its base itself
+            weights = [prepared.base.fingerprint(), weights]
+        identity = {"weights": weights, "runs": plain or told, "ends": ends, **options, **prepared.tools}
         panel.stores[subject.label] = stores.open(identity)
     if resumed := sum(store.resumed for store in panel.stores.values()):
         reporter.note(f"{', '.join(panel.variants)}: {resumed} answers of an interrupted run are used again")

@@ -13,8 +13,8 @@ import torch
 from deltacompress._version import __version__
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.devices import resolve_device
-from deltacompress.errors import InputError, option, spelled
-from deltacompress.evaluation.gate.rules import Gate
+from deltacompress.errors import InputError, option
+from deltacompress.evaluation.gate.rules import Gate, reference_of
 from deltacompress.evaluation.job import EvaluationJob
 from deltacompress.evaluation.report.records import OverlapRecord
 from deltacompress.evaluation.scoring.lm_eval_version import require_lm_eval
@@ -66,8 +66,12 @@ def prepare(job: EvaluationJob, reporter: Reporter) -> Prepared:
         for subject in subjects:
             for note in () if subject.checkpoint is None else notes(subject.checkpoint.config, subject.checkpoint.path):
                 reporter.note(note)
-    if any(one.delta is not None for one in subjects):
+    if any(one.delta or one.adapter for one in subjects):
         read_layout(base.path, base.tensors)  # what cannot be served cannot be measured: told before anything answers
+    if subjects[0].role == "finetuned":
+        for one in subjects:
+            if one.adapter is not None:
+                reporter.note(f"{one.label}: an adapter names no fine-tuned model, so {subjects[0].path} is believed")
     overlaps = _overlaps(tasks, subjects, job.calibration, encoder, job.allow_overlap)
     if gate is not None and (why := _no_verdict(gate, subjects)):
         reporter.note(f"gate {gate.policy.name} gives no verdict: {why}")
@@ -79,11 +83,11 @@ def prepare(job: EvaluationJob, reporter: Reporter) -> Prepared:
 
 def _no_verdict(gate: Gate, subjects: Sequence[Subject]) -> str | None:
     """Why a gate cannot judge these subjects, if it cannot."""
-    if all(one.role != "delta" for one in subjects):
+    roles = {one.role for one in subjects}
+    if not roles & {"delta", "adapter"}:
         return "no artifact is evaluated"
     if gate.compares and subjects[0].role != "finetuned":
-        how = spelled("--against finetuned=PATH", "finetuned=PATH")
-        return f"it compares with the fine-tuned model; evaluate with {how}"
+        return f"it compares with the fine-tuned model; {reference_of(roles)}"
     return None
 
 

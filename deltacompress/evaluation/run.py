@@ -1,7 +1,7 @@
 """The main job of this room, top to bottom: subjects answer tasks, are compared, and a report is written.
 
-    tasks and subjects -> overlap check -> lm-eval over panels (the fine-tuned model; base and deltas, decoupled, in
-    shared batches; other checkpoints one by one) -> fidelity -> paired statistics -> verdicts -> report
+    tasks and subjects -> overlap check -> lm-eval over panels (the fine-tuned model; base, deltas and adapters,
+    decoupled, in shared batches; other checkpoints one by one) -> fidelity -> paired statistics -> verdicts -> report
 
 Answers are kept in OUT/answers while it runs: run it again after an interruption and it goes on there. A finished
 report of the same input is used again, one of other input stays unless it is to be replaced (files/finished.py).
@@ -140,6 +140,7 @@ def _report(prepared: Prepared, measured: Measured, compress_seconds: Mapping[st
     )
     written = {one.name for one in prepared.tasks if isinstance(one, LocalTask) and one.spec.kind == "generate"}
     report = Report(
+        schema_version=2 if any(one.adapter for one in subjects) else 1,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         base=job.base.name,
         base_sha256=prepared.base.fingerprint(),

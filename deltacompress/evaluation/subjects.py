@@ -1,4 +1,4 @@
-"""Who takes part: artifacts, the fine-tuned model, the base, other checkpoints; opened, checked against each other.
+"""Who takes part: artifacts and adapters, the fine-tuned model, the base, other checkpoints; opened and checked.
 
 A comparison is worth nothing if the fine-tuned model is not the one the delta was made from, or if a model reads other
 tokens. Both are told before any computing.
@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deltacompress.adapters.adapter import Adapter, open_adapter
+from deltacompress.adapters.directory import bytes_of, is_adapter
+from deltacompress.adapters.values import check_values
 from deltacompress.artifact.delta import Delta, load_delta
 from deltacompress.artifact.summary import kinds, natural
 from deltacompress.checkpoints.reader import Checkpoint
@@ -19,15 +22,16 @@ from deltacompress.errors import InputError, IntegrityError, spelled
 from deltacompress.evaluation.labels import BASE_LABEL, FINETUNED_LABEL, check_label
 from deltacompress.evaluation.report.records import LayerRecord, Role, SubjectRecord
 from deltacompress.evaluation.tasks.encoding import Encoder, check_same_tokenizer
+from deltacompress.models.tokenizers import has_tokenizer
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One model to be measured; exactly one of checkpoint and delta is set.
+    """One model to be measured; exactly one of checkpoint, delta and adapter is set.
 
-    stored_as: the artifact that a checkpoint was restored from: its size is what counts.
+    stored_as: the artifact that a checkpoint was restored from: its size is what counts. base: the base of an adapter.
     """
 
     label: str
@@ -36,21 +40,39 @@ class Subject:
     checkpoint: Checkpoint | None
     delta: Delta | None
     stored_as: Delta | None = None
+    adapter: Adapter | None = None
+    base: Checkpoint | None = None
 
     @property
     def identity(self) -> str:
-        """What names its weights: content hash, or manifest digest."""
+        """What names its weights: content hash, manifest digest, or digest of an adapter."""
+        if self.adapter is not None:
+            return self.adapter.digest
         if self.delta is not None:
             return self.delta.manifest.digest
         assert self.checkpoint is not None
         return self.checkpoint.fingerprint()
 
+    @property
+    def is_variant(self) -> bool:
+        """Whether it runs beside its base."""
+        return self.delta is not None or self.adapter is not None
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where its tokenizer is: an adapter without one reads as its base does."""
+        return self.path if self.base is None or has_tokenizer(self.path) else self.base.path
+
     def record(self, seconds: float, compress_seconds: float | None = None) -> SubjectRecord:
         """What the report says about it."""
         stored = self.delta or self.stored_as
-        if stored is None:
+        if self.adapter is not None:
+            assert self.base is not None
+            size = bytes_of(self.path)
+            figures: dict[str, Any] = {"recipe": self.adapter.title, "bytes": size, "ratio": self.base.nbytes / size}
+        elif stored is None:
             assert self.checkpoint is not None
-            figures: dict[str, Any] = {"bytes": self.checkpoint.nbytes}
+            figures = {"bytes": self.checkpoint.nbytes}
         else:
             figures = _figures(stored) | {"compress_seconds": compress_seconds}
         return SubjectRecord(
@@ -90,7 +112,8 @@ def open_subjects(
 
     Raises:
         InputError: nothing to measure, a label twice or reserved.
-        IntegrityError: a delta of another base, or of another fine-tuned model.
+        IntegrityError: a delta of another base, or of another fine-tuned model; an adapter that does not fit the base.
+        CheckpointError: an adapter that is not read here, or damaged.
         PairError: a tokenizer that differs.
     """
     labels = [*artifacts, *others]
@@ -105,9 +128,7 @@ def open_subjects(
     if with_base:
         subjects.append(Subject(BASE_LABEL, "base", base, base_checkpoint, None))
     for label, path in artifacts.items():
-        delta = load_delta(path)
-        delta.check_base(base_checkpoint)
-        subjects.append(Subject(label, "delta", path, None, delta))
+        subjects.append(_variant(label, path, base_checkpoint))
     for label, path in others.items():
         stored = load_delta(stored_as[label]) if label in stored_as else None
         subjects.append(Subject(label, "checkpoint", path, Checkpoint.open(path), None, stored))
@@ -117,6 +138,17 @@ def open_subjects(
     if finetuned is not None:
         _check_made_from(subjects)
     return base_checkpoint, subjects, _shared_encoder(subjects, base_checkpoint)
+
+
+def _variant(label: str, path: Path, base: Checkpoint) -> Subject:
+    if not is_adapter(path):
+        delta = load_delta(path)
+        delta.check_base(base)
+        return Subject(label, "delta", path, None, delta)
+    shapes = {name: info.shape for name, info in base.tensors.items()}
+    adapter = open_adapter(path, shapes, base_name=str(base.path))
+    check_values(adapter)
+    return Subject(label, "adapter", path, None, None, adapter=adapter, base=base)
 
 
 def _check_made_from(subjects: Sequence[Subject]) -> None:
@@ -137,10 +169,11 @@ def _shared_encoder(subjects: Sequence[Subject], base: Checkpoint) -> Encoder:
     """The tokenizer of the fine-tuned model, or of the first subject; every other one must agree with it."""
     first = next((one for one in subjects if one.role != "base"), subjects[0])
     config = base.config if first.checkpoint is None else first.checkpoint.config
-    encoder = Encoder.open(first.path, config)
-    for path in dict.fromkeys([base.path, *(one.path for one in subjects)]):
-        if path != first.path:
-            check_same_tokenizer(first.path, encoder, path)
+    own = first.tokenizer_folder
+    encoder = Encoder.open(own, config)
+    for path in dict.fromkeys([base.path, *(one.tokenizer_folder for one in subjects)]):
+        if path != own:
+            check_same_tokenizer(own, encoder, path)
     return encoder
 
 

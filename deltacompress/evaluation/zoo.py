@@ -1,7 +1,7 @@
 """Reports attached to what they are about.
 
-A report becomes a referrer of the entry: the entry's manifest stays as it is, and the report names the artifact's
-manifest digest, so it fits no other.
+A report becomes a referrer of the entry: the entry's manifest stays as it is, and the report names the artifact by its
+manifest digest (an adapter by that of its files), so it fits no other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from deltacompress.zoo.ledger.read import need_kind
 
 
 def pinned(zoo: str | None, given: str) -> str:
-    """`name@version` of the artifact that a name means now: an alias may move while it is measured.
+    """`name@version` of the artifact or adapter that a name means now: an alias may move while it is measured.
 
     Raises:
         InputError: a directory, which has no entry that a report could be attached to.
@@ -30,7 +30,7 @@ def pinned(zoo: str | None, given: str) -> str:
             way_out=f"give the name of its entry in {option('zoo')}, or leave out {switch('attach')}",
         )
     found, entry = open_zoo(zoo).show(given)
-    need_kind(found, entry, "delta")
+    need_kind(found, entry, "delta", "adapter")
     return str(found)
 
 

@@ -204,7 +204,7 @@ def test_a_checkpoint_is_told_as_such(tmp_path: Path) -> None:
 def test_an_adapter_is_no_artifact(tmp_path: Path) -> None:
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (tmp_path / name).write_bytes(b"{}")
-    with pytest.raises(InputError, match="a PEFT adapter, not an artifact; publish it with `deltacompress zoo add`"):
+    with pytest.raises(InputError, match=r"a PEFT adapter, not an artifact; serve it .*, or merge it into its base"):
         read_manifest(tmp_path)
 
 

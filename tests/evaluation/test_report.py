@@ -64,7 +64,7 @@ def test_other_reports_are_refused(written: Path, tmp_path: Path) -> None:
     with pytest.raises(ChecksumError, match="differs from its digest"):
         read_report(written)
     written.write_text(text)
-    _resigned(written, schema_version=2)
+    _resigned(written, schema_version=3)
     with pytest.raises(SchemaVersionError, match="upgrade"):
         read_report(written)
     written.write_text(text)

@@ -1,4 +1,4 @@
-"""Writes a golden zoo and a golden report: `python tests/golden_stores/make_stores.py [FOLDER]` (default: v1).
+"""Writes a golden zoo and golden reports: `python tests/golden_stores/make_stores.py v1` (or v2).
 
 As with the golden artifacts (tests/golden/make.py): every later version of the program must read them, so they are
 written anew only while the format they show is unreleased.
@@ -7,6 +7,8 @@ written anew only while the format they show is unreleased.
                      an evaluation attached; a tar, because the files of a zoo are read-only and git keeps no modes
     report/          what `deltacompress eval` wrote of the second version, but for its page
     expected.json    what was read from them on that day
+
+v2 holds a report of version 2, which measured an adapter, and its expected.json.
 """
 
 from __future__ import annotations
@@ -87,6 +89,36 @@ def make(folder: Path) -> None:
     (folder / "expected.json").write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
 
 
+def make_adapters(folder: Path) -> None:
+    """Write the folder with a report of an adapter anew."""
+    import peft_models
+    import torch
+    from make import SIZES
+    from pairs import make_pair, write_tokenizer
+
+    from deltacompress.evaluation import evaluate
+
+    torch.set_num_threads(1)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        pair = make_pair(root, "llama", **SIZES)
+        for checkpoint in (pair.base, pair.finetuned):
+            write_tokenizer(checkpoint, [f"w{i}" for i in range(16)])
+        adapter = peft_models.write(pair.base, root / "lora", "Lora", r=2, target_modules=["q_proj"])
+        report = evaluate(
+            {"lora": adapter},
+            base=pair.base,
+            finetuned=pair.finetuned,
+            tasks=["colours"],
+            task_dir=write_task(root / "tasks"),
+            out=folder / "report",
+        )
+    (folder / "report" / "report.html").unlink()
+    (folder / "expected.json").write_text(json.dumps({"report": judged(report)}, indent=1, sort_keys=True) + "\n")
+
+
 def write_task(folder: Path) -> Path:
     """A task of 12 samples over the words of the tiny pair."""
     (folder / "colours").mkdir(parents=True)
@@ -106,4 +138,4 @@ def write_task(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "v1")
+    {"v1": make, "v2": make_adapters}[sys.argv[1]](HERE / sys.argv[1])

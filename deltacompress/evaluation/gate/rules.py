@@ -7,7 +7,7 @@ so. What is bounded is the drop of the score, or, which takes far fewer samples,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -31,6 +31,20 @@ class GateFailedError(DeltaCompressError):
     """A report does not meet a policy; exit code 1."""
 
     exit_code = 1
+
+
+def reference_of(roles: Collection[str]) -> str:
+    """How to get what a policy compares subjects of these roles with: the fine-tuned model of an adapter is nowhere
+    until somebody merges it.
+    """
+    how = f"evaluate with {spelled('--against finetuned=PATH', 'finetuned=PATH')}"
+    if "adapter" not in roles or "delta" in roles:
+        return how
+    return f"{how}, PATH being what PEFT's merge_and_unload makes of it, or take a policy that only asks for scores"
+
+
+def _digest(one: SubjectRecord) -> str | None:
+    return one.identity if one.role == "adapter" else one.manifest_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +158,10 @@ class Gate:
 
     @checked
     def check(self, report: Report, *, manifest_digest: str | None = None) -> GateResult:
-        """Hold every delta of a report against the policy.
+        """Hold every delta and adapter of a report against the policy.
 
-        manifest_digest: of the artifact that the report should be about, if that is to be made sure.
+        manifest_digest: of the artifact that the report should be about, if that is to be made sure; of an adapter,
+            its digest.
 
         Raises:
             InputError: the report has no delta, or lacks the fine-tuned model that the policy compares with; or as
@@ -155,9 +170,9 @@ class Gate:
         """
         deltas = report.deltas
         if manifest_digest is not None:
-            deltas = tuple(one for one in deltas if one.manifest_digest == manifest_digest)
+            deltas = tuple(one for one in deltas if _digest(one) == manifest_digest)
             if not deltas:
-                told = ", ".join(f"{one.label} {str(one.manifest_digest)[:12]}" for one in report.deltas) or "none"
+                told = ", ".join(f"{one.label} {str(_digest(one))[:12]}" for one in report.deltas) or "none"
                 raise IntegrityError(
                     f"the report is about another manifest: {manifest_digest[:12]} is not in it (it has {told})",
                     way_out="evaluate this artifact",
@@ -168,9 +183,11 @@ class Gate:
             )
         self.check_tasks([task.name for task in report.tasks])
         if self.compares and report.reference is None:
+            roles = {one.role for one in deltas}
+            none = ", and an adapter has none" if roles == {"adapter"} else ""
             raise InputError(
-                f"policy {self.policy.name} compares with the fine-tuned model, which the report does not have",
-                way_out=f"evaluate with {spelled('--against finetuned=PATH', 'finetuned=PATH')}",
+                f"policy {self.policy.name} compares with the fine-tuned model, which the report does not have{none}",
+                way_out=reference_of(roles),
             )
         verdicts = []
         for delta in deltas:

@@ -174,12 +174,12 @@ def agreement(runs: Runs) -> tuple[Agreement, ...]:
 
 
 def disagreements(runs: Runs, subjects: Sequence[Subject]) -> tuple[Disagreement, ...]:
-    """Samples that a delta answers unlike the fine-tuned model: lost ones first, then won ones, then the rest."""
+    """Samples that a delta or adapter answers unlike the fine-tuned model: lost ones first, then won ones, the rest."""
     if subjects[0].role != "finetuned":
         return ()
     made = []
     for subject in subjects:
-        if subject.role != "delta":
+        if subject.role not in ("delta", "adapter"):
             continue
         for task, run in runs[subject.label].items():
             rows = join(runs[subjects[0].label][task], run, task=task)

@@ -81,9 +81,9 @@ def read_report(path: str | Path) -> Report:
         raise ChecksumError(
             "its content differs from its digest (edited, or damaged)", where=file, way_out="evaluate again"
         )
-    if version != SCHEMA_VERSION:
+    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         raise SchemaVersionError(
-            f"report version {version!r}, this program reads {SCHEMA_VERSION}",
+            f"report version {version!r}, this program reads up to {SCHEMA_VERSION}",
             where=file,
             way_out="upgrade deltacompress",
         )

@@ -204,8 +204,9 @@ def _provenance(report: ReportData) -> Iterator[str]:
         )
     yield "</tbody></table></div>"
     yield (
-        '<p class="soft">Identity: manifest digest of a delta, content hash of the weights of a checkpoint. Time: '
-        "computing answers and fidelity; models of one batch share it.</p><ul>"
+        '<p class="soft">Identity: manifest digest of a delta, content hash of the weights of a checkpoint, digest of '
+        "the config and tensors of an adapter. Time: computing answers and fidelity; models of one batch share it."
+        "</p><ul>"
     )
     yield from (f"<li>{escape(_task_line(task))}</li>" for task in report.tasks)
     for overlap in report.overlap:
@@ -217,7 +218,8 @@ def _provenance(report: ReportData) -> Iterator[str]:
     yield f"<li>Run: {escape(settings.runtime)}; {rows}.</li>"
     yield f"<li>Base: {escape(report.base)} <code>{report.base_sha256}</code></li>"
     for delta in report.deltas:
-        yield f"<li>Manifest of {escape(delta.label)}: <code>{delta.manifest_digest}</code></li>"
+        what = "Manifest" if delta.manifest_digest else "Digest"
+        yield f"<li>{what} of {escape(delta.label)}: <code>{delta.manifest_digest or delta.identity}</code></li>"
     versions = ", ".join(f"{name} {version}" for name, version in report.tools.items())
     yield f"<li>{escape(versions)}</li></ul>"
     others = [one for one in report.agreement if report.reference not in (one.first, one.second)]

@@ -48,7 +48,7 @@ tr.task th{background:var(--code);color:var(--ink);font-size:.92rem;text-align:l
 .stay{position:sticky;left:.6rem;display:inline-block;max-width:min(100%,calc(100vw - 5rem))}
 tr.reference{font-weight:600}
 .swatch{display:inline-block;width:.7em;height:.7em;border-radius:2px;margin-right:.5em;background:var(--base)}
-.swatch.delta{background:var(--delta);border-radius:50%}.swatch.finetuned{background:var(--finetuned);
+.swatch.delta,.swatch.adapter{background:var(--delta);border-radius:50%}.swatch.finetuned{background:var(--finetuned);
 transform:rotate(45deg)}.swatch.checkpoint{background:var(--checkpoint)}
 .mark-bad{color:var(--bad);font-weight:600}.mark-good{color:var(--good);font-weight:600}
 .charts{display:flex;flex-wrap:wrap;gap:1rem}
@@ -63,7 +63,7 @@ ol.key{margin:.6rem 0 0;padding-left:1.9rem;max-width:21rem;font-size:.88rem;ove
 svg .margin{stroke:var(--bad);stroke-dasharray:5 4}
 svg .whisker{stroke-width:2.4;opacity:.55;stroke:var(--base)}
 svg .dot,svg .bar{fill:var(--base)}
-svg .delta{fill:var(--delta)}svg .whisker.delta{stroke:var(--delta)}
+svg .delta,svg .adapter{fill:var(--delta)}svg .whisker.delta,svg .whisker.adapter{stroke:var(--delta)}
 svg .finetuned{fill:var(--finetuned)}svg .whisker.finetuned{stroke:var(--finetuned)}
 svg .checkpoint{fill:var(--checkpoint)}svg .whisker.checkpoint{stroke:var(--checkpoint)}
 details{border:1px solid var(--line);border-radius:10px;background:var(--card);margin:.6rem 0;padding:0 1rem}

@@ -82,7 +82,7 @@ def _models(report: ReportData) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for one in report.subjects:
         ratio = f"{one.ratio:.2f}x" if one.ratio else ""
-        kind = "manifest" if one.manifest_digest else "weights"
+        kind = "manifest" if one.manifest_digest else "files" if one.role == "adapter" else "weights"
         identity = f"{kind} `{one.identity[:16]}`"
         yield _row([escape(one.label), escape(text.role(one)), text.size(one.bytes), ratio, identity])
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Version 1 is the same without adapters; it is written where there are none, so that earlier programs read it."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
-Role = Literal["finetuned", "base", "delta", "checkpoint"]
+Role = Literal["finetuned", "base", "delta", "adapter", "checkpoint"]
 
 
 class _Record(BaseModel):
@@ -27,9 +28,12 @@ class LayerRecord(_Record):
 class SubjectRecord(_Record):
     """One model that was measured.
 
-    role: "finetuned" (the reference), "base", "delta" (an artifact, run decoupled) or "checkpoint" (any other, plain).
-    identity: content hash of its weights, or the manifest digest of a delta. bytes: of all its files; ratio: bytes of
-    the fine-tuned checkpoint / bytes of the artifact. seconds: spent computing, shared by models of one batch.
+    role: "finetuned" (the reference), "base", "delta" (an artifact, run decoupled), "adapter" (of PEFT, run beside its
+    base) or "checkpoint" (any other, plain).
+    identity: content hash of its weights, the manifest digest of a delta, or the digest of an adapter's config and
+    tensors. bytes: of all its files; ratio: bytes of the fine-tuned checkpoint / bytes of the artifact; of an adapter,
+    bytes of the base checkpoint / bytes of the adapter. recipe: of an adapter, its kind. seconds: spent computing,
+    shared by models of one batch.
     """
 
     label: str
@@ -184,7 +188,7 @@ class Check(_Record):
 
 
 class Verdict(_Record):
-    """What a gate says about one delta."""
+    """What a gate says about one delta or adapter."""
 
     policy: str
     subject: str
@@ -195,7 +199,7 @@ class Verdict(_Record):
 class ReportData(_Record):
     """The fields of a report; reference: label of the fine-tuned model, if it was measured."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[1, 2] = 1
     created: str
     base: str
     base_sha256: Sha256
@@ -210,6 +214,12 @@ class ReportData(_Record):
     verdicts: tuple[Verdict, ...] = ()
     tools: dict[str, str]
 
+    @model_validator(mode="after")
+    def _version(self) -> Self:
+        if self.schema_version == 1 and any(one.role == "adapter" for one in self.subjects):
+            raise ValueError("an adapter in a report of version 1")
+        return self
+
     def subject(self, label: str) -> SubjectRecord:
         """The subject named `label`; KeyError if there is none."""
         return {one.label: one for one in self.subjects}[label]
@@ -220,5 +230,5 @@ class ReportData(_Record):
 
     @property
     def deltas(self) -> tuple[SubjectRecord, ...]:
-        """The artifacts that were measured."""
-        return tuple(one for one in self.subjects if one.role == "delta")
+        """The artifacts that were measured: deltas, and adapters."""
+        return tuple(one for one in self.subjects if one.role in ("delta", "adapter"))

@@ -165,10 +165,10 @@ def _svg(height: float, title: str, description: str, body: Sequence[str]) -> st
 
 
 def _dot(x: float, y: float, kind: str) -> str:
-    """Shapes differ as well as colours: the reference is a diamond, deltas are discs, all others squares."""
+    """Shapes differ as well as colours: a diamond for the reference, discs for deltas and adapters, else squares."""
     if kind == "finetuned":
         return f'<path class="dot {kind}" d="M{x:.1f} {y - 6:.1f}l6 6l-6 6l-6 -6z"/>'
-    if kind == "delta":
+    if kind in ("delta", "adapter"):
         return f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
     return f'<rect class="dot {kind}" x="{x - 4.5:.1f}" y="{y - 4.5:.1f}" width="9" height="9"/>'
 

@@ -51,6 +51,8 @@ def role(subject: SubjectRecord) -> str:
 def _role(subject: SubjectRecord) -> str:
     if subject.role == "delta":
         return f"delta, recipe {subject.recipe}, run decoupled"
+    if subject.role == "adapter":
+        return f"adapter, {subject.recipe}, run beside the base"
     if subject.role == "checkpoint" and subject.recipe:
         return f"recipe {subject.recipe}, restored and run as a plain checkpoint"
     return {"finetuned": "the fine-tuned model", "base": "the base", "checkpoint": "a plain checkpoint"}[subject.role]
@@ -59,7 +61,8 @@ def _role(subject: SubjectRecord) -> str:
 def headline(report: ReportData, delta: SubjectRecord) -> str:
     """One sentence: what this delta keeps, at what size."""
     scored = [one for one in report.scores if one.subject == delta.label and one.paired is not None]
-    kept = f"{delta.ratio:.1f} times smaller than the fine-tuned model" if delta.ratio else size(delta.bytes)
+    whole = "its base" if delta.role == "adapter" else "the fine-tuned model"
+    kept = f"{delta.ratio:.1f} times smaller than {whole}" if delta.ratio else size(delta.bytes)
     if not scored:
         return f"{delta.label} is {kept}; without the fine-tuned model there is nothing to compare its scores with."
     worst = max(scored, key=lambda one: one.paired.drop if one.paired else 0.0)

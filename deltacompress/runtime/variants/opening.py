@@ -6,7 +6,6 @@ from pathlib import Path
 
 from deltacompress.adapters.directory import is_adapter
 from deltacompress.errors import InputError
-from deltacompress.files.places import MANIFEST
 from deltacompress.runtime.variants.adapter import AdapterVariant
 from deltacompress.runtime.variants.delta import DeltaVariant
 from deltacompress.runtime.variants.variant import BaseSide, Variant
@@ -19,7 +18,7 @@ def open_variant(path: Path, base: BaseSide, over: Variant | None = None) -> Var
         InputError: something is to go over another variant that cannot: an adapter over an adapter, say.
         IntegrityError, UnsupportedModelError, PairError, CheckpointError: as DeltaVariant.open and AdapterVariant.open.
     """
-    adapter = is_adapter(path) and not (path / MANIFEST).exists()
+    adapter = is_adapter(path)
     if not adapter and over is None:
         return DeltaVariant.open(path, base)
     if not adapter:

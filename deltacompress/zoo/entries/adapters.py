@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from deltacompress.adapters.adapter import Adapter, digest_of, open_adapter
-from deltacompress.adapters.directory import KEPT, read_config
+from deltacompress.adapters.adapter import digest_of, open_adapter
+from deltacompress.adapters.directory import own_files, read_config
 from deltacompress.checkpoints.side_files import link_homes
 from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from deltacompress.errors import CheckpointError
@@ -39,10 +39,8 @@ def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, b
     adapter = open_adapter(directory, {one.name: one.shape for one in base.tensors}, base_name=base_name)
     check_values(adapter)
     layers, blobs = [], []
-    for name in sorted(KEPT):
-        path = directory / name
-        if not path.exists() or path.is_dir():
-            continue
+    for path in own_files(directory):
+        name = path.name
         digest, size = (sha256_hex(raw), len(raw)) if name == ADAPTER_CONFIG else hash_chunks(_chunks(path))
         layers.append(Descriptor(media_type=FILE, digest=digest, size=size, annotations={"file": name}))
         blobs.append(Blob(digest, size, lambda path=path: _chunks(path), str(path)))  # type: ignore[misc]
@@ -63,15 +61,10 @@ def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, b
             "parameters": sum(span.info.numel for span in adapter.tensors.values()),
             "rank": adapter.settings.rank,
             "ratio": round(base.bytes / max(1, sum(layer.size for layer in layers)), 6),
-            "recipe": _recipe(adapter),
+            "recipe": adapter.title,
         },
     )
     return Described(entry, blobs)
-
-
-def _recipe(adapter: Adapter) -> str:
-    """What a list calls it: the kind, and what says most of its size."""
-    return adapter.kind if adapter.kind == "boft" else f"{adapter.kind}-r{adapter.settings.rank}"
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

@@ -1,7 +1,8 @@
 """report.json of `deltacompress eval`, as much of it as a zoo needs: is it whole, what is it about, what counts.
 
 Such a report speaks of several models, the fine-tuned one among them. What is filed under an artifact is what was
-measured of that artifact, which the report names by the digest of its manifest; so it fits no other.
+measured of that artifact, which the report names by the digest of its manifest (an adapter: of its config and tensors);
+so it fits no other.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from deltacompress.adapters.adapter import digest_of
+from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from deltacompress.errors import ChecksumError, InputError
 from deltacompress.files.canonical_json import canonical_digest
 from deltacompress.files.hashing import sha256_hex
@@ -24,8 +27,8 @@ from deltacompress.zoo.ledger.entry import REPORT, Descriptor, EntryManifest
 from deltacompress.zoo.ledger.read import need_kind
 from deltacompress.zoo.ledger.versions import Resolved
 
-VERSION = 1
-"""Of the report's schema (evaluation/report/data.py)."""
+VERSIONS = (1, 2)
+"""Of the report's schema (evaluation/report/records.py)."""
 
 
 class _Part(BaseModel):
@@ -37,6 +40,7 @@ class _Part(BaseModel):
 class _Subject(_Part):
     label: str
     role: str
+    identity: str
     manifest_digest: str | None
 
 
@@ -83,16 +87,16 @@ def describe_evaluation(
 
     Raises:
         ChecksumError, ZooFormatError, DamagedRecordError: the report was edited, is newer, or not as one is written.
-        NotFoundError: the entry is no delta.
+        NotFoundError: the entry is no delta and no adapter.
         InputError: the report measured something else.
     """
-    need_kind(found, entry, "delta")
+    need_kind(found, entry, "delta", "adapter")
     report = _parse(data, where)
     label = _label_of(report, entry) if label is None else label
     subject = next((one for one in report.subjects if one.label == label), None)
     if subject is None:
         raise InputError(f"the report measures no {label}, so it cannot be attached to {found}")
-    if subject.manifest_digest != entry.summary.get("artifact"):
+    if not _is_of(subject, entry):
         raise InputError(
             f"not the artifact that the report measured as {label}", where=found, way_out=f"evaluate {found} itself"
         )
@@ -123,19 +127,30 @@ def _parse(data: Mapping[str, Any], where: str) -> _Evaluation:
         raise ChecksumError(
             "its content differs from its digest (edited, or damaged)", where=where, way_out="evaluate again"
         )
-    if content["schema_version"] != VERSION:
+    if content["schema_version"] not in VERSIONS:
         told = ascii(str(content["schema_version"])[:20])
         raise ZooFormatError(
-            f"report version {told}, this program reads {VERSION}", where=where, way_out="upgrade deltacompress"
+            f"report version {told}, this program reads up to {VERSIONS[-1]}",
+            where=where,
+            way_out="upgrade deltacompress",
         )
     return canonical.checked(_Evaluation, content, where)
 
 
 def _label_of(report: _Evaluation, entry: EntryManifest) -> str:
     """The artifact's label; that of another if none fits, to be told."""
-    deltas = [one for one in report.subjects if one.role == "delta"]
-    fitting = [one for one in deltas if one.manifest_digest == entry.summary.get("artifact")]
-    return next((one.label for one in (*fitting, *deltas)), "delta")
+    of_kind = [one for one in report.subjects if one.role == entry.kind]
+    fitting = [one for one in of_kind if _is_of(one, entry)]
+    return next((one.label for one in (*fitting, *of_kind)), entry.kind)
+
+
+def _is_of(subject: _Subject, entry: EntryManifest) -> bool:
+    """Whether a subject is what the entry holds."""
+    if entry.kind == "delta":
+        return subject.manifest_digest == entry.summary.get("artifact")
+    files = {name: layers[0].digest for name, layers in entry.files().items()}
+    own = [files.get(name, "") for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
+    return subject.role == "adapter" and subject.identity == digest_of(*own)
 
 
 def _scores(report: _Evaluation, label: str) -> dict[str, str | int | float | None]:

@@ -31,7 +31,7 @@ def read_report(path: Path, found: Resolved, entry: EntryManifest) -> Described:
     Raises:
         InputError: not a JSON object, too large, or an evaluation of something else.
         IntegrityError: an evaluation that was edited, is damaged, or newer.
-        NotFoundError: an evaluation, and the entry is no delta.
+        NotFoundError: an evaluation, and the entry is no delta and no adapter.
     """
     try:
         raw = read_bytes(path, at_most=MAX_REPORT_BYTES, links=ANYWHERE)

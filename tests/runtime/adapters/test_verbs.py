@@ -82,7 +82,7 @@ def test_what_an_adapter_holds(adapters: tuple[Path, Path]) -> None:
     assert {one["tensor"]: tuple(one["shape"]) for one in data["tensors"]} == {
         name: tuple(one.shape) for name, one in weights.items()
     }
-    assert data["bytes"] == sum((adapters[1] / name).stat().st_size for name in (WEIGHTS, "adapter_config.json"))
+    assert data["bytes"] == sum(file.stat().st_size for file in adapters[1].iterdir())
     code, _, err = run("inspect", adapters[0], "--entropy")
     assert code == 2
     assert "--entropy: is of the codes of an artifact" in err
@@ -95,9 +95,6 @@ def test_an_adapter_is_verified_against_its_base(family: Family, adapters: tuple
     assert (code, data["verified"], data["kind"]) == (0, True, "lora")
     assert "has no recorded hashes" in err
     assert data["digest"] == json.loads(run("inspect", lora, "--json")[1])["digest"]
-    code, _, err = run("verify", lora)
-    assert code == 2
-    assert "--base: is needed" in err
     weights = load_file(lora / WEIGHTS)
     weights[min(weights)][0, 0] = float("nan")
     save_file(weights, lora / WEIGHTS)
@@ -109,5 +106,5 @@ def test_an_adapter_is_verified_against_its_base(family: Family, adapters: tuple
 def test_where_only_an_artifact_will_do(family: Family, adapters: tuple[Path, Path], tmp_path: Path) -> None:
     code, _, err = run("restore", adapters[0], "--base", family.pair.base, "--out", tmp_path / "out")
     assert code == 2
-    assert "is a PEFT adapter, and no artifact: serve it" in " ".join(err.split()).replace("; ", ": ")
+    assert "a PEFT adapter, not an artifact; serve it" in " ".join(err.split())
     assert not (tmp_path / "out").exists()
