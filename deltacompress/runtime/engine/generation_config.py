@@ -25,11 +25,31 @@ def check_text(name: str, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen. temperature 0 is greedy; top_p in (0, 1]; seed: of each request's own generator."""
+    """How the next token is chosen, and what is told of it.
+
+    temperature: 0 is greedy. top_p: the likeliest tokens whose probabilities add up to this, in (0, 1]; top_k: so many
+    of the likeliest, 0 for all; min_p: those at least this likely, as a share of the likeliest one, in [0, 1].
+    seed: of the request's own draws. repetition_penalty: of tokens that the prompt or the answer has, 1 for none;
+    presence_penalty, frequency_penalty: of tokens that the answer has, once and for each time, 0 for none. logit_bias:
+    (token, what is added to its logit) of each. ignore_eos: the end token does not end the text. min_tokens: before
+    that many neither the end token nor a stop string ends it.
+    logprobs: tell the log-probability of each token that comes, and of so many likeliest ones (0: of it alone; None:
+    nothing); prompt_logprobs: likewise of the prompt's tokens.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

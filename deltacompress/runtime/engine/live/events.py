@@ -1,0 +1,69 @@
+"""What becomes of a call, in order: Started once, then a NewToken each, then Ended once. No torch here.
+
+A call that is submitted ends exactly once, whatever ends it; after its Ended nothing more is told of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from deltacompress.errors import DeltaCompressError
+
+Finish = Literal["eos", "stop", "length", "context", "cancelled", "timeout", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token, as text by itself, and its log-probability in nats (None for the first of a prompt)."""
+
+    token: int
+    text: str
+    logprob: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """The token that was taken, and the likeliest ones in its place, likeliest first; as many as were asked for."""
+
+    chosen: Scored
+    top: tuple[Scored, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """It left the queue and its prompt was computed.
+
+    prompt: scores of the prompt's tokens, if they were asked for; waited_s: seconds since it was submitted.
+    """
+
+    id: str
+    prompt: tuple[TokenScore, ...]
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken:
+    """One more token.
+
+    text: what it adds to the text, "" while a character or a stop string may still be going on; the texts of a call
+    add up to its whole text. score: if log-probabilities were asked for.
+    """
+
+    id: str
+    token: int
+    text: str
+    score: TokenScore | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end. error: of "failed" alone, its variant could not be had or a step broke; tokens: that came out."""
+
+    id: str
+    finish: Finish
+    tokens: int
+    error: DeltaCompressError | None = None
+
+
+Event = Started | NewToken | Ended
