@@ -25,8 +25,9 @@ from deltacompress.reporter import SILENT, Reporter
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.graphs import GraphedStep
-from deltacompress.runtime.engine.requests import Request, TextStream
+from deltacompress.runtime.engine.requests import Request, Told
 from deltacompress.runtime.engine.scheduler import Scheduler
+from deltacompress.runtime.engine.text import TextStream
 
 PROMPT = 64
 """Tokens in the cache before the first timed step."""
@@ -204,7 +205,10 @@ def timed_steps(
     of keys and values that there is room for, at least. Names in any order.
     """
     limit, graphs = max(_WARM + steps + 4, columns - PROMPT), runtime.device.type == "cuda"
-    scheduler = Scheduler(runtime.model, runtime.cache, max_batch=len(names), cuda_graphs=graphs)
+    count = len(names)
+    scheduler = Scheduler(
+        runtime.model, runtime.cache, Told(None), max_batch=count, room=limit + PROMPT, cuda_graphs=graphs
+    )
     for index, name in enumerate(names):
         scheduler.submit(_request(shape, index, name, limit))
     try:

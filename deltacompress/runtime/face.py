@@ -6,7 +6,7 @@ What is evaluated is what is served: all of its calls run the same modules over 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,9 @@ from deltacompress.runtime.engine.admission import admit
 from deltacompress.runtime.engine.forwards import Item
 from deltacompress.runtime.engine.generation_config import GenerationConfig, Sampling
 from deltacompress.runtime.engine.input_processor import Ids, InputProcessor
-from deltacompress.runtime.engine.requests import Completion, OnToken
+from deltacompress.runtime.engine.live.engine import Engine, EngineLimits
+from deltacompress.runtime.engine.live.events import Event
+from deltacompress.runtime.engine.requests import Completion, Listener, OnToken, Told
 from deltacompress.runtime.engine.scheduler import Scheduler
 from deltacompress.runtime.engine.tokenizers import Tokenizers
 from deltacompress.runtime.loading.collector import collector_paused
@@ -273,22 +275,22 @@ class Runtime:
         streams = on_token is not None
         generation = GenerationConfig.checked(max_new_tokens, stop, sampling or Sampling(), bos, streams=streams)
         made = self._input.requests(requests, generation)
-        graphs = self._cuda_graphs
-        scheduler = Scheduler(self.model, self.cache, max_batch=max_batch, on_token=on_token, cuda_graphs=graphs)
-        for request in made:
-            scheduler.submit(request)
-        try:
-            while scheduler.busy:
-                with self._lock, self._memory(f"{len(made)} requests, max_batch {max_batch}"):
-                    scheduler.step()
-        finally:
-            with self._lock:
-                scheduler.close()
+        scheduler = self._scheduler(Told(on_token), max_batch=max_batch)
+        scheduler.run(made, self._lock, partial(self._memory, f"{len(made)} requests, max_batch {max_batch}"))
         return [request.completion() for request in made]
+
+    def engine(self, emit: Callable[[Event], None], limits: EngineLimits | None = None) -> Engine:
+        """A long-lived engine over this runtime: calls come and go, `emit` is told what becomes of them."""
+        chosen = limits or EngineLimits()
+        make = partial(self._scheduler, max_batch=chosen.max_batch, step_tokens=chosen.step_tokens)
+        return Engine(make, self._input, self._tokenizers, self._lock, self._memory, emit, chosen)
 
     def chat_ids(self, variant: str | None, messages: list[dict[str, str]]) -> list[int] | None:
         """Token ids of a conversation in the variant's chat template; None if its tokenizer has none."""
         return self._tokenizers.chat(variant, messages)
+
+    def _scheduler(self, listener: Listener, **limits: int) -> Scheduler:
+        return Scheduler(self.model, self.cache, listener, cuda_graphs=self._cuda_graphs, **limits)
 
     def _run(self, items: list[Item]) -> list[tuple[Item, Tensor]]:
         doing = self._memory(f"one forward over {len(items)} sequences")

@@ -20,8 +20,9 @@ from deltacompress.runtime.batch import Batch, to_device
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.graphs import GraphedStep
 from deltacompress.runtime.engine.kvcache import RowCache
-from deltacompress.runtime.engine.requests import Request, TextStream
+from deltacompress.runtime.engine.requests import Request, Told
 from deltacompress.runtime.engine.scheduler import Scheduler
+from deltacompress.runtime.engine.text import TextStream
 
 pytestmark = pytest.mark.gpu
 BACKENDS = ["reference", "triton", "cuda"]
@@ -104,22 +105,22 @@ def test_a_step_never_waits_for_the_device(trio: dict[str, Served], backend: str
     if backend == "reference":
         pytest.skip("the reference backend serves decoded deltas; its loops are on the host")
     runtime = serve(trio, backend=backend, dtype=torch.bfloat16)
-    scheduler = Scheduler(runtime.model, runtime.cache, max_batch=8)
+    scheduler = Scheduler(runtime.model, runtime.cache, Told(None), max_batch=8)
     config = runtime.model.config
     shape = (4, config.num_key_value_heads, 32, config.head_dim)
     cache = RowCache(fused=runtime.model.fused)
     for _ in range(config.num_hidden_layers):
         cache.keys.append(torch.zeros(shape, dtype=torch.bfloat16, device="cuda"))
         cache.values.append(torch.zeros(shape, dtype=torch.bfloat16, device="cuda"))
-    scheduler._kv_cache = cache
+    scheduler.decoder._kv_cache = cache
     batch = Batch([0, 1, 2, 3], runtime.device)
     ids, positions = to_device([5, 6, 7, 8], runtime.device), to_device([3, 9, 1, 0], runtime.device)
     with torch.inference_mode():
-        scheduler.forward_step(batch, ids[:, None], positions, 32)  # makes what is made at first use
+        scheduler.decoder.forward_step(batch, ids[:, None], positions, 32)  # makes what is made at first use
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            scheduler.forward_step(batch, ids[:, None], positions, 32)
+            scheduler.decoder.forward_step(batch, ids[:, None], positions, 32)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -192,7 +193,9 @@ def token_lists(runtime: Runtime, requests: list[tuple[str | None, list[int]]]) 
         )
         for i, (name, ids) in enumerate(requests)
     ]
-    scheduler = Scheduler(runtime.model, runtime.cache, max_batch=8, cuda_graphs=runtime.model.device.type == "cuda")
+    scheduler = Scheduler(
+        runtime.model, runtime.cache, Told(None), max_batch=8, cuda_graphs=runtime.model.device.type == "cuda"
+    )
     for request in made:
         scheduler.submit(request)
     while scheduler.busy:

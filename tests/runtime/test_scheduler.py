@@ -15,7 +15,7 @@ from runtime_cases import Served, assert_close, load, oracle_logits, oracle_toke
 from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import Batch, Segment
-from deltacompress.runtime.engine.scheduler import Scheduler
+from deltacompress.runtime.engine.decoder import Decoder
 
 NAMES = [None, "a", "b", "c"]
 
@@ -107,13 +107,13 @@ def test_a_temperature_is_a_number(runtime: Runtime, temperature: float) -> None
 def test_requests_share_the_steps_of_a_batch(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, max_batch: int, steps: int
 ) -> None:
-    forward_step, rows = Scheduler.forward_step, []
+    forward_step, rows = Decoder.forward_step, []
 
-    def watched(self: Scheduler, batch: Batch, *rest: Any) -> torch.Tensor:
+    def watched(self: Decoder, batch: Batch, *rest: Any) -> torch.Tensor:
         rows.append(len(batch.slots))
         return forward_step(self, batch, *rest)
 
-    monkeypatch.setattr(Scheduler, "forward_step", watched)
+    monkeypatch.setattr(Decoder, "forward_step", watched)
     done = runtime.complete([("a", random_ids(4)), ("b", random_ids(4))], 5, max_batch=max_batch)
     assert [len(one.tokens) for one in done] == [5, 5]
     assert (len(rows), sum(rows)) == (steps, 8)  # the first token of each comes from its prompt

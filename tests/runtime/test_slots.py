@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from deltacompress.errors import BackendError, CheckpointError, InputError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import MAX_VARIANTS
-from deltacompress.runtime.engine import scheduler
+from deltacompress.runtime.engine import decoder
 from deltacompress.runtime.variants.adapter import AdapterVariant
 
 MODULES = ("layers.0.self_attn.q_proj", "layers.1.mlp.down_proj")
@@ -428,7 +428,7 @@ class Captured:
 
 def test_a_captured_step_is_for_what_was_installed_then(many: Many, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another variant in the same slot, the same rows: captured again."""
-    monkeypatch.setattr(scheduler, "GraphedStep", Captured)
+    monkeypatch.setattr(decoder, "GraphedStep", Captured)
     monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: "pool")
     runtime = many.runtime(2, slots=2)
     runtime._cuda_graphs = True

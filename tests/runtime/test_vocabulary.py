@@ -14,8 +14,8 @@ from torch import Tensor
 from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import Batch
-from deltacompress.runtime.engine import scheduler
-from deltacompress.runtime.engine.requests import Request
+from deltacompress.runtime.engine import prompts
+from deltacompress.runtime.engine.requests import Picked, Request
 from deltacompress.runtime.variants.precision import Numerics
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -173,21 +173,21 @@ def test_the_row_of_an_ended_request_needs_its_variant_no_more(
     runtime.load(grown.artifact, "grown")
     requests = [(None, random_ids(4, seed)) for seed in range(5)]
     wanted = [one.tokens for one in runtime.complete(requests, 4)]
-    choose = scheduler.choose
+    choose = prompts.choose
 
-    def ends_with_an_added_token(logits: Tensor, asked: list[Request]) -> list[int]:
+    def ends_with_an_added_token(logits: Tensor, asked: list[Request]) -> list[Picked]:
         found = choose(logits, asked)
         for row, request in enumerate(asked):
             if request.variant == "grown":
                 request.eos = frozenset({99})
-                found[row] = 99
+                found[row] = Picked(99, None, ())
         return found
 
     def leave(*_: object) -> None:
         if "grown" in runtime.variants and not runtime.variants["grown"].users:
             runtime.unload("grown")
 
-    monkeypatch.setattr(scheduler, "choose", ends_with_an_added_token)
+    monkeypatch.setattr(prompts, "choose", ends_with_an_added_token)
     done = runtime.complete([("grown", [99]), *requests], 4, on_token=leave)
     assert not runtime.variants
     assert done[0].tokens == (99,)

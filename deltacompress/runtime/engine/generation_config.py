@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from deltacompress.errors import InputError, option
+
+Finish = Literal["eos", "stop", "length", "context", "cancelled", "timeout", "failed"]
+"""Why a request ended: its end token, a stop string, max_new_tokens, the model's context, somebody's wish, its time is
+up, or an error: its variant could not be brought back to the device, say."""
 
 
 def check_text(name: str, text: str) -> None:
@@ -54,9 +59,12 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """How a call of `generate` wants its requests done; bos: see Runtime.generate; streams: somebody listens."""
+    """How a call of `generate` wants its requests done; streams: somebody listens.
 
-    max_new_tokens: int
+    max_new_tokens: None: as many as the context takes; bos: see Runtime.generate.
+    """
+
+    max_new_tokens: int | None
     stops: tuple[str, ...]
     sampling: Sampling
     bos: bool | None
@@ -64,7 +72,13 @@ class GenerationConfig:
 
     @classmethod
     def checked(
-        cls, max_new_tokens: int, stop: str | Sequence[str], sampling: Sampling, bos: bool | None, *, streams: bool
+        cls,
+        max_new_tokens: int | None,
+        stop: str | Sequence[str],
+        sampling: Sampling,
+        bos: bool | None,
+        *,
+        streams: bool,
     ) -> GenerationConfig:
         """The generation_config, if they make sense.
 
@@ -72,19 +86,53 @@ class GenerationConfig:
             InputError: they do not.
         """
         stops = (stop,) if isinstance(stop, str) and stop else tuple(stop)
-        if max_new_tokens < 1:
+        if max_new_tokens is not None and max_new_tokens < 1:
             raise InputError("at least 1", where=f"{option('max_new_tokens')} {max_new_tokens}")
         if any(not one for one in stops):
             raise InputError("an empty stop string would stop everything", way_out="leave it out")
         for one in stops:
             check_text(option("stop"), one)
-        if not 0 <= sampling.temperature < math.inf:
-            raise InputError(
-                "give 0 (always the most likely token), or a finite number above it",
-                where=f"{option('temperature')} {sampling.temperature}",
-            )
-        if not 0 < sampling.top_p <= 1:
-            raise InputError(
-                "give a share of the probability, above 0 and at most 1", where=f"{option('top_p')} {sampling.top_p}"
-            )
+        check_sampling(sampling)
         return cls(max_new_tokens, stops, sampling, bos, streams)
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Refuse what makes no sense.
+
+    Raises:
+        InputError: a field is out of its range, or no number.
+    """
+    biases = [bias for _, bias in sampling.logit_bias]
+    told = sampling.logprobs, sampling.prompt_logprobs
+    for name, value, holds, wanted in (
+        (
+            "temperature",
+            sampling.temperature,
+            0 <= sampling.temperature < math.inf,
+            "give 0 (always the most likely token), or a finite number above it",
+        ),
+        ("top_p", sampling.top_p, 0 < sampling.top_p <= 1, "give a share of the probability, above 0 and at most 1"),
+        ("top_k", sampling.top_k, sampling.top_k >= 0, "give a number of tokens, 0 for all of them"),
+        ("min_p", sampling.min_p, 0 <= sampling.min_p <= 1, "give a share of the likeliest token's, from 0 to 1"),
+        (
+            "repetition_penalty",
+            sampling.repetition_penalty,
+            0 < sampling.repetition_penalty < math.inf,
+            "give a finite number above 0, 1 for none",
+        ),
+        *(
+            (name, value, math.isfinite(value), "give a finite number, 0 for none")
+            for name, value in (
+                ("presence_penalty", sampling.presence_penalty),
+                ("frequency_penalty", sampling.frequency_penalty),
+            )
+        ),
+        ("logit_bias", biases, all(map(math.isfinite, biases)), "give finite numbers"),
+        ("min_tokens", sampling.min_tokens, sampling.min_tokens >= 0, "give a number of tokens, 0 for none"),
+        *(
+            (name, value, value is None or value >= 0, "give a number of tokens, or nothing")
+            for name, value in zip(("logprobs", "prompt_logprobs"), told, strict=True)
+        ),
+    ):
+        if not holds:
+            raise InputError(wanted, where=f"{option(name)} {value}")

@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from deltacompress.errors import InputError
+from deltacompress.errors import InputError, option
 from deltacompress.models.generation import token_ids
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.engine.forwards import Item
 from deltacompress.runtime.engine.generation_config import GenerationConfig, check_text
-from deltacompress.runtime.engine.requests import Request, TextStream
+from deltacompress.runtime.engine.live.call import Call
+from deltacompress.runtime.engine.requests import LimitReason, Request
+from deltacompress.runtime.engine.text import TextStream
 from deltacompress.runtime.engine.tokenizers import Tokenizers
 from deltacompress.runtime.modules.model import DecoupledModel
 from deltacompress.runtime.variants.layout import Layout
@@ -73,16 +75,36 @@ class InputProcessor:
 
     def requests(self, requests: Sequence[tuple[str | None, str | Ids]], generation: GenerationConfig) -> list[Request]:
         """Requests for the scheduler; raises as `Runtime.generate`."""
-        return [self._request(index, label, *one, generation) for index, label, one in _numbered(requests, 2)]
+        return [self.request(index, label, *one, generation) for index, label, one in _numbered(requests, 2)]
+
+    def call(self, call: Call) -> Request:
+        """A request for a long-lived engine, its `index` still to be given; raises as `Engine.submit`."""
+        label, prompt = f"call {call.id}", call.prompt
+        generation = GenerationConfig.checked(call.max_tokens, call.stop, call.sampling, call.bos, streams=True)
+        self._loaded(call.variant)
+        if call.timeout_s is not None and not call.timeout_s > 0:
+            raise InputError("give seconds, more than 0", where=f"{option('timeout_s')} {call.timeout_s}")
+        if isinstance(prompt, str):
+            return self.request(0, label, call.variant, prompt, generation)
+        messages = [dict(one) for one in prompt if isinstance(one, Mapping)]
+        ids: list[int] | None = [one for one in prompt if isinstance(one, int)]
+        if messages:
+            ids = self._tokenizers.chat(call.variant, messages)
+            if ids is None:
+                who = "the base" if call.variant is None else f"variant {call.variant}"
+                raise InputError(f"{who} has no chat template", where=label, way_out="give a prompt")
+        assert ids is not None
+        return self.request(0, label, call.variant, ids, generation)
 
     def _item(self, index: int, label: str, variant: str | None, ids: Ids) -> Item:
         listed, loaded = _listed(ids), self._loaded(variant)
         self._check(label, loaded, listed)
         return Item(index, loaded, self._vocabulary(loaded), listed, 0, len(listed))
 
-    def _request(
+    def request(
         self, index: int, label: str, variant: str | None, prompt: str | Ids, generation: GenerationConfig
     ) -> Request:
+        """One request for the scheduler; raises as `Runtime.generate`."""
         loaded = self._loaded(variant)
         is_text = isinstance(prompt, str)
         if isinstance(prompt, str):
@@ -96,22 +118,38 @@ class InputProcessor:
             )
         self._check(label, loaded, ids, room=1)
         layout = self._layout(loaded)
-        wanted, context = generation.max_new_tokens, layout.context
-        room = wanted if context is None else min(wanted, context - len(ids))
+        room, reason = self._room(label, len(ids), generation.max_new_tokens, layout.context)
+        vocabulary = self._vocabulary(loaded)
+        for token, _ in generation.sampling.logit_bias:
+            if not 0 <= token < vocabulary:
+                raise InputError(f"{label} has a logit_bias of token {token}, out of a vocabulary of {vocabulary}")
         directory = self._model.base.checkpoint.path if loaded is None else loaded.variant.generation_folder
         config: Any = layout.config
         return Request(
             index,
             variant,
             ids,
-            vocabulary=self._vocabulary(loaded),
+            vocabulary=vocabulary,
             limit=room,
-            limit_reason="length" if room == wanted else "context",
+            limit_reason=reason,
             eos=frozenset(token_ids(directory, config, "eos_token_id")),
             text=TextStream(self._tokenizers.decoder(variant), generation.stops, streams=generation.streams),
             sampling=replace(generation.sampling, seed=generation.sampling.seed + index),
             loaded=loaded,
         )
+
+    @staticmethod
+    def _room(label: str, tokens: int, wanted: int | None, context: int | None) -> tuple[int, LimitReason]:
+        """New tokens at most, and what limits them."""
+        left = None if context is None else context - tokens
+        if wanted is not None and (left is None or wanted <= left):
+            return wanted, "length"
+        if left is None:
+            raise InputError(
+                f"{label} says not how many tokens it wants, and the model's context has no end",
+                way_out="give max_tokens",
+            )
+        return left, "context"
 
     def _loaded(self, variant: str | None) -> LoadedVariant | None:
         return None if variant is None else self.find(variant)

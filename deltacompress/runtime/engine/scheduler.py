@@ -1,63 +1,88 @@
 """Continuous batching: requests of any variants and lengths enter and leave one running batch.
 
-A step admits waiting requests (as many as rows and budget allow), runs their prompts, and decodes one token for every
-running one. Rows are sorted by slot, so each variant's rows are contiguous; the cache holds one row per request, with
-its own positions (kvcache.py), so a request computes what it computes alone. A request whose variant is still on its
-way to the device waits, while the others go on; one whose variant comes back damaged, or was unloaded, fails by itself.
+A step admits waiting requests (as many as rows and budget allow), computes a bounded piece of their prompts, and
+decodes one token for every running one. A request whose variant is still on its way to the device waits, while the
+others go on; one whose variant comes back damaged, or was unloaded, fails by itself.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
+from threading import RLock
 
 import torch
-from torch import Tensor
-from transformers import DynamicCache
 
-from deltacompress.errors import InputError, IntegrityError
-from deltacompress.runtime.batch import Batch, to_device
+from deltacompress.errors import BackendError, InputError, IntegrityError
 from deltacompress.runtime.cache.variant_cache import VariantCache
-from deltacompress.runtime.engine.graphs import GRAPH_AFTER, GraphedStep
-from deltacompress.runtime.engine.kvcache import RowCache
-from deltacompress.runtime.engine.requests import OnToken, Request, choose
-from deltacompress.runtime.modules.model import DecoupledModel, additive
+from deltacompress.runtime.engine.decoder import ROOM, Decoder
+from deltacompress.runtime.engine.generation_config import Finish
+from deltacompress.runtime.engine.graphs import GraphedStep
+from deltacompress.runtime.engine.prompts import Prompts
+from deltacompress.runtime.engine.requests import Listener, Request
+from deltacompress.runtime.engine.sampling.choose import choose
+from deltacompress.runtime.modules.model import DecoupledModel
 
 PROMPT_TOKENS = 8192
-"""Tokens, padding included, of one forward over prompts."""
+"""Tokens, padding included, of one forward over prompts, where nobody waits for the tokens of others."""
 DROP_SHARE = 4
 """Rows of ended requests are dropped when they are at least one in this many."""
 
 
 class Scheduler:
-    """Runs requests to their end; one per `generate`."""
+    """Runs requests to their end."""
 
     def __init__(
         self,
         model: DecoupledModel,
         variants: VariantCache,
+        listener: Listener,
         *,
         max_batch: int,
-        on_token: OnToken | None = None,
+        step_tokens: int = PROMPT_TOKENS,
+        room: int = ROOM,
         cuda_graphs: bool = False,
     ) -> None:
-        self._model, self._variants = model, variants
-        self._max_batch, self._on_token = max_batch, on_token
+        """step_tokens: of prompts, that a step computes; max_batch: requests that run at once; room: see Decoder."""
+        self.max_batch = max_batch
+        self._variants, self._listener = variants, listener
         self._waiting: deque[Request] = deque()
         self._live: list[Request] = []
-        self._rows: list[Request] = []  # what the cache's rows belong to, requests that ended included
-        self._kv_cache = RowCache(fused=model.fused)
-        self._batch: Batch | None = None
-        self._graph: GraphedStep | None = None
-        self._graph_version = self._plain_steps = 0
-        self._pool = torch.cuda.graph_pool_handle() if cuda_graphs else None
-        config = model.config
-        self._window: int | None = getattr(config, "sliding_window", None)
-        self._layer_types: list[str] | None = getattr(config, "layer_types", None)
-        self._additive = config._attn_implementation == "eager"
+        self._prompts = Prompts(model, listener, step_tokens)
+        self.decoder = Decoder(model, room=room, cuda_graphs=cuda_graphs)
 
     def submit(self, request: Request) -> None:
         """Put a request into the queue; it may join a batch that is running."""
         self._waiting.append(request)
+
+    def run(self, requests: Iterable[Request], lock: RLock, memory: Callable[[], AbstractContextManager[None]]) -> None:
+        """Take requests to their end; lock: is held for a step at a time."""
+        for request in requests:
+            self.submit(request)
+        try:
+            while self.busy:
+                with lock, memory():
+                    self.step()
+        finally:
+            with lock:
+                self.close()
+
+    def end(self, request: Request, finish: Finish) -> None:
+        """End a request before its time; the next step returns it as ended."""
+        if request.finished is None:
+            request.finished = finish
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Requests that hold their variant."""
+        return len(self._live)
 
     @property
     def busy(self) -> bool:
@@ -67,22 +92,60 @@ class Scheduler:
     @property
     def graph(self) -> GraphedStep | None:
         """The captured step of the present arrangement of rows, if there is one."""
-        return self._graph
+        return self.decoder.graph
 
-    def close(self) -> None:
-        """Let go of the variants of whatever still runs."""
+    def close(self) -> list[Request]:
+        """Let go of all requests, and of the variants of those that run; returns them."""
+        left = [*self._live, *self._waiting]
         for request in self._live:
             self._release(request)
-        self._live, self._rows = [], []
+        self._live = []
+        self._prompts.clear()
+        self.decoder.clear()
         self._waiting.clear()
+        return left
+
+    def preempt(self, requests: Collection[Request]) -> None:
+        """Take requests out of the batch and back to their places in the queue; what they have is computed again."""
+        gone = set(requests)
+        self._prompts.drop(gone)
+        if any(request in gone for request in self.decoder.rows):
+            self.decoder.arrange([], without=gone)
+        for request in gone:
+            self._release(request)
+        self._live = [request for request in self._live if request not in gone]
+        self._queue(gone)
+
+    def retreat(self, error: BackendError) -> list[Request]:
+        """After the device had no memory for a step: half as many requests run; returns those that ended.
+
+        One that has no room even alone fails.
+        """
+        self._prompts.clear()
+        self.decoder.clear()
+        ended = self._leave()
+        running = self._live
+        if len(running) == 1:
+            running[0].fail(error)
+            ended += self._leave()
+        self.preempt(self._live)
+        self.max_batch = max(1, len(running) // 2)
+        return ended
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
         """Admit what can be admitted, decode one token for each running request; returns those that ended."""
+        ended = self._leave()
         new, failed = self._admitted()
-        self._arrange(new)
-        ended = failed + self._leave()
-        if self._live:
+        self._live += new
+        self._prompts.add(new)
+        through = [(group.cache, group.requests) for group in self._prompts.step()]
+        idle = sum(request.finished is not None for request in self.decoder.rows)
+        # to drop rows of requests that ended costs more than to compute them for nothing, unless they are many
+        if through or idle * DROP_SHARE >= len(self.decoder.rows) > 0:
+            self.decoder.arrange(through)
+        ended += failed + self._leave()
+        if any(request.finished is None for request in self.decoder.rows):
             self._decode()
             ended += self._leave()
         return ended
@@ -96,7 +159,7 @@ class Scheduler:
         passed: deque[Request] = deque()
         blocked: set[str | None] = set()
         try:
-            while self._waiting and len(self._live) + len(chosen) < self._max_batch:
+            while self._waiting and len(self._live) + len(chosen) < self.max_batch:
                 request = self._waiting.popleft()
                 try:
                     held = request.variant not in blocked and self._hold(request, alone=not (self._live or chosen))
@@ -111,9 +174,15 @@ class Scheduler:
         except BaseException:
             for request in chosen:
                 self._release(request)
+            self._queue([*chosen, request, *passed])
             raise
         self._waiting.extendleft(reversed(passed))
         return chosen, failed
+
+    def _queue(self, requests: Iterable[Request]) -> None:
+        """Put requests back to where they came from: the queue is in the order in which they were submitted."""
+        for request in requests:
+            insort(self._waiting, request, key=lambda one: one.index)
 
     def _fail(self, request: Request, error: IntegrityError | InputError) -> list[Request]:
         """End a request, and all that wait for the same variant: to read it once more for each would tell no more."""
@@ -138,119 +207,23 @@ class Scheduler:
         if request.variant is not None:
             self._variants.release([request.variant])
 
-    def _arrange(self, new: list[Request]) -> None:
-        """Run the prompts of new requests and give every running one its row.
-
-        Rows of requests that ended are dropped when there is something to do anyway, or when they are many: moving
-        the others costs more than computing a row for nothing.
-        """
-        idle = len(self._rows) - len(self._live)
-        if not new and idle * DROP_SHARE < len(self._rows):
-            return
-        caches = []
-        joined = [(request, 0, row) for row, request in enumerate(self._rows) if request.finished is None]
-        self._live += new
-        for number, group in enumerate(_prompt_groups(new), start=1):
-            caches.append(self._prompts(group))
-            joined += [(request, number, row) for row, request in enumerate(group)]
-        joined.sort(key=lambda item: item[0].slot)
-        self._rows = [request for request, _, _ in joined]
-        if self._rows:
-            columns = max(len(request.ids) + request.limit for request in self._rows)
-            self._kv_cache.rebuild([(source, row) for _, source, row in joined], caches, columns)
-            self._batch = Batch([request.slot for request in self._rows], self._model.device)
-            self._graph, self._plain_steps = None, 0
-
-    def _prompts(self, group: list[Request]) -> DynamicCache:
-        """One forward over prompts, padded on the right (where causal attention never looks); takes the first token."""
-        device = self._model.device
-        longest = max(len(request.ids) for request in group)
-        ids = to_device([token for one in group for token in one.ids + [0] * (longest - len(one.ids))], device)
-        last = [row * longest + len(request.ids) - 1 for row, request in enumerate(group)]
-        cache = DynamicCache()
-        with self._model.serving(Batch([one.slot for one in group], device, keep=last, kept=[1] * len(group))):
-            logits = self._model.model(
-                input_ids=ids.view(len(group), longest), past_key_values=cache, use_cache=True
-            ).logits
-        self._take(logits[0], group)
-        return cache
-
     def _leave(self) -> list[Request]:
-        """The requests that ended since the last call; their variants are let go."""
+        """The requests that ended since the last call; the variants of those that ran are let go."""
         ended = [request for request in self._live if request.finished is not None]
-        self._live = [request for request in self._live if request.finished is None]
         for request in ended:
             self._release(request)
-        return ended
+        if ended:
+            self._live = [request for request in self._live if request.finished is None]
+        gone = [request for request in self._waiting if request.finished is not None]
+        if gone:
+            self._waiting = deque(request for request in self._waiting if request.finished is None)
+        return ended + gone
 
     # --- decoding ----------------------------------------------------------------------------------------------------
 
     def _decode(self) -> None:
         """One token for every running request."""
-        places = [request.length - 1 for request in self._rows]  # of the token that goes in
-        # the variant of a request that ended may be gone, and with it tokens that only that variant had
-        last = [request.tokens[-1] if request.finished is None else 0 for request in self._rows]
-        inputs = to_device(last + places, self._model.device)
-        logits = self._logits(inputs, max(places) + 1)
-        self._take(logits, self._rows)
-
-    def _logits(self, inputs: Tensor, seen: int) -> Tensor:
-        """Logits [rows, vocabulary] of one step, from a graph if this arrangement of rows has one."""
-        assert self._batch is not None
-        batch, rows = self._batch, len(self._rows)
-        self._plain_steps += 1
-        if self._pool is None or self._plain_steps <= GRAPH_AFTER:
-            return self.forward_step(batch, inputs[:rows].unsqueeze(1), inputs[rows:], seen)
-        if self._graph is None or self._graph_version != self._model.version:
-            columns = self._kv_cache.columns
-            self._graph = GraphedStep(
-                lambda ids, positions: self.forward_step(batch, ids, positions, columns), inputs, self._pool
-            )
-            self._graph_version = self._model.version
-        return self._graph.replay(inputs)
-
-    def forward_step(self, batch: Batch, ids: Tensor, positions: Tensor, seen: int) -> Tensor:
-        """The device's part of a step: ids int64 [rows, 1] at positions int64 [rows] -> logits [rows, vocabulary].
-
-        seen: columns of the cache to attend to. Never waits for the device, so it can be captured in a CUDA graph.
-        """
-        self._kv_cache.at(positions, seen)
-        with self._model.serving(batch, positions):
-            logits: Tensor = self._model.model(
-                input_ids=ids,
-                position_ids=positions.unsqueeze(1),
-                attention_mask=self._masks(positions, seen),
-                past_key_values=self._kv_cache,
-                use_cache=True,
-            ).logits
-        return logits[:, -1]
-
-    def _masks(self, positions: Tensor, seen: int) -> Tensor | dict[str, Tensor]:
-        """What each row may attend to: the columns up to its own, within the window where there is one."""
-        columns = torch.arange(seen, device=positions.device)
-        full = columns <= positions[:, None]
-        window = full if self._window is None else full & (columns > positions[:, None] - self._window)
-        shaped = {"full_attention": self._shaped(full), "sliding_attention": self._shaped(window)}
-        if self._layer_types is not None:  # models with layers of several kinds take one mask of each
-            return shaped
-        return shaped["full_attention" if self._window is None else "sliding_attention"]
-
-    def _shaped(self, mask: Tensor) -> Tensor:
-        mask = mask[:, None, None, :]
-        return additive(mask, self._model.dtype) if self._additive else mask
-
-    def _take(self, logits: Tensor, requests: list[Request]) -> None:
-        for request, token in zip(requests, choose(logits, requests), strict=True):
+        rows = self.decoder.rows
+        for request, picked in zip(rows, choose(self.decoder.step(), rows), strict=True):
             if request.finished is None:
-                request.take(token, self._on_token)
-
-
-def _prompt_groups(requests: list[Request]) -> list[list[Request]]:
-    """Groups of prompts of like length, each sorted by slot and at most PROMPT_TOKENS with padding."""
-    groups: list[list[Request]] = []
-    for request in sorted(requests, key=lambda one: len(one.ids)):
-        if groups and len(request.ids) * (len(groups[-1]) + 1) <= PROMPT_TOKENS:
-            groups[-1].append(request)
-        else:
-            groups.append([request])
-    return [sorted(group, key=lambda one: one.slot) for group in groups]
+                self._listener.token(request, picked, request.take(picked.token))

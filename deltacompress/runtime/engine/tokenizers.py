@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from deltacompress.errors import CheckpointError, InputError
@@ -14,9 +15,13 @@ if TYPE_CHECKING:
 
 
 class Tokenizers:
-    """Opened at first use; a variant without tokenizer files uses the base's."""
+    """Opened at first use; a variant without tokenizer files uses the base's.
+
+    Any thread may ask: one at a time, for a tokenizer that encodes may not be asked for anything else meanwhile.
+    """
 
     def __init__(self, base: Path) -> None:
+        self._lock = RLock()
         self._folders: dict[str | None, Path] = {None: base}
         self._opened: dict[Path, PreTrainedTokenizerBase] = {}
 
@@ -39,7 +44,7 @@ class Tokenizers:
             InputError: there is no tokenizer, or no bos token to put.
         """
         tokenizer = self._get(variant)
-        with failing_tokenizer(tokenizer):
+        with self._lock, failing_tokenizer(tokenizer):
             ids: list[int] = tokenizer.encode(text, add_special_tokens=bos is not False)
         if bos:
             if tokenizer.bos_token_id is None:
@@ -55,7 +60,7 @@ class Tokenizers:
         tokenizer = self._get(variant)
         if tokenizer.chat_template is None:
             return None
-        with failing_tokenizer(tokenizer):
+        with self._lock, failing_tokenizer(tokenizer):
             text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
             ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
         return ids
@@ -65,21 +70,29 @@ class Tokenizers:
 
         def decode(tokens: list[int]) -> str:
             tokenizer = self._get(variant)
-            with failing_tokenizer(tokenizer):
+            with self._lock, failing_tokenizer(tokenizer):
                 text: Any = tokenizer.decode(tokens, skip_special_tokens=True)
             return str(text)
 
         return decode
 
+    def piece(self, variant: str | None, token: int) -> str:
+        """A token as text by itself, special ones too; "" where there is no tokenizer."""
+        if not has_tokenizer(self._folders[variant]):
+            return ""
+        with self._lock:
+            return str(self._get(variant).decode([token]))
+
     def _get(self, variant: str | None) -> PreTrainedTokenizerBase:
         folder = self._folders.get(variant)
         if folder is None:
             raise InputError(f"variant {variant} was unloaded meanwhile", way_out="load it and ask again")
-        if folder not in self._opened:
-            try:
-                self._opened[folder] = load_tokenizer(folder)
-            except CheckpointError as error:
-                instead = "give token ids instead of text"
-                way_out = instead if error.way_out is None else f"{error.way_out}, or {instead}"
-                raise error.retold(InputError, way_out=way_out) from error
-        return self._opened[folder]
+        with self._lock:
+            if folder not in self._opened:
+                try:
+                    self._opened[folder] = load_tokenizer(folder)
+                except CheckpointError as error:
+                    instead = "give token ids instead of text"
+                    way_out = instead if error.way_out is None else f"{error.way_out}, or {instead}"
+                    raise error.retold(InputError, way_out=way_out) from error
+            return self._opened[folder]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deltacompress.runtime.engine.generation_config import Sampling
 
@@ -25,7 +25,7 @@ class Call:
     variant: str | None
     prompt: str | tuple[int, ...] | tuple[Message, ...]
     max_tokens: int | None = 32
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     bos: bool | None = None
     timeout_s: float | None = None

@@ -6,11 +6,9 @@ A call that is submitted ends exactly once, whatever ends it; after its Ended no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from deltacompress.errors import DeltaCompressError
-
-Finish = Literal["eos", "stop", "length", "context", "cancelled", "timeout", "failed"]
+from deltacompress.runtime.engine.generation_config import Finish
 
 
 @dataclass(frozen=True, slots=True)

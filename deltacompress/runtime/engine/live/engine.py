@@ -1,0 +1,195 @@
+"""The engine: calls come from any thread and at any time, one thread steps, and events tell what becomes of each call.
+
+Whatever ends a call, its row, its hold on a variant and its place in the queue come back. When the device is out of
+memory in a step, nobody fails who does not have to: all rows go, the older half of the calls is computed again, and the
+others wait until there is room.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from threading import Condition, RLock
+from typing import Protocol
+
+from deltacompress.errors import BackendError, DeltaCompressError, InputError
+from deltacompress.runtime.engine.input_processor import InputProcessor
+from deltacompress.runtime.engine.live.call import Call
+from deltacompress.runtime.engine.live.events import Event
+from deltacompress.runtime.engine.live.telling import Telling
+from deltacompress.runtime.engine.requests import Listener, Request
+from deltacompress.runtime.engine.scheduler import Scheduler
+from deltacompress.runtime.engine.tokenizers import Tokenizers
+
+GROWS_AFTER = 64
+"""Steps without trouble after which one more request may run at once, after there was no memory for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """max_batch: calls that run at once; max_queue: that wait; step_tokens: of prompts, that one step computes."""
+
+    max_batch: int = 64
+    max_queue: int = 1024
+    step_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "max_queue", "step_tokens"):
+            if (value := getattr(self, name)) < 1:
+                raise InputError("at least 1", where=f"{name} {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Calls that wait, and calls that run."""
+
+    queued: int
+    running: int
+
+
+class QueueFullError(DeltaCompressError):
+    """As many calls wait as may."""
+
+
+class MakeScheduler(Protocol):
+    """Of a runtime."""
+
+    def __call__(self, listener: Listener) -> Scheduler:
+        """One that tells this listener."""
+
+
+class Engine:
+    """Made by Runtime.engine. `submit`, `cancel`, `wait` and `counts` are for any thread, all else for one."""
+
+    def __init__(
+        self,
+        make: MakeScheduler,
+        inputs: InputProcessor,
+        tokenizers: Tokenizers,
+        lock: RLock,
+        memory: Callable[[str], AbstractContextManager[None]],
+        emit: Callable[[Event], None],
+        limits: EngineLimits,
+    ) -> None:
+        self._inputs, self._lock, self._memory, self._limits = inputs, lock, memory, limits
+        self._told = Telling(tokenizers, emit)
+        self._scheduler = make(self._told)
+        self._changed = Condition()
+        # under `_changed`: what other threads have asked for since the last step
+        self._inbox: deque[Request] = deque()
+        self._cancelled: set[str] = set()
+        self._known: dict[str, Request] = {}
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._number = 0
+        self._closed = False
+        self._quiet_steps = 0
+
+    # --- for any thread ----------------------------------------------------------------------------------------------
+
+    def submit(self, call: Call) -> int:
+        """Put a call into the queue; returns how many tokens its prompt has.
+
+        Raises:
+            InputError: it cannot be served: unknown variant, a prompt that is empty or too long, a wish out of range.
+            QueueFullError: as many wait as may.
+        """
+        request = self._inputs.call(call)
+        with self._changed:
+            if self._closed:
+                raise InputError("the engine is closed", where=f"call {call.id}")
+            if call.id in self._known:
+                raise InputError("a call of this id has not ended", where=f"call {call.id}", way_out="give another id")
+            if self._queued >= self._limits.max_queue:
+                raise QueueFullError(f"{self._queued} calls wait already", way_out="ask again later")
+            now = time.monotonic()
+            request.index = self._number
+            self._number += 1
+            self._known[call.id] = request
+            self._told.add(call.id, request, now)
+            if call.timeout_s is not None:
+                heapq.heappush(self._deadlines, (now + call.timeout_s, request.index, request))
+            self._inbox.append(request)
+            self._changed.notify_all()
+        return len(request.ids)
+
+    def cancel(self, call_id: str) -> None:
+        """End a call; its Ended follows, unless it has ended already."""
+        with self._changed:
+            if call_id in self._known:
+                self._cancelled.add(call_id)
+                self._changed.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        """Until there is something to do, or time is up."""
+        with self._changed:
+            if not (self._inbox or self._cancelled or self._scheduler.busy):
+                self._changed.wait(seconds)
+
+    @property
+    def counts(self) -> Counts:
+        """How many wait and run."""
+        with self._changed:
+            return Counts(self._queued, self._scheduler.running)
+
+    @property
+    def _queued(self) -> int:
+        return len(self._inbox) + self._scheduler.waiting
+
+    # --- for the thread that steps -----------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """One token for every call that runs; False if there is nothing to do."""
+        self._take_in()
+        if not self._scheduler.busy:
+            return False
+        with self._lock:
+            try:
+                with self._memory(f"{self._scheduler.running} calls, {self._scheduler.waiting} waiting"):
+                    ended = self._scheduler.step()
+            except BackendError as error:
+                ended = self._scheduler.retreat(error)
+                self._quiet_steps = 0
+            else:
+                self._recover()
+        self._tell(ended)
+        return True
+
+    def close(self) -> None:
+        """End every call that is left."""
+        with self._changed:
+            self._closed = True
+        self._take_in()
+        with self._lock:
+            left = self._scheduler.close()
+        for request in left:
+            self._scheduler.end(request, "cancelled")
+        self._tell(left)
+
+    def _take_in(self) -> None:
+        """What was asked for since the last step, and whose time is up."""
+        with self._changed:
+            while self._inbox:
+                self._scheduler.submit(self._inbox.popleft())
+            for call_id in self._cancelled:
+                if (request := self._known.get(call_id)) is not None:
+                    self._scheduler.end(request, "cancelled")
+            self._cancelled.clear()
+            while self._deadlines and self._deadlines[0][0] <= time.monotonic():
+                self._scheduler.end(heapq.heappop(self._deadlines)[2], "timeout")
+
+    def _recover(self) -> None:
+        """Let more calls run again, after there was no memory for them."""
+        self._quiet_steps += 1
+        if self._scheduler.max_batch < self._limits.max_batch and self._quiet_steps >= GROWS_AFTER:
+            self._scheduler.max_batch += 1
+            self._quiet_steps = 0
+
+    def _tell(self, ended: list[Request]) -> None:
+        for request in ended:
+            with self._changed:
+                del self._known[self._told.id_of(request)]
+            self._told.ended(request)

@@ -1,0 +1,153 @@
+"""Prompts on their way: computed in pieces of a bounded number of tokens, so that running requests never wait for long.
+
+Prompts of like length share a forward, padded on the right (where causal attention never looks); one that is longer
+than a step's tokens goes through in pieces, over the keys and values of the pieces before it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from deltacompress.runtime.batch import Batch, to_device
+from deltacompress.runtime.engine.requests import Listener, Request
+from deltacompress.runtime.engine.sampling.choose import Wanted, choose, score
+from deltacompress.runtime.modules.model import DecoupledModel
+
+
+class Group:
+    """Requests whose prompts are computed together, sorted by slot; `done` columns of them are in `cache`.
+
+    Only a request by itself is computed in pieces. scored: whether the tokens of each prompt are.
+    """
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = sorted(requests, key=lambda one: one.slot)
+        self.ids = [one.ids + one.tokens for one in self.requests]  # one that had to give way has tokens already
+        self.scored = [one.sampling.prompt_logprobs is not None and not one.tokens for one in self.requests]
+        for request, scored in zip(self.requests, self.scored, strict=True):
+            if scored:
+                request.prompt_scores.clear()  # of a forward that was given up
+        self.cache, self.done = DynamicCache(), 0
+
+    @property
+    def columns(self) -> int:
+        """Of the longest."""
+        return max(len(ids) for ids in self.ids)
+
+
+class Prompts:
+    """Those of requests that hold their variant and have no row yet, in the order in which they came."""
+
+    def __init__(self, model: DecoupledModel, listener: Listener, step_tokens: int) -> None:
+        """step_tokens: padding included, that one step computes of prompts."""
+        self._model, self._listener, self._step_tokens = model, listener, step_tokens
+        self._in_pieces = not _by_length(model.config)
+        self._groups: deque[Group] = deque()
+
+    @property
+    def requests(self) -> list[Request]:
+        """All that are on their way."""
+        return [request for group in self._groups for request in group.requests if request.finished is None]
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Put requests at the end."""
+        together: list[Request] = []
+        for request in sorted(requests, key=lambda one: one.length):
+            if together and request.length * (len(together) + 1) > self._step_tokens:
+                self._groups.append(Group(together))
+                together = []
+            together.append(request)
+        if together:
+            self._groups.append(Group(together))
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._groups.clear()
+
+    def drop(self, gone: Collection[Request]) -> None:
+        """Forget some."""
+        for group in list(self._groups):
+            left = [request for request in group.requests if request not in gone]
+            if len(left) < len(group.requests):
+                at = self._groups.index(group)
+                self._groups.remove(group)
+                if left:
+                    self._groups.insert(at, Group(left))
+
+    def step(self) -> list[Group]:
+        """Compute so many tokens as a step has; returns the groups that are through, with the first token of each."""
+        through: list[Group] = []
+        left = self._step_tokens
+        while self._groups and left > 0:
+            group = self._groups[0]
+            if running := [request for request in group.requests if request.finished is None]:
+                if len(running) < len(group.requests):
+                    group = self._groups[0] = Group(running)
+            else:
+                self._groups.popleft()
+                continue
+            rows, columns = len(group.requests), group.columns - group.done
+            if rows == 1 and self._in_pieces:
+                columns = min(columns, self._step_tokens)
+            if rows * columns > left and left < self._step_tokens:
+                break  # it has a step of its own
+            self._forward(group, columns)
+            left -= rows * columns
+            if group.done == group.columns:
+                through.append(self._groups.popleft())
+        return through
+
+    def _forward(self, group: Group, columns: int) -> None:
+        """The next columns of a group; takes the first token of each request whose last one is among them."""
+        first, last = group.done, group.done + columns
+        padded = [(ids[first:last] + [0] * columns)[:columns] for ids in group.ids]
+        spans = [_wanted(len(ids), first, last, every) for ids, every in zip(group.ids, group.scored, strict=True)]
+        keep = [row * columns + at - first for row, span in enumerate(spans) for at in span]
+        device, kept = self._model.device, [len(span) for span in spans]
+        if not keep:
+            keep, kept[0] = [0], 1  # the head has to see something
+        slots = [one.slot for one in group.requests]
+        ids = to_device([token for row in padded for token in row], device).view(len(slots), columns)
+        with self._model.serving(Batch(slots, device, keep=keep, kept=kept)):
+            logits = self._model.model(input_ids=ids, past_key_values=group.cache, use_cache=True).logits[0]
+        group.done = last
+        self._take(group, spans, logits)
+
+    def _take(self, group: Group, spans: list[range], logits: Tensor) -> None:
+        """logits: of the positions in `spans`, one request after another."""
+        ends: list[tuple[Request, int]] = []
+        at = 0
+        for request, ids, span in zip(group.requests, group.ids, spans, strict=True):
+            inner = [place for place in span if place + 1 < len(ids)]
+            if inner:
+                wanted = [Wanted(ids[place + 1], request.sampling.prompt_logprobs or 0) for place in inner]
+                request.prompt_scores += score(logits[at : at + len(inner), : request.vocabulary], wanted)
+            at += len(span)
+            if len(span) > len(inner) and request.finished is None:
+                ends.append((request, at - 1))
+        if not ends:
+            return
+        rows = torch.tensor([row for _, row in ends], device=logits.device)
+        requests = [request for request, _ in ends]
+        for request, picked in zip(requests, choose(logits[rows], requests), strict=True):
+            if not request.tokens:
+                self._listener.started(request)
+            self._listener.token(request, picked, request.take(picked.token))
+
+
+def _wanted(tokens: int, first: int, last: int, every: bool) -> range:
+    """Positions in [first, last) of a prompt whose logits are wanted: every one's, or the last one's alone."""
+    return range(first if every else max(first, tokens - 1), max(first, min(last, tokens)))
+
+
+def _by_length(config: Any) -> bool:
+    """Whether a token's place is encoded by how long the whole prompt is: then its pieces would not be the whole."""
+    found = getattr(config, "rope_parameters", None) or {}
+    kinds = [found, *(one for one in found.values() if isinstance(one, dict))]
+    return any(one.get("rope_type") in ("dynamic", "longrope") for one in kinds)
