@@ -16,6 +16,8 @@ from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.requests import Request
 
 _NEVER = float("-inf")
+_COLDEST = 1e-30
+"""Temperatures below it, which fp32 may not have, are as good as it: one token is left."""
 
 
 def adjusts(request: Request) -> bool:
@@ -48,9 +50,9 @@ def adjusted(logits: Tensor, request: Request) -> Tensor:
 
 def drawable(logits: Tensor, wishes: Sequence[Sampling]) -> Tensor:
     """f32 log-probabilities [rows, vocabulary] at each row's temperature, -inf for what it may not draw."""
-    warm = _column([one.temperature for one in wishes], logits)
+    warm = _column([max(one.temperature, _COLDEST) for one in wishes], logits)
     logits = logits.float()
-    scores = ((logits - logits.amax(-1, keepdim=True)) / warm).log_softmax(-1)  # no temperature is too small
+    scores = ((logits - logits.amax(-1, keepdim=True)) / warm).log_softmax(-1)
     if any(one.min_p for one in wishes):
         least = _column([one.min_p for one in wishes], logits).log()
         scores = scores.masked_fill(scores < scores.amax(-1, keepdim=True) + least, _NEVER)

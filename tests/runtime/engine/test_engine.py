@@ -1,0 +1,444 @@
+"""A long-lived engine: each call ends exactly once and gets what it gets alone, whatever others do meanwhile."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from runtime_cases import Served, load, random_ids
+from transformers import AutoTokenizer
+
+from deltacompress.errors import BackendError, InputError
+from deltacompress.runtime import Runtime
+from deltacompress.runtime.engine.decoder import Decoder
+from deltacompress.runtime.engine.generation_config import Sampling
+from deltacompress.runtime.engine.live.call import Call
+from deltacompress.runtime.engine.live.engine import Counts, Engine, EngineLimits, QueueFullError
+from deltacompress.runtime.engine.live.events import Ended, Event, NewToken, Started
+
+NAMES = [None, "a", "b", "c"]
+
+
+class Log:
+    """What an engine tells, by call."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, list[Event]] = {}
+
+    def __call__(self, event: Event) -> None:
+        self.events.setdefault(event.id, []).append(event)
+
+    def tokens(self, call: str) -> tuple[int, ...]:
+        return tuple(one.token for one in self.events.get(call, []) if isinstance(one, NewToken))
+
+    def text(self, call: str) -> str:
+        return "".join(one.text for one in self.events[call] if isinstance(one, NewToken))
+
+    def end(self, call: str) -> Ended:
+        """The only one, and the last event; the order of the others is checked."""
+        found = self.events[call]
+        last = found[-1]
+        assert isinstance(last, Ended)
+        kinds = [type(one) for one in found[:-1]]
+        assert kinds == [Started, *[NewToken] * (len(kinds) - 1)][: len(kinds)]
+        assert last.tokens == len(self.tokens(call))
+        return last
+
+
+def engine(runtime: Runtime, **limits: int) -> tuple[Engine, Log]:
+    log = Log()
+    return runtime.engine(log, EngineLimits(**limits)), log
+
+
+def drain(running: Engine, steps: int = 10_000) -> None:
+    for _ in range(steps):
+        if not running.step():
+            return
+    raise AssertionError("it never ends")
+
+
+def calls(count: int, *, most: int = 30, new: int = 9, seed: int = 0) -> list[Call]:
+    draw = random.Random(seed)
+    return [
+        Call(str(i), draw.choice(NAMES), tuple(random_ids(draw.randint(1, most), i)), draw.randint(1, new))
+        for i in range(count)
+    ]
+
+
+def alone(runtime: Runtime, call: Call) -> tuple[tuple[int, ...], str]:
+    assert call.max_tokens is not None
+    sampling = call.sampling
+    prompt = list(call.prompt) if isinstance(call.prompt, tuple) else call.prompt
+    [done] = runtime.complete([(call.variant, prompt)], call.max_tokens, stop=call.stop, sampling=sampling)  # type: ignore[list-item]
+    return done.tokens, done.finished
+
+
+def free(runtime: Runtime) -> bool:
+    """Nobody holds a variant."""
+    return all(one.users == 0 for one in runtime.variants.values())
+
+
+def test_calls_get_what_they_get_alone(runtime: Runtime) -> None:
+    running, log = engine(runtime, max_batch=3, step_tokens=7)
+    asked = calls(9)
+    waiting = iter(asked)
+    for _ in range(2):
+        running.submit(next(waiting))
+    while running.step():  # one more enters at each step
+        if (call := next(waiting, None)) is not None:  # type: ignore[assignment]
+            assert running.submit(call) == len(call.prompt)
+    for call in asked:
+        end = log.end(call.id)
+        assert (log.tokens(call.id), end.finish) == alone(runtime, call)
+        assert end.error is None
+    assert running.counts == Counts(0, 0)
+    assert free(runtime)
+
+
+def test_text_and_conversations(runtime: Runtime) -> None:
+    running, log = engine(runtime)
+    running.submit(Call("text", "a", "w1 w2 w3", 8))
+    running.submit(Call("stop", "a", "w1 w2 w3", 8, stop=("w",)))
+    with pytest.raises(InputError, match=r"call chat: the base has no chat template; give a prompt"):
+        running.submit(Call("chat", None, ({"role": "user", "content": "w1"},)))
+    drain(running)
+    [text] = runtime.generate([("a", "w1 w2 w3")], 8)
+    assert log.text("text") == text
+    assert log.text("stop") == text[: text.find("w")]
+    assert log.end("stop").finish == "stop"
+
+
+def test_a_conversation_goes_through_the_chat_template(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def chat(self: object, variant: str | None, messages: list[dict[str, str]]) -> list[int]:
+        asked.append((variant, messages))
+        return [7, 8, 9]
+
+    monkeypatch.setattr("deltacompress.runtime.engine.tokenizers.Tokenizers.chat", chat)
+    running, log = engine(runtime)
+    assert running.submit(Call("c", "b", ({"role": "user", "content": "hello"},), 3)) == 3
+    drain(running)
+    assert asked == [("b", [{"role": "user", "content": "hello"}])]
+    assert log.tokens("c") == alone(runtime, Call("c", "b", (7, 8, 9), 3))[0]
+
+
+def test_sampled_calls_draw_the_same_in_any_company(runtime: Runtime) -> None:
+    wishes = Sampling(1.3, 0.9, seed=11, top_k=20, repetition_penalty=1.1)
+    asked = [replace(call, sampling=replace(wishes, seed=i)) for i, call in enumerate(calls(6, seed=3))]
+    running, log = engine(runtime, max_batch=4, step_tokens=5)
+    for call in asked:
+        running.submit(call)
+    drain(running)
+    for call in asked:
+        assert (log.tokens(call.id), log.end(call.id).finish) == alone(runtime, call)
+
+
+def test_log_probabilities(runtime: Runtime, trio: dict[str, Served]) -> None:
+    """Of the prompt, in pieces, and of what comes: those of the restored model."""
+    ids = tuple(random_ids(17, 5))
+    running, log = engine(runtime, step_tokens=4)
+    running.submit(Call("one", "b", ids, 5, Sampling(logprobs=2, prompt_logprobs=3)))
+    running.submit(Call("none", "b", ids, 5))
+    drain(running)
+    started, *news = log.events["one"][:-1]
+    assert isinstance(started, Started)
+    with torch.inference_mode():
+        whole = load(trio["b"].restored)(torch.tensor([[*ids, *log.tokens("one")]])).logits[0].log_softmax(-1)
+    assert [one.chosen.token for one in started.prompt] == [*ids]
+    assert started.prompt[0].chosen.logprob is None
+    assert started.prompt[0].top == ()
+    words = AutoTokenizer.from_pretrained(trio["b"].restored)
+    told = [*started.prompt[1:], *(one.score for one in news if isinstance(one, NewToken))]
+    after = [*ids[1:], *log.tokens("one")]
+    for place, (one, token) in enumerate(zip(told, after, strict=True)):
+        assert one is not None
+        assert one.chosen.token == token
+        assert one.chosen.logprob == pytest.approx(float(whole[place, token]), abs=1e-3)
+        likely = whole[place].topk(len(one.top))
+        assert [top.token for top in one.top] == likely.indices.tolist()
+        assert len(one.top) == (3 if place < len(ids) - 1 else 2)
+        assert all(top.text == words.decode([top.token]) for top in [one.chosen, *one.top])
+    assert log.tokens("none") == log.tokens("one")
+    assert all(one.score is None for one in log.events["none"] if isinstance(one, NewToken))
+
+
+def test_a_long_prompt_lets_others_go_on(runtime: Runtime) -> None:
+    """And is computed in pieces: the one that runs gets a token at every step."""
+    running, log = engine(runtime, step_tokens=4)
+    running.submit(Call("short", "a", (5, 6), 30))
+    running.step()
+    running.submit(Call("long", "b", tuple(random_ids(30)), 2))
+    before = len(log.tokens("short"))
+    for step in range(1, 8):  # 30 tokens, 4 at a time
+        running.step()
+        assert len(log.tokens("short")) == before + step
+        assert "long" not in log.events
+    running.step()
+    assert isinstance(log.events["long"][0], Started)
+    drain(running)
+    assert log.tokens("long") == alone(runtime, Call("", "b", tuple(random_ids(30)), 2))[0]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 5, 9])
+def test_a_cancelled_call_lets_go_of_everything(runtime: Runtime, steps: int) -> None:
+    """While it waits, in the middle of its prompt, and while it writes; others do not notice."""
+    running, log = engine(runtime, step_tokens=6, max_batch=2)
+    stays, goes = Call("stays", "a", (5, 6, 7), 12), Call("goes", "b", tuple(random_ids(20)), 40)
+    running.submit(stays)
+    running.submit(goes)
+    for _ in range(steps):
+        running.step()
+    running.cancel("goes")
+    running.cancel("unknown")
+    running.step()
+    assert log.end("goes").finish == "cancelled"
+    assert runtime.variants["b"].users == 0
+    runtime.unload("b")  # its row may still be there
+    drain(running)
+    assert (log.tokens("stays"), log.end("stays").finish) == alone(runtime, stays)
+    running.submit(replace(goes, variant="c", max_tokens=2))  # the id is free
+    drain(running)
+    assert free(runtime)
+
+
+def test_time_is_up(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    running, log = engine(runtime, max_batch=1)
+    running.submit(Call("runs", "a", (5, 6), 30, timeout_s=5))
+    running.submit(Call("waits", "b", (5, 6), 30, timeout_s=2))
+    running.submit(Call("later", None, (5, 6), 3))
+    running.step()
+    now[0] = 102.0
+    running.step()
+    assert log.end("waits").finish == "timeout"
+    assert log.tokens("waits") == ()
+    running.submit(Call("waits", "c", (5, 6), 2))  # the same id, and no time limit
+    now[0] = 105.0
+    running.step()
+    assert log.end("runs").finish == "timeout"
+    assert len(log.tokens("runs")) == 3  # of its prompt, and of each step but the last
+    now[0] = 500.0
+    drain(running)
+    assert log.end("later").finish == "length"
+    started = log.events["later"][0]
+    assert isinstance(started, Started)
+    assert started.waited_s == pytest.approx(400.0)
+    assert free(runtime)
+
+
+def test_what_cannot_be_served_is_told_where_it_is_submitted(runtime: Runtime) -> None:
+    running, log = engine(runtime, max_queue=2)
+    good = Call("good", "a", (5, 6), 4)
+    for wrong, told in (
+        (replace(good, variant="nobody"), "no variant named nobody is loaded"),
+        (replace(good, prompt=()), "has no tokens"),
+        (replace(good, prompt=(5, 4000)), "token 4000 is not in the vocabulary"),
+        (replace(good, prompt=tuple([5] * 100)), "the context of variant a is 64"),
+        (replace(good, max_tokens=0), "max_new_tokens 0: at least 1"),
+        (replace(good, timeout_s=0.0), "timeout_s 0.0"),
+        (replace(good, sampling=Sampling(top_k=-1)), "top_k -1"),
+        (replace(good, sampling=Sampling(min_p=1.5)), "min_p 1.5"),
+        (replace(good, sampling=Sampling(repetition_penalty=0)), "repetition_penalty 0"),
+        (replace(good, sampling=Sampling(presence_penalty=float("nan"))), "presence_penalty nan"),
+        (replace(good, sampling=Sampling(frequency_penalty=float("inf"))), "frequency_penalty inf"),
+        (replace(good, sampling=Sampling(logit_bias=((4000, 1.0),))), "logit_bias of token 4000"),
+        (replace(good, sampling=Sampling(logit_bias=((4, float("nan")),))), r"logit_bias \[nan\]"),
+        (replace(good, sampling=Sampling(min_tokens=-1)), "min_tokens -1"),
+        (replace(good, sampling=Sampling(logprobs=-1)), "logprobs -1"),
+        (replace(good, sampling=Sampling(prompt_logprobs=-1)), "prompt_logprobs -1"),
+    ):
+        with pytest.raises(InputError, match=told):
+            running.submit(wrong)
+    running.submit(good)
+    with pytest.raises(InputError, match="call good: a call of this id has not ended; give another id"):
+        running.submit(good)
+    running.submit(replace(good, id="second"))
+    with pytest.raises(QueueFullError, match="2 calls wait already; ask again later"):
+        running.submit(replace(good, id="third"))
+    assert running.counts == Counts(2, 0)
+    running.step()
+    assert running.counts == Counts(0, 2)
+    running.submit(replace(good, id="third"))
+    drain(running)
+    assert sorted(log.events) == ["good", "second", "third"]
+    assert {log.tokens(one) for one in log.events} == {alone(runtime, good)[0]}
+
+
+@pytest.mark.parametrize("field", ["max_batch", "max_queue", "step_tokens"])
+def test_limits_are_at_least_one(field: str) -> None:
+    with pytest.raises(InputError, match=f"{field} 0: at least 1"):
+        EngineLimits(**{field: 0})
+
+
+def test_as_many_as_the_context_takes(runtime: Runtime) -> None:
+    running, log = engine(runtime)
+    running.submit(Call("all", None, tuple(random_ids(50)), None, Sampling(ignore_eos=True)))
+    drain(running)
+    assert log.end("all").finish == "context"
+    assert len(log.tokens("all")) == 14
+
+
+def test_closing_ends_all(runtime: Runtime) -> None:
+    running, log = engine(runtime, max_batch=1)
+    for name in ("a", "b", "c"):
+        running.submit(Call(name, name, (5, 6), 30))
+        running.step()
+    running.close()
+    assert {log.end(name).finish for name in ("a", "b", "c")} == {"cancelled"}
+    assert free(runtime)
+    assert running.counts == Counts(0, 0)
+    with pytest.raises(InputError, match="the engine is closed"):
+        running.submit(Call("d", "a", (5, 6)))
+
+
+def test_a_variant_that_was_unloaded_fails_its_own_calls_only(runtime: Runtime) -> None:
+    running, log = engine(runtime, max_batch=1)
+    running.submit(Call("runs", "a", (5, 6), 6))
+    running.submit(Call("waits", "b", (5, 6), 6))
+    running.submit(Call("too", "b", (5, 7), 6))
+    running.submit(Call("last", None, (5, 6), 6))
+    running.step()
+    runtime.unload("b")
+    drain(running)
+    for name in ("waits", "too"):
+        end = log.end(name)
+        assert end.finish == "failed"
+        assert "variant b was unloaded while requests for it waited" in str(end.error)
+    assert log.end("runs").finish == log.end("last").finish == "length"
+
+
+def out_of_memory(monkeypatch: pytest.MonkeyPatch, rows: int, at: Iterable[int] = ()) -> None:
+    """The device has room for so many rows, and at these steps for none."""
+    step, steps, never = Decoder.step, [0], set(at)
+
+    def small(self: Decoder) -> torch.Tensor:
+        steps[0] += 1
+        if len(self.rows) > rows or steps[0] in never:
+            raise torch.OutOfMemoryError("no room")
+        return step(self)
+
+    monkeypatch.setattr(Decoder, "step", small)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_out_of_memory_fails_nobody_who_has_room_alone(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    asked = calls(8, seed=5)
+    wanted = [alone(runtime, call) for call in asked]
+    out_of_memory(monkeypatch, rows)
+    running, log = engine(runtime, step_tokens=9)
+    for call in asked:
+        running.submit(call)
+    drain(running)
+    assert [(log.tokens(call.id), log.end(call.id).finish) for call in asked] == wanted
+    assert free(runtime)
+
+
+def test_one_that_has_no_room_alone_fails(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    out_of_memory(monkeypatch, 9, at=[3])
+    running, log = engine(runtime)
+    running.submit(Call("one", "a", (5, 6), 9))
+    drain(running)
+    end = log.end("one")
+    assert end.finish == "failed"
+    assert isinstance(end.error, BackendError)
+    assert "is out of memory (1 calls, 0 waiting" in str(end.error)
+    running.submit(Call("next", "a", (5, 6), 9))
+    drain(running)
+    assert log.end("next").finish == "length"
+    assert free(runtime)
+
+
+def test_after_trouble_more_run_again(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deltacompress.runtime.engine.live.engine.GROWS_AFTER", 3)
+    out_of_memory(monkeypatch, 9, at=[2])
+    running, _ = engine(runtime, max_batch=4)
+    for name in range(4):
+        running.submit(Call(str(name), None, (5, 6), 40))
+    running.step()
+    assert running.counts == Counts(0, 4)
+    running.step()
+    assert running.counts == Counts(4, 0)
+    found = []
+    for _ in range(12):
+        running.step()
+        found.append(running.counts.running)
+    assert found[0] == 2
+    assert found[-1] == 4
+
+
+def test_the_oldest_run_first_after_trouble(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    out_of_memory(monkeypatch, 9, at=[2])
+    running, log = engine(runtime, max_batch=4, max_queue=9)
+    for name in "abcdef":
+        running.submit(Call(name, None, (5, 6), 8 if name in "ab" else 20))
+    running.step()
+    running.step()
+    order: list[str] = []
+    while running.step():
+        order += [name for name in "abcdef" if name not in order and len(log.tokens(name)) > 2]
+    assert order == [*"abcdef"]
+
+
+def test_from_many_threads(runtime: Runtime) -> None:
+    """Submitted, cancelled and counted from anywhere while one thread steps."""
+    running, log = engine(runtime, max_batch=4, step_tokens=16)
+    asked, stop = calls(40, most=12, new=6, seed=8), threading.Event()
+
+    def step() -> None:
+        while not stop.is_set() or running.step():
+            if not running.step():
+                running.wait(0.01)
+
+    def submit(own: Sequence[Call]) -> None:
+        for call in own:
+            running.submit(call)
+            if int(call.id) % 5 == 0:
+                running.cancel(call.id)
+            assert running.counts.running <= 4
+
+    stepping = threading.Thread(target=step)
+    stepping.start()
+    threads = [threading.Thread(target=submit, args=(asked[i::4],)) for i in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    stop.set()
+    stepping.join()
+    for call in asked:
+        end, (tokens, finish) = log.end(call.id), alone(runtime, call)
+        assert (log.tokens(call.id), end.finish) == (tokens, finish) or (
+            end.finish == "cancelled" and int(call.id) % 5 == 0 and log.tokens(call.id) == tokens[: end.tokens]
+        )
+    assert free(runtime)
+
+
+def test_rows_get_room_as_they_need_it(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not all that they might ever need; what they have written is what they write alone."""
+    asked = [("a", random_ids(9, 1)), ("b", random_ids(3, 2)), (None, random_ids(5, 3))]
+    wanted = runtime.complete(asked, 40)
+    seen: list[int] = []
+    logits: Callable[..., torch.Tensor] = Decoder._logits
+
+    def watched(self: Decoder, *given: Any) -> torch.Tensor:
+        seen.append(self._kv_cache.columns)
+        return logits(self, *given)
+
+    monkeypatch.setattr(Decoder, "_logits", watched)
+    monkeypatch.setattr("deltacompress.runtime.engine.scheduler.ROOM", 8)
+    monkeypatch.setattr(Decoder.__init__, "__kwdefaults__", {"room": 8, "cuda_graphs": False})
+    scheduler_defaults = {"step_tokens": 8192, "room": 8, "cuda_graphs": False}
+    monkeypatch.setattr("deltacompress.runtime.engine.scheduler.Scheduler.__init__.__kwdefaults__", scheduler_defaults)
+    assert runtime.complete(asked, 40) == wanted
+    assert min(seen) == 9 + 1 + 8
+    assert max(seen) == 9 + 40
+    assert len(set(seen)) > 3

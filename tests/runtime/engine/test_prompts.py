@@ -1,0 +1,120 @@
+"""Prompts in pieces are the whole prompts, and no step computes more of them than it may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from runtime_cases import Served, oracle_tokens, random_ids
+
+from deltacompress.runtime import Runtime
+from deltacompress.runtime.engine.generation_config import Sampling
+from deltacompress.runtime.engine.prompts import Group, Prompts
+from deltacompress.runtime.engine.requests import Request, Told
+from deltacompress.runtime.engine.text import TextStream
+
+
+def request(index: int, length: int, slot: int = 0) -> Request:
+    text = TextStream(lambda _: "", (), streams=False)
+    made = Request(index, None, random_ids(length, index), 92, 9, "length", frozenset(), text, Sampling())
+    made.slot = slot
+    return made
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6), step_tokens=st.integers(1, 50))
+def test_pieces_are_the_whole(runtime: Runtime, lengths: list[int], step_tokens: int) -> None:
+    made = [request(i, length) for i, length in enumerate(lengths)]
+    prompts = Prompts(runtime.model, Told(None), step_tokens)
+    prompts.add(made)
+    sizes: list[int] = []
+    serving = runtime.model.model.forward
+
+    def watched(*, input_ids: torch.Tensor, **rest: Any) -> Any:
+        sizes.append(input_ids.numel())
+        return serving(input_ids=input_ids, **rest)
+
+    through: list[Group] = []
+    with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime.model.model, "forward", watched)
+        while prompts.requests or len(through) == 0:
+            before = len(sizes)
+            through += prompts.step()
+            assert 0 < sum(sizes[before:]) <= step_tokens
+    assert sorted(one.index for group in through for one in group.requests) == [*range(len(lengths))]
+    wanted = runtime.logits([(None, one.ids) for one in made])
+    for one, logits in zip(made, wanted, strict=True):
+        assert one.tokens == [int(logits[-1].argmax())]
+    for group in through:
+        for row, one in enumerate(group.requests):
+            alone = Prompts(runtime.model, Told(None), 8192)
+            again = request(one.index, len(one.ids))
+            alone.add([again])
+            with torch.inference_mode():
+                [other] = alone.step()
+            count = len(one.ids)
+            for layer, own in zip(group.cache.layers, other.cache.layers, strict=True):
+                torch.testing.assert_close(layer.keys[row, :, :count], own.keys[0, :, :count], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma2", "gemma3", "phi3", "gpt-neox"])
+def test_each_architecture_takes_pieces(served: Callable[..., Served], architecture: str) -> None:
+    """Windows of attention, soft caps and scaled positions included."""
+    one = served(architecture)
+    runtime = Runtime.from_base(one.pair.base)
+    runtime.load(one.artifact, "v")
+    ids = random_ids(23)
+    found: list[int] = []
+
+    class Heard(Told):
+        def token(self, request: Request, picked: Any, text: str) -> None:
+            found.append(picked.token)
+
+    scheduler = runtime._scheduler(Heard(None), max_batch=2, step_tokens=5)
+    [made] = runtime._input.requests([("v", ids)], _generation())
+    scheduler.submit(made)
+    while scheduler.busy:
+        scheduler.step()
+    assert found == oracle_tokens(one.restored, ids, 6)[: len(found)]
+    assert len(found) in (6, found.index(next(iter(made.eos), -1)) + 1 if set(found) & made.eos else 6)
+
+
+def _generation() -> Any:
+    from deltacompress.runtime.engine.generation_config import GenerationConfig
+
+    return GenerationConfig.checked(6, (), Sampling(), None, streams=False)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_positions_that_depend_on_the_length_take_no_pieces(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    rope = {"full_attention": {"rope_type": kind, "rope_theta": 10000.0}}
+    monkeypatch.setattr(runtime.model.config, "rope_parameters", rope)
+    prompts = Prompts(runtime.model, Told(None), 4)
+    monkeypatch.undo()
+    prompts.add([request(0, 11), request(1, 9)])
+    with torch.inference_mode():
+        assert [one.index for group in prompts.step() for one in group.requests] == [1]
+        assert [one.index for group in prompts.step() for one in group.requests] == [0]
+
+
+def test_those_that_ended_or_gave_way_are_left_out(runtime: Runtime) -> None:
+    prompts = Prompts(runtime.model, Told(None), 12)
+    made = [request(i, 4) for i in range(6)]
+    prompts.add(made)
+    made[1].finished = "cancelled"
+    prompts.drop({made[2], made[4]})
+    assert [one.index for one in prompts.requests] == [0, 3, 5]
+    rows: list[int] = []
+    serving = runtime.model.serving
+    runtime.model.serving = lambda batch, *rest: (rows.append(len(batch.slots)), serving(batch, *rest))[1]  # type: ignore[method-assign]
+    with torch.inference_mode():
+        found = [one.index for _ in range(2) for group in prompts.step() for one in group.requests]
+    assert found == [0, 3, 5]
+    assert rows == [1, 2]
+    assert prompts.step() == []
