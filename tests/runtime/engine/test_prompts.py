@@ -20,7 +20,7 @@ from deltacompress.runtime.engine.text import TextStream
 
 def request(index: int, length: int, slot: int = 0) -> Request:
     text = TextStream(lambda _: "", (), streams=False)
-    made = Request(index, None, random_ids(length, index), 92, 9, "length", frozenset(), text, Sampling())
+    made = Request(index, None, random_ids(length, index), 96, 9, "length", frozenset(), text, Sampling())
     made.slot = slot
     return made
 
