@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +46,6 @@ class Prompts:
     def __init__(self, model: DecoupledModel, listener: Listener, step_tokens: int) -> None:
         """step_tokens: padding included, that one step computes of prompts."""
         self._model, self._listener, self._step_tokens = model, listener, step_tokens
-        self._in_pieces = not _by_length(model.config)
         self._groups: deque[Group] = deque()
 
     @property
@@ -93,7 +91,7 @@ class Prompts:
                 self._groups.popleft()
                 continue
             rows, columns = len(group.requests), group.columns - group.done
-            if rows == 1 and self._in_pieces:
+            if rows == 1:
                 columns = min(columns, self._step_tokens)
             if rows * columns > left and left < self._step_tokens:
                 break  # it has a step of its own
@@ -144,10 +142,3 @@ class Prompts:
 def _wanted(tokens: int, first: int, last: int, every: bool) -> range:
     """Positions in [first, last) of a prompt whose logits are wanted: every one's, or the last one's alone."""
     return range(first if every else max(first, tokens - 1), max(first, min(last, tokens)))
-
-
-def _by_length(config: Any) -> bool:
-    """Whether a token's place is encoded by how long the whole prompt is: then its pieces would not be the whole."""
-    found = getattr(config, "rope_parameters", None) or {}
-    kinds = [found, *(one for one in found.values() if isinstance(one, dict))]
-    return any(one.get("rope_type") in ("dynamic", "longrope") for one in kinds)

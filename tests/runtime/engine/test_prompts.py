@@ -89,20 +89,6 @@ def _generation() -> Any:
     return GenerationConfig.checked(6, (), Sampling(), None, streams=False)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_positions_that_depend_on_the_length_take_no_pieces(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    rope = {"full_attention": {"rope_type": kind, "rope_theta": 10000.0}}
-    monkeypatch.setattr(runtime.model.config, "rope_parameters", rope)
-    prompts = Prompts(runtime.model, Told(None), 4)
-    monkeypatch.undo()
-    prompts.add([request(0, 11), request(1, 9)])
-    with torch.inference_mode():
-        assert [one.index for group in prompts.step() for one in group.requests] == [1]
-        assert [one.index for group in prompts.step() for one in group.requests] == [0]
-
-
 def test_those_that_ended_or_gave_way_are_left_out(runtime: Runtime) -> None:
     prompts = Prompts(runtime.model, Told(None), 12)
     made = [request(i, 4) for i in range(6)]
