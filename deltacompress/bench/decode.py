@@ -24,9 +24,9 @@ from deltacompress.errors import BackendError
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.generation_config import Sampling
-from deltacompress.runtime.engine.graphs import GraphedStep
 from deltacompress.runtime.engine.requests import Request, Told
 from deltacompress.runtime.engine.scheduler import Scheduler
+from deltacompress.runtime.engine.steps.graphs import GraphedStep
 from deltacompress.runtime.engine.text import TextStream
 
 PROMPT = 64

@@ -18,10 +18,10 @@ from deltacompress.kernels import available
 from deltacompress.runtime import DeltaConfig, Runtime
 from deltacompress.runtime.batch import Batch, to_device
 from deltacompress.runtime.engine.generation_config import Sampling
-from deltacompress.runtime.engine.graphs import GraphedStep
-from deltacompress.runtime.engine.kvcache import RowCache
 from deltacompress.runtime.engine.requests import Request, Told
 from deltacompress.runtime.engine.scheduler import Scheduler
+from deltacompress.runtime.engine.steps.graphs import GraphedStep
+from deltacompress.runtime.engine.steps.kvcache import RowCache
 from deltacompress.runtime.engine.text import TextStream
 
 pytestmark = pytest.mark.gpu

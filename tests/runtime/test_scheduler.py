@@ -15,7 +15,7 @@ from runtime_cases import Served, assert_close, load, oracle_logits, oracle_toke
 from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import Batch, Segment
-from deltacompress.runtime.engine.decoder import Decoder
+from deltacompress.runtime.engine.steps.decoder import Decoder
 
 NAMES = [None, "a", "b", "c"]
 

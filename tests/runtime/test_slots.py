@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from deltacompress.errors import BackendError, CheckpointError, InputError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import MAX_VARIANTS
-from deltacompress.runtime.engine import decoder
+from deltacompress.runtime.engine.steps import decoder
 from deltacompress.runtime.variants.adapter import AdapterVariant
 
 MODULES = ("layers.0.self_attn.q_proj", "layers.1.mlp.down_proj")

@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import BASE, Batch
-from deltacompress.runtime.engine.kvcache import RowCache
+from deltacompress.runtime.engine.steps.kvcache import RowCache
 from deltacompress.runtime.modules.linear import DecoupledLinear
 from deltacompress.runtime.modules.vectors import VectorBank
 from deltacompress.runtime.operands.operand import Vector

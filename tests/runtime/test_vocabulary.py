@@ -14,8 +14,8 @@ from torch import Tensor
 from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import Batch
-from deltacompress.runtime.engine import prompts
 from deltacompress.runtime.engine.requests import Picked, Request
+from deltacompress.runtime.engine.steps import prompts
 from deltacompress.runtime.variants.precision import Numerics
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

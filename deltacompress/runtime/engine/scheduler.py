@@ -17,12 +17,12 @@ import torch
 
 from deltacompress.errors import BackendError, InputError, IntegrityError
 from deltacompress.runtime.cache.variant_cache import VariantCache
-from deltacompress.runtime.engine.decoder import ROOM, Decoder
 from deltacompress.runtime.engine.generation_config import Finish
-from deltacompress.runtime.engine.graphs import GraphedStep
-from deltacompress.runtime.engine.prompts import Prompts
 from deltacompress.runtime.engine.requests import Listener, Request
 from deltacompress.runtime.engine.sampling.choose import choose
+from deltacompress.runtime.engine.steps.decoder import ROOM, Decoder
+from deltacompress.runtime.engine.steps.graphs import GraphedStep
+from deltacompress.runtime.engine.steps.prompts import Prompts
 from deltacompress.runtime.modules.model import DecoupledModel
 
 PROMPT_TOKENS = 8192

@@ -12,9 +12,9 @@ from runtime_cases import assert_close, random_ids
 from deltacompress.kernels import available
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import Batch, to_device
-from deltacompress.runtime.engine.kvcache import RowCache
 from deltacompress.runtime.engine.requests import Told
 from deltacompress.runtime.engine.scheduler import Scheduler
+from deltacompress.runtime.engine.steps.kvcache import RowCache
 
 pytestmark = pytest.mark.gpu
 NAMES = [None, "int2-24", "int4-24", "lossless", *ADAPTERS, "rosa"]

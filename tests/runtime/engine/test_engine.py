@@ -15,11 +15,11 @@ from transformers import AutoTokenizer
 
 from deltacompress.errors import BackendError, InputError
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.engine.decoder import Decoder
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.engine import Counts, Engine, EngineLimits, QueueFullError
 from deltacompress.runtime.engine.live.events import Ended, Event, NewToken, Started
+from deltacompress.runtime.engine.steps.decoder import Decoder
 
 NAMES = [None, "a", "b", "c"]
 

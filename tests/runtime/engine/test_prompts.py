@@ -13,8 +13,8 @@ from runtime_cases import Served, oracle_tokens, random_ids
 
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.generation_config import Sampling
-from deltacompress.runtime.engine.prompts import Group, Prompts
 from deltacompress.runtime.engine.requests import Request, Told
+from deltacompress.runtime.engine.steps.prompts import Group, Prompts
 from deltacompress.runtime.engine.text import TextStream
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from deltacompress.runtime.batch import Batch, to_device
-from deltacompress.runtime.engine.graphs import GRAPH_AFTER, GraphedStep
-from deltacompress.runtime.engine.kvcache import RowCache
 from deltacompress.runtime.engine.requests import Request
+from deltacompress.runtime.engine.steps.graphs import GRAPH_AFTER, GraphedStep
+from deltacompress.runtime.engine.steps.kvcache import RowCache
 from deltacompress.runtime.modules.model import DecoupledModel, additive
 
 ROOM = 1024
