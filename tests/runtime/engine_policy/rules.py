@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from deltacompress.runtime.engine.policy.state import Plan, Resident, Rules, State, Ticket
 
 
-def check_plan(state: State, line: Sequence[Ticket], running: Sequence[Ticket], plan: Plan) -> Counter[str]:
-    """line, running: before the plan; of the state only what a plan does not change. Returns what was met."""
+def check_plan(state: State, line: Sequence[Ticket], running: Sequence[Ticket], plan: Plan) -> None:
+    """line, running: before the plan; of the state only what a plan does not change."""
     lost = [one.ticket for one in plan.preempt]
     stay = [one for one in running if one not in lost]
     here = {one.variant: one for one in state.residents}
@@ -19,16 +19,21 @@ def check_plan(state: State, line: Sequence[Ticket], running: Sequence[Ticket], 
     _check_preemptions(state, here, line, running, plan)
     _check_blocked(state, here, line, running, plan)
     _check_hopeless(state, here, line, plan)
-    met = Counter(f"preempted, {'grown' if one.by is None else 'gave way'}, {one.how}" for one in plan.preempt)
-    met["preempted for a row"] = sum(one.by in plan.admit for one in plan.preempt)
-    met["preempted for a slot"] = sum(one.by is not None and one.by.variant in plan.bring for one in plan.preempt)
-    met["blocked"] = plan.blocked is not None
-    met["skipped"] = sum(
+
+
+def met(plan: Plan) -> Counter[str]:
+    """What a plan has of everything, to be counted."""
+    if not (plan.preempt or plan.evict or plan.bring or plan.admit or plan.blocked or plan.hopeless):
+        return Counter()
+    found = Counter(f"preempted, {'grown' if one.by is None else 'gave way'}, {one.how}" for one in plan.preempt)
+    found["preempted for a row"] = sum(one.by in plan.admit for one in plan.preempt)
+    found["preempted for a slot"] = sum(one.by is not None and one.by.variant in plan.bring for one in plan.preempt)
+    found["blocked"] = plan.blocked is not None
+    found["skipped"] = sum(
         plan.blocked is not None and one.place > plan.blocked.place and one.variant is not None for one in plan.admit
     )
-    met["hopeless"] = len(plan.hopeless)
-    met["evicted"], met["brought"] = len(plan.evict), len(plan.bring)
-    return met
+    found["hopeless"], found["evicted"], found["brought"] = len(plan.hopeless), len(plan.evict), len(plan.bring)
+    return found
 
 
 def ending(ticket: Ticket, rules: Rules) -> bool:
@@ -81,7 +86,8 @@ def _check_starts(
             assert _may_skip(here, now, one, plan.blocked), "a skipper without a parent"
 
 
-def _may_skip(here: dict[str, Resident], now: Sequence[Ticket], one: Ticket, blocked: Ticket) -> bool:
+def _may_skip(here: dict[str, Resident], now: Sequence[Ticket], one: Ticket, blocked: Ticket | None) -> bool:
+    assert blocked is not None
     return one.variant is None or here[one.variant].pinned or parent(now, one.variant, blocked)
 
 
@@ -101,9 +107,9 @@ def _check_nobody_idles(
         ready = one.variant is None or (one.variant in here and here[one.variant].ready)
         if not ready or one.variant in plan.evict:
             continue
-        if plan.blocked is not None and one.place > plan.blocked.place:
-            if not _may_skip(here, now, one, plan.blocked):
-                continue
+        behind = plan.blocked is not None and one.place > plan.blocked.place
+        if behind and not _may_skip(here, now, one, plan.blocked):
+            continue
         assert all(other.place < one.place for other in plan.admit), "passed over, though it could start"
         full = len(now) >= state.limits.rows
         if state.limits.kv is not None:
@@ -129,7 +135,7 @@ def _check_preemptions(
     for one in plan.preempt:
         cheap = 2 * state.costs.swap_s < state.costs.recompute_s
         assert one.how == "recompute" or cheap
-        assert one.how == "swap" or not cheap or state.host_kv is not None or True
+        assert one.how == "swap" or not cheap or state.host_kv is not None, "computed again, though to swap is cheaper"
         if one.by is None:
             continue
         left = [other for other in running if other not in grown]
@@ -154,6 +160,7 @@ def _check_blocked(
         return
     assert blocked in line
     assert blocked.variant not in here
+    drain = state.rules.skipping == "drain"
     kept = [
         one
         for one in state.residents
@@ -162,7 +169,7 @@ def _check_blocked(
             one.pinned
             or not one.ready
             or any(
-                other.variant == one.variant and (other.place < blocked.place or ending(other, state.rules))
+                other.variant == one.variant and (drain or other.place < blocked.place or ending(other, state.rules))
                 for other in running
             )
             or any(other.variant == one.variant and other.place < blocked.place for other in line)
