@@ -1,0 +1,1 @@
+"""`bench simulate`: the policy of the serving engine over given times, without a model. No torch here."""
