@@ -1,0 +1,163 @@
+"""The simulator against numbers worked out by hand, and what it says of the policies."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deltacompress.bench.simulate.run import POLICIES, Slo, figures, run
+from deltacompress.bench.simulate.times import Times, parsed
+from deltacompress.bench.simulate.world import Course, Setting, World
+from deltacompress.bench.traffic.arrivals import Arrival
+from deltacompress.cli.main import main
+from deltacompress.errors import InputError
+from deltacompress.runtime.engine.policy.state import Rules, Skipping
+
+# a step takes 10 ms, 1 for each row, 2 for the first variant and 3 for each; a token of a prompt 1; a load 500
+TIMES = Times(10.0, 1.0, 2.0, 3.0, 1000.0, 500.0, 1.0, 1_000_000, 1000)
+SETTING = Setting(TIMES, rows=4, slots=1, chunk=10, max_tokens=50, grace=0)
+
+
+def served(asked: list[tuple[Arrival, str]], setting: Setting = SETTING, skipping: Skipping = "preempt") -> World:
+    world = World(setting, asked, Rules(skipping, setting.grace), "lru")
+    world.run()
+    return world
+
+
+class TestTimes:
+    def test_the_steps_that_were_measured(self) -> None:
+        """docs/benchmarks-serving.md: (rows, variants, ms)."""
+        for rows, variants, ms in ((1, 0, 5.89), (16, 0, 6.50), (16, 16, 16.40), (32, 32, 25.70)):
+            assert Times().step_s(rows, variants, 0) * 1e3 == pytest.approx(ms, rel=0.01)
+        assert Times().step_s(1, 0, 20_000) == pytest.approx(1.00589)
+        assert Times().swap_s == pytest.approx(13.1e-6, rel=0.01)
+
+    def test_others(self) -> None:
+        assert parsed("") == Times()
+        assert parsed("load_ms=0, kv_tokens=9") == replace(Times(), load_ms=0.0, kv_tokens=9)
+
+    @pytest.mark.parametrize(
+        ("told", "words"),
+        [
+            ("speed=1", "no time 'speed'; there are base_ms"),
+            ("load_ms", "load_ms is no number"),
+            ("kv_tokens=1.5", "kv_tokens=1.5 is no number"),
+            ("load_ms=-1", "times load_ms: is -1"),
+            ("base_ms=0", "times base_ms: is 0"),
+            ("base_ms=inf", "times base_ms: is inf"),
+            ("swap_gb_s=nan", "times swap_gb_s: is nan"),
+        ],
+    )
+    def test_what_cannot_be(self, told: str, words: str) -> None:
+        with pytest.raises(InputError, match=words):
+            parsed(told)
+
+
+class TestWorld:
+    def test_one_request(self) -> None:
+        """Load 500 ms; 25 tokens of prompt in chunks of 10: two steps of 10 + 10, one of 10 + 5 + 1 + 5; 2 of 16."""
+        world = served([(Arrival(2.0, 25, 3), "a")])
+        (course,) = world.courses.values()
+        assert course.first_token_s == pytest.approx(2.5 + 0.020 + 0.020 + 0.021)
+        assert course.end_s == pytest.approx(course.first_token_s + 0.032)
+        assert dict(world.counts) == {"loads": 1, "evictions": 0, "steps": 5}
+        assert not course.hit
+
+    def test_two_variants_at_once(self) -> None:
+        """The second load waits for the first; a hit is a variant that is there when its request comes."""
+        asked = [(Arrival(0.0, 10, 1), "a"), (Arrival(0.0, 10, 1), "b"), (Arrival(3.0, 10, 1), "b")]
+        world = served(asked, replace(SETTING, slots=2))
+        assert [one.first_token_s for one in world.courses.values()] == pytest.approx([0.526, 1.026, 3.026])
+        assert [one.hit for one in world.courses.values()] == [False, False, True]
+
+    def test_a_cold_variant_behind_a_hot_one(self) -> None:
+        """a comes each 50 ms; b waits for those before it and a load; or for who skipped past it, too; or for the end."""
+        hot = [(Arrival(0.05 * number, 1, 20 if number < 2 else 40), "a") for number in range(100)]
+        asked = sorted([*hot, (Arrival(0.06, 1, 5), "b")], key=lambda one: one[0].at_s)
+        waits = {}
+        for skipping in ("preempt", "drain", "free"):
+            world = served(asked, replace(SETTING, times=replace(TIMES, kv_tokens=10_000)), skipping)
+            parents = [one for one in world.courses.values() if one.variant == "a" and one.arrival.at_s < 0.06]
+            (cold,) = (one for one in world.courses.values() if one.variant == "b")
+            waits[skipping] = cold.first_token_s - max(one.end_s for one in parents)
+        assert waits["preempt"] < 0.5 + 3 * 0.03  # a load, and the steps around it
+        assert waits["preempt"] + 0.2 < waits["drain"] < 0.5 + 23 * 0.02
+        assert waits["free"] > 5.0
+
+    def test_preemption_takes_its_time(self) -> None:
+        """A token's KV is 1 MB at 1 GB/s: to swap one takes 2 ms, to compute it again 1."""
+        hot = [(Arrival(0.05 * number, 1, 20 if number < 2 else 40), "a") for number in range(20)]
+        asked = sorted([*hot, (Arrival(0.06, 1, 5), "b")], key=lambda one: one[0].at_s)
+        again = served(asked)
+        assert again.counts["recomputed"] == again.counts["preempted"] > 0
+        fast = served(asked, replace(SETTING, times=replace(TIMES, swap_gb_s=4.0)))
+        assert fast.counts["preempted"] > 0 == fast.counts["recomputed"]
+
+
+def test_the_figures() -> None:
+    courses = [
+        Course(Arrival(1.0, 5, 11), "a", hit=True, first_token_s=1.5, end_s=2.5),  # 0.5 s, 100 ms a token
+        Course(Arrival(2.0, 5, 11), "a", first_token_s=3.0, end_s=4.5),  # 1.0 s, 150 ms
+        Course(Arrival(3.0, 5, 1), "b", first_token_s=4.5, end_s=4.5),  # 1.5 s, of which there are no others
+        Course(Arrival(4.0, 5, 1), "b", hit=True, first_token_s=5.0, end_s=5.0),
+    ]
+    found = figures(courses, Slo(1.0, 100.0))
+    assert found == {
+        "requests_s": 1.0,
+        "tokens_s": 6.0,
+        "ttft_mean": 1.0,
+        "ttft_p50": 1.0,
+        "ttft_p99": 1.5,
+        "e2e_mean": 1.625,
+        "e2e_p50": 1.5,
+        "e2e_p99": 2.5,
+        "attained": 0.5,
+        "hits": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("setting", "slo", "told"),
+    [
+        (replace(SETTING, rows=0), Slo(), "rows: is 0"),
+        (replace(SETTING, slots=0), Slo(), "slots: is 0"),
+        (replace(SETTING, chunk=0), Slo(), "chunk: is 0"),
+        (SETTING, Slo(first_s=0.0), "slo_ttft_s: is 0"),
+        (SETTING, Slo(token_ms=float("nan")), "slo_token_ms: is nan"),
+        (replace(SETTING, times=replace(TIMES, kv_tokens=10)), Slo(), "kv_tokens: is 10, and the longest .* takes 16"),
+    ],
+)
+def test_what_cannot_be_simulated(setting: Setting, slo: Slo, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        run([Arrival(0.0, 10, 5)], setting, slo, trace="t", popularity="one", variants=1, seed=0)
+
+
+def test_the_verb(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    lines = ({"at_s": number / 10, "prompt_tokens": 20, "output_tokens": 5} for number in range(50))
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    assert main(["bench", "simulate", "--trace", str(trace), "--seconds", "2", "--rate", "20", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["requests"] == 40
+    assert [row["policy"] for row in data["rows"]] == [name for name, _, _ in POLICIES]
+    assert main(["bench", "simulate", "--rate", "3", "--seconds", "5", "--times", "load_ms=10"]) == 0
+    assert "simulated" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--trace", "gamma"], "--rate: gamma needs one"),
+        (["--rate", "0"], "--rate: is 0"),
+        (["--rate", "1", "--popularity", "none"], "--popularity: no popularity 'none'"),
+        (["--rate", "1", "--times", "load_ms=x"], "--times: load_ms=x is no number"),
+        (["--rate", "1", "--times", "load_ms=nan"], "--times load_ms: is nan"),
+        (["--trace", "nowhere.csv"], "nowhere.csv: no such file"),
+    ],
+)
+def test_what_the_verb_refuses(options: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "simulate", *options]) == 2
+    assert told in capsys.readouterr().err
