@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -281,15 +282,14 @@ class Runtime:
 
     def engine(self, emit: Callable[[Event], None], limits: EngineLimits | None = None) -> Engine:
         """A long-lived engine over this runtime: calls come and go, `emit` is told what becomes of them."""
-        chosen = limits or EngineLimits()
-        make = partial(self._scheduler, max_batch=chosen.max_batch, step_tokens=chosen.step_tokens)
+        make = partial(self._scheduler, **(chosen := limits or EngineLimits()).of_scheduler)
         return Engine(make, self._input, self._tokenizers, self._lock, self._memory, emit, chosen)
 
     def chat_ids(self, variant: str | None, messages: list[dict[str, str]]) -> list[int] | None:
         """Token ids of a conversation in the variant's chat template; None if its tokenizer has none."""
         return self._tokenizers.chat(variant, messages)
 
-    def _scheduler(self, listener: Listener, **limits: int) -> Scheduler:
+    def _scheduler(self, listener: Listener, **limits: Any) -> Scheduler:
         return Scheduler(self.model, self.cache, listener, cuda_graphs=self._cuda_graphs, **limits)
 
     def _run(self, items: list[Item]) -> list[tuple[Item, Tensor]]:

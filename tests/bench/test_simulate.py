@@ -74,7 +74,7 @@ class TestWorld:
         assert [one.hit for one in world.courses.values()] == [False, False, True]
 
     def test_a_cold_variant_behind_a_hot_one(self) -> None:
-        """a comes each 50 ms; b waits for those before it and a load; or for who skipped past it, too; or for the end."""
+        """a comes each 50 ms; b waits for those before it and a load, for who skipped past it too, or for the end."""
         hot = [(Arrival(0.05 * number, 1, 20 if number < 2 else 40), "a") for number in range(100)]
         asked = sorted([*hot, (Arrival(0.06, 1, 5), "b")], key=lambda one: one[0].at_s)
         waits = {}

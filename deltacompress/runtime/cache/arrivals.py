@@ -70,10 +70,14 @@ class Arrivals:
             self._let_unused_arrive()
             leaving = self._residents.leaving(wanted)
         for one in leaving or ():
-            self.leave(one)
-            one.counters.evictions += 1
-            self._total.evictions += 1
+            self.evict(one)
         return leaving is not None
+
+    def evict(self, loaded: LoadedVariant) -> None:
+        """Let one leave to make room."""
+        self.leave(loaded)
+        for counters in (loaded.counters, self._total):
+            counters.evictions += 1
 
     def _let_unused_arrive(self) -> None:
         """Wait for what is on its way for nobody: only what has arrived can leave.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from deltacompress.errors import InputError
+from deltacompress.errors import BackendError, InputError
 from deltacompress.kernels import Backend
 from deltacompress.runtime.batch import MAX_VARIANTS
 from deltacompress.runtime.cache.arrivals import Arrivals
@@ -204,6 +204,19 @@ class VariantCache:
         if loaded.arriving is not None and loaded.arriving.done():
             self.arrivals.settle(loaded)
         return loaded.installed
+
+    def settle(self, name: str) -> None:
+        """Wait for a variant that is on its way; raises what its way raised."""
+        self.arrivals.settle(self.variants[name])
+
+    def evict(self, name: str) -> None:
+        """Let a variant that nothing keeps leave the device."""
+        [loaded] = [one for one in self.residents.by_slot.values() if one.name == name]
+        self.arrivals.evict(loaded)
+
+    def no_room(self, name: str) -> BackendError:
+        """Why a variant cannot be brought."""
+        return self.residents.no_room(self.variants[name])
 
     @property
     def budget_bytes(self) -> int | None:

@@ -9,6 +9,8 @@ from typing import Literal
 
 from deltacompress.errors import InputError, option
 
+Latency = Literal["interactive", "batch"]
+"""Whether somebody waits for it, or it may take its time."""
 Finish = Literal["eos", "stop", "length", "context", "cancelled", "timeout", "failed"]
 """Why a request ended: its end token, a stop string, max_new_tokens, the model's context, somebody's wish, its time is
 up, or an error: its variant could not be brought back to the device, say."""

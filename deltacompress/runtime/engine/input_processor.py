@@ -13,7 +13,7 @@ from deltacompress.models.generation import token_ids
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.engine.forwards import Item
 from deltacompress.runtime.engine.generation_config import GenerationConfig, check_text
-from deltacompress.runtime.engine.live.call import Call
+from deltacompress.runtime.engine.live.call import Call, Message
 from deltacompress.runtime.engine.requests import LimitReason, Request
 from deltacompress.runtime.engine.text import TextStream
 from deltacompress.runtime.engine.tokenizers import Tokenizers
@@ -84,17 +84,21 @@ class InputProcessor:
         self._loaded(call.variant)
         if call.timeout_s is not None and not call.timeout_s > 0:
             raise InputError("give seconds, more than 0", where=f"{option('timeout_s')} {call.timeout_s}")
-        if isinstance(prompt, str):
-            return self.request(0, label, call.variant, prompt, generation)
+        given: str | Ids = prompt if isinstance(prompt, str) else self._ids(label, call.variant, prompt)
+        request = self.request(0, label, call.variant, given, generation)
+        request.latency = call.latency
+        return request
+
+    def _ids(self, label: str, variant: str | None, prompt: Sequence[int | Message]) -> list[int]:
+        """Token ids as they are, or of a conversation."""
         messages = [dict(one) for one in prompt if isinstance(one, Mapping)]
-        ids: list[int] | None = [one for one in prompt if isinstance(one, int)]
-        if messages:
-            ids = self._tokenizers.chat(call.variant, messages)
-            if ids is None:
-                who = "the base" if call.variant is None else f"variant {call.variant}"
-                raise InputError(f"{who} has no chat template", where=label, way_out="give a prompt")
-        assert ids is not None
-        return self.request(0, label, call.variant, ids, generation)
+        if not messages:
+            return [one for one in prompt if isinstance(one, int)]
+        ids = self._tokenizers.chat(variant, messages)
+        if ids is None:
+            who = "the base" if variant is None else f"variant {variant}"
+            raise InputError(f"{who} has no chat template", where=label, way_out="give a prompt")
+        return ids
 
     def _item(self, index: int, label: str, variant: str | None, ids: Ids) -> Item:
         listed, loaded = _listed(ids), self._loaded(variant)

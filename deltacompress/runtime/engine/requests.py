@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 from deltacompress.errors import DeltaCompressError
 from deltacompress.runtime.batch import BASE
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
-from deltacompress.runtime.engine.generation_config import Finish, Sampling
+from deltacompress.runtime.engine.generation_config import Finish, Latency, Sampling
 from deltacompress.runtime.engine.text import TextStream
 
 LimitReason = Literal["length", "context"]
@@ -44,7 +44,7 @@ class Request:
 
     variant: None for the base; ids: the prompt; vocabulary: tokens that may come out; limit: new tokens at most, by
     wish or by context; limit_reason: which of the two; loaded: the variant that all of this was taken from; slot: of
-    the variant, from when the request holds it. prompt_scores: of ids[1:], if they were asked for.
+    the variant, while the request holds it. prompt_scores: of ids[1:], if they were asked for.
     """
 
     index: int
@@ -60,6 +60,8 @@ class Request:
     finished: Finish | None = None
     loaded: LoadedVariant | None = None
     slot: int = BASE
+    holds: bool = False
+    latency: Latency = "interactive"
     error: DeltaCompressError | None = None
     prompt_scores: list[Picked] = field(default_factory=list)
 

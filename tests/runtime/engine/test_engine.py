@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from engine_calls import alone, calls, drain, engine, free
 from runtime_cases import Served, load, random_ids
 from transformers import AutoTokenizer
 
@@ -17,70 +18,9 @@ from deltacompress.errors import BackendError, InputError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.call import Call
-from deltacompress.runtime.engine.live.engine import Counts, Engine, EngineLimits, QueueFullError
-from deltacompress.runtime.engine.live.events import Ended, Event, NewToken, Started
+from deltacompress.runtime.engine.live.engine import Counts, EngineLimits, QueueFullError
+from deltacompress.runtime.engine.live.events import NewToken, Started
 from deltacompress.runtime.engine.steps.decoder import Decoder
-
-NAMES = [None, "a", "b", "c"]
-
-
-class Log:
-    """What an engine tells, by call."""
-
-    def __init__(self) -> None:
-        self.events: dict[str, list[Event]] = {}
-
-    def __call__(self, event: Event) -> None:
-        self.events.setdefault(event.id, []).append(event)
-
-    def tokens(self, call: str) -> tuple[int, ...]:
-        return tuple(one.token for one in self.events.get(call, []) if isinstance(one, NewToken))
-
-    def text(self, call: str) -> str:
-        return "".join(one.text for one in self.events[call] if isinstance(one, NewToken))
-
-    def end(self, call: str) -> Ended:
-        """The only one, and the last event; the order of the others is checked."""
-        found = self.events[call]
-        last = found[-1]
-        assert isinstance(last, Ended)
-        kinds = [type(one) for one in found[:-1]]
-        assert kinds == [Started, *[NewToken] * (len(kinds) - 1)][: len(kinds)]
-        assert last.tokens == len(self.tokens(call))
-        return last
-
-
-def engine(runtime: Runtime, **limits: int) -> tuple[Engine, Log]:
-    log = Log()
-    return runtime.engine(log, EngineLimits(**limits)), log
-
-
-def drain(running: Engine, steps: int = 10_000) -> None:
-    for _ in range(steps):
-        if not running.step():
-            return
-    raise AssertionError("it never ends")
-
-
-def calls(count: int, *, most: int = 30, new: int = 9, seed: int = 0) -> list[Call]:
-    draw = random.Random(seed)
-    return [
-        Call(str(i), draw.choice(NAMES), tuple(random_ids(draw.randint(1, most), i)), draw.randint(1, new))
-        for i in range(count)
-    ]
-
-
-def alone(runtime: Runtime, call: Call) -> tuple[tuple[int, ...], str]:
-    assert call.max_tokens is not None
-    sampling = call.sampling
-    prompt = list(call.prompt) if isinstance(call.prompt, tuple) else call.prompt
-    [done] = runtime.complete([(call.variant, prompt)], call.max_tokens, stop=call.stop, sampling=sampling)  # type: ignore[list-item]
-    return done.tokens, done.finished
-
-
-def free(runtime: Runtime) -> bool:
-    """Nobody holds a variant."""
-    return all(one.users == 0 for one in runtime.variants.values())
 
 
 def test_calls_get_what_they_get_alone(runtime: Runtime) -> None:
@@ -434,10 +374,7 @@ def test_rows_get_room_as_they_need_it(runtime: Runtime, monkeypatch: pytest.Mon
         return logits(self, *given)
 
     monkeypatch.setattr(Decoder, "_logits", watched)
-    monkeypatch.setattr("deltacompress.runtime.engine.scheduler.ROOM", 8)
-    monkeypatch.setattr(Decoder.__init__, "__kwdefaults__", {"room": 8, "cuda_graphs": False})
-    scheduler_defaults = {"step_tokens": 8192, "room": 8, "cuda_graphs": False}
-    monkeypatch.setattr("deltacompress.runtime.engine.scheduler.Scheduler.__init__.__kwdefaults__", scheduler_defaults)
+    monkeypatch.setattr(runtime, "_scheduler", partial(runtime._scheduler, room=8))
     assert runtime.complete(asked, 40) == wanted
     assert min(seen) == 9 + 1 + 8
     assert max(seen) == 9 + 40

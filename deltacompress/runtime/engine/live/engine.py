@@ -14,13 +14,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Condition, RLock
-from typing import Protocol
+from typing import Any, Protocol
 
 from deltacompress.errors import BackendError, DeltaCompressError, InputError
 from deltacompress.runtime.engine.input_processor import InputProcessor
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.events import Event
 from deltacompress.runtime.engine.live.telling import Telling
+from deltacompress.runtime.engine.policy.state import Rules
 from deltacompress.runtime.engine.requests import Listener, Request
 from deltacompress.runtime.engine.scheduler import Scheduler
 from deltacompress.runtime.engine.tokenizers import Tokenizers
@@ -41,6 +42,11 @@ class EngineLimits:
         for name in ("max_batch", "max_queue", "step_tokens"):
             if (value := getattr(self, name)) < 1:
                 raise InputError("at least 1", where=f"{name} {value}")
+
+    @property
+    def of_scheduler(self) -> dict[str, Any]:
+        """As Scheduler takes them; those that skipped the line give way."""
+        return {"max_batch": self.max_batch, "step_tokens": self.step_tokens, "rules": Rules()}
 
 
 @dataclass(frozen=True, slots=True)

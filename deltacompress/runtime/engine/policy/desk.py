@@ -6,15 +6,14 @@ It holds no KV, no variants and no clock: those are the caller's, who does what 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Literal
 
+from deltacompress.runtime.engine.generation_config import Latency
 from deltacompress.runtime.engine.policy.eviction import Eviction, Usage
 from deltacompress.runtime.engine.policy.lengths import Lengths
 from deltacompress.runtime.engine.policy.line import Line
 from deltacompress.runtime.engine.policy.policy import decide
 from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules, State, Ticket
 
-Latency = Literal["interactive", "batch"]
 BATCH_DELAY_S = 30.0
 """Seconds for which later interactive requests still pass a batch one."""
 
@@ -68,16 +67,20 @@ class Desk:
         state = State(self.line, self.running.values(), residents, nbytes, limits, costs, rules, host_kv)
         plan = decide(state)
         for one in plan.preempt:
-            ticket = self.running.pop(one.ticket.id)
-            ticket.swapped = one.how == "swap"
-            self._waiting[ticket.id] = ticket
-            self.line.add(ticket)
+            one.ticket.swapped = one.how == "swap"
+            self.back(one.ticket.id)
         for ticket in plan.hopeless:
             self.line.remove(self._waiting.pop(ticket.id))
         for ticket in plan.admit:
             self.line.remove(self._waiting.pop(ticket.id))
             self.running[ticket.id] = ticket
         return plan
+
+    def back(self, name: str) -> None:
+        """One that runs loses its row, and stands at its place again."""
+        ticket = self.running.pop(name)
+        self._waiting[name] = ticket
+        self.line.add(ticket)
 
     def end(self, name: str, *, now: float, complete: bool) -> Ticket:
         """A request is over, wherever it was; its ticket tells what it held (a running one KV, `swapped` on the host).

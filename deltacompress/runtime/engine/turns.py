@@ -1,0 +1,219 @@
+"""Whose turn it is: the policy (policy/) over the requests of one scheduler and the variants of its runtime.
+
+What the policy knows of variants is what the cache says; those that others hold (an evaluation, another scheduler) stay
+where they are. Requests that have no chance are failed, each with its own reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+
+from deltacompress.errors import DeltaCompressError, InputError, IntegrityError
+from deltacompress.runtime.cache.variant_cache import VariantCache
+from deltacompress.runtime.engine.generation_config import Finish
+from deltacompress.runtime.engine.policy.desk import Desk
+from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules, Ticket
+from deltacompress.runtime.engine.requests import Request
+
+OWN_END = ("eos", "stop", "length", "context")
+"""What tells how long the answers of a variant are."""
+
+
+class Turns:
+    """Requests from their submission to their end; those that run hold their variant."""
+
+    def __init__(self, variants: VariantCache, rules: Rules, step_tokens: int) -> None:
+        self._variants, self._rules = variants, rules
+        # in steps: keys and values never move to the host, so a request that gives way is computed again
+        self._costs = Costs(step_s=1.0, swap_s=float("inf"), recompute_s=1 / step_tokens)
+        self._desk = Desk()
+        self._requests: dict[str, Request] = {}
+        self._over: list[Request] = []  # that were ended before they ran, or as they were to
+
+    @property
+    def waiting(self) -> int:
+        """Requests in line."""
+        return len(self._desk.line)
+
+    @property
+    def running(self) -> list[Request]:
+        """Those that hold their variant, in the order in which they started."""
+        return [self._requests[name] for name in self._desk.running]
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is left, or its end not told."""
+        return bool(self._requests or self._over)
+
+    def submit(self, request: Request) -> None:
+        """It takes its place in line."""
+        name = str(request.index)
+        self._requests[name] = request
+        kv, now = request.length, time.monotonic()
+        self._desk.submit(
+            name, request.variant, now=now, max_tokens=request.limit, kv=kv, prompt=kv, latency=request.latency
+        )
+
+    def back(self, requests: Iterable[Request]) -> None:
+        """Some that run stand in line again, at their places."""
+        for request in requests:
+            self._desk.back(str(request.index))
+            self._release(request)
+
+    def end(self, request: Request, finish: Finish) -> None:
+        """One is to end before its time, wherever it is; `ended` tells of it."""
+        if request.finished is None:
+            request.finished = finish
+            if not request.holds:
+                self._gone(request)
+                self._over.append(request)
+
+    def ended(self) -> list[Request]:
+        """All that have ended since the last call; they have let go of their variants."""
+        found = [request for request in self.running if request.finished is not None]
+        for request in found:
+            self._gone(request)
+        found, self._over = [*found, *self._over], []
+        return found
+
+    def close(self) -> list[Request]:
+        """All are gone; returns those that were left, and those whose end was not told."""
+        left = list(self._requests.values())
+        for request in left:
+            self._gone(request)
+        left, self._over = [*left, *self._over], []
+        return left
+
+    def take(
+        self, rows: int, computing: Collection[Request], give_way: Callable[[list[Request]], None]
+    ) -> list[Request]:
+        """Who starts, with their variants held; others were asked to give way, and variants brought and evicted.
+
+        rows: requests that may run at once; computing: whose prompt is not through; give_way: takes requests out of
+        their rows. Waits for a variant if nothing runs and nobody can start. Failures are told by `ended`.
+        """
+        started: list[Request] = []
+        while self._desk.line:
+            self._arrive()
+            plan = self._plan(rows, computing)
+            preempted = [self._requests[one.ticket.id] for one in plan.preempt]
+            if preempted:
+                give_way(preempted)
+            for request in preempted:
+                self._release(request)
+            for variant in plan.evict:
+                self._variants.evict(variant)
+            for ticket in plan.hopeless:  # which the desk has forgotten
+                request = self._requests.pop(ticket.id)
+                assert request.variant is not None
+                request.fail(self._variants.no_room(request.variant))
+                self._over.append(request)
+            came = [self._bring(variant) for variant in plan.bring]
+            started += [request for request in map(self._start, plan.admit) if request is not None]
+            if not any(came) and (self._desk.running or not self._await()):
+                break
+        return started
+
+    def _plan(self, rows: int, computing: Collection[Request]) -> Plan:
+        for name, ticket in self._desk.running.items():
+            request = self._requests[name]
+            ticket.generated, ticket.kv, ticket.pending = len(request.tokens), request.length, request in computing
+        residents = self._variants.residents
+        limits = Limits(rows, residents.slots, residents.budget_bytes, loads=residents.slots)
+        return self._desk.plan(list(self._residents()), _Bytes(self._variants), limits, self._costs, self._rules)
+
+    def _residents(self) -> Iterator[Resident]:
+        own: dict[str | None, int] = {}
+        for name in self._desk.running:
+            variant = self._requests[name].variant
+            own[variant] = own.get(variant, 0) + 1
+        for one in self._variants.residents.by_slot.values():
+            kept = one.pin or one.users > own.get(one.name, 0)
+            rank = self._desk.usage.rank(one.name)
+            asked = rank > float("-inf")  # by a request of this scheduler; of others, the last that was used
+            yield Resident(one.name, one.nbytes, one.installed, kept, rank if asked else -1 / one.used)
+
+    def _arrive(self) -> None:
+        """Take in variants that have come; whoever waits for one that could not come, or is gone, fails."""
+        for head in list(self._desk.line.firsts()):
+            if head.variant is None:
+                continue
+            for ticket in list(self._desk.line.of(head.variant)):
+                request = self._requests[ticket.id]
+                try:
+                    if request.loaded is not None:  # it may have been loaded again while the request waited
+                        request.loaded = self._variants.current(request.loaded)
+                except InputError as error:
+                    self._fail([request], error)
+                    continue
+                self._try(head.variant, partial(self._variants.ready, head.variant))
+                break
+
+    def _bring(self, variant: str) -> bool:
+        """Whether it is there already: on a CPU it is, and can be used in this step."""
+        self._try(variant, partial(self._variants.start, variant))
+        return variant in self._variants.variants and self._variants.variants[variant].installed
+
+    def _await(self) -> bool:
+        """Wait for the variant on its way that is most urgent; False if there is none."""
+        for head in list(self._desk.line.firsts()):
+            if head.variant is not None and self._variants.variants[head.variant].arriving is not None:
+                self._try(head.variant, partial(self._variants.settle, head.variant))
+                return True
+        return False
+
+    def _try(self, variant: str, doing: Callable[[], object]) -> None:
+        """What fails fails for all that wait for this variant: to read it once more for each would tell no more."""
+        try:
+            doing()
+        except (IntegrityError, InputError) as error:
+            self._fail([self._requests[one.id] for one in self._desk.line.of(variant)], error)
+
+    def _start(self, ticket: Ticket) -> Request | None:
+        request = self._requests[ticket.id]
+        if request.variant is None:
+            return request
+        try:
+            if request.loaded is not None:
+                request.loaded = self._variants.current(request.loaded)
+            request.slot = self._variants.acquire([request.variant])[request.variant]
+        except (IntegrityError, InputError) as error:
+            self._fail([request], error)
+            return None
+        request.holds = True
+        return request
+
+    def _fail(self, requests: Iterable[Request], error: DeltaCompressError) -> None:
+        for request in list(requests):
+            request.fail(error)
+            self._gone(request)
+            self._over.append(request)
+
+    def _gone(self, request: Request) -> None:
+        name = str(request.index)
+        self._release(request)
+        if self._requests.pop(name, None) is not None:
+            self._desk.end(name, now=time.monotonic(), complete=request.finished in OWN_END)
+
+    def _release(self, request: Request) -> None:
+        if request.holds and request.variant is not None:
+            self._variants.release([request.variant])
+            request.holds = False
+
+
+class _Bytes(Mapping[str, int]):
+    """Of each loaded variant, on the device."""
+
+    def __init__(self, variants: VariantCache) -> None:
+        self._variants = variants.variants
+
+    def __getitem__(self, name: str) -> int:
+        return self._variants[name].nbytes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._variants)
+
+    def __len__(self) -> int:
+        return len(self._variants)

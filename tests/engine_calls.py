@@ -1,0 +1,73 @@
+"""Calls to a long-lived engine, what it tells of them, and what each gets alone."""
+
+from __future__ import annotations
+
+import random
+
+from runtime_cases import random_ids
+
+from deltacompress.runtime import Runtime
+from deltacompress.runtime.engine.live.call import Call
+from deltacompress.runtime.engine.live.engine import Engine, EngineLimits
+from deltacompress.runtime.engine.live.events import Ended, Event, NewToken, Started
+
+NAMES = [None, "a", "b", "c"]
+
+
+class Log:
+    """What an engine tells, by call."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, list[Event]] = {}
+
+    def __call__(self, event: Event) -> None:
+        self.events.setdefault(event.id, []).append(event)
+
+    def tokens(self, call: str) -> tuple[int, ...]:
+        return tuple(one.token for one in self.events.get(call, []) if isinstance(one, NewToken))
+
+    def text(self, call: str) -> str:
+        return "".join(one.text for one in self.events[call] if isinstance(one, NewToken))
+
+    def end(self, call: str) -> Ended:
+        """The only one, and the last event; the order of the others is checked."""
+        found = self.events[call]
+        last = found[-1]
+        assert isinstance(last, Ended)
+        kinds = [type(one) for one in found[:-1]]
+        assert kinds == [Started, *[NewToken] * (len(kinds) - 1)][: len(kinds)]
+        assert last.tokens == len(self.tokens(call))
+        return last
+
+
+def engine(runtime: Runtime, **limits: int) -> tuple[Engine, Log]:
+    log = Log()
+    return runtime.engine(log, EngineLimits(**limits)), log
+
+
+def drain(running: Engine, steps: int = 10_000) -> None:
+    for _ in range(steps):
+        if not running.step():
+            return
+    raise AssertionError("it never ends")
+
+
+def calls(count: int, *, most: int = 30, new: int = 9, seed: int = 0) -> list[Call]:
+    draw = random.Random(seed)
+    return [
+        Call(str(i), draw.choice(NAMES), tuple(random_ids(draw.randint(1, most), i)), draw.randint(1, new))
+        for i in range(count)
+    ]
+
+
+def alone(runtime: Runtime, call: Call) -> tuple[tuple[int, ...], str]:
+    assert call.max_tokens is not None
+    sampling = call.sampling
+    prompt = list(call.prompt) if isinstance(call.prompt, tuple) else call.prompt
+    [done] = runtime.complete([(call.variant, prompt)], call.max_tokens, stop=call.stop, sampling=sampling)  # type: ignore[list-item]
+    return done.tokens, done.finished
+
+
+def free(runtime: Runtime) -> bool:
+    """Nobody holds a variant."""
+    return all(one.users == 0 for one in runtime.variants.values())
