@@ -71,3 +71,9 @@ def alone(runtime: Runtime, call: Call) -> tuple[tuple[int, ...], str]:
 def free(runtime: Runtime) -> bool:
     """Nobody holds a variant."""
     return all(one.users == 0 for one in runtime.variants.values())
+
+
+def counts(running: Engine) -> tuple[int, int]:
+    """Calls that wait, and that run."""
+    found = running.counts
+    return found.queued, found.running

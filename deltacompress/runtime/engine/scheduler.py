@@ -22,6 +22,7 @@ from deltacompress.runtime.engine.requests import Listener, Request
 from deltacompress.runtime.engine.sampling.choose import choose
 from deltacompress.runtime.engine.steps.decoder import ROOM, Decoder
 from deltacompress.runtime.engine.steps.graphs import GraphedStep
+from deltacompress.runtime.engine.steps.prefixes import Prefixes
 from deltacompress.runtime.engine.steps.prompts import Prompts
 from deltacompress.runtime.engine.turns import Turns
 from deltacompress.runtime.modules.model import DecoupledModel
@@ -49,15 +50,17 @@ class Scheduler:
         step_tokens: int = PROMPT_TOKENS,
         rules: Rules = OFFLINE,
         room: int = ROOM,
+        prefix_bytes: int = 0,
         cuda_graphs: bool = False,
     ) -> None:
         """step_tokens: of prompts, that a step computes; max_batch: requests that run at once; rules: who gives
-        way to whom; room: see Decoder.
+        way to whom; room: see Decoder; prefix_bytes: see Prefixes.
         """
         self.max_batch = max_batch
         self._listener = listener
         self._turns = Turns(variants, rules, step_tokens)
-        self._prompts = Prompts(model, listener, step_tokens)
+        self.prefixes = Prefixes(prefix_bytes)
+        self._prompts = Prompts(model, listener, step_tokens, self.prefixes)
         self.decoder = Decoder(model, room=room, cuda_graphs=cuda_graphs)
 
     def submit(self, request: Request) -> None:
@@ -103,6 +106,7 @@ class Scheduler:
     def close(self) -> list[Request]:
         """Let go of all requests, and of the variants of those that run; returns them."""
         self._prompts.clear()
+        self.prefixes.clear()
         self.decoder.clear()
         return self._turns.close()
 
@@ -112,6 +116,7 @@ class Scheduler:
         One that has no room even alone fails.
         """
         self._prompts.clear()
+        self.prefixes.clear()
         self.decoder.clear()
         ended = self._turns.ended()
         running = self._turns.running

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_calls import alone, calls, drain, engine, free
+from engine_calls import alone, calls, counts, drain, engine, free
 from runtime_cases import Served, load, random_ids
 from transformers import AutoTokenizer
 
@@ -18,7 +18,7 @@ from deltacompress.errors import BackendError, InputError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.call import Call
-from deltacompress.runtime.engine.live.engine import Counts, EngineLimits, QueueFullError
+from deltacompress.runtime.engine.live.engine import EngineLimits, QueueFullError
 from deltacompress.runtime.engine.live.events import NewToken, Started
 from deltacompress.runtime.engine.steps.decoder import Decoder
 
@@ -36,7 +36,7 @@ def test_calls_get_what_they_get_alone(runtime: Runtime) -> None:
         end = log.end(call.id)
         assert (log.tokens(call.id), end.finish) == alone(runtime, call)
         assert end.error is None
-    assert running.counts == Counts(0, 0)
+    assert counts(running) == (0, 0)
     assert free(runtime)
 
 
@@ -202,9 +202,9 @@ def test_what_cannot_be_served_is_told_where_it_is_submitted(runtime: Runtime) -
     running.submit(replace(good, id="second"))
     with pytest.raises(QueueFullError, match="2 calls wait already; ask again later"):
         running.submit(replace(good, id="third"))
-    assert running.counts == Counts(2, 0)
+    assert counts(running) == (2, 0)
     running.step()
-    assert running.counts == Counts(0, 2)
+    assert counts(running) == (0, 2)
     running.submit(replace(good, id="third"))
     drain(running)
     assert sorted(log.events) == ["good", "second", "third"]
@@ -233,7 +233,7 @@ def test_closing_ends_all(runtime: Runtime) -> None:
     running.close()
     assert {log.end(name).finish for name in ("a", "b", "c")} == {"cancelled"}
     assert free(runtime)
-    assert running.counts == Counts(0, 0)
+    assert counts(running) == (0, 0)
     with pytest.raises(InputError, match="the engine is closed"):
         running.submit(Call("d", "a", (5, 6)))
 
@@ -304,9 +304,9 @@ def test_after_trouble_more_run_again(runtime: Runtime, monkeypatch: pytest.Monk
     for name in range(4):
         running.submit(Call(str(name), None, (5, 6), 40))
     running.step()
-    assert running.counts == Counts(0, 4)
+    assert counts(running) == (0, 4)
     running.step()
-    assert running.counts == Counts(4, 0)
+    assert counts(running) == (4, 0)
     found = []
     for _ in range(12):
         running.step()

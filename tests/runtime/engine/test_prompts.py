@@ -14,6 +14,7 @@ from runtime_cases import Served, oracle_tokens, random_ids
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.requests import Request, Told
+from deltacompress.runtime.engine.steps.prefixes import Prefixes
 from deltacompress.runtime.engine.steps.prompts import Group, Prompts
 from deltacompress.runtime.engine.text import TextStream
 
@@ -29,7 +30,7 @@ def request(index: int, length: int, slot: int = 0) -> Request:
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6), step_tokens=st.integers(1, 50))
 def test_pieces_are_the_whole(runtime: Runtime, lengths: list[int], step_tokens: int) -> None:
     made = [request(i, length) for i, length in enumerate(lengths)]
-    prompts = Prompts(runtime.model, Told(None), step_tokens)
+    prompts = Prompts(runtime.model, Told(None), step_tokens, Prefixes(0))
     prompts.add(made)
     sizes: list[int] = []
     serving = runtime.model.model.forward
@@ -51,7 +52,7 @@ def test_pieces_are_the_whole(runtime: Runtime, lengths: list[int], step_tokens:
         assert one.tokens == [int(logits[-1].argmax())]
     for group in through:
         for row, one in enumerate(group.requests):
-            alone = Prompts(runtime.model, Told(None), 8192)
+            alone = Prompts(runtime.model, Told(None), 8192, Prefixes(0))
             again = request(one.index, len(one.ids))
             alone.add([again])
             with torch.inference_mode():
@@ -90,7 +91,7 @@ def _generation() -> Any:
 
 
 def test_those_that_ended_or_gave_way_are_left_out(runtime: Runtime) -> None:
-    prompts = Prompts(runtime.model, Told(None), 12)
+    prompts = Prompts(runtime.model, Told(None), 12, Prefixes(0))
     made = [request(i, 4) for i in range(6)]
     prompts.add(made)
     made[1].finished = "cancelled"

@@ -32,29 +32,42 @@ GROWS_AFTER = 64
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """max_batch: calls that run at once; max_queue: that wait; step_tokens: of prompts, that one step computes."""
+    """max_batch: calls that run at once; max_queue: that wait; step_tokens: of prompts, that one step computes.
+
+    prefix_bytes: device memory for prompts that others may begin with, 0 for none.
+    """
 
     max_batch: int = 64
     max_queue: int = 1024
     step_tokens: int = 512
+    prefix_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_queue", "step_tokens"):
             if (value := getattr(self, name)) < 1:
                 raise InputError("at least 1", where=f"{name} {value}")
+        if self.prefix_bytes < 0:
+            raise InputError("give bytes, 0 for none", where=f"prefix_bytes {self.prefix_bytes}")
 
     @property
     def of_scheduler(self) -> dict[str, Any]:
         """As Scheduler takes them; those that skipped the line give way."""
-        return {"max_batch": self.max_batch, "step_tokens": self.step_tokens, "rules": Rules()}
+        return {
+            "max_batch": self.max_batch,
+            "step_tokens": self.step_tokens,
+            "prefix_bytes": self.prefix_bytes,
+            "rules": Rules(),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Calls that wait, and calls that run."""
+    """Calls that wait, and calls that run; tokens of prompts so far, and those that were known from others' prompts."""
 
     queued: int
     running: int
+    prompt_tokens: int = 0
+    known_tokens: int = 0
 
 
 class QueueFullError(DeltaCompressError):
@@ -139,7 +152,8 @@ class Engine:
     def counts(self) -> Counts:
         """How many wait and run."""
         with self._changed:
-            return Counts(self._queued, self._scheduler.running)
+            known = self._scheduler.prefixes
+            return Counts(self._queued, self._scheduler.running, known.asked, known.found)
 
     @property
     def _queued(self) -> int:

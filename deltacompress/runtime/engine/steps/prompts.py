@@ -16,6 +16,7 @@ from transformers import DynamicCache
 from deltacompress.runtime.batch import Batch, to_device
 from deltacompress.runtime.engine.requests import Listener, Request
 from deltacompress.runtime.engine.sampling.choose import Wanted, choose, score
+from deltacompress.runtime.engine.steps.prefixes import Prefixes
 from deltacompress.runtime.modules.model import DecoupledModel
 
 
@@ -43,9 +44,10 @@ class Group:
 class Prompts:
     """Those of requests that hold their variant and have no row yet, in the order in which they came."""
 
-    def __init__(self, model: DecoupledModel, listener: Listener, step_tokens: int) -> None:
+    def __init__(self, model: DecoupledModel, listener: Listener, step_tokens: int, prefixes: Prefixes) -> None:
         """step_tokens: padding included, that one step computes of prompts."""
         self._model, self._listener, self._step_tokens = model, listener, step_tokens
+        self._prefixes = prefixes
         self._groups: deque[Group] = deque()
 
     @property
@@ -57,12 +59,24 @@ class Prompts:
         """Put requests at the end."""
         together: list[Request] = []
         for request in sorted(requests, key=lambda one: one.length):
+            if self._begun(request):
+                continue
             if together and request.length * (len(together) + 1) > self._step_tokens:
                 self._groups.append(Group(together))
                 together = []
             together.append(request)
         if together:
             self._groups.append(Group(together))
+
+    def _begun(self, request: Request) -> bool:
+        """Whether the beginning of its prompt is known: then it goes on from there, by itself."""
+        group = Group([request])
+        if group.scored[0]:
+            return False  # of whose tokens all are wanted
+        group.cache, group.done = self._prefixes.find(request, group.ids[0])
+        if group.done:
+            self._groups.append(group)
+        return group.done > 0
 
     def clear(self) -> None:
         """Forget all of them."""
@@ -99,6 +113,8 @@ class Prompts:
             left -= rows * columns
             if group.done == group.columns:
                 through.append(self._groups.popleft())
+                for row, request in enumerate(group.requests):
+                    self._prefixes.keep(request, group.ids[row], group.cache, row)
         return through
 
     def _forward(self, group: Group, columns: int) -> None:
