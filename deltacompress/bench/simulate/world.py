@@ -10,7 +10,8 @@ from deltacompress.bench.simulate.times import Times
 from deltacompress.bench.traffic.arrivals import Arrival
 from deltacompress.runtime.engine.policy.desk import Desk
 from deltacompress.runtime.engine.policy.eviction import Eviction
-from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules, Ticket
+from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules
+from deltacompress.runtime.engine.policy.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from deltacompress.errors import DeltaCompressError, InputError, IntegrityError
 from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.engine.generation_config import Finish
 from deltacompress.runtime.engine.policy.desk import Desk
-from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules, Ticket
+from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules
+from deltacompress.runtime.engine.policy.ticket import Ticket
 from deltacompress.runtime.engine.requests import Request
 
 OWN_END = ("eos", "stop", "length", "context")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from deltacompress.runtime.engine.policy.state import Plan, Resident, Rules, State, Ticket
+from deltacompress.runtime.engine.policy.state import Plan, Resident, Rules, State
+from deltacompress.runtime.engine.policy.ticket import Ticket
 
 
 def check_plan(state: State, line: Sequence[Ticket], running: Sequence[Ticket], plan: Plan) -> None:

@@ -11,7 +11,8 @@ from random import Random
 from runtime.engine_policy.rules import check_plan, met
 
 from deltacompress.runtime.engine.policy.desk import Desk
-from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules, Skipping, State, Ticket
+from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules, Skipping, State
+from deltacompress.runtime.engine.policy.ticket import Ticket
 
 CHUNK = 3  # tokens of a prompt in a step
 MOST_TOKENS = MOST_PROMPT = 6

@@ -13,7 +13,8 @@ from deltacompress.runtime.engine.policy.eviction import Usage
 from deltacompress.runtime.engine.policy.lengths import Lengths
 from deltacompress.runtime.engine.policy.line import Line
 from deltacompress.runtime.engine.policy.rates import Rates
-from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules, Ticket
+from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules
+from deltacompress.runtime.engine.policy.ticket import Ticket
 
 COSTS = Costs(1.0, 0.1, 1.0)
 

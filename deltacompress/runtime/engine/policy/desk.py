@@ -12,7 +12,8 @@ from deltacompress.runtime.engine.policy.eviction import Eviction, Usage
 from deltacompress.runtime.engine.policy.lengths import Lengths
 from deltacompress.runtime.engine.policy.line import Line
 from deltacompress.runtime.engine.policy.policy import decide
-from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules, State, Ticket
+from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules, State
+from deltacompress.runtime.engine.policy.ticket import Ticket
 
 BATCH_DELAY_S = 30.0
 """Seconds for which later interactive requests still pass a batch one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
-from deltacompress.runtime.engine.policy.state import Place, Ticket
+from deltacompress.runtime.engine.policy.ticket import Place, Ticket
 
 
 class Line:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heapreplace
 
-from deltacompress.runtime.engine.policy.state import NEVER, Place, Ticket
+from deltacompress.runtime.engine.policy.ticket import NEVER, Place, Ticket
 from deltacompress.runtime.engine.policy.working import Working
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from deltacompress.runtime.engine.policy.state import Resident, Ticket
+from deltacompress.runtime.engine.policy.state import Resident
+from deltacompress.runtime.engine.policy.ticket import Ticket
 from deltacompress.runtime.engine.policy.working import Working
 
 

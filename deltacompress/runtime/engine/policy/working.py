@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from deltacompress.runtime.engine.policy.state import NEVER, Place, Preemption, State, Ticket
+from deltacompress.runtime.engine.policy.state import Preemption, State
+from deltacompress.runtime.engine.policy.ticket import NEVER, Place, Ticket
 
 
 class Working:
