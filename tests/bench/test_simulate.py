@@ -87,36 +87,58 @@ class TestWorld:
         assert waits["preempt"] + 0.2 < waits["drain"] < 0.5 + 23 * 0.02
         assert waits["free"] > 5.0
 
-    def test_preemption_takes_its_time(self) -> None:
-        """A token's KV is 1 MB at 1 GB/s: to swap one takes 2 ms, to compute it again 1."""
-        hot = [(Arrival(0.05 * number, 1, 20 if number < 2 else 40), "a") for number in range(20)]
-        asked = sorted([*hot, (Arrival(0.06, 1, 5), "b")], key=lambda one: one[0].at_s)
-        again = served(asked)
-        assert again.counts["recomputed"] == again.counts["preempted"] > 0
-        fast = served(asked, replace(SETTING, times=replace(TIMES, swap_gb_s=4.0)))
-        assert fast.counts["preempted"] > 0 == fast.counts["recomputed"]
+    @pytest.mark.parametrize(
+        ("swap_gb_s", "ends", "recomputed"),
+        [
+            (1.0, [0.586, 0.624], 1),  # a token's KV is 1 MB: there and back 2 ms, to compute it again 1
+            (4.0, [0.58925, 0.6085], 0),
+        ],
+    )
+    def test_preemption_takes_its_time(self, swap_gb_s: float, ends: list[float], recomputed: int) -> None:
+        """Two requests outgrow the KV: at 0.570 they have 14 and 13 of 26 tokens, so the second gives its row.
+
+        Prompts of 10 take a step each: 26 ms, and 27 beside a row; 17 with two rows; 16 for the first alone. Then the
+        second computes 12 tokens again, in pieces of 10: 20 ms and 18; or 13 tokens are copied in each step, 3.25 ms.
+        """
+        times = replace(TIMES, swap_gb_s=swap_gb_s, kv_tokens=26)
+        world = served([(Arrival(0.0, 10, 4), "a"), (Arrival(0.0, 10, 3), "a")], replace(SETTING, times=times, rows=2))
+        courses = [*world.courses.values()]
+        assert [one.first_token_s for one in courses] == pytest.approx([0.526, 0.553])
+        assert [one.end_s for one in courses] == pytest.approx(ends)
+        assert [one.preempted for one in courses] == [0, 1]
+        counted = (world.counts["out_of_kv"], world.counts["preempted"], world.counts["recomputed"])
+        assert counted == (1, 0, recomputed)
+
+    def test_prompts_share_the_tokens_of_a_step(self) -> None:
+        """Two of 6: the first 6 and 4 of the other give 26 ms; its last 2 beside a row 19."""
+        world = served([(Arrival(0.0, 6, 2), "a"), (Arrival(0.0, 6, 1), "a")])
+        assert [one.first_token_s for one in world.courses.values()] == pytest.approx([0.526, 0.545])
 
 
 def test_the_figures() -> None:
     courses = [
         Course(Arrival(1.0, 5, 11), "a", hit=True, first_token_s=1.5, end_s=2.5),  # 0.5 s, 100 ms a token
-        Course(Arrival(2.0, 5, 11), "a", first_token_s=3.0, end_s=4.5),  # 1.0 s, 150 ms
+        Course(Arrival(2.0, 5, 11), "a", first_token_s=3.0, end_s=4.05),  # 1.0 s, 105 ms
         Course(Arrival(3.0, 5, 1), "b", first_token_s=4.5, end_s=4.5),  # 1.5 s, of which there are no others
         Course(Arrival(4.0, 5, 1), "b", hit=True, first_token_s=5.0, end_s=5.0),
     ]
     found = figures(courses, Slo(1.0, 100.0))
-    assert found == {
-        "requests_s": 1.0,
-        "tokens_s": 6.0,
-        "ttft_mean": 1.0,
-        "ttft_p50": 1.0,
-        "ttft_p99": 1.5,
-        "e2e_mean": 1.625,
-        "e2e_p50": 1.5,
-        "e2e_p99": 2.5,
-        "attained": 0.5,
-        "hits": 0.5,
-    }
+    assert found == pytest.approx(
+        {
+            "requests_s": 1.0,
+            "tokens_s": 6.0,
+            "ttft_mean": 1.0,
+            "ttft_p50": 1.0,
+            "ttft_p99": 1.5,
+            "e2e_mean": 1.5125,
+            "e2e_p50": 1.5,
+            "e2e_p99": 2.05,
+            "attained": 0.5,
+            "hits": 0.5,
+        }
+    )
+    many = [Course(Arrival(0.0, 1, 1), "a", first_token_s=number, end_s=number) for number in range(1, 201)]
+    assert (figures(many, Slo())["ttft_p50"], figures(many, Slo())["ttft_p99"]) == (101, 199)
 
 
 @pytest.mark.parametrize(
