@@ -48,15 +48,16 @@ def test_greedy_takes_the_largest_of_the_own_vocabulary() -> None:
     assert all(one.logprob is None and one.top == () for one in found)
 
 
-def test_penalties() -> None:
+@pytest.mark.parametrize("penalty", [1.3, 0.5])
+def test_penalties(penalty: float) -> None:
     given = logits(1)[0].double()
     tokens, ids = [5, 5, 7, 9, 5], [1, 9, 11]
     one = request(
-        ids=ids, tokens=tokens, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=-0.2, min_tokens=5
+        ids=ids, tokens=tokens, repetition_penalty=penalty, presence_penalty=0.4, frequency_penalty=-0.2, min_tokens=5
     )
     wanted = given.clone()
     for token in {*ids, *tokens}:
-        wanted[token] = given[token] / 1.3 if given[token] > 0 else given[token] * 1.3
+        wanted[token] = given[token] / penalty if given[token] > 0 else given[token] * penalty
     for token, times in Counter(tokens).items():
         wanted[token] -= 0.4 - 0.2 * times
     torch.testing.assert_close(adjusted(given, one).double(), wanted, rtol=1e-6, atol=1e-6)
@@ -108,6 +109,17 @@ def test_top_p_of_what_top_k_left() -> None:
     given = torch.tensor([[3.0, 2.9, 2.8, 2.7]])
     assert kept(drawable(given, [Sampling(1.0, 0.6, top_k=2)])[0]) == {0, 1}  # .525 of the two, not .28 of all
     assert kept(drawable(given, [Sampling(1.0, 0.5, top_k=2)])[0]) == {0}
+
+
+def test_a_repetition_penalty_alone() -> None:
+    given = torch.zeros(1, SIZE)
+    given[0, 9], given[0, 7] = 1.0, 1.5
+    assert choose(given, [request(ids=[9], repetition_penalty=0.5)])[0].token == 9
+    assert choose(given, [request(ids=[7], repetition_penalty=2.0)])[0].token == 9
+
+
+def test_top_p_is_full_with_the_token_that_reaches_it() -> None:
+    assert len(kept(drawable(torch.zeros(1, 4), [Sampling(1.0, 0.5)])[0])) == 2
 
 
 def test_min_p_is_a_share_of_the_likeliest() -> None:
