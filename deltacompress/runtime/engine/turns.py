@@ -98,7 +98,7 @@ class Turns:
         started: list[Request] = []
         while self._desk.line:
             self._arrive()
-            plan = self._plan(rows, computing)
+            plan = self._plan(rows, {*computing, *started})
             preempted = [self._requests[one.ticket.id] for one in plan.preempt]
             if preempted:
                 give_way(preempted)
