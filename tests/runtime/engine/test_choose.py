@@ -192,3 +192,15 @@ def test_scores_of_given_tokens() -> None:
     )
     assert [len(one.top) for one in found] == [0, 2, SIZE]
     assert found[1].top[0][0] == int(wanted[1].argmax())
+
+
+@pytest.mark.parametrize(("wishes", "finish"), [({}, "eos"), ({"ignore_eos": True}, None)])
+def test_an_end_token_that_is_to_be_ignored(wishes: dict[str, Any], finish: str | None) -> None:
+    one = request(**wishes)
+    one.take(3)
+    assert one.finished == finish
+    for _ in range(7):
+        one.take(3)
+    assert one.finished == finish
+    one.take(3)
+    assert one.finished == (finish or "length")
