@@ -84,14 +84,9 @@ class Scheduler:
         self._turns.end(request, finish)
 
     @property
-    def waiting(self) -> int:
-        """Requests in the queue."""
-        return self._turns.waiting
-
-    @property
-    def running(self) -> int:
-        """Requests that hold their variant."""
-        return len(self._turns.running)
+    def counts(self) -> tuple[int, int]:
+        """Requests that wait, and that hold their variant; any thread may ask."""
+        return self._turns.counts
 
     @property
     def busy(self) -> bool:

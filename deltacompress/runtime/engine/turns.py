@@ -34,9 +34,9 @@ class Turns:
         self._over: list[Request] = []  # that were ended before they ran, or as they were to
 
     @property
-    def waiting(self) -> int:
-        """Requests in line."""
-        return len(self._desk.line)
+    def counts(self) -> tuple[int, int]:
+        """Requests in line, and that run; any thread may ask."""
+        return len(self._desk.line), len(self._desk.running)
 
     @property
     def running(self) -> list[Request]:

@@ -153,11 +153,11 @@ class Engine:
         """How many wait and run."""
         with self._changed:
             known = self._scheduler.prefixes
-            return Counts(self._queued, self._scheduler.running, known.asked, known.found)
+            return Counts(self._queued, self._scheduler.counts[1], known.asked, known.found)
 
     @property
     def _queued(self) -> int:
-        return len(self._inbox) + self._scheduler.waiting
+        return len(self._inbox) + self._scheduler.counts[0]
 
     # --- for the thread that steps -----------------------------------------------------------------------------------
 
@@ -168,7 +168,8 @@ class Engine:
             return False
         with self._lock:
             try:
-                with self._memory(f"{self._scheduler.running} calls, {self._scheduler.waiting} waiting"):
+                waiting, running = self._scheduler.counts
+                with self._memory(f"{running} calls, {waiting} waiting"):
                     ended = self._scheduler.step()
             except BackendError as error:
                 ended = self._scheduler.retreat(error)
