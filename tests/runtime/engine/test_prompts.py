@@ -105,3 +105,18 @@ def test_those_that_ended_or_gave_way_are_left_out(runtime: Runtime) -> None:
     assert found == [0, 3, 5]
     assert rows == [1, 2]
     assert prompts.step() == []
+
+
+def test_scores_of_a_prompt_that_is_begun_anew(runtime: Runtime) -> None:
+    """Those of the pieces that were given up are not told twice."""
+    prompts, made = Prompts(runtime.model, Told(None), 4, Prefixes(0)), request(0, 11)
+    made.sampling = Sampling(prompt_logprobs=0)
+    prompts.add([made])
+    with torch.inference_mode():
+        assert prompts.step() == []
+        assert len(made.prompt_scores) == 4
+        prompts.drop({made})
+        prompts.add([made])
+        while not prompts.step():
+            pass
+    assert [one.token for one in made.prompt_scores] == made.ids[1:]
