@@ -187,3 +187,17 @@ def test_rules_are_the_engines(runtime: Runtime) -> None:
     engine(runtime)
     inner(Told(None), max_batch=1)
     assert [one._turns._rules.skipping for one in made] == ["free", Rules().skipping] == ["free", "preempt"]
+
+
+def test_only_answers_that_came_to_their_own_end_tell_how_long_they_are(runtime: Runtime) -> None:
+    running, _ = engine(runtime)
+    lengths = running._scheduler._turns._desk.lengths
+    assert lengths.expected("a", 50) == 50
+    running.submit(Call("whole", "a", (5, 6), 7, LONG))
+    drain(running)
+    assert lengths.expected("a", 50) == 7
+    running.submit(Call("cut", "a", (5, 6), 40, LONG))
+    running.step()
+    running.cancel("cut")
+    drain(running)
+    assert lengths.expected("a", 50) == 7
