@@ -16,11 +16,12 @@ from evaluation.test_vocabulary import Notes
 
 from deltacompress.adapters.adapter import digest_in
 from deltacompress.cli.main import main
-from deltacompress.errors import InputError, IntegrityError, OutputError, PairError
+from deltacompress.errors import CheckpointError, InputError, IntegrityError, OutputError, PairError
 from deltacompress.evaluation import Gate, evaluate, read_report
 from deltacompress.evaluation.report.data import Report
 from deltacompress.evaluation.report.html import page
 from deltacompress.evaluation.report.markdown import markdown
+from deltacompress.evaluation.subjects import open_subjects
 from deltacompress.evaluation.zoo import attach_report
 from deltacompress.zoo import Zoo
 
@@ -229,10 +230,51 @@ def test_wrong_adapters_are_told_before_anything_answers(
     own = ["--tasks", "colours", "--task-dir", str(task_dir), "--out", str(tmp_path / "out"), "--quiet"]
     assert main(["eval", f"bot={measured.adapters['lora']}", "--base", str(other.base), *own]) == 3
     assert capsys.readouterr().err.count("\n") == 1
-    broken = shutil.copytree(measured.adapters["lora"], tmp_path / "broken")
-    peft_models.change(broken, lambda tensors: {name: one * float("inf") for name, one in tensors.items()})
-    assert main(["eval", f"bot={broken}", "--base", str(pair.base), *own]) == 2
-    assert "holds NaN or an infinity" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_values_that_cannot_be_are_told_before_a_model_is_loaded(
+    measured: Measured, pair: Pair, task_dir: Path, tmp_path: Path, capsys: Any, value: float
+) -> None:
+    """One number of one tensor, by who opens what takes part, not by the runtime that would serve it."""
+    broken = shutil.copytree(measured.adapters["boft"], tmp_path / "broken")
+
+    def edit(tensors: dict[str, Any]) -> dict[str, Any]:
+        tensors[max(tensors)].view(-1)[-1] = value
+        return tensors
+
+    peft_models.change(broken, edit)
+    none: dict[str, Path] = {}
+    with pytest.raises(CheckpointError, match="holds NaN or an infinity"):
+        open_subjects({"bot": broken}, base=pair.base, finetuned=None, others=none, stored_as=none, with_base=True)
+    own = ["--base", str(pair.base), "--tasks", "colours", "--task-dir", str(task_dir), "--out", str(tmp_path / "out")]
+    assert main(["eval", f"bot={broken}", *own]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert f"{broken / 'adapter_model.safetensors'}: tensor base_model" in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_entry_is_one_line(
+    measured: Measured, pair: Pair, task_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("DELTACOMPRESS_CACHE", str(tmp_path / "cache"))
+    zoo = Zoo.init(tmp_path / "zoo")
+    zoo.add(pair.base, "team/base")
+    zoo.add(measured.adapters["lora"], "team/bot", base="team/base")
+    digest = zoo.show("team/bot")[1].files()["adapter_model.safetensors"][0].digest
+    (blob,) = [path for path in (tmp_path / "zoo").rglob(f"*{digest[2:]}*") if path.is_file()]
+    blob.chmod(0o600)
+    data = bytearray(blob.read_bytes())
+    data[-1] ^= 1
+    blob.write_bytes(data)
+    own = ["--base", str(pair.base), "--tasks", "colours", "--task-dir", str(task_dir), "--out", str(tmp_path / "out")]
+    for more in ([], ["--attach"]):
+        assert main(["eval", "bot=team/bot", *own, "--zoo", str(tmp_path / "zoo"), *more]) == 3
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1, told
+        assert "adapter_model.safetensors of team/bot@1) is damaged; repair it" in told
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_adapter_is_of_version_2() -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from evaluation.reports import report
+from evaluation.reports import report, subject
 from jsonschema import Draft202012Validator
 
 from deltacompress.errors import ChecksumError, FormatError, InputError, SchemaVersionError
@@ -42,6 +42,24 @@ def test_an_edited_report_is_refused(written: Path) -> None:
     written.write_text(json.dumps(data))
     with pytest.raises(ChecksumError, match="edited, or damaged"):
         read_report(written)
+
+
+def test_both_versions_are_read(tmp_path: Path) -> None:
+    """Version 1 is what programs wrote, and write, that measured no adapter; version 2 what they write of one."""
+    path = tmp_path / "report.json"
+    old = report(schema_version=1)
+    old.write(path)
+    assert json.loads(path.read_text())["schema_version"] == 1
+    assert read_report(path) == old
+    one = subject("bot", "adapter", identity="f" * 64, recipe="lora-r4", ratio=20.0)
+    new = report(schema_version=2, subjects=[*old.model_dump()["subjects"], one])
+    new.write(path)
+    assert json.loads(path.read_text())["schema_version"] == 2
+    assert read_report(path) == new
+    assert [delta.label for delta in read_report(path).deltas] == ["int2", "bot"]
+    _resigned(path, schema_version=1)
+    with pytest.raises(FormatError, match="an adapter in a report of version 1"):
+        read_report(path)
 
 
 def _resigned(path: Path, **changes: object) -> None:

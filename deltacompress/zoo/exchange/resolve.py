@@ -30,6 +30,8 @@ from deltacompress.zoo.zoo import Zoo
 
 ENVIRONMENT = "DELTACOMPRESS_ZOO"
 CACHE = "DELTACOMPRESS_CACHE"
+_QUICK = 1 << 30
+"""Bytes that are pulled in seconds. That is not told, so that a damaged entry is one line of a log."""
 
 
 def open_zoo(zoo: str | os.PathLike[str] | None = None) -> Zoo:
@@ -118,7 +120,8 @@ def pulled(zoo: Zoo, name: str, *, reporter: Reporter = SILENT) -> Path:
                 return target
             reporter.note(f"{target}: not what it should be; pulling {found} again")
             _remove(target)
-        zoo.pull(str(found), target, reporter=reporter)
+        size = sum(layer.size for layer in entry.layers)
+        zoo.pull(str(found), target, reporter=reporter if size > _QUICK else SILENT)
     return target
 
 
