@@ -64,6 +64,11 @@ def digest_of(config: str, weights: str) -> str:
     return canonical_digest(sorted([[ADAPTER_CONFIG, config], [ADAPTER_WEIGHTS, weights]]))
 
 
+def adapter_identity(digest: str, over: str | None) -> str:
+    """Names an adapter, and what it goes over: its own digest, or one of both. over: manifest digest of the delta."""
+    return digest if over is None else canonical_digest([digest, over])
+
+
 def open_adapter(
     directory: Path, base_shapes: Mapping[str, Shape], *, base_name: str = "", attested: bool = False
 ) -> Adapter:

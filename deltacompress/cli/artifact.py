@@ -10,9 +10,10 @@ import typer
 from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.models import model
+from deltacompress.cli.named import OverOne
 from deltacompress.cli.options import ArtifactArgument, BaseOption, ReplaceCheckpoint
 from deltacompress.cli.zoo_options import ZooOption
-from deltacompress.errors import InputError, switch
+from deltacompress.errors import InputError, option, switch
 
 _SPARE = ("damp_fraction", "kept", "status", "shape", "kind")
 """Columns that a narrow screen is spared."""
@@ -54,11 +55,13 @@ def verify(
             help="Also check that the delta was made from this base, or that the adapter fits it.",
         ),
     ] = None,
+    over: OverOne = None,
     zoo: ZooOption = None,
 ) -> None:
     """Check every byte of an artifact against its recorded hashes; exit code 3 if one is wrong.
 
-    The directory of a PEFT adapter records none: what its tensors hold is checked, and with --base, that it fits there.
+    The directory of a PEFT adapter records none: what its tensors hold is checked, and with --base, that it fits there,
+    or with --over, that it fits the fine-tuned model which that delta is.
     """
     from deltacompress.artifact.delta import verify as verify_artifact
     from deltacompress.cli import render
@@ -66,10 +69,14 @@ def verify(
     if base is not None:
         early.checkpoints(base)
     with console.progress() as reporter:
+        below = None if over is None else early.artifact(over, zoo, base=base, reporter=reporter)
         place = early.place(artifact, zoo, base=base, reporter=reporter)
         if early.holds_adapter(place):
-            _verify_adapter(console, place, base, entry=None if Path(artifact).is_dir() else artifact)
+            _verify_adapter(console, place, base, below, entry=None if Path(artifact).is_dir() else artifact)
             return
+        if below is not None:
+            told = "no adapter, and nothing else goes over a delta"
+            raise InputError(told, where=place, way_out=f"leave out {option('over')}")
         verify_artifact(early.artifact(str(place), None, base=base), base=base, reporter=reporter)
     data = {"artifact": artifact, "base": None if base is None else str(base), "verified": True}
     console.result(data, lambda: render.summary("verified", data))
@@ -88,23 +95,31 @@ def _inspect_adapter(console: Console, place: Path, *, entropy: bool) -> None:
     console.result(data, lambda: render.summary_and_rows(str(place), data, table="changes"))
 
 
-def _verify_adapter(console: Console, place: Path, base: Path | None, *, entry: str | None) -> None:
-    """Its names and values, and with a base its shapes; the bytes of an entry were compared when it was pulled."""
+def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path | None, *, entry: str | None) -> None:
+    """Its names and values, and with a base, or a delta that it goes over, its shapes; the bytes of an entry were
+    compared when it was pulled.
+    """
     from deltacompress.adapters.adapter import read_adapter
     from deltacompress.adapters.summary import summarize
     from deltacompress.adapters.values import check_finite, check_values
     from deltacompress.cli import render
 
     told = summarize(place)
-    if base is None:
+    if over is not None and base is not None:
+        from deltacompress.artifact.delta import load_delta
+        from deltacompress.checkpoints.reader import Checkpoint
+
+        load_delta(over).check_base(Checkpoint.open(base))
+    if base is None and over is None:
         _, _, weights, tensors = read_adapter(place)
         check_finite(weights, tensors.values())
     else:
-        check_values(early.adapter(place, base))
-    shapes = "config, names and values" if base is None else "config, names, shapes and values"
+        check_values(early.adapter(place, base, over))
+    shapes = "config, names and values" if base is None and over is None else "config, names, shapes and values"
     if entry is None:
         console.note(f"a PEFT adapter's directory has no recorded hashes: its {shapes} were checked")
     data = {"adapter": str(place), "base": None if base is None else str(base), "kind": told["kind"]}
+    data |= {} if over is None else {"over": str(over)}
     data |= {"modules": told["modules"], "digest": told["digest"], "verified": True}
     data["compared_with"] = None if entry is None else f"the digests of {entry}"
     console.result(data, lambda: render.summary("verified", data))

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from deltacompress.devices import check_driver
+from deltacompress.errors import InputError, option
 from deltacompress.files.output import check_can_hold
-from deltacompress.files.places import check_folder, check_place
+from deltacompress.files.places import MANIFEST, check_folder, check_place
 from deltacompress.reporter import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -83,21 +84,27 @@ def artifact(spec: str, zoo: str | None, *, base: Path | None = None, reporter: 
     return found
 
 
-def served(spec: str, zoo: str | None, *, base: Path, reporter: Reporter = SILENT) -> Path:
-    """As `artifact`, or the directory of a PEFT adapter; base: what serves it.
+def served(spec: str, zoo: str | None, *, base: Path, over: Path | None = None, reporter: Reporter = SILENT) -> Path:
+    """As `artifact`, or the directory of a PEFT adapter; base: what serves it; over: the delta that the adapter goes
+    over.
 
     Raises:
         CheckpointError, BaseMismatchError: as adapters.open_adapter.
+        InputError: something else than an adapter is to go over a delta.
         InputError, IntegrityError, ZooError: as `artifact`.
     """
     from deltacompress.checkpoints.reader import Checkpoint
 
     Checkpoint.open(base)  # told first
     found = place(spec, zoo, base=base, reporter=reporter)
-    if not holds_adapter(found):
-        return artifact(str(found), None, base=base)
-    adapter(found, base)
-    return found
+    if holds_adapter(found):
+        adapter(found, base, over)
+        return found
+    if over is not None and (found / MANIFEST).exists():
+        raise InputError(
+            "no adapter, and nothing else goes over a delta", where=found, way_out=f"leave out {option('over')}"
+        )
+    return artifact(str(found), None, base=base)
 
 
 def holds_adapter(directory: Path) -> bool:
@@ -107,11 +114,23 @@ def holds_adapter(directory: Path) -> bool:
     return is_adapter(directory)
 
 
-def adapter(directory: Path, base: Path) -> Adapter:
-    """The adapter in a directory, held against its base; raises as adapters.open_adapter."""
+def adapter(directory: Path, base: Path | None, over: Path | None = None) -> Adapter:
+    """The adapter in a directory, held against its base, or the delta that it goes over: one is given.
+
+    Raises:
+        CheckpointError, BaseMismatchError: as adapters.open_adapter.
+        InputError, IntegrityError: as artifact.load_delta.
+    """
     from deltacompress.adapters.adapter import open_adapter
+
+    if over is not None:
+        from deltacompress.artifact.delta import load_delta
+
+        below = load_delta(over).tensors
+        return open_adapter(directory, {name: one.shape for name, one in below.items()}, base_name=str(over))
     from deltacompress.checkpoints.reader import Checkpoint
 
+    assert base is not None
     checkpoint = Checkpoint.open(base)
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     return open_adapter(directory, shapes, base_name=str(checkpoint.path))
@@ -252,7 +271,7 @@ def sampling(max_new_tokens: int, stop: Sequence[str], temperature: float, top_p
     GenerationConfig.checked(max_new_tokens, stop, Sampling(temperature, top_p, seed), None, streams=False)
 
 
-def measured(found: Mapping[str, Path], base: Path) -> None:
-    """Artifacts and adapters that are measured beside `base`, by label; raises as `served`."""
-    for place in found.values():
-        served(str(place), None, base=base)
+def measured(found: Mapping[str, Path], base: Path, over: Mapping[str, Path]) -> None:
+    """Artifacts and adapters that are measured beside `base`, by label, and what they go over; raises as `served`."""
+    for label, place in found.items():
+        served(str(place), None, base=base, over=over.get(label))

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from deltacompress.cli import early
+from deltacompress.cli import early, named
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.models import model
+from deltacompress.cli.named import Checkpoints, Over
 from deltacompress.cli.options import BatchSize, EvalBackend, EvalDevice, Limit, MakeAnew, TaskDir, Tasks
 from deltacompress.cli.zoo_options import ZooOption
 from deltacompress.devices import check_driver
-from deltacompress.errors import InputError
+from deltacompress.errors import InputError, option, switch
 
 if TYPE_CHECKING:
     from deltacompress.evaluation.report.data import Report
     from deltacompress.reporter import Reporter
 
-_Checkpoints = tuple[Path | None, dict[str, Path], bool]
-"""The fine-tuned model, other checkpoints, whether the base too."""
 Artifacts = Annotated[
     list[str],
     typer.Argument(
@@ -59,6 +58,7 @@ def evaluate(
     tasks: Tasks,
     out: Out,
     task_dir: TaskDir = None,
+    over: Over = None,
     against: Against = None,
     zoo: ZooOption = None,
     attach: Attach = False,
@@ -76,16 +76,19 @@ def evaluate(
     force: MakeAnew = False,
 ) -> None:
     """Measure what deltas keep of their fine-tuned model, and adapters; run again to go on after an interruption."""
-    checkpoints = _against(against or [])
-    given = _labelled(artifacts)
+    checkpoints = named.against(against or [])
+    given = named.labelled(artifacts)
+    under = _under(over or [], given, attach=attach)
     early.tasks(tasks, task_dir, few_shot=few_shot, limit=limit)
     _check(base, checkpoints, out, policy=policy, device=device, calibration=calibration)
     entries = _pinned(given, zoo) if attach else {}
     with console.progress() as reporter:
-        found = _places(entries or given, checkpoints, zoo, base, reporter)
+        below = {label: early.artifact(one, zoo, base=base, reporter=reporter) for label, one in under.items()}
+        found = _places(entries or given, checkpoints, zoo, base, below, reporter)
         report = _measure(
             found,
             checkpoints,
+            over=below,
             base=base,
             tasks=[name for name in tasks.split(",") if name],
             out=out,
@@ -109,7 +112,7 @@ def evaluate(
 
 
 def _check(
-    base: Path, checkpoints: _Checkpoints, out: Path, *, policy: str, device: str, calibration: Path | None
+    base: Path, checkpoints: Checkpoints, out: Path, *, policy: str, device: str, calibration: Path | None
 ) -> None:
     """What can be told to be wrong before anything is opened."""
     if policy != "none":
@@ -122,6 +125,15 @@ def _check(
     early.checkpoints(base, *((finetuned,) if finetuned else ()), *others.values())
 
 
+def _under(over: list[str], given: dict[str, str], *, attach: bool) -> dict[str, str]:
+    """What artifacts go over, by label."""
+    found = named.over(over, given, next(iter(given)) if len(given) == 1 else None)
+    if attach and found:
+        told = "does not go with an adapter over another model: its entry is for its own base"
+        raise InputError(told, where=switch("attach"), way_out=f"leave out {switch('attach')}, or {option('over')}")
+    return found
+
+
 def _pinned(given: dict[str, str], zoo: str | None) -> dict[str, str]:
     from deltacompress.evaluation.zoo import pinned
 
@@ -129,9 +141,14 @@ def _pinned(given: dict[str, str], zoo: str | None) -> dict[str, str]:
 
 
 def _places(
-    given: dict[str, str], checkpoints: _Checkpoints, zoo: str | None, base: Path, reporter: Reporter
+    given: dict[str, str],
+    checkpoints: Checkpoints,
+    zoo: str | None,
+    base: Path,
+    below: dict[str, Path],
+    reporter: Reporter,
 ) -> dict[str, Path]:
-    """The directory of each artifact, pulled if it is an entry's name.
+    """The directory of each artifact, pulled if it is an entry's name. below: what adapters go over.
 
     Raises:
         InputError: there is none, or a label cannot be used.
@@ -143,11 +160,11 @@ def _places(
                 f"no such artifact {place}", where=label, way_out="give a directory; for a name, give --zoo ZOO"
             )
     early.labels([*given, *checkpoints[1]])
-    early.measured(found, base)
+    early.measured(found, base, below)
     return found
 
 
-def _measure(found: dict[str, Path], checkpoints: _Checkpoints, **options: Any) -> Report:
+def _measure(found: dict[str, Path], checkpoints: Checkpoints, **options: Any) -> Report:
     from deltacompress.evaluation import evaluate as run
 
     finetuned, others, with_base = checkpoints
@@ -183,6 +200,7 @@ def gate(
         Path | None,
         typer.Option(help="Make sure that the report is about this artifact or adapter; exit code 3 if not."),
     ] = None,
+    over: Annotated[Path | None, typer.Option(help="The delta that the adapter of --artifact goes over.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Also write the checks as JUnit XML.")] = None,
     summary: Annotated[
         Path | None, typer.Option(help="Also append a Markdown table to this file, e.g. $GITHUB_STEP_SUMMARY.")
@@ -200,7 +218,7 @@ def gate(
 
     check_targets(junit, summary, (report, report / REPORT, Path(policy)), force=force)
     chosen, found = Gate.load(policy), read_report(report)
-    digest = None if artifact is None else _digest(artifact)
+    digest = None if artifact is None else _digest(artifact, over)
     result = chosen.check(found, manifest_digest=digest)
     if junit is not None:
         write_once(junit, junit_of(result), replace=force)
@@ -225,43 +243,15 @@ def gate(
     result.require()
 
 
-def _digest(artifact: Path) -> str:
+def _digest(artifact: Path, over: Path | None) -> str:
     """What names an artifact in a report."""
-    from deltacompress.adapters.adapter import digest_in
+    from deltacompress.adapters.adapter import adapter_identity, digest_in
     from deltacompress.adapters.directory import is_adapter
     from deltacompress.artifact.manifest import read_manifest
 
-    return digest_in(artifact) if is_adapter(artifact) else read_manifest(artifact).digest
-
-
-def _labelled(given: list[str]) -> dict[str, str]:
-    """LABEL=ARTIFACT, or an artifact under its own name."""
-    made: dict[str, str] = {}
-    for one in given:
-        label, equals, place = one.partition("=")
-        label, place = (label, place) if equals else (Path(one).name if Path(one).is_dir() else one, one)
-        if label in made:
-            raise InputError(f"two artifacts are named {label}", where=one, way_out=f"write LABEL={place}")
-        made[label] = place
-    return made
-
-
-def _against(given: list[str]) -> _Checkpoints:
-    """What --against names."""
-    finetuned, others, with_base = None, dict[str, Path](), False
-    for one in (part for text in given for part in text.split(",") if part):
-        label, _, path = one.partition("=")
-        if one == "base":
-            with_base = True
-        elif not label or not path:
-            raise InputError(
-                "write finetuned=PATH, base, or LABEL=PATH of another checkpoint", where=f"--against {one}"
-            )
-        elif label == "finetuned":
-            finetuned = model(path)
-        else:
-            others[label] = model(path)
-    return finetuned, others, with_base
+    if is_adapter(artifact):
+        return adapter_identity(digest_in(artifact), None if over is None else read_manifest(over).digest)
+    return read_manifest(artifact).digest
 
 
 def _numbers(report: Report) -> list[dict[str, object]]:

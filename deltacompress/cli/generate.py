@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltacompress.cli import early, interrupts
+from deltacompress.cli import early, interrupts, named
 from deltacompress.cli.console import Console, verb
+from deltacompress.cli.named import Over, OverOne
 from deltacompress.cli.options import (
     ArtifactArgument,
     BaseOption,
@@ -33,6 +34,10 @@ from deltacompress.errors import InputError
 if TYPE_CHECKING:
     from deltacompress.runtime import Completion, Runtime
 
+_MAIN = ""
+"""Stands for ARTIFACT among the names of --also, none of which is empty."""
+_NONE: Mapping[str, str] = MappingProxyType({})
+
 
 @verb
 def generate(
@@ -45,6 +50,7 @@ def generate(
         list[str] | None,
         typer.Option(metavar="NAME=SOURCE", help="Another artifact or adapter for the same batch; may be repeated."),
     ] = None,
+    over: Over = None,
     max_new_tokens: NewTokens = 32,
     stop: Annotated[list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")] = None,
     temperature: Temperature = 0.0,
@@ -56,21 +62,20 @@ def generate(
     backend: ServingBackend = "auto",
     zoo: ZooOption = None,
 ) -> None:
-    """Continue PROMPT with the variant in ARTIFACT (a packed delta, or a PEFT adapter), served beside its base."""
+    """Continue PROMPT with the variant in ARTIFACT (a packed delta, or a PEFT adapter), served beside its base.
+
+    An adapter of a fine-tuned model goes over its delta: --over DELTA for ARTIFACT, NAME=DELTA for one of --also.
+    """
     from deltacompress.runtime.engine.generation_config import Sampling, check_text
 
     check_text("PROMPT", prompt)
+    others = named.also(also or ())
+    below = named.over(over or (), others, _MAIN)
     early.sampling(max_new_tokens, stop or (), temperature, top_p, seed)
     _note_greedy(console, temperature, top_p, seed)
     check_driver(device)
-    if prompt == "-":
-        prompt = _read(whole=True).removesuffix("\n")
-        if not prompt and not bos:
-            raise InputError(
-                "standard input is empty, and so is the prompt", way_out="write some text to it, or add --bos"
-            )
-    others = _named(also or ())
-    runtime, name = _open(console, artifact, base, zoo, device, dtype, backend, others)
+    prompt = _read_prompt(may_be_empty=bool(bos)) if prompt == "-" else prompt
+    runtime, name = _open(console, artifact, base, zoo, device, dtype, backend, others, below)
     shows = not console.settings.json and not others
 
     def show(_: int, __: int, text: str) -> None:
@@ -103,6 +108,7 @@ def chat(
     artifact: ArtifactArgument,
     *,
     base: BaseOption,
+    over: OverOne = None,
     max_new_tokens: NewTokens = 256,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
@@ -124,9 +130,9 @@ def chat(
     early.sampling(max_new_tokens, (), temperature, top_p, seed)
     _note_greedy(console, temperature, top_p, seed)
     sampling = Sampling(temperature, top_p, seed)
-    runtime, name = _open(console, artifact, base, zoo, device, dtype, backend)
+    below = _NONE if over is None else {_MAIN: over}
+    runtime, name = _open(console, artifact, base, zoo, device, dtype, backend, below=below)
     shows = not console.settings.json
-
     heard: list[str] = []
 
     def show(_: int, __: int, text: str) -> None:
@@ -189,23 +195,6 @@ def _show_answers(
     console.note(f"{tokens} tokens, {tokens / seconds:.1f} tokens/s, backend {runtime.backend}")
 
 
-def _named(also: Sequence[str]) -> dict[str, str]:
-    """NAME=SOURCE as a mapping.
-
-    Raises:
-        InputError: one is not of that form, or a name is there twice.
-    """
-    found: dict[str, str] = {}
-    for one in also:
-        name, separator, source = one.partition("=")
-        if not (name and separator and source):
-            raise InputError("is not NAME=SOURCE", where=f"--also {one}", way_out="such as --also bot=path/of/adapter")
-        if name in found:
-            raise InputError(f"the name {name} is given twice", where="--also", way_out="name each once")
-        found[name] = source
-    return found
-
-
 def _note_greedy(console: Console, temperature: float, top_p: float, seed: int) -> None:
     for name, is_given in (("--top-p", top_p != 1), ("--seed", seed != 0)):
         if is_given and temperature == 0:
@@ -220,18 +209,26 @@ def _open(
     device: str,
     dtype: str,
     backend: str,
-    others: Mapping[str, str] = MappingProxyType({}),
+    others: Mapping[str, str] = _NONE,
+    below: Mapping[str, str] = _NONE,
 ) -> tuple[Runtime, str]:
-    """The base with the variant loaded, and the variant's name; others: more of them, by name."""
+    """The base with the variant loaded, and the variant's name; others: more of them, by name; below: the deltas that
+    adapters go over.
+    """
     with console.progress() as reporter:
-        place = early.served(artifact, zoo, base=base, reporter=reporter)
-        places = {one: early.served(source, zoo, base=base, reporter=reporter) for one, source in others.items()}
+        under = {one: early.artifact(source, zoo, base=base, reporter=reporter) for one, source in below.items()}
+        places = {
+            one: early.served(source, zoo, base=base, over=under.get(one), reporter=reporter)
+            for one, source in ({_MAIN: artifact} | dict(others)).items()
+        }
     from deltacompress.runtime import Runtime
 
     runtime = Runtime.from_base(base, device=device, dtype=dtype, backend=backend)
-    name = runtime.load(place, None if place == Path(artifact) else artifact)  # an entry's own, not that of a cache
+    place = places.pop(_MAIN)
+    own = None if place == Path(artifact) else artifact  # an entry's own name, not that of a cache
+    name = runtime.load(place, own, over=under.get(_MAIN))
     for one, its in places.items():
-        runtime.load(its, one)
+        runtime.load(its, one, over=under.get(one))
     for note in (runtime.describe(), *runtime.notes):
         console.note(note)
     return runtime, name
@@ -260,6 +257,13 @@ def _read(*, whole: bool) -> str:
         raise InputError(
             f"byte {error.start} is not UTF-8", where="standard input", way_out="give the prompt as UTF-8 text"
         ) from error
+
+
+def _read_prompt(*, may_be_empty: bool) -> str:
+    prompt = _read(whole=True).removesuffix("\n")
+    if not prompt and not may_be_empty:
+        raise InputError("standard input is empty, and so is the prompt", way_out="write some text to it, or add --bos")
+    return prompt
 
 
 def _told(runtime: Runtime, done: Completion, seconds: float) -> str:

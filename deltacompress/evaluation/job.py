@@ -14,7 +14,8 @@ class EvaluationJob(BaseModel):
     """Every choice of an evaluation; `model_dump_json` writes it down, `model_validate_json` reads it.
 
     artifacts: label -> directory of an artifact, or of a PEFT adapter for the base.
-    base: checkpoint directory of their base.
+    base: checkpoint directory of their base. over: label of an adapter -> directory of the delta of the fine-tuned
+        model that it was trained on.
     tasks: names; see tasks.load_tasks. task_dir, few_shot, limit: as there.
     out: directory of the report; OUT/samples/ gets what each model answered, a JSON line per sample.
     finetuned: the reference of all comparisons; the model that the artifacts were made from.
@@ -41,6 +42,7 @@ class EvaluationJob(BaseModel):
     others: Mapping[str, Path] = {}
     stored_as: Mapping[str, Path] = {}
     with_base: bool = False
+    over: Mapping[str, Path] = {}
     task_dir: Path | None = None
     few_shot: Whole | None = None
     limit: Count | None = None

@@ -75,7 +75,7 @@ def _scorer(group: Sequence[Subject], job: EvaluationJob) -> tuple[Scorer, str |
     decoupled = DecoupledServing.open(job.base, backend=job.backend, **options)
     for subject in group:
         if subject.is_variant:
-            decoupled.load(subject.path, subject.label)
+            decoupled.load(subject.path, subject.label, None if subject.over is None else subject.over.path)
     return Scorer(decoupled, batch_size=job.batch_size), decoupled.describe()
 
 

@@ -61,6 +61,7 @@ def prepare(job: EvaluationJob, reporter: Reporter) -> Prepared:
         others=dict(job.others),
         stored_as=dict(job.stored_as),
         with_base=job.with_base,
+        over=dict(job.over),
     )
     with other_way_out(WAY_OUT):
         for subject in subjects:
@@ -96,11 +97,10 @@ def _overlaps(
 ) -> tuple[OverlapRecord, ...]:
     records = []
     for subject in subjects:
-        if subject.delta is None:
+        stored = subject.delta or subject.over
+        if stored is None:
             continue
-        checked = [
-            (task.name, overlap.check(task, subject.delta.manifest.calibration, given, encoder)) for task in tasks
-        ]
+        checked = [(task.name, overlap.check(task, stored.manifest.calibration, given, encoder)) for task in tasks]
         overlap.refuse(checked, force=force)
         for task, one in checked:
             records.append(

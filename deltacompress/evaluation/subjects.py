@@ -10,20 +10,22 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from deltacompress.adapters.adapter import Adapter, open_adapter
+from deltacompress.adapters.adapter import Adapter, adapter_identity, open_adapter
 from deltacompress.adapters.directory import bytes_of, is_adapter
 from deltacompress.adapters.values import check_values
 from deltacompress.artifact.delta import Delta, load_delta
 from deltacompress.artifact.summary import kinds, natural
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.errors import InputError, IntegrityError, spelled
+from deltacompress.errors import InputError, IntegrityError, option, spelled
 from deltacompress.evaluation.labels import BASE_LABEL, FINETUNED_LABEL, check_label
 from deltacompress.evaluation.report.records import LayerRecord, Role, SubjectRecord
 from deltacompress.evaluation.tasks.encoding import Encoder, check_same_tokenizer
 from deltacompress.models.tokenizers import has_tokenizer
 
+_NONE: Mapping[str, Path] = MappingProxyType({})
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
@@ -31,7 +33,8 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 class Subject:
     """One model to be measured; exactly one of checkpoint, delta and adapter is set.
 
-    stored_as: the artifact that a checkpoint was restored from: its size is what counts. base: the base of an adapter.
+    stored_as: the artifact that a checkpoint was restored from: its size is what counts. base: the base of an adapter;
+    over: the delta that the adapter goes over.
     """
 
     label: str
@@ -42,12 +45,13 @@ class Subject:
     stored_as: Delta | None = None
     adapter: Adapter | None = None
     base: Checkpoint | None = None
+    over: Delta | None = None
 
     @property
     def identity(self) -> str:
-        """What names its weights: content hash, manifest digest, or digest of an adapter."""
+        """What names its weights: content hash, manifest digest, or digest of an adapter (`adapter_identity`)."""
         if self.adapter is not None:
-            return self.adapter.digest
+            return adapter_identity(self.adapter.digest, None if self.over is None else self.over.manifest.digest)
         if self.delta is not None:
             return self.delta.manifest.digest
         assert self.checkpoint is not None
@@ -60,16 +64,21 @@ class Subject:
 
     @property
     def tokenizer_folder(self) -> Path:
-        """Where its tokenizer is: an adapter without one reads as its base does."""
-        return self.path if self.base is None or has_tokenizer(self.path) else self.base.path
+        """Where its tokenizer is: an adapter without one reads as what it goes over does."""
+        if self.base is None or has_tokenizer(self.path):
+            return self.path
+        return self.base.path if self.over is None or not has_tokenizer(self.over.path) else self.over.path
 
     def record(self, seconds: float, compress_seconds: float | None = None) -> SubjectRecord:
         """What the report says about it."""
         stored = self.delta or self.stored_as
         if self.adapter is not None:
             assert self.base is not None
-            size = bytes_of(self.path)
-            figures: dict[str, Any] = {"recipe": self.adapter.title, "bytes": size, "ratio": self.base.nbytes / size}
+            title, size = self.adapter.title, bytes_of(self.path)
+            if self.over is not None:
+                title = f"{title} over {self.over.summary()['recipe']}"
+                size += self.over.artifact_bytes
+            figures: dict[str, Any] = {"recipe": title, "bytes": size, "ratio": self.base.nbytes / size}
         elif stored is None:
             assert self.checkpoint is not None
             figures = {"bytes": self.checkpoint.nbytes}
@@ -107,11 +116,14 @@ def open_subjects(
     others: Mapping[str, Path],
     stored_as: Mapping[str, Path],
     with_base: bool,
+    over: Mapping[str, Path] = _NONE,
 ) -> tuple[Checkpoint, list[Subject], Encoder]:
     """Open the base, everything that takes part (the fine-tuned model first), and the tokenizer they share.
 
+    over: label of an adapter -> the delta that it goes over.
+
     Raises:
-        InputError: nothing to measure, a label twice or reserved.
+        InputError: nothing to measure, a label twice or reserved, or what goes over a delta is no adapter.
         IntegrityError: a delta of another base, or of another fine-tuned model; an adapter that does not fit the base.
         CheckpointError: an adapter that is not read here, or damaged.
         PairError: a tokenizer that differs.
@@ -121,6 +133,8 @@ def open_subjects(
         check_label(label)
     if len(set(labels)) != len(labels):
         raise InputError("one is used twice", where=f"labels {', '.join(labels)}", way_out="write LABEL=PATH")
+    if strange := sorted(over.keys() - artifacts.keys()):
+        raise InputError("no artifact has that label", where=f"{option('over')} {strange[0]}")
     base_checkpoint = Checkpoint.open(base)
     subjects: list[Subject] = []
     if finetuned is not None:
@@ -128,7 +142,7 @@ def open_subjects(
     if with_base:
         subjects.append(Subject(BASE_LABEL, "base", base, base_checkpoint, None))
     for label, path in artifacts.items():
-        subjects.append(_variant(label, path, base_checkpoint))
+        subjects.append(_variant(label, path, base_checkpoint, over.get(label)))
     for label, path in others.items():
         stored = load_delta(stored_as[label]) if label in stored_as else None
         subjects.append(Subject(label, "checkpoint", path, Checkpoint.open(path), None, stored))
@@ -140,15 +154,22 @@ def open_subjects(
     return base_checkpoint, subjects, _shared_encoder(subjects, base_checkpoint)
 
 
-def _variant(label: str, path: Path, base: Checkpoint) -> Subject:
+def _variant(label: str, path: Path, base: Checkpoint, over: Path | None) -> Subject:
     if not is_adapter(path):
         delta = load_delta(path)
         delta.check_base(base)
+        if over is not None:
+            told, way_out = "no adapter, and nothing else goes over a delta", f"leave out {option('over')} of {label}"
+            raise InputError(told, where=path, way_out=way_out)
         return Subject(label, "delta", path, None, delta)
-    shapes = {name: info.shape for name, info in base.tensors.items()}
-    adapter = open_adapter(path, shapes, base_name=str(base.path))
+    below = None if over is None else load_delta(over)
+    if below is not None:
+        below.check_base(base)
+    tensors = base.tensors if below is None else below.tensors
+    shapes = {name: info.shape for name, info in tensors.items()}
+    adapter = open_adapter(path, shapes, base_name=str(base.path if below is None else below.path))
     check_values(adapter)
-    return Subject(label, "adapter", path, None, None, adapter=adapter, base=base)
+    return Subject(label, "adapter", path, None, None, adapter=adapter, base=base, over=below)
 
 
 def _check_made_from(subjects: Sequence[Subject]) -> None:

@@ -121,7 +121,7 @@ class Runtime:
         artifact: str | Path,
         name: str | None = None,
         *,
-        over: str | None = None,
+        over: str | Path | None = None,
         zoo: str | Path | None = None,
         verify: bool = True,
         pin: bool = False,
@@ -130,14 +130,14 @@ class Runtime:
 
         Args:
             artifact: directory of an artifact or a PEFT adapter; or an entry of a zoo, `team/bot@prod`, pulled once.
-            over: the loaded delta that an adapter was trained on, by name; None: the base.
+            over: the delta that an adapter was trained on: the name of a loaded one, or a Path; None: the base.
             zoo: path or URL; None: the one that DELTACOMPRESS_ZOO names.
             verify: compare every part with its recorded hash. False believes files that the `cuda` backend takes as
                 they are; other parts are compared, and shapes, scales and patterns checked, either way.
             pin: keep it on the device until it is unloaded, whatever else is asked for.
 
         Raises:
-            InputError: the name is taken, or empty; `over` is no loaded delta.
+            InputError: the name is taken, or empty; `over` is no loaded delta, and no directory of one.
             BaseMismatchError: made from another base.
             IntegrityError, UnsupportedModelError, PairError, BackendError: see open_variant and VariantCache.add.
             ZooError: the zoo does not have the entry.
@@ -148,8 +148,10 @@ class Runtime:
         if name is None:
             name = path.resolve().name if path == Path(artifact) else str(artifact)
         self.cache.check_free(name)
-        beneath = None if over is None else self._input.find(over).variant
+        beneath = self._input.find(over).variant if isinstance(over, str) else None
         with collector_paused():
+            if isinstance(over, Path):
+                beneath = open_variant(over, self.model.base)
             variant = open_variant(path, self.model.base, beneath)
         return self.add(variant, name, verify=verify, pin=pin)
 

@@ -16,7 +16,7 @@ from evaluation.test_vocabulary import Notes
 
 from deltacompress.adapters.adapter import digest_in
 from deltacompress.cli.main import main
-from deltacompress.errors import CheckpointError, InputError, IntegrityError, OutputError, PairError
+from deltacompress.errors import BaseMismatchError, CheckpointError, InputError, IntegrityError, OutputError, PairError
 from deltacompress.evaluation import Gate, evaluate, read_report
 from deltacompress.evaluation.report.data import Report
 from deltacompress.evaluation.report.html import page
@@ -230,6 +230,9 @@ def test_wrong_adapters_are_told_before_anything_answers(
     own = ["--tasks", "colours", "--task-dir", str(task_dir), "--out", str(tmp_path / "out"), "--quiet"]
     assert main(["eval", f"bot={measured.adapters['lora']}", "--base", str(other.base), *own]) == 3
     assert capsys.readouterr().err.count("\n") == 1
+    with pytest.raises(BaseMismatchError) as told:
+        evaluate(measured.adapters["lora"], base=other.base, tasks=["colours"], task_dir=task_dir, out=tmp_path / "out")
+    assert f"(base {other.base})" in str(told.value)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])

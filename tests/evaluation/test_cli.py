@@ -14,7 +14,8 @@ import typer
 from evaluation.reports import report
 
 from deltacompress.cli.compare import compare
-from deltacompress.cli.evaluate import _against, _labelled, evaluate, gate
+from deltacompress.cli.evaluate import evaluate, gate
+from deltacompress.cli.named import against, labelled
 from deltacompress.errors import InputError
 from deltacompress.zoo import Zoo
 
@@ -144,13 +145,13 @@ def test_what_cannot_be_attached_is_not_evaluated(
 
 
 def test_labels_and_references() -> None:
-    assert _labelled(["a=x/y", "team/bot"]) == {"a": "x/y", "team/bot": "team/bot"}
+    assert labelled(["a=x/y", "team/bot"]) == {"a": "x/y", "team/bot": "team/bot"}
     with pytest.raises(InputError, match="two artifacts are named a"):
-        _labelled(["a=x", "a=y"])
-    assert _against(["finetuned=f,base", "other=o"]) == (Path("f"), {"other": Path("o")}, True)
+        labelled(["a=x", "a=y"])
+    assert against(["finetuned=f,base", "other=o"]) == (Path("f"), {"other": Path("o")}, True)
     for odd in ("finetuned", "=x", "x="):
         with pytest.raises(InputError, match="write finetuned=PATH"):
-            _against([odd])
+            against([odd])
 
 
 @pytest.mark.usefixtures("lm_eval")

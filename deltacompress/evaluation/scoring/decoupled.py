@@ -34,9 +34,9 @@ class DecoupledServing(Serving):
         """Load the base in directory `path`; raises as Runtime.from_base."""
         return cls(Runtime.from_base(path, device=device, dtype=getattr(torch, dtype), backend=backend))
 
-    def load(self, artifact: Path, name: str) -> None:
-        """Add a variant; raises as Runtime.load."""
-        self.runtime.load(artifact, name)
+    def load(self, artifact: Path, name: str, over: Path | None = None) -> None:
+        """Add a variant; over: the delta that an adapter goes over; raises as Runtime.load."""
+        self.runtime.load(artifact, name, over=over)
 
     def describe(self) -> str:
         """One line: device, dtype, backend and why, and how deltas are applied."""

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from deltacompress.adapters.adapter import Adapter, open_adapter
+from deltacompress.adapters.adapter import Adapter, adapter_identity, open_adapter
 from deltacompress.adapters.records import Change, TokenRows
 from deltacompress.adapters.values import check_values
 from deltacompress.errors import UnsupportedModelError
-from deltacompress.files.canonical_json import canonical_digest
 from deltacompress.models.tokenizers import has_tokenizer
 from deltacompress.numerics.adapters.butterfly import MERGED
 from deltacompress.runtime.operands.embedding_rows import EmbeddingRows
@@ -75,8 +74,7 @@ class AdapterVariant(Variant):
     @property
     @override
     def identity(self) -> str:
-        over = self.over
-        return self.adapter.digest if over is None else canonical_digest([self.adapter.digest, over.identity])
+        return adapter_identity(self.adapter.digest, None if self.over is None else self.over.identity)
 
     @property
     @override

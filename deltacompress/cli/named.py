@@ -1,0 +1,110 @@
+"""LABEL=SOURCE of the command line: what is given under names, and what goes over what."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deltacompress.cli.models import model
+from deltacompress.errors import InputError
+
+Over = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[NAME=]DELTA",
+        help="The delta (directory, or entry of --zoo) of the model that the adapter NAME was trained on; repeatable.",
+    ),
+]
+OverOne = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DELTA", help="The delta (directory, or entry of --zoo) of the model that the adapter was trained on."
+    ),
+]
+
+
+Checkpoints = tuple[Path | None, dict[str, Path], bool]
+"""The fine-tuned model, other checkpoints, whether the base too."""
+
+
+def also(given: Sequence[str]) -> dict[str, str]:
+    """NAME=SOURCE as a mapping.
+
+    Raises:
+        InputError: one is not of that form, or a name is there twice.
+    """
+    found: dict[str, str] = {}
+    for one in given:
+        name, separator, source = one.partition("=")
+        if not (name and separator and source):
+            raise InputError("is not NAME=SOURCE", where=f"--also {one}", way_out="such as --also bot=path/of/adapter")
+        if name in found:
+            raise InputError(f"the name {name} is given twice", where="--also", way_out="name each once")
+        found[name] = source
+    return found
+
+
+def labelled(given: Sequence[str]) -> dict[str, str]:
+    """LABEL=ARTIFACT, or an artifact under its own name.
+
+    Raises:
+        InputError: a label is there twice.
+    """
+    made: dict[str, str] = {}
+    for one in given:
+        label, equals, place = one.partition("=")
+        label, place = (label, place) if equals else (Path(one).name if Path(one).is_dir() else one, one)
+        if label in made:
+            raise InputError(f"two artifacts are named {label}", where=one, way_out=f"write LABEL={place}")
+        made[label] = place
+    return made
+
+
+def against(given: Sequence[str]) -> Checkpoints:
+    """What --against names.
+
+    Raises:
+        InputError: one is not of any of the three forms.
+    """
+    finetuned, others, with_base = None, dict[str, Path](), False
+    for one in (part for text in given for part in text.split(",") if part):
+        label, _, path = one.partition("=")
+        if one == "base":
+            with_base = True
+        elif not label or not path:
+            raise InputError(
+                "write finetuned=PATH, base, or LABEL=PATH of another checkpoint", where=f"--against {one}"
+            )
+        elif label == "finetuned":
+            finetuned = model(path)
+        else:
+            others[label] = model(path)
+    return finetuned, others, with_base
+
+
+def over(given: Sequence[str], names: Collection[str], alone: str | None) -> dict[str, str]:
+    """[NAME=]DELTA as a mapping. names: that may be given; alone: what DELTA without a name is for, None: nothing.
+
+    Raises:
+        InputError: no DELTA, another name, none where there is a choice, or one twice.
+    """
+    found: dict[str, str] = {}
+    for one in given:
+        where = f"--over {one}"
+        name, equals, source = one.partition("=") if "=" in one or alone is None else (alone, "=", one)
+        if not equals or ("=" in one and name not in names):
+            told = f"is of none of {', '.join(names)}" if names else "names something, and there is one adapter only"
+            raise InputError(told, where=where, way_out="write NAME=DELTA" if names else "write --over DELTA")
+        if not source:
+            raise InputError("names no delta", where=where, way_out="give the directory or entry of one")
+        if name in found:
+            raise InputError(
+                "is a second delta for the same adapter",
+                where=where,
+                way_out="an adapter goes over one; what goes over that is to be merged into it first",
+            )
+        found[name] = source
+    return found

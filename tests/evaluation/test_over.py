@@ -1,0 +1,134 @@
+"""Adapters over a delta that are measured: as PEFT's merged model scores, named with what they go over."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import peft_models
+import pytest
+
+from deltacompress.adapters.adapter import adapter_identity, digest_in
+from deltacompress.artifact.delta import load_delta
+from deltacompress.artifact.restoration import restore
+from deltacompress.cli.main import main
+from deltacompress.errors import InputError
+from deltacompress.evaluation import evaluate, read_report
+from deltacompress.evaluation.report.data import Report
+
+if TYPE_CHECKING:
+    from pairs import Pair
+
+
+@dataclass(frozen=True)
+class Measured:
+    """report, out: of `styled` over the artifact, and what PEFT merges of it."""
+
+    report: Report
+    out: Path
+    styled: Path
+    own: list[str]
+
+
+@pytest.fixture(scope="module")
+def measured(pair: Pair, artifact: Path, task_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    pytest.importorskip("lm_eval")
+    root = tmp_path_factory.mktemp("over")
+    restored = restore(artifact, base=pair.base, out=root / "restored")
+    styled = peft_models.write(restored, root / "styled", "Lora", r=4, target_modules=["q_proj", "up_proj"], size=0.3)
+    peft_models.model_of(restored, styled).merge_and_unload().save_pretrained(root / "merged")
+    peft_models.model_of.cache_clear()
+    for file in restored.glob("tokenizer*"):
+        shutil.copy(file, root / "merged")
+    own = ["--base", str(pair.base), "--tasks", "colours,echo", "--task-dir", str(task_dir), "--quiet"]
+    more = ["--against", f"merged={root / 'merged'}", "--over", f"styled={artifact}", "--out", str(root / "out")]
+    assert main(["eval", f"styled={styled}", f"packed={artifact}", *own, *more]) == 0
+    return Measured(read_report(root / "out"), root / "out", styled, own)
+
+
+def lines(out: Path, task: str, label: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "samples" / f"{task}.{label}.jsonl").read_text().splitlines()]
+
+
+def test_it_scores_what_the_merged_model_scores(measured: Measured) -> None:
+    for task in ("colours", "echo"):
+        own, merged, below = (lines(measured.out, task, label) for label in ("styled", "merged", "packed"))
+        assert len(own) == 24
+        assert [one["answer"] for one in own] == [one["answer"] for one in merged]
+        if task == "colours":
+            values = [[value for one in some for value in one["logprobs"]] for some in (own, merged, below)]
+            assert values[0] == pytest.approx(values[1], rel=1e-5)
+            assert values[0] != pytest.approx(values[2], rel=1e-2)
+
+
+def test_the_report_names_both(measured: Measured, artifact: Path, pair: Pair) -> None:
+    delta, one = load_delta(artifact), measured.report.subject("styled")
+    assert (one.role, one.recipe, one.source) == ("adapter", "lora-r4 over int4-24", "styled")
+    assert one.identity == adapter_identity(digest_in(measured.styled), delta.manifest.digest)
+    assert one.identity != digest_in(measured.styled)
+    assert one.bytes == sum(file.stat().st_size for file in measured.styled.iterdir()) + delta.artifact_bytes
+    whole = sum(file.stat().st_size for file in pair.base.iterdir())
+    assert one.ratio == pytest.approx(whole / one.bytes)
+
+
+def test_a_gate_knows_it_with_what_it_goes_over(
+    measured: Measured, artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = tmp_path / "p.yaml"
+    policy.write_text("name: p\nmin_ratio: 0.01\n")
+    own = ["gate", str(measured.out), str(policy), "--quiet", "--artifact", str(measured.styled)]
+    assert main([*own, "--over", str(artifact)]) == 0
+    assert main(own) == 3
+    assert "the report is about another manifest" in capsys.readouterr().err
+
+
+def test_answers_over_another_delta_are_not_used_again(
+    measured: Measured, artifact: Path, pair: Pair, task_dir: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    pair.compress(other, recipe="lossless")
+    own: dict[str, Any] = {"base": pair.base, "tasks": ["colours"], "task_dir": task_dir, "limit": 6}
+    both = {"one": measured.styled, "two": measured.styled, "plain": measured.styled}
+    found = evaluate(both, over={"one": artifact, "two": other}, out=tmp_path / "out", **own)
+    assert len({one.identity for one in found.subjects}) == 3
+    told = [[one["logprobs"] for one in lines(tmp_path / "out", "colours", label)] for label in both]
+    assert told[0] != told[1] != told[2] != told[0]
+    again = evaluate({"one": measured.styled}, over={"one": artifact}, out=tmp_path / "again", **own)
+    assert [one["logprobs"] for one in lines(tmp_path / "again", "colours", "one")] == told[0]
+    assert again.subject("one").identity == found.subject("one").identity
+
+
+def test_what_the_delta_was_calibrated_on_counts(
+    pair: Pair, measured: Measured, task_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair.compress(tmp_path / "seen", calibration=task_dir / "echo" / "validation.jsonl")
+    own = [*measured.own, "--over", str(tmp_path / "seen"), "--out", str(tmp_path / "out")]
+    assert main(["eval", str(measured.styled), *own]) == 2
+    assert "task echo: 24 of 24 samples" in capsys.readouterr().err
+
+
+def test_what_cannot_be_is_one_line(
+    measured: Measured, artifact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*argv: str) -> str:
+        assert main(["eval", *argv, *measured.own, "--out", str(tmp_path / "out")]) == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1, told
+        return told
+
+    bot, over = f"bot={measured.styled}", ["--over", str(artifact)]
+    assert "is of none of bot, two; write NAME=DELTA" in refused(bot, f"two={measured.styled}", *over)
+    assert f"{artifact}: no adapter, and nothing else goes over a delta" in refused(f"bot={artifact}", *over)
+    assert "--attach: does not go with an adapter over another model" in refused(bot, *over, "--attach")
+    assert not (tmp_path / "out").exists()
+
+
+def test_python_says_the_same(measured: Measured, artifact: Path, pair: Pair, task_dir: Path, tmp_path: Path) -> None:
+    own: dict[str, Any] = {"base": pair.base, "tasks": ["colours"], "task_dir": task_dir, "out": tmp_path / "out"}
+    with pytest.raises(InputError, match="over bto: no artifact has that label"):
+        evaluate({"bot": measured.styled}, over={"bto": artifact}, **own)
+    with pytest.raises(InputError, match="no adapter, and nothing else goes over a delta; leave out over of bot"):
+        evaluate({"bot": artifact}, over={"bot": artifact}, **own)
