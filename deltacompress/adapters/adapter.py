@@ -17,7 +17,19 @@ from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGH
 from deltacompress.errors import BaseMismatchError, CheckpointError
 from deltacompress.files.canonical_json import canonical_digest
 from deltacompress.files.hashing import hash_file, sha256_hex
-from deltacompress.files.regular import unreadable
+from deltacompress.files.regular import Stamp, stamp, stat_regular, unreadable
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAdapter:
+    """What the directory of an adapter says of itself, without a base. The fields are those of `Adapter`."""
+
+    path: Path
+    settings: AdapterConfig
+    digest: str
+    weights: Path
+    stamp: Stamp
+    tensors: Mapping[str, TensorSpan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +39,16 @@ class Adapter:
     path: its directory; settings: what its config says; weights: its file of tensors; tensors: name -> where it lies
     there, in file order; changes: module, as the model calls it -> what is brought for it, in file order.
     digest: hex SHA-256 of what it is: of the canonical JSON of [[file, hex SHA-256], ...], sorted, of its config and
-    weights. attested: whether somebody vouched for that digest, as a zoo does: a directory says nothing of itself.
+    weights. stamp: of the file that digest and tensors are of: what is read later is to be of that very file.
     """
 
     path: Path
     settings: AdapterConfig
     digest: str
     weights: Path
+    stamp: Stamp
     tensors: Mapping[str, TensorSpan]
     changes: Mapping[str, Change]
-    attested: bool = False
 
     @property
     def kind(self) -> str:
@@ -69,41 +81,49 @@ def adapter_identity(digest: str, over: str | None) -> str:
     return digest if over is None else canonical_digest([digest, over])
 
 
-def open_adapter(
-    directory: Path, base_shapes: Mapping[str, Shape], *, base_name: str = "", attested: bool = False
-) -> Adapter:
+def open_adapter(directory: Path, base_shapes: Mapping[str, Shape], *, base_name: str = "") -> Adapter:
     """Read the adapter in a directory that PEFT wrote, and check it against its base: config, names, shapes, dtypes.
 
     What its tensors hold is not looked at: `values.check_values` does.
 
-    base_shapes: tensor name -> shape of the base's checkpoint; base_name: of the base, for messages; attested: whether
-    the caller has compared the files with digests that somebody vouched for.
+    base_shapes: tensor name -> shape of the base's checkpoint; base_name: of the base, for messages.
 
     Raises:
-        CheckpointError: no adapter that is read here, damaged, pickled, or at odds with its own config.
+        CheckpointError: no adapter that is read here, damaged, pickled, at odds with its own config, or replaced while
+            it was read.
         BaseMismatchError: it does not fit the base.
     """
-    settings, raw, weights, tensors = read_adapter(directory)
+    read = read_adapter(directory)
     told = f" (base {base_name})" if base_name else ""
+    infos = {name: span.info for name, span in read.tensors.items()}
     try:
-        changes = changes_of({name: span.info for name, span in tensors.items()}, settings, base_shapes)
+        changes = changes_of(infos, read.settings, base_shapes)
     except DoesNotFitError as error:
-        raise BaseMismatchError(f"{error}{told}", where=weights, way_out="give the base it was trained on") from None
+        raise BaseMismatchError(
+            f"{error}{told}", where=read.weights, way_out="give the base it was trained on"
+        ) from None
     except ValueError as error:
-        raise CheckpointError(str(error), where=weights, way_out="save it again with PEFT, or get it again") from None
-    return Adapter(directory, settings, _digest(raw, weights), weights, tensors, changes, attested)
+        raise CheckpointError(
+            str(error), where=read.weights, way_out="save it again with PEFT, or get it again"
+        ) from None
+    return Adapter(directory, read.settings, read.digest, read.weights, read.stamp, read.tensors, changes)
 
 
-def read_adapter(directory: Path) -> tuple[AdapterConfig, bytes, Path, Mapping[str, TensorSpan]]:
-    """What a directory says of itself: its settings, the bytes of its config, its file of tensors, and what lies there.
+def read_adapter(directory: Path) -> ReadAdapter:
+    """What a directory says of itself.
 
     Raises:
-        CheckpointError: no adapter that is read here, damaged, or pickled.
+        CheckpointError: no adapter that is read here, damaged, pickled, or replaced while it was read.
     """
     config, raw = read_config(directory)
     settings = parse_settings(config, str(directory / ADAPTER_CONFIG))
     weights = weights_of(directory)
-    return settings, raw, weights, read_header(weights, links=link_homes(directory)).tensors
+    before = _stamp(weights)
+    tensors = read_header(weights, links=link_homes(directory)).tensors
+    digest = _digest(raw, weights)
+    if _stamp(weights) != before:
+        raise CheckpointError("changed while it was read", where=weights, way_out="run it again")
+    return ReadAdapter(directory, settings, digest, weights, before, tensors)
 
 
 def digest_in(directory: Path) -> str:
@@ -122,3 +142,10 @@ def _digest(config: bytes, weights: Path) -> str:
     except OSError as error:
         raise unreadable(CheckpointError, weights, error) from error
     return digest_of(sha256_hex(config), digest)
+
+
+def _stamp(weights: Path) -> Stamp:
+    try:
+        return stamp(stat_regular(weights, links=link_homes(weights.parent)))
+    except OSError as error:
+        raise unreadable(CheckpointError, weights, error) from error

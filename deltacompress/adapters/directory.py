@@ -16,7 +16,7 @@ from deltacompress.checkpoints.side_files import (
     link_homes,
 )
 from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from deltacompress.errors import CheckpointError
+from deltacompress.errors import CheckpointError, InputError
 from deltacompress.files.places import MANIFEST
 from deltacompress.files.regular import read_bytes, unreadable
 
@@ -30,6 +30,16 @@ KEPT = (
 def is_adapter(directory: Path) -> bool:
     """Whether a directory looks like a PEFT adapter, and not like an artifact."""
     return (directory / ADAPTER_CONFIG).is_file() and not (directory / MANIFEST).exists()
+
+
+def need_adapter(directory: Path, way_out: str) -> None:
+    """Make sure that what is to go over a delta is an adapter.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if not is_adapter(directory):
+        raise InputError("no adapter, and nothing else goes over a delta", where=directory, way_out=way_out)
 
 
 def read_config(directory: Path) -> tuple[dict[str, Any], bytes]:

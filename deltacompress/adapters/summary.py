@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from deltacompress.adapters.adapter import digest_in, kind_of, read_adapter
+from deltacompress.adapters.adapter import ReadAdapter, kind_of
 from deltacompress.adapters.checks.base import Shape
 from deltacompress.adapters.directory import bytes_of, claimed_base, left_out
 from deltacompress.adapters.tensors import Brought, by_module
@@ -17,7 +17,7 @@ _REPLACES = {"weight": "weight", "bias": "bias", "weight beside": "weight", "bia
 Spans = Mapping[str, TensorSpan]
 
 
-def summarize(directory: Path) -> dict[str, Any]:
+def summarize(read: ReadAdapter) -> dict[str, Any]:
     """Plain data, a row per tensor too (what `inspect --json` prints); no value is read.
 
     bytes: of all files of the adapter; left_out: files beside them; changes: a row for each part of each module: what
@@ -26,8 +26,9 @@ def summarize(directory: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: as adapters.open_adapter, of what can be told without a base.
     """
-    settings, _, weights, tensors = read_adapter(directory)
-    brought = _modules(weights, tensors, settings.kind)
+    directory = read.path
+    settings, tensors = read.settings, read.tensors
+    brought = _modules(read.weights, tensors, settings.kind)
     return {
         "adapter": str(directory),
         "kind": kind_of(settings),
@@ -36,7 +37,7 @@ def summarize(directory: Path) -> dict[str, Any]:
         "butterfly_factors": settings.factors or None,
         "target_modules": settings.targets if isinstance(settings.targets, str) else ", ".join(settings.targets),
         "modules": sum(bool(one.matrices) for one in brought.values()),
-        "digest": digest_in(directory),
+        "digest": read.digest,
         "bytes": bytes_of(directory),
         "parameters": sum(span.info.numel for span in tensors.values()),
         "left_out": left_out(directory),

@@ -5,6 +5,7 @@ Read in pieces, so that what it takes does not grow with the adapter. The only f
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
@@ -20,7 +21,7 @@ from deltacompress.adapters.records import Change, Sparse
 from deltacompress.checkpoints.header import FLOATS, ITEMSIZE, TensorSpan
 from deltacompress.checkpoints.side_files import link_homes
 from deltacompress.errors import CheckpointError
-from deltacompress.files.regular import open_regular, unreadable
+from deltacompress.files.regular import Stamp, open_regular, stamp, unreadable
 
 Integers = NDArray[np.int64]
 _PIECE = 1 << 20  # elements
@@ -40,8 +41,8 @@ def check_values(adapter: Adapter) -> None:
             not rise from 0 to the number of entries; a copy that differs; or the file has changed or cannot be read.
     """
     used = [adapter.tensors[name] for change in adapter.changes.values() for name in change.tensors]
-    check_finite(adapter.weights, used)
-    with _opened(adapter.weights) as file:
+    check_finite(adapter.weights, adapter.stamp, used)
+    with _opened(adapter.weights, adapter.stamp) as file:
         for change in adapter.changes.values():
             if change.sparse is not None:
                 _check_entries(file, adapter, change, change.sparse)
@@ -50,13 +51,13 @@ def check_values(adapter: Adapter) -> None:
                 _check_copy(file, adapter, name, name.removesuffix(_COPY) + ".weight")
 
 
-def check_finite(weights: Path, spans: Iterable[TensorSpan]) -> None:
-    """Read tensors of the file `weights`; those that hold whole numbers are passed over.
+def check_finite(weights: Path, expected: Stamp, spans: Iterable[TensorSpan]) -> None:
+    """Read tensors of the file `weights` of the stamp `expected`; those that hold whole numbers are passed over.
 
     Raises:
         CheckpointError: a number that is not finite; or the file has changed or cannot be read.
     """
-    with _opened(weights) as file:
+    with _opened(weights, expected) as file:
         for span in spans:
             if span.info.dtype in FLOATS and not _is_finite(file, span):
                 what = f"tensor {span.info.name} holds NaN or an infinity"
@@ -70,7 +71,7 @@ def entries(adapter: Adapter, change: Change) -> tuple[Integers, Integers]:
         CheckpointError: as check_values, of these entries.
     """
     assert change.sparse is not None, "a module without entries"
-    with _opened(adapter.weights) as file:
+    with _opened(adapter.weights, adapter.stamp) as file:
         _check_entries(file, adapter, change, change.sparse)
         pieces = list(_coordinates(file, adapter, change, change.sparse))
     return np.concatenate([rows for rows, _ in pieces]), np.concatenate([columns for _, columns in pieces])
@@ -169,9 +170,11 @@ def _bytes(file: BufferedReader, begin: int, count: int) -> bytes:
 
 
 @contextmanager
-def _opened(weights: Path) -> Iterator[BufferedReader]:
+def _opened(weights: Path, expected: Stamp) -> Iterator[BufferedReader]:
     try:
         with open_regular(weights, links=link_homes(weights.parent)) as file:
+            if stamp(os.fstat(file.fileno())) != expected:
+                raise CheckpointError("changed since it was opened", where=weights, way_out="run it again")
             yield file
     except OSError as error:
         raise unreadable(CheckpointError, weights, error, _AGAIN) from error

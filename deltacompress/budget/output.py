@@ -63,6 +63,6 @@ def _inputs(base: Path, finetuned: Path, given: Mapping[str, Any]) -> dict[str, 
     weights = {what: Checkpoint.open(path).fingerprint() for what, path in pair.items()}
     read: dict[str, Any] = {}
     for name in ("calibration", "judge"):
-        data = None if given[name] is None else local_file(str(given[name]))
+        data = None if given[name] is None else local_file(str(given[name]), name)
         read[name] = given[name] if data is None else hash_file(data)[0]
     return weights | dict(given) | read | {"version": __version__}

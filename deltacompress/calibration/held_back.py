@@ -72,7 +72,7 @@ def held_back(
         raise CalibrationError(told, where=f"{option('judge')} {name_of(judge)}", way_out="give other records, or none")
     positions = positions_of(finetuned)
     check_counts(spec.samples, spec.seq_len, spec.seed, positions)
-    opened = open_source(source if judge is None else judge, split="train")
+    opened = open_source(source) if judge is None else open_source(judge, asked="judge")
     tokenizer = load_tokenizer(finetuned.path)
     longest = longest_record(tokenizer, positions)  # as calibration cuts, so that its records are counted alike
     records = encode_marked(opened.shuffled(spec.seed), opened.format, tokenizer, max_record_tokens=longest)
@@ -100,7 +100,7 @@ def held_back(
 
 def _same(one: Calibration, other: Calibration) -> bool:
     if isinstance(one, str | Path) and isinstance(other, str | Path):
-        ours, theirs = local_file(str(one)), local_file(str(other))
+        ours, theirs = local_file(str(one), "judge"), local_file(str(other))
         return str(one) == str(other) or (ours is not None and theirs is not None and ours.samefile(theirs))
     return not isinstance(one, str | Path) and not isinstance(other, str | Path) and list(one) == list(other)
 

@@ -53,11 +53,11 @@ def name_of(source: Calibration) -> str:
     return str(source) if isinstance(source, str | Path) else IN_MEMORY
 
 
-def open_source(source: Calibration, *, split: str = "train") -> RecordSource:
+def open_source(source: Calibration, *, split: str = "train", asked: str = "calibration") -> RecordSource:
     """Open a .jsonl, .json, .parquet or .txt file, or a `datasets` id (`id`, `id:config`, `id:config@revision`); or
     records that are given.
 
-    All records have the format of the first one. Records without content (blank text, no messages) are skipped.
+    asked: the option that names it. All records have the format of the first one. Records without content (blank text, no messages) are skipped.
 
     Raises:
         CalibrationError: nothing there, unreadable, empty, or a record that lacks the needed field.
@@ -66,7 +66,7 @@ def open_source(source: Calibration, *, split: str = "train") -> RecordSource:
     if not isinstance(source, str | Path):
         return _open_records(source)
     source = str(source)
-    path = local_file(source)
+    path = local_file(source, asked)
     if path is None:
         match = _HUB_ID.fullmatch(source)
         assert match is not None  # local_file looked
@@ -77,8 +77,10 @@ def open_source(source: Calibration, *, split: str = "train") -> RecordSource:
         return _READERS[path.suffix.lower()](path)
 
 
-def local_file(source: str) -> Path | None:
+def local_file(source: str, asked: str = "calibration") -> Path | None:
     """The file that `source` means, of a kind that can be read; None: it is the id of a hub dataset. Reads nothing.
+
+    asked: the option that names it.
 
     Raises:
         CalibrationError: neither.
@@ -88,7 +90,7 @@ def local_file(source: str) -> Path | None:
     named = source if len(source) <= _LONGEST_NAMED else f"{source[:40]}... ({len(source)} characters)"
     if not source:
         raise CalibrationError(
-            f"{option('calibration')} is empty", way_out=f"pass a {_suffixes()} file or the id of a hub dataset"
+            f"{option(asked)} is empty", way_out=f"pass a {_suffixes()} file or the id of a hub dataset"
         )
     with _read_errors(named):
         if path.is_dir():

@@ -30,12 +30,13 @@ def inspect(
     zoo: ZooOption = None,
 ) -> None:
     """Show what an artifact holds: per tensor its codec, bits per weight, bytes and loss; or what a PEFT adapter is."""
+    from deltacompress.adapters.directory import is_adapter
     from deltacompress.artifact.delta import load_delta
     from deltacompress.cli import render
 
     with console.progress() as reporter:
         place = early.place(artifact, zoo, reporter=reporter)
-        if early.holds_adapter(place):
+        if is_adapter(place):
             _inspect_adapter(console, place, entropy=entropy)
             return
         data = load_delta(place).summary(entropy=entropy)
@@ -63,6 +64,7 @@ def verify(
     The directory of a PEFT adapter records none: what its tensors hold is checked, and with --base, that it fits there,
     or with --over, that it fits the fine-tuned model which that delta is.
     """
+    from deltacompress.adapters.directory import is_adapter, need_adapter
     from deltacompress.artifact.delta import verify as verify_artifact
     from deltacompress.cli import render
 
@@ -71,25 +73,26 @@ def verify(
     with console.progress() as reporter:
         below = None if over is None else early.artifact(over, zoo, base=base, reporter=reporter)
         place = early.place(artifact, zoo, base=base, reporter=reporter)
-        if early.holds_adapter(place):
+        if is_adapter(place):
             _verify_adapter(console, place, base, below, entry=None if Path(artifact).is_dir() else artifact)
             return
+        whole = early.artifact(str(place), None, base=base)  # what is neither is told as that
         if below is not None:
-            told = "no adapter, and nothing else goes over a delta"
-            raise InputError(told, where=place, way_out=f"leave out {option('over')}")
-        verify_artifact(early.artifact(str(place), None, base=base), base=base, reporter=reporter)
+            need_adapter(place, f"leave out {option('over')}")
+        verify_artifact(whole, base=base, reporter=reporter)
     data = {"artifact": artifact, "base": None if base is None else str(base), "verified": True}
     console.result(data, lambda: render.summary("verified", data))
 
 
 def _inspect_adapter(console: Console, place: Path, *, entropy: bool) -> None:
+    from deltacompress.adapters.adapter import read_adapter
     from deltacompress.adapters.summary import summarize
     from deltacompress.cli import render
 
     if entropy:
         told = "is of the codes of an artifact, and this is a PEFT adapter"
         raise InputError(told, where=switch("entropy"), way_out="leave it out")
-    data = summarize(place)
+    data = summarize(read_adapter(place))
     if data["left_out"]:
         console.note(f"not the adapter's own, and passed over: {', '.join(data['left_out'])}")
     console.result(data, lambda: render.summary_and_rows(str(place), data, table="changes"))
@@ -104,18 +107,19 @@ def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path
     from deltacompress.adapters.values import check_finite, check_values
     from deltacompress.cli import render
 
-    told = summarize(place)
     if over is not None and base is not None:
         from deltacompress.artifact.delta import load_delta
         from deltacompress.checkpoints.reader import Checkpoint
 
         load_delta(over).check_base(Checkpoint.open(base))
     if base is None and over is None:
-        _, _, weights, tensors = read_adapter(place)
-        check_finite(weights, tensors.values())
+        shapes, read = "config, names and values", read_adapter(place)
+        told = summarize(read)
+        check_finite(read.weights, read.stamp, read.tensors.values())
     else:
-        check_values(early.adapter(place, base, over))
-    shapes = "config, names and values" if base is None and over is None else "config, names, shapes and values"
+        shapes, adapter = "config, names, shapes and values", early.adapter(place, base, over)
+        check_values(adapter)
+        told = {"kind": adapter.kind, "modules": adapter.modules, "digest": adapter.digest}
     if entry is None:
         console.note(f"a PEFT adapter's directory has no recorded hashes: its {shapes} were checked")
     data = {"adapter": str(place), "base": None if base is None else str(base), "kind": told["kind"]}

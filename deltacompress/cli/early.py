@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from deltacompress.devices import check_driver
-from deltacompress.errors import InputError, option
+from deltacompress.errors import option
 from deltacompress.files.output import check_can_hold
-from deltacompress.files.places import MANIFEST, check_folder, check_place
+from deltacompress.files.places import check_folder, check_place
 from deltacompress.reporter import SILENT, Reporter
 
 if TYPE_CHECKING:
@@ -55,15 +55,15 @@ def folder(out: Path) -> None:
     check_can_hold(out.absolute(), out)
 
 
-def calibration(given: str | Path) -> None:
-    """A file, or what may be the id of a data set.
+def calibration(given: str | Path, asked: str = "calibration") -> None:
+    """A file, or what may be the id of a data set. asked: the option that names it.
 
     Raises:
         CalibrationError: neither.
     """
     from deltacompress.calibration.sources import local_file
 
-    local_file(str(given))
+    local_file(str(given), asked)
 
 
 def artifact(spec: str, zoo: str | None, *, base: Path | None = None, reporter: Reporter = SILENT) -> Path:
@@ -93,25 +93,18 @@ def served(spec: str, zoo: str | None, *, base: Path, over: Path | None = None, 
         InputError: something else than an adapter is to go over a delta.
         InputError, IntegrityError, ZooError: as `artifact`.
     """
+    from deltacompress.adapters.directory import is_adapter, need_adapter
     from deltacompress.checkpoints.reader import Checkpoint
 
     Checkpoint.open(base)  # told first
     found = place(spec, zoo, base=base, reporter=reporter)
-    if holds_adapter(found):
+    if not is_adapter(found):
+        artifact(str(found), None, base=base)  # what is neither is told as that
+        if over is not None:
+            need_adapter(found, f"leave out {option('over')}")
+    else:
         adapter(found, base, over)
-        return found
-    if over is not None and (found / MANIFEST).exists():
-        raise InputError(
-            "no adapter, and nothing else goes over a delta", where=found, way_out=f"leave out {option('over')}"
-        )
-    return artifact(str(found), None, base=base)
-
-
-def holds_adapter(directory: Path) -> bool:
-    """Whether a directory is a PEFT adapter, and no artifact."""
-    from deltacompress.adapters.directory import is_adapter
-
-    return is_adapter(directory)
+    return found
 
 
 def adapter(directory: Path, base: Path | None, over: Path | None = None) -> Adapter:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from deltacompress.adapters.adapter import Adapter, adapter_identity, open_adapter
-from deltacompress.adapters.directory import bytes_of, is_adapter
+from deltacompress.adapters.directory import bytes_of, is_adapter, need_adapter
 from deltacompress.adapters.values import check_values
 from deltacompress.artifact.delta import Delta, load_delta
 from deltacompress.artifact.summary import kinds, natural
@@ -155,12 +155,11 @@ def open_subjects(
 
 
 def _variant(label: str, path: Path, base: Checkpoint, over: Path | None) -> Subject:
+    if over is not None:
+        need_adapter(path, f"leave out {option('over')} of {label}")
     if not is_adapter(path):
         delta = load_delta(path)
         delta.check_base(base)
-        if over is not None:
-            told, way_out = "no adapter, and nothing else goes over a delta", f"leave out {option('over')} of {label}"
-            raise InputError(told, where=path, way_out=way_out)
         return Subject(label, "delta", path, None, delta)
     below = None if over is None else load_delta(over)
     if below is not None:

@@ -31,6 +31,7 @@ NEVER: Final[tuple[Path, ...]] = ()
 ANYWHERE: Final = None
 Links = Sequence[Path] | None
 """NEVER, ANYWHERE, or the resolved directories that a link may lead into."""
+Stamp = tuple[int, int, int]
 
 _KINDS = (
     (stat.S_ISDIR, errno.EISDIR, "a directory, not a file"),
@@ -100,6 +101,11 @@ def stat_regular(path: str | Path, *, links: Links = NEVER) -> os.stat_result:
         found = os.lstat(target)
     _refuse_other(found.st_mode, path)
     return found
+
+
+def stamp(found: os.stat_result) -> Stamp:
+    """What tells a file from one that took its place, or was written to: its length, time and number."""
+    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def read_bytes(path: str | Path, *, at_most: int, links: Links = NEVER) -> bytes:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import peft_models
 import pytest
 import transformers
+from grown import serve_grown
+from runtime_cases import Served
 
-from deltacompress.artifact.restoration import restore
 from deltacompress.cli import named
 from deltacompress.cli.main import main
 from deltacompress.errors import InputError
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from pairs import Pair
 
 Run = Callable[..., tuple[int, str, str]]
-TARGETS = ["q_proj", "down_proj"]
+TARGETS = ["q_proj", "down_proj", "lm_head"]
+"""The head has more rows than the base's."""
 
 
 @pytest.fixture
@@ -38,8 +40,18 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture(scope="module")
-def restored(pair: Pair, artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return restore(artifact, base=pair.base, out=tmp_path_factory.mktemp("over") / "restored")
+def served(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return serve_grown(pair, tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def artifact(served: Served) -> Path:
+    return served.artifact
+
+
+@pytest.fixture(scope="module")
+def restored(served: Served) -> Path:
+    return served.restored
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +83,6 @@ def test_generate_serves_it_over_the_delta(
     alone = json.loads(out)["tokens"]
     assert (code, err) == (0, "")
     assert is_peft(restored, styled, alone)
-    assert not is_peft(pair.base, styled, alone)
     also = ["--also", f"bot={styled}", "--also", f"packed={artifact}", "--over", f"bot={artifact}"]
     answers = json.loads(run("generate", plain, *asked(pair, "--json", *also))[1])["answers"]
     tokens = {one["name"]: one["tokens"] for one in answers}
@@ -132,6 +143,7 @@ def test_verify_holds_it_against_the_delta(pair: Pair, artifact: Path, styled: P
         data = json.loads(out)
         assert (code, data["verified"], data["over"]) == (0, True, str(artifact))
         assert "its config, names, shapes and values were checked" in err
+    assert run("verify", styled, "--base", pair.base, "--quiet")[0] == 3
     code, out, err = run("verify", styled, "--json")
     assert "over" not in json.loads(out)
     assert "its config, names and values were checked" in err

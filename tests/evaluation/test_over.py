@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import peft_models
 import pytest
+from grown import serve_grown
+from pairs import edit
+from runtime_cases import Served
 
 from deltacompress.adapters.adapter import adapter_identity, digest_in
 from deltacompress.artifact.delta import load_delta
-from deltacompress.artifact.restoration import restore
 from deltacompress.cli.main import main
-from deltacompress.errors import InputError
+from deltacompress.errors import BaseMismatchError, InputError, IntegrityError
 from deltacompress.evaluation import evaluate, read_report
 from deltacompress.evaluation.report.data import Report
+from deltacompress.evaluation.subjects import open_subjects
 
 if TYPE_CHECKING:
     from pairs import Pair
@@ -34,11 +37,22 @@ class Measured:
 
 
 @pytest.fixture(scope="module")
-def measured(pair: Pair, artifact: Path, task_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Measured:
+def served(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    return serve_grown(pair, tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="module")
+def artifact(served: Served) -> Path:
+    return served.artifact
+
+
+@pytest.fixture(scope="module")
+def measured(pair: Pair, served: Served, task_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Measured:
     pytest.importorskip("lm_eval")
     root = tmp_path_factory.mktemp("over")
-    restored = restore(artifact, base=pair.base, out=root / "restored")
-    styled = peft_models.write(restored, root / "styled", "Lora", r=4, target_modules=["q_proj", "up_proj"], size=0.3)
+    artifact, restored = served.artifact, served.restored
+    targets = ["q_proj", "up_proj", "lm_head"]
+    styled = peft_models.write(restored, root / "styled", "Lora", r=4, target_modules=targets, size=0.3)
     peft_models.model_of(restored, styled).merge_and_unload().save_pretrained(root / "merged")
     peft_models.model_of.cache_clear()
     for file in restored.glob("tokenizer*"):
@@ -86,25 +100,25 @@ def test_a_gate_knows_it_with_what_it_goes_over(
 
 
 def test_answers_over_another_delta_are_not_used_again(
-    measured: Measured, artifact: Path, pair: Pair, task_dir: Path, tmp_path: Path
+    measured: Measured, artifact: Path, served: Served, pair: Pair, task_dir: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
-    pair.compress(other, recipe="lossless")
+    served.pair.compress(other, recipe="lossless")
     own: dict[str, Any] = {"base": pair.base, "tasks": ["colours"], "task_dir": task_dir, "limit": 6}
-    both = {"one": measured.styled, "two": measured.styled, "plain": measured.styled}
+    both = {"one": measured.styled, "two": measured.styled}
     found = evaluate(both, over={"one": artifact, "two": other}, out=tmp_path / "out", **own)
-    assert len({one.identity for one in found.subjects}) == 3
+    assert len({one.identity for one in found.subjects}) == 2
     told = [[one["logprobs"] for one in lines(tmp_path / "out", "colours", label)] for label in both]
-    assert told[0] != told[1] != told[2] != told[0]
+    assert told[0] != told[1]
     again = evaluate({"one": measured.styled}, over={"one": artifact}, out=tmp_path / "again", **own)
     assert [one["logprobs"] for one in lines(tmp_path / "again", "colours", "one")] == told[0]
     assert again.subject("one").identity == found.subject("one").identity
 
 
 def test_what_the_delta_was_calibrated_on_counts(
-    pair: Pair, measured: Measured, task_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served: Served, measured: Measured, task_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pair.compress(tmp_path / "seen", calibration=task_dir / "echo" / "validation.jsonl")
+    served.pair.compress(tmp_path / "seen", calibration=task_dir / "echo" / "validation.jsonl")
     own = [*measured.own, "--over", str(tmp_path / "seen"), "--out", str(tmp_path / "out")]
     assert main(["eval", str(measured.styled), *own]) == 2
     assert "task echo: 24 of 24 samples" in capsys.readouterr().err
@@ -132,3 +146,17 @@ def test_python_says_the_same(measured: Measured, artifact: Path, pair: Pair, ta
         evaluate({"bot": measured.styled}, over={"bto": artifact}, **own)
     with pytest.raises(InputError, match="no adapter, and nothing else goes over a delta; leave out over of bot"):
         evaluate({"bot": artifact}, over={"bot": artifact}, **own)
+
+
+def test_what_takes_part_is_opened_over_it(measured: Measured, served: Served, artifact: Path, tmp_path: Path) -> None:
+    """Its tokenizer is the delta's, and another base than the delta's is told before a model is loaded."""
+    none: dict[str, Path] = {}
+    own: dict[str, Any] = {"finetuned": None, "others": none, "stored_as": none, "with_base": False}
+    base = served.pair.base
+    _, (one,), _ = open_subjects({"bot": measured.styled}, base=base, over={"bot": artifact}, **own)
+    assert one.tokenizer_folder == artifact
+    other = edit(shutil.copytree(base, tmp_path / "other"), lambda weights: {n: w + 1 for n, w in weights.items()})
+    with pytest.raises(IntegrityError, match="not the base of this delta"):
+        open_subjects({"bot": measured.styled}, base=other, over={"bot": artifact}, **own)
+    with pytest.raises(BaseMismatchError, match=f"base {base}"):
+        open_subjects({"bot": measured.styled}, base=base, **own)

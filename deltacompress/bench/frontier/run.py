@@ -87,6 +87,8 @@ def run(
     found = tasks_of(models, data, list(tasks))
     todo = list(points(found, chosen(methods), ratios, seeds))
     check_outside(out, models, data)
+    if judge_rest and any(point.method.label == BUDGET for point in todo):
+        _check_rest(data, found, limit)
     where = str(resolve_device(device))
     rows: list[dict[str, Any]] = []
     reporter.phase("measuring", len(todo))
@@ -110,6 +112,19 @@ def _check_once(name: str, numbers: Sequence[float]) -> None:
         raise InputError("names none", where=option(name), way_out="give one or more")
     if twice := [number for number in numbers if numbers.count(number) > 1]:
         raise InputError(f"{twice[0]:g} is given twice", where=option(name), way_out="give each once")
+
+
+def _check_rest(data: Path, tasks: Sequence[str], limit: int) -> None:
+    """Whether samples enough to judge by are left after those that are scored."""
+    for task in tasks:
+        file = data / task / "validation.jsonl"
+        count = len(read_task(file))
+        if count - limit < FEWEST:
+            told = f"{count} samples, of which {max(count - limit, 0)} are left to judge by"
+            way_out = f"give at least {FEWEST} more than {option('limit')}, or leave out {switch('judge_rest')}"
+            if count > FEWEST:
+                way_out = f"give {option('limit')} {count - FEWEST} or less, or leave out {switch('judge_rest')}"
+            raise InputError(told, where=file, way_out=way_out)
 
 
 def _write(out: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.checkpoints.side_files import link_homes
 from deltacompress.errors import ChecksumError, InputError, IntegrityError
-from deltacompress.files.regular import open_regular, stat_regular, unreadable
+from deltacompress.files.regular import open_regular, stamp, unreadable
 
 _AGAIN = "load the adapter again"
 
@@ -24,7 +24,6 @@ class AdapterTensors:
         """dtype: of the runtime."""
         self._adapter, self._dtype = adapter, dtype
         self._links = link_homes(adapter.path)
-        self._stamp = _stamp(stat_regular(adapter.weights, links=self._links))
 
     def read(self, name: str) -> Tensor:
         """Tensor `name` in its own dtype and shape.
@@ -36,7 +35,7 @@ class AdapterTensors:
         tensor = torch.empty(span.info.shape, dtype=DTYPES[span.info.dtype])
         try:
             with open_regular(file_name, links=self._links) as file:
-                if _stamp(os.fstat(file.fileno())) != self._stamp:
+                if stamp(os.fstat(file.fileno())) != self._adapter.stamp:
                     raise ChecksumError("changed since it was opened", where=file_name, way_out=_AGAIN)
                 file.seek(span.begin)
                 got = file.readinto(tensor_bytes(tensor))
@@ -65,7 +64,3 @@ class AdapterTensors:
                 way_out="serve with dtype=torch.bfloat16 or float32",
             )
         return found
-
-
-def _stamp(found: os.stat_result) -> tuple[int, int, int]:
-    return found.st_size, found.st_mtime_ns, found.st_ino

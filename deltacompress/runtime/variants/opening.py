@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deltacompress.adapters.directory import is_adapter
+from deltacompress.adapters.directory import is_adapter, need_adapter
 from deltacompress.errors import InputError
 from deltacompress.runtime.variants.adapter import AdapterVariant
 from deltacompress.runtime.variants.delta import DeltaVariant
@@ -18,11 +18,9 @@ def open_variant(path: Path, base: BaseSide, over: Variant | None = None) -> Var
         InputError: something is to go over another variant that cannot: an adapter over an adapter, say.
         IntegrityError, UnsupportedModelError, PairError, CheckpointError: as DeltaVariant.open and AdapterVariant.open.
     """
-    adapter = is_adapter(path)
-    if not adapter and over is None:
+    if over is None and not is_adapter(path):
         return DeltaVariant.open(path, base)
-    if not adapter:
-        raise InputError("no adapter, and nothing else goes over another variant", where=path, way_out="leave out over")
+    need_adapter(path, "leave out over")
     if over is not None and not isinstance(over, DeltaVariant):
         raise InputError(
             "an adapter goes over the base or a packed delta, and over names something else",

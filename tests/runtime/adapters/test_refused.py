@@ -16,6 +16,8 @@ from runtime.adapters.family import Family
 from runtime_cases import assert_close, random_ids
 from tolerances import UNMERGED
 
+from deltacompress.adapters.adapter import Adapter
+from deltacompress.adapters.values import check_values
 from deltacompress.errors import (
     BaseMismatchError,
     CheckpointError,
@@ -25,6 +27,7 @@ from deltacompress.errors import (
     UnsupportedModelError,
 )
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.variants import adapter as serving
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 Edit = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
@@ -107,6 +110,23 @@ def test_another_base(family: Family, make_pair: Callable[..., Pair]) -> None:
             narrow.load(family.kinds[name].path, "a")
         assert str(narrow.model.base.checkpoint.path) in str(found.value)
     assert not narrow.variants
+
+
+def test_what_takes_its_place_before_it_is_served(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is served under the digest of what was there when it was checked."""
+    path = shutil.copytree(family.kinds["lora"].path, tmp_path / "a")
+    runtime = Runtime.from_base(family.pair.base)
+
+    def checked(adapter: Adapter) -> None:
+        check_values(adapter)
+        peft_models.change(path, put("lora_B.weight", (0, 0), 3.0))
+
+    monkeypatch.setattr(serving, "check_values", checked)
+    with pytest.raises(ChecksumError, match="changed since it was opened; load the adapter again"):
+        runtime.load(path, "a")
+    assert not runtime.variants
 
 
 def test_what_is_changed_after_it_was_opened(family: Family, tmp_path: Path) -> None:
