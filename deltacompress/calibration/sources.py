@@ -57,7 +57,8 @@ def open_source(source: Calibration, *, split: str = "train", asked: str = "cali
     """Open a .jsonl, .json, .parquet or .txt file, or a `datasets` id (`id`, `id:config`, `id:config@revision`); or
     records that are given.
 
-    asked: the option that names it. All records have the format of the first one. Records without content (blank text, no messages) are skipped.
+    All records have the format of the first one. Records without content (blank text, no messages) are skipped. asked:
+    the option that names it.
 
     Raises:
         CalibrationError: nothing there, unreadable, empty, or a record that lacks the needed field.

@@ -289,6 +289,25 @@ def test_samples_that_are_not_scored_may_judge(
     assert len(judges) == 2
 
 
+def test_too_few_samples_to_judge_by_are_told_before_any_work(
+    demo: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("work")
+
+    monkeypatch.setattr(frontier, "_Task", never)
+    count = len(read_task(demo["data"] / TASK / "validation.jsonl"))
+    asked = demo | {"methods": ["budget"], "ratios": [8.0], "judge_rest": True}
+    with pytest.raises(InputError) as told:
+        frontier.run(**asked | {"limit": count - 7})
+    assert f"{count} samples, of which 7 are left to judge by; give limit {count - 8}, or leave out" in str(told.value)
+    with pytest.raises(InputError, match="of which 0 are left"):
+        frontier.run(**asked | {"limit": count + 1})
+    for enough in ({"limit": count - 8}, {"limit": count, "judge_rest": False}, {"limit": count, "methods": ["svd"]}):
+        with pytest.raises(AssertionError, match="work"):
+            frontier.run(**asked | enough)
+
+
 def test_a_size_that_shares_it_comes_to_what_it_does_alone(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

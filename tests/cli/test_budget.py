@@ -9,7 +9,9 @@ import pytest
 from pairs import Pair, files_of
 
 from deltacompress.budget.frontier import SHIPPED
+from deltacompress.budget.run import compress_to
 from deltacompress.cli.main import main
+from deltacompress.errors import CalibrationError
 
 ASKED = ["--target-ratio", "1.2"]
 
@@ -59,6 +61,18 @@ def test_no_data(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     at = given.index("--calibration")
     assert main([*given[:at], *given[at + 2 :]]) == 2
     assert "a budget is chosen on data: give --calibration FILE" in capsys.readouterr().err
+
+
+def test_an_empty_judge_is_told_by_its_own_name(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = [str(pair.base), str(pair.finetuned)]
+    for given in (
+        argv(pair, tmp_path / "out", *ASKED),
+        ["analyze", *models, "--predict", "--calibration", str(pair.data)],
+    ):
+        assert main([*given, "--judge", ""]) == 2
+        assert "error: --judge is empty" in capsys.readouterr().err
+    with pytest.raises(CalibrationError, match="judge is empty"):
+        compress_to(pair.base, pair.finetuned, out=tmp_path / "out", calibration=pair.data, target_ratio=2, judge="")
 
 
 def test_predict(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

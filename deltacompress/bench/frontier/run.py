@@ -24,11 +24,12 @@ from deltacompress.bench.frontier.reference import Reference
 from deltacompress.bench.frontier.subjects import Made, Pair, chosen_for, packed, rest, sketched, surveyed
 from deltacompress.bench.frontier.table import means, to_markdown
 from deltacompress.bench.pairs.tasks import tasks_of
+from deltacompress.calibration.held_back import FEWEST
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.compression.side_files import side_file_bytes
 from deltacompress.demo.score import read_task
 from deltacompress.devices import resolve_device
-from deltacompress.errors import InputError, Interrupted, option
+from deltacompress.errors import InputError, Interrupted, option, switch
 from deltacompress.evaluation.scoring.store import AnswerStore
 from deltacompress.files.hashing import hash_file
 from deltacompress.files.output import write_once
@@ -121,10 +122,8 @@ def _check_rest(data: Path, tasks: Sequence[str], limit: int) -> None:
         count = len(read_task(file))
         if count - limit < FEWEST:
             told = f"{count} samples, of which {max(count - limit, 0)} are left to judge by"
-            way_out = f"give at least {FEWEST} more than {option('limit')}, or leave out {switch('judge_rest')}"
-            if count > FEWEST:
-                way_out = f"give {option('limit')} {count - FEWEST} or less, or leave out {switch('judge_rest')}"
-            raise InputError(told, where=file, way_out=way_out)
+            fewer = f"give {option('limit')} {count - FEWEST}" if count > FEWEST else "give more"
+            raise InputError(told, where=file, way_out=f"{fewer}, or leave out {switch('judge_rest')}")
 
 
 def _write(out: Path, rows: Sequence[dict[str, Any]]) -> None:
