@@ -45,7 +45,7 @@ def pairs(
     """Compress real pairs and score what is restored, against the fine-tuned models on the same samples."""
     from deltacompress.cli import render
 
-    early.recipes(*_names(recipes))
+    early.recipes(*names(recipes))
     check_driver(device, score_device)
     _look_early(models, data, tasks, out)
     from deltacompress.bench.pairs.run import run
@@ -54,14 +54,14 @@ def pairs(
         found = run(
             models=models,
             data=data,
-            recipes=_names(recipes),
-            tasks=_names(tasks) or None,
+            recipes=names(recipes),
+            tasks=names(tasks) or None,
             out=out,
             limit=limit,
             seed=seed,
             device=device,
             score_device=score_device,
-            precisions=_names(precisions),
+            precisions=names(precisions),
             resume=resume,
             force=force,
             reporter=reporter,
@@ -97,7 +97,7 @@ def frontier(
     """Measure what methods keep of real pairs at every size; the same call goes on where it was stopped."""
     from deltacompress.cli import render
 
-    asked, drawn = _numbers("ratios", ratios, float), _numbers("seeds", seeds, int)
+    asked, drawn = numbers("ratios", ratios, float), numbers("seeds", seeds, int)
     check_driver(device)
     _look_early(models, data, tasks, out)
     from deltacompress.bench.frontier.methods import METHODS
@@ -107,9 +107,9 @@ def frontier(
         found = run(
             models=models,
             data=data,
-            methods=_names(methods or METHODS),
+            methods=names(methods or METHODS),
             out=out,
-            tasks=_names(tasks),
+            tasks=names(tasks),
             ratios=asked,
             seeds=drawn,
             limit=limit,
@@ -127,18 +127,20 @@ def _look_early(models: Path, data: Path, tasks: str, out: Path) -> None:
     early.folder(out)
     from deltacompress.bench.pairs.tasks import tasks_of
 
-    for task in ("base", *tasks_of(models, data, _names(tasks))):
+    for task in ("base", *tasks_of(models, data, names(tasks))):
         early.checkpoints(models / task)
 
 
-def _numbers(name: str, listed: str, kind: type[Number]) -> list[Number]:
+def numbers(name: str, listed: str, kind: type[Number]) -> list[Number]:
+    """A list that commas separate; raises InputError."""
     try:
-        return [kind(one) for one in _names(listed)]
+        return [kind(one) for one in names(listed)]
     except ValueError as error:
         raise InputError(f"{listed} is no list of numbers", where=option(name), way_out="such as 1,2") from error
 
 
-def _names(listed: str) -> list[str]:
+def names(listed: str) -> list[str]:
+    """A list that commas separate."""
     return [name.strip() for name in listed.split(",") if name.strip()]
 
 

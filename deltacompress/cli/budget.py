@@ -110,7 +110,7 @@ def _check(
         base, finetuned, options["out"], None, options["calibration"], options["lossless"], options["device"]
     )
     if options["judge"] is not None:
-        early.calibration(options["judge"], "judge")
+        early.calibration(options["judge"])
 
 
 def show_frontier(
@@ -129,7 +129,7 @@ def show_frontier(
     check_driver(options["device"])
     early.calibration(options["calibration"])
     if options["judge"] is not None:
-        early.calibration(options["judge"], "judge")
+        early.calibration(options["judge"])
     early.checkpoints(base, finetuned)
     if out is None:
         from deltacompress.budget.frontier import predict

@@ -55,15 +55,15 @@ def folder(out: Path) -> None:
     check_can_hold(out.absolute(), out)
 
 
-def calibration(given: str | Path, asked: str = "calibration") -> None:
-    """A file, or what may be the id of a data set. asked: the option that names it.
+def calibration(given: str | Path) -> None:
+    """A file, or what may be the id of a data set.
 
     Raises:
         CalibrationError: neither.
     """
     from deltacompress.calibration.sources import local_file
 
-    local_file(str(given), asked)
+    local_file(str(given))
 
 
 def artifact(spec: str, zoo: str | None, *, base: Path | None = None, reporter: Reporter = SILENT) -> Path:

@@ -1,0 +1,202 @@
+"""Trains every method from one base on each task, and lets `eval` measure what came of it on the serving runtime.
+
+    DATA/<task>/train.jsonl, less what is held out -> a model for each method and seed -> one report for each task and
+    seed: the full fine-tune as the reference, deltas and adapters beside the base in one batch -> a table
+
+All see the same samples in the same order, so many tokens each. OUT/models keeps what was trained and OUT/reports what
+was measured: the same call goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+import torch
+
+from deltacompress._version import __version__
+from deltacompress.artifact.outputs import check_outside
+from deltacompress.bench.tuning.adapters import require_peft
+from deltacompress.bench.tuning.methods import FULL, Method, chosen
+from deltacompress.bench.tuning.runs import Made, Runs
+from deltacompress.bench.tuning.table import to_markdown
+from deltacompress.bench.tuning.training import Examples, Plan
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.demo.score import read_task
+from deltacompress.devices import resolve_device
+from deltacompress.errors import InputError, Interrupted, option
+from deltacompress.evaluation.report.data import Report
+from deltacompress.evaluation.run import evaluate
+from deltacompress.files.canonical_json import canonical_digest
+from deltacompress.files.hashing import hash_file
+from deltacompress.files.output import write_once
+from deltacompress.models.tokenizers import load_tokenizer
+from deltacompress.reporter import SILENT, Reporter
+
+TABLE = "tuning.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """rows: one for each task, method and seed; means: over the seeds."""
+
+    out: Path
+    rows: tuple[dict[str, Any], ...]
+    means: tuple[dict[str, Any], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"out": str(self.out), "means": list(self.means), "rows": list(self.rows)}
+
+
+def run(
+    *,
+    base: Path,
+    data: Path,
+    tasks: Sequence[str],
+    methods: Sequence[str],
+    out: Path,
+    seeds: Sequence[int] = (0, 1, 2),
+    steps: int = 300,
+    rows: int = 32,
+    held_out: int = 200,
+    limit: int | None = 1000,
+    device: str = "auto",
+    reporter: Reporter = SILENT,
+) -> Tuning:
+    """Train and measure; the table is written into `out`.
+
+    Args:
+        data: a folder with <task>/train.jsonl and validation.jsonl. methods: as methods.chosen.
+        steps, rows: as training.Plan. held_out: training samples, the last ones, that rates are chosen by.
+        limit: the first validation samples. device: where models are trained and run.
+
+    Raises:
+        InputError: no such task or method, too few training samples, some of them in validation, too, or no PEFT.
+        NumericsError: a method diverges at every rate.
+        Interrupted: stopped; the same call goes on.
+    """
+    wanted, where = chosen(methods), str(resolve_device(device))
+    if any(one.kind not in ("full", "delta") for one in wanted):
+        require_peft()
+    if not tasks or not seeds or len(set(seeds)) < len(seeds):
+        missing = "tasks" if not tasks else "seeds"
+        raise InputError("names none, or one twice", where=option(missing), way_out="give one or more, each once")
+    check_outside(out, base, data)
+    checkpoint, plan = Checkpoint.open(base), Plan(steps, rows)
+    examples = {task: _examples(data / task, checkpoint, held_out, limit) for task in tasks}
+    found: list[dict[str, Any]] = []
+    reporter.phase("training and measuring")
+    try:
+        for task in tasks:
+            file = data / task / "train.jsonl"
+            identity = _identity(checkpoint, file, plan, held_out, where)
+            runs = Runs(checkpoint, examples[task], plan, out / "models" / task, where, identity)
+            try:
+                for seed in seeds:
+                    made = {one.label: runs.made(one, seed, seeds[0], file, reporter) for one in wanted}
+                    asked = canonical_digest([identity, [one.label for one in wanted], seeds[0], limit])[:16]
+                    report = _measured(base, data, task, made, out / "reports" / f"{task}.{seed}.{asked}", limit, where)
+                    found += _rows(report, task, seed, wanted, made)
+                    write_once(out / TABLE, to_markdown(means(found)).encode(), replace=True)
+            finally:
+                runs.close()
+    except (KeyboardInterrupt, Interrupted) as stop:
+        raise Interrupted("interrupted", way_out=f"what is finished stays in {out}: run it again") from stop
+    return Tuning(out, tuple(found), tuple(means(found)))
+
+
+def _examples(folder: Path, base: Checkpoint, held_out: int, limit: int | None) -> Examples:
+    """Raises InputError: too few samples, or some that are trained on are in the first `limit` of validation, too."""
+    file, check = folder / "train.jsonl", folder / "validation.jsonl"
+    samples = read_task(file)
+    seen = {(one.prompt, one.completion) for one in samples}
+    if both := sum((one.prompt, one.completion) in seen for one in read_task(check, limit)):
+        raise InputError(
+            f"{both} of its samples are in {file.name}, too", where=check, way_out="measure on samples of their own"
+        )
+    if len(samples) <= held_out:
+        raise InputError(
+            f"{len(samples)} samples, of which {held_out} are to be held out",
+            where=file,
+            way_out=f"give {option('held_out')} less",
+        )
+    return Examples.of(samples, load_tokenizer(base.path), held_out)
+
+
+def _identity(base: Checkpoint, file: Path, plan: Plan, held_out: int, device: str) -> dict[str, Any]:
+    return {
+        "base": base.fingerprint(),
+        "files": base.side_file_hashes(),
+        "data": hash_file(file)[0],
+        "plan": [plan.steps, plan.rows, held_out],
+        "device": device,
+        "versions": [__version__, torch.__version__],
+    }
+
+
+def _measured(
+    base: Path, data: Path, task: str, made: Mapping[str, Made], out: Path, limit: int | None, device: str
+) -> Report:
+    others = {label: one.path for label, one in made.items() if label != FULL}
+    own: dict[str, Any] = {"tasks": [task], "task_dir": data, "limit": limit, "device": device, "policy": None}
+    return evaluate(others, base=base, finetuned=made[FULL].path, with_base=True, out=out, **own)
+
+
+def _rows(
+    report: Report, task: str, seed: int, methods: Sequence[Method], made: Mapping[str, Made]
+) -> list[dict[str, Any]]:
+    """The base's row, then one for each method. Accuracy and its standard error in percent; p: of a difference from
+    the full fine-tune on the same samples; loss: of the right answers, nats/token; bytes: of all files.
+    """
+    found = []
+    reference = next((one.fidelity.reference_loss for one in report.scores if one.fidelity), None)
+    for label in ("base", *(one.label for one in methods)):
+        name = "finetuned" if label == FULL else label
+        score = report.score(task, name)
+        assert score is not None
+        loss = score.fidelity.loss if score.fidelity else reference
+        own = made.get(label)
+        found.append(
+            {
+                "task": task,
+                "method": label,
+                "seed": seed,
+                "accuracy": 100 * score.value,
+                "stderr": 100 * score.stderr,
+                "p": score.paired.p_value if score.paired else None,
+                "loss": loss,
+                "bytes": report.subject(name).bytes,
+                "rate": own.rate if own else None,
+                "held_out": own.held_out if own else None,
+            }
+        )
+    return found
+
+
+def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Over the seeds of each task and method. stderr: the mean of theirs, of the samples, which all share; spread:
+    standard deviation of accuracy between seeds; p: the median.
+    """
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["task"], row["method"]), []).append(row)
+    found = []
+    for (task, method), own in groups.items():
+        every = {
+            name: [row[name] for row in own if row[name] is not None]
+            for name in ("accuracy", "stderr", "p", "loss", "bytes")
+        }
+        averages: dict[str, Any] = {name: mean(some) if some else None for name, some in every.items()}
+        spread = stdev(every["accuracy"]) if len(own) > 1 else None
+        changed = {"p": median(every["p"]) if every["p"] else None, "bytes": round(averages["bytes"])}
+        found.append(
+            {"task": task, "method": method, "seeds": len(own)}
+            | averages
+            | changed
+            | {"spread": spread, "rate": own[0]["rate"]}
+        )
+    return found

@@ -1,0 +1,141 @@
+"""The models of one task: trained, chosen by what is held out, kept in a folder, and made once."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from deltacompress.bench.tuning.adapters import Trained
+from deltacompress.bench.tuning.methods import FAMILIES, FULL, Method
+from deltacompress.bench.tuning.training import Examples, Plan, mean_loss, train
+from deltacompress.checkpoints.dtypes import DTYPES
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.driver import compress
+from deltacompress.errors import NumericsError
+from deltacompress.evaluation.scoring.checkpoints import load_model
+from deltacompress.evaluation.scoring.store import AnswerStore
+from deltacompress.files.output import output_errors
+from deltacompress.reporter import Reporter
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A model, or what stands for one. rate: the learning rate; held_out: loss there, nats/token; None: not trained."""
+
+    path: Path
+    rate: float | None
+    held_out: float | None
+
+
+class Runs:
+    """The models of one task from one base; what was trained before, of the same input, is not trained again.
+
+    The rate of a method is chosen with the first seed, and taken for the others.
+    """
+
+    def __init__(
+        self, base: Checkpoint, examples: Examples, plan: Plan, folder: Path, device: str, identity: Mapping[str, Any]
+    ) -> None:
+        """folder: of models and losses of this task; identity: everything that decides on them but method and seed."""
+        self._base, self._examples, self._plan, self._device = base, examples, plan, device
+        self._losses = AnswerStore(folder, identity)
+        self._models = self._losses.path.with_suffix("")
+        self._rates: dict[str, float] = {}
+
+    def close(self) -> None:
+        """Let go of files."""
+        self._losses.close()
+
+    def made(self, method: Method, seed: int, first: int, calibration: Path, reporter: Reporter) -> Made:
+        """A method's model of a seed; first: the seed that rates are chosen with; calibration: data of deltas.
+
+        Raises:
+            NumericsError: it diverges at every rate. OutputError: the folder cannot be written.
+        """
+        if method.kind == "delta":
+            return Made(self._delta(method, seed, first, calibration, reporter), None, None)
+        rate = self._rate(method, first, reporter)
+        return Made(self._trained(method, seed, rate, reporter), rate, self._losses[_key(method, seed, rate)])
+
+    def _rate(self, method: Method, first: int, reporter: Reporter) -> float:
+        """The rate with the least loss on what is held out; the models of the others are removed."""
+        if method.label not in self._rates:
+            found = {}
+            for rate in method.rates:
+                if _key(method, first, rate) not in self._losses:
+                    self._trained(method, first, rate, reporter)
+                held_out = self._losses[_key(method, first, rate)]
+                found[rate] = math.inf if held_out is None else held_out
+            best = min(found, key=lambda one: found[one])
+            if found[best] == math.inf:
+                raise NumericsError(f"{method.label} diverges at every learning rate", where=self._base.path)
+            for rate in set(found) - {best}:
+                shutil.rmtree(self._models / _key(method, first, rate), ignore_errors=True)
+            self._rates[method.label] = best
+        return self._rates[method.label]
+
+    def _trained(self, method: Method, seed: int, rate: float, reporter: Reporter) -> Path:
+        key = _key(method, seed, rate)
+        out = self._models / key
+        if key in self._losses and out.is_dir():
+            return out
+        reporter.step(f"training {key}")
+        with _whole(out) as partial, torch.random.fork_rng(), torch.enable_grad():
+            torch.manual_seed(seed)
+            model: Any = load_model(self._base, device=self._device)
+            model.requires_grad_(True)
+            dtype = DTYPES[next(iter(self._base.tensors.values())).dtype]
+            rows = self._examples.train
+            adapter = None if method.label == FULL else Trained(model, method, rows)
+            train(model if adapter is None else adapter.model, rows, self._plan, rate, seed)
+            held_out = mean_loss(model if adapter is None else adapter.model, self._examples.held_out)
+            if adapter is None:
+                model.to("cpu", dtype).save_pretrained(partial)
+                for file in self._base.side_files():
+                    if not (partial / file.name).exists():
+                        shutil.copyfile(file, partial / file.name)
+            else:
+                adapter.save(partial, dtype)
+        self._losses.add([(key, held_out if math.isfinite(held_out) else None)])
+        return out
+
+    def _delta(self, method: Method, seed: int, first: int, calibration: Path, reporter: Reporter) -> Path:
+        """The full fine-tune of that seed, compressed; calibrated on the training data."""
+        assert method.recipe is not None
+        (full,) = FAMILIES[FULL]
+        path = self._trained(full, seed, self._rate(full, first, reporter), reporter)
+        out = self._models / f"{method.label}.{path.name}"
+        if not out.is_dir():
+            reporter.step(f"compressing {out.name}")
+            options: dict[str, Any] = {"calibration": calibration, "device": self._device, "resume": True}
+            recipe = Recipe.load(method.recipe)
+            there = self._examples.tokens // recipe.calibration.seq_len
+            options["samples"] = max(1, min(recipe.calibration.samples, there))
+            compress(self._base.path, path, recipe=recipe, out=out, **options)
+        return out
+
+
+def _key(method: Method, seed: int, rate: float) -> str:
+    return f"{method.label}.{seed}.{rate:g}"
+
+
+@contextmanager
+def _whole(out: Path) -> Iterator[Path]:
+    """A folder that takes the name `out` once it is whole."""
+    with output_errors(out.parent):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(out, ignore_errors=True)
+        with TemporaryDirectory(prefix=".training.", dir=out.parent) as folder:
+            partial = Path(folder) / "model"
+            partial.mkdir()
+            yield partial
+            partial.rename(out)
