@@ -148,10 +148,8 @@ class Runtime:
         if name is None:
             name = path.resolve().name if path == Path(artifact) else str(artifact)
         self.cache.check_free(name)
-        beneath = self._input.find(over).variant if isinstance(over, str) else None
+        beneath = self._input.find(over).variant if isinstance(over, str) else over
         with collector_paused():
-            if isinstance(over, Path):
-                beneath = open_variant(over, self.model.base)
             variant = open_variant(path, self.model.base, beneath)
         return self.add(variant, name, verify=verify, pin=pin)
 

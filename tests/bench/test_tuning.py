@@ -196,6 +196,11 @@ def test_the_loss_is_of_all_tokens_that_are_written(pair: Pair, examples: Exampl
             if label != -100:
                 total, count = total - float(told[position, label]), count + 1
     assert mean_loss(model, examples.held_out) == pytest.approx(total / count, rel=1e-5)
+    long = (examples.held_out[0][0] * 4, [-100] * 4 + (examples.held_out[0][0] * 4)[4:])
+    uneven = [*examples.train[:40], long]  # more than a batch, and one of many tokens
+    apart = [(mean_loss(model, [row]), sum(one != -100 for one in row[1][1:])) for row in uneven]
+    weighed = sum(value * tokens for value, tokens in apart) / sum(tokens for _, tokens in apart)
+    assert mean_loss(model, uneven) == pytest.approx(weighed, rel=1e-5)
     rows = [encode(tokenizer, "w1 w2 w3", " w4"), encode(tokenizer, "w1", " w2")]
     ids, mask, labels = padded(rows)
     assert mask.sum(1).tolist() == [len(row) for row, _ in rows]
@@ -262,5 +267,7 @@ def test_the_verb(pair: Pair, data: Path, tmp_path: Path, capsys: pytest.Capture
     own = ["bench", "tuning", str(pair.base), str(data), "--out", str(tmp_path / "out"), "--device", "cpu", "--json"]
     sizes = ["--steps", "2", "--rows", "4", "--held-out", "6", "--limit", "5", "--seeds", "0"]
     assert main([*own, "--tasks", "last", "--methods", "full,lora-r4", *sizes]) == 0
-    means = json.loads(capsys.readouterr().out)["means"]
+    told = capsys.readouterr()
+    means = json.loads(told.out)["means"]
+    assert told.err == "training and measuring\n"
     assert [one["method"] for one in means] == ["base", "full", "lora-r4"]

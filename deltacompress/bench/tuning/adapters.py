@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -23,6 +22,7 @@ from deltacompress.bench.tuning.methods import Method
 from deltacompress.bench.tuning.training import Row, batches, loss
 from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from deltacompress.errors import InputError, install_hint
+from deltacompress.models.quiet import quiet
 
 DENSITY = 0.02
 """Of RoSA: with rank 8 about the bytes of LoRA of rank 16."""
@@ -41,8 +41,7 @@ def require_peft() -> None:
 @contextmanager
 def _peft() -> Iterator[Any]:
     """PEFT, without its warnings: of its own extensions, which nothing here asks for, and of calls that others mend."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         import peft
 
         yield peft

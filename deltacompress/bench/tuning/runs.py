@@ -24,6 +24,7 @@ from deltacompress.errors import NumericsError
 from deltacompress.evaluation.scoring.checkpoints import load_model
 from deltacompress.evaluation.scoring.store import AnswerStore
 from deltacompress.files.output import output_errors
+from deltacompress.models.quiet import quiet
 from deltacompress.reporter import Reporter
 
 
@@ -99,7 +100,8 @@ class Runs:
             train(model if adapter is None else adapter.model, rows, self._plan, rate, seed)
             held_out = mean_loss(model if adapter is None else adapter.model, self._examples.held_out)
             if adapter is None:
-                model.to("cpu", dtype).save_pretrained(partial)
+                with quiet():
+                    model.to("cpu", dtype).save_pretrained(partial)
                 for file in self._base.side_files():
                     if not (partial / file.name).exists():
                         shutil.copyfile(file, partial / file.name)

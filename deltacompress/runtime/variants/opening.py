@@ -11,13 +11,16 @@ from deltacompress.runtime.variants.delta import DeltaVariant
 from deltacompress.runtime.variants.variant import BaseSide, Variant
 
 
-def open_variant(path: Path, base: BaseSide, over: Variant | None = None) -> Variant:
-    """Open the artifact or adapter in directory `path`; over: what an adapter goes over, None: the base.
+def open_variant(path: Path, base: BaseSide, over: Variant | Path | None = None) -> Variant:
+    """Open the artifact or adapter in directory `path`; over: what an adapter goes over, or its directory;
+    None: the base.
 
     Raises:
         InputError: something is to go over another variant that cannot: an adapter over an adapter, say.
         IntegrityError, UnsupportedModelError, PairError, CheckpointError: as DeltaVariant.open and AdapterVariant.open.
     """
+    if isinstance(over, Path):
+        over = open_variant(over, base)
     if over is None and not is_adapter(path):
         return DeltaVariant.open(path, base)
     need_adapter(path, "leave out over")
