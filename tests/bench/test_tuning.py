@@ -25,6 +25,7 @@ from deltacompress.demo.score import encode, read_task
 from deltacompress.errors import InputError, Interrupted, NumericsError
 from deltacompress.evaluation.scoring.checkpoints import load_model
 from deltacompress.models.tokenizers import load_tokenizer
+from deltacompress.reporter import SILENT
 from deltacompress.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -124,13 +125,15 @@ def test_the_rate_is_that_of_the_least_loss_held_out(
     losses = iter([0.5, math.nan, 0.25, 0.75, 0.4])
     monkeypatch.setattr(runs, "mean_loss", lambda model, rows: next(losses))
     method, base = chosen(["lora-r4"])[1], Checkpoint.open(pair.base)
-    from deltacompress.reporter import SILENT
-
     every = runs.Runs(base, examples, Plan(1, 2), tmp_path, "cpu", {})
     found = every.made(method, 0, 0, tmp_path, SILENT)
     assert (found.rate, found.held_out) == (method.rates[2], 0.25)
     assert [one.name for one in found.path.parent.iterdir()] == [found.path.name]
     assert every.made(method, 1, 0, tmp_path, SILENT).rate == method.rates[2]
+    shutil.rmtree(found.path)  # by hand: it is trained again, at the rate that was chosen
+    monkeypatch.setattr(runs, "mean_loss", lambda model, rows: 0.3)
+    assert every.made(method, 0, 0, tmp_path, SILENT).path == found.path
+    assert found.path.is_dir()
     monkeypatch.setattr(runs, "mean_loss", lambda model, rows: math.nan)
     with pytest.raises(NumericsError, match="lora-r16 diverges at every learning rate"):
         every.made(FAMILIES["lora"][1], 0, 0, tmp_path, SILENT)
