@@ -196,6 +196,8 @@ class Turns:
         name = str(request.index)
         self._release(request)
         if self._requests.pop(name, None) is not None:
+            if (ticket := self._desk.running.get(name)) is not None:
+                ticket.generated = len(request.tokens)
             self._desk.end(name, now=time.monotonic(), complete=request.finished in OWN_END)
 
     def _release(self, request: Request) -> None:
