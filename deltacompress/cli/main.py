@@ -32,6 +32,7 @@ from deltacompress.cli.failures import UsageError
 from deltacompress.cli.generate import chat, generate
 from deltacompress.cli.interop import dequantize, export
 from deltacompress.cli.interrupts import interrupts, wants_json
+from deltacompress.cli.serve import serve
 from deltacompress.cli.shipped import gates, recipes, tasks
 from deltacompress.errors import InputError, Interrupted, OutputError
 
@@ -87,6 +88,7 @@ app.command()(gate)
 app.command()(compare)
 app.command()(generate)
 app.command()(chat)
+app.command()(serve)
 app.add_typer(zoo.app, name="zoo")
 app.command()(recipes)
 app.command()(gates)

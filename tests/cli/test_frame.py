@@ -25,7 +25,7 @@ from deltacompress.cli.progress import RichReporter
 
 VERBS = (
     *("analyze", "bench", "chat", "compare", "compress", "demo", "dequantize", "doctor", "eval"),
-    *("export", "gate", "gates", "generate", "inspect", "recipes", "restore", "tasks", "verify", "zoo"),
+    *("export", "gate", "gates", "generate", "inspect", "recipes", "restore", "serve", "tasks", "verify", "zoo"),
 )
 SUMMARY = {"ratio": 8.5, "artifact_bytes": 1234, "tensors": [{"name": "a.weight", "bits": 2.5, "shape": [4, 8]}]}
 

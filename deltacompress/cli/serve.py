@@ -1,0 +1,86 @@
+"""`deltacompress serve`: base and variants behind an OpenAI-compatible HTTP server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deltacompress.cli import early
+from deltacompress.cli.console import Console, verb
+from deltacompress.cli.options import BaseArgument, Device, ServingBackend, ServingDtype
+from deltacompress.cli.zoo_options import ZooOption
+from deltacompress.devices import check_driver
+
+_KEY_FILE = "mode 600, one line"
+
+
+@verb
+def serve(
+    console: Console,
+    base: BaseArgument,
+    variants: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME=SOURCE]...", help="Artifacts, adapters or entries of --zoo, each with a name."),
+    ] = None,
+    *,
+    zoo: ZooOption = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but this machine's own needs a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help=f"File with the key that clients must have ({_KEY_FILE}).")
+    ] = None,
+    admin_key_file: Annotated[
+        Path | None, typer.Option(help=f"File with the key of /admin ({_KEY_FILE}); without it that is closed.")
+    ] = None,
+    device: Device = "auto",
+    dtype: ServingDtype = "auto",
+    backend: ServingBackend = "auto",
+    budget: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Of variants on the device, such as 20GB; else all are.")
+    ] = None,
+    max_batch: Annotated[int, typer.Option(help="Requests that run at once, at most.")] = 64,
+    max_queue: Annotated[int, typer.Option(help="Requests that wait, at most; more are told 429.")] = 1024,
+    drain: Annotated[float, typer.Option(help="Seconds that running requests have after a SIGTERM.")] = 30.0,
+) -> None:
+    """Serve BASE and its variants over HTTP, as OpenAI's API does, until SIGTERM or Ctrl-C."""
+    from deltacompress.serving import settings as given
+
+    given.check_extra()
+    settings = given.Settings(
+        base,
+        given.named(variants or ()),
+        zoo,
+        host,
+        port,
+        given.key_of("api_key_file", api_key_file),
+        given.key_of("admin_key_file", admin_key_file),
+        device,
+        dtype,
+        backend,
+        given.budget_bytes(budget),
+        max_batch,
+        max_queue,
+        drain,
+    )
+    settings.check()
+    check_driver(device)
+    early.checkpoints(base)
+    with console.progress() as reporter:
+        places = [
+            (name, str(early.served(source, zoo, base=base, reporter=reporter))) for name, source in settings.variants
+        ]
+    settings = replace(settings, variants=tuple(places))
+    from deltacompress.serving.run import serve as run
+
+    def ready(url: str, notes: tuple[str, ...]) -> None:
+        for note in notes:
+            console.note(note)
+        models = 1 + len(settings.variants)
+        console.write(f"serving {models} {'model' if models == 1 else 'models'} at {url}/v1\n")
+
+    run(settings, ready)

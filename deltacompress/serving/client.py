@@ -1,0 +1,343 @@
+"""The API's end of the engine: calls go out, what becomes of them comes back, and its process is watched."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from deltacompress.errors import BackendError, DeltaCompressError
+from deltacompress.serving.channel import REPORTS, Place, encode, open_socket
+from deltacompress.serving.messages import (
+    Accepted,
+    Batch,
+    Began,
+    Cancel,
+    Done,
+    Failed,
+    Failure,
+    Fatal,
+    Happening,
+    Load,
+    Over,
+    Ready,
+    Refused,
+    Report,
+    Start,
+    State,
+    Stop,
+    Submit,
+    Token,
+    Unload,
+)
+from deltacompress.serving.metrics import Metrics
+from deltacompress.serving.settings import Settings
+
+ENGINE = (sys.executable, "-m", "deltacompress.serving.worker.process")
+_STOPS_WITHIN = 5.0
+"""Seconds that the engine's process has to end once it is told to."""
+_LAST_WORDS = 0.2
+"""Seconds in which what an ended process said last arrives."""
+
+
+class RefusedError(Exception):
+    """The engine did not take a call."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused.reason)
+        self.refused = refused
+
+
+class Group:
+    """The calls of one request, and what becomes of them, in the order in which it comes.
+
+    prompt_tokens: of each call; is_slow: whoever reads was too far behind, and the calls were cancelled.
+    """
+
+    def __init__(self, client: Client, model: str, calls: Sequence[str], most_waiting: int) -> None:
+        self._client, self._calls, self._most = client, {name: i for i, name in enumerate(calls)}, most_waiting
+        self._queue = asyncio.Queue[tuple[int, Happening] | None]()
+        self._left = set(calls)
+        self.model = model
+        self.prompt_tokens: list[int] = []
+        self.is_slow = self.is_left = False
+
+    async def happenings(self) -> AsyncIterator[tuple[int, Happening]]:
+        """(which call, what happened), until each has ended or `leave` was called."""
+        while self._left or not self._queue.empty():
+            told = await self._queue.get()
+            if told is None:
+                return
+            yield told
+
+    def put(self, told: Happening) -> None:
+        """From the client."""
+        if isinstance(told, Over):
+            self._left.discard(told.id)
+        elif self._queue.qsize() >= self._most:
+            if not self.is_slow:
+                self.is_slow = True
+                self.leave()
+            return
+        self._queue.put_nowait((self._calls[told.id], told))
+
+    def leave(self) -> None:
+        """Nobody reads any more: cancel what is left."""
+        if not self.is_left:
+            self.is_left = True
+            self._queue.put_nowait(None)
+            for name in tuple(self._left):
+                self._client.cancel(name)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A call that has not ended. begun, last: when it was submitted and brought its last token, in seconds."""
+
+    group: Group
+    answer: asyncio.Future[int]
+    begun: float
+    last: float = 0.0
+
+
+@dataclass(slots=True)
+class Client:
+    """One engine's process. gone: it ended; stopping: it was told to."""
+
+    settings: Settings
+    metrics: Metrics
+    state: State = field(default_factory=lambda: State(0, 0, ()))
+    notes: tuple[str, ...] = ()
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    stopping: bool = False
+    failure: DeltaCompressError | None = None
+    _open: dict[str, _Open] = field(default_factory=dict)
+    _changes: dict[str, asyncio.Future[None]] = field(default_factory=dict)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+    _process: asyncio.subprocess.Process | None = None
+    _place: Place | None = None
+    _context: Any = None
+    _orders: Any = None
+    _reports: Any = None
+
+    async def start(self, command: Sequence[str] = ENGINE) -> None:
+        """Start the engine's process, and wait until it takes calls.
+
+        Raises:
+            DeltaCompressError: what it ended with instead.
+        """
+        self._place, self._context = Place(), zmq.asyncio.Context()
+        self._orders = open_socket(self._context, zmq.PUSH, self._place.orders, binds=True)
+        self._reports = open_socket(self._context, zmq.PULL, self._place.reports, binds=True)
+        self._process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        self.metrics.watch(lambda: self.state)
+        assert self._process.stdin is not None
+        with suppress(ConnectionError):  # it has ended, which is seen below
+            self._process.stdin.write(msgspec.json.encode(self._start_order()) + b"\n")
+            await self._process.stdin.drain()
+        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
+        waits = [asyncio.create_task(one.wait()) for one in (self._ready, self.gone)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+        if not self._ready.is_set():
+            raise self.failure or BackendError("the engine's process ended before it was ready")
+
+    def _start_order(self) -> Start:
+        one = self.settings
+        assert self._place is not None
+        return Start(
+            self._place.orders,
+            self._place.reports,
+            str(one.base),
+            one.variants,
+            one.zoo,
+            one.device,
+            one.dtype,
+            one.backend,
+            one.budget_bytes,
+            one.max_batch,
+            one.max_queue,
+        )
+
+    async def submit(self, submits: Sequence[Submit], model: str) -> Group:
+        """Hand calls to the engine; all of them are taken, or none.
+
+        Raises:
+            RefusedError: one of them is not.
+        """
+        group = Group(self, model, [one.id for one in submits], self.settings.limits.waiting)
+        loop = asyncio.get_running_loop()
+        opened = [_Open(group, loop.create_future(), time.monotonic()) for _ in submits]
+        for submit, one in zip(submits, opened, strict=True):
+            self._open[submit.id] = one
+            self._send(submit)
+        if self.gone.is_set():
+            self._end_all()
+        answers = await asyncio.gather(*(one.answer for one in opened), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                group.leave()
+                raise answer
+            group.prompt_tokens.append(answer)
+        return group
+
+    def cancel(self, call: str) -> None:
+        """End a call; that it ended is told as of any."""
+        self._send(Cancel(call))
+
+    async def change(self, order: Load | Unload) -> None:
+        """Load or unload a variant.
+
+        Raises:
+            DeltaCompressError: nothing was changed.
+        """
+        self._changes[order.id] = asyncio.get_running_loop().create_future()
+        self._send(order)
+        if self.gone.is_set():
+            self._end_all()
+        await self._changes[order.id]
+
+    def number(self) -> str:
+        """A name for an order, unlike any other."""
+        return f"order-{next(self._numbers)}"
+
+    @property
+    def busy(self) -> int:
+        """Calls that have not ended."""
+        return len(self._open)
+
+    async def idle(self, seconds: float) -> bool:
+        """Wait until no call is left, so long at most; whether none is."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._open:
+                    self._idle.clear()
+                    await self._idle.wait()
+        return not self._open
+
+    async def stop(self) -> None:
+        """End the engine's process: in good order, or else at once."""
+        self.stopping = True
+        self._send(Stop())
+        if self._process is not None and self._process.returncode is None:
+            try:
+                async with asyncio.timeout(_STOPS_WITHIN):
+                    await self._process.wait()
+            except TimeoutError:
+                self.kill()
+                await self._process.wait()
+        if self._tasks:
+            await self._tasks[1]  # it has seen the end
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._context is not None:
+            self._context.destroy(linger=0)
+        if self._place is not None:
+            self._place.close()
+
+    def kill(self) -> None:
+        """End the engine's process at once."""
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
+    def _send(self, message: msgspec.Struct) -> None:
+        if self._orders is not None and not self.gone.is_set():
+            self._orders.send(encode(message))
+
+    async def _listen(self) -> None:
+        while True:
+            self._take(REPORTS.decode(await self._reports.recv()))
+
+    async def _watch(self) -> None:
+        assert self._process is not None
+        code = await self._process.wait()
+        await asyncio.sleep(_LAST_WORDS)  # `_listen` takes them
+        if self.failure is None and not self.stopping:
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            self.failure = BackendError(
+                f"the engine's process {how}", way_out="see what it wrote above; out of memory, perhaps"
+            )
+        self.gone.set()
+        self._end_all()
+
+    def _end_all(self) -> None:
+        """Nothing more comes: every call fails."""
+        failure = Failure("EngineGone", "the engine ended", None, None)
+        for name in tuple(self._open):
+            self._take(Refused(name, "failed", failure))
+            if name in self._open:
+                self._happened(Over(name, "cancelled" if self.stopping else "failed", 0, failure))
+        for change in tuple(self._changes):
+            self._take(Failed(change, failure))
+
+    def _take(self, report: Report) -> None:
+        match report:
+            case Batch(happenings=happenings):
+                for one in happenings:
+                    self._happened(one)
+            case Accepted(id=name, prompt_tokens=tokens):
+                if (found := self._open.get(name)) is not None and not found.answer.done():
+                    found.answer.set_result(tokens)
+            case Refused(id=name):
+                found = self._open.get(name)
+                if found is not None and not found.answer.done():
+                    self._close(name)
+                    found.group.put(Over(name, "failed", 0))
+                    self.metrics.ended(found.group.model, "refused", None)
+                    found.answer.set_exception(RefusedError(report))
+            case State():
+                self.state = report
+            case Ready(state=state, notes=notes):
+                self.state, self.notes = state, notes
+                self._ready.set()
+            case Fatal(failure=failure):
+                self.failure = failure.error()
+            case Done(id=name) | Failed(id=name):
+                change = self._changes.pop(name, None)
+                if change is not None and not change.done():
+                    if isinstance(report, Failed):
+                        change.set_exception(report.failure.error())
+                    else:
+                        change.set_result(None)
+
+    def _happened(self, told: Happening) -> None:
+        found = self._open.get(told.id)
+        if found is None:
+            return
+        moment = time.monotonic()
+        match told:
+            case Began(waited_s=waited):
+                self.metrics.queued(waited)
+            case Token():
+                self.metrics.token(moment - (found.last or found.begun), is_first=not found.last)
+                found.last = moment
+            case Over(finish=finish):
+                if not found.answer.done():  # a call may end before it is told that it was taken
+                    found.answer.set_result(0)
+                self._close(told.id)
+                self.metrics.ended(found.group.model, finish, moment - found.begun)
+        found.group.put(told)
+
+    def _close(self, call: str) -> None:
+        del self._open[call]
+        if not self._open:
+            self._idle.set()

@@ -1,0 +1,98 @@
+"""Errors as a client sees them: a status, and OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from deltacompress.serving.messages import Over, Refused
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(Exception):
+    """What a request is answered with that cannot be served.
+
+    param: the field it is about; code: a word that programs compare.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, dict(headers)
+
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's API writes it."""
+        kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def wrong(param: str | None, message: str, code: str = "invalid_value") -> ApiError:
+    """A request that makes no sense."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unknown_model(name: str) -> ApiError:
+    """The model that was asked for is not here; the base never takes its place."""
+    return ApiError(
+        404, f"the model {name!r:.200} does not exist; see /v1/models", param="model", code="model_not_found"
+    )
+
+
+def unavailable(message: str, code: str, retry_after: int = 5) -> ApiError:
+    """Not now; later, or elsewhere."""
+    return ApiError(503, message, code=code, headers={"retry-after": str(retry_after)})
+
+
+def engine_gone() -> ApiError:
+    """The engine's process ended; the server ends, too."""
+    return unavailable("the engine ended", "engine_gone")
+
+
+def draining() -> ApiError:
+    """The server is about to end."""
+    return unavailable("the server takes no new requests, it is draining", "draining")
+
+
+def of_refusal(refused: Refused, model: str) -> ApiError:
+    """Why the engine did not take a call."""
+    match refused.reason:
+        case "model":
+            return unknown_model(model)
+        case "full":
+            return ApiError(429, "too many requests wait", code="queue_full", headers={"retry-after": "1"})
+        case "input":
+            return wrong(None, str(refused.failure))
+        case _:
+            return ApiError(500, "the request could not be taken", code="internal")
+
+
+def of_end(over: Over, model: str, *, gone: bool, stopping: bool) -> ApiError | None:
+    """Why a call ended without an answer; None: it has one. gone: the engine is; stopping: the server is."""
+    match over.finish:
+        case "failed" if gone:
+            return engine_gone()
+        case "failed":  # what is wrong with it names files: that is for the log
+            kind = "" if over.error is None else f" ({over.error.kind})"
+            return unavailable(f"the model {model!r:.200} cannot be served{kind}", "model_unavailable", 30)
+        case "timeout":
+            return ApiError(504, "the request took longer than it may", code="timeout")
+        case "cancelled" if stopping:
+            return unavailable("the server ended before the answer did", "draining")
+        case "cancelled":
+            return ApiError(499, "the request was cancelled", code="cancelled")
+        case _:
+            return None

@@ -1,0 +1,123 @@
+"""/v1/completions and /v1/chat/completions: a request's calls, and their answer, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from deltacompress.serving.client import Client, Group, RefusedError
+from deltacompress.serving.http.answers import Answers
+from deltacompress.serving.http.asked import Asked
+from deltacompress.serving.http.errors import ApiError, of_end, of_refusal, unknown_model
+from deltacompress.serving.http.exchange import Exchange, GoneError
+from deltacompress.serving.logs import Log
+from deltacompress.serving.messages import Began, Happening, Over, Token
+
+
+async def generate(exchange: Exchange, asked: Asked, client: Client, number: str, log: Log) -> None:
+    """Answer a request. number: a name that no other request has.
+
+    Raises:
+        ApiError: before the answer began.
+        GoneError: the client went away; its calls are cancelled.
+    """
+    variant = _variant(asked.model, client)
+    submits = asked.submits(number, variant, client.settings.limits.request_s)
+    try:
+        group = await client.submit(submits, asked.model)
+    except RefusedError as error:
+        raise of_refusal(error.refused, asked.model) from None
+    answers = Answers(asked, number, group.prompt_tokens)
+    async with _watched(exchange, group):
+        if asked.stream:
+            await _stream(exchange, asked, group, answers, client, log)
+        else:
+            await _whole(exchange, group, answers, client, log)
+
+
+def _variant(model: str, client: Client) -> str | None:
+    """The variant that a model's name means, None for the base.
+
+    Raises:
+        ApiError: neither.
+    """
+    if model == client.settings.base_name:
+        return None
+    if all(one.name != model for one in client.state.variants):
+        raise unknown_model(model)
+    return model
+
+
+@asynccontextmanager
+async def _watched(exchange: Exchange, group: Group) -> AsyncIterator[None]:
+    """In this block a client that goes away ends its calls; they are ended at its end in any case."""
+
+    async def watch() -> None:
+        await exchange.until_gone()
+        group.leave()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        group.leave()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _whole(exchange: Exchange, group: Group, answers: Answers, client: Client, log: Log) -> None:
+    async for place, told in group.happenings():
+        _chunk(answers, place, told, group, client, log)
+    if group.is_left:
+        raise GoneError
+    await exchange.answer(200, answers.whole())
+
+
+async def _stream(exchange: Exchange, asked: Asked, group: Group, answers: Answers, client: Client, log: Log) -> None:
+    """Nothing is sent before something happened, so that a call that fails at once has its status."""
+    begun = False
+    try:
+        async for place, told in group.happenings():
+            chunk = _chunk(answers, place, told, group, client, log)
+            if not begun:
+                begun = True
+                await exchange.begin_stream()
+            if chunk is not None:
+                await exchange.event(chunk)
+    except ApiError as error:
+        if not begun:
+            raise
+        await exchange.event(error.body())
+        await exchange.end_stream(is_whole=False)
+        return
+    if group.is_slow:
+        exchange.cut()
+    if group.is_left:
+        raise GoneError
+    if asked.usage:
+        await exchange.event(answers.usage_chunk())
+    await exchange.end_stream(is_whole=True)
+
+
+def _chunk(
+    answers: Answers, place: int, told: Happening, group: Group, client: Client, log: Log
+) -> dict[str, Any] | None:
+    """What an event adds to the answer.
+
+    Raises:
+        ApiError: the call ended without one.
+    """
+    match told:
+        case Token():
+            return answers.token(place, told)
+        case Began():
+            return answers.began(place, told)
+        case Over():
+            if told.error is not None:
+                log.line("call_failed", call=told.id, model=group.model, error=str(told.error))
+            error = of_end(told, group.model, gone=client.gone.is_set(), stopping=client.stopping)
+            if error is not None:
+                raise error
+            return answers.over(place, told)

@@ -1,0 +1,152 @@
+"""What a server is started with, checked before anything is loaded. No torch here."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deltacompress.errors import InputError, install_hint, option
+from deltacompress.serving.keys import Key, read_key
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client may ask for.
+
+    body_bytes: of a request; n: answers to one prompt; prompts: of one request; stops: stop strings; logprobs:
+    likeliest tokens told of each; connections: at once; waiting: events that a reader may be behind. request_s: of a
+    whole answer; header_s, body_s: to send a request; write_s: to take what was sent; all in seconds.
+    """
+
+    body_bytes: int = 4 * 2**20
+    n: int = 16
+    prompts: int = 64
+    stops: int = 16
+    logprobs: int = 20
+    connections: int = 1024
+    waiting: int = 4096
+    request_s: float = 600.0
+    header_s: float = 10.0
+    body_s: float = 30.0
+    write_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One server.
+
+    base: directory; variants: (name, source) of each; port: 0 takes a free one; drain_s: seconds that running requests
+    have once the server is told to end. The others as Runtime.from_base and Engine have them.
+    """
+
+    base: Path
+    variants: tuple[tuple[str, str], ...] = ()
+    zoo: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: Key | None = None
+    admin_key: Key | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    backend: str = "auto"
+    budget_bytes: int | None = None
+    max_batch: int = 64
+    max_queue: int = 1024
+    drain_s: float = 30.0
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def base_name(self) -> str:
+        """The base's own name among the models."""
+        return self.base.resolve().name
+
+    def check(self) -> None:
+        """Refuse what cannot be served.
+
+        Raises:
+            InputError: a name is there twice, a number is out of range, an open address has no key.
+        """
+        names = [name for name, _ in self.variants]
+        for name in names:
+            if names.count(name) > 1:
+                raise InputError("is given twice", where=f"the name {name}", way_out="name each variant once")
+            if name == self.base_name:
+                raise InputError("is the base's own name", where=f"the name {name}", way_out="give another")
+        if not 0 <= self.port < 2**16:
+            raise InputError("give a port from 1 to 65535, or 0 for a free one", where=f"{option('port')} {self.port}")
+        if not 0 <= self.drain_s < math.inf:
+            raise InputError("give seconds, 0 or more", where=f"{option('drain')} {self.drain_s}")
+        for name, number in (("max_batch", self.max_batch), ("max_queue", self.max_queue)):
+            if number < 1:
+                raise InputError("at least 1", where=f"{option(name)} {number}")
+        if self.api_key is None and not is_loopback(self.host):
+            raise InputError(
+                "others can reach this address, and no key is asked of them",
+                where=f"{option('host')} {self.host}",
+                way_out=f"give {option('api_key_file')}, or serve on 127.0.0.1",
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def named(given: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """NAME=SOURCE, each as (name, source).
+
+    Raises:
+        InputError: one is not of that form.
+    """
+    found = []
+    for one in given:
+        name, separator, source = one.partition("=")
+        if not (name and separator and source):
+            raise InputError("is not NAME=SOURCE", where=one, way_out="such as bot=path/of/artifact")
+        found.append((name, source))
+    return tuple(found)
+
+
+def key_of(name: str, path: Path | None) -> Key | None:
+    """The key in the file that an option names, if it is given; raises as read_key."""
+    return None if path is None else read_key(option(name), path)
+
+
+def budget_bytes(size: str | None) -> int | None:
+    """Bytes of a size such as "20GB".
+
+    Raises:
+        InputError: it is none.
+    """
+    if size is None:
+        return None
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        found = TypeAdapter(ByteSize).validate_python(size)
+    except (ValidationError, OverflowError):
+        found = ByteSize(0)
+    if found <= 0:
+        raise InputError("is no size", where=f"{option('budget')} {size}", way_out="give one such as 20GB")
+    return found
+
+
+def check_extra() -> None:
+    """Refuse to start without the libraries of the extra `serve`.
+
+    Raises:
+        InputError: one is missing.
+    """
+    try:
+        import msgspec  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+        import zmq  # noqa: F401
+    except ImportError as error:
+        raise InputError(f"serving needs {error.name}: {install_hint('serve')}") from error

@@ -1,0 +1,215 @@
+"""The engine's process at work: one thread steps, one takes orders, one loads variants, one tells the state."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import zmq
+
+from deltacompress.errors import DeltaCompressError, InputError, failure
+from deltacompress.runtime.engine.live.call import Call
+from deltacompress.runtime.engine.live.events import Event
+from deltacompress.serving.channel import ORDERS, Teller, open_socket
+from deltacompress.serving.messages import (
+    Accepted,
+    Batch,
+    Cancel,
+    Done,
+    Failed,
+    Failure,
+    Happening,
+    Load,
+    Order,
+    Ready,
+    Refused,
+    Start,
+    State,
+    Stop,
+    Submit,
+    Unload,
+    Variant,
+    happening,
+)
+
+_TOLD_EVERY = 0.5
+"""Seconds between two reports of the state."""
+_WAITS = 0.2
+"""Seconds that an idle engine waits before it looks whether it is to stop."""
+
+
+class CountsLike(Protocol):
+    """What waits and what runs."""
+
+    @property
+    def queued(self) -> int:
+        """Calls that wait."""
+
+    @property
+    def running(self) -> int:
+        """Calls that run."""
+
+
+class EngineLike(Protocol):
+    """What is asked of an engine; runtime/engine/live has it."""
+
+    def submit(self, call: Call) -> int:
+        """Take a call; its prompt's tokens."""
+
+    def cancel(self, id: str) -> None:  # noqa: A002 - as the engine calls it
+        """End a call."""
+
+    def step(self) -> bool:
+        """Compute; False: nothing to do."""
+
+    def wait(self, seconds: float) -> None:
+        """Until there may be something to do."""
+
+    @property
+    def counts(self) -> CountsLike:
+        """What waits and what runs."""
+
+    def close(self) -> None:
+        """End every call that is left."""
+
+
+class ModelsLike(Protocol):
+    """What is asked of whoever has the variants; Runtime has it."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know."""
+
+    @property
+    def variants(self) -> Mapping[str, Any]:
+        """The loaded ones by name."""
+
+    def load(self, artifact: str, name: str, *, over: str | None, zoo: str | None, pin: bool) -> str:
+        """Load one."""
+
+    def unload(self, name: str) -> None:
+        """Forget one."""
+
+    def residency(self) -> Any:
+        """Where each is, as runtime.cache.residency has it."""
+
+
+Build = Callable[[Start, Callable[[Event], None]], tuple[EngineLike, ModelsLike]]
+"""Makes both from what the process was told, the engine with its `emit`; the variants are loaded afterwards."""
+
+
+class Worker:
+    """One engine between its two sockets."""
+
+    def __init__(self, start: Start, build: Build, teller: Teller) -> None:
+        self._start, self._teller = start, teller
+        self._orders = open_socket(zmq.Context[Any](), zmq.PULL, start.orders, binds=False)
+        self._events: list[Happening] = []
+        self._stopping = threading.Event()
+        self._changes = queue.Queue[Load | Unload | None]()
+        self._state_lock = threading.Lock()
+        self.engine, self.models = build(start, self._emit)
+        for name, source in start.variants:
+            self.models.load(source, name, over=None, zoo=start.zoo, pin=False)
+
+    def run(self) -> None:
+        """Until it is told to stop."""
+        self._teller.tell(Ready(self._state(), tuple(self.models.notes)))
+        threads = [threading.Thread(target=one, daemon=True) for one in (self._listen, self._change, self._report)]
+        for thread in threads:
+            thread.start()
+        try:
+            while not self._stopping.is_set():
+                did = self.engine.step()
+                self._flush()
+                if not did:
+                    self.engine.wait(_WAITS)
+        finally:
+            self._stopping.set()
+            self.engine.close()
+            self._flush()
+
+    def _emit(self, event: Event) -> None:
+        self._events.append(happening(event))
+
+    def _flush(self) -> None:
+        if self._events:
+            told, self._events = self._events, []
+            self._teller.tell(Batch(tuple(told)))
+
+    def _listen(self) -> None:
+        while not self._stopping.is_set():
+            order: Order = ORDERS.decode(self._orders.recv())
+            match order:
+                case Submit():
+                    self._submit(order)
+                case Cancel(id=name):
+                    self.engine.cancel(name)
+                case Load() | Unload():
+                    self._changes.put(order)
+                case Stop():
+                    self._stopping.set()
+
+    def _submit(self, order: Submit) -> None:
+        if order.variant is not None and order.variant not in self.models.variants:
+            unknown = InputError(f"the model {order.variant} is not loaded", way_out="see /v1/models")
+            self._teller.tell(Refused(order.id, "model", Failure.of(unknown)))
+            return
+        try:
+            tokens = self.engine.submit(order.call())
+        except Exception as error:  # noqa: BLE001 - one call fails, whatever it was, and no other
+            told = failure(error, debug=True, again="")
+            self._teller.tell(Refused(order.id, _reason(told), Failure.of(told)))
+        else:
+            self._teller.tell(Accepted(order.id, tokens))
+
+    def _change(self) -> None:
+        while (order := self._changes.get()) is not None:
+            try:
+                if isinstance(order, Load):
+                    self.models.load(order.source, order.name, over=order.over, zoo=self._start.zoo, pin=order.pin)
+                else:
+                    self.models.unload(order.name)
+            except Exception as error:  # noqa: BLE001 - a change fails, whatever it was; those who are served stay
+                told = failure(error, debug=True, again="")
+                self._teller.tell(Failed(order.id, Failure.of(told)))
+                continue
+            self._tell_state()
+            self._teller.tell(Done(order.id))
+
+    def _report(self) -> None:
+        while not self._stopping.wait(_TOLD_EVERY):
+            self._tell_state()
+
+    def _tell_state(self) -> None:
+        with self._state_lock:  # so that no older state follows a newer one
+            self._teller.tell(self._state())
+
+    def _state(self) -> State:
+        counts, found = self.engine.counts, self.models.residency()
+        loaded = dict(self.models.variants)
+        variants = tuple(
+            Variant(one.name, type(loaded[one.name].variant).__name__, one.place, one.nbytes, one.pin)
+            for one in found.variants
+            if one.name in loaded
+        )
+        return State(
+            counts.queued,
+            counts.running,
+            variants,
+            hits=found.hits,
+            misses=found.misses,
+            loads=found.loads,
+            evictions=found.evictions,
+            device_bytes=found.device_bytes,
+            host_bytes=found.host_bytes,
+        )
+
+
+def _reason(error: DeltaCompressError) -> str:
+    """Why a call is not taken, as Refused has it."""
+    if type(error).__name__ == "QueueFullError":
+        return "full"
+    return "input" if isinstance(error, InputError) else "failed"

@@ -1,0 +1,74 @@
+"""`python -m deltacompress.serving.worker.process`: the engine's process. Its standard input says what to serve.
+
+One line of JSON (messages.Start), and then nothing: when that input ends, whoever started this is gone, and this ends
+too, at once. Signals are that one's affair.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+import msgspec
+
+from deltacompress.errors import InternalError, failure, for_the_command_line
+from deltacompress.runtime.engine.live.events import Event
+from deltacompress.serving.channel import Teller
+from deltacompress.serving.messages import Failure, Fatal, Start
+from deltacompress.serving.worker.loop import Build, EngineLike, ModelsLike, Worker
+
+_ORPHANED = 1
+_LAST_WORDS_MS = 2000
+"""Milliseconds that the last reports may take to leave."""
+
+
+def main(build: Build | None = None) -> int:
+    """Serve until told to stop; build: what makes engine and variants (default: the real ones)."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.dup2(2, 1)  # whatever a library prints is no result of the command
+    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.excepthook = _end_with_thread
+    teller = Teller(start.reports)
+    code = 0
+    try:
+        with for_the_command_line():
+            Worker(start, build or _build, teller).run()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and ends this process
+        told = failure(error, debug=True, again="")
+        teller.tell(Fatal(Failure.of(told), told.exit_code))
+        code = told.exit_code
+    teller.close(_LAST_WORDS_MS)
+    return code
+
+
+def _end_with_thread(told: threading.ExceptHookArgs) -> None:
+    traceback.print_exception(told.exc_value)
+    os._exit(InternalError.exit_code)  # no half of an engine
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(_ORPHANED)
+
+
+def _build(start: Start, emit: Callable[[Event], None]) -> tuple[EngineLike, ModelsLike]:
+    from deltacompress.runtime.engine.live.engine import Engine
+    from deltacompress.runtime.face import Runtime
+
+    runtime = Runtime.from_base(
+        start.base, device=start.device, dtype=start.dtype, backend=start.backend, budget_bytes=start.budget_bytes
+    )
+    runtime.notes.insert(0, runtime.describe())
+    return Engine(runtime, emit, max_batch=start.max_batch, max_queue=start.max_queue), runtime
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # threads that wait for orders, or load, hold nothing up
