@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ import zmq.asyncio
 
 from deltacompress.errors import BackendError, DeltaCompressError
 from deltacompress.serving.channel import REPORTS, Place, encode, open_socket
+from deltacompress.serving.group import Group, RefusedError
 from deltacompress.serving.messages import (
     Accepted,
     Batch,
@@ -47,56 +48,6 @@ _STOPS_WITHIN = 5.0
 """Seconds that the engine's process has to end once it is told to."""
 _LAST_WORDS = 0.2
 """Seconds in which what an ended process said last arrives."""
-
-
-class RefusedError(Exception):
-    """The engine did not take a call."""
-
-    def __init__(self, refused: Refused) -> None:
-        super().__init__(refused.reason)
-        self.refused = refused
-
-
-class Group:
-    """The calls of one request, and what becomes of them, in the order in which it comes.
-
-    prompt_tokens: of each call; is_slow: whoever reads was too far behind, and the calls were cancelled.
-    """
-
-    def __init__(self, client: Client, model: str, calls: Sequence[str], most_waiting: int) -> None:
-        self._client, self._calls, self._most = client, {name: i for i, name in enumerate(calls)}, most_waiting
-        self._queue = asyncio.Queue[tuple[int, Happening] | None]()
-        self._left = set(calls)
-        self.model = model
-        self.prompt_tokens: list[int] = []
-        self.is_slow = self.is_left = False
-
-    async def happenings(self) -> AsyncIterator[tuple[int, Happening]]:
-        """(which call, what happened), until each has ended or `leave` was called."""
-        while self._left or not self._queue.empty():
-            told = await self._queue.get()
-            if told is None:
-                return
-            yield told
-
-    def put(self, told: Happening) -> None:
-        """From the client."""
-        if isinstance(told, Over):
-            self._left.discard(told.id)
-        elif self._queue.qsize() >= self._most:
-            if not self.is_slow:
-                self.is_slow = True
-                self.leave()
-            return
-        self._queue.put_nowait((self._calls[told.id], told))
-
-    def leave(self) -> None:
-        """Nobody reads any more: cancel what is left."""
-        if not self.is_left:
-            self.is_left = True
-            self._queue.put_nowait(None)
-            for name in tuple(self._left):
-                self._client.cancel(name)
 
 
 @dataclass(slots=True)
@@ -182,7 +133,7 @@ class Client:
         Raises:
             RefusedError: one of them is not.
         """
-        group = Group(self, model, [one.id for one in submits], self.settings.limits.waiting)
+        group = Group(self.cancel, model, [one.id for one in submits], self.settings.limits.waiting)
         loop = asyncio.get_running_loop()
         opened = [_Open(group, loop.create_future(), time.monotonic()) for _ in submits]
         for submit, one in zip(submits, opened, strict=True):

@@ -47,6 +47,7 @@ class _Run:
     def __init__(self, settings: Settings, made: socket, log: Log) -> None:
         self._settings, self._socket, self._log = settings, made, log
         self._signals: list[float] = []
+        self._cut = 0  # requests that a second signal ended
         self._stop, self._at_once = asyncio.Event(), asyncio.Event()
         self._client = Client(settings, metrics := Metrics())
         self._app = App(settings, self._client, metrics, log)
@@ -62,6 +63,9 @@ class _Run:
                 await self._client.stop()
         if self._client.failure is not None:
             raise self._client.failure
+        if self._cut:
+            told = f"{self._cut} request{' was' if self._cut == 1 else 's were'} cut off"
+            raise Interrupted(f"interrupted again; {told}")
 
     async def _serve(self, ready: Callable[[str, tuple[str, ...]], object]) -> None:
         http = server(self._app, self._settings)
@@ -85,6 +89,8 @@ class _Run:
     async def _end(self, http: Server, serving: asyncio.Task[Any]) -> None:
         """The engine first, so that every stream that is left says why it ends."""
         if self._at_once.is_set():
+            self._cut = self._client.busy
+            self._client.stopping = True
             self._client.kill()
         await self._client.stop()
         http.should_exit = True

@@ -1,4 +1,4 @@
-"""An engine's process without a model: `python stub.py`. Deterministic: a call's tokens are its prompt's, over and over.
+"""An engine's process without a model: `python stub.py`. A call's tokens are its prompt's, over and over.
 
 Text is as its bytes; the answer to a prompt is that prompt again, a token for each character, until max_tokens. Words
 in a prompt make it misbehave: SLOW (a token in 20 ms), FAIL (its variant cannot be had), CRASH (the process dies),
@@ -97,12 +97,15 @@ class StubEngine:
     def step(self) -> bool:
         while self._queue and len(self._running) < self._start.max_batch:
             one = self._queue.popleft()
+            if "FAIL" in "".join(map(text_of, one.prompt)):
+                self._ended(one, "failed", ChecksumError("differs", where="/secret/path"))
+                continue
             self._running.append(one)
             told = one.call.sampling.prompt_logprobs
             prompt = () if told is None else tuple(score(token, told) for token in one.prompt)
             self._emit(Started(one.call.id, prompt, time.monotonic() - one.since))
-        if not self._running:
-            return False
+        if not self._running:  # what was told is sent first
+            return bool(self._queue)
         if any("SLOW" in "".join(map(text_of, one.prompt)) for one in self._running):
             time.sleep(0.02)
         self._running = [one for one in self._running if not self._advanced(one)]
@@ -115,8 +118,6 @@ class StubEngine:
             os.kill(os.getpid(), signal.SIGKILL)
         if call.id in self._cancelled:
             return self._ended(one, "cancelled")
-        if "FAIL" in words:
-            return self._ended(one, "failed", ChecksumError("differs", where="/secret/path"))
         if "LATE" in words and len(one.tokens) == 3:
             return self._ended(one, "timeout")
         token = one.prompt[len(one.tokens) % len(one.prompt)]

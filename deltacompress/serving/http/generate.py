@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from deltacompress.serving.client import Client, Group, RefusedError
+from deltacompress.serving.client import Client
+from deltacompress.serving.group import Group, RefusedError
 from deltacompress.serving.http.answers import Answers
 from deltacompress.serving.http.asked import Asked
 from deltacompress.serving.http.errors import ApiError, of_end, of_refusal, unknown_model

@@ -1,0 +1,201 @@
+"""Who may ask what: keys, their files, the routes of the admin; and that neither keys nor prompts are told to anybody."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving.harness import ADMIN_KEY, API_KEY, Live, eventually, served
+
+from deltacompress.errors import InputError
+from deltacompress.serving.keys import Key, read_key
+from deltacompress.serving.settings import Settings, budget_bytes, named
+
+BODY = {"model": "bot", "prompt": "a secret of mine", "max_tokens": 2}
+OPEN = ("/health", "/ready", "/version")
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("headers", [{}, bearer("wrong"), bearer(API_KEY[:-1]), bearer(API_KEY + "x"),
+                                     {"authorization": API_KEY}, {"authorization": f"Basic {API_KEY}"}])  # fmt: skip
+def test_without_the_key_nothing_is_told(guarded: Live, headers: dict[str, str]) -> None:
+    for path in ("/v1/models", "/v1/models/bot", "/metrics"):
+        answer = guarded.http.get(path, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key"), path
+    assert guarded.http.post("/v1/completions", json=BODY, headers=headers).status_code == 401
+    assert guarded.http.post("/admin/drain", json={}, headers=headers).status_code == 401
+    assert [guarded.http.get(path, headers=headers).status_code for path in OPEN] == [200] * 3
+
+
+def test_each_key_opens_its_own_door(guarded: Live) -> None:
+    assert guarded.http.get("/v1/models", headers=bearer(API_KEY)).status_code == 200
+    assert guarded.http.get("/v1/models", headers={"authorization": f"bearer  {API_KEY}"}).status_code == 200
+    assert guarded.http.get("/v1/models", headers=bearer(ADMIN_KEY)).status_code == 401
+    assert guarded.http.post("/admin/unload", json={"name": "bot"}, headers=bearer(API_KEY)).status_code == 401
+
+
+def test_without_an_admin_key_that_door_is_closed(live: Live) -> None:
+    answer = live.post("/admin/drain")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "no_admin_key")
+
+
+def test_keys_and_prompts_are_in_no_log_and_no_answer(guarded: Live) -> None:
+    guarded.http.post("/v1/completions", json=BODY, headers=bearer(API_KEY))
+    told = guarded.http.post("/v1/completions", json=BODY | {"temperature": -1}, headers=bearer(API_KEY)).text
+    told += guarded.http.get("/metrics", headers=bearer(API_KEY)).text
+    told += guarded.http.post("/v1/completions", json=BODY, headers=bearer(ADMIN_KEY + "x")).text
+    told += guarded.http.post("/v1/completions?key=" + API_KEY, json=BODY, headers=bearer(API_KEY)).headers.__repr__()
+    told += guarded.log.getvalue() + repr(guarded.app.__dict__) + repr(guarded.client)
+    for secret in (API_KEY, ADMIN_KEY, BODY["prompt"]):
+        assert str(secret) not in told
+    lines = [json.loads(line) for line in guarded.log.getvalue().splitlines()]
+    assert {"request", "route", "status", "seconds"} <= set(lines[-1])
+
+
+def test_a_failure_is_told_in_the_log_alone(live: Live) -> None:
+    answer = live.post("/v1/completions", model="bot", prompt="FAIL")
+    assert "/secret/path" not in answer.text
+    assert "ChecksumError" in answer.json()["error"]["message"]
+    assert "/secret/path" in live.log.getvalue()
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Live]:
+    """A server to change."""
+    with served(admin_key=Key(ADMIN_KEY.encode())) as found:
+        yield found
+
+
+def admin(live: Live, verb: str, **body: Any) -> tuple[int, str]:
+    answer = live.http.post(f"/admin/{verb}", json=body, headers=bearer(ADMIN_KEY))
+    return answer.status_code, answer.json().get("error", {}).get("param") or ""
+
+
+def test_loading_and_unloading(own: Live) -> None:
+    names = lambda: [one["id"] for one in own.http.get("/v1/models").json()["data"]]  # noqa: E731
+    assert admin(own, "load", name="new", source="path/of/new", pin=True) == (200, "")
+    assert names() == ["tiny", "bot", "sql", "new"]  # at once
+    assert own.http.get("/v1/models/new").json()["pin"] is True
+    assert own.post("/v1/completions", model="new", prompt="ab", max_tokens=2).json()["choices"][0]["text"] == "ab"
+    assert admin(own, "unload", name="new") == (200, "")
+    assert names() == ["tiny", "bot", "sql"]
+    assert own.post("/v1/completions", model="new", prompt="ab").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "status", "param"),
+    [
+        ("load", {"name": "bot", "source": "x"}, 409, "name"),
+        ("load", {"name": "tiny", "source": "x"}, 409, "name"),
+        ("load", {"name": "new", "source": "missing"}, 400, ""),
+        ("load", {"name": "new"}, 400, "source"),
+        ("load", {"source": "x"}, 400, "name"),
+        ("load", {"name": 1, "source": "x"}, 400, "name"),
+        ("load", {"name": "new", "source": "x", "pin": 1}, 400, "pin"),
+        ("load", {"name": "new", "source": "x", "zoo": "y"}, 400, "zoo"),
+        ("unload", {"name": "nobody"}, 404, "model"),
+        ("unload", {"name": "tiny"}, 404, "model"),
+        ("unload", {}, 404, "model"),
+        ("drain", {"x": 1}, 400, "x"),
+    ],
+)
+def test_changes_that_cannot_be_made(own: Live, verb: str, body: dict[str, Any], status: int, param: str) -> None:
+    assert admin(own, verb, **body) == (status, param)
+
+
+def test_a_drained_server_ends_what_runs_and_takes_nothing_new() -> None:
+    with served(admin_key=Key(ADMIN_KEY.encode())) as found:
+        with found.http.stream(
+            "POST", "/v1/completions", json=BODY | {"prompt": "SLOW", "max_tokens": 40, "stream": True}
+        ) as running:
+            eventually(lambda: found.client.busy)
+            assert admin(found, "drain") == (200, "")
+            for path in ("/v1/completions", "/v1/chat/completions"):
+                refused = found.post(path, **BODY)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+                assert int(refused.headers["retry-after"]) > 0
+            assert found.http.get("/ready").status_code == 503
+            assert found.http.get("/health").status_code == 200
+            assert running.read().endswith(b"data: [DONE]\n\n")
+
+
+def write_key(path: Path, raw: bytes, mode: int = 0o600) -> Path:
+    path.write_bytes(raw)
+    path.chmod(mode)
+    return path
+
+
+def test_a_key_is_the_one_line_of_its_file(tmp_path: Path) -> None:
+    key = read_key("--api-key-file", write_key(tmp_path / "key", b"abc123\n"))
+    assert key.fits(b"abc123")
+    assert not any(key.fits(one) for one in (b"", b"abc123\n", b"abc12", b"abc1234"))
+    assert "abc123" not in repr(key)
+
+
+@pytest.mark.parametrize(
+    ("raw", "mode", "told"),
+    [
+        (b"", 0o600, "is empty"),
+        (b" \n", 0o600, "is empty"),
+        (b"abc", 0o644, "others may read"),
+        (b"abc", 0o620, "others may read or change"),
+        (b"a b", 0o600, "one line"),
+        (b"a\nb", 0o600, "one line"),
+        (b"x" * 5000, 0o600, "at most"),
+        ("schlüssel".encode(), 0o600, "ASCII"),
+    ],
+)
+def test_key_files_that_are_refused(tmp_path: Path, raw: bytes, mode: int, told: str) -> None:
+    with pytest.raises(InputError, match=told) as caught:
+        read_key("--api-key-file", write_key(tmp_path / "key", raw, mode))
+    assert caught.value.where == f"--api-key-file {tmp_path / 'key'}"
+    assert caught.value.way_out
+    with pytest.raises(InputError):
+        read_key("--api-key-file", tmp_path / "nothing")
+    with pytest.raises(InputError):
+        read_key("--api-key-file", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"variants": (("a", "x"), ("b", "y"), ("a", "z"))}, "the name a: is given twice"),
+        ({"variants": (("base", "x"),)}, "the name base: is the base's own"),
+        ({"port": 65536}, "port"),
+        ({"port": -1}, "port"),
+        ({"drain_s": float("nan")}, "drain"),
+        ({"drain_s": float("inf")}, "drain"),
+        ({"drain_s": -1.0}, "drain"),
+        ({"max_batch": 0}, "max_batch 0"),
+        ({"max_queue": 0}, "max_queue 0"),
+        ({"host": "0.0.0.0"}, "no key is asked"),
+        ({"host": "::"}, "no key is asked"),
+        ({"host": "example.org"}, "no key is asked"),
+    ],
+)
+def test_servers_that_are_not_started(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        Settings(Path("/models/base"), **given).check()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_this_machines_own_addresses_need_no_key(host: str) -> None:
+    Settings(Path("/models/base"), host=host).check()
+    Settings(Path("/models/base"), host="0.0.0.0", api_key=Key(b"k")).check()  # noqa: S104
+
+
+def test_names_and_sizes() -> None:
+    assert named(["a=b", "c=d=e"]) == (("a", "b"), ("c", "d=e"))
+    for one in ("a", "=a", "a="):
+        with pytest.raises(InputError, match="NAME=SOURCE"):
+            named([one])
+    assert (budget_bytes(None), budget_bytes("2GB"), budget_bytes("1KiB")) == (None, 2 * 10**9, 1024)
+    for one in ("", "many", "-1", "0"):
+        with pytest.raises(InputError, match="budget"):
+            budget_bytes(one)

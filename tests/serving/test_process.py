@@ -1,0 +1,148 @@
+"""The server as a process: it starts, is told to end, loses its engine or its parent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from serving.harness import STUB, Process, eventually
+
+Start = Callable[..., Process]
+SLOW: dict[str, Any] = {"model": "bot", "prompt": "SLOW", "max_tokens": 60, "stream": True}
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextmanager
+def streaming(url: str, **changed: Any) -> Iterator[tuple[threading.Thread, list[str]]]:
+    """A stream that runs, in a thread, and the lines that it brought."""
+    lines: list[str] = []
+
+    def read() -> None:
+        with httpx.Client(timeout=20) as http, http.stream("POST", f"{url}/v1/completions", json=SLOW | changed) as got:
+            lines.extend(line for line in got.iter_lines() if line)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        eventually(lambda: running(url))
+        yield thread, lines
+    finally:
+        thread.join(20)
+
+
+def running(url: str) -> bool:
+    return "deltacompress_requests_running 1.0" in httpx.get(f"{url}/metrics").text
+
+
+def test_sigterm_ends_what_runs_and_takes_nothing_new(process: Start) -> None:
+    server = process()
+    engine = server.engine
+    with streaming(server.url) as (thread, lines):
+        server.popen.terminate()
+        eventually(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
+        refused = httpx.post(f"{server.url}/v1/completions", json=SLOW)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        thread.join(20)
+    assert lines[-1] == "data: [DONE]"
+    assert len(lines) == 62  # 60 tokens, the end, [DONE]
+    assert server.ended() == (0, "")
+    assert not is_alive(engine)
+
+
+def test_what_takes_longer_than_the_drain_is_told_so(process: Start) -> None:
+    server = process(drain=0.3)
+    with streaming(server.url, max_tokens=3000) as (thread, lines):
+        server.popen.send_signal(signal.SIGINT)
+        thread.join(20)
+    assert '"code":"draining"' in lines[-1]
+    assert server.ended()[0] == 0
+
+
+def test_a_second_signal_ends_at_once(process: Start) -> None:
+    server = process(drain=1000)
+    with streaming(server.url, max_tokens=3000) as (thread, lines):
+        server.popen.terminate()
+        server.popen.terminate()  # the same stop
+        eventually(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
+        time.sleep(0.6)
+        assert thread.is_alive()
+        server.popen.terminate()
+        thread.join(20)
+    assert '"error"' in lines[-1]
+    code, told = server.ended()
+    assert code == 2
+    assert "1 request was cut off" in told
+
+
+@pytest.mark.parametrize("how", ["killed", "crashed"])
+def test_an_engine_that_dies_ends_every_stream_and_the_server(process: Start, how: str) -> None:
+    server = process()
+    with streaming(server.url, max_tokens=3000) as (thread, lines):
+        since = time.monotonic()
+        if how == "killed":
+            os.kill(server.engine, signal.SIGKILL)
+        else:
+            httpx.post(f"{server.url}/v1/completions", json=SLOW | {"prompt": "CRASH", "stream": False}, timeout=20)
+        eventually(lambda: httpx.get(f"{server.url}/ready").status_code == 503, 1)
+        refused = httpx.post(f"{server.url}/v1/completions", json=SLOW)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_gone")
+        thread.join(20)
+        assert time.monotonic() - since < 5
+    assert '"code":"engine_gone"' in lines[-1]
+    code, told = server.ended()
+    assert code == 2
+    assert told.startswith("error: the engine's process was killed by signal 9;")
+
+
+def test_an_engine_whose_server_dies_ends_too(process: Start) -> None:
+    server = process()
+    engine = server.engine
+    server.popen.kill()
+    eventually(lambda: not is_alive(engine))
+
+
+def test_an_engine_that_cannot_start_says_why(process: Start) -> None:
+    server = process("/models/broken")
+    assert server.url == ""
+    assert server.ended() == (3, "error: model.safetensors: differs; fetch it again")
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-c", PORT, STUB[1], str(port)], capture_output=True, text=True, timeout=20
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --host 127.0.0.1 --port")
+    assert "Address already in use" in done.stderr
+    assert "give another --port" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+PORT = """
+import sys
+from pathlib import Path
+from deltacompress.cli.console import run
+from deltacompress.serving.run import serve
+from deltacompress.serving.settings import Settings
+settings = Settings(Path("/models/tiny"), port=int(sys.argv[2]))
+sys.exit(run(lambda: serve(settings, print, [sys.executable, sys.argv[1]]), debug=False))
+"""
