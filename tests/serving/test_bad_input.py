@@ -90,7 +90,7 @@ def test_a_completion_that_makes_no_sense(live: Live, changed: dict[str, Any], p
     assert answer.status_code == 400
     error = told(answer)
     assert (error["param"], error["type"]) == (param, "invalid_request_error")
-    assert param.split(".")[-1] in error["message"]
+    assert param.rsplit(".", maxsplit=1)[-1] in error["message"]
 
 
 @pytest.mark.parametrize(

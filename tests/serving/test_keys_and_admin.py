@@ -1,4 +1,4 @@
-"""Who may ask what: keys, their files, the routes of the admin; and that neither keys nor prompts are told to anybody."""
+"""Who may ask what: keys, their files, the routes of the admin; and that keys and prompts are told to nobody."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from serving.harness import ADMIN_KEY, API_KEY, Live, eventually, served
 
@@ -110,10 +111,10 @@ def test_changes_that_cannot_be_made(own: Live, verb: str, body: dict[str, Any],
 
 
 def test_a_drained_server_ends_what_runs_and_takes_nothing_new() -> None:
+    body = BODY | {"prompt": "SLOW", "max_tokens": 40, "stream": True}
     with served(admin_key=Key(ADMIN_KEY.encode())) as found:
-        with found.http.stream(
-            "POST", "/v1/completions", json=BODY | {"prompt": "SLOW", "max_tokens": 40, "stream": True}
-        ) as running:
+        running: httpx.Response
+        with found.http.stream("POST", "/v1/completions", json=body) as running:
             eventually(lambda: found.client.busy)
             assert admin(found, "drain") == (200, "")
             for path in ("/v1/completions", "/v1/chat/completions"):
@@ -187,7 +188,7 @@ def test_servers_that_are_not_started(given: dict[str, Any], told: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_this_machines_own_addresses_need_no_key(host: str) -> None:
     Settings(Path("/models/base"), host=host).check()
-    Settings(Path("/models/base"), host="0.0.0.0", api_key=Key(b"k")).check()  # noqa: S104
+    Settings(Path("/models/base"), host="0.0.0.0", api_key=Key(b"k")).check()
 
 
 def test_names_and_sizes() -> None:

@@ -139,17 +139,16 @@ def test_errors_are_the_clients_exceptions(
 def test_keys(guarded: Live) -> None:
     with OpenAI(base_url=f"{guarded.url}/v1", api_key=API_KEY) as client:
         assert client.completions.create(model="bot", prompt="ab", max_tokens=2).choices[0].text == "ab"
-    with OpenAI(base_url=f"{guarded.url}/v1", api_key="wrong", max_retries=0) as client:
-        with pytest.raises(openai.AuthenticationError):
-            client.models.list()
+    wrong = OpenAI(base_url=f"{guarded.url}/v1", api_key="wrong", max_retries=0)
+    with wrong, pytest.raises(openai.AuthenticationError):
+        wrong.models.list()
 
 
 def test_an_error_in_a_stream_is_raised(client: OpenAI) -> None:
-    heard = ""
+    chunks = iter(client.completions.create(model="bot", prompt="LATE", max_tokens=9, stream=True))
+    assert [next(chunks).choices[0].text for _ in range(3)] == ["L", "A", "T"]
     with pytest.raises(openai.APIError, match="took longer") as caught:
-        for chunk in client.completions.create(model="bot", prompt="LATE", max_tokens=9, stream=True):
-            heard += chunk.choices[0].text
-    assert heard == "LAT"
+        next(chunks)
     assert caught.value.code == "timeout"
     with pytest.raises(openai.InternalServerError):  # before anything came: a status
         client.completions.create(model="bot", prompt=["FAIL"], stream=True)
