@@ -80,7 +80,8 @@ def serve(
     def ready(url: str, notes: tuple[str, ...]) -> None:
         for note in notes:
             console.note(note)
-        models = 1 + len(settings.variants)
-        console.write(f"serving {models} {'model' if models == 1 else 'models'} at {url}/v1\n")
+        models = [settings.base_name, *(name for name, _ in settings.variants)]
+        told = f"serving {', '.join(models)} at {url}/v1"
+        console.result({"url": f"{url}/v1", "models": models}, lambda: told)
 
     run(settings, ready)

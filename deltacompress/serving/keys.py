@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deltacompress.errors import InputError
+from deltacompress.files.regular import ANYWHERE, open_regular
 
 _MOST_BYTES = 4096
 
@@ -32,13 +33,11 @@ def read_key(option: str, path: Path) -> Key:
     """
     where = f"{option} {path}"
     try:
-        with path.open("rb") as file:
+        with open_regular(path, links=ANYWHERE) as file:
             mode = os.fstat(file.fileno()).st_mode
             raw = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise InputError(error.strerror or str(error), where=where, way_out="give a file that holds the key") from error
-    if not stat.S_ISREG(mode):
-        raise InputError("is no file", where=where, way_out="give a file that holds the key")
     if mode & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
         raise InputError("others may read or change it", where=where, way_out=f"chmod 600 {path}")
     secret = raw.strip()

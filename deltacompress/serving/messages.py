@@ -12,9 +12,9 @@ import msgspec
 
 from deltacompress import errors
 from deltacompress.errors import DeltaCompressError
-from deltacompress.runtime.engine.generation_config import Sampling
+from deltacompress.runtime.engine.generation_config import Finish, Sampling
 from deltacompress.runtime.engine.live.call import Call, Message
-from deltacompress.runtime.engine.live.events import Ended, Event, Finish, NewToken, Scored, Started, TokenScore
+from deltacompress.runtime.engine.live.events import Ended, Event, NewToken, Scored, Started, TokenScore
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -150,7 +150,11 @@ class Accepted(_Message, frozen=True):
 
 
 class Refused(_Message, frozen=True):
-    """A call that is not taken; reason: "input" (it makes no sense), "model" (no such variant), "full", "failed"."""
+    """A call that is not taken; reason: why.
+
+    "input": it makes no sense; "context": prompt and max_tokens are more than that; "model": no such variant; "full":
+    the queue is; "failed".
+    """
 
     id: str
     reason: str

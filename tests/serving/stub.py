@@ -2,7 +2,7 @@
 
 Text is as its bytes; the answer to a prompt is that prompt again, a token for each character, until max_tokens. Words
 in a prompt make it misbehave: SLOW (a token in 20 ms), FAIL (its variant cannot be had), CRASH (the process dies),
-LATE (it times out), TOOLONG (no context is that long).
+LATE (it times out).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from deltacompress.errors import ChecksumError, DeltaCompressError, InputError
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.events import Ended, Event, NewToken, Scored, Started, TokenScore
 from deltacompress.serving.messages import Start
+from deltacompress.serving.worker.loop import Served
 from deltacompress.serving.worker.process import main
 
 CONTEXT = 4096
@@ -77,17 +78,17 @@ class StubEngine:
             raise InputError("the prompt is empty", way_out="write some text")
         if any(token >= 0x110000 for token in prompt):
             raise InputError("tokens out of the vocabulary", where="prompt")
-        wanted = call.max_tokens or 32
-        if "TOOLONG" in "".join(map(text_of, prompt)) or len(prompt) + wanted > CONTEXT:
-            raise InputError(f"{len(prompt)} tokens and {wanted} new ones, and the context takes {CONTEXT}")
+        wanted = CONTEXT if call.max_tokens is None else call.max_tokens
+        if len(prompt) >= CONTEXT:
+            raise InputError(f"{len(prompt)} tokens, and the context takes {CONTEXT}", way_out="shorten the prompt")
         if len(self._queue) >= self._start.max_queue:
             raise QueueFullError("too many wait")
         self._queue.append(Running(call, prompt, time.monotonic(), wanted))
         self._wake.set()
         return len(prompt)
 
-    def cancel(self, id: str) -> None:  # noqa: A002
-        self._cancelled.add(id)
+    def cancel(self, call_id: str) -> None:
+        self._cancelled.add(call_id)
         self._wake.set()
 
     def wait(self, seconds: float) -> None:
@@ -171,10 +172,10 @@ class StubModels:
         )
 
 
-def build(start: Start, emit: Callable[[Event], None]) -> tuple[StubEngine, StubModels]:
+def build(start: Start, emit: Callable[[Event], None]) -> Served:
     if "broken" in start.base:
         raise ChecksumError("differs", where="model.safetensors", way_out="fetch it again")
-    return StubEngine(start, emit), StubModels()
+    return Served(StubEngine(start, emit), StubModels(), QueueFullError, lambda _: CONTEXT)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serving.harness import API_KEY, Live
+from serving.harness import API_KEY, Live, eventually
 
 TEXT: dict[str, Any] = {"model": "bot", "prompt": "ab", "max_tokens": 2}
 CHAT: dict[str, Any] = {"model": "bot", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 2}
@@ -196,7 +196,12 @@ def test_bodies_that_are_too_large(guarded: Live) -> None:
 def test_context_and_vocabulary(live: Live) -> None:
     answer = live.post("/v1/completions", **(TEXT | {"prompt": "x" * 100, "max_tokens": 4096}))
     assert answer.status_code == 400
-    assert all(number in told(answer)["message"] for number in ("100", "4096"))
+    error = told(answer)
+    assert (error["param"], error["code"]) == ("max_tokens", "context_length_exceeded")
+    assert "the prompt has 100 tokens and max_tokens is 4096, but the context takes 4096" in error["message"]
+    assert live.post("/v1/completions", **(TEXT | {"prompt": "x" * 4096})).status_code == 400
+    eventually(lambda: live.client.state.running == 0)
+    assert live.post("/v1/completions", **(TEXT | {"prompt": "x" * 4080, "max_tokens": 16})).status_code == 200
     assert live.post("/v1/completions", **(TEXT | {"prompt": [2**30]})).status_code == 400
 
 

@@ -74,6 +74,8 @@ def of_refusal(refused: Refused, model: str) -> ApiError:
             return unknown_model(model)
         case "full":
             return ApiError(429, "too many requests wait", code="queue_full", headers={"retry-after": "1"})
+        case "context":
+            return wrong("max_tokens", str(refused.failure), "context_length_exceeded")
         case "input":
             return wrong(None, str(refused.failure))
         case _:

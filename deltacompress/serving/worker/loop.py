@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import zmq
@@ -58,7 +59,7 @@ class EngineLike(Protocol):
     def submit(self, call: Call) -> int:
         """Take a call; its prompt's tokens."""
 
-    def cancel(self, id: str) -> None:  # noqa: A002 - as the engine calls it
+    def cancel(self, call_id: str) -> None:
         """End a call."""
 
     def step(self) -> bool:
@@ -96,8 +97,22 @@ class ModelsLike(Protocol):
         """Where each is, as runtime.cache.residency has it."""
 
 
-Build = Callable[[Start, Callable[[Event], None]], tuple[EngineLike, ModelsLike]]
-"""Makes both from what the process was told, the engine with its `emit`; the variants are loaded afterwards."""
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the process works with.
+
+    full: the error of `submit` that says that the queue is; context: tokens that a variant (None: the base) takes, None
+    for no end.
+    """
+
+    engine: EngineLike
+    models: ModelsLike
+    full: type[DeltaCompressError]
+    context: Callable[[str | None], int | None]
+
+
+Build = Callable[[Start, Callable[[Event], None]], Served]
+"""Makes all of it from what the process was told and the engine's `emit`; the variants are loaded afterwards."""
 
 
 class Worker:
@@ -110,7 +125,8 @@ class Worker:
         self._stopping = threading.Event()
         self._changes = queue.Queue[Load | Unload | None]()
         self._state_lock = threading.Lock()
-        self.engine, self.models = build(start, self._emit)
+        served = build(start, self._emit)
+        self.engine, self.models, self._served = served.engine, served.models, served
         for name, source in start.variants:
             self.models.load(source, name, over=None, zoo=start.zoo, pin=False)
 
@@ -161,9 +177,24 @@ class Worker:
             tokens = self.engine.submit(order.call())
         except Exception as error:  # noqa: BLE001 - one call fails, whatever it was, and no other
             told = failure(error, debug=True, again="")
-            self._teller.tell(Refused(order.id, _reason(told), Failure.of(told)))
+            known = (
+                "full" if isinstance(told, self._served.full) else "input" if isinstance(told, InputError) else "failed"
+            )
+            self._teller.tell(Refused(order.id, known, Failure.of(told)))
         else:
-            self._teller.tell(Accepted(order.id, tokens))
+            self._teller.tell(self._too_long(order, tokens) or Accepted(order.id, tokens))
+
+    def _too_long(self, order: Submit, tokens: int) -> Refused | None:
+        """Refuse a call that wants more tokens than it can get; the engine would give it fewer."""
+        context = self._served.context(order.variant)
+        if order.max_tokens is None or context is None or tokens + order.max_tokens <= context:
+            return None
+        self.engine.cancel(order.id)
+        told = InputError(
+            f"the prompt has {tokens} tokens and max_tokens is {order.max_tokens}, but the context takes {context}",
+            way_out="ask for fewer, or shorten the prompt",
+        )
+        return Refused(order.id, "context", Failure.of(told))
 
     def _change(self) -> None:
         while (order := self._changes.get()) is not None:
@@ -206,10 +237,3 @@ class Worker:
             device_bytes=found.device_bytes,
             host_bytes=found.host_bytes,
         )
-
-
-def _reason(error: DeltaCompressError) -> str:
-    """Why a call is not taken, as Refused has it."""
-    if type(error).__name__ == "QueueFullError":
-        return "full"
-    return "input" if isinstance(error, InputError) else "failed"

@@ -19,7 +19,7 @@ from deltacompress.errors import InternalError, failure, for_the_command_line
 from deltacompress.runtime.engine.live.events import Event
 from deltacompress.serving.channel import Teller
 from deltacompress.serving.messages import Failure, Fatal, Start
-from deltacompress.serving.worker.loop import Build, EngineLike, ModelsLike, Worker
+from deltacompress.serving.worker.loop import Build, Served, Worker
 
 _ORPHANED = 1
 _LAST_WORDS_MS = 2000
@@ -57,15 +57,21 @@ def _end_with_parent() -> None:
     os._exit(_ORPHANED)
 
 
-def _build(start: Start, emit: Callable[[Event], None]) -> tuple[EngineLike, ModelsLike]:
-    from deltacompress.runtime.engine.live.engine import Engine
+def _build(start: Start, emit: Callable[[Event], None]) -> Served:
+    from deltacompress.runtime.engine.live.engine import EngineLimits, QueueFullError
     from deltacompress.runtime.face import Runtime
 
     runtime = Runtime.from_base(
         start.base, device=start.device, dtype=start.dtype, backend=start.backend, budget_bytes=start.budget_bytes
     )
     runtime.notes.insert(0, runtime.describe())
-    return Engine(runtime, emit, max_batch=start.max_batch, max_queue=start.max_queue), runtime
+    engine = runtime.engine(emit, EngineLimits(max_batch=start.max_batch, max_queue=start.max_queue))
+
+    def context(variant: str | None) -> int | None:
+        layout = runtime.model.base.layout if variant is None else runtime.variants[variant].variant.layout
+        return layout.context
+
+    return Served(engine, runtime, QueueFullError, context)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,132 @@
+"""`deltacompress serve` as it is started, over the real engine: the answers are the runtime's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from pairs import Pair
+
+from deltacompress.runtime import Runtime
+from deltacompress.runtime.engine.generation_config import Sampling
+
+PROMPTS = ["a few words", "other words, and more of them", "x", "the last of four"]
+
+
+class Started:
+    """The process, and the runtime that it is held against."""
+
+    def __init__(self, base: Path, artifact: Path, log: Path) -> None:
+        argv = [sys.executable, "-m", "deltacompress", "serve", str(base), f"bot={artifact}", "--port", "0", "--json"]
+        argv += ["--device", "cpu", "--max-batch", "8"]
+        with log.open("wb") as told:
+            self.popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=told, text=True)
+        self.base, self.log = base.name, log
+        self.runtime = Runtime.from_base(base)
+        self.runtime.load(artifact, "bot")
+        assert self.popen.stdout is not None
+        told_of = ""
+        for line in self.popen.stdout:
+            told_of += line
+            if line == "}\n":
+                break
+        self.ready = json.loads(told_of)
+        self.http = httpx.Client(base_url=self.ready["url"], timeout=60)
+
+    def text(self, model: str, prompt: Any, **more: Any) -> str:
+        body = {"model": model, "prompt": prompt, "temperature": 0, "max_tokens": 12, **more}
+        if not more.get("stream"):
+            answer = self.http.post("/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            return str(answer.json()["choices"][0]["text"])
+        lines = self.http.post("/completions", json=body).text.split("\n\n")
+        assert lines[-2:] == ["data: [DONE]", ""]
+        return "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines[:-2])
+
+    def end(self) -> int:
+        self.http.close()
+        self.popen.terminate()
+        self.popen.communicate(timeout=30)
+        return self.popen.returncode
+
+
+@pytest.fixture(scope="module")
+def real(pair: Pair, artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    started = Started(pair.base, artifact, tmp_path_factory.mktemp("log") / "log")
+    yield started
+    code = started.end()
+    assert code == 0, started.log.read_text()
+
+
+def test_it_says_where_and_what_it_serves(real: Started) -> None:
+    assert real.ready["url"].startswith("http://127.0.0.1:")
+    assert real.ready["models"] == [real.base, "bot"]
+    told = {one["id"]: one for one in real.http.get("/models").json()["data"]}
+    assert set(told) == {real.base, "bot"}
+    (there,) = real.runtime.residency().variants
+    assert (told["bot"]["bytes"], told["bot"]["place"], told["bot"]["parent"]) == (there.nbytes, "device", real.base)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_greedy_answers_are_the_runtimes_own(real: Started, stream: bool) -> None:
+    """All at once over HTTP, one by one there."""
+    asked = [(model, prompt) for prompt in PROMPTS for model in (real.base, "bot")]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda one: real.text(*one, stream=stream), asked))
+    alone = [real.runtime.generate([(None if model == real.base else model, prompt)], 12)[0] for model, prompt in asked]
+    assert found == alone
+    assert len(set(found)) > 4
+
+
+def test_a_seed_is_a_text(real: Started) -> None:
+    def drawn(seed: int, **more: Any) -> str:
+        return real.text("bot", PROMPTS[0], temperature=1.0, seed=seed, **more)
+
+    assert drawn(1) == drawn(1) == drawn(1, stream=True)
+    assert len({drawn(seed) for seed in (1, 2, 3, 2**63 - 1, -5)}) == 5
+    sampling = Sampling(temperature=1.0, seed=7)
+    assert drawn(7) == real.runtime.complete([("bot", PROMPTS[0])], 12, sampling=sampling)[0].text
+    body = {"model": "bot", "prompt": PROMPTS[0], "max_tokens": 12, "seed": 1, "n": 3}
+    texts = [one["text"] for one in real.http.post("/completions", json=body).json()["choices"]]
+    assert texts == [drawn(seed) for seed in (1, 2, 3)]
+
+
+def test_log_likelihoods_are_the_runtimes_own(real: Started) -> None:
+    """As lm-eval asks for them: the prompt's own, by tokens, with one token more."""
+    context, continuation = [5, 6, 7, 8], [9, 10, 11]
+    for model, name in ((real.base, None), ("bot", "bot")):
+        body = {"model": model, "prompt": [context + continuation], "max_tokens": 1, "logprobs": 1, "echo": True}
+        told = real.http.post("/completions", json=body | {"temperature": 0}).json()["choices"][0]["logprobs"]
+        assert len(told["tokens"]) == len(context + continuation) + 1
+        assert told["token_logprobs"][0] is None
+        ((wanted, _),) = real.runtime.loglikelihood([(name, torch.tensor(context), torch.tensor(continuation))])
+        assert sum(told["token_logprobs"][len(context) : -1]) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_what_the_engine_refuses(real: Started) -> None:
+    many = {"model": "bot", "prompt": [10**6]}
+    long = {"model": "bot", "prompt": PROMPTS[0], "max_tokens": 10**6}
+    for body, words in ((many, "vocabulary"), (long, "the context takes")):
+        answer = real.http.post("/completions", json=body)
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]["message"]
+    assert real.http.post("/completions", json={"model": "nobody", "prompt": "x"}).status_code == 404
+    told = real.http.get(real.ready["url"].removesuffix("/v1") + "/metrics").text
+    assert "deltacompress_requests_running 0.0" in told
+
+
+def test_the_log_has_a_line_for_each_request_and_no_prompt(real: Started) -> None:
+    real.text("bot", PROMPTS[1])
+    told = real.log.read_text()
+    assert PROMPTS[1] not in told
+    lines = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    assert [one for one in lines if one["event"] == "bug"] == []
+    assert any(one.get("route") == "/v1/completions" and one["status"] == 200 for one in lines)
