@@ -14,6 +14,7 @@ _LIBRARIES = ("torch", "transformers", "safetensors", "datasets", "numpy", "zsta
 _EXTRAS = {
     "eval": ("lm-eval", "eval and --gate"),
     "plot": ("matplotlib", "pictures"),
+    "serve": ("uvicorn", "serving over HTTP"),
     "sign": ("cryptography", "signatures"),
     "zoo": ("obstore", "s3:// zoos"),
     "gpu": ("nvidia-nvcomp-cu12", "gdeflate, ans and kernels"),

@@ -14,38 +14,43 @@ from deltacompress.cli.options import BaseArgument, Device, ServingBackend, Serv
 from deltacompress.cli.zoo_options import ZooOption
 from deltacompress.devices import check_driver
 
-_KEY_FILE = "mode 600, one line"
+
+Sources = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME=SOURCE]...", help="Artifacts, adapters or entries of --zoo, each with a name."),
+]
+Host = Annotated[str, typer.Option(help="Address to listen on; any but this machine's own needs a key.")]
+Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")]
+ApiKeyFile = Annotated[Path | None, typer.Option(help="File with the key that clients must have (mode 600, one line).")]
+AdminKeyFile = Annotated[
+    Path | None, typer.Option(help="File with the key of /admin (mode 600, one line); without it that is closed.")
+]
+Budget = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Of variants on the device, such as 20GB; else all are there.")
+]
+MaxBatch = Annotated[int, typer.Option(help="Requests that run at once, at most.")]
+MaxQueue = Annotated[int, typer.Option(help="Requests that wait, at most; more are told 429.")]
+Drain = Annotated[float, typer.Option(help="Seconds that running requests have after a SIGTERM.")]
 
 
 @verb
 def serve(
     console: Console,
     base: BaseArgument,
-    variants: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[NAME=SOURCE]...", help="Artifacts, adapters or entries of --zoo, each with a name."),
-    ] = None,
+    variants: Sources = None,
     *,
     zoo: ZooOption = None,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; any but this machine's own needs a key.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help=f"File with the key that clients must have ({_KEY_FILE}).")
-    ] = None,
-    admin_key_file: Annotated[
-        Path | None, typer.Option(help=f"File with the key of /admin ({_KEY_FILE}); without it that is closed.")
-    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    api_key_file: ApiKeyFile = None,
+    admin_key_file: AdminKeyFile = None,
     device: Device = "auto",
     dtype: ServingDtype = "auto",
     backend: ServingBackend = "auto",
-    budget: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of variants on the device, such as 20GB; else all are.")
-    ] = None,
-    max_batch: Annotated[int, typer.Option(help="Requests that run at once, at most.")] = 64,
-    max_queue: Annotated[int, typer.Option(help="Requests that wait, at most; more are told 429.")] = 1024,
-    drain: Annotated[float, typer.Option(help="Seconds that running requests have after a SIGTERM.")] = 30.0,
+    budget: Budget = None,
+    max_batch: MaxBatch = 64,
+    max_queue: MaxQueue = 1024,
+    drain: Drain = 30.0,
 ) -> None:
     """Serve BASE and its variants over HTTP, as OpenAI's API does, until SIGTERM or Ctrl-C."""
     from deltacompress.serving import settings as given

@@ -14,6 +14,7 @@ import httpx
 import pytest
 import torch
 from pairs import Pair
+from serving.harness import eventually
 
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.generation_config import Sampling
@@ -119,8 +120,8 @@ def test_what_the_engine_refuses(real: Started) -> None:
         assert answer.status_code == 400
         assert words in answer.json()["error"]["message"]
     assert real.http.post("/completions", json={"model": "nobody", "prompt": "x"}).status_code == 404
-    told = real.http.get(real.ready["url"].removesuffix("/v1") + "/metrics").text
-    assert "deltacompress_requests_running 0.0" in told
+    metrics = real.ready["url"].removesuffix("/v1") + "/metrics"
+    eventually(lambda: "deltacompress_requests_running 0.0" in real.http.get(metrics).text)
 
 
 def test_the_log_has_a_line_for_each_request_and_no_prompt(real: Started) -> None:
