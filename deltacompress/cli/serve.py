@@ -14,7 +14,6 @@ from deltacompress.cli.options import BaseArgument, Device, ServingBackend, Serv
 from deltacompress.cli.zoo_options import ZooOption
 from deltacompress.devices import check_driver
 
-
 Sources = Annotated[
     list[str] | None,
     typer.Argument(metavar="[NAME=SOURCE]...", help="Artifacts, adapters or entries of --zoo, each with a name."),
