@@ -17,7 +17,7 @@ import zmq.asyncio
 
 from deltacompress.errors import BackendError, DeltaCompressError
 from deltacompress.serving.channel import REPORTS, Place, encode, open_socket
-from deltacompress.serving.group import Group, RefusedError
+from deltacompress.serving.group import Group, OpenCall, RefusedError
 from deltacompress.serving.messages import (
     Accepted,
     Batch,
@@ -51,16 +51,6 @@ _LAST_WORDS = 0.2
 
 
 @dataclass(slots=True)
-class _Open:
-    """A call that has not ended. begun, last: when it was submitted and brought its last token, in seconds."""
-
-    group: Group
-    answer: asyncio.Future[int]
-    begun: float
-    last: float = 0.0
-
-
-@dataclass(slots=True)
 class Client:
     """One engine's process. gone: it ended; stopping: it was told to."""
 
@@ -71,7 +61,7 @@ class Client:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: bool = False
     failure: DeltaCompressError | None = None
-    _open: dict[str, _Open] = field(default_factory=dict)
+    _open: dict[str, OpenCall] = field(default_factory=dict)
     _changes: dict[str, asyncio.Future[None]] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -135,7 +125,7 @@ class Client:
         """
         group = Group(self.cancel, model, [one.id for one in submits], self.settings.limits.waiting)
         loop = asyncio.get_running_loop()
-        opened = [_Open(group, loop.create_future(), time.monotonic()) for _ in submits]
+        opened = [OpenCall(group, loop.create_future(), time.monotonic()) for _ in submits]
         for submit, one in zip(submits, opened, strict=True):
             self._open[submit.id] = one
             self._send(submit)
@@ -187,6 +177,8 @@ class Client:
         """End the engine's process: in good order, or else at once."""
         self.stopping = True
         self._send(Stop())
+        if not self._ready.is_set():  # it loads, and hears nothing
+            self.kill()
         if self._process is not None and self._process.returncode is None:
             try:
                 async with asyncio.timeout(_STOPS_WITHIN):
@@ -248,13 +240,14 @@ class Client:
             case Accepted(id=name, prompt_tokens=tokens):
                 if (found := self._open.get(name)) is not None and not found.answer.done():
                     found.answer.set_result(tokens)
+                    for one in found.early:
+                        self._happened(one)
             case Refused(id=name):
                 found = self._open.get(name)
                 if found is not None and not found.answer.done():
-                    self._close(name)
-                    found.group.put(Over(name, "failed", 0))
-                    self.metrics.ended(found.group.model, "refused", None)
                     found.answer.set_exception(RefusedError(report))
+                    self._close(name)
+                    self.metrics.ended(found.group.model, "refused", None)
             case State():
                 self.state = report
             case Ready(state=state, notes=notes):
@@ -274,6 +267,9 @@ class Client:
         found = self._open.get(told.id)
         if found is None:
             return
+        if not found.answer.done():
+            found.early.append(told)
+            return
         moment = time.monotonic()
         match told:
             case Began(waited_s=waited):
@@ -282,8 +278,6 @@ class Client:
                 self.metrics.token(moment - (found.last or found.begun), is_first=not found.last)
                 found.last = moment
             case Over(finish=finish):
-                if not found.answer.done():  # a call may end before it is told that it was taken
-                    found.answer.set_result(0)
                 self._close(told.id)
                 self.metrics.ended(found.group.model, finish, moment - found.begun)
         found.group.put(told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 
 from deltacompress.serving.messages import Happening, Over, Refused
 
@@ -56,3 +57,17 @@ class Group:
             self._queue.put_nowait(None)
             for name in tuple(self._left):
                 self._cancel(name)
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """A call that has not ended. begun, last: when it was submitted and brought its last token, in seconds.
+
+    answer: whether it was taken, told by another thread than `early`, which waits for it.
+    """
+
+    group: Group
+    answer: asyncio.Future[int]
+    begun: float
+    last: float = 0.0
+    early: list[Happening] = field(default_factory=list)

@@ -31,8 +31,10 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, error: DeltaCompressError) -> Failure:
-        """Its fields."""
-        return cls(type(error).__name__, error.what, error.where, error.way_out)
+        """Its fields; what is no text in them (a path may hold any bytes) is escaped."""
+        where = None if error.where is None else _escaped(error.where)
+        way_out = None if error.way_out is None else _escaped(error.way_out)
+        return cls(type(error).__name__, _escaped(error.what), where, way_out)
 
     def error(self) -> DeltaCompressError:
         """An error of the same class, where `errors` has it; else of the class whose exit code it would have had."""
@@ -229,6 +231,10 @@ class Start(msgspec.Struct, frozen=True):
     budget_bytes: int | None
     max_batch: int
     max_queue: int
+
+
+def _escaped(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
 
 
 def happening(event: Event) -> Happening:

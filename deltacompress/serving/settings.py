@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deltacompress.errors import InputError, install_hint, option
+from deltacompress.runtime.engine.generation_config import check_text
 from deltacompress.serving.keys import Key, read_key
 
 
@@ -69,6 +70,8 @@ class Settings:
         Raises:
             InputError: a name is there twice, a number is out of range, an open address has no key.
         """
+        for one in (str(self.base), *(part for variant in self.variants for part in variant)):
+            check_text(one.encode(errors="backslashreplace").decode(), one)
         names = [name for name, _ in self.variants]
         for name in names:
             if names.count(name) > 1:

@@ -140,7 +140,7 @@ class Process:
         return self.popen.returncode, "\n".join(one for one in err.splitlines() if not one.startswith("{"))
 
     @property
-    def engine(self) -> int:
-        """The engine's process."""
+    def engines(self) -> list[int]:
+        """The processes that it started."""
         found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.popen.pid)], capture_output=True, text=True)
-        return int(found.stdout.split()[0])
+        return [int(one) for one in found.stdout.split()]

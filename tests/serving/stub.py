@@ -175,6 +175,8 @@ class StubModels:
 def build(start: Start, emit: Callable[[Event], None]) -> Served:
     if "broken" in start.base:
         raise ChecksumError("differs", where="model.safetensors", way_out="fetch it again")
+    if "loads" in start.base:
+        time.sleep(60)
     return Served(StubEngine(start, emit), StubModels(), QueueFullError, lambda _: CONTEXT)
 
 

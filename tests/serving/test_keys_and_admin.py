@@ -168,6 +168,7 @@ def test_key_files_that_are_refused(tmp_path: Path, raw: bytes, mode: int, told:
     [
         ({"variants": (("a", "x"), ("b", "y"), ("a", "z"))}, "the name a: is given twice"),
         ({"variants": (("base", "x"),)}, "the name base: is the base's own"),
+        ({"variants": (("a\udcff", "x"),)}, r"a\\udcff is not valid UTF-8"),
         ({"port": 65536}, "port"),
         ({"port": -1}, "port"),
         ({"drain_s": float("nan")}, "drain"),

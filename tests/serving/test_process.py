@@ -53,7 +53,7 @@ def running(url: str) -> bool:
 
 def test_sigterm_ends_what_runs_and_takes_nothing_new(process: Start) -> None:
     server = process()
-    engine = server.engine
+    (engine,) = server.engines
     with streaming(server.url) as (thread, lines):
         server.popen.terminate()
         eventually(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
@@ -97,7 +97,7 @@ def test_an_engine_that_dies_ends_every_stream_and_the_server(process: Start, ho
     with streaming(server.url, max_tokens=3000) as (thread, lines):
         since = time.monotonic()
         if how == "killed":
-            os.kill(server.engine, signal.SIGKILL)
+            os.kill(server.engines[0], signal.SIGKILL)
         else:
             httpx.post(f"{server.url}/v1/completions", json=SLOW | {"prompt": "CRASH", "stream": False}, timeout=20)
         eventually(lambda: httpx.get(f"{server.url}/ready").status_code == 503, 1)
@@ -113,7 +113,7 @@ def test_an_engine_that_dies_ends_every_stream_and_the_server(process: Start, ho
 
 def test_an_engine_whose_server_dies_ends_too(process: Start) -> None:
     server = process()
-    engine = server.engine
+    (engine,) = server.engines
     server.popen.kill()
     eventually(lambda: not is_alive(engine))
 
@@ -122,6 +122,16 @@ def test_an_engine_that_cannot_start_says_why(process: Start) -> None:
     server = process("/models/broken")
     assert server.url == ""
     assert server.ended() == (3, "error: model.safetensors: differs; fetch it again")
+
+
+def test_a_signal_while_it_loads(process: Start) -> None:
+    server = process("/models/loads", waits=False)
+    eventually(lambda: server.engines)
+    (engine,) = server.engines
+    time.sleep(0.5)
+    server.popen.terminate()
+    assert server.ended(4) == (2, "error: interrupted before the server was ready; run it again")
+    assert not is_alive(engine)
 
 
 def test_a_port_that_is_taken() -> None:
