@@ -12,7 +12,7 @@ import msgspec
 
 from deltacompress import errors
 from deltacompress.errors import DeltaCompressError
-from deltacompress.runtime.engine.generation_config import Finish, Sampling
+from deltacompress.runtime.engine.generation_config import Finish, Latency, Sampling
 from deltacompress.runtime.engine.live.call import Call, Message
 from deltacompress.runtime.engine.live.events import Ended, Event, NewToken, Scored, Started, TokenScore
 
@@ -56,6 +56,7 @@ class Submit(_Message, frozen=True):
     sampling: Sampling
     stop: tuple[str, ...]
     timeout_s: float | None
+    latency: Latency = "interactive"
 
     def call(self) -> Call:
         """What the engine is given."""
@@ -67,6 +68,7 @@ class Submit(_Message, frozen=True):
             sampling=self.sampling,
             stop=self.stop,
             timeout_s=self.timeout_s,
+            latency=self.latency,
         )
 
 

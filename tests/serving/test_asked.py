@@ -27,6 +27,7 @@ EVERYTHING: dict[str, Any] = {
     "max_tokens": 9,
     "n": 2,
     "stop": ["one", "two"],
+    "latency": "batch",
     "stream": True,
     "stream_options": {"include_usage": True},
 }
@@ -60,6 +61,7 @@ def test_a_completion_is_told_as_it_is_asked_for() -> None:
     ]
     for one in calls:
         assert replace(one.sampling, seed=11) == sampling
+        assert one.latency == "batch"
         assert (one.variant, one.max_tokens, one.stop, one.bos, one.timeout_s) == ("bot", 9, ("one", "two"), None, 5.0)
 
 
@@ -68,6 +70,7 @@ def test_a_chat_is_told_as_it_is_asked_for() -> None:
     found = asked.chat(body, Limits())
     (call, _) = (one.call() for one in found.submits("r", None, 5.0))
     assert (call.prompt, call.sampling, call.variant, call.max_tokens) == (tuple(MESSAGES), SAMPLING, None, 9)
+    assert call.latency == "batch"
     assert found.chat
 
 
@@ -93,6 +96,7 @@ def test_defaults_are_openais() -> None:
     assert (text.max_tokens, talk.max_tokens) == (16, None)
     for one in (text, talk):
         assert replace(one.sampling, seed=0) == Sampling(temperature=1.0)
+        assert one.submits("r", None, 1)[0].call().latency == "interactive"
         assert (one.n, one.stop, one.stream, one.usage) == (1, (), False, False)
     assert text.sampling.seed != talk.sampling.seed
     chat = asked.chat({"model": "bot", "messages": MESSAGES, "logprobs": True}, Limits())

@@ -79,6 +79,8 @@ def told(answer: httpx.Response) -> dict[str, Any]:
         ({"suffix": "end"}, "suffix"),
         ({"min_tokens": 3}, "min_tokens"),
         ({"ignore_eos": "no"}, "ignore_eos"),
+        ({"latency": "never"}, "latency"),
+        ({"latency": ["batch"]}, "latency"),
         ({"user": 5}, "user"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"nonsense": 1}, "nonsense"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
-from deltacompress.runtime.engine.generation_config import Sampling
+from deltacompress.runtime.engine.generation_config import Latency, Sampling
 from deltacompress.serving.http.errors import ApiError, wrong
 from deltacompress.serving.http.fields import Fields
 from deltacompress.serving.messages import Submit
@@ -26,7 +26,7 @@ class Asked:
     """One request.
 
     chat: a conversation, not a text; usage: streams end with the count of tokens; echo: the answer begins with the
-    prompt; the seed of `sampling` is that of the first answer, the next one's is one more.
+    prompt; latency: its class; the seed of `sampling` is that of the first answer, the next one's is one more.
     """
 
     model: str
@@ -39,6 +39,7 @@ class Asked:
     stream: bool
     usage: bool
     echo: bool
+    latency: Latency
 
     def submits(self, request: str, variant: str | None, timeout_s: float) -> list[Submit]:
         """A call for each answer; variant: None for the base."""
@@ -51,6 +52,7 @@ class Asked:
                 replace(self.sampling, seed=(self.sampling.seed + i) % _SEEDS),
                 self.stop,
                 timeout_s,
+                self.latency,
             )
             for place, prompt in enumerate(self.prompts)
             for i in range(self.n)
@@ -128,12 +130,15 @@ def _finish(
         usage = options.flag("include_usage")
         options.must_be("include_obfuscation", lambda value: value is False, "false")
         options.done()
+    latency: Latency = fields.take("latency") or "interactive"
+    if latency not in get_args(Latency):
+        raise wrong("latency", f"latency must be one of {', '.join(get_args(Latency))}")
     fields.text("user")
     fields.must_be("response_format", lambda value: value == {"type": "text"}, '{"type": "text"}')
     fields.must_be("store", lambda value: value is False, "false")
     fields.must_be("service_tier", lambda value: value in ("auto", "default"), '"auto" and "default"')
     fields.done()
-    return Asked(model, chat, prompts, n, max_tokens, sampling, stop, stream, usage, echo)
+    return Asked(model, chat, prompts, n, max_tokens, sampling, stop, stream, usage, echo, latency)
 
 
 def _model(fields: Fields) -> str:
