@@ -166,10 +166,10 @@ class Refused(_Message, frozen=True):
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """A loaded variant; place: device, arriving, host or disk; nbytes: on the device."""
+    """A loaded variant; identity: of its content; place: device, arriving, host or disk; nbytes: on the device."""
 
     name: str
-    kind: str
+    identity: str
     place: str
     nbytes: int
     pin: bool

@@ -27,7 +27,10 @@ class Started:
 
     def __init__(self, base: Path, artifact: Path, log: Path) -> None:
         argv = [sys.executable, "-m", "deltacompress", "serve", str(base), f"bot={artifact}", "--port", "0", "--json"]
-        argv += ["--device", "cpu", "--max-batch", "8"]
+        key = log.with_name("key")
+        key.write_text("admins-own")
+        key.chmod(0o600)
+        argv += ["--device", "cpu", "--max-batch", "8", "--admin-key-file", str(key)]
         with log.open("wb") as told:
             self.popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=told, text=True)
         self.base, self.log = base.name, log
@@ -52,6 +55,10 @@ class Started:
         assert lines[-2:] == ["data: [DONE]", ""]
         return "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines[:-2])
 
+    def admin(self, verb: str, **body: Any) -> httpx.Response:
+        url = self.ready["url"].removesuffix("/v1")
+        return self.http.post(f"{url}/admin/{verb}", json=body, headers={"authorization": "Bearer admins-own"})
+
     def end(self) -> int:
         self.http.close()
         self.popen.terminate()
@@ -73,6 +80,7 @@ def test_it_says_where_and_what_it_serves(real: Started) -> None:
     told = {one["id"]: one for one in real.http.get("/models").json()["data"]}
     assert set(told) == {real.base, "bot"}
     (there,) = real.runtime.residency().variants
+    assert told["bot"]["identity"] == real.runtime.variants["bot"].variant.identity
     assert (told["bot"]["bytes"], told["bot"]["place"], told["bot"]["parent"]) == (there.nbytes, "device", real.base)
 
 
@@ -122,6 +130,22 @@ def test_what_the_engine_refuses(real: Started) -> None:
     assert real.http.post("/completions", json={"model": "nobody", "prompt": "x"}).status_code == 404
     metrics = real.ready["url"].removesuffix("/v1") + "/metrics"
     eventually(lambda: "deltacompress_requests_running 0.0" in real.http.get(metrics).text)
+
+
+def test_variants_come_and_go(real: Started, artifact: Path, pair: Pair, tmp_path: Path) -> None:
+    """While others are asked; what cannot be loaded is told, and changes nothing."""
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(real.text, "bot", prompt, max_tokens=40) for prompt in PROMPTS]
+        assert real.admin("load", name="again", source=str(artifact)).status_code == 200
+        assert real.text("again", PROMPTS[0]) == real.text("bot", PROMPTS[0])
+        for source, words in ((tmp_path, "no manifest"), (pair.base, "not an artifact")):
+            refused = real.admin("load", name="other", source=str(source))
+            assert refused.status_code == 400, refused.text
+            assert words in refused.json()["error"]["message"]
+        found = [one.result() for one in asked]
+    assert real.admin("unload", name="again").status_code == 200
+    assert real.http.post("/completions", json={"model": "again", "prompt": "x"}).status_code == 404
+    assert found == [real.runtime.generate([("bot", prompt)], 40)[0] for prompt in PROMPTS]
 
 
 def test_the_log_has_a_line_for_each_request_and_no_prompt(real: Started) -> None:

@@ -154,7 +154,7 @@ class App:
         common = {"object": "model", "created": self._created, "owned_by": "deltacompress"}
         found: list[dict[str, Any]] = [{"id": base, **common, "parent": None}]
         for one in self._client.state.variants:
-            its = {"kind": one.kind, "place": one.place, "bytes": one.nbytes, "pin": one.pin}
+            its = {"identity": one.identity, "place": one.place, "bytes": one.nbytes, "pin": one.pin}
             found.append({"id": one.name, **common, "parent": base, **its})
         return found
 

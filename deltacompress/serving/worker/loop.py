@@ -220,9 +220,9 @@ class Worker:
 
     def _state(self) -> State:
         counts, found = self.engine.counts, self.models.residency()
-        loaded = dict(self.models.variants)
+        loaded = dict(self.models.variants.items())  # at once, while others are loaded
         variants = tuple(
-            Variant(one.name, type(loaded[one.name].variant).__name__, one.place, one.nbytes, one.pin)
+            Variant(one.name, loaded[one.name].variant.identity, one.place, one.nbytes, one.pin)
             for one in found.variants
             if one.name in loaded
         )
