@@ -31,13 +31,15 @@ class Group:
         self.prompt_tokens: list[int] = []
         self.is_slow = self.is_left = False
 
-    async def happenings(self) -> AsyncIterator[tuple[int, Happening]]:
-        """(which call, what happened), until each has ended or `leave` was called."""
+    async def happenings(self) -> AsyncIterator[list[tuple[int, Happening]]]:
+        """(which call, what happened), all that came meanwhile at once, until each has ended or `leave` was called."""
         while self._left or not self._queue.empty():
-            told = await self._queue.get()
-            if told is None:
+            waiting = [await self._queue.get()]
+            while not self._queue.empty():
+                waiting.append(self._queue.get_nowait())
+            if None in waiting:
                 return
-            yield told
+            yield [one for one in waiting if one is not None]
 
     def put(self, told: Happening) -> None:
         """From the client."""

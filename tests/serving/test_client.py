@@ -43,11 +43,9 @@ def told(*reports: Report, names: tuple[str, ...] = ("a",)) -> tuple[Any, Client
 
 async def heard(group: Group) -> tuple[list[int], str, list[str]]:
     text, finishes = "", []
-    async for _, one in group.happenings():
-        if isinstance(one, Token):
-            text += one.text
-        elif isinstance(one, Over):
-            finishes.append(one.finish)
+    async for happenings in group.happenings():
+        text += "".join(one.text for _, one in happenings if isinstance(one, Token))
+        finishes += [one.finish for _, one in happenings if isinstance(one, Over)]
     return group.prompt_tokens, text, finishes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from types import MappingProxyType
 from typing import Any
 
@@ -98,7 +98,7 @@ class Exchange:
         kind = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
         await self._begin(200, {**kind, "x-accel-buffering": "no"})
 
-    async def event(self, *told: object) -> None:
+    async def events(self, told: Iterable[object]) -> None:
         """Events of a stream, in JSON."""
         await self._push(b"".join(b"data: %b\n\n" % _encode(one) for one in told), more=True)
 

@@ -69,8 +69,9 @@ async def _watched(exchange: Exchange, group: Group) -> AsyncIterator[None]:
 
 
 async def _whole(exchange: Exchange, group: Group, answers: Answers, client: Client, log: Log) -> None:
-    async for place, told in group.happenings():
-        _chunk(answers, place, told, group, client, log)
+    async for happenings in group.happenings():
+        for place, told in happenings:
+            _chunk(answers, place, told, group, client, log)
     if group.is_left:
         raise GoneError
     await exchange.answer(200, answers.whole())
@@ -78,27 +79,30 @@ async def _whole(exchange: Exchange, group: Group, answers: Answers, client: Cli
 
 async def _stream(exchange: Exchange, asked: Asked, group: Group, answers: Answers, client: Client, log: Log) -> None:
     """Nothing is sent before something happened, so that a call that fails at once has its status."""
-    begun = False
-    try:
-        async for place, told in group.happenings():
-            chunk = _chunk(answers, place, told, group, client, log)
-            if not begun:
-                begun = True
-                await exchange.begin_stream()
-            if chunk is not None:
-                await exchange.event(chunk)
-    except ApiError as error:
-        if not begun:
-            raise
-        await exchange.event(error.body())
-        await exchange.end_stream(is_whole=False)
-        return
+    async for happenings in group.happenings():
+        chunks: list[dict[str, Any]] = []
+        failed: ApiError | None = None
+        try:
+            for place, told in happenings:
+                if (chunk := _chunk(answers, place, told, group, client, log)) is not None:
+                    chunks.append(chunk)
+        except ApiError as error:
+            if not exchange.status and not chunks:
+                raise
+            failed = error
+        if not exchange.status:
+            await exchange.begin_stream()
+        if chunks or failed:
+            await exchange.events([*chunks, failed.body()] if failed else chunks)
+        if failed:
+            await exchange.end_stream(is_whole=False)
+            return
     if group.is_slow:
         exchange.cut()
     if group.is_left:
         raise GoneError
     if asked.usage:
-        await exchange.event(answers.usage_chunk())
+        await exchange.events([answers.usage_chunk()])
     await exchange.end_stream(is_whole=True)
 
 
