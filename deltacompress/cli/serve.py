@@ -56,20 +56,20 @@ def serve(
 
     given.check_extra()
     settings = given.Settings(
-        base,
-        given.named(variants or ()),
-        zoo,
-        host,
-        port,
-        given.key_of("api_key_file", api_key_file),
-        given.key_of("admin_key_file", admin_key_file),
-        device,
-        dtype,
-        backend,
-        given.budget_bytes(budget),
-        max_batch,
-        max_queue,
-        drain,
+        base=base,
+        variants=given.named(variants or ()),
+        zoo=zoo,
+        host=host,
+        port=port,
+        api_key=given.key_of("api_key_file", api_key_file),
+        admin_key=given.key_of("admin_key_file", admin_key_file),
+        device=device,
+        dtype=dtype,
+        backend=backend,
+        budget_bytes=given.budget_bytes(budget),
+        max_batch=max_batch,
+        max_queue=max_queue,
+        drain_s=drain,
     )
     settings.check()
     check_driver(device)

@@ -104,17 +104,17 @@ class Client:
         one = self.settings
         assert self._place is not None
         return Start(
-            self._place.orders,
-            self._place.reports,
-            str(one.base),
-            one.variants,
-            one.zoo,
-            one.device,
-            one.dtype,
-            one.backend,
-            one.budget_bytes,
-            one.max_batch,
-            one.max_queue,
+            orders=self._place.orders,
+            reports=self._place.reports,
+            base=str(one.base),
+            variants=one.variants,
+            zoo=one.zoo,
+            device=one.device,
+            dtype=one.dtype,
+            backend=one.backend,
+            budget_bytes=one.budget_bytes,
+            max_batch=one.max_batch,
+            max_queue=one.max_queue,
         )
 
     async def submit(self, submits: Sequence[Submit], model: str) -> Group:

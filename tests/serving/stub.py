@@ -157,7 +157,10 @@ class StubModels:
     def load(self, artifact: str, name: str, *, over: str | None, zoo: str | None, pin: bool) -> str:
         if "missing" in artifact:
             raise InputError("is no artifact", where=artifact, way_out="give another")
-        self.variants = {**self.variants, name: SimpleNamespace(variant=SimpleNamespace(identity=artifact), pin=pin)}
+        self.variants = {
+            **self.variants,
+            name: SimpleNamespace(variant=SimpleNamespace(identity=f"{artifact} over {over} from {zoo}"), pin=pin),
+        }
         return name
 
     def unload(self, name: str) -> None:

@@ -69,7 +69,7 @@ def test_a_failure_is_told_in_the_log_alone(live: Live) -> None:
 @pytest.fixture(scope="module")
 def own() -> Iterator[Live]:
     """A server to change."""
-    with served(admin_key=Key(ADMIN_KEY.encode())) as found:
+    with served(admin_key=Key(ADMIN_KEY.encode()), zoo="path/of/zoo") as found:
         yield found
 
 
@@ -80,9 +80,11 @@ def admin(live: Live, verb: str, **body: Any) -> tuple[int, str]:
 
 def test_loading_and_unloading(own: Live) -> None:
     names = lambda: [one["id"] for one in own.http.get("/v1/models").json()["data"]]  # noqa: E731
-    assert admin(own, "load", name="new", source="path/of/new", pin=True) == (200, "")
+    assert admin(own, "load", name="new", source="path/of/new", over="bot", pin=True) == (200, "")
     assert names() == ["tiny", "bot", "sql", "new"]  # at once
-    assert own.http.get("/v1/models/new").json()["pin"] is True
+    told = own.http.get("/v1/models/new").json()
+    assert (told["pin"], told["identity"]) == (True, "path/of/new over bot from path/of/zoo")
+    assert own.http.get("/v1/models/bot").json()["identity"] == "path/of/bot over None from path/of/zoo"
     assert own.post("/v1/completions", model="new", prompt="ab", max_tokens=2).json()["choices"][0]["text"] == "ab"
     assert admin(own, "unload", name="new") == (200, "")
     assert names() == ["tiny", "bot", "sql"]

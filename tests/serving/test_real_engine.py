@@ -18,6 +18,9 @@ from serving.harness import eventually
 
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.generation_config import Sampling
+from deltacompress.runtime.engine.live.engine import EngineLimits, QueueFullError
+from deltacompress.serving.messages import Start
+from deltacompress.serving.worker.process import build
 
 PROMPTS = ["a few words", "other words, and more of them", "x", "the last of four"]
 
@@ -155,3 +158,36 @@ def test_the_log_has_a_line_for_each_request_and_no_prompt(real: Started) -> Non
     lines = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
     assert [one for one in lines if one["event"] == "bug"] == []
     assert any(one.get("route") == "/v1/completions" and one["status"] == 200 for one in lines)
+
+
+def test_the_engine_is_made_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, Any] = {}
+
+    class Fake:
+        def __init__(self, base: str, **given: Any) -> None:
+            made.update(given, base=base)
+            self.notes = ["one"]
+
+        def describe(self) -> str:
+            return "two"
+
+        def engine(self, emit: Any, limits: EngineLimits) -> str:
+            made.update(limits=limits, emit=emit)
+            return "engine"
+
+    monkeypatch.setattr(Runtime, "from_base", Fake)
+    start = Start(
+        orders="o", reports="r", base="b", variants=(), zoo=None, device="cuda", dtype="float16", backend="triton",
+        budget_bytes=5, max_batch=6, max_queue=7,
+    )  # fmt: skip
+    served = build(start, print)
+    assert made == {
+        "base": "b",
+        "device": "cuda",
+        "dtype": "float16",
+        "backend": "triton",
+        "budget_bytes": 5,
+        "limits": EngineLimits(max_batch=6, max_queue=7),
+        "emit": print,
+    }
+    assert (served.engine, served.full, served.models.notes) == ("engine", QueueFullError, ["two", "one"])

@@ -26,8 +26,8 @@ _LAST_WORDS_MS = 2000
 """Milliseconds that the last reports may take to leave."""
 
 
-def main(build: Build | None = None) -> int:
-    """Serve until told to stop; build: what makes engine and variants (default: the real ones)."""
+def main(make: Build | None = None) -> int:
+    """Serve until told to stop; make: engine and variants (default: the real ones)."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.dup2(2, 1)  # whatever a library prints is no result of the command
@@ -38,7 +38,7 @@ def main(build: Build | None = None) -> int:
     code = 0
     try:
         with for_the_command_line():
-            Worker(start, build or _build, teller).run()
+            Worker(start, make or build, teller).run()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and ends this process
         told = failure(error, debug=True, again="")
         teller.tell(Fatal(Failure.of(told), told.exit_code))
@@ -57,7 +57,8 @@ def _end_with_parent() -> None:
     os._exit(_ORPHANED)
 
 
-def _build(start: Start, emit: Callable[[Event], None]) -> Served:
+def build(start: Start, emit: Callable[[Event], None]) -> Served:
+    """The base's runtime, and an engine over it; raises as Runtime.from_base."""
     from deltacompress.runtime.engine.live.engine import EngineLimits, QueueFullError
     from deltacompress.runtime.face import Runtime
 
