@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import threading
@@ -11,8 +12,11 @@ from typing import Any
 import msgspec
 import zmq
 
+from deltacompress.errors import InputError
 from deltacompress.serving.messages import Order, Report
 
+_LONGEST = 70
+"""Bytes of a directory's path; a socket's may have a hundred."""
 _ENCODER = msgspec.msgpack.Encoder()
 ORDERS = msgspec.msgpack.Decoder(Order)
 REPORTS = msgspec.msgpack.Decoder(Report)
@@ -24,10 +28,20 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 class Place:
-    """A private directory with the sockets' names; gone once it is closed."""
+    """A private directory with the sockets' names; gone once it is closed.
+
+    Raises:
+        InputError: none can be made, or the name of a socket in it would be too long for the system.
+    """
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="deltacompress-"))  # mode 0700
+        where = tempfile.gettempdir()
+        if len(os.fsencode(where)) > _LONGEST:
+            raise InputError("its path is too long for a socket in it", where=where, way_out="set TMPDIR to another")
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix="deltacompress-"))  # mode 0700
+        except OSError as error:
+            raise InputError(error.strerror or str(error), where=where, way_out="set TMPDIR to another") from error
         self.orders, self.reports = (f"ipc://{self.path / name}" for name in ("orders", "reports"))
 
     def close(self) -> None:

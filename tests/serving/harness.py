@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from deltacompress.serving.client import Client
 from deltacompress.serving.http.app import App
@@ -142,5 +143,4 @@ class Process:
     @property
     def engines(self) -> list[int]:
         """The processes that it started."""
-        found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.popen.pid)], capture_output=True, text=True)
-        return [int(one) for one in found.stdout.split()]
+        return [one.pid for one in psutil.Process(self.popen.pid).children()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import stat
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from deltacompress.errors import ChecksumError, InputError
 from deltacompress.runtime.engine.generation_config import Sampling
+from deltacompress.serving.channel import Place
 from deltacompress.serving.client import Client
 from deltacompress.serving.group import Group, RefusedError
 from deltacompress.serving.messages import Accepted, Batch, Began, Failure, Over, Refused, Report, Submit, Token
@@ -82,6 +85,17 @@ def test_what_nobody_asked_for_is_dropped() -> None:
     stranger = Batch((Token("z", 1, "?"), Over("z", "eos", 1)))
     found, _ = told(stranger, Accepted("z", 1), Accepted("a", 7), stranger, EVENTS, EVENTS)
     assert found == ([7], "xy", ["length"])
+
+
+def test_sockets_lie_where_nobody_else_can_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place()
+    assert stat.S_IMODE(place.path.stat().st_mode) == 0o700
+    place.close()
+    assert not place.path.exists()
+    for where, words in ((tmp_path / ("x" * 100), "too long"), (Path("/no/such/place"), "No such file")):
+        monkeypatch.setattr(tempfile, "tempdir", str(where))
+        with pytest.raises(InputError, match=words):
+            Place()
 
 
 @pytest.mark.parametrize("error", [ChecksumError("differs", where="x", way_out="y"), InputError("odd \udcff path")])
