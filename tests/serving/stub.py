@@ -164,6 +164,8 @@ class StubModels:
         return name
 
     def unload(self, name: str) -> None:
+        if name == "sql":
+            raise InputError("requests use it", where=name)
         self.variants = {key: one for key, one in self.variants.items() if key != name}
 
     def residency(self) -> Any:

@@ -92,6 +92,15 @@ def test_stop_strings_across_tokens(client: OpenAI) -> None:
         assert chunks[-1].choices[0].finish_reason == "stop"
 
 
+def test_each_token_is_scored_also_while_its_text_is_held_back(client: OpenAI) -> None:
+    chunks = list(
+        client.completions.create(model="bot", prompt="abcd", max_tokens=6, stop="zz", logprobs=0, stream=True)
+    )
+    told = [one.choices[0].logprobs for one in chunks if one.choices[0].logprobs]
+    assert [token for one in told for token in one.tokens or ()] == list("abcdab")
+    assert "".join(one.choices[0].text for one in chunks) == "abcdab"
+
+
 def test_prompts_of_every_kind_and_n(client: OpenAI) -> None:
     def texts(prompt: Any, n: int) -> list[str]:
         done = client.completions.create(model="bot", prompt=prompt, max_tokens=2, n=n)
