@@ -132,9 +132,9 @@ def budget_bytes(size: str | None) -> int | None:
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:
-        found = TypeAdapter(ByteSize).validate_python(size)
+        found = int(TypeAdapter(ByteSize).validate_python(size))  # a plain one, which can be sent
     except (ValidationError, OverflowError):
-        found = ByteSize(0)
+        found = 0
     if found <= 0:
         raise InputError("is no size", where=f"{option('budget')} {size}", way_out="give one such as 20GB")
     return found

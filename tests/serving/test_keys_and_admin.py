@@ -204,6 +204,7 @@ def test_names_and_sizes() -> None:
         with pytest.raises(InputError, match="NAME=SOURCE"):
             named([one])
     assert (budget_bytes(None), budget_bytes("2GB"), budget_bytes("1KiB")) == (None, 2 * 10**9, 1024)
+    assert type(budget_bytes("2GB")) is int
     for one in ("", "many", "-1", "0"):
         with pytest.raises(InputError, match="budget"):
             budget_bytes(one)

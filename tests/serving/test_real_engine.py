@@ -33,7 +33,7 @@ class Started:
         key = log.with_name("key")
         key.write_text("admins-own")
         key.chmod(0o600)
-        argv += ["--device", "cpu", "--max-batch", "8", "--admin-key-file", str(key)]
+        argv += ["--device", "cpu", "--max-batch", "8", "--budget", "1GB", "--admin-key-file", str(key)]
         with log.open("wb") as told:
             self.popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=told, text=True)
         self.base, self.log = base.name, log
