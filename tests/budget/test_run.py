@@ -80,7 +80,9 @@ WAITS = r"; what was measured waits in .*/out\.budget\.json, and is used again w
 
 def test_what_cannot_be_reached_says_what_can(pair: Pair, tmp_path: Path, ladder: tuple[int, int]) -> None:
     """And that the measuring need not be done again."""
-    with pytest.raises(InputError, match=r"max_kl 1e-12: no choice .* the least upper bound is .*, at [\d,]+ bytes.*" + WAITS):
+    with pytest.raises(
+        InputError, match=r"max_kl 1e-12: no choice .* the least upper bound is .*, at [\d,]+ bytes.*" + WAITS
+    ):
         budget(pair, tmp_path / "out", max_kl=1e-12)
     recorder = Recorder()
     with pytest.raises(
