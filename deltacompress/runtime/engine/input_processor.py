@@ -79,7 +79,7 @@ class InputProcessor:
 
     def call(self, call: Call) -> Request:
         """A request for a long-lived engine, its `index` still to be given; raises as `Engine.submit`."""
-        label, prompt = f"call {call.id}", call.prompt
+        label, prompt = "the request", call.prompt
         generation = GenerationConfig.checked(call.max_tokens, call.stop, call.sampling, call.bos, streams=True)
         self._loaded(call.variant)
         if call.timeout_s is not None and not call.timeout_s > 0:

@@ -44,7 +44,7 @@ def test_text_and_conversations(runtime: Runtime) -> None:
     running, log = engine(runtime)
     running.submit(Call("text", "a", "w1 w2 w3", 8))
     running.submit(Call("stop", "a", "w1 w2 w3", 8, stop=("w",)))
-    with pytest.raises(InputError, match=r"call chat: the base has no chat template; give a prompt"):
+    with pytest.raises(InputError, match=r"the request: the base has no chat template; give a prompt"):
         running.submit(Call("chat", None, ({"role": "user", "content": "w1"},)))
     drain(running)
     [text] = runtime.generate([("a", "w1 w2 w3")], 8)
