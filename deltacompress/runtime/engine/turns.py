@@ -104,6 +104,8 @@ class Turns:
                 give_way(preempted)
             for request in preempted:
                 self._release(request)
+            # who started in this very step and gives way in it waits again, and must not start twice
+            started = [request for request in started if request not in preempted]
             for variant in plan.evict:
                 self._variants.evict(variant)
             for ticket in plan.hopeless:  # which the desk has forgotten

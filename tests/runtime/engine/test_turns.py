@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +203,19 @@ def test_only_answers_that_came_to_their_own_end_tell_how_long_they_are(runtime:
     running.cancel("cut")
     drain(running)
     assert lengths.expected("a", 50) == 7
+
+
+def test_who_starts_and_gives_way_in_one_step_starts_once(runtime: Runtime) -> None:
+    """A crowd of calls for two slots, the base's own among them: some are admitted and sent back in one step."""
+    runtime.cache.residents.slots = 2
+    runtime.cache.arrivals.leave(next(iter(runtime.cache.residents.by_slot.values())))
+    running, log = engine(runtime, max_batch=4)
+    asked = [replace(call, max_tokens=12, sampling=LONG) for call in calls(150, seed=5)]
+    waiting = iter(asked)
+    for call in islice(waiting, 40):
+        running.submit(call)
+    while running.step():
+        for call in islice(waiting, max(0, 40 - running.counts.queued)):
+            running.submit(call)
+    for call in asked:
+        assert (log.tokens(call.id), log.end(call.id).finish) == alone(runtime, call), call.id
