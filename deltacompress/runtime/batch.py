@@ -114,7 +114,12 @@ def kernel_slot(slot: int) -> int:
 
 def to_device(values: Sequence[int], device: torch.device) -> Tensor:
     """int64 values on the device, copied without waiting for it."""
-    made = torch.tensor(values, dtype=torch.int64)
+    return upload(values, torch.int64, device)
+
+
+def upload(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers on the device, copied without waiting for it."""
+    made = torch.tensor(values, dtype=dtype)
     return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)
 
 

@@ -440,7 +440,7 @@ def test_a_captured_step_is_for_what_was_installed_then(many: Many, monkeypatch:
             runtime.load(many.path(2), "2")
 
     Captured.made = 0
-    [done] = runtime.complete([("0", prompt(0))], 10, on_token=swap)
+    [done] = runtime.complete([("0", prompt(0))], 14, on_token=swap)
     assert Captured.made == 2
     assert done.tokens[:TOKENS] == many.tokens(0)
 

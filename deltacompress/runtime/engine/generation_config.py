@@ -98,13 +98,17 @@ class GenerationConfig:
         return cls(max_new_tokens, stops, sampling, bos, streams)
 
 
+_MOST = 10_000
+"""What is added to a logit, or multiplied with it, at most: more decides no more, and fp32 ends somewhere."""
+
+
 def check_sampling(sampling: Sampling) -> None:
     """Refuse what makes no sense.
 
     Raises:
         InputError: a field is out of its range, or no number.
     """
-    biases = [bias for _, bias in sampling.logit_bias]
+    tokens, biases = [token for token, _ in sampling.logit_bias], [bias for _, bias in sampling.logit_bias]
     told = sampling.logprobs, sampling.prompt_logprobs
     for name, value, holds, wanted in (
         (
@@ -119,17 +123,18 @@ def check_sampling(sampling: Sampling) -> None:
         (
             "repetition_penalty",
             sampling.repetition_penalty,
-            0 < sampling.repetition_penalty < math.inf,
-            "give a finite number above 0, 1 for none",
+            0 < sampling.repetition_penalty <= _MOST,
+            f"give a number above 0 and up to {_MOST:,}, 1 for none",
         ),
         *(
-            (name, value, math.isfinite(value), "give a finite number, 0 for none")
+            (name, value, abs(value) <= _MOST, f"give a number from -{_MOST:,} to {_MOST:,}, 0 for none")
             for name, value in (
                 ("presence_penalty", sampling.presence_penalty),
                 ("frequency_penalty", sampling.frequency_penalty),
             )
         ),
-        ("logit_bias", biases, all(map(math.isfinite, biases)), "give finite numbers"),
+        ("logit_bias", biases, all(abs(one) <= _MOST for one in biases), f"give numbers from -{_MOST:,} to {_MOST:,}"),
+        ("logit_bias", tokens, len({*tokens}) == len(tokens), "give one number for each token"),
         ("min_tokens", sampling.min_tokens, sampling.min_tokens >= 0, "give a number of tokens, 0 for none"),
         *(
             (name, value, value is None or value >= 0, "give a number of tokens, or nothing")

@@ -87,13 +87,17 @@ class InputProcessor:
         given: str | Ids = prompt if isinstance(prompt, str) else self._ids(label, call.variant, prompt)
         request = self.request(0, label, call.variant, given, generation)
         request.latency = call.latency
+        if not self._tokenizers.has(call.variant):  # token ids are all that goes in, and that comes out
+            request.text = TextStream(lambda _: "", (), streams=False)
         return request
 
     def _ids(self, label: str, variant: str | None, prompt: Sequence[int | Message]) -> list[int]:
         """Token ids as they are, or of a conversation."""
         messages = [dict(one) for one in prompt if isinstance(one, Mapping)]
         if not messages:
-            return [one for one in prompt if isinstance(one, int)]
+            return [int(one) for one in prompt if not isinstance(one, Mapping)]
+        if len(messages) < len(prompt):
+            raise InputError("its prompt has messages and token ids in one", where=label, way_out="give either")
         ids = self._tokenizers.chat(variant, messages)
         if ids is None:
             who = "the base" if variant is None else f"variant {variant}"

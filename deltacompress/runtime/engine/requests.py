@@ -87,7 +87,8 @@ class Request:
     def fail(self, error: DeltaCompressError) -> None:
         """It ends by an error: its variant is not to be had, say."""
         self.finished = "failed"
-        self.error = error.with_traceback(None)  # which would keep alive whatever the load had made
+        self.error = error.with_traceback(None)
+        error.__cause__ = error.__context__ = None  # their frames would keep alive whatever the step had made
 
     def completion(self) -> Completion:
         """The result."""

@@ -14,7 +14,7 @@ from threading import RLock
 
 import torch
 
-from deltacompress.errors import BackendError
+from deltacompress.errors import BackendError, DeltaCompressError
 from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.engine.generation_config import Finish
 from deltacompress.runtime.engine.policy.state import Rules
@@ -32,7 +32,7 @@ PROMPT_TOKENS = 8192
 OFFLINE = Rules(skipping="free")
 """Nobody gives way: all requests are there from the start, and it is their sum that counts."""
 WAIT_S = 0.001
-"""Seconds until a look whether others have let go of variants, where nothing else can be done."""
+"""Seconds until another look, where nothing else can be done."""
 DROP_SHARE = 4
 """Rows of ended requests are dropped when they are at least one in this many."""
 
@@ -100,9 +100,7 @@ class Scheduler:
 
     def close(self) -> list[Request]:
         """Let go of all requests, and of the variants of those that run; returns them."""
-        self._prompts.clear()
-        self.prefixes.clear()
-        self.decoder.clear()
+        self._forget()
         return self._turns.close()
 
     def retreat(self, error: BackendError) -> list[Request]:
@@ -110,34 +108,48 @@ class Scheduler:
 
         One that has no room even alone fails.
         """
+        ran = max(self._turns.ran, len(self.decoder.rows))  # those that have ended since had the device, too
+        self._forget()
+        self._turns.settle()
+        if ran <= 1:
+            self._turns.fail(error)
+        else:
+            self._turns.back(self._turns.running)
+        self.max_batch = max(1, ran // 2)
+        return self._turns.ended()
+
+    def fail(self, error: DeltaCompressError) -> list[Request]:
+        """After a step that broke: all that run fail; returns those that ended."""
+        self._forget()
+        self._turns.settle()
+        self._turns.fail(error)
+        return self._turns.ended()
+
+    def _forget(self) -> None:
         self._prompts.clear()
         self.prefixes.clear()
         self.decoder.clear()
-        ended = self._turns.ended()
-        running = self._turns.running
-        if len(running) == 1:
-            running[0].fail(error)
-        else:
-            self._turns.back(running)
-        self.max_batch = max(1, len(running) // 2)
-        return ended + self._turns.ended()
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
         """Admit what can be admitted, decode one token for each running request; returns those that ended."""
-        ended = self._turns.ended()
+        self._turns.settle()
         self._prompts.add(self._turns.take(self.max_batch, self._prompts.requests, self._give_way))
         through = [(group.cache, group.requests) for group in self._prompts.step()]
         idle = sum(request.finished is not None for request in self.decoder.rows)
         # to drop rows of requests that ended costs more than to compute them for nothing, unless they are many
         if through or idle * DROP_SHARE >= len(self.decoder.rows) > 0:
             self.decoder.arrange(through)
-        ended += self._turns.ended()
+        del through  # whose keys and values have been copied
+        self._turns.settle()
         if any(request.finished is None for request in self.decoder.rows):
             self._decode()
-            ended += self._turns.ended()
-        if not (ended or self._turns.running):
-            time.sleep(WAIT_S)  # for variants that others hold
+        ended = self._turns.ended()
+        if not self._turns.running:
+            if self.decoder.rows:
+                self.decoder.clear()
+            if not ended:
+                time.sleep(WAIT_S)  # for a slot that a variant has which is being loaded
         return ended
 
     def _give_way(self, requests: Collection[Request]) -> None:

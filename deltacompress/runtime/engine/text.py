@@ -12,7 +12,8 @@ class TextStream:
 
     A piece is held back while its last character may still change (a token can be half a character) or while it may
     be the beginning of a stop string. While tokens come, only the last few are decoded: what a token is as text depends
-    on the one before, not on those before that. text: the whole text, once it has ended, decoded in one.
+    on the one before, not on those before that. text: the whole text, once it has ended; where nobody listens, decoded
+    in one.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], stop: Sequence[str], *, streams: bool) -> None:
@@ -28,7 +29,8 @@ class TextStream:
         """The new text after `tokens` (all of them so far). may_stop: stop strings that begin from here on count."""
         if not (ended or self._streams or self._stop):
             return ""  # nobody listens: decode once, at the end
-        text = self._decode(tokens) if ended else self._grown(tokens)
+        listens = self._streams or self._stop
+        text = self._grown(tokens, ended=ended) if listens else self._decode(tokens)
         if not may_stop:
             self._looks_from = len(text)
         for stop in self._stop:
@@ -42,12 +44,14 @@ class TextStream:
         self._told += piece
         return piece
 
-    def _grown(self, tokens: list[int]) -> str:
-        """All text that is certain."""
+    def _grown(self, tokens: list[int], *, ended: bool) -> str:
+        """All text that is certain; at the end, all of it."""
         before = self._decode(tokens[self._context : self._read])
         after = self._decode(tokens[self._context :])
-        if len(after) > len(before) and not after.endswith(_HALF):
-            self._settled += after[len(before) :]
+        if ended or (len(after) > len(before) and not after.endswith(_HALF)):
+            # half a character may take whole ones before it along (byte fallback): what was told stays told
+            alike = after.startswith(before)
+            self._settled += after[len(before) :] if alike else self._decode(tokens[self._read :])
             self._context, self._read = self._read, len(tokens)
         return self._settled
 

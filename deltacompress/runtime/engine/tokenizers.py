@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 class Tokenizers:
     """Opened at first use; a variant without tokenizer files uses the base's.
 
-    Any thread may ask: one at a time, for a tokenizer that encodes may not be asked for anything else meanwhile.
+    Any thread may ask. A tokenizer changes its settings when it encodes for the first time, so it does that when it is
+    opened: later on nothing in it changes, and nobody waits for others.
     """
 
     def __init__(self, base: Path) -> None:
         self._lock = RLock()
         self._folders: dict[str | None, Path] = {None: base}
         self._opened: dict[Path, PreTrainedTokenizerBase] = {}
+        self._pieces: dict[tuple[Path, int], str] = {}
 
     def add(self, name: str, artifact: Path) -> None:
         """Know a variant."""
@@ -34,6 +36,7 @@ class Tokenizers:
         folder = self._folders.pop(name, None)
         if folder is not None and folder not in self._folders.values():
             self._opened.pop(folder, None)
+            self._pieces = {key: text for key, text in self._pieces.items() if key[0] != folder}
 
     def encode(self, variant: str | None, text: str, *, bos: bool | None) -> list[int]:
         """Token ids of a prompt.
@@ -44,7 +47,7 @@ class Tokenizers:
             InputError: there is no tokenizer, or no bos token to put.
         """
         tokenizer = self._get(variant)
-        with self._lock, failing_tokenizer(tokenizer):
+        with failing_tokenizer(tokenizer):
             ids: list[int] = tokenizer.encode(text, add_special_tokens=bos is not False)
         if bos:
             if tokenizer.bos_token_id is None:
@@ -60,7 +63,7 @@ class Tokenizers:
         tokenizer = self._get(variant)
         if tokenizer.chat_template is None:
             return None
-        with self._lock, failing_tokenizer(tokenizer):
+        with failing_tokenizer(tokenizer):
             text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
             ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
         return ids
@@ -70,18 +73,24 @@ class Tokenizers:
 
         def decode(tokens: list[int]) -> str:
             tokenizer = self._get(variant)
-            with self._lock, failing_tokenizer(tokenizer):
-                text: Any = tokenizer.decode(tokens, skip_special_tokens=True)
+            with failing_tokenizer(tokenizer):
+                # nothing is tidied up: pieces of a text would not add up to it
+                text: Any = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
             return str(text)
 
         return decode
 
     def piece(self, variant: str | None, token: int) -> str:
         """A token as text by itself, special ones too; "" where there is no tokenizer."""
-        if not has_tokenizer(self._folders[variant]):
-            return ""
-        with self._lock:
-            return str(self._get(variant).decode([token]))
+        key = self._folders[variant], token
+        if key not in self._pieces:
+            known = self.has(variant)
+            self._pieces[key] = str(self._get(variant).decode([token])) if known else ""
+        return self._pieces[key]
+
+    def has(self, variant: str | None) -> bool:
+        """Whether there is one."""
+        return has_tokenizer(self._folders[variant])
 
     def _get(self, variant: str | None) -> PreTrainedTokenizerBase:
         folder = self._folders.get(variant)
@@ -90,7 +99,10 @@ class Tokenizers:
         with self._lock:
             if folder not in self._opened:
                 try:
-                    self._opened[folder] = load_tokenizer(folder)
+                    tokenizer = load_tokenizer(folder)
+                    with failing_tokenizer(tokenizer):
+                        tokenizer.encode("a")
+                    self._opened[folder] = tokenizer
                 except CheckpointError as error:
                     instead = "give token ids instead of text"
                     way_out = instead if error.way_out is None else f"{error.way_out}, or {instead}"

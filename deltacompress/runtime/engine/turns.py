@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 
 from deltacompress.errors import DeltaCompressError, InputError, IntegrityError
 from deltacompress.runtime.cache.variant_cache import VariantCache
@@ -31,7 +32,8 @@ class Turns:
         self._costs = Costs(step_s=1.0, swap_s=float("inf"), recompute_s=1 / step_tokens)
         self._desk = Desk()
         self._requests: dict[str, Request] = {}
-        self._over: list[Request] = []  # that were ended before they ran, or as they were to
+        self._over: list[Request] = []  # that have ended, and of which nobody was told
+        self.ran = 0  # in the last step, those that ended or gave way in it included
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -71,13 +73,23 @@ class Turns:
                 self._gone(request)
                 self._over.append(request)
 
+    def settle(self) -> None:
+        """Those that ran and have ended let go of their variants; `ended` tells of them."""
+        for request in self.running:
+            if request.finished is not None:
+                self._gone(request)
+                self._over.append(request)
+
     def ended(self) -> list[Request]:
-        """All that have ended since the last call; they have let go of their variants."""
-        found = [request for request in self.running if request.finished is not None]
-        for request in found:
-            self._gone(request)
-        found, self._over = [*found, *self._over], []
+        """All that have ended since the last call."""
+        self.settle()
+        found, self._over = self._over, []
         return found
+
+    def fail(self, error: DeltaCompressError) -> None:
+        """All that run fail; if none does, the first in line: somebody's step it was."""
+        first = [self._requests[ticket.id] for ticket in islice(self._desk.line, 1)]
+        self._fail(self.running or first, error)
 
     def close(self) -> list[Request]:
         """All are gone; returns those that were left, and those whose end was not told."""
@@ -96,23 +108,24 @@ class Turns:
         their rows. Waits for a variant if nothing runs and nobody can start. Failures are told by `ended`.
         """
         started: list[Request] = []
+        self.ran = len(self._desk.running)
         while self._desk.line:
             self._arrive()
             plan = self._plan(rows, {*computing, *started})
             preempted = [self._requests[one.ticket.id] for one in plan.preempt]
-            if preempted:
-                give_way(preempted)
             for request in preempted:
                 self._release(request)
             # who started in this very step and gives way in it waits again, and must not start twice
             started = [request for request in started if request not in preempted]
-            for variant in plan.evict:
-                self._variants.evict(variant)
             for ticket in plan.hopeless:  # which the desk has forgotten
                 request = self._requests.pop(ticket.id)
                 assert request.variant is not None
                 request.fail(self._variants.no_room(request.variant))
                 self._over.append(request)
+            if preempted:
+                give_way(preempted)  # which may find no memory: all else is as the plan has it
+            for variant in plan.evict:
+                self._variants.evict(variant)
             came = [self._bring(variant) for variant in plan.bring]
             started += [request for request in map(self._start, plan.admit) if request is not None]
             if not any(came) and (self._desk.running or not self._await()):
@@ -177,6 +190,7 @@ class Turns:
     def _start(self, ticket: Ticket) -> Request | None:
         request = self._requests[ticket.id]
         if request.variant is None:
+            self.ran += 1
             return request
         try:
             if request.loaded is not None:
@@ -186,6 +200,7 @@ class Turns:
             self._fail([request], error)
             return None
         request.holds = True
+        self.ran += 1
         return request
 
     def _fail(self, requests: Iterable[Request], error: DeltaCompressError) -> None:

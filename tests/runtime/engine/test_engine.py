@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from engine_calls import alone, calls, counts, drain, engine, free
@@ -21,6 +22,8 @@ from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.engine import EngineLimits, QueueFullError
 from deltacompress.runtime.engine.live.events import NewToken, Started
 from deltacompress.runtime.engine.steps.decoder import Decoder
+
+LONG = Sampling(ignore_eos=True)
 
 
 def test_calls_get_what_they_get_alone(runtime: Runtime) -> None:
@@ -190,6 +193,13 @@ def test_what_cannot_be_served_is_told_where_it_is_submitted(runtime: Runtime) -
         (replace(good, sampling=Sampling(frequency_penalty=float("inf"))), "frequency_penalty inf"),
         (replace(good, sampling=Sampling(logit_bias=((4000, 1.0),))), "logit_bias of token 4000"),
         (replace(good, sampling=Sampling(logit_bias=((4, float("nan")),))), r"logit_bias \[nan\]"),
+        (
+            replace(good, sampling=Sampling(logit_bias=((4, 1e39),))),
+            r"logit_bias \[1e\+39\]: give numbers from -10,000",
+        ),
+        (replace(good, sampling=Sampling(logit_bias=((4, 1.0), (4, 2.0)))), r"logit_bias \[4, 4\]: give one number"),
+        (replace(good, sampling=Sampling(repetition_penalty=1e39)), "repetition_penalty 1e"),
+        (replace(good, prompt=({"role": "user", "content": "w1"}, 5)), "messages and token ids in one"),
         (replace(good, sampling=Sampling(min_tokens=-1)), "min_tokens -1"),
         (replace(good, sampling=Sampling(logprobs=-1)), "logprobs -1"),
         (replace(good, sampling=Sampling(prompt_logprobs=-1)), "prompt_logprobs -1"),
@@ -215,6 +225,23 @@ def test_what_cannot_be_served_is_told_where_it_is_submitted(runtime: Runtime) -
 def test_limits_are_at_least_one(field: str) -> None:
     with pytest.raises(InputError, match=f"{field} 0: at least 1"):
         EngineLimits(**{field: 0})
+
+
+def test_the_queue_counts_those_that_were_taken_in(runtime: Runtime) -> None:
+    running, _ = engine(runtime, max_batch=1, max_queue=2)
+    for name in "abc":
+        running.submit(Call(name, None, (5, 6), 9, LONG))
+        running.step()
+    with pytest.raises(QueueFullError):
+        running.submit(Call("d", None, (5, 6), 9))
+
+
+def test_ids_of_any_whole_number(runtime: Runtime) -> None:
+    running, log = engine(runtime)
+    ids: Any = (5, np.int64(6), torch.tensor(7))
+    assert running.submit(Call("x", "a", ids, 3)) == 3
+    drain(running)
+    assert log.tokens("x") == alone(runtime, Call("", "a", (5, 6, 7), 3))[0]
 
 
 def test_as_many_as_the_context_takes(runtime: Runtime) -> None:

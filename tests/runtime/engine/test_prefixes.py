@@ -121,6 +121,18 @@ def test_answers_stay_as_they_are(runtime: Runtime) -> None:
     assert counted.known_tokens == 2 * (16 + 16 + 12 + 12)
 
 
+def test_a_burst_shares_what_the_first_of_it_computed(runtime: Runtime) -> None:
+    running, log = engine(runtime, step_tokens=8)
+    common = random_ids(20)
+    asked = [Call(str(at), "a", (*common, at + 5), 4) for at in range(4)]
+    for call in asked:
+        running.submit(call)
+    drain(running)
+    assert running.counts.known_tokens == 3 * 20
+    for call in asked:
+        assert log.tokens(call.id) == alone(runtime, call)[0]
+
+
 def test_of_the_content_and_never_of_the_name(runtime: Runtime, trio: dict[str, Served]) -> None:
     """Two names of one artifact share; another artifact under the same name does not, nor does the base."""
     running, log = engine(runtime)

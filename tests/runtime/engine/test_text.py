@@ -48,6 +48,34 @@ def test_words_come_with_the_space_before_them() -> None:
     assert pieces == ["w1", " w2", " w3"]
 
 
+def of_runs(tokens: list[int]) -> str:
+    """As byte fallback does it: one bad byte takes the whole run of bytes along; 256 and above are words."""
+    text, run = "", b""
+    for token in [*tokens, 256]:
+        if token < 256:
+            run += bytes([token])
+            continue
+        try:
+            text += run.decode()
+        except UnicodeDecodeError:
+            text += "\N{REPLACEMENT CHARACTER}" * len(run)
+        text, run = text + "abcdefgh"[token - 256 : token - 255] * (token > 256), b""
+    return text
+
+
+@pytest.mark.parametrize("end", ["cut", "goes on"])
+def test_what_was_told_stays_told(end: str) -> None:
+    """Though the tokens after it make another text of all of them; nothing of the end is lost."""
+    emoji = list("\N{GRINNING FACE}".encode())
+    tokens = [257, *emoji, emoji[0]] + ([258, 259] if end == "goes on" else [])
+    stream = TextStream(of_runs, (), streams=True)
+    counts = range(1, len(tokens) + 1)
+    pieces = [stream.push(tokens[:count], ended=count == len(tokens)) for count in counts]
+    assert "".join(pieces) == stream.text
+    assert stream.text.startswith("b\N{GRINNING FACE}\N{REPLACEMENT CHARACTER}")
+    assert stream.text.endswith("cd" if end == "goes on" else "\N{REPLACEMENT CHARACTER}")
+
+
 def test_only_the_last_tokens_are_decoded() -> None:
     lengths = []
 

@@ -7,12 +7,10 @@ from random import Random
 
 import pytest
 
-from deltacompress.errors import InputError
 from deltacompress.runtime.engine.policy.desk import Desk
 from deltacompress.runtime.engine.policy.eviction import Usage
 from deltacompress.runtime.engine.policy.lengths import Lengths
 from deltacompress.runtime.engine.policy.line import Line
-from deltacompress.runtime.engine.policy.rates import Rates
 from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules
 from deltacompress.runtime.engine.policy.ticket import Ticket
 
@@ -152,32 +150,3 @@ class TestUsage:
         usage.used("a", 1.0)
         usage.forget("a")
         assert usage.rank("a") == -math.inf
-
-
-class TestRates:
-    def test_a_burst_and_then_the_rate(self) -> None:
-        rates = Rates(2.0, 3)
-        assert [rates.take("key", 100.0) for _ in range(4)] == [0.0, 0.0, 0.0, pytest.approx(0.5)]
-        assert rates.take("other", 100.0) == 0.0
-        assert rates.take("key", 100.2) == pytest.approx(0.3)  # what is refused does not count
-        assert rates.take("key", 100.5) == 0.0
-        assert rates.take("key", 100.5) == pytest.approx(0.5)
-
-    def test_it_never_gives_more_than_burst_and_rate(self) -> None:
-        random, rates, now, given = Random(2), Rates(5.0, 4), 0.0, 0
-        for _ in range(2000):
-            now += random.expovariate(20.0)
-            given += rates.take("key", now) == 0.0
-            assert given <= 4 + 5.0 * now + 1e-6
-        assert given > 0.95 * 5.0 * now
-
-    def test_names_that_come_once_do_not_pile_up(self) -> None:
-        rates = Rates(1.0, 1)
-        for number in range(1000):
-            rates.take(f"key{number}", float(number))
-        assert len(rates) < 5
-
-    @pytest.mark.parametrize(("rate", "burst"), [(0.0, 1), (-1.0, 1), (math.nan, 1), (math.inf, 1), (1.0, 0)])
-    def test_what_cannot_be(self, rate: float, burst: int) -> None:
-        with pytest.raises(InputError):
-            Rates(rate, burst)

@@ -11,12 +11,12 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from threading import Condition, RLock
 from typing import Any, Protocol
 
-from deltacompress.errors import BackendError, DeltaCompressError, InputError
+from deltacompress.errors import BackendError, DeltaCompressError, InputError, InternalError
 from deltacompress.runtime.engine.input_processor import InputProcessor
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.events import Event
@@ -100,7 +100,7 @@ class Engine:
         self._changed = Condition()
         # under `_changed`: what other threads have asked for since the last step
         self._inbox: deque[Request] = deque()
-        self._cancelled: set[str] = set()
+        self._cancelled: list[Request] = []
         self._known: dict[str, Request] = {}
         self._deadlines: list[tuple[float, int, Request]] = []
         self._number = 0
@@ -138,8 +138,8 @@ class Engine:
     def cancel(self, call_id: str) -> None:
         """End a call; its Ended follows, unless it has ended already."""
         with self._changed:
-            if call_id in self._known:
-                self._cancelled.add(call_id)
+            if (request := self._known.get(call_id)) is not None:
+                self._cancelled.append(request)
                 self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
@@ -162,7 +162,10 @@ class Engine:
     # --- for the thread that steps -----------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """One token for every call that runs; False if there is nothing to do."""
+        """One token for every call that runs; False if there is nothing to do.
+
+        Whatever it raises, the calls that ran have failed by it, and been told so.
+        """
         self._take_in()
         if not self._scheduler.busy:
             return False
@@ -174,6 +177,9 @@ class Engine:
             except BackendError as error:
                 ended = self._scheduler.retreat(error)
                 self._quiet_steps = 0
+            except Exception as error:
+                self._tell(self._scheduler.fail(_told(error)))
+                raise
             else:
                 self._recover()
         self._tell(ended)
@@ -187,7 +193,7 @@ class Engine:
         with self._lock:
             left = self._scheduler.close()
         for request in left:
-            self._scheduler.end(request, "cancelled")
+            request.finished = request.finished or "cancelled"
         self._tell(left)
 
     def _take_in(self) -> None:
@@ -195,12 +201,14 @@ class Engine:
         with self._changed:
             while self._inbox:
                 self._scheduler.submit(self._inbox.popleft())
-            for call_id in self._cancelled:
-                if (request := self._known.get(call_id)) is not None:
-                    self._scheduler.end(request, "cancelled")
+            for request in self._cancelled:
+                self._scheduler.end(request, "cancelled")
             self._cancelled.clear()
             while self._deadlines and self._deadlines[0][0] <= time.monotonic():
                 self._scheduler.end(heapq.heappop(self._deadlines)[2], "timeout")
+            if len(self._deadlines) > 2 * len(self._known) + GROWS_AFTER:  # mostly of calls that have ended
+                self._deadlines = [one for one in self._deadlines if one[2].finished is None]
+                heapq.heapify(self._deadlines)
 
     def _recover(self) -> None:
         """Let more calls run again, after there was no memory for them."""
@@ -210,7 +218,15 @@ class Engine:
             self._quiet_steps = 0
 
     def _tell(self, ended: list[Request]) -> None:
-        for request in ended:
-            with self._changed:
-                del self._known[self._told.id_of(request)]
-            self._told.ended(request)
+        """All of them, even if whoever is told raises."""
+        with ExitStack() as last:
+            for request in reversed(ended):
+                with self._changed:
+                    del self._known[self._told.id_of(request)]
+                last.callback(self._told.ended, request)
+
+
+def _told(error: Exception) -> DeltaCompressError:
+    if isinstance(error, DeltaCompressError):
+        return error
+    return InternalError(f"a step broke: {type(error).__name__}: {error}")

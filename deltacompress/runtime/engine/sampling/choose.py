@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.numerics.likelihood import mask_beyond
+from deltacompress.runtime.batch import to_device
 from deltacompress.runtime.engine.requests import Picked, Request
 from deltacompress.runtime.engine.sampling.draws import gumbel, key
 from deltacompress.runtime.engine.sampling.shaping import adjusted, adjusts, drawable
@@ -33,7 +34,7 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> list[Picked]:
     told = [row for row, one in enumerate(requests) if one.sampling.logprobs is not None]
     wanted = [Wanted(tokens[row], requests[row].sampling.logprobs or 0) for row in told]
     picked = [Picked(token, None, ()) for token in tokens]
-    for row, one in zip(told, score(logits[told], wanted) if told else (), strict=True):
+    for row, one in zip(told, score(logits[to_device(told, logits.device)], wanted) if told else (), strict=True):
         picked[row] = one
     return picked
 
@@ -42,7 +43,7 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> list[Picked]:
 def score(logits: Tensor, wanted: Sequence[Wanted]) -> list[Picked]:
     """Log-probabilities of given tokens and of the likeliest in their place; logits: [tokens, vocabulary]."""
     scores = logits.log_softmax(-1, dtype=torch.float32)
-    chosen = scores.gather(-1, torch.tensor([[one.token] for one in wanted], device=logits.device))
+    chosen = scores.gather(-1, to_device([one.token for one in wanted], logits.device)[:, None])
     most = min(max(one.top for one in wanted), logits.shape[-1])
     values, indices = scores.topk(most, dim=-1)
     # tokens are whole numbers below 2^53: one copy brings all
@@ -67,7 +68,7 @@ def _shaped(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     for row in changed:
         logits[row] = adjusted(logits[row], requests[row])
     if drawn:
-        rows = torch.tensor(drawn, device=logits.device)
+        rows = to_device(drawn, logits.device)
         keys = [key(requests[row].sampling.seed, len(requests[row].tokens)) for row in drawn]
         noise = gumbel(keys, logits.shape[-1], logits.device)
         logits[rows] = drawable(logits[rows], [requests[row].sampling for row in drawn]) + noise

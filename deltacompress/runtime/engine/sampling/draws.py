@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from deltacompress.runtime.batch import to_device
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -24,7 +26,7 @@ def key(seed: int, count: int) -> int:
 
 def uniforms(keys: Sequence[int], width: int, device: torch.device) -> Tensor:
     """f64 [len(keys), width], each in (0, 1), never 0 or 1."""
-    starts = torch.tensor([_signed(one) for one in keys], dtype=torch.int64, device=device)
+    starts = to_device([_signed(one) for one in keys], device)
     mixed = starts[:, None] + torch.arange(1, width + 1, device=device) * _signed(_GOLDEN)
     mixed = (mixed ^ _shifted(mixed, 30)) * _signed(_FIRST)
     mixed = (mixed ^ _shifted(mixed, 27)) * _signed(_SECOND)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from deltacompress.runtime.batch import upload
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.requests import Request
 
@@ -38,11 +39,11 @@ def adjusted(logits: Tensor, request: Request) -> Tensor:
         logits[seen] = torch.where(found > 0, found / sampling.repetition_penalty, found * sampling.repetition_penalty)
     if sampling.presence_penalty or sampling.frequency_penalty:
         counts = Counter(request.tokens)
-        times = torch.tensor(list(counts.values()), dtype=torch.float32, device=device)
+        times = upload(list(counts.values()), torch.float32, device)
         logits[_index(counts, logits)] -= sampling.presence_penalty + sampling.frequency_penalty * times
     if sampling.logit_bias:
         tokens, biases = zip(*sampling.logit_bias, strict=True)
-        logits[_index(tokens, logits)] += torch.tensor(biases, dtype=torch.float32, device=device)
+        logits[_index(tokens, logits)] += upload(biases, torch.float32, device)
     if len(request.tokens) < sampling.min_tokens and request.eos:
         logits[_index([one for one in request.eos if one < logits.shape[-1]], logits)] = _NEVER
     return logits
@@ -58,7 +59,7 @@ def drawable(logits: Tensor, wishes: Sequence[Sampling]) -> Tensor:
         scores = scores.masked_fill(scores < scores.amax(-1, keepdim=True) + least, _NEVER)
     narrow = [row for row, one in enumerate(wishes) if one.top_k or one.top_p < 1]
     if narrow:
-        rows = torch.tensor(narrow, device=logits.device)
+        rows = upload(narrow, torch.int64, logits.device)
         scores[rows] = _narrowed(scores[rows], [wishes[row] for row in narrow])
     return scores
 
@@ -67,18 +68,18 @@ def _narrowed(scores: Tensor, wishes: Sequence[Sampling]) -> Tensor:
     """Of each row its top_k likeliest, and of these the likeliest that come to top_p of their probability."""
     width = scores.shape[-1]
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-    limits = torch.tensor([one.top_k or width for one in wishes], device=scores.device)[:, None]
+    limits = upload([one.top_k or width for one in wishes], torch.int64, scores.device)[:, None]
     ordered = ordered.masked_fill(torch.arange(width, device=scores.device) >= limits, _NEVER)
     probabilities = ordered.softmax(-1, dtype=torch.float64)
     before = probabilities.cumsum(-1) - probabilities
-    share = torch.tensor([one.top_p for one in wishes], dtype=torch.float64, device=scores.device)[:, None]
+    share = upload([one.top_p for one in wishes], torch.float64, scores.device)[:, None]
     ordered = ordered.masked_fill(before >= share, _NEVER)
     return torch.full_like(scores, _NEVER).scatter_(-1, order, ordered)
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=like.device)[:, None]
+    return upload(values, torch.float32, like.device)[:, None]
 
 
 def _index(tokens: Iterable[int], logits: Tensor) -> Tensor:
-    return torch.tensor(list(tokens), dtype=torch.int64, device=logits.device)
+    return upload(list(tokens), torch.int64, logits.device)

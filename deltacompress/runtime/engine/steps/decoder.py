@@ -92,15 +92,16 @@ class Decoder:
         """Of one step, from a graph if this arrangement of rows has one."""
         assert self._batch is not None
         batch, rows = self._batch, len(self.rows)
+        if self._graph_version != self._model.version:  # tables that a graph reads may be others
+            self.graph, self._graph_version, self._plain_steps = None, self._model.version, 0
         self._plain_steps += 1
         if self._pool is None or self._plain_steps <= GRAPH_AFTER:
             return self.forward_step(batch, inputs[:rows].unsqueeze(1), inputs[rows:], seen)
-        if self.graph is None or self._graph_version != self._model.version:
+        if self.graph is None:
             columns = self._kv_cache.columns
             self.graph = GraphedStep(
                 lambda ids, positions: self.forward_step(batch, ids, positions, columns), inputs, self._pool
             )
-            self._graph_version = self._model.version
         return self.graph.replay(inputs)
 
     def forward_step(self, batch: Batch, ids: Tensor, positions: Tensor, seen: int) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 
-import torch
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -23,7 +22,8 @@ from deltacompress.runtime.modules.model import DecoupledModel
 class Group:
     """Requests whose prompts are computed together, sorted by slot; `done` columns of them are in `cache`.
 
-    Only a request by itself is computed in pieces. scored: whether the tokens of each prompt are.
+    Only a request by itself is computed in pieces. scored: whether the tokens of each prompt are. looked_up: whether
+    what is known of their beginnings was.
     """
 
     def __init__(self, requests: Sequence[Request]) -> None:
@@ -33,7 +33,7 @@ class Group:
         for request, scored in zip(self.requests, self.scored, strict=True):
             if scored:
                 request.prompt_scores.clear()  # of a forward that was given up
-        self.cache, self.done = DynamicCache(), 0
+        self.cache, self.done, self.looked_up = DynamicCache(), 0, False
 
     @property
     def columns(self) -> int:
@@ -59,24 +59,12 @@ class Prompts:
         """Put requests at the end."""
         together: list[Request] = []
         for request in sorted(requests, key=lambda one: one.length):
-            if self._begun(request):
-                continue
             if together and request.length * (len(together) + 1) > self._step_tokens:
                 self._groups.append(Group(together))
                 together = []
             together.append(request)
         if together:
             self._groups.append(Group(together))
-
-    def _begun(self, request: Request) -> bool:
-        """Whether the beginning of its prompt is known: then it goes on from there, by itself."""
-        group = Group([request])
-        if group.scored[0]:
-            return False  # of whose tokens all are wanted
-        group.cache, group.done = self._prefixes.find(request, group.ids[0])
-        if group.done:
-            self._groups.append(group)
-        return group.done > 0
 
     def clear(self) -> None:
         """Forget all of them."""
@@ -104,6 +92,9 @@ class Prompts:
             else:
                 self._groups.popleft()
                 continue
+            if not group.looked_up:
+                self._look_up(self._groups.popleft())
+                continue
             rows, columns = len(group.requests), group.columns - group.done
             if rows == 1:
                 columns = min(columns, self._step_tokens)
@@ -116,6 +107,20 @@ class Prompts:
                 for row, request in enumerate(group.requests):
                     self._prefixes.keep(request, group.ids[row], group.cache, row)
         return through
+
+    def _look_up(self, group: Group) -> None:
+        """Put a group back, requests of which the beginning is known before it, each by itself from there on."""
+        known: list[Group] = []
+        for request in group.requests:
+            alone = Group([request])
+            if not alone.scored[0]:  # else the logits of all its tokens are wanted
+                alone.cache, alone.done = self._prefixes.find(request, alone.ids[0])
+            if alone.done:
+                known.append(alone)
+        rest = [one for one in group.requests if all(one not in other.requests for other in known)]
+        for one in [*([Group(rest)] if rest else []), *reversed(known)]:
+            one.looked_up = True
+            self._groups.appendleft(one)
 
     def _forward(self, group: Group, columns: int) -> None:
         """The next columns of a group; takes the first token of each request whose last one is among them."""
@@ -147,7 +152,7 @@ class Prompts:
                 ends.append((request, at - 1))
         if not ends:
             return
-        rows = torch.tensor([row for _, row in ends], device=logits.device)
+        rows = to_device([row for _, row in ends], logits.device)
         requests = [request for request, _ in ends]
         for request, picked in zip(requests, choose(logits[rows], requests), strict=True):
             if not request.tokens:
