@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from deltacompress.cli import bench_pairs, bench_simulate, bench_tuning, early
+from deltacompress.cli import bench_pairs, bench_serve, bench_simulate, bench_tuning, early
 from deltacompress.cli.bench_pairs import without
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.models import model
@@ -266,4 +266,5 @@ def architectures(
 
 bench_pairs.register(app)
 bench_simulate.register(app)
+bench_serve.register(app)
 bench_tuning.register(app)

@@ -2,60 +2,57 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from deltacompress.cli.console import Console, verb
-from deltacompress.errors import InputError, option
+
+Trace = Annotated[str, typer.Option(help="poisson, gamma, or a file: Azure's CSV of 2023, or JSON lines.")]
+Rate = Annotated[
+    float | None, typer.Option(help="Requests a second, to which a file's time is scaled.", show_default="a file's")
+]
+Variation = Annotated[float, typer.Option(help="Of gamma's gaps: standard deviation over mean.")]
+Popularity = Annotated[str, typer.Option(help="uniform, zipf-1.5 (or another), distinct, one.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**50, help="Of arrivals and assignment.")]
+SloFirst = Annotated[float, typer.Option(help="Seconds to the first token that are good enough.")]
+SloToken = Annotated[float, typer.Option(help="Milliseconds for each other token.")]
 
 
 @verb
 def simulate(
     console: Console,
     *,
-    trace: Annotated[
-        str, typer.Option(help="poisson, gamma, or a file: Azure's CSV of 2023, or JSON lines.")
-    ] = "poisson",
-    rate: Annotated[
-        float | None, typer.Option(help="Requests a second, to which a file's time is scaled.", show_default="a file's")
-    ] = None,
-    variation: Annotated[float, typer.Option(help="Of gamma's gaps: standard deviation over mean.")] = 4.0,
+    trace: Trace = "poisson",
+    rate: Rate = None,
+    variation: Variation = 4.0,
     seconds: Annotated[float, typer.Option(help="In which requests come.")] = 60.0,
-    popularity: Annotated[str, typer.Option(help="uniform, zipf-1.5 (or another), distinct, one.")] = "zipf-1.5",
+    popularity: Popularity = "zipf-1.5",
     variants: Annotated[int, typer.Option(min=1, max=100_000, help="That are asked for.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, max=2**50, help="Of arrivals and assignment.")] = 0,
+    seed: Seed = 0,
     slots: Annotated[int, typer.Option(min=1, max=256, help="Variants on the device at once.")] = 16,
     rows: Annotated[int, typer.Option(min=1, max=4096, help="Requests that run at once.")] = 64,
     chunk: Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens of prompts in a step.")] = 512,
     max_tokens: Annotated[int, typer.Option(min=1, max=10**6, help="That each request asks for.")] = 1024,
     grace: Annotated[int, typer.Option(min=0, max=10**6, help="Tokens before its end that nobody gives way.")] = 8,
-    slo_ttft_s: Annotated[float, typer.Option(help="Seconds to the first token that are good enough.")] = 1.0,
-    slo_token_ms: Annotated[float, typer.Option(help="Milliseconds for each other token.")] = 100.0,
+    slo_ttft_s: SloFirst = 1.0,
+    slo_token_ms: SloToken = 100.0,
     times: Annotated[str, typer.Option(metavar="NAME=N,...", help="Others than of a 7B shape on an H100.")] = "",
 ) -> None:
     """Say how the engine's policies would serve a trace, from given times of steps, loads and copies."""
     from deltacompress.bench.simulate.run import Slo, run
     from deltacompress.bench.simulate.times import parsed
     from deltacompress.bench.simulate.world import Setting
-    from deltacompress.bench.traffic.arrivals import Arrival, cut, drawn
-    from deltacompress.bench.traffic.files import read
+    from deltacompress.bench.traffic.choice import chosen, told
     from deltacompress.cli import render
 
     setting = Setting(parsed(times), rows, slots, chunk, max_tokens, grace)
-    arrivals: list[Arrival]
-    if trace in ("poisson", "gamma"):
-        if rate is None:
-            raise InputError(f"{trace} needs one", where=option("rate"), way_out="give requests a second")
-        arrivals = drawn(rate, seconds, seed, variation=1.0 if trace == "poisson" else variation)
-    else:
-        arrivals = cut(read(Path(trace)), rate, seconds, where=trace)
+    arrivals = chosen(trace, rate, variation, seconds, seed)
     found = run(
         arrivals,
         setting,
         Slo(slo_ttft_s, slo_token_ms),
-        trace=trace if trace in ("poisson", "gamma") else Path(trace).name,
+        trace=told(trace),
         popularity=popularity,
         variants=variants,
         seed=seed,

@@ -97,8 +97,8 @@ def figures(courses: Sequence[Course], slo: Slo) -> dict[str, Any]:
     return {
         "requests_s": len(courses) / span,
         "tokens_s": sum(one.arrival.output_tokens for one in courses) / span,
-        **{f"ttft_{name}": value for name, value in _summary(first).items()},
-        **{f"e2e_{name}": value for name, value in _summary(whole).items()},
+        **{f"ttft_{name}": value for name, value in summary(first).items()},
+        **{f"e2e_{name}": value for name, value in summary(whole).items()},
         "attained": sum(_attains(one, slo) for one in courses) / len(courses),
         "hits": sum(one.hit for one in courses) / len(courses),
     }
@@ -109,7 +109,7 @@ def _counts(world: World) -> dict[str, int]:
     return {name: world.counts[name] for name in names}
 
 
-def _summary(ordered: Sequence[float]) -> dict[str, float]:
+def summary(ordered: Sequence[float]) -> dict[str, float]:
     """Mean and percentiles, of which p50 is the one in the middle, the larger of the two there."""
     count = len(ordered)
     return {"mean": sum(ordered) / count, "p50": ordered[count // 2], "p99": ordered[count * 99 // 100]}

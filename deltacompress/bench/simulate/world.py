@@ -16,7 +16,9 @@ from deltacompress.runtime.engine.policy.ticket import Ticket
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is the same for all policies of a run. chunk: tokens of prompts in a step; max_tokens: asked by each."""
+    """What is the same for all policies of a run. chunk: tokens of prompts in a step; max_tokens: asked by each;
+    0: each asks for as many as it gets.
+    """
 
     times: Times
     rows: int
@@ -73,7 +75,7 @@ class World:
                 name,
                 course.variant,
                 now=course.arrival.at_s,
-                max_tokens=self._setting.max_tokens,
+                max_tokens=self._setting.max_tokens or course.arrival.output_tokens,
                 kv=prompt + 1,
                 prompt=prompt,
             )

@@ -44,7 +44,8 @@ class Request:
 
     variant: None for the base; ids: the prompt; vocabulary: tokens that may come out; limit: new tokens at most, by
     wish or by context; limit_reason: which of the two; loaded: the variant that all of this was taken from; slot: of
-    the variant, while the request holds it. prompt_scores: of ids[1:], if they were asked for.
+    the variant, while the request holds it. prompt_scores: of ids[1:], if they were asked for. stands_since: in line,
+    by time.monotonic, None while it runs; stood_s: seconds in line before that; gave_way: times that it went back.
     """
 
     index: int
@@ -64,11 +65,25 @@ class Request:
     latency: Latency = "interactive"
     error: DeltaCompressError | None = None
     prompt_scores: list[Picked] = field(default_factory=list)
+    stands_since: float | None = None
+    stood_s: float = 0.0
+    gave_way: int = 0
 
     @property
     def length(self) -> int:
         """Tokens so far, prompt included."""
         return len(self.ids) + len(self.tokens)
+
+    def stand(self, now: float) -> None:
+        """It stands in line from now on, if it does not already."""
+        if self.stands_since is None:
+            self.stands_since = now
+
+    def stand_no_more(self, now: float) -> None:
+        """It runs, or has ended."""
+        if self.stands_since is not None:
+            self.stood_s += now - self.stands_since
+            self.stands_since = None
 
     def take(self, token: int) -> str:
         """One more token; the text that it adds."""

@@ -55,6 +55,7 @@ class Turns:
         name = str(request.index)
         self._requests[name] = request
         kv, now = request.length, time.monotonic()
+        request.stand(now)
         self._desk.submit(
             name, request.variant, now=now, max_tokens=request.limit, kv=kv, prompt=kv, latency=request.latency
         )
@@ -63,7 +64,7 @@ class Turns:
         """Some that run stand in line again, at their places."""
         for request in requests:
             self._desk.back(str(request.index))
-            self._release(request)
+            self._leave(request)
 
     def end(self, request: Request, finish: Finish) -> None:
         """One is to end before its time, wherever it is; `ended` tells of it."""
@@ -114,7 +115,7 @@ class Turns:
             plan = self._plan(rows, {*computing, *started})
             preempted = [self._requests[one.ticket.id] for one in plan.preempt]
             for request in preempted:
-                self._release(request)
+                self._leave(request)
             # who started in this very step and gives way in it waits again, and must not start twice
             started = [request for request in started if request not in preempted]
             for ticket in plan.hopeless:  # which the desk has forgotten
@@ -191,6 +192,7 @@ class Turns:
         request = self._requests[ticket.id]
         if request.variant is None:
             self.ran += 1
+            request.stand_no_more(time.monotonic())
             return request
         try:
             if request.loaded is not None:
@@ -201,6 +203,7 @@ class Turns:
             return None
         request.holds = True
         self.ran += 1
+        request.stand_no_more(time.monotonic())
         return request
 
     def _fail(self, requests: Iterable[Request], error: DeltaCompressError) -> None:
@@ -212,10 +215,17 @@ class Turns:
     def _gone(self, request: Request) -> None:
         name = str(request.index)
         self._release(request)
+        request.stand_no_more(time.monotonic())
         if self._requests.pop(name, None) is not None:
             if (ticket := self._desk.running.get(name)) is not None:
                 ticket.generated = len(request.tokens)
             self._desk.end(name, now=time.monotonic(), complete=request.finished in OWN_END)
+
+    def _leave(self, request: Request) -> None:
+        """It gave its row, and stands in line again."""
+        self._release(request)
+        request.gave_way += 1
+        request.stand(time.monotonic())
 
     def _release(self, request: Request) -> None:
         if request.holds and request.variant is not None:

@@ -126,6 +126,7 @@ class Engine:
                 raise QueueFullError(f"{self._queued} calls wait already", way_out="ask again later")
             now = time.monotonic()
             request.index = self._number
+            request.stand(now)
             self._number += 1
             self._known[call.id] = request
             self._told.add(call.id, request, now)

@@ -32,12 +32,14 @@ class TokenScore:
 class Started:
     """It left the queue and its prompt was computed.
 
-    prompt: scores of the prompt's tokens, if they were asked for; waited_s: seconds since it was submitted.
+    prompt: scores of the prompt's tokens, if they were asked for; waited_s: seconds since it was submitted, queued_s of
+    them in line.
     """
 
     id: str
     prompt: tuple[TokenScore, ...]
     waited_s: float
+    queued_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,17 @@ class NewToken:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end. error: of "failed" alone, its variant could not be had or a step broke; tokens: that came out."""
+    """The end. error: of "failed" alone, its variant could not be had or a step broke; tokens: that came out.
+
+    queued_s: all seconds in line; preempted: times that it gave way and stood there again.
+    """
 
     id: str
     finish: Finish
     tokens: int
     error: DeltaCompressError | None = None
+    queued_s: float = 0.0
+    preempted: int = 0
 
 
 Event = Started | NewToken | Ended

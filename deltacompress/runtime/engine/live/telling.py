@@ -32,7 +32,7 @@ class Telling:
         if request.sampling.prompt_logprobs is not None:
             first = TokenScore(self._scored(request, request.ids[0], None), ())
             scores = (first, *(self._score(request, one) for one in request.prompt_scores))
-        self._emit(Started(call_id, scores, time.monotonic() - since))
+        self._emit(Started(call_id, scores, time.monotonic() - since, request.stood_s))
 
     def token(self, request: Request, picked: Picked, text: str) -> None:
         """One more token."""
@@ -43,7 +43,8 @@ class Telling:
         """The last that is told of it."""
         call_id, _ = self._ids.pop(request)
         assert request.finished is not None
-        self._emit(Ended(call_id, request.finished, len(request.tokens), request.error))
+        tokens, told = len(request.tokens), (request.error, request.stood_s, request.gave_way)
+        self._emit(Ended(call_id, request.finished, tokens, *told))
 
     def _score(self, request: Request, picked: Picked) -> TokenScore:
         top = tuple(self._scored(request, *one) for one in picked.top)

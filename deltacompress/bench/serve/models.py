@@ -1,0 +1,106 @@
+"""The models of `bench serve`: a random base and its variants in one runtime, packed deltas or whole models."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from deltacompress.bench.serve.whole import Shared, WholeModel
+from deltacompress.bench.synthetic import SHAPES, ModelShape, write_base, write_delta
+from deltacompress.checkpoints.writer import write_file
+from deltacompress.devices import free_bytes, resolve_device
+from deltacompress.errors import InputError, option
+from deltacompress.runtime import Runtime
+
+System = Literal["decoupled", "swap"]
+"""Packed deltas beside one base, or whole models in turn."""
+CONTEXT = 4096
+"""Of every shape: the tiny one's own would not take the prompts of traces."""
+SLOTS = 16
+"""Packed variants on the device at once, by default."""
+_OF_FREE = 0.7
+"""Of the memory that a GPU has left, what whole models may take; the rest is for keys, values and activations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """names: of the variants; slots: of them that are on the device at once; stored: bytes of one on its way there."""
+
+    runtime: Runtime
+    shape: ModelShape
+    names: tuple[str, ...]
+    slots: int
+    variant_bytes: int
+
+
+def shape_of(name: str | None, device: str) -> ModelShape:
+    """Of this name, by default a 7B on a GPU and a tiny one elsewhere, with a context of CONTEXT.
+
+    Raises:
+        InputError: there is none.
+    """
+    chosen = name or ("llama-7b" if resolve_device(device).type == "cuda" else "tiny")
+    if chosen not in SHAPES or SHAPES[chosen].experts:
+        known = ", ".join(name for name, one in SHAPES.items() if not one.experts)
+        raise InputError(f"no shape {chosen!r:.40}", where=option("shape"), way_out=f"give one of {known}")
+    return replace(SHAPES[chosen], context=CONTEXT)
+
+
+def made(
+    root: Path, shape: ModelShape, device: str, backend: str, *, variants: int, system: System, slots: int | None
+) -> Models:
+    """Write them into the empty directory `root`, and load them.
+
+    slots: by default SLOTS packed ones, and of whole models as many as fit a GPU (one on a CPU).
+
+    Raises:
+        BackendError: the backend cannot run on the device, or it does not fit.
+    """
+    where = resolve_device(device)
+    base, delta = root / "base", root / "delta"
+    base.mkdir()
+    write_base(base, shape, where)
+    write_file(base / "tokenizer.json", [json.dumps(_tokenizer(shape.vocabulary)).encode()])
+    on_gpu = where.type == "cuda"
+    runtime = Runtime.from_base(
+        base,
+        device=where,
+        dtype=torch.bfloat16 if on_gpu else torch.float32,
+        backend=backend,
+        merge_rounding=False,
+        cuda_graphs=on_gpu,
+    )
+    names = tuple(f"v{number}" for number in range(variants))
+    if system == "swap":
+        own = runtime.model.base.checkpoint.nbytes
+        fits = max(1, int(free_bytes(where) * _OF_FREE) // own) if on_gpu else 1
+        chosen, shared = slots or min(fits, variants), Shared()
+        runtime.cache.residents.slots = chosen
+        for number, name in enumerate(names):
+            runtime.add(WholeModel(runtime.model.base, number, shared, pinned=on_gpu), name)
+    else:
+        chosen = slots or min(SLOTS, variants)
+        runtime.cache.residents.slots = chosen
+        delta.mkdir()
+        write_delta(delta, shape, runtime.model.base.checkpoint, where)
+        for name in names:
+            runtime.load(delta, name)
+    return Models(runtime, shape, names, chosen, runtime.variants[names[0]].nbytes)
+
+
+def let_go(models: Models) -> None:
+    """No variant is on the device: a replay begins as a server that was just started."""
+    cache = models.runtime.cache
+    for one in list(cache.residents.by_slot.values()):
+        cache.settle(one.name)
+        cache.evict(one.name)
+
+
+def _tokenizer(vocabulary: int) -> dict[str, object]:
+    """tokenizer.json of so many words: the engine makes text of tokens, as it would for a user."""
+    words = {f"w{number}": number for number in range(vocabulary)}
+    return {"version": "1.0", "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"}}

@@ -1,0 +1,185 @@
+"""`bench serve`, from options to tables: a replay of requests, or how steadily tokens flow."""
+
+from __future__ import annotations
+
+import datetime
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deltacompress.bench.serve import check, models, steady
+from deltacompress.bench.serve.calls import Asked, scaled
+from deltacompress.bench.serve.models import Models, System
+from deltacompress.bench.serve.records import told
+from deltacompress.bench.serve.replay import replay
+from deltacompress.bench.serve.steady import Steadiness
+from deltacompress.bench.simulate.run import Slo
+from deltacompress.bench.traffic.arrivals import Arrival
+from deltacompress.bench.traffic.popularity import assigned
+from deltacompress.devices import device_name
+from deltacompress.errors import InputError, option
+from deltacompress.reporter import SILENT, Reporter
+from deltacompress.runtime.engine.live.engine import EngineLimits
+
+_CHECK_STEPS = 25
+CHECKED = ("e2e_mean", "ttft_mean")
+"""What the simulator is held against."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is served: see models.made. slots: None for as many as are usual; scratch: directory for the files."""
+
+    device: str = "auto"
+    backend: str = "auto"
+    shape: str | None = None
+    variants: int = 16
+    system: System = "decoupled"
+    slots: int | None = None
+    scratch: Path | None = None
+
+    def check(self) -> None:
+        """Raises InputError: a count is below 1."""
+        for name in ("variants", "slots"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise InputError(f"is {value}", where=option(name), way_out="give 1 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeBench:
+    """head: what was served and on what; ratios and times, or figures and records (a row for each request)."""
+
+    head: dict[str, Any]
+    body: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**self.body, **self.head}
+
+
+def run_steady(
+    setup: Setup,
+    asked: Steadiness,
+    *,
+    step_tokens: int = 512,
+    prefix_bytes: int = 1 << 30,
+    reporter: Reporter | None = None,
+) -> ServeBench:
+    """Ratios first, then times on this device; see steady.measured for what is raised."""
+    reporter = reporter or SILENT
+    reporter.phase("serve", 2)
+    with _made(setup) as made:
+        reporter.step("models written and loaded")
+        limits = steady.limits_for(made, asked, step_tokens, prefix_bytes)
+        ratios, times = steady.measured(made, asked, limits)
+        reporter.step("measured")
+        return ServeBench(_head(setup, made, limits), {"ratios": ratios, **times})
+
+
+def run_replay(
+    setup: Setup,
+    arrivals: Sequence[Arrival],
+    limits: EngineLimits,
+    slo: Slo,
+    *,
+    trace: str,
+    popularity: str,
+    seed: int,
+    scale: float = 1.0,
+    simulate_check: bool = False,
+    reporter: Reporter | None = None,
+) -> ServeBench:
+    """Serve these arrivals in real time. trace: its name, for whoever reads the result.
+
+    Raises:
+        InputError: a number cannot be.
+        BackendError: the models do not fit, or no request was served.
+    """
+    slo.check()
+    reporter = reporter or SILENT
+    lengths, cut = scaled(arrivals, scale, models.CONTEXT)
+    numbers = assigned(len(lengths), setup.variants, popularity, seed)
+    reporter.phase("serve", 3 if simulate_check else 2)
+    with _made(setup) as made:
+        reporter.step("models written and loaded")
+        models.let_go(made)
+        asked = [Asked(at, made.names[n], one) for at, (n, one) in enumerate(zip(numbers, lengths, strict=True))]
+        counters = made.runtime.cache.counters
+        loads, evictions, seconds = counters.loads, counters.evictions, counters.load_seconds
+        records = replay(made, asked, limits, seed)
+        loads, evictions = counters.loads - loads, counters.evictions - evictions
+        seconds = counters.load_seconds - seconds
+        found = {**told(records, slo), "loads": loads, "evictions": evictions}
+        found["load_ms"] = seconds / loads * 1e3 if loads else 0.0
+        reporter.step(f"{len(records)} requests served")
+        head = {
+            "trace": trace,
+            "popularity": popularity,
+            "seed": seed,
+            "scale": scale,
+            "cut_to_context": cut,
+            "requests": len(records),
+            "prompt_tokens_mean": sum(one.prompt_tokens for one in lengths) / len(lengths),
+            "output_tokens_mean": sum(one.output_tokens for one in lengths) / len(lengths),
+            "slo_ttft_s": slo.first_s,
+            "slo_token_ms": slo.token_ms,
+            **_head(setup, made, limits),
+        }
+        body: dict[str, Any] = {"rows": [{"system": setup.system, **found}]}
+        if simulate_check:
+            body["check"], body["times"] = _check(made, asked, limits, slo, found)
+            reporter.step("simulated")
+        body["records"] = [one.to_json() for one in records]
+        return ServeBench(head, body)
+
+
+def _check(
+    made: Models, asked: Sequence[Asked], limits: EngineLimits, slo: Slo, found: dict[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Rows of simulated over measured, and the times that it was simulated with."""
+    mean = sum(one.arrival.prompt_tokens for one in asked) // len(asked)
+    times = check.measured_times(made, limits, found["load_ms"], steps=_CHECK_STEPS, prompt_tokens=max(1, mean))
+    simulated = check.simulated(asked, made, limits, times, slo)
+    return [
+        {"what": name, "ratio": simulated[name] / found[name], "simulated": simulated[name], "measured": found[name]}
+        for name in CHECKED
+    ], asdict(times)
+
+
+@contextmanager
+def _made(setup: Setup) -> Iterator[Models]:
+    setup.check()
+    shape = models.shape_of(setup.shape, setup.device)
+    with tempfile.TemporaryDirectory(prefix="deltacompress-bench-", dir=setup.scratch) as root:
+        yield models.made(
+            Path(root),
+            shape,
+            setup.device,
+            setup.backend,
+            variants=setup.variants,
+            system=setup.system,
+            slots=setup.slots,
+        )
+
+
+def _head(setup: Setup, made: Models, limits: EngineLimits) -> dict[str, Any]:
+    runtime = made.runtime
+    return {
+        "device": device_name(runtime.device),
+        "backend": runtime.describe(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "torch": torch.__version__,
+        "shape": str(made.shape),
+        "system": setup.system,
+        "variants": len(made.names),
+        "slots": made.slots,
+        "variant_bytes": made.variant_bytes,
+        "max_batch": limits.max_batch,
+        "step_tokens": limits.step_tokens,
+        "prefix_bytes": limits.prefix_bytes,
+    }

@@ -1,0 +1,226 @@
+"""How steadily tokens flow: a fixed batch, one with comings and goings, one beside long prompts; and known prompts.
+
+Everything is a ratio of one run: steps or times between tokens against those of the same calls when nobody disturbs
+them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from deltacompress.bench import figures
+from deltacompress.bench.serve.calls import prompt
+from deltacompress.bench.serve.models import Models
+from deltacompress.errors import InputError, option
+from deltacompress.runtime.engine.live.call import Call
+from deltacompress.runtime.engine.live.engine import Engine, EngineLimits
+from deltacompress.runtime.engine.live.events import Ended, Event, NewToken, Started
+
+PROMPT = 64
+"""Tokens of the prompts of calls that decode steadily."""
+WARM = 12
+"""Steps before any is timed: a GPU captures its graph in them."""
+_SPARE = 8
+"""Rows for prompts that come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steadiness:
+    """rows: of each variant; steps: timed without disturbance, before and after; every: steps from one coming and going
+    to the next. long_tokens: of the prompts that come at `rate` a second for `seconds`, answers of `answer` tokens
+    each; known_tokens: of a prompt that is asked for twice, `times` times.
+    """
+
+    rows: int = 1
+    steps: int = 50
+    every: int = 10
+    long_tokens: int = 1000
+    rate: float = 4.0
+    seconds: float = 10.0
+    answer: int = 8
+    known_tokens: int = 2000
+    times: int = 5
+
+    def check(self, context: int) -> None:
+        """Raises InputError: a number is too low, or the context too short."""
+        for name in ("rows", "steps", "every", "long_tokens", "answer", "known_tokens", "times"):
+            if getattr(self, name) < 1:
+                raise InputError(f"is {getattr(self, name)}", where=option(name), way_out="give 1 or more")
+        for name in ("rate", "seconds"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(f"is {getattr(self, name):g}", where=option(name), way_out="give a number above 0")
+        longest = max(self.long_tokens + self.answer, self.known_tokens + 1, PROMPT + 3 * WARM + 5 * self.steps)
+        if longest > context:
+            raise InputError(f"takes {longest} tokens, and the context is {context}", way_out="ask for fewer steps")
+
+
+class Flow:
+    """The engine's listener. at: when each token of a call came; ended: calls that have."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, list[float]] = {}
+        self.first_s: dict[str, float] = {}
+        self.ended: set[str] = set()
+
+    def emit(self, event: Event) -> None:
+        """Note when."""
+        if isinstance(event, NewToken):
+            self.at.setdefault(event.id, []).append(time.perf_counter())
+        elif isinstance(event, Started):
+            self.first_s[event.id] = event.waited_s
+        elif isinstance(event, Ended):
+            self.ended.add(event.id)
+
+
+class Steady:
+    """Calls of all variants that decode for as long as the context lasts, `rows` of each."""
+
+    def __init__(self, models: Models, asked: Steadiness, limits: EngineLimits) -> None:
+        self._models, self._asked = models, asked
+        self.flow = Flow()
+        self.engine: Engine = models.runtime.engine(self.flow.emit, limits)
+        self._calls: deque[tuple[str, str]] = deque()  # the oldest first
+        self._number = 0
+        for name in models.names[: models.slots]:
+            for _ in range(asked.rows):
+                self._enter(name)
+        while len(self.flow.at) < len(self._calls):
+            self.engine.step()
+        self.steps(WARM)
+
+    @property
+    def rows(self) -> int:
+        """Calls that decode."""
+        return len(self._calls)
+
+    def steps(self, count: int, *, every: int = 0) -> list[float]:
+        """Milliseconds of so many steps; every: steps after which the oldest call leaves and another one enters."""
+        found = []
+        for number in range(count):
+            started = time.perf_counter()
+            if every and number % every == 0:
+                gone, name = self._calls.popleft()
+                self.engine.cancel(gone)
+                self._enter(name)
+            self.engine.step()
+            found.append((time.perf_counter() - started) * 1e3)
+        return found
+
+    def beside_prompts(self) -> tuple[list[float], int]:
+        """Milliseconds between the tokens of these calls while long prompts come, and how many of those came."""
+        asked, models = self._asked, self._models
+        before = {call: len(self.flow.at.get(call, ())) for call, _ in self._calls}
+        start, came = time.perf_counter(), 0
+        while (now := time.perf_counter() - start) < asked.seconds:
+            if now * asked.rate >= came:
+                ids = prompt(asked.long_tokens, models.shape.vocabulary, -1 - came)
+                name = models.names[came % models.slots]
+                self.engine.submit(Call(f"long {came}", name, ids, asked.answer))
+                came += 1
+            self.engine.step()
+            if any(call in self.flow.ended for call, _ in self._calls):
+                break  # the context is full
+        gaps = []
+        for call, first in before.items():
+            at = self.flow.at[call][max(0, first - 1) :]
+            gaps += [(after - earlier) * 1e3 for earlier, after in pairwise(at)]
+        return gaps, came
+
+    def close(self) -> None:
+        """End all calls."""
+        self.engine.close()
+
+    def _enter(self, name: str) -> None:
+        call = f"steady {self._number}"
+        ids = prompt(PROMPT, self._models.shape.vocabulary, self._number)
+        self.engine.submit(Call(call, name, ids, self._models.shape.context - PROMPT))
+        self._calls.append((call, name))
+        self._number += 1
+
+
+def measured(models: Models, asked: Steadiness, limits: EngineLimits) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(ratios, times): rows of what was disturbed against what was not; times in milliseconds.
+
+    Raises:
+        InputError: see Steadiness.check.
+    """
+    asked.check(models.shape.context)
+    steady = Steady(models, asked, limits)
+    try:
+        before = steady.steps(asked.steps)
+        changing = steady.steps(2 * asked.steps, every=asked.every)
+        steady.steps(WARM)
+        undisturbed = before + steady.steps(asked.steps)
+        gaps, came = steady.beside_prompts()
+        rows = steady.rows
+    finally:
+        steady.close()
+    firsts = {who: first_tokens(models, name, asked, limits) for who, name in (("base", None), ("v0", models.names[0]))}
+    mean, median = _mean(undisturbed), figures.median(undisturbed)
+    ordered = sorted(gaps)
+    between = f"between tokens while prompts of {asked.long_tokens} come at {asked.rate:g}/s"
+    ratios = [
+        _ratio(f"step, one enters and one leaves every {asked.every}", "mean", _mean(changing) / mean, "mean step"),
+        *(
+            _ratio(between, which, value / median, "median step")
+            for which, value in (
+                ("p50", figures.median(gaps)),
+                ("p99", ordered[len(ordered) * 99 // 100]),
+                ("max", ordered[-1]),
+            )
+        ),
+        *(
+            _ratio(f"first token, {asked.known_tokens} tokens known, {who}", "median", hit / miss, "unknown")
+            for who, (miss, hit) in firsts.items()
+        ),
+    ]
+    times = {
+        "rows": rows,
+        "step_ms": mean,
+        "step_median_ms": median,
+        "tokens_s": rows / mean * 1e3,
+        "changing_step_ms": _mean(changing),
+        "long_prompts": came,
+        "between_tokens_max_ms": ordered[-1],
+        **{f"first_token_{who}_ms": miss * 1e3 for who, (miss, _) in firsts.items()},
+        **{f"prompt_tokens_s_{who}": asked.known_tokens / miss for who, (miss, _) in firsts.items()},
+    }
+    return ratios, times
+
+
+def first_tokens(models: Models, name: str | None, asked: Steadiness, limits: EngineLimits) -> tuple[float, float]:
+    """Median seconds to the first token of a prompt that is not known, and of the same one again; nobody else runs."""
+    flow, misses, hits = Flow(), list[float](), list[float]()
+    engine = models.runtime.engine(flow.emit, limits)
+    try:
+        for number in range(-1, asked.times):
+            ids = prompt(asked.known_tokens, models.shape.vocabulary, (1 << 40) + number)
+            for found, kind in ((misses, "new"), (hits, "known")):
+                engine.submit(Call(f"{kind} {number}", name, ids, 1))
+                while engine.step():
+                    pass
+                if number >= 0:  # the first one also compiles
+                    found.append(flow.first_s[f"{kind} {number}"])
+    finally:
+        engine.close()
+    return figures.median(misses), figures.median(hits)
+
+
+def limits_for(models: Models, asked: Steadiness, step_tokens: int, prefix_bytes: int) -> EngineLimits:
+    """Rows for all that decode steadily, and a few for prompts that come."""
+    return EngineLimits(
+        max_batch=models.slots * asked.rows + _SPARE, step_tokens=step_tokens, prefix_bytes=prefix_bytes
+    )
+
+
+def _ratio(what: str, which: str, ratio: float, over: str) -> dict[str, Any]:
+    return {"what": what, "of": which, "over": over, "ratio": ratio}
+
+
+def _mean(times: Sequence[float]) -> float:
+    return sum(times) / len(times)
