@@ -11,7 +11,7 @@ from deltacompress.bench.serve.calls import Asked
 from deltacompress.bench.simulate.run import Slo, figures, summary
 from deltacompress.bench.simulate.world import Course
 from deltacompress.errors import BackendError
-from deltacompress.runtime.engine.live.events import Ended, Event, Started
+from deltacompress.runtime.engine.live.events import Ended, Event, NewToken, Started
 
 PHASES = ("queue_s", "load_s", "prefill_s", "decode_s", "preempted_s")
 """What a request spends its time on; they add up to its whole."""
@@ -86,6 +86,15 @@ class Record:
         return self.finish == "length"
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One in which every call that ran got a token, and nothing else was done. variants: of its rows."""
+
+    ms: float
+    rows: int
+    variants: int
+
+
 class Recorder:
     """The engine's listener of a replay."""
 
@@ -93,14 +102,26 @@ class Recorder:
         """clock: seconds since the replay began; load_s: of the variant that a request has waited for."""
         self.records = {one.id: Record(one) for one in asked}
         self._left, self._clock, self._load_s = len(self.records), clock, load_s
+        self._step = list[Event]()
 
     @property
     def left(self) -> int:
         """Requests that have not ended."""
         return self._left
 
+    def step(self, seconds: float, running: int) -> Step | None:
+        """What the step that just was has told; None if it did more than to decode. running: calls after it."""
+        told, self._step = self._step, []
+        tokens = [event for event in told if isinstance(event, NewToken)]
+        ended = sum(isinstance(event, Ended) for event in told)
+        if not tokens or len(tokens) != running + ended or any(isinstance(event, Started) for event in told):
+            return None
+        variants = {self.records[event.id].asked.variant for event in tokens}
+        return Step(seconds * 1e3, len(tokens), len(variants - {None}))
+
     def emit(self, event: Event) -> None:
         """Note what an event tells."""
+        self._step.append(event)
         record, now = self.records[event.id], self._clock()
         if isinstance(event, Started):
             record.waited_s, record.queued_s = event.waited_s, event.queued_s

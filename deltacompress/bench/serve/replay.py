@@ -8,14 +8,14 @@ from threading import Event, Thread
 
 from deltacompress.bench.serve.calls import Asked, call_of
 from deltacompress.bench.serve.models import Models
-from deltacompress.bench.serve.records import Record, Recorder
+from deltacompress.bench.serve.records import Record, Recorder, Step
 from deltacompress.runtime.engine.live.engine import Engine, EngineLimits
 
 _WAIT_S = 0.05
 
 
-def replay(models: Models, asked: Sequence[Asked], limits: EngineLimits, seed: int) -> list[Record]:
-    """Serve these in real time; what became of each, in their order.
+def replay(models: Models, asked: Sequence[Asked], limits: EngineLimits, seed: int) -> tuple[list[Record], list[Step]]:
+    """Serve these in real time; what became of each, in their order, and the steps that did nothing but decode.
 
     limits: max_queue at least as many as are asked, so that none is refused.
 
@@ -32,19 +32,24 @@ def replay(models: Models, asked: Sequence[Asked], limits: EngineLimits, seed: i
 
     start = time.monotonic()
     recorder = Recorder(asked, lambda: time.monotonic() - start, load_s)
-    engine = runtime.engine(recorder.emit, limits)
+    engine, steps = runtime.engine(recorder.emit, limits), list[Step]()
     thread = _Submitting(engine, models, recorder, loads, start, seed)
     thread.start()
     try:
         while recorder.left and thread.error is None:
+            begun = time.perf_counter()
             if not engine.step():
                 engine.wait(_WAIT_S)
+                continue
+            step = recorder.step(time.perf_counter() - begun, engine.counts.running)
+            if step is not None:
+                steps.append(step)
     finally:
         thread.stop()
         engine.close()
     if thread.error is not None:
         raise thread.error
-    return list(recorder.records.values())
+    return list(recorder.records.values()), steps
 
 
 class _Submitting(Thread):

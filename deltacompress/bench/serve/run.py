@@ -15,7 +15,7 @@ import torch
 from deltacompress.bench.serve import check, models, steady
 from deltacompress.bench.serve.calls import Asked, scaled
 from deltacompress.bench.serve.models import Models, System
-from deltacompress.bench.serve.records import told
+from deltacompress.bench.serve.records import Step, told
 from deltacompress.bench.serve.replay import replay
 from deltacompress.bench.serve.steady import Steadiness
 from deltacompress.bench.simulate.run import Slo
@@ -26,7 +26,6 @@ from deltacompress.errors import InputError, option
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.runtime.engine.live.engine import EngineLimits
 
-_CHECK_STEPS = 25
 CHECKED = ("e2e_mean", "ttft_mean")
 """What the simulator is held against."""
 
@@ -111,7 +110,7 @@ def run_replay(
         asked = [Asked(at, made.names[n], one) for at, (n, one) in enumerate(zip(numbers, lengths, strict=True))]
         counters = made.runtime.cache.counters
         loads, evictions, seconds = counters.loads, counters.evictions, counters.load_seconds
-        records = replay(made, asked, limits, seed)
+        records, steps = replay(made, asked, limits, seed)
         loads, evictions = counters.loads - loads, counters.evictions - evictions
         seconds = counters.load_seconds - seconds
         found = {**told(records, slo), "loads": loads, "evictions": evictions}
@@ -132,18 +131,23 @@ def run_replay(
         }
         body: dict[str, Any] = {"rows": [{"system": setup.system, **found}]}
         if simulate_check:
-            body["check"], body["times"] = _check(made, asked, limits, slo, found)
+            body["check"], body["times"] = _check(made, asked, limits, slo, found, steps)
             reporter.step("simulated")
         body["records"] = [one.to_json() for one in records]
         return ServeBench(head, body)
 
 
 def _check(
-    made: Models, asked: Sequence[Asked], limits: EngineLimits, slo: Slo, found: dict[str, Any]
+    made: Models,
+    asked: Sequence[Asked],
+    limits: EngineLimits,
+    slo: Slo,
+    found: dict[str, Any],
+    steps: Sequence[Step],
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Rows of simulated over measured, and the times that it was simulated with."""
     mean = sum(one.arrival.prompt_tokens for one in asked) // len(asked)
-    times = check.measured_times(made, limits, found["load_ms"], steps=_CHECK_STEPS, prompt_tokens=max(1, mean))
+    times = check.measured_times(made, limits, steps, found["load_ms"], prompt_tokens=max(1, mean))
     simulated = check.simulated(asked, made, limits, times, slo)
     return [
         {"what": name, "ratio": simulated[name] / found[name], "simulated": simulated[name], "measured": found[name]}
