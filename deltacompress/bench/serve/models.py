@@ -9,12 +9,14 @@ from typing import Literal
 
 import torch
 
+from deltacompress.bench.serve.calls import prompt
 from deltacompress.bench.serve.whole import Shared, WholeModel
 from deltacompress.bench.synthetic import SHAPES, ModelShape, write_base, write_delta
 from deltacompress.checkpoints.writer import write_file
 from deltacompress.devices import free_bytes, resolve_device
 from deltacompress.errors import InputError, option
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.engine.live.call import Call
 
 System = Literal["decoupled", "swap"]
 """Packed deltas beside one base, or whole models in turn."""
@@ -22,13 +24,15 @@ CONTEXT = 4096
 """Of every shape: the tiny one's own would not take the prompts of traces."""
 SLOTS = 16
 """Packed variants on the device at once, by default."""
+_FIRST = 64
+"""Tokens of a call, and of its answer, that comes before what is measured."""
 _OF_FREE = 0.7
 """Of the memory that a GPU has left, what whole models may take; the rest is for keys, values and activations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """names: of the variants; slots: of them that are on the device at once; stored: bytes of one on its way there."""
+    """names: of the variants; slots: of them that are on the device at once; variant_bytes: of one, there."""
 
     runtime: Runtime
     shape: ModelShape
@@ -78,12 +82,12 @@ def made(
     if system == "swap":
         own = runtime.model.base.checkpoint.nbytes
         fits = max(1, int(free_bytes(where) * _OF_FREE) // own) if on_gpu else 1
-        chosen, shared = slots or min(fits, variants), Shared()
+        chosen, shared = min(slots or fits, variants), Shared()
         runtime.cache.residents.slots = chosen
         for number, name in enumerate(names):
             runtime.add(WholeModel(runtime.model.base, number, shared, pinned=on_gpu), name)
     else:
-        chosen = slots or min(SLOTS, variants)
+        chosen = min(slots or SLOTS, variants)
         runtime.cache.residents.slots = chosen
         delta.mkdir()
         write_delta(delta, shape, runtime.model.base.checkpoint, where)
@@ -92,8 +96,14 @@ def made(
     return Models(runtime, shape, names, chosen, runtime.variants[names[0]].nbytes)
 
 
-def let_go(models: Models) -> None:
-    """No variant is on the device: a replay begins as a server that was just started."""
+def start(models: Models) -> None:
+    """As a server that was just started: what is compiled or opened once is there, and no variant is on the device."""
+    engine = models.runtime.engine(lambda _event: None)
+    for name in (None, models.names[0]):
+        engine.submit(Call(f"first of {name}", name, prompt(_FIRST, models.shape.vocabulary, 0), _FIRST))
+    while engine.step():
+        pass
+    engine.close()
     cache = models.runtime.cache
     for one in list(cache.residents.by_slot.values()):
         cache.settle(one.name)

@@ -106,7 +106,7 @@ def run_replay(
     reporter.phase("serve", 3 if simulate_check else 2)
     with _made(setup) as made:
         reporter.step("models written and loaded")
-        models.let_go(made)
+        models.start(made)
         asked = [Asked(at, made.names[n], one) for at, (n, one) in enumerate(zip(numbers, lengths, strict=True))]
         counters = made.runtime.cache.counters
         loads, evictions, seconds = counters.loads, counters.evictions, counters.load_seconds

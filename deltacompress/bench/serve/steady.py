@@ -16,7 +16,7 @@ from typing import Any
 from deltacompress.bench import figures
 from deltacompress.bench.serve.calls import prompt
 from deltacompress.bench.serve.models import Models
-from deltacompress.errors import InputError, option
+from deltacompress.errors import DeltaCompressError, InputError, option
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.engine import Engine, EngineLimits
 from deltacompress.runtime.engine.live.events import Ended, Event, NewToken, Started
@@ -66,6 +66,7 @@ class Flow:
         self.at: dict[str, list[float]] = {}
         self.first_s: dict[str, float] = {}
         self.ended: set[str] = set()
+        self._error: DeltaCompressError | None = None
 
     def emit(self, event: Event) -> None:
         """Note when."""
@@ -75,6 +76,12 @@ class Flow:
             self.first_s[event.id] = event.waited_s
         elif isinstance(event, Ended):
             self.ended.add(event.id)
+            self._error = self._error or event.error
+
+    def check(self) -> None:
+        """Raises DeltaCompressError: a call has failed."""
+        if self._error is not None:
+            raise self._error
 
 
 class Steady:
@@ -91,6 +98,7 @@ class Steady:
                 self._enter(name)
         while len(self.flow.at) < len(self._calls):
             self.engine.step()
+            self.flow.check()
         self.steps(WARM)
 
     @property
@@ -109,6 +117,11 @@ class Steady:
                 self._enter(name)
             self.engine.step()
             found.append((time.perf_counter() - started) * 1e3)
+        self.flow.check()
+        if self._over:
+            raise InputError(
+                f"{self._models.shape.context} tokens are too few for so many steps", way_out="ask for fewer"
+            )
         return found
 
     def beside_prompts(self) -> tuple[list[float], int]:
@@ -123,13 +136,19 @@ class Steady:
                 self.engine.submit(Call(f"long {came}", name, ids, asked.answer))
                 came += 1
             self.engine.step()
-            if any(call in self.flow.ended for call, _ in self._calls):
-                break  # the context is full
+            if self._over:
+                break
+        self.flow.check()
         gaps = []
         for call, first in before.items():
             at = self.flow.at[call][max(0, first - 1) :]
             gaps += [(after - earlier) * 1e3 for earlier, after in pairwise(at)]
         return gaps, came
+
+    @property
+    def _over(self) -> bool:
+        """Whether the context of one of these calls is full."""
+        return any(call in self.flow.ended for call, _ in self._calls)
 
     def close(self) -> None:
         """End all calls."""
@@ -204,6 +223,7 @@ def first_tokens(models: Models, name: str | None, asked: Steadiness, limits: En
                 engine.submit(Call(f"{kind} {number}", name, ids, 1))
                 while engine.step():
                     pass
+                flow.check()
                 if number >= 0:  # the first one also compiles
                     found.append(flow.first_s[f"{kind} {number}"])
     finally:
