@@ -46,12 +46,15 @@ def scaled(arrivals: Sequence[Arrival], scale: float, context: int) -> tuple[lis
     return found, cut
 
 
-def prompt(tokens: int, vocabulary: int, seed: int) -> tuple[int, ...]:
-    """Token ids of chance, the same for the same seed; two seeds have no beginning in common but by chance."""
+def prompt(tokens: int, vocabulary: int, seed: str) -> tuple[int, ...]:
+    """Token ids of chance, the same for the same seed; two seeds have no beginning in common but by chance.
+
+    seed: text, because of some pairs of numbers (5 and -5) Random makes the same.
+    """
     return tuple(Random(seed).choices(range(vocabulary), k=tokens))
 
 
 def call_of(asked: Asked, vocabulary: int, seed: int) -> Call:
     """It takes as many tokens as its arrival says: models of chance have no end token."""
-    ids = prompt(asked.arrival.prompt_tokens, vocabulary, (seed << 32) + asked.number)
+    ids = prompt(asked.arrival.prompt_tokens, vocabulary, f"{seed} {asked.id}")
     return Call(asked.id, asked.variant, ids, asked.arrival.output_tokens)

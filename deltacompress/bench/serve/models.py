@@ -100,7 +100,7 @@ def start(models: Models) -> None:
     """As a server that was just started: what is compiled or opened once is there, and no variant is on the device."""
     engine = models.runtime.engine(lambda _event: None)
     for name in (None, models.names[0]):
-        engine.submit(Call(f"first of {name}", name, prompt(_FIRST, models.shape.vocabulary, 0), _FIRST))
+        engine.submit(Call(f"first of {name}", name, prompt(_FIRST, models.shape.vocabulary, "first"), _FIRST))
     while engine.step():
         pass
     engine.close()

@@ -131,7 +131,7 @@ class Steady:
         start, came = time.perf_counter(), 0
         while (now := time.perf_counter() - start) < asked.seconds:
             if now * asked.rate >= came:
-                ids = prompt(asked.long_tokens, models.shape.vocabulary, -1 - came)
+                ids = prompt(asked.long_tokens, models.shape.vocabulary, f"long {came}")
                 name = models.names[came % models.slots]
                 self.engine.submit(Call(f"long {came}", name, ids, asked.answer))
                 came += 1
@@ -156,7 +156,7 @@ class Steady:
 
     def _enter(self, name: str) -> None:
         call = f"steady {self._number}"
-        ids = prompt(PROMPT, self._models.shape.vocabulary, self._number)
+        ids = prompt(PROMPT, self._models.shape.vocabulary, call)
         self.engine.submit(Call(call, name, ids, self._models.shape.context - PROMPT))
         self._calls.append((call, name))
         self._number += 1
@@ -218,7 +218,7 @@ def first_tokens(models: Models, name: str | None, asked: Steadiness, limits: En
     engine = models.runtime.engine(flow.emit, limits)
     try:
         for number in range(-1, asked.times):
-            ids = prompt(asked.known_tokens, models.shape.vocabulary, (1 << 40) + number)
+            ids = prompt(asked.known_tokens, models.shape.vocabulary, f"known {number}")
             for found, kind in ((misses, "new"), (hits, "known")):
                 engine.submit(Call(f"{kind} {number}", name, ids, 1))
                 while engine.step():

@@ -61,6 +61,47 @@ def test_a_cold_variant_behind_a_hot_one(narrow: Runtime) -> None:
     assert free(narrow)
 
 
+def test_seconds_in_line_are_told(narrow: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes on by a second before each step; who gives way stands in line, and so does who never starts."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    running, log = engine(narrow, max_batch=3)
+    came: dict[str, list[float]] = {}
+
+    def submit(name: str, variant: str | None, tokens: int) -> None:
+        came[name] = [now[0]]
+        running.submit(Call(name, variant, (5, 6), tokens, LONG))
+
+    def step() -> bool:
+        before = {name: len(log.tokens(name)) for name in came}
+        now[0] += 1
+        left = running.step()
+        for name, times in came.items():
+            times += [now[0]] * (len(log.tokens(name)) > before[name])
+        return left
+
+    submit("parent", "a", 12)
+    step()
+    submit("cold", "b", 5)
+    for number in range(4):  # for which there are two rows
+        submit(f"hot {number}", "a", 40)
+    submit("gone", "c", 4)
+    step()
+    step()
+    running.cancel("gone")
+    while step():
+        pass
+    assert (log.end("gone").queued_s, log.end("gone").preempted) == (3, 0)
+    for name in ("parent", "cold", "hot 0", "hot 1", "hot 2", "hot 3"):
+        since, first, *others = came[name]
+        away = [at - before - 1 for before, at in zip([first, *others], others, strict=False) if at - before > 1]
+        [start] = [one for one in log.events[name] if isinstance(one, Started)]
+        assert start.queued_s == start.waited_s == first - since  # its prompt takes no step of its own
+        assert (log.end(name).queued_s, log.end(name).preempted) == (start.queued_s + sum(away), len(away))
+    assert log.end("hot 0").preempted == log.end("hot 1").preempted == 1
+    assert log.end("parent").preempted == log.end("hot 3").preempted == 0
+
+
 def test_nobody_gives_way_in_a_list_of_requests(narrow: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them are there from the start: those of a variant that is there go first, and none is computed twice."""
     from deltacompress.runtime.engine.scheduler import Scheduler

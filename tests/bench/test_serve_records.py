@@ -1,0 +1,164 @@
+"""What `bench serve` makes of events, lengths and steps: by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from deltacompress.bench.serve import calls
+from deltacompress.bench.serve.calls import Asked, call_of, scaled
+from deltacompress.bench.serve.check import FEWEST, fitted
+from deltacompress.bench.serve.records import Record, Recorder, Step, told
+from deltacompress.bench.simulate.run import Slo
+from deltacompress.bench.traffic.arrivals import Arrival
+from deltacompress.errors import BackendError, InputError
+from deltacompress.runtime.engine.live.events import Ended, Event, NewToken, Started
+
+
+class TestLengths:
+    def test_scaled(self) -> None:
+        """Times stay; what is too long keeps half of the context for its answer, the rest for its prompt."""
+        given = [Arrival(1.0, 100, 40), Arrival(2.0, 1, 1), Arrival(3.0, 900, 20), Arrival(4.0, 300, 600)]
+        assert scaled(given, 0.1, 200) == (
+            [Arrival(1.0, 10, 4), Arrival(2.0, 1, 1), Arrival(3.0, 90, 2), Arrival(4.0, 30, 60)],
+            0,
+        )
+        assert scaled(given, 1.0, 200) == (
+            [Arrival(1.0, 100, 40), Arrival(2.0, 1, 1), Arrival(3.0, 180, 20), Arrival(4.0, 100, 100)],
+            2,
+        )
+        assert scaled([Arrival(0.0, 150, 50)], 1.0, 200)[1] == 0
+        assert scaled([Arrival(0.0, 151, 50)], 1.0, 200) == ([Arrival(0.0, 150, 50)], 1)
+
+    @pytest.mark.parametrize("scale", [0.0, -1.0, 1.5, float("nan")])
+    def test_no_scale(self, scale: float) -> None:
+        with pytest.raises(InputError, match="scale: is"):
+            scaled([Arrival(0.0, 1, 1)], scale, 100)
+
+    def test_prompts(self) -> None:
+        """The same for the same seed, of the vocabulary; others begin otherwise, whatever their seed."""
+        asked = [Asked(number, "v1", Arrival(0.5, 40, 7)) for number in range(3)]
+        made = [call_of(one, 50, seed) for seed in (0, 1) for one in asked]
+        assert made == [call_of(one, 50, seed) for seed in (0, 1) for one in asked]
+        assert len({call.prompt[:5] for call in made}) == 6
+        for call in made:
+            assert (call.id[0], call.variant, call.max_tokens) == ("r", "v1", 7)
+            assert len(call.prompt) == 40
+            assert all(isinstance(one, int) and 0 <= one < 50 for one in call.prompt)
+        assert calls.prompt(3, 50, "a") == calls.prompt(5, 50, "a")[:3]
+
+
+def recorded(events: list[tuple[float, Event]], asked: list[Asked], load_s: float = 0.25) -> Recorder:
+    clock: Iterator[float] = iter([at for at, _ in events])
+    recorder = Recorder(asked, lambda: next(clock), lambda _: load_s)
+    for _, event in events:
+        recorder.emit(event)
+    return recorder
+
+
+ONE = Asked(0, "a", Arrival(1.0, 9, 3))
+TWO = Asked(1, None, Arrival(2.0, 9, 2))
+EVENTS: list[tuple[float, Event]] = [
+    (3.0, Started("r0", (), 1.75, 0.75)),
+    (3.0, NewToken("r0", 5, "", None)),
+    (3.25, Started("r1", (), 1.0, 0.125)),
+    (3.5, NewToken("r0", 6, "", None)),
+    (3.5, NewToken("r1", 6, "", None)),
+    (4.0, NewToken("r1", 6, "", None)),
+    (4.0, Ended("r1", "length", 2, None, 0.125, 0)),
+    (6.0, NewToken("r0", 7, "", None)),
+    (6.5, Ended("r0", "length", 3, None, 2.25, 2)),
+]
+
+
+class TestRecords:
+    def test_phases(self) -> None:
+        """r0 came at 1, was submitted at 1.25, stood 0.75 s, 0.25 of them for its variant; 1.5 s more after it ran."""
+        recorder = recorded(EVENTS, [ONE, TWO])
+        first, second = recorder.records.values()
+        assert recorder.left == 0
+        first.submitted_s, second.submitted_s, second.hit = 1.25, 2.25, True
+        spent = {"queue_s": 0.75, "load_s": 0.25, "prefill_s": 1.0, "decode_s": 2.0, "preempted_s": 1.5}
+        assert first.spent == spent
+        assert sum(spent.values()) == first.end_s - first.asked.arrival.at_s
+        assert second.spent == {"queue_s": 0.25, "load_s": 0.125, "prefill_s": 1.125, "decode_s": 0.5, "preempted_s": 0}
+        assert first.gaps_s == [0.5, 2.5]
+        row = first.to_json()
+        assert {key: row[key] for key in ("id", "tokens", "finish", "preempted", "hit", "end_s")} == {
+            "id": "r0", "tokens": 3, "finish": "length", "preempted": 2, "hit": False, "end_s": 6.5
+        }  # fmt: skip
+        found = told([first, second], Slo(1.75, 1000.0))
+        assert found == {
+            "failed": 0,
+            "requests_s": 2 / 5.5,
+            "tokens_s": 5 / 5.5,
+            "ttft_mean": 1.75,
+            "ttft_p50": 2.0,
+            "ttft_p99": 2.0,
+            "e2e_mean": 3.75,
+            "e2e_p50": 5.5,
+            "e2e_p99": 5.5,
+            "attained": 0.5,
+            "hits": 0.5,
+            "token_ms_mean": 3500 / 3,
+            "token_ms_p50": 500.0,
+            "token_ms_p99": 2500.0,
+            "token_ms_max": 2500.0,
+            "queue_s": 0.5,
+            "load_s": 0.1875,
+            "prefill_s": 1.0625,
+            "decode_s": 1.25,
+            "preempted_s": 0.75,
+            "preempted": 2,
+            "late_s": 0.25,
+        }
+
+    def test_what_fails_is_counted_and_told(self) -> None:
+        error = BackendError("no room")
+        recorder = recorded([*EVENTS, (7.0, Ended("r2", "failed", 0, error))], [ONE, TWO, Asked(2, "b", ONE.arrival)])
+        failed = recorder.records["r2"]
+        assert told(list(recorder.records.values()), Slo())["failed"] == 1
+        row = failed.to_json()
+        assert (row["finish"], row["tokens"], "queue_s" in row) == ("failed", 0, False)
+        assert "no room" in row["error"]
+        with pytest.raises(BackendError, match=r"no request of 1 got its tokens: .*no room"):
+            told([failed], Slo())
+        with pytest.raises(BackendError, match="all were ended before"):
+            told([Record(ONE)], Slo())
+
+    def test_steps_that_decode_and_do_nothing_else(self) -> None:
+        asked = [Asked(0, "a", ONE.arrival), Asked(1, "a", ONE.arrival), Asked(2, None, ONE.arrival)]
+        recorder = Recorder(asked, lambda: 0.0, lambda _: 0.0)
+        tokens: list[Event] = [NewToken(one.id, 5, "", None) for one in asked]
+        for events, running, step in (
+            (tokens, 3, Step(20.0, 3, 1)),
+            (tokens[2:], 1, Step(20.0, 1, 0)),
+            ([*tokens, Ended("r0", "length", 1)], 2, Step(20.0, 3, 1)),
+            (tokens, 4, None),  # of one more, a piece of the prompt was computed
+            ([Started("r0", (), 0.0), *tokens], 3, None),
+            ([], 1, None),
+        ):
+            for event in events:
+                recorder.emit(event)
+            assert recorder.step(0.02, running) == step
+        assert recorder.step(0.02, 0) is None
+
+
+class TestFit:
+    def test_what_steps_take(self) -> None:
+        steps = [Step(4.0 + 0.5 * rows + 2.0 * n, rows, n) for rows in range(1, 12) for n in range(min(rows, 5) + 1)]
+        assert fitted(steps) == pytest.approx((4.0, 0.5, 2.0))
+
+    def test_nothing_is_below_zero(self) -> None:
+        """Where more rows take less time, the mean of all is the best that rows of 0 ms explain."""
+        base, row, variant = fitted([Step(10.0 - rows, rows, 1) for rows in (1, 2, 3)] * FEWEST)
+        assert (base + variant, row) == pytest.approx((8.0, 0.0))
+        steps = [Step(5.0 + 3.0 * n - rows, rows, n) for rows in (1, 2, 3) for n in (1, 2)] * FEWEST
+        base, row, variant = fitted(steps)
+        assert (base, row, variant) == pytest.approx((3.0, 0.0, 3.0))
+
+    def test_too_few(self) -> None:
+        fitted([Step(1.0, 1, 1)] * FEWEST)
+        with pytest.raises(InputError, match=f"{FEWEST - 1} steps did nothing but decode"):
+            fitted([Step(1.0, 1, 1)] * (FEWEST - 1))
