@@ -18,7 +18,7 @@ from deltacompress.bench.serve.models import Models, made, shape_of, start
 from deltacompress.bench.serve.records import PHASES
 from deltacompress.bench.serve.replay import replay
 from deltacompress.bench.serve.run import Setup, run_replay
-from deltacompress.bench.serve.steady import Steadiness, first_tokens, limits_for, measured
+from deltacompress.bench.serve.steady import Steadiness, Steady, first_tokens, limits_for, measured
 from deltacompress.bench.simulate.run import Slo
 from deltacompress.bench.synthetic import SHAPE_TINY, SHAPES
 from deltacompress.bench.traffic.arrivals import Arrival, drawn
@@ -172,6 +172,18 @@ class TestReplay:
             replay(packed, asked, EngineLimits(), 0)
         assert let_go(packed)
 
+    def test_where_a_step_breaks_nobody_goes_on_submitting(
+        self, packed: Models, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def broken(_engine: object) -> bool:
+            raise RuntimeError("broken")
+
+        monkeypatch.setattr(steady.Engine, "step", broken)
+        asked = [Asked(0, "v0", Arrival(0.0, 20, 4)), Asked(1, "v0", Arrival(600.0, 20, 4))]
+        with pytest.raises(RuntimeError, match="broken"):
+            replay(packed, asked, EngineLimits(), 0)
+        assert let_go(packed)
+
     def test_lengths_are_cut_to_the_context(self) -> None:
         setup = Setup("cpu", variants=1)
         arrivals = [Arrival(0.0, 4090, 8), Arrival(0.1, 50, 60)]
@@ -188,6 +200,8 @@ class TestSteady:
         """It goes on by 1 ms each time it is read: twice a step, and once for each token of one."""
         ticks = count()
         monkeypatch.setattr(steady.time, "perf_counter", lambda: next(ticks) * 1e-3)
+        firsts = {None: (4.0, 1.0), "v0": (2.0, 1.0)}
+        monkeypatch.setattr(steady, "first_tokens", lambda _models, name, *_: firsts[name])
         asked = Steadiness(rows=2, steps=5, seconds=0.4, rate=20, long_tokens=150, known_tokens=130, times=2)
         limits = limits_for(packed, asked, 512, 1 << 30)
         assert limits.max_batch >= 4
@@ -206,7 +220,29 @@ class TestSteady:
         ]
         assert ratios[0]["ratio"] == pytest.approx(times["changing_step_ms"] / 5)
         p50, p99, most = (row["ratio"] for row in ratios[1:4])
+        assert [(row["what"][-4:], row["ratio"]) for row in ratios[4:]] == [("base", 0.25), (", v0", 0.5)]
+        assert (times["first_token_base_ms"], times["prompt_tokens_s_v0"]) == (4000, 65)
         assert 1 <= p50 <= p99 <= most == pytest.approx(times["between_tokens_max_ms"] / 5)
+        assert let_go(packed)
+
+    def test_who_comes_and_goes(self, packed: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The oldest leaves, one of its variant enters: as many rows of each as before."""
+        gone: list[str] = []
+        cancel = steady.Engine.cancel
+        monkeypatch.setattr(steady.Engine, "cancel", lambda self, call: gone.append(call) or cancel(self, call))
+        asked = Steadiness(rows=2)
+        flow = Steady(packed, asked, limits_for(packed, asked, 512, 0))
+        try:
+            flow.steps(10)
+            assert gone == []
+            flow.steps(21, every=10)
+            assert gone == ["steady 0", "steady 1", "steady 2"]
+            flow.steps(2)
+            assert (flow.rows, flow.flow.ended) == (4, set(gone))
+            running = packed.runtime.variants
+            assert [running[name].users for name in ("v0", "v1")] == [2, 2]
+        finally:
+            flow.close()
         assert let_go(packed)
 
     def test_known_prompts_are_not_computed_again(self, packed: Models, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,11 +116,14 @@ class TestRecords:
 
     def test_what_fails_is_counted_and_told(self) -> None:
         error = BackendError("no room")
-        recorder = recorded([*EVENTS, (7.0, Ended("r2", "failed", 0, error))], [ONE, TWO, Asked(2, "b", ONE.arrival)])
+        more: list[tuple[float, Event]] = [(at, NewToken("r2", 5, "", None)) for at in (7.0, 17.0)]
+        end = (17.0, Ended("r2", "failed", 2, error))
+        recorder = recorded([*EVENTS, *more, end], [ONE, TWO, Asked(2, "b", ONE.arrival)])
         failed = recorder.records["r2"]
-        assert told(list(recorder.records.values()), Slo())["failed"] == 1
+        found = told(list(recorder.records.values()), Slo())
+        assert (found["failed"], found["token_ms_max"], found["requests_s"]) == (1, 2500.0, 2 / 5.5)
         row = failed.to_json()
-        assert (row["finish"], row["tokens"], "queue_s" in row) == ("failed", 0, False)
+        assert (row["finish"], row["tokens"], "queue_s" in row) == ("failed", 2, False)
         assert "no room" in row["error"]
         with pytest.raises(BackendError, match=r"no request of 1 got its tokens: .*no room"):
             told([failed], Slo())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from deltacompress.bench.simulate.world import Course, Setting, World
 from deltacompress.bench.traffic.arrivals import Arrival
 from deltacompress.cli.main import main
 from deltacompress.errors import InputError
+from deltacompress.runtime.engine.policy.desk import Desk
 from deltacompress.runtime.engine.policy.state import Rules, Skipping
 
 # a step takes 10 ms, 1 for each row, 2 for the first variant and 3 for each; a token of a prompt 1; a load 500
@@ -108,6 +110,21 @@ class TestWorld:
         assert [one.preempted for one in courses] == [0, 1]
         counted = (world.counts["out_of_kv"], world.counts["preempted"], world.counts["recomputed"])
         assert counted == (1, 0, recomputed)
+
+    @pytest.mark.parametrize(("max_tokens", "asked"), [(50, [50, 50]), (0, [3, 7])])
+    def test_how_many_tokens_each_asks_for(
+        self, max_tokens: int, asked: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told: list[int] = []
+        submit = Desk.submit
+
+        def noted(self: Desk, *names: str, **rest: Any) -> Any:
+            told.append(rest["max_tokens"])
+            return submit(self, *names, **rest)
+
+        monkeypatch.setattr(Desk, "submit", noted)
+        served([(Arrival(0.0, 6, 3), "a"), (Arrival(0.0, 6, 7), "a")], replace(SETTING, max_tokens=max_tokens))
+        assert told == asked
 
     def test_prompts_share_the_tokens_of_a_step(self) -> None:
         """Two of 6: the first 6 and 4 of the other give 26 ms; its last 2 beside a row 19."""
