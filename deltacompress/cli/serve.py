@@ -29,6 +29,10 @@ Budget = Annotated[
 ]
 MaxBatch = Annotated[int, typer.Option(help="Requests that run at once, at most.")]
 MaxQueue = Annotated[int, typer.Option(help="Requests that wait, at most; more are told 429.")]
+StepTokens = Annotated[int, typer.Option(help="Tokens of prompts that one step computes, at most.")]
+PrefixCache = Annotated[
+    str, typer.Option(metavar="SIZE", help="Device memory for prompts that others may begin with; 0: none.")
+]
 Drain = Annotated[float, typer.Option(help="Seconds that running requests have after a SIGTERM.")]
 
 
@@ -49,6 +53,8 @@ def serve(
     budget: Budget = None,
     max_batch: MaxBatch = 64,
     max_queue: MaxQueue = 1024,
+    step_tokens: StepTokens = 512,
+    prefix_cache: PrefixCache = "1GiB",
     drain: Drain = 30.0,
 ) -> None:
     """Serve BASE and its variants over HTTP, as OpenAI's API does, until SIGTERM or Ctrl-C."""
@@ -69,6 +75,8 @@ def serve(
         budget_bytes=given.budget_bytes(budget),
         max_batch=max_batch,
         max_queue=max_queue,
+        step_tokens=step_tokens,
+        prefix_bytes=given.prefix_bytes(prefix_cache),
         drain_s=drain,
     )
     settings.check()

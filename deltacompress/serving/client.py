@@ -115,6 +115,8 @@ class Client:
             budget_bytes=one.budget_bytes,
             max_batch=one.max_batch,
             max_queue=one.max_queue,
+            step_tokens=one.step_tokens,
+            prefix_bytes=one.prefix_bytes,
         )
 
     async def submit(self, submits: Sequence[Submit], model: str) -> Group:

@@ -176,7 +176,10 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 class State(_Message, frozen=True):
-    """What is queued and running, who is where, and what was counted since the start (Residency has the words)."""
+    """What is queued and running, who is where, and what was counted since the start.
+
+    Residency and the engine's Counts have the words.
+    """
 
     queued: int
     running: int
@@ -187,6 +190,8 @@ class State(_Message, frozen=True):
     evictions: int = 0
     device_bytes: int = 0
     host_bytes: int = 0
+    prompt_tokens: int = 0
+    known_tokens: int = 0
 
 
 class Ready(_Message, frozen=True):
@@ -233,6 +238,8 @@ class Start(msgspec.Struct, frozen=True):
     budget_bytes: int | None
     max_batch: int
     max_queue: int
+    step_tokens: int
+    prefix_bytes: int
 
 
 def _escaped(text: str) -> str:

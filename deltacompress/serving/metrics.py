@@ -99,6 +99,8 @@ class _OfState:
         sizes.add_metric(["host"], state.host_bytes)
         yield sizes
         for name, text, value in (
+            ("prompt_tokens", "Tokens of prompts that calls began with.", state.prompt_tokens),
+            ("known_prompt_tokens", "Those that earlier prompts had computed.", state.known_tokens),
             ("variant_hits", "Calls that found their variant on the device.", state.hits),
             ("variant_misses", "Calls whose variant had to come first.", state.misses),
             ("variant_loads", "Times that a variant came to the device.", state.loads),

@@ -56,6 +56,8 @@ class Settings:
     budget_bytes: int | None = None
     max_batch: int = 64
     max_queue: int = 1024
+    step_tokens: int = 512
+    prefix_bytes: int = 1 << 30
     drain_s: float = 30.0
     limits: Limits = field(default_factory=Limits)
 
@@ -82,8 +84,8 @@ class Settings:
             raise InputError("give a port from 1 to 65535, or 0 for a free one", where=f"{option('port')} {self.port}")
         if not 0 <= self.drain_s < math.inf:
             raise InputError("give seconds, 0 or more", where=f"{option('drain')} {self.drain_s}")
-        for name, number in (("max_batch", self.max_batch), ("max_queue", self.max_queue)):
-            if number < 1:
+        for name in ("max_batch", "max_queue", "step_tokens"):
+            if (number := getattr(self, name)) < 1:
                 raise InputError("at least 1", where=f"{option(name)} {number}")
         if self.api_key is None and not is_loopback(self.host):
             raise InputError(
@@ -129,15 +131,30 @@ def budget_bytes(size: str | None) -> int | None:
     """
     if size is None:
         return None
+    if (found := _bytes(size)) <= 0:
+        raise InputError("is no size", where=f"{option('budget')} {size}", way_out="give one such as 20GB")
+    return found
+
+
+def prefix_bytes(size: str) -> int:
+    """Bytes of a size such as "1GB"; "0" is none.
+
+    Raises:
+        InputError: it is no size.
+    """
+    if (found := _bytes(size)) < 0:
+        raise InputError("is no size", where=f"{option('prefix_cache')} {size}", way_out="give one such as 1GB, or 0")
+    return found
+
+
+def _bytes(size: str) -> int:
+    """Of a size as people write it, -1 for what is none."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:
-        found = int(TypeAdapter(ByteSize).validate_python(size))  # a plain one, which can be sent
+        return int(TypeAdapter(ByteSize).validate_python(size))  # a plain one, which can be sent
     except (ValidationError, OverflowError):
-        found = 0
-    if found <= 0:
-        raise InputError("is no size", where=f"{option('budget')} {size}", way_out="give one such as 20GB")
-    return found
+        return -1
 
 
 def check_extra() -> None:

@@ -70,7 +70,8 @@ class StubEngine:
 
     @property
     def counts(self) -> Any:
-        return SimpleNamespace(queued=len(self._queue), running=len(self._running))
+        queued, running = len(self._queue), len(self._running)
+        return SimpleNamespace(queued=queued, running=running, prompt_tokens=70, known_tokens=30)
 
     def submit(self, call: Call) -> int:
         prompt = characters(call)

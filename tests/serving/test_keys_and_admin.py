@@ -13,7 +13,7 @@ from serving.harness import ADMIN_KEY, API_KEY, Live, eventually, served
 
 from deltacompress.errors import InputError
 from deltacompress.serving.keys import Key, read_key
-from deltacompress.serving.settings import Settings, budget_bytes, named
+from deltacompress.serving.settings import Settings, budget_bytes, named, prefix_bytes
 
 BODY = {"model": "bot", "prompt": "a secret of mine", "max_tokens": 2}
 OPEN = ("/health", "/ready", "/version")
@@ -182,6 +182,7 @@ def test_key_files_that_are_refused(tmp_path: Path, raw: bytes, mode: int, told:
         ({"drain_s": -1.0}, "drain"),
         ({"max_batch": 0}, "max_batch 0"),
         ({"max_queue": 0}, "max_queue 0"),
+        ({"step_tokens": 0}, "step_tokens 0"),
         ({"host": "0.0.0.0"}, "no key is asked"),
         ({"host": "::"}, "no key is asked"),
         ({"host": "example.org"}, "no key is asked"),
@@ -208,3 +209,8 @@ def test_names_and_sizes() -> None:
     for one in ("", "many", "-1", "0"):
         with pytest.raises(InputError, match="budget"):
             budget_bytes(one)
+    assert (prefix_bytes("0"), prefix_bytes("1GiB")) == (0, 2**30)
+    assert type(prefix_bytes("1GB")) is int
+    for one in ("", "many", "-1", "nan"):
+        with pytest.raises(InputError, match="prefix_cache"):
+            prefix_bytes(one)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +35,7 @@ class Started:
         key.write_text("admins-own")
         key.chmod(0o600)
         argv += ["--device", "cpu", "--max-batch", "8", "--budget", "1GB", "--admin-key-file", str(key)]
+        argv += ["--step-tokens", "64", "--prefix-cache", "10MB"]
         with log.open("wb") as told:
             self.popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=told, text=True)
         self.base, self.log = base.name, log
@@ -151,6 +153,22 @@ def test_variants_come_and_go(real: Started, artifact: Path, pair: Pair, tmp_pat
     assert found == [real.runtime.generate([("bot", prompt)], 40)[0] for prompt in PROMPTS]
 
 
+def test_the_tokens_of_prompts_are_counted(real: Started) -> None:
+    metrics = real.ready["url"].removesuffix("/v1") + "/metrics"
+
+    def counted() -> tuple[float, float]:
+        lines = dict(line.rsplit(" ", 1) for line in real.http.get(metrics).text.splitlines() if line[0] != "#")
+        names = ("deltacompress_prompt_tokens_total", "deltacompress_known_prompt_tokens_total")
+        return float(lines[names[0]]), float(lines[names[1]])
+
+    time.sleep(0.6)  # so that the state is that of all requests before
+    asked, known = counted()
+    body = {"model": "bot", "prompt": [7, 3] * 20, "max_tokens": 1}
+    for _ in range(2):
+        assert real.http.post("/completions", json=body).status_code == 200
+    eventually(lambda: counted() == (asked + 80, known))  # too short to be kept
+
+
 def test_the_log_has_a_line_for_each_request_and_no_prompt(real: Started) -> None:
     real.text("bot", PROMPTS[1])
     told = real.log.read_text()
@@ -178,7 +196,7 @@ def test_the_engine_is_made_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Runtime, "from_base", Fake)
     start = Start(
         orders="o", reports="r", base="b", variants=(), zoo=None, device="cuda", dtype="float16", backend="triton",
-        budget_bytes=5, max_batch=6, max_queue=7,
+        budget_bytes=5, max_batch=6, max_queue=7, step_tokens=8, prefix_bytes=9,
     )  # fmt: skip
     served = build(start, print)
     assert made == {
@@ -187,7 +205,7 @@ def test_the_engine_is_made_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         "dtype": "float16",
         "backend": "triton",
         "budget_bytes": 5,
-        "limits": EngineLimits(max_batch=6, max_queue=7),
+        "limits": EngineLimits(max_batch=6, max_queue=7, step_tokens=8, prefix_bytes=9),
         "emit": print,
     }
     assert (served.engine, served.full, served.models.notes) == ("engine", QueueFullError, ["two", "one"])

@@ -126,6 +126,8 @@ def test_the_metrics_count_what_the_client_counts() -> None:
         assert told["deltacompress_inter_token_seconds_count",] == 4 * 4 + 2 + 1
         assert told["deltacompress_request_seconds_count",] == 7
         assert told["deltacompress_queue_seconds_count",] == 6
+        assert told["deltacompress_prompt_tokens_total",] == 70  # as the engine says
+        assert told["deltacompress_known_prompt_tokens_total",] == 30
         assert told["deltacompress_variants", "device"] == 2
         assert told["deltacompress_variants", "disk"] == 0
         assert told["deltacompress_variant_bytes", "device"] == 200

@@ -42,7 +42,7 @@ _WAITS = 0.2
 
 
 class CountsLike(Protocol):
-    """What waits and what runs."""
+    """What waits and what runs, and tokens of prompts."""
 
     @property
     def queued(self) -> int:
@@ -51,6 +51,14 @@ class CountsLike(Protocol):
     @property
     def running(self) -> int:
         """Calls that run."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of prompts so far."""
+
+    @property
+    def known_tokens(self) -> int:
+        """Those that were known from others' prompts."""
 
 
 class EngineLike(Protocol):
@@ -236,4 +244,6 @@ class Worker:
             evictions=found.evictions,
             device_bytes=found.device_bytes,
             host_bytes=found.host_bytes,
+            prompt_tokens=counts.prompt_tokens,
+            known_tokens=counts.known_tokens,
         )

@@ -66,7 +66,8 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
         start.base, device=start.device, dtype=start.dtype, backend=start.backend, budget_bytes=start.budget_bytes
     )
     runtime.notes.insert(0, runtime.describe())
-    engine = runtime.engine(emit, EngineLimits(max_batch=start.max_batch, max_queue=start.max_queue))
+    limits = EngineLimits(start.max_batch, start.max_queue, start.step_tokens, start.prefix_bytes)
+    engine = runtime.engine(emit, limits)
 
     def context(variant: str | None) -> int | None:
         layout = runtime.model.base.layout if variant is None else runtime.variants[variant].variant.layout
