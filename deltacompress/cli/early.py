@@ -142,6 +142,30 @@ def place(spec: str, zoo: str | None, *, base: Path | None = None, reporter: Rep
     return artifact_path(spec, zoo, base=base, reporter=reporter)
 
 
+def entry(spec: str, zoo: str | None) -> str | None:
+    """As zoo.resolve.entry_of; where no zoo is asked for, its room is not imported.
+
+    Raises:
+        ZooError: as entry_of.
+    """
+    if not (spec and zoo):
+        return None
+    from deltacompress.zoo.exchange.resolve import entry_of
+
+    return entry_of(spec, zoo)
+
+
+def zoo(given: str | None) -> None:
+    """A zoo is there.
+
+    Raises:
+        NotAZooError: it is not.
+    """
+    from deltacompress.zoo.exchange.resolve import open_zoo
+
+    open_zoo(given)
+
+
 def waits(out: Path) -> bool:
     """Whether an unfinished run of `compress` lies beside `out`, with or without a gate."""
     names = (f"{out.name}.{what}" for what in ("partial", "candidate", "candidate.partial"))

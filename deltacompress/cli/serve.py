@@ -18,6 +18,9 @@ Sources = Annotated[
     list[str] | None,
     typer.Argument(metavar="[NAME=SOURCE]...", help="Artifacts, adapters or entries of --zoo, each with a name."),
 ]
+OpenZoo = Annotated[
+    bool, typer.Option("--open-zoo", help="Load any entry of --zoo when a request names it, such as team/bot@prod.")
+]
 Host = Annotated[str, typer.Option(help="Address to listen on; any but this machine's own needs a key.")]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")]
 ApiKeyFile = Annotated[Path | None, typer.Option(help="File with the key that clients must have (mode 600, one line).")]
@@ -43,6 +46,7 @@ def serve(
     variants: Sources = None,
     *,
     zoo: ZooOption = None,
+    open_zoo: OpenZoo = False,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_key_file: ApiKeyFile = None,
@@ -65,6 +69,7 @@ def serve(
         base=base,
         variants=given.named(variants or ()),
         zoo=zoo,
+        opens_zoo=open_zoo,
         host=host,
         port=port,
         api_key=given.key_of("api_key_file", api_key_file),
@@ -81,12 +86,17 @@ def serve(
     )
     settings.check()
     check_driver(device)
+    if open_zoo:
+        early.zoo(zoo)
     early.checkpoints(base)
     with console.progress() as reporter:
-        places = [
-            (name, str(early.served(source, zoo, base=base, reporter=reporter))) for name, source in settings.variants
-        ]
-    settings = replace(settings, variants=tuple(places))
+        entries = {name: early.entry(source, zoo) for name, source in settings.variants}
+        places = tuple(
+            (name, str(early.served(entries[name] or source, zoo, base=base, reporter=reporter)))
+            for name, source in settings.variants
+        )
+    found = tuple((name, entry) for name, entry in entries.items() if entry is not None)
+    settings = replace(settings, variants=places, entries=found)
     from deltacompress.serving.run import serve as run
 
     def ready(url: str, notes: tuple[str, ...]) -> None:

@@ -6,8 +6,8 @@ import asyncio
 import itertools
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,11 @@ from deltacompress.serving.metrics import Metrics
 from deltacompress.serving.settings import Settings
 
 ENGINE = (sys.executable, "-m", "deltacompress.serving.worker.process")
+_AS_THEY_ARE = (
+    "variants", "zoo", "device", "dtype", "backend", "budget_bytes", "max_batch", "max_queue", "step_tokens",
+    "prefix_bytes",
+)  # fmt: skip
+"""Settings that the engine's process is told."""
 _STOPS_WITHIN = 5.0
 """Seconds that the engine's process has to end once it is told to."""
 _LAST_WORDS = 0.2
@@ -63,6 +68,7 @@ class Client:
     failure: DeltaCompressError | None = None
     _open: dict[str, OpenCall] = field(default_factory=dict)
     _changes: dict[str, asyncio.Future[None]] = field(default_factory=dict)
+    _prepared: int = 0
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -107,16 +113,8 @@ class Client:
             orders=self._place.orders,
             reports=self._place.reports,
             base=str(one.base),
-            variants=one.variants,
-            zoo=one.zoo,
-            device=one.device,
-            dtype=one.dtype,
-            backend=one.backend,
-            budget_bytes=one.budget_bytes,
-            max_batch=one.max_batch,
-            max_queue=one.max_queue,
-            step_tokens=one.step_tokens,
-            prefix_bytes=one.prefix_bytes,
+            entries=dict(one.entries),
+            **{name: getattr(one, name) for name in _AS_THEY_ARE},
         )
 
     async def submit(self, submits: Sequence[Submit], model: str) -> Group:
@@ -163,17 +161,27 @@ class Client:
 
     @property
     def busy(self) -> int:
-        """Calls that have not ended."""
-        return len(self._open)
+        """Calls that have not ended, and those that are prepared."""
+        return len(self._open) + self._prepared
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """In this block a call is to come: it counts as busy."""
+        self._prepared += 1
+        try:
+            yield
+        finally:
+            self._prepared -= 1
+            self._idle.set()
 
     async def idle(self, seconds: float) -> bool:
         """Wait until no call is left, so long at most; whether none is."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self._open:
+                while self.busy:
                     self._idle.clear()
                     await self._idle.wait()
-        return not self._open
+        return not self.busy
 
     async def stop(self) -> None:
         """End the engine's process: in good order, or else at once."""

@@ -15,6 +15,7 @@ from deltacompress.errors import DeltaCompressError
 from deltacompress.runtime.engine.generation_config import Finish, Latency, Sampling
 from deltacompress.runtime.engine.live.call import Call, Message
 from deltacompress.runtime.engine.live.events import Ended, Event, NewToken, Scored, Started, TokenScore
+from deltacompress.zoo import errors as zoo_errors
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -37,8 +38,8 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
         return cls(type(error).__name__, _escaped(error.what), where, way_out)
 
     def error(self) -> DeltaCompressError:
-        """An error of the same class, where `errors` has it; else of the class whose exit code it would have had."""
-        found = vars(errors).get(self.kind)
+        """An error of the same class, where it is known; else of the class whose exit code it would have had."""
+        found = vars(errors).get(self.kind) or vars(zoo_errors).get(self.kind)
         kind = found if isinstance(found, type) and issubclass(found, DeltaCompressError) else errors.InputError
         return kind(self.what, where=self.where, way_out=self.way_out)
 
@@ -79,13 +80,14 @@ class Cancel(_Message, frozen=True):
 
 
 class Load(_Message, frozen=True):
-    """A variant, as Runtime.load has it."""
+    """A variant, as Runtime.load has it; is_entry: source is a version of an entry, whatever lies at such a path."""
 
     id: str
     source: str
     name: str
     over: str | None = None
     pin: bool = False
+    is_entry: bool = False
 
 
 class Unload(_Message, frozen=True):
@@ -165,6 +167,17 @@ class Refused(_Message, frozen=True):
     failure: Failure
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """The version of a zoo's entry that a variant is, and what the reports attached to it measured.
+
+    scores: as they were when it was loaded; None: they cannot be read.
+    """
+
+    entry: str
+    version: int
+    scores: dict[str, float] | None
+
+
 class Variant(msgspec.Struct, frozen=True):
     """A loaded variant; identity: of its content; place: device, arriving, host or disk; nbytes: on the device."""
 
@@ -173,6 +186,7 @@ class Variant(msgspec.Struct, frozen=True):
     place: str
     nbytes: int
     pin: bool
+    origin: Origin | None = None
 
 
 class State(_Message, frozen=True):
@@ -225,7 +239,10 @@ Report = Ready | Fatal | Accepted | Refused | Batch | State | Done | Failed
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What the engine's process is told on its standard input: sockets, base, variants, and how to run them."""
+    """What the engine's process is told on its standard input: sockets, base, variants, and how to run them.
+
+    entries: of the variants that are such, the version of the entry that each is.
+    """
 
     orders: str
     reports: str
@@ -240,6 +257,7 @@ class Start(msgspec.Struct, frozen=True):
     max_queue: int
     step_tokens: int
     prefix_bytes: int
+    entries: dict[str, str] = {}
 
 
 def _escaped(text: str) -> str:

@@ -33,6 +33,7 @@ class Metrics:
             f"{_PREFIX}http_responses", "Answers over HTTP, by status.", ["route", "status"], registry=self._registry
         )
         self._tokens = Counter(f"{_PREFIX}generated_tokens", "Tokens that came out.", registry=self._registry)
+        self._opened = Counter(f"{_PREFIX}opened", "Loads of entries that requests named.", registry=self._registry)
         self._queue = self._histogram("queue_seconds", "From submission to the end of the prompt's forward.", _LONG)
         self._first = self._histogram("time_to_first_token_seconds", "From submission to the first token.", _LONG)
         self._between = self._histogram("inter_token_seconds", "Between two tokens of a call.", _SHORT)
@@ -44,6 +45,10 @@ class Metrics:
     def watch(self, state: Callable[[], State]) -> None:
         """Tell of the engine's state, as it is when somebody asks."""
         self._registry.register(_OfState(state))
+
+    def opened(self) -> None:
+        """An entry of the zoo was loaded because a request named it."""
+        self._opened.inc()
 
     def queued(self, seconds: float) -> None:
         """A call left the queue."""

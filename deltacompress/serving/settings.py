@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deltacompress.errors import InputError, install_hint, option
+from deltacompress.errors import InputError, install_hint, option, switch
 from deltacompress.runtime.engine.generation_config import check_text
 from deltacompress.serving.keys import Key, read_key
 
@@ -18,8 +18,9 @@ class Limits:
     """What one client may ask for.
 
     body_bytes: of a request; n: answers to one prompt; prompts: of one request; stops: stop strings; logprobs:
-    likeliest tokens told of each; connections: at once; waiting: events that a reader may be behind. request_s: of a
-    whole answer; header_s, body_s: to send a request; write_s: to take what was sent; all in seconds.
+    likeliest tokens told of each; connections: at once; waiting: events that a reader may be behind; opened: variants
+    that stay loaded because requests named them, though nobody uses them. request_s: of a whole answer; header_s,
+    body_s: to send a request; write_s: to take what was sent; all in seconds.
     """
 
     body_bytes: int = 4 * 2**20
@@ -29,6 +30,7 @@ class Limits:
     logprobs: int = 20
     connections: int = 1024
     waiting: int = 4096
+    opened: int = 1000
     request_s: float = 600.0
     header_s: float = 10.0
     body_s: float = 30.0
@@ -39,13 +41,16 @@ class Limits:
 class Settings:
     """One server.
 
-    base: directory; variants: (name, source) of each; port: 0 takes a free one; drain_s: seconds that running requests
-    have once the server is told to end. The others as Runtime.from_base and Engine have them.
+    base: directory; variants: (name, source) of each; entries: (name, version) of those that come from the zoo;
+    opens_zoo: any entry of the zoo is loaded when a request names it; port: 0 takes a free one; drain_s: seconds that
+    running requests have once the server is told to end. The others as Runtime.from_base and Engine have them.
     """
 
     base: Path
     variants: tuple[tuple[str, str], ...] = ()
     zoo: str | None = None
+    entries: tuple[tuple[str, str], ...] = ()
+    opens_zoo: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: Key | None = None
@@ -80,6 +85,8 @@ class Settings:
                 raise InputError("is given twice", where=f"the name {name}", way_out="name each variant once")
             if name == self.base_name:
                 raise InputError("is the base's own name", where=f"the name {name}", way_out="give another")
+        if self.opens_zoo and not self.zoo:
+            raise InputError("needs a zoo", where=switch("open_zoo"), way_out=f"give {option('zoo')}")
         if not 0 <= self.port < 2**16:
             raise InputError("give a port from 1 to 65535, or 0 for a free one", where=f"{option('port')} {self.port}")
         if not 0 <= self.drain_s < math.inf:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from deltacompress.errors import ChecksumError, DeltaCompressError, InputError
+from deltacompress.errors import BaseMismatchError, ChecksumError, DeltaCompressError, InputError, UnsupportedModelError
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.events import Ended, Event, NewToken, Scored, Started, TokenScore
 from deltacompress.serving.messages import Start
@@ -158,6 +158,14 @@ class StubModels:
     def load(self, artifact: str, name: str, *, over: str | None, zoo: str | None, pin: bool) -> str:
         if "missing" in artifact:
             raise InputError("is no artifact", where=artifact, way_out="give another")
+        if name in self.variants:
+            raise InputError(f"a variant named {name} is loaded already")
+        if name.startswith("team/slow"):
+            time.sleep(1)
+        if name.startswith("team/other-base"):
+            raise BaseMismatchError(f"not the base of {artifact}")
+        if name.startswith("team/odd"):
+            raise UnsupportedModelError(f"not served: {artifact}")
         self.variants = {
             **self.variants,
             name: SimpleNamespace(variant=SimpleNamespace(identity=f"{artifact} over {over} from {zoo}"), pin=pin),

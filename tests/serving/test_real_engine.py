@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -22,22 +23,36 @@ from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.engine import EngineLimits, QueueFullError
 from deltacompress.serving.messages import Start
 from deltacompress.serving.worker.process import build
+from deltacompress.zoo import Zoo
 
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "v1"
 PROMPTS = ["a few words", "other words, and more of them", "x", "the last of four"]
+
+
+def zoo_of(base: Path, artifact: Path, root: Path) -> Path:
+    """A zoo: t/bot of one version that belongs to the base, t/other of another base."""
+    made = Zoo.init(root / "zoo")
+    made.add(base, "t/base")
+    made.add(artifact, "t/bot")
+    made.tag("t/bot@1", "prod")
+    made.add_artifact(GOLDEN / "int4-24", "t/other")
+    return root / "zoo"
 
 
 class Started:
     """The process, and the runtime that it is held against."""
 
     def __init__(self, base: Path, artifact: Path, log: Path) -> None:
-        argv = [sys.executable, "-m", "deltacompress", "serve", str(base), f"bot={artifact}", "--port", "0", "--json"]
+        argv = [sys.executable, "-m", "deltacompress", "serve", str(base), f"bot={artifact}", "entry=t/bot@prod"]
+        argv += ["--port", "0", "--json", "--open-zoo", "--zoo", str(zoo_of(base, artifact, log.parent))]
         key = log.with_name("key")
         key.write_text("admins-own")
         key.chmod(0o600)
         argv += ["--device", "cpu", "--max-batch", "8", "--budget", "1GB", "--admin-key-file", str(key)]
         argv += ["--step-tokens", "64", "--prefix-cache", "10MB"]
         with log.open("wb") as told:
-            self.popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=told, text=True)
+            env = {**os.environ, "DELTACOMPRESS_CACHE": str(log.with_name("cache"))}
+            self.popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=told, text=True, env=env)
         self.base, self.log = base.name, log
         self.runtime = Runtime.from_base(base)
         self.runtime.load(artifact, "bot")
@@ -81,9 +96,11 @@ def real(pair: Pair, artifact: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 def test_it_says_where_and_what_it_serves(real: Started) -> None:
     assert real.ready["url"].startswith("http://127.0.0.1:")
-    assert real.ready["models"] == [real.base, "bot"]
+    assert real.ready["models"] == [real.base, "bot", "entry"]
     told = {one["id"]: one for one in real.http.get("/models").json()["data"]}
-    assert set(told) == {real.base, "bot"}
+    assert set(told) == {real.base, "bot", "entry"}
+    assert (told["entry"]["entry"], told["entry"]["version"], told["entry"]["scores"]) == ("t/bot", 1, {})
+    assert "entry" not in told["bot"]
     (there,) = real.runtime.residency().variants
     assert told["bot"]["identity"] == real.runtime.variants["bot"].variant.identity
     assert (told["bot"]["bytes"], told["bot"]["place"], told["bot"]["parent"]) == (there.nbytes, "device", real.base)
@@ -167,6 +184,19 @@ def test_the_tokens_of_prompts_are_counted(real: Started) -> None:
     for _ in range(2):
         assert real.http.post("/completions", json=body).status_code == 200
     eventually(lambda: counted() == (asked + 80, known))  # too short to be kept
+
+
+def test_any_entry_of_the_zoo_is_served(real: Started) -> None:
+    assert real.text("t/bot@prod", PROMPTS[0]) == real.text("bot", PROMPTS[0]) == real.text("entry", PROMPTS[0])
+    told = real.http.get("/models/t/bot@1").json()
+    assert told["identity"] == real.http.get("/models/bot").json()["identity"]
+    for model, status, words in (
+        ("t/nobody", 404, "does not exist"),
+        ("t/base", 404, "a base-ref, not a delta or adapter"),
+        ("t/other", 400, "was made from another base"),
+    ):
+        answer = real.http.post("/completions", json={"model": model, "prompt": "x"})
+        assert (answer.status_code, words in answer.json()["error"]["message"]) == (status, True), answer.text
 
 
 def test_the_log_has_a_line_for_each_request_and_no_prompt(real: Started) -> None:

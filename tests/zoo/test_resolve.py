@@ -12,7 +12,7 @@ from deltacompress.artifact.delta import load_delta
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.entries import linking
 from deltacompress.zoo.errors import NotAZooError, NotFoundError, PullError
-from deltacompress.zoo.exchange.resolve import artifact_path, open_zoo, publish_artifact
+from deltacompress.zoo.exchange.resolve import artifact_path, entry_of, entry_path, open_zoo, publish_artifact
 from deltacompress.zoo.store import osfs
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
@@ -47,8 +47,16 @@ def test_a_directory_comes_first_and_other_paths_pass(zoo: Zoo, tmp_path: Path) 
     assert artifact_path("t/bot") == Path("t/bot")
     for path in ("/no/such/dir", "./t/none", "one", "a/b/c"):
         assert artifact_path(path) == Path(path)
+        assert entry_of(path) is None
     with pytest.raises(NotFoundError, match="no entry t/none"):
         artifact_path("t/none")
+    assert entry_of("t/bot") is None  # that directory
+    assert files_of(entry_path("t/bot@1")) == files_of(GOLDEN / "int2-24")
+
+
+def test_the_version_that_a_name_means(zoo: Zoo) -> None:
+    zoo.tag("t/bot@1", "prod")
+    assert [entry_of(one) for one in ("t/bot", "t/bot@1", "t/bot@prod")] == ["t/bot@2", "t/bot@1", "t/bot@1"]
 
 
 def test_without_a_zoo_a_name_is_a_path(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:

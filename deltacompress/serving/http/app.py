@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from deltacompress._version import __version__
 from deltacompress.serving.client import Client
 from deltacompress.serving.http import admin, asked
@@ -17,6 +19,7 @@ from deltacompress.serving.http.errors import ApiError, draining, engine_gone, u
 from deltacompress.serving.http.exchange import Exchange, GoneError, Receive, Scope, Send
 from deltacompress.serving.http.fields import Fields, parse
 from deltacompress.serving.http.generate import generate
+from deltacompress.serving.http.opened import Opener
 from deltacompress.serving.keys import Key
 from deltacompress.serving.logs import Log
 from deltacompress.serving.metrics import CONTENT_TYPE, Metrics
@@ -44,6 +47,7 @@ class App:
         self._settings, self._client, self._metrics, self._log = settings, client, metrics, log
         self._created = int(time.time())
         self._run, self._numbers = secrets.token_hex(4), itertools.count()
+        self._opener = Opener(settings, client, metrics, log)
         self.is_draining = False
         self._routes = {
             "/health": Route("GET", self._health, "all"),
@@ -155,7 +159,8 @@ class App:
         found: list[dict[str, Any]] = [{"id": base, **common, "parent": None}]
         for one in self._client.state.variants:
             its = {"identity": one.identity, "place": one.place, "bytes": one.nbytes, "pin": one.pin}
-            found.append({"id": one.name, **common, "parent": base, **its})
+            origin = {} if one.origin is None else msgspec.structs.asdict(one.origin)
+            found.append({"id": one.name, **common, "parent": base, **its, **origin})
         return found
 
     async def _completions(self, exchange: Exchange) -> None:
@@ -170,7 +175,7 @@ class App:
         wanted = read(body, self._settings.limits)
         self._check_takes_work()  # the body took its time
         number = f"{self._run}{next(self._numbers):06x}"
-        await generate(exchange, wanted, self._client, number, self._log)
+        await generate(exchange, wanted, self._client, self._opener, number, self._log)
 
     async def _body(self, exchange: Exchange) -> dict[str, Any]:
         return parse(await exchange.body(), self._settings.limits.body_bytes)

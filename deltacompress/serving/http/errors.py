@@ -57,6 +57,17 @@ def unavailable(message: str, code: str, retry_after: int = 5) -> ApiError:
     return ApiError(503, message, code=code, headers={"retry-after": str(retry_after)})
 
 
+def model_unavailable(model: str, kind: str | None) -> ApiError:
+    """A variant that cannot be had; kind: of the error, all of which is for the log alone."""
+    why = "" if kind is None else f" ({kind})"
+    return unavailable(f"the model {model!r:.200} cannot be served{why}", "model_unavailable", 30)
+
+
+def too_late() -> ApiError:
+    """No answer in the time that a request may take."""
+    return ApiError(504, "the request took longer than it may", code="timeout")
+
+
 def engine_gone() -> ApiError:
     """The engine's process ended; the server ends, too."""
     return unavailable("the engine ended", "engine_gone")
@@ -88,10 +99,9 @@ def of_end(over: Over, model: str, *, gone: bool, stopping: bool) -> ApiError | 
         case "failed" if gone:
             return engine_gone()
         case "failed":  # what is wrong with it names files: that is for the log
-            kind = "" if over.error is None else f" ({over.error.kind})"
-            return unavailable(f"the model {model!r:.200} cannot be served{kind}", "model_unavailable", 30)
+            return model_unavailable(model, None if over.error is None else over.error.kind)
         case "timeout":
-            return ApiError(504, "the request took longer than it may", code="timeout")
+            return too_late()
         case "cancelled" if stopping:
             return unavailable("the server ended before the answer did", "draining")
         case "cancelled":

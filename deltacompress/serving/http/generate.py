@@ -11,44 +11,32 @@ from deltacompress.serving.client import Client
 from deltacompress.serving.group import Group, RefusedError
 from deltacompress.serving.http.answers import Answers
 from deltacompress.serving.http.asked import Asked
-from deltacompress.serving.http.errors import ApiError, of_end, of_refusal, unknown_model
+from deltacompress.serving.http.errors import ApiError, of_end, of_refusal
 from deltacompress.serving.http.exchange import Exchange, GoneError
+from deltacompress.serving.http.opened import Opener
 from deltacompress.serving.logs import Log
 from deltacompress.serving.messages import Began, Happening, Over, Token
 
 
-async def generate(exchange: Exchange, asked: Asked, client: Client, number: str, log: Log) -> None:
-    """Answer a request. number: a name that no other request has.
+async def generate(exchange: Exchange, asked: Asked, client: Client, opener: Opener, number: str, log: Log) -> None:
+    """Answer a request. opener: has the variants; number: a name that no other request has.
 
     Raises:
         ApiError: before the answer began.
         GoneError: the client went away; its calls are cancelled.
     """
-    variant = _variant(asked.model, client)
-    submits = asked.submits(number, variant, client.settings.limits.request_s)
-    try:
-        group = await client.submit(submits, asked.model)
-    except RefusedError as error:
-        raise of_refusal(error.refused, asked.model) from None
-    answers = Answers(asked, number, group.prompt_tokens)
-    async with _watched(exchange, group):
-        if asked.stream:
-            await _stream(exchange, asked, group, answers, client, log)
-        else:
-            await _whole(exchange, group, answers, client, log)
-
-
-def _variant(model: str, client: Client) -> str | None:
-    """The variant that a model's name means, None for the base.
-
-    Raises:
-        ApiError: neither.
-    """
-    if model == client.settings.base_name:
-        return None
-    if all(one.name != model for one in client.state.variants):
-        raise unknown_model(model)
-    return model
+    async with opener.using(asked.model) as variant:
+        submits = asked.submits(number, variant, client.settings.limits.request_s)
+        try:
+            group = await client.submit(submits, asked.model)
+        except RefusedError as error:
+            raise of_refusal(error.refused, asked.model) from None
+        answers = Answers(asked, number, group.prompt_tokens)
+        async with _watched(exchange, group):
+            if asked.stream:
+                await _stream(exchange, asked, group, answers, client, log)
+            else:
+                await _whole(exchange, group, answers, client, log)
 
 
 @asynccontextmanager

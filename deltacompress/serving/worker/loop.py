@@ -24,6 +24,7 @@ from deltacompress.serving.messages import (
     Happening,
     Load,
     Order,
+    Origin,
     Ready,
     Refused,
     Start,
@@ -34,6 +35,7 @@ from deltacompress.serving.messages import (
     Variant,
     happening,
 )
+from deltacompress.serving.worker.entries import Entries
 
 _TOLD_EVERY = 0.5
 """Seconds between two reports of the state."""
@@ -133,10 +135,12 @@ class Worker:
         self._stopping = threading.Event()
         self._changes = queue.Queue[Load | Unload | None]()
         self._state_lock = threading.Lock()
+        self._origins: dict[str, Origin | None] = {}
         served = build(start, self._emit)
         self.engine, self.models, self._served = served.engine, served.models, served
+        self._entries = Entries(start.zoo, start.base)
         for name, source in start.variants:
-            self.models.load(source, name, over=None, zoo=start.zoo, pin=False)
+            self._load(source, name, start.entries.get(name), over=None, pin=False)
 
     def run(self) -> None:
         """Until it is told to stop."""
@@ -208,15 +212,24 @@ class Worker:
         while (order := self._changes.get()) is not None:
             try:
                 if isinstance(order, Load):
-                    self.models.load(order.source, order.name, over=order.over, zoo=self._start.zoo, pin=order.pin)
+                    entry = order.source if order.is_entry else self._entries.meant(order.source)
+                    source = order.source if entry is None else self._entries.directory(entry)
+                    self._load(source, order.name, entry, over=order.over, pin=order.pin)
                 else:
                     self.models.unload(order.name)
+                    self._origins.pop(order.name, None)
             except Exception as error:  # noqa: BLE001 - a change fails, whatever it was; those who are served stay
                 told = failure(error, debug=True, again="")
                 self._teller.tell(Failed(order.id, Failure.of(told)))
                 continue
             self._tell_state()
             self._teller.tell(Done(order.id))
+
+    def _load(self, source: str, name: str, entry: str | None, *, over: str | None, pin: bool) -> None:
+        """Load a variant, and know where it came from."""
+        origin = None if entry is None else self._entries.origin(entry)
+        self.models.load(source, name, over=over, zoo=self._start.zoo, pin=pin)
+        self._origins[name] = origin
 
     def _report(self) -> None:
         while not self._stopping.wait(_TOLD_EVERY):
@@ -230,7 +243,9 @@ class Worker:
         counts, found = self.engine.counts, self.models.residency()
         loaded = dict(self.models.variants.items())  # at once, while others are loaded
         variants = tuple(
-            Variant(one.name, loaded[one.name].variant.identity, one.place, one.nbytes, one.pin)
+            Variant(
+                one.name, loaded[one.name].variant.identity, one.place, one.nbytes, one.pin, self._origins.get(one.name)
+            )
             for one in found.variants
             if one.name in loaded
         )

@@ -67,15 +67,37 @@ def artifact_path(
         raise InvalidNameError(
             "an artifact's path is empty", way_out="give its directory, or the name of an entry of a zoo"
         )
-    path = Path(spec)
+    entry = entry_of(spec, zoo)  # once: an alias may move meanwhile
+    if entry is None:
+        return Path(spec)  # what is neither is reported by whoever opens it
+    return entry_path(entry, zoo, base=base, reporter=reporter)
+
+
+def entry_of(spec: str | os.PathLike[str], zoo: str | os.PathLike[str] | None = None) -> str | None:
+    """`team/bot@7`: the version of an entry that `spec` means at this moment; None: it is a path, as artifact_path
+    takes it.
+
+    Raises:
+        ZooError: the zoo does not have the entry.
+    """
     name = _name(spec)
-    if path.is_dir() or name is None or not (zoo or os.environ.get(ENVIRONMENT)):
-        return path  # what is neither is reported by whoever opens it
+    if Path(spec).is_dir() or name is None or not (zoo or os.environ.get(ENVIRONMENT)):
+        return None
+    return str(open_zoo(zoo).resolve(name))
+
+
+def entry_path(
+    entry: str,
+    zoo: str | os.PathLike[str] | None = None,
+    *,
+    base: str | os.PathLike[str] | None = None,
+    reporter: Reporter = SILENT,
+) -> Path:
+    """As artifact_path, of what is an entry whatever lies in the working directory."""
     opened = open_zoo(zoo)
-    found = str(opened.resolve(name))  # once: an alias may move meanwhile
     if base is not None and Path(base).is_dir():
-        check_base_of(opened, found, Path(base), weights=False)
-    return pulled(opened, found, reporter=reporter)
+        check_base_of(opened, entry, Path(base), weights=False)
+    return pulled(opened, entry, reporter=reporter)
 
 
 def check_destination(name: str, zoo: str | os.PathLike[str] | None = None) -> None:
