@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from deltacompress.cli.console import Console, verb
 from deltacompress.cli.options import BaseArgument, Device, ServingBackend, ServingDtype
 from deltacompress.cli.zoo_options import ZooOption
 from deltacompress.devices import check_driver
+
+if TYPE_CHECKING:
+    from deltacompress.serving.settings import Settings
 
 Sources = Annotated[
     list[str] | None,
@@ -89,14 +92,7 @@ def serve(
     if open_zoo:
         early.zoo(zoo)
     early.checkpoints(base)
-    with console.progress() as reporter:
-        entries = {name: early.entry(source, zoo) for name, source in settings.variants}
-        places = tuple(
-            (name, str(early.served(entries[name] or source, zoo, base=base, reporter=reporter)))
-            for name, source in settings.variants
-        )
-    found = tuple((name, entry) for name, entry in entries.items() if entry is not None)
-    settings = replace(settings, variants=places, entries=found)
+    settings = _found(console, settings)
     from deltacompress.serving.run import serve as run
 
     def ready(url: str, notes: tuple[str, ...]) -> None:
@@ -107,3 +103,15 @@ def serve(
         console.result({"url": f"{url}/v1", "models": models}, lambda: told)
 
     run(settings, ready)
+
+
+def _found(console: Console, given: Settings) -> Settings:
+    """The same, with each variant's directory, and its version of an entry if it is one; raises as early.served."""
+    entries = {name: early.entry(source, given.zoo) for name, source in given.variants}
+    with console.progress() as reporter:
+        places = tuple(
+            (name, str(early.served(entries[name] or source, given.zoo, base=given.base, reporter=reporter)))
+            for name, source in given.variants
+        )
+    known = tuple((name, entry) for name, entry in entries.items() if entry is not None)
+    return replace(given, variants=places, entries=known)
