@@ -136,6 +136,9 @@ def test_what_is_wrong_is_told_without_torch(wrong: dict[str, tuple[int, str, li
         ("serve: no such port", "--port 65536: give a port"),
         ("serve: no size", "--budget much: is no size; give one such as 20GB"),
         ("serve: a drain without an end", "--drain inf: give seconds"),
+        ("serve: no size of the cache", "--prefix-cache much: is no size; give one such as 1GB, or 0"),
+        ("serve: no zoo to open", "--open-zoo: needs a zoo; give --zoo"),
+        ("serve: no such zoo", "/no/such/place: "),
         ("bench pairs: no models", "/no/such/place: no such directory"),
     ],
 )

@@ -90,6 +90,20 @@ def test_what_of_likelihoods_is_asked_for(more: dict[str, Any], told: tuple[int 
     assert (sampling.logprobs, sampling.prompt_logprobs) == told
 
 
+def test_a_developer_is_the_system() -> None:
+    messages = [MESSAGES[0] | {"role": "developer"}, MESSAGES[1]]
+    (call,) = asked.chat({"model": "bot", "messages": messages}, Limits()).submits("r", None, 1)
+    assert call.prompt == tuple(MESSAGES)
+
+
+def test_the_prompt_alone_is_a_call_for_one_token() -> None:
+    found = asked.completion({"model": "bot", "prompt": "a", "echo": True, "max_tokens": 0}, Limits())
+    assert (found.max_tokens, [one.max_tokens for one in found.submits("r", None, 1)]) == (0, [1])
+    for given, sent in ((1, 1), (2, 2)):
+        other = asked.completion({"model": "bot", "prompt": "a", "max_tokens": given}, Limits())
+        assert [one.max_tokens for one in other.submits("r", None, 1)] == [sent]
+
+
 def test_defaults_are_openais() -> None:
     text = asked.completion({"model": "bot", "prompt": "a"}, Limits())
     talk = asked.chat({"model": "bot", "messages": MESSAGES}, Limits())

@@ -192,3 +192,20 @@ def test_the_clients_own_retry_waits_as_it_is_told(live: Live) -> None:
     """429 and 503 carry Retry-After, which the client obeys."""
     waited = live.post("/v1/completions", model="bot", prompt="FAIL")
     assert int(waited.headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize("prompt", ["ab", [97, 98]])
+def test_the_prompt_alone(client: OpenAI, prompt: Any) -> None:
+    """`max_tokens` 0: what the prompt's tokens cost, and no other; as a stream, too."""
+    asked: dict[str, Any] = {"model": "bot", "prompt": prompt, "max_tokens": 0, "logprobs": 1, "echo": True}
+    done = client.completions.create(**asked)
+    assert done.usage is not None
+    assert (done.choices[0].text, done.choices[0].finish_reason) == ("ab", "length")
+    assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (2, 0)
+    assert done.choices[0].logprobs is not None
+    assert done.choices[0].logprobs.tokens == ["a", "b"]
+    chunks = list(client.completions.create(**asked, stream=True))
+    assert [one.choices[0].text for one in chunks] == ["ab", ""]
+    assert chunks[-1].choices[0].finish_reason == "length"
+    ended = client.completions.create(**asked, stop="a")  # the token that nobody asked for would end it
+    assert (ended.choices[0].text, ended.choices[0].finish_reason) == ("ab", "length")

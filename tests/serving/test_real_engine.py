@@ -140,6 +140,8 @@ def test_log_likelihoods_are_the_runtimes_own(real: Started) -> None:
         assert told["token_logprobs"][0] is None
         ((wanted, _),) = real.runtime.loglikelihood([(name, torch.tensor(context), torch.tensor(continuation))])
         assert sum(told["token_logprobs"][len(context) : -1]) == pytest.approx(wanted, abs=1e-5)
+        alone = real.http.post("/completions", json=body | {"max_tokens": 0}).json()["choices"][0]["logprobs"]
+        assert {key: value[:-1] for key, value in told.items()} == alone
 
 
 def test_what_the_engine_refuses(real: Started) -> None:

@@ -53,6 +53,8 @@ class Answers:
 
     def token(self, place: int, told: Token) -> dict[str, Any] | None:
         """One more token: the chunk of a stream, if there is anything to tell."""
+        if self._asked.max_tokens == 0:  # the engine gives one, and nobody asked for it
+            return None
         choice = self._choices[place]
         choice.tokens += 1
         choice.texts.append(told.text)
@@ -64,7 +66,7 @@ class Answers:
 
     def over(self, place: int, told: Over) -> dict[str, Any] | None:
         """One answer is whole: the last chunk of it."""
-        self._choices[place].finish = _FINISH[told.finish]
+        self._choices[place].finish = "length" if self._asked.max_tokens == 0 else _FINISH[told.finish]
         return self._chunk(place, {} if self._asked.chat else "")
 
     def usage_chunk(self) -> dict[str, Any]:

@@ -16,7 +16,11 @@ Prompt = str | tuple[int, ...] | tuple[dict[str, str], ...]
 
 _MOST_TOKENS = 2**31 - 1
 _SEEDS = 2**63
-_ROLES = ("system", "user", "assistant")
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""What chat templates are told of each: they know no developer, which is a later name of the system."""
+_ROLES_OF_TOOLS = ("tool", "function")
+_LEAST_TOKENS = 1
+"""What the engine is asked for where nothing but the prompt is wanted: the prompt's own forward brings it."""
 _DEFAULT_TOKENS = 16
 """What OpenAI's completions take where max_tokens is not given; a chat goes on as far as the context does."""
 
@@ -48,7 +52,7 @@ class Asked:
                 f"{request}-{place * self.n + i}",
                 variant,
                 prompt,
-                self.max_tokens,
+                max(self.max_tokens, _LEAST_TOKENS) if self.max_tokens is not None else None,
                 replace(self.sampling, seed=(self.sampling.seed + i) % _SEEDS),
                 self.stop,
                 timeout_s,
@@ -73,7 +77,10 @@ def completion(body: dict[str, Any], limits: Limits) -> Asked:
     fields.must_be("suffix", lambda value: value == "", "an empty one")
     echo = fields.flag("echo")
     top = fields.whole("logprobs", 0, limits.logprobs)
-    max_tokens = fields.whole("max_tokens", 1, _MOST_TOKENS) or _DEFAULT_TOKENS
+    given = fields.whole("max_tokens", 0, _MOST_TOKENS)
+    max_tokens = _DEFAULT_TOKENS if given is None else given
+    if not (max_tokens or echo):
+        raise wrong("max_tokens", "max_tokens 0 needs echo: true; else there is nothing to tell")
     needs_ids = echo and any(not isinstance(one, str) for one in prompts)
     told = top if echo and top is not None else 0 if needs_ids else None
     sampling = replace(_sampling(fields, max_tokens), logprobs=top, prompt_logprobs=told)
@@ -222,8 +229,11 @@ def _message(given: Any, where: str) -> dict[str, str]:
     if not isinstance(given, dict):
         raise wrong(where, f"{where} must be an object", "invalid_type")
     fields = Fields(given, f"{where}.")
-    role = fields.take("role")
-    if role not in _ROLES:
+    role = fields.text("role")
+    if role in _ROLES_OF_TOOLS:
+        told = f"{where}.role: tools are not served, and so no message is of the role {role}"
+        raise wrong(f"{where}.role", told, "unsupported_value")
+    if role is None or role not in _ROLES:
         raise wrong(f"{where}.role", f"{where}.role must be one of {', '.join(_ROLES)}")
     content = fields.take("content")
     if isinstance(content, list):
@@ -232,7 +242,7 @@ def _message(given: Any, where: str) -> dict[str, str]:
         raise wrong(f"{where}.content", f"{where}.content must be a text, or a list of parts of text", "invalid_type")
     fields.must_be("tool_calls", lambda value: value == [], "an empty list")
     fields.done()
-    return {"role": role, "content": content}
+    return {"role": _ROLES[role], "content": content}
 
 
 def _text_part(given: Any, where: str) -> str:
