@@ -109,6 +109,7 @@ def test_a_completion_that_makes_no_sense(live: Live, changed: dict[str, Any], p
         ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages[0].name"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         ({"max_completion_tokens": 3}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": 2}, "logprobs"),
         ({"tools": [{"type": "function"}]}, "tools"),
@@ -129,6 +130,15 @@ def test_a_chat_that_makes_no_sense(live: Live, changed: dict[str, Any], param: 
     answer = live.post("/v1/chat/completions", **(CHAT | changed))
     assert answer.status_code == 400
     assert told(answer)["param"] == param
+
+
+@pytest.mark.parametrize("role", ["tool", "function"])
+def test_what_a_tool_said_is_refused_as_that(live: Live, role: str) -> None:
+    said = {"role": role, "content": "a", "tool_call_id": "1"}
+    answer = live.post("/v1/chat/completions", **(CHAT | {"messages": [*CHAT["messages"], said]}))
+    error = told(answer)
+    assert (answer.status_code, error["param"], error["code"]) == (400, "messages[1].role", "unsupported_value")
+    assert "tools are not served" in error["message"]
 
 
 @pytest.mark.parametrize(

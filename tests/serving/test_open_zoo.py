@@ -32,7 +32,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zoo]:
         patch.delenv("DELTACOMPRESS_ZOO", raising=False)
         made = Zoo.init(root / "zoo")
         for number, name in enumerate(
-            ["bot", "bot", "slow", "other-base", "odd", "broken", *(f"n{i}" for i in range(5))]
+            ["bot", "bot", "slow", "other-base", "odd", "broken", "lost", *(f"n{i}" for i in range(5))]
         ):
             made.add_artifact(make_artifact(root / f"source-{number}", seed=number), f"team/{name}")
         made.tag("team/bot@1", "prod")
@@ -42,6 +42,9 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zoo]:
         blob.chmod(0o644)
         raw = blob.read_bytes()
         blob.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+        (record,) = (one for one in (root / "zoo" / "names" / "team" / "lost").rglob("*") if one.is_file())
+        record.chmod(0o644)
+        record.write_bytes(b"{}")
         yield made
 
 
@@ -143,6 +146,7 @@ def test_those_who_ask_meanwhile_wait_for_the_same_load_and_others_go_on(live: L
         ("team/other-base", 400, "was made from another base"),
         ("team/odd", 400, "cannot be served beside this base (UnsupportedModelError)"),
         ("team/broken", 503, "cannot be served (DamagedBlobError)"),
+        ("team/lost", 503, "cannot be served (DamagedRecordError)"),
     ],
 )
 def test_what_cannot_be_had(shared: Live, zoo: Zoo, model: str, status: int, told: str) -> None:

@@ -108,6 +108,9 @@ class Opener:
             return await asyncio.to_thread(self._resolve, model)
         except (InvalidNameError, NotFoundError):
             raise unknown_model(model) from None
+        except DeltaCompressError as error:
+            self._log.line("open_failed", model=model, error=str(error))
+            raise
 
     def _resolve(self, model: str) -> str:
         if self._zoo is None:
