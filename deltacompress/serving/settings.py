@@ -19,8 +19,8 @@ class Limits:
 
     body_bytes: of a request; n: answers to one prompt; prompts: of one request; stops: stop strings; logprobs:
     likeliest tokens told of each; connections: at once; waiting: events that a reader may be behind; opened: variants
-    that stay loaded because requests named them, though nobody uses them. request_s: of a whole answer; header_s,
-    body_s: to send a request; write_s: to take what was sent; all in seconds.
+    that requests named; beyond that, those go that nobody uses. request_s: of a whole answer; header_s, body_s: to send
+    a request; write_s: to take what was sent; all in seconds.
     """
 
     body_bytes: int = 4 * 2**20

@@ -32,7 +32,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zoo]:
         patch.delenv("DELTACOMPRESS_ZOO", raising=False)
         made = Zoo.init(root / "zoo")
         for number, name in enumerate(
-            ["bot", "bot", "slow", "other-base", "odd", "broken", "lost", *(f"n{i}" for i in range(5))]
+            ["bot", "bot", "slow", "other-base", "odd", "broken", "lost", *(f"n{i}" for i in range(6))]
         ):
             made.add_artifact(make_artifact(root / f"source-{number}", seed=number), f"team/{name}")
         made.tag("team/bot@1", "prod")
@@ -105,6 +105,17 @@ def test_where_it_came_from_is_told(live: Live, zoo: Zoo, tmp_path: Path) -> Non
     assert live.http.post("/admin/load", json=body, headers=admin).status_code == 200
     told = live.http.get("/v1/models/mine").json()
     assert (told["entry"], told["version"], told["scores"]) == ("team/bot", 1, {})
+
+
+def test_reports_that_cannot_be_read_stop_nobody(live: Live, zoo: Zoo, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"accuracy": 0.5}))
+    digest = zoo.attest("team/n5", report)
+    (blob,) = [one for one in Path(zoo.where, "blobs").rglob("*") if digest in one.name and one.is_file()]
+    blob.chmod(0o644)
+    blob.write_bytes(b"x" * blob.stat().st_size)
+    assert ask(live, "team/n5") == (200, "ab")
+    assert live.http.get("/v1/models/team/n5@1").json()["scores"] is None
 
 
 def test_a_tag_that_moves_serves_new_requests_with_the_new_version(live: Live, zoo: Zoo) -> None:
