@@ -173,8 +173,10 @@ class StubModels:
         return name
 
     def unload(self, name: str) -> None:
-        if name == "sql":
+        if name == "sql" or name.startswith("team/held"):
             raise InputError("requests use it", where=name)
+        if name.startswith("team/slow"):
+            time.sleep(0.5)
         self.variants = {key: one for key, one in self.variants.items() if key != name}
 
     def residency(self) -> Any:

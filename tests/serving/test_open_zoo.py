@@ -32,7 +32,7 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zoo]:
         patch.delenv("DELTACOMPRESS_ZOO", raising=False)
         made = Zoo.init(root / "zoo")
         for number, name in enumerate(
-            ["bot", "bot", "slow", "other-base", "odd", "broken", "lost", *(f"n{i}" for i in range(6))]
+            ["bot", "bot", "slow", "other-base", "odd", "broken", "lost", "held", *(f"n{i}" for i in range(6))]
         ):
             made.add_artifact(make_artifact(root / f"source-{number}", seed=number), f"team/{name}")
         made.tag("team/bot@1", "prod")
@@ -189,6 +189,26 @@ def test_the_least_recently_used_goes_and_none_that_is_used(live: Live) -> None:
         eventually(lambda: names(live)[3:] == ["team/n0@1", "team/n2@1", "team/n1@1"])
         assert used.result()[0] == 200
     assert [one["model"] for one in events(live, "closed")] == ["team/n1@1", "team/bot@2"]
+
+
+def test_one_that_leaves_is_waited_for_and_comes_again(zoo: Zoo) -> None:
+    """The stub takes its time to unload this one."""
+    with served(zoo=zoo.where, opens_zoo=True, limits=Limits(opened=1)) as live:
+        for model in ("team/slow", "team/bot", "team/slow"):
+            assert ask(live, model) == (200, "ab")
+        opened = [(one["event"], one["model"]) for kind in ("closed", "opened") for one in events(live, kind)]
+        assert opened.count(("opened", "team/slow@1")) == 2
+        assert ("closed", "team/slow@1") in opened
+
+
+def test_one_that_cannot_leave_yet_stays(zoo: Zoo) -> None:
+    with served(zoo=zoo.where, opens_zoo=True, limits=Limits(opened=1)) as live:
+        for model in ("team/held", "team/bot"):
+            assert ask(live, model) == (200, "ab")
+        eventually(lambda: events(live, "close_failed"))
+        assert ask(live, "team/held") == (200, "ab")
+        eventually(lambda: names(live)[3:] == ["team/held@1"])
+        assert live.metrics()["deltacompress_opened_total",] == 2
 
 
 def test_one_that_the_admin_unloaded_comes_again(live: Live) -> None:
