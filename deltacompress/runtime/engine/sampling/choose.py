@@ -26,7 +26,7 @@ class Wanted(NamedTuple):
 def choose(logits: Tensor, requests: Sequence[Request]) -> list[Picked]:
     """A token for each request, from logits [requests, vocabulary].
 
-    Waits for the device once, and once more where log-probabilities are asked for: these are of the logits as the
+    Waits for the device at its end, and once more where log-probabilities are asked for: these are of the logits as the
     model gives them, before any wish.
     """
     logits = mask_beyond(logits, [request.vocabulary for request in requests])
