@@ -211,6 +211,28 @@ def test_one_that_cannot_leave_yet_stays(zoo: Zoo) -> None:
         assert live.metrics()["deltacompress_opened_total",] == 2
 
 
+def test_one_that_could_not_be_loaded_takes_nobodys_place(zoo: Zoo) -> None:
+    with served(zoo=zoo.where, opens_zoo=True, limits=Limits(opened=1)) as live:
+        for model, status in (("team/bot", 200), ("team/odd", 400), ("team/bot", 200), ("team/bot", 200)):
+            assert ask(live, model)[0] == status
+        live.run(live.client.idle(20))
+        assert names(live)[3:] == ["team/bot@2"]
+        assert live.metrics()["deltacompress_opened_total",] == 1
+        assert events(live, "closed") == events(live, "close_failed") == []
+
+
+def test_a_name_is_never_a_path(zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("bot", "bot@2", "mine"):
+        (tmp_path / "team" / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with served(zoo=zoo.where, opens_zoo=True) as live:
+        assert ask(live, "team/bot") == (200, "ab")
+        told = live.http.get("/v1/models/team/bot@2").json()
+        assert (told["entry"], told["version"]) == ("team/bot", 2)
+        assert told["identity"].startswith(str(zoo.where).removesuffix("zoo"))  # pulled, not that directory
+        assert ask(live, "team/mine")[0] == 404
+
+
 def test_one_that_the_admin_unloaded_comes_again(live: Live) -> None:
     assert ask(live, "team/bot") == (200, "ab")
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
