@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from runtime_cases import Served, as_on_a_gpu, assert_close, oracle_logits, random_ids
 from torch import Tensor
 
 from deltacompress.errors import BackendError, ChecksumError, InputError, IntegrityError
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.engine import forwards
 from deltacompress.runtime.operands.operand import Operand, Vector
 from deltacompress.runtime.variants.delta import DeltaVariant
 
@@ -292,3 +294,25 @@ def test_loads_of_many_threads(trio: dict[str, Served], runtime: Runtime) -> Non
         list(pool.map(lambda number: runtime.load(trio["abc"[number % 3]].artifact, f"v{number}"), range(12)))
     for number, kind in ((0, "a"), (4, "b"), (11, "c")):
         assert_close(runtime.logits([(f"v{number}", IDS)])[0], oracle_logits(trio[kind].restored, IDS))
+
+
+def test_a_load_in_the_middle_of_a_forward(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A norm has its rows' own vectors in its weight's place then; what a load asks of the base is the base's."""
+    loaded: list[str] = []
+    kind = type(Runtime.from_base(trio["a"].pair.base).model.model.get_submodule("model.norm"))
+    plain = kind.forward
+
+    def forward(norm: torch.nn.Module, x: Tensor) -> Any:
+        if not loaded and not isinstance(norm.weight, torch.nn.Parameter):
+            loaded.append("twin")
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(runtime.load, trio["a"].artifact, "twin").result()
+        return plain(norm, x)
+
+    monkeypatch.setattr(kind, "forward", forward)
+    runtime = Runtime.from_base(trio["a"].pair.base)
+    runtime.load(trio["a"].artifact, "a")
+    with forwards.holding(runtime.cache, runtime._input.items([("a", [5, 6])])) as held:
+        _, found = forwards.run(runtime.model, held)
+    assert loaded == ["twin"]
+    assert_close(found, oracle_logits(trio["a"].restored, [5, 6]))

@@ -67,7 +67,7 @@ class Live:
         }
 
 
-def eventually(holds: Callable[[], object], seconds: float = 10) -> None:
+def eventually(holds: Callable[[], object], seconds: float = 60) -> None:
     """Wait for something that other processes do; fails where it never comes."""
     until = time.monotonic() + seconds
     while not holds():

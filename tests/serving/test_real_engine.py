@@ -160,7 +160,8 @@ def test_variants_come_and_go(real: Started, artifact: Path, pair: Pair, tmp_pat
     """While others are asked; what cannot be loaded is told, and changes nothing."""
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(real.text, "bot", prompt, max_tokens=40) for prompt in PROMPTS]
-        assert real.admin("load", name="again", source=str(artifact)).status_code == 200
+        loaded = real.admin("load", name="again", source=str(artifact))
+        assert loaded.status_code == 200, loaded.text
         assert real.text("again", PROMPTS[0]) == real.text("bot", PROMPTS[0])
         for source, words in ((tmp_path, "no manifest"), (pair.base, "not an artifact")):
             refused = real.admin("load", name="other", source=str(source))

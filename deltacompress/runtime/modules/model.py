@@ -90,6 +90,12 @@ class DecoupledModel:
         finally:
             self.context.batch = self.context.positions = None
 
+    def _parameter(self, path: str) -> nn.Parameter:
+        """The base's; any thread may ask, also while a forward has something else in its place (vectors.Shadow)."""
+        module, _, name = path.rpartition(".")
+        own: dict[str, nn.Parameter] = dict(self.model.get_submodule(module).named_parameters(recurse=False))
+        return own[name]
+
     def check(self, operands: Mapping[str, Operand], where: Path) -> None:
         """Make sure that these operands of the variant in folder `where` can be installed.
 
@@ -102,7 +108,7 @@ class DecoupledModel:
             if not isinstance(operand, self._seats[path].takes):
                 kinds = " or ".join(kind.__name__ for kind in self._seats[path].takes)
                 raise InputError(f"brings {type(operand).__name__} for {path}, which takes {kinds}", where=where)
-            why = operand.misfit(self.model.get_parameter(path), self.dtype)
+            why = operand.misfit(self._parameter(path), self.dtype)
             if why is not None:
                 raise InputError(f"brings {type(operand).__name__} for {path} of {why}", where=where)
 
