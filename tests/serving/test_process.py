@@ -100,7 +100,7 @@ def test_an_engine_that_dies_ends_every_stream_and_the_server(process: Start, ho
             os.kill(server.engines[0], signal.SIGKILL)
         else:
             httpx.post(f"{server.url}/v1/completions", json=SLOW | {"prompt": "CRASH", "stream": False}, timeout=20)
-        eventually(lambda: httpx.get(f"{server.url}/ready").status_code == 503, 1)
+        eventually(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
         refused = httpx.post(f"{server.url}/v1/completions", json=SLOW)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_gone")
         thread.join(20)
