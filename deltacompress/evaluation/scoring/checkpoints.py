@@ -16,6 +16,7 @@ from typing_extensions import override
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.evaluation.scoring.serving import Begun, Serving, batches, forward, padded
 from deltacompress.models import load
+from deltacompress.models.caches import cache_of, with_cache
 from deltacompress.models.generation import token_ids
 from deltacompress.models.support import failing_forward
 
@@ -61,8 +62,8 @@ class PlainServing(Serving):
     @override
     def forward(self, variants: Sequence[str | None], **inputs: Any) -> tuple[Tensor, Any]:
         with failing_forward(Path(self.model.config.name_or_path)):
-            out = self.model(**inputs)
-        return out.logits.float(), out.past_key_values
+            out = self.model(**with_cache(self.model, inputs))
+        return out.logits.float(), cache_of(out)
 
     @override
     def complete(self, answers: Sequence[Begun], *, batch_size: int) -> list[tuple[int, ...]]:
@@ -79,7 +80,7 @@ class PlainServing(Serving):
         alive, cache = list(range(len(answers))), None
         while alive:
             variants = [answers[index].prompt.variant for index in alive]
-            logits, cache = forward(self, variants, ids, mask, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            logits, cache = forward(self, variants, ids, mask, cache=cache, use_cache=True, logits_to_keep=1)
             tokens = logits[:, -1].argmax(-1)
             for index, token in zip(alive, tokens.tolist(), strict=True):
                 written[index].append(token)

@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.evaluation.scoring.serving import Begun, Serving
+from deltacompress.models.caches import cache_of, with_cache
 from deltacompress.models.generation import token_ids
 from deltacompress.models.support import failing_forward
 from deltacompress.numerics.likelihood import mask_beyond
@@ -65,8 +66,8 @@ class DecoupledServing(Serving):
     @override
     def forward(self, variants: Sequence[str | None], **inputs: Any) -> tuple[Tensor, Any]:
         with self.runtime.serving(variants), failing_forward(Path(self.model.config.name_or_path)):
-            out = self.model(**inputs)
-        return mask_beyond(out.logits.float(), [self._tokens_out(name) for name in variants]), out.past_key_values
+            out = self.model(**with_cache(self.model, inputs))
+        return mask_beyond(out.logits.float(), [self._tokens_out(name) for name in variants]), cache_of(out)
 
     @override
     def complete(self, answers: Sequence[Begun], *, batch_size: int) -> list[tuple[int, ...]]:

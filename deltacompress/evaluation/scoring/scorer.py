@@ -134,7 +134,7 @@ class Scorer:
                 widened = [[*tail[:-1], *tail[:1] * (longest - len(tail) + 1)] for tail in tails]
                 more = torch.tensor(widened, device=ids.device)
                 seen = torch.cat([mask, mask.new_ones(len(tails), longest)], dim=1)
-                further, _ = forward(self.serving, variants, more, seen, past_key_values=cache, use_cache=True)
+                further, _ = forward(self.serving, variants, more, seen, cache=cache, use_cache=True)
                 logits = torch.cat([first, further], dim=1)
                 cache.crop(-longest)
             picked = [rows[index] for index in chosen]

@@ -98,7 +98,9 @@ class Serving(ABC):
 
     @abstractmethod
     def forward(self, variants: Sequence[str | None], **inputs: Any) -> tuple[Tensor, Any]:
-        """(f32 logits, cache) of one forward; variants: of its rows. Tokens that a variant does not have get -inf."""
+        """(f32 logits, cache) of one forward; variants: of its rows; inputs: of transformers, the keys and values of
+        the tokens before as `cache`. Tokens that a variant does not have get -inf.
+        """
 
     @abstractmethod
     def complete(self, answers: Sequence[Begun], *, batch_size: int) -> list[tuple[int, ...]]:

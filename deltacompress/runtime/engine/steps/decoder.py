@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deltacompress.models.caches import cache_argument
 from deltacompress.runtime.batch import Batch, to_device
 from deltacompress.runtime.engine.requests import Request
 from deltacompress.runtime.engine.steps.graphs import GRAPH_AFTER, GraphedStep
@@ -31,6 +32,7 @@ class Decoder:
         self.graph: GraphedStep | None = None  # of the present arrangement of rows, if there is one
         self._model, self._room = model, room
         self._kv_cache = RowCache(fused=model.fused)
+        self._cache_argument = cache_argument(model.model)
         self._batch: Batch | None = None
         self._graph_version = self._plain_steps = 0
         self._pool = torch.cuda.graph_pool_handle() if cuda_graphs else None
@@ -115,8 +117,8 @@ class Decoder:
                 input_ids=ids,
                 position_ids=positions.unsqueeze(1),
                 attention_mask=self._masks(positions, seen),
-                past_key_values=self._kv_cache,
                 use_cache=True,
+                **{self._cache_argument: self._kv_cache},
             ).logits
         return logits[:, -1]
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from torch import Tensor
 from transformers import DynamicCache
 
+from deltacompress.models.caches import cache_argument
 from deltacompress.runtime.batch import Batch, to_device
 from deltacompress.runtime.engine.requests import Listener, Request
 from deltacompress.runtime.engine.sampling.choose import Wanted, choose, score
@@ -48,6 +49,7 @@ class Prompts:
         """step_tokens: padding included, that one step computes of prompts."""
         self._model, self._listener, self._step_tokens = model, listener, step_tokens
         self._prefixes = prefixes
+        self._cache_argument = cache_argument(model.model)
         self._groups: deque[Group] = deque()
 
     @property
@@ -134,7 +136,8 @@ class Prompts:
         slots = [one.slot for one in group.requests]
         ids = to_device([token for row in padded for token in row], device).view(len(slots), columns)
         with self._model.serving(Batch(slots, device, keep=keep, kept=kept)):
-            logits = self._model.model(input_ids=ids, past_key_values=group.cache, use_cache=True).logits[0]
+            named = {self._cache_argument: group.cache}
+            logits = self._model.model(input_ids=ids, use_cache=True, **named).logits[0]
         group.done = last
         self._take(group, spans, logits)
 
