@@ -16,7 +16,7 @@ from typing_extensions import override
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.evaluation.scoring.serving import Begun, Serving, batches, forward, padded
 from deltacompress.models import load
-from deltacompress.models.caches import cache_of, with_cache
+from deltacompress.models.architectures.caches import cache_of, with_cache
 from deltacompress.models.generation import token_ids
 from deltacompress.models.support import failing_forward
 

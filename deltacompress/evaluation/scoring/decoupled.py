@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.evaluation.scoring.serving import Begun, Serving
-from deltacompress.models.caches import cache_of, with_cache
+from deltacompress.models.architectures.caches import cache_of, with_cache
 from deltacompress.models.generation import token_ids
 from deltacompress.models.support import failing_forward
 from deltacompress.numerics.likelihood import mask_beyond

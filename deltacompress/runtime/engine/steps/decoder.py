@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltacompress.models.caches import cache_argument
+from deltacompress.models.architectures.caches import cache_argument
 from deltacompress.runtime.batch import Batch, to_device
 from deltacompress.runtime.engine.requests import Request
 from deltacompress.runtime.engine.steps.graphs import GRAPH_AFTER, GraphedStep

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from torch import Tensor
 from transformers import DynamicCache
 
-from deltacompress.models.caches import cache_argument
+from deltacompress.models.architectures.caches import cache_argument
 from deltacompress.runtime.batch import Batch, to_device
 from deltacompress.runtime.engine.requests import Listener, Request
 from deltacompress.runtime.engine.sampling.choose import Wanted, choose, score
