@@ -120,6 +120,7 @@ def test_what_was_made_of_nothing_is_not_saved() -> None:
 
 
 def hooks(ranks: Ranks) -> list[Any]:
+    ranks.total(1)  # who leaves at once may be gone before the other has met it
     return [sys.excepthook is sys.__excepthook__]
 
 
