@@ -145,8 +145,7 @@ class TestUsage:
         usage.used("a", 1e8)
         assert usage.rank("a") == pytest.approx(1e8 / 60)
 
-    def test_forgotten(self) -> None:
+    def test_never_used(self) -> None:
         usage = Usage("lru")
-        usage.used("a", 1.0)
-        usage.forget("a")
+        usage.used("b", 1.0)
         assert usage.rank("a") == -math.inf

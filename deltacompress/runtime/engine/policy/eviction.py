@@ -29,7 +29,3 @@ class Usage:
     def rank(self, variant: str) -> float:
         """The lowest leaves first; of one that was never used, below all."""
         return self._ranks.get(variant, float("-inf"))
-
-    def forget(self, variant: str) -> None:
-        """It was unloaded."""
-        self._ranks.pop(variant, None)
