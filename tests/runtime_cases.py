@@ -13,9 +13,11 @@ import torch
 import transformers
 from pairs import Pair, Weights
 from torch import Tensor
+from transformers import DynamicCache
 
 from deltacompress.artifact.restoration import restore
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.engine.scheduler import Scheduler
 
 LOGITS = 1e-4
 """Largest difference to the restored checkpoint, as a share of the largest logit: what the runtime promises in fp32."""
@@ -100,3 +102,15 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> None:
     monkeypatch.setattr("deltacompress.runtime.operands.operand.Operand.pinned", lambda operand: operand)
     monkeypatch.setattr(runtime.cache.arrivals, "stream", Stream())
     monkeypatch.setattr(runtime.cache.arrivals.transfer, "stream", Stream())
+
+
+def give_pages(scheduler: Scheduler, rows: int) -> None:
+    """Two pages of zeros to each of so many rows."""
+    model, pages = scheduler.decoder._model, scheduler.pages
+    config, cache = model.config, DynamicCache()
+    for layer in range(config.num_hidden_layers):
+        shape = (1, config.num_key_value_heads, 1, config.head_dim)
+        cache.update(*torch.zeros(2, *shape, dtype=model.dtype, device=model.device), layer)
+    pages.write(cache, 0, [pages.take(1)])
+    scheduler.decoder._fit(rows, 2)
+    scheduler.decoder._tell([(row, at, page) for row in range(rows) for at, page in enumerate(pages.take(2))])

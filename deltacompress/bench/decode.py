@@ -202,20 +202,19 @@ def timed_steps(
     """Milliseconds of each of `steps` steps in which each of these variants (None: the base) decodes one token.
 
     The first: on the device, through its graph where it has one; the second: with what the host does for it. columns:
-    of keys and values that there is room for, at least. Names in any order.
+    of keys and values that each has pages for, at least. Names in any order.
     """
     limit, graphs = max(_WARM + steps + 4, columns - PROMPT), runtime.device.type == "cuda"
     count = len(names)
-    scheduler = Scheduler(
-        runtime.model, runtime.cache, Told(None), max_batch=count, room=limit + PROMPT, cuda_graphs=graphs
-    )
+    scheduler = Scheduler(runtime.model, runtime.cache, Told(None), max_batch=count, cuda_graphs=graphs)
+    scheduler.pages.release(scheduler.pages.take(count * scheduler.pages.needed(limit + PROMPT)))  # all at once
     for index, name in enumerate(names):
         scheduler.submit(_request(shape, index, name, limit))
     try:
         for _ in range(_WARM):
             scheduler.step()
         wall = [_milliseconds(scheduler.step) for _ in range(steps)]
-        graph = scheduler.graph
+        graph = scheduler.decoder.graph
         return (wall if graph is None else [_graph_milliseconds(graph) for _ in range(steps)]), wall
     finally:
         scheduler.close()

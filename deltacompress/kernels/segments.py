@@ -27,7 +27,7 @@ class Segments:
         slots: int32 [capacity] on the device.
         host_offsets, host_slots: the same without padding, on the host.
         row_limit: rows that a run may have; kernels are chosen for it, not for what the batch holds at the moment, so
-            it is what a captured graph is good for.
+            it is what a captured graph is good for. Runs of the base may be longer.
     """
 
     def __init__(self, capacity: int, device: torch.device | str, *, row_limit: int | None = None) -> None:
@@ -67,7 +67,8 @@ class Segments:
             raise InputError(f"{runs} runs of rows, but these segments hold {self.capacity}: make larger ones")
         if len(offsets) != runs + 1 or offsets[0] != 0 or any(a > b for a, b in pairwise(offsets)):
             raise InputError(f"offsets of {runs} runs must be {runs + 1} rising numbers from 0, not {list(offsets)}")
-        longest = max((b - a for a, b in pairwise(offsets)), default=0)
+        ends = zip(pairwise(offsets), slots, strict=True)
+        longest = max((b - a for (a, b), slot in ends if slot != NO_DELTA), default=0)
         if self._fixed_limit is not None and longest > self._fixed_limit:
             raise InputError(f"a run of {longest} rows, but these segments allow {self._fixed_limit}: raise row_limit")
         self.host_offsets, self.host_slots = tuple(offsets), tuple(slots)

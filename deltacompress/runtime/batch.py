@@ -8,9 +8,9 @@ kernels; nothing here waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -38,9 +38,10 @@ class Segment(NamedTuple):
 class BatchRows:
     """The rows of one flattened activation, by variant."""
 
-    def __init__(self, segments: tuple[Segment, ...], device: torch.device) -> None:
-        self.segments, self._device = segments, device
-        self._on_device: kernels.Segments | None = None
+    def __init__(
+        self, segments: tuple[Segment, ...], device: torch.device, on_device: kernels.Segments | None = None
+    ) -> None:
+        self.segments, self._device, self._on_device = segments, device, on_device
 
     @property
     def on_device(self) -> kernels.Segments:
@@ -55,10 +56,13 @@ class BatchRows:
 class Batch:
     """One forward's requests.
 
-    slots: slot of each request, equal ones side by side. index: the same as int64 [requests] on the device. keep: rows
-    of the flattened [requests x tokens] activations that the head should see, int64, in the order of the requests; None
-    for all of them. kept: how many of them belong to each request.
+    fixed: whether they may be others when the same forward runs again (FixedBatch). slots: slot of each request,
+    equal ones side by side. index: the same as int64 [requests] on the device. keep: rows of the flattened [requests
+    x tokens] activations that the head should see, int64, in the order of the requests; None for all of them. kept:
+    how many of them belong to each request.
     """
+
+    fixed = False
 
     def __init__(
         self, slots: Sequence[int], device: torch.device, keep: Sequence[int] | None = None, kept: Sequence[int] = ()
@@ -66,7 +70,7 @@ class Batch:
         if len({slot for slot, _ in groupby(slots)}) != sum(1 for _ in groupby(slots)):
             raise ValueError("requests of one slot are neighbours in a batch")
         self.slots = tuple(slots)
-        self.index = to_device(slots, device)
+        self.index: Tensor = to_device(slots, device)
         self.keep: Tensor | None = None if keep is None else to_device(keep, device)
         self._device = device
         self._runs = _runs(slots, (1,) * len(slots))
@@ -96,15 +100,61 @@ class Batch:
         return self._made[count, head]
 
 
+class FixedBatch(Batch):
+    """One token of each of `rows` requests that may be others at every forward: what a CUDA graph is captured over.
+
+    Modules take the way of `serves`, slots that stand for all that are to come; whose rows are whose, kernels read from
+    tensors that `take` writes to. What loops over segments on the host therefore cannot serve it (Seat.traits).
+    """
+
+    fixed = True
+
+    def __init__(self, rows: int, run: int, serves: Iterable[int], device: torch.device) -> None:
+        """run: rows of one variant at most."""
+        super().__init__([BASE] * rows, device)
+        self._on_device = kernels.Segments(min(rows, MAX_VARIANTS + 1), device, row_limit=run)
+        self._active = tuple(serves)
+        self._rows = BatchRows(tuple(Segment(slot, 0, 0) for slot in self._active), device, self._on_device)
+
+    @property
+    def uniform(self) -> int | None:
+        return None
+
+    def rows(self, count: int, *, head: bool = False) -> BatchRows:
+        """All of them."""
+        if count != len(self.index):
+            raise ValueError(f"{count} rows of {len(self.index)} requests")
+        return self._rows
+
+    def take(self, slots: Sequence[int]) -> None:
+        """The next forward is of these, equal ones side by side; rows after them are nobody's."""
+        if self.slots != tuple(slots):
+            self.slots = tuple(slots)
+            runs = _runs(slots, (1,) * len(slots))
+            self._on_device.update([0, *(run.last for run in runs)], [kernel_slot(run.slot) for run in runs])
+            padded = [*slots, *[BASE] * (len(self.index) - len(slots))]
+            self.index.copy_(to_device(padded, self._device), non_blocking=True)
+
+
 class ForwardContext:
     """What is being computed; one object, known to every module of a model.
 
-    batch: None for the plain base; positions: of the token of each row, int64 [rows] on the device, in a decode step.
+    batch: None for the plain base; rows: the cache that a decode step reads and writes.
     """
 
     def __init__(self) -> None:
         self.batch: Batch | None = None
-        self.positions: Tensor | None = None
+        self.rows: StepRows | None = None
+
+
+class StepRows(Protocol):
+    """The cache of a decode step: one token of each row. table: int64 [rows, pages]; positions: int64 [rows]."""
+
+    table: Tensor
+    positions: Tensor
+
+    def gathered(self, pages: Tensor) -> Tensor:
+        """[heads, pages, tokens, size] -> each row's own [rows, heads, columns, size]."""
 
 
 def kernel_slot(slot: int) -> int:

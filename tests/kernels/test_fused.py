@@ -65,24 +65,28 @@ def test_rotate(place: Place, angles: int) -> None:
 @pytest.mark.parametrize("place", PLACES, ids=str)
 @pytest.mark.parametrize("window", [None, 6])
 def test_store_and_attend(place: Place, window: int | None) -> None:
-    keys, values = drawn(place, 5, 2, 90, 24), drawn(place, 5, 2, 90, 24, seed=1)
+    keys, values = drawn(place, 2, 50, 10, 24), drawn(place, 2, 50, 10, 24, seed=1)  # pages of ten tokens
     k, v, q = drawn(place, 5, 2, 1, 24), drawn(place, 5, 2, 1, 24, seed=1), drawn(place, 5, 6, 1, 24)
     positions = torch.tensor([0, 3, 89, 63, 64], device=place[0])
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(0))
+    table = order.to(place[0]).view(5, 10)[:, :9]
     rows = torch.arange(5, device=place[0])
+    page = table[rows, positions // 10]
     wanted_keys, wanted_values = keys.clone(), values.clone()
-    wanted_keys[rows, :, positions], wanted_values[rows, :, positions] = k[:, :, 0], v[:, :, 0]
-    fused.store(k, v, keys, values, positions)
+    wanted_keys[:, page, positions % 10] = k[:, :, 0].transpose(0, 1)
+    wanted_values[:, page, positions % 10] = v[:, :, 0].transpose(0, 1)
+    fused.store(k, v, keys, values, table, positions)
     assert torch.equal(keys, wanted_keys)
     assert torch.equal(values, wanted_values)
-    columns = torch.arange(80, device=place[0])
-    positions = positions.clamp(max=79)
+    columns = torch.arange(90, device=place[0])
     mask = columns <= positions[:, None]
     if window is not None:
         mask &= columns > positions[:, None] - window
-    keys, values, mask = keys[:, :, :80], values[:, :, :80], mask[:, None, None]
+    mask = mask[:, None, None]
     assert fused.attends(q, keys, values, mask)
-    found = fused.attend(q, keys, values, mask, positions, 0.3)
-    more = (one.repeat_interleave(3, 1).double() for one in (keys, values))
+    found = fused.attend(q, keys, values, table, mask, positions, 0.3)
+    laid = (one[:, table].flatten(2, 3).transpose(0, 1) for one in (keys, values))
+    more = (one.repeat_interleave(3, 1).double() for one in laid)
     wanted = functional.scaled_dot_product_attention(q.double(), *more, mask, scale=0.3).transpose(1, 2)
     close(found, wanted.to(place[1]))
 

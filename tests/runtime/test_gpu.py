@@ -9,19 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from runtime_cases import Served, assert_close, load, oracle_logits, oracle_tokens, random_ids
+from runtime_cases import Served, assert_close, give_pages, load, oracle_logits, oracle_tokens, random_ids
 
 from deltacompress.bench.synthetic import SHAPE_TINY, write_base, write_delta
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import BackendError, ChecksumError
 from deltacompress.kernels import available
 from deltacompress.runtime import DeltaConfig, Runtime
-from deltacompress.runtime.batch import Batch, to_device
+from deltacompress.runtime.batch import Batch, FixedBatch, to_device
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.requests import Request, Told
 from deltacompress.runtime.engine.scheduler import Scheduler
 from deltacompress.runtime.engine.steps.graphs import GraphedStep
-from deltacompress.runtime.engine.steps.kvcache import RowCache
 from deltacompress.runtime.engine.text import TextStream
 
 pytestmark = pytest.mark.gpu
@@ -106,21 +105,15 @@ def test_a_step_never_waits_for_the_device(trio: dict[str, Served], backend: str
         pytest.skip("the reference backend serves decoded deltas; its loops are on the host")
     runtime = serve(trio, backend=backend, dtype=torch.bfloat16)
     scheduler = Scheduler(runtime.model, runtime.cache, Told(None), max_batch=8)
-    config = runtime.model.config
-    shape = (4, config.num_key_value_heads, 32, config.head_dim)
-    cache = RowCache(fused=runtime.model.fused)
-    for _ in range(config.num_hidden_layers):
-        cache.keys.append(torch.zeros(shape, dtype=torch.bfloat16, device="cuda"))
-        cache.values.append(torch.zeros(shape, dtype=torch.bfloat16, device="cuda"))
-    scheduler.decoder._kv_cache = cache
+    give_pages(scheduler, 4)
     batch = Batch([0, 1, 2, 3], runtime.device)
     ids, positions = to_device([5, 6, 7, 8], runtime.device), to_device([3, 9, 1, 0], runtime.device)
     with torch.inference_mode():
-        scheduler.decoder.forward_step(batch, ids[:, None], positions, 32)  # makes what is made at first use
+        scheduler.decoder.forward_step(batch, ids[:, None], positions, 2)  # makes what is made at first use
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            scheduler.decoder.forward_step(batch, ids[:, None], positions, 32)
+            scheduler.decoder.forward_step(batch, ids[:, None], positions, 2)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 
@@ -251,7 +244,8 @@ def test_other_threads_may_allocate_while_a_step_is_captured() -> None:
 
     torch.cuda.empty_cache()  # so that the allocation above asks the driver
     with ThreadPoolExecutor(1) as mover:
-        graphed = GraphedStep(step, inputs, torch.cuda.graph_pool_handle())
+        batch = FixedBatch(2, 1, [0], torch.device("cuda"))
+        graphed = GraphedStep(step, inputs, torch.cuda.graph_pool_handle(), batch)
     assert kept
     assert graphed.replay(inputs + 1).tolist() == [[62.0], [73.0]]
 

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from deltacompress.errors import BackendError, CheckpointError, InputError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import MAX_VARIANTS
-from deltacompress.runtime.engine.steps import decoder
 from deltacompress.runtime.variants.adapter import AdapterVariant
 
 MODULES = ("layers.0.self_attn.q_proj", "layers.1.mlp.down_proj")
@@ -410,39 +409,6 @@ def test_threads_load_and_unload_while_requests_run(
     assert sorted(runtime.variants) == ["0", "1", "2"]
     check_slots(runtime)
     assert runtime._tokenizers._folders.keys() == {None, "0", "1", "2"}
-
-
-class Captured:
-    """Stands in for a captured step: it does for ever what the step did with what was installed then."""
-
-    made = 0
-
-    def __init__(self, step: Callable[..., torch.Tensor], inputs: torch.Tensor, pool: object) -> None:
-        self._step = step
-        Captured.made += 1
-
-    def replay(self, inputs: torch.Tensor) -> torch.Tensor:
-        rows = inputs.shape[0] // 2
-        return self._step(inputs[:rows].unsqueeze(1), inputs[rows:])
-
-
-def test_a_captured_step_is_for_what_was_installed_then(many: Many, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another variant in the same slot, the same rows: captured again."""
-    monkeypatch.setattr(decoder, "GraphedStep", Captured)
-    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: "pool")
-    runtime = many.runtime(2, slots=2)
-    runtime._cuda_graphs = True
-    heard: list[int] = []
-
-    def swap(_: int, token: int, __: str) -> None:
-        heard.append(token)
-        if len(heard) == 7:  # the free slot changes hands, and so do addresses in the tables
-            runtime.load(many.path(2), "2")
-
-    Captured.made = 0
-    [done] = runtime.complete([("0", prompt(0))], 14, on_token=swap)
-    assert Captured.made == 2
-    assert done.tokens[:TOKENS] == many.tokens(0)
 
 
 def test_residency_counts(many: Many) -> None:

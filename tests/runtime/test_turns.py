@@ -17,7 +17,8 @@ from transformers import DynamicCache
 
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import BASE, Batch
-from deltacompress.runtime.engine.steps.kvcache import RowCache
+from deltacompress.runtime.engine.steps.kvcache import PagedRows
+from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.modules.linear import DecoupledLinear
 from deltacompress.runtime.modules.vectors import VectorBank
 from deltacompress.runtime.operands.operand import Vector
@@ -70,19 +71,20 @@ def test_the_end_token_ends_a_request(trio: dict[str, Served], tmp_path: Path) -
     assert done.tokens == written[: written.index(end) + 1]
 
 
-def test_the_cache_counts_tokens_as_transformers_does() -> None:
-    """Models ask it before they store a token, whatever masks and positions they are given."""
+def test_pages_hold_what_transformers_cache_holds() -> None:
+    """Models ask how long it is before they store a token, whatever masks and positions they are given."""
     theirs = DynamicCache()
     theirs.update(torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4), 0)
-    ours = RowCache()
-    ours.rebuild([(1, 0)], [theirs], 8)
-    for _ in range(2):
+    pages = Pages(2)
+    taken = pages.take(4)
+    pages.write(theirs, 0, [taken[:3]])
+    for _ in range(3):
         seen = theirs.get_seq_length()
-        ours.at(torch.tensor([seen]), seen + 1)
-        assert ours.get_seq_length() == seen
+        ours = PagedRows(pages, torch.tensor([taken]), torch.tensor([seen]), fused=False, whole=False)
+        assert ours.get_seq_length() == 7
         key, value = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 1, 4)
         for mine, wanted in zip(ours.update(key, value, 0), theirs.update(key, value, 0), strict=True):
-            assert torch.equal(mine, wanted)
+            assert torch.equal(mine[:, :, : seen + 1], wanted)
 
 
 def test_pinned_memory_keeps_what_was_used_last(trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch) -> None:

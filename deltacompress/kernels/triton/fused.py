@@ -87,31 +87,37 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     return q_out, k_out
 
 
-def store(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> None:
-    """keys[row, :, positions[row]] = k[row, :, 0], values likewise; those are [rows, heads, columns, size]."""
+def store(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, table: Tensor, positions: Tensor) -> None:
+    """keys[:, page, place % tokens] = k[row, :, 0], values likewise; page = table[row, place // tokens].
+
+    place = positions[row]; k, v [rows, heads, 1, size]; keys, values [heads, pages, tokens, size]; table: int64 [rows,
+    pages, those in use at least].
+    """
     from deltacompress.kernels.triton.fused_kernel import store as kernel
 
     rows, heads, _, size = k.shape
     kernel[(rows, heads)](
-        k, v, keys, values, positions, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        keys.stride(0), keys.stride(1), SIZE=size, BLOCK=_power_of_two(size), num_warps=1,
+        k, v, keys, values, table, positions, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        keys.stride(0), table.stride(0), PAGE=keys.shape[2], SIZE=size, BLOCK=_power_of_two(size), num_warps=1,
     )  # fmt: skip
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, positions: Tensor, scale: float) -> Tensor:
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, table: Tensor, mask: Tensor, positions: Tensor, scale: float
+) -> Tensor:
     """Attention of one token a row to columns 0 .. positions[row] that the mask allows: [rows, 1, heads, size].
 
-    q [rows, heads, 1, size], keys, values [rows, key heads, columns, size] of one layout, mask bool [rows, 1, 1,
-    columns]; what is allowed is one column at least.
+    q [rows, heads, 1, size]; keys, values [key heads, pages, tokens, size]; column c of a row is in page table[row,
+    c // tokens]; mask bool [rows, 1, 1, columns]; what is allowed is one column at least.
     """
     from deltacompress.kernels.triton.fused_kernel import attend as kernel
 
     rows, heads, _, size = q.shape
     out = torch.empty((rows, 1, heads, size), dtype=q.dtype, device=q.device)
     kernel[(rows, heads)](
-        q, keys, values, mask, out, positions, scale, q.stride(0), q.stride(1), keys.stride(0), keys.stride(1),
-        mask.stride(0), HEADS=heads, GROUP=heads // keys.shape[1], SIZE=size, BLOCK=_power_of_two(size),
-        COLUMNS=_COLUMNS, num_warps=8,
+        q, keys, values, table, mask, out, positions, scale, q.stride(0), q.stride(1), keys.stride(0),
+        table.stride(0), mask.stride(0), HEADS=heads, GROUP=heads // keys.shape[0], PAGE=keys.shape[2], SIZE=size,
+        BLOCK=_power_of_two(size), COLUMNS=_COLUMNS, num_warps=8,
     )  # fmt: skip
     return out
 
@@ -120,8 +126,7 @@ def attends(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> boo
     """Whether attend takes these."""
     if mask is None or mask.dtype != torch.bool or q.shape[2] != 1 or mask.shape[1] != 1 or mask.stride(-1) != 1:
         return False
-    alike = keys.stride() == values.stride() and keys.shape == values.shape
-    return alike and q.stride(-1) == keys.stride(-1) == 1 and keys.stride(2) == keys.shape[3] == q.shape[3]
+    return keys.shape == values.shape and q.stride(-1) == 1 and keys.shape[3] == q.shape[3]
 
 
 def lookup(

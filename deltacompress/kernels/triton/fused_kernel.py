@@ -89,21 +89,25 @@ def store(  # type: ignore[no-untyped-def]
     v,
     keys,
     values,
+    table,
     positions,
     k_row,
     k_head,
     v_row,
     v_head,
-    row_size,
     head_size,
+    table_row,
+    PAGE: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a row and head: its new key and value into the cache."""
+    """One program a row and head: its new key and value into their page."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     d = tl.arange(0, BLOCK)
     inside = d < SIZE
-    at = row * row_size + head * head_size + tl.load(positions + row) * SIZE + d
+    place = tl.load(positions + row)
+    page = tl.load(table + row * table_row + place // PAGE)
+    at = head * head_size + (page * PAGE + place % PAGE) * SIZE + d
     tl.store(keys + at, tl.load(k + row * k_row + head * k_head + d, mask=inside), mask=inside)
     tl.store(values + at, tl.load(v + row * v_row + head * v_head + d, mask=inside), mask=inside)
 
@@ -113,17 +117,19 @@ def attend(  # type: ignore[no-untyped-def]
     q,
     keys,
     values,
+    table,
     mask,
     out,
     positions,
     scale,
     q_row,
     q_head,
-    row_size,
     head_size,
+    table_row,
     mask_row,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
+    PAGE: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -133,14 +139,15 @@ def attend(  # type: ignore[no-untyped-def]
     d = tl.arange(0, BLOCK)
     inside = d < SIZE
     query = tl.load(q + row * q_row + head * q_head + d, mask=inside, other=0.0).to(tl.float32) * scale
-    at = row * row_size + (head // GROUP) * head_size
+    at = (head // GROUP) * head_size
     count = tl.load(positions + row).to(tl.int32) + 1
     top, total = -float("inf"), 0.0
     sums = tl.zeros([BLOCK], dtype=tl.float32)
     for start in range(0, count, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         there = column < count
-        where = at + column[:, None] * SIZE + d[None, :]
+        page = tl.load(table + row * table_row + column // PAGE, mask=there, other=0)
+        where = at + (page * PAGE + column % PAGE)[:, None] * SIZE + d[None, :]
         both = there[:, None] & inside[None, :]
         key = tl.load(keys + where, mask=both, other=0.0).to(tl.float32)
         value = tl.load(values + where, mask=both, other=0.0).to(tl.float32)

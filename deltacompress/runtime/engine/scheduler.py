@@ -20,8 +20,8 @@ from deltacompress.runtime.engine.generation_config import Finish
 from deltacompress.runtime.engine.policy.state import Rules
 from deltacompress.runtime.engine.requests import Listener, Request
 from deltacompress.runtime.engine.sampling.choose import choose
-from deltacompress.runtime.engine.steps.decoder import ROOM, Decoder
-from deltacompress.runtime.engine.steps.graphs import GraphedStep
+from deltacompress.runtime.engine.steps.decoder import Decoder
+from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
 from deltacompress.runtime.engine.steps.prompts import Prompts
 from deltacompress.runtime.engine.turns import Turns
@@ -33,8 +33,6 @@ OFFLINE = Rules(skipping="free")
 """Nobody gives way: all requests are there from the start, and it is their sum that counts."""
 WAIT_S = 0.001
 """Seconds until another look, where nothing else can be done."""
-DROP_SHARE = 4
-"""Rows of ended requests are dropped when they are at least one in this many."""
 
 
 class Scheduler:
@@ -49,19 +47,19 @@ class Scheduler:
         max_batch: int,
         step_tokens: int = PROMPT_TOKENS,
         rules: Rules = OFFLINE,
-        room: int = ROOM,
         prefix_bytes: int = 0,
         cuda_graphs: bool = False,
     ) -> None:
         """step_tokens: of prompts, that a step computes; max_batch: requests that run at once; rules: who gives
-        way to whom; room: see Decoder; prefix_bytes: see Prefixes.
+        way to whom; prefix_bytes: see Prefixes.
         """
         self.max_batch = max_batch
         self._listener = listener
         self._turns = Turns(variants, rules, step_tokens)
-        self.prefixes = Prefixes(prefix_bytes)
-        self._prompts = Prompts(model, listener, step_tokens, self.prefixes)
-        self.decoder = Decoder(model, room=room, cuda_graphs=cuda_graphs)
+        self.pages = Pages()
+        self.prefixes = Prefixes(self.pages, prefix_bytes)
+        self._prompts = Prompts(model, listener, step_tokens, self.pages, self.prefixes)
+        self.decoder = Decoder(model, self.pages, cuda_graphs=cuda_graphs)
 
     def submit(self, request: Request) -> None:
         """Put a request into the queue; it may join a batch that is running."""
@@ -92,11 +90,6 @@ class Scheduler:
     def busy(self) -> bool:
         """Whether any request is not done, or its end not told."""
         return self._turns.busy
-
-    @property
-    def graph(self) -> GraphedStep | None:
-        """The captured step of the present arrangement of rows, if there is one."""
-        return self.decoder.graph
 
     def close(self) -> list[Request]:
         """Let go of all requests, and of the variants of those that run; returns them."""
@@ -129,25 +122,22 @@ class Scheduler:
         self._prompts.clear()
         self.prefixes.clear()
         self.decoder.clear()
+        self.pages.clear()
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
         """Admit what can be admitted, decode one token for each running request; returns those that ended."""
         self._turns.settle()
         self._prompts.add(self._turns.take(self.max_batch, self._prompts.requests, self._give_way))
-        through = [(group.cache, group.requests) for group in self._prompts.step()]
-        idle = sum(request.finished is not None for request in self.decoder.rows)
-        # to drop rows of requests that ended costs more than to compute them for nothing, unless they are many
-        if through or idle * DROP_SHARE >= len(self.decoder.rows) > 0:
+        through = self._prompts.step()
+        if through or any(request.finished is not None for request in self.decoder.rows):
             self.decoder.arrange(through)
-        del through  # whose keys and values have been copied
         self._turns.settle()
-        if any(request.finished is None for request in self.decoder.rows):
+        if self.decoder.rows:
             self._decode()
         ended = self._turns.ended()
         if not self._turns.running:
-            if self.decoder.rows:
-                self.decoder.clear()
+            self.decoder.arrange([])
             if not ended:
                 time.sleep(WAIT_S)  # for a slot that a variant has which is being loaded
         return ended
@@ -163,5 +153,4 @@ class Scheduler:
         """One token for every running request."""
         rows = self.decoder.rows
         for request, picked in zip(rows, choose(self.decoder.step(), rows), strict=True):
-            if request.finished is None:
-                self._listener.token(request, picked, request.take(picked.token))
+            self._listener.token(request, picked, request.take(picked.token))

@@ -1,4 +1,4 @@
-"""Attention and rotary positions of a decode step in one launch each, inside the model's own attention modules.
+"""Attention over pages and rotary positions of a decode step in one launch each, inside the model's own modules.
 
 Nothing of an architecture is re-implemented: attention is swapped through transformers' registry of attention
 functions, and rotary positions by giving the module's own forward another `apply_rotary_pos_emb`, only where that
@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from deltacompress.kernels.triton import fused
+from deltacompress.models.architectures.caches import cache_argument
 from deltacompress.runtime.batch import ForwardContext
 
 if TYPE_CHECKING:
@@ -31,10 +33,13 @@ _ROTARY = "apply_rotary_pos_emb"
 _UNKNOWN = ("softcap", "s_aux", "position_bias", "sinks")  # what changes the result and is not covered here
 
 
-def fuse_attention(model: PreTrainedModel, context: ForwardContext) -> None:
-    """Let the attention modules of a model that uses sdpa take the short way in decode steps."""
+def fuse_attention(model: PreTrainedModel, context: ForwardContext) -> bool:
+    """Let the attention modules of a model that uses sdpa take the short way in decode steps.
+
+    Returns whether all of them hand on what the cache gives them as it is, so that it may be pages.
+    """
     if model.config._attn_implementation != "sdpa":
-        return
+        return False
     ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)
@@ -43,6 +48,42 @@ def fuse_attention(model: PreTrainedModel, context: ForwardContext) -> None:
         if isinstance(getattr(module, "layer_idx", None), int):
             module.__dict__[_CONTEXT] = context
             _rotate_fast(module, known)
+    return _hands_on(model)
+
+
+class _Spy(DynamicCache):  # type: ignore[misc]
+    """Remembers what it gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[tuple[Tensor, Tensor]] = []
+        self.arrived = 0
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.given.append(super().update(*args, **kwargs))
+        return self.given[-1]
+
+    def note(self, key: Tensor, value: Tensor) -> None:
+        """An attention function got these."""
+        self.arrived += bool(self.given) and key is self.given[-1][0] and value is self.given[-1][1]
+
+
+def _hands_on(model: PreTrainedModel) -> bool:
+    """Seen in a forward over one token, not guessed."""
+    spy = _Spy()
+
+    def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        spy.note(key, value)
+        return sdpa_attention_forward(module, query, key, value, *args, **kwargs)
+
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
+    try:
+        with torch.inference_mode():
+            ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+            model(input_ids=ids, use_cache=True, **{cache_argument(model): spy})
+    finally:
+        ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
+    return 0 < spy.arrived == len(spy.given)
 
 
 def _attention(
@@ -56,12 +97,13 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     context: ForwardContext | None = module.__dict__.get(_CONTEXT)
-    positions = None if context is None else context.positions
-    known = all(kwargs.get(name) is None for name in _UNKNOWN)
-    takes = known and positions is not None and fused.attends(query, key, value, attention_mask)
-    if takes and positions is not None and attention_mask is not None:
-        scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        return fused.attend(query, key, value, attention_mask, positions, scale), None
+    rows = None if context is None else context.rows
+    if rows is not None:  # key and value are pages
+        known = all(kwargs.get(name) is None for name in _UNKNOWN)
+        if attention_mask is not None and known and fused.attends(query, key, value, attention_mask):
+            scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+            return fused.attend(query, key, value, rows.table, attention_mask, rows.positions, scale), None
+        key, value = rows.gathered(key), rows.gathered(value)
     found: tuple[Tensor, None] = sdpa_attention_forward(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
     )

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deltacompress.kernels.triton import fused
-from deltacompress.runtime.batch import MAX_VARIANTS, Batch, ForwardContext
+from deltacompress.runtime.batch import MAX_VARIANTS, Batch, ForwardContext, to_device
 from deltacompress.runtime.modules.vectors import Shadow
 from deltacompress.runtime.operands.embedding_rows import POINTERS, EmbeddingRows, LookupFormat
-from deltacompress.runtime.operands.operand import Operand
+from deltacompress.runtime.operands.operand import Operand, Traits
 
 
 class Embeddings:
@@ -38,7 +38,14 @@ class Embeddings:
             self._formats.pop(slot, None)
         else:
             self._own[slot], self._formats[slot] = operand, operand.format
-        self._pointers = None
+        if self._pointers is not None:
+            self._pointers[slot].copy_(to_device(self._addresses_of(slot), self._weight.device), non_blocking=True)
+
+    def traits(self, slot: int) -> Traits | None:
+        """See Seat."""
+        if slot not in self._own:
+            return set()
+        return {self._formats[slot]} if self._fuse and self._formats[slot] is not None else None
 
     def touched(self, batch: Batch) -> bool:
         """Whether a request of this batch has a table of its own."""
@@ -62,16 +69,17 @@ class Embeddings:
         return formats.pop() if len(formats) == 1 else None
 
     def _addresses(self) -> Tensor:
+        """int64 [slots, 4], in place for good."""
         if self._pointers is None:
-            table = [[0] * len(POINTERS) for _ in range(1 + MAX_VARIANTS)]
-            for slot, rows in self._own.items():
-                if self._formats[slot] is not None:
-                    table[slot] = [rows.tensors[n].data_ptr() if n in rows.tensors else 0 for n in POINTERS]
-            made = torch.tensor(table, dtype=torch.int64)
-            if self._weight.is_cuda:
-                made = made.pin_memory()
-            self._pointers = made.to(self._weight.device, non_blocking=True)
+            flat = [address for slot in range(1 + MAX_VARIANTS) for address in self._addresses_of(slot)]
+            self._pointers = to_device(flat, self._weight.device).view(-1, len(POINTERS))
         return self._pointers
+
+    def _addresses_of(self, slot: int) -> list[int]:
+        rows = self._own.get(slot)
+        if rows is None or self._formats[slot] is None:
+            return [0] * len(POINTERS)
+        return [rows.tensors[n].data_ptr() if n in rows.tensors else 0 for n in POINTERS]
 
 
 def decouple_embedding(module: nn.Embedding, context: ForwardContext, *, fuse: bool = False) -> Embeddings:

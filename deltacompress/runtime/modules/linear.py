@@ -23,7 +23,7 @@ from deltacompress.kernels import Backend
 from deltacompress.kernels.adapters import AdapterKernels
 from deltacompress.runtime.batch import Batch, BatchRows, ForwardContext
 from deltacompress.runtime.modules.vectors import VectorBank
-from deltacompress.runtime.operands.operand import Operand
+from deltacompress.runtime.operands.operand import Operand, Traits
 from deltacompress.runtime.operands.product import BaseProduct, Combined, LinearOperand, LocalProduct, Product, Site
 
 
@@ -81,6 +81,17 @@ class DecoupledLinear(nn.Linear):
         for part in () if operand is None else operand.parts:
             self.product(part.product).set(slot, part)
 
+    def traits(self, slot: int) -> Traits | None:
+        """See Seat."""
+        found: Traits = set()
+        for product in self._products.values():
+            if slot in product.operands:
+                more = product.traits(slot)
+                if more is None:
+                    return None
+                found |= more
+        return found
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]; a head that keeps some rows only: [requests, tokens, in] -> [1, kept rows, out].
 
@@ -98,11 +109,12 @@ class DecoupledLinear(nn.Linear):
         if not active and not own_bias:
             return self.base(x)
         flat = x.reshape(-1, x.shape[-1])
-        y = self._combined(flat, batch.rows(flat.shape[0], head=self.is_head), active, own_bias=own_bias)
+        y = self._combined(flat, batch, active, own_bias=own_bias)
         return y.view(*x.shape[:-1], y.shape[-1])
 
-    def _combined(self, x: Tensor, rows: BatchRows, active: list[Product[Any]], *, own_bias: bool) -> Tensor:
+    def _combined(self, x: Tensor, batch: Batch, active: list[Product[Any]], *, own_bias: bool) -> Tensor:
         """The base's product and all others, as operands/product.py says."""
+        rows = batch.rows(x.shape[0], head=self.is_head)
         for product in active:
             x = product.before(x, rows)
         late = self.biases if own_bias or any(one.acts_after or one.replaces for one in active) else None
@@ -112,7 +124,9 @@ class DecoupledLinear(nn.Linear):
             product.add(y, x, rows)
         for product in active:
             product.after(y, rows)
-        if late is not None:
+        if late is not None and batch.fixed:
+            y += late.shaped(batch, 2)
+        elif late is not None:
             for piece in rows.segments:
                 bias = late.vector(piece.slot)
                 y[piece.rows, : bias.shape[0]] += bias

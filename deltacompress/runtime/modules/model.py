@@ -6,9 +6,9 @@ know that rows differ.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -20,12 +20,12 @@ from deltacompress.errors import InputError, UnsupportedModelError
 from deltacompress.kernels.triton import fused
 from deltacompress.models.load import load_model
 from deltacompress.models.support import is_norm
-from deltacompress.runtime.batch import Batch, ForwardContext
+from deltacompress.runtime.batch import Batch, ForwardContext, StepRows
 from deltacompress.runtime.modules.attention import fuse_attention
 from deltacompress.runtime.modules.embedding import decouple_embedding
 from deltacompress.runtime.modules.linear import DecoupledLinear, group_linears
 from deltacompress.runtime.modules.vectors import VectorBank, decouple_norm
-from deltacompress.runtime.operands.operand import Operand
+from deltacompress.runtime.operands.operand import Operand, Traits
 from deltacompress.runtime.variants.layout import SERVE_WAY_OUT, Layout, read_layout
 from deltacompress.runtime.variants.precision import Numerics
 from deltacompress.runtime.variants.variant import BaseSide, Role
@@ -46,6 +46,13 @@ class Seat(Protocol):
     def set(self, slot: int, operand: Any) -> None:
         """Give `slot` its operand, of a kind for this place, or (None) none any more."""
 
+    def traits(self, slot: int) -> Traits | None:
+        """What a captured step must have been captured with, in this place, to serve `slot`.
+
+        Tables, formats: what launches are for, and where they read. Whatever is captured with more serves it, too.
+        None: what it does for this slot is decided on the host at every forward.
+        """
+
 
 @dataclass(eq=False)
 class DecoupledModel:
@@ -63,7 +70,8 @@ class DecoupledModel:
     head_path: str
     _seats: dict[str, Seat]
     fused: bool = False  # whether decode steps use kernels/triton/fused.py
-    version: int = 0  # counts changes of what is installed
+    paged: bool = False  # whether its attention takes pages (modules/attention.py)
+    _traits: dict[int, frozenset[Hashable] | None] = field(default_factory=dict)
 
     @property
     def config(self) -> Any:
@@ -82,13 +90,22 @@ class DecoupledModel:
         return found
 
     @contextmanager
-    def serving(self, batch: Batch, positions: Tensor | None = None) -> Iterator[None]:
-        """Forwards in this block are of `batch`; positions: of a decode step's tokens, int64 [rows] on the device."""
-        self.context.batch, self.context.positions = batch, positions
+    def serving(self, batch: Batch, rows: StepRows | None = None) -> Iterator[None]:
+        """Forwards in this block are of `batch`; rows: see ForwardContext."""
+        self.context.batch, self.context.rows = batch, rows
         try:
             yield
         finally:
-            self.context.batch = self.context.positions = None
+            self.context.batch = self.context.rows = None
+
+    def traits(self, slot: int) -> frozenset[Hashable] | None:
+        """Of all places; None: a slot that no captured step serves."""
+        if slot not in self._traits:
+            each = {path: seat.traits(slot) for path, seat in self._seats.items()}
+            plain = any(found is None for found in each.values())
+            pairs = ((path, trait) for path, found in each.items() for trait in found or ())
+            self._traits[slot] = None if plain else frozenset(pairs)
+        return self._traits[slot]
 
     def _parameter(self, path: str) -> nn.Parameter:
         """The base's; any thread may ask, also while a forward has something else in its place (vectors.Shadow)."""
@@ -112,15 +129,17 @@ class DecoupledModel:
             if why is not None:
                 raise InputError(f"brings {type(operand).__name__} for {path} of {why}", where=where)
 
+    @torch.inference_mode()
     def install(self, slot: int, operands: dict[str, Operand]) -> None:
         """Let `slot` use these operands, by module tensor path."""
-        self.version += 1
+        self._traits.clear()  # to make room for it, tables may move
         for path, operand in operands.items():
             self._seats[path].set(slot, operand)
 
+    @torch.inference_mode()
     def uninstall(self, slot: int) -> None:
         """Let go of everything of `slot`."""
-        self.version += 1
+        self._traits.clear()
         for seat in self._seats.values():
             seat.set(slot, None)
 
@@ -140,7 +159,7 @@ def load_base(path: str, *, device: torch.device, numerics: Numerics) -> Decoupl
     if numerics.kernels is not None:
         group_linears(model, [module for module in model.modules() if isinstance(module, DecoupledLinear)])
     if made.fused:
-        fuse_attention(model, made.context)
+        made.paged = fuse_attention(model, made.context)
     return made
 
 

@@ -16,7 +16,18 @@ from torch.nn import functional
 from deltacompress.errors import UnsupportedModelError
 from deltacompress.kernels.triton import fused
 from deltacompress.runtime.batch import BASE, Batch, ForwardContext
-from deltacompress.runtime.operands.operand import Operand, Vector
+from deltacompress.runtime.operands.operand import Operand, Traits, Vector
+
+
+class SlotVectors:
+    """Vectors [n, size], row s of slot s: the base's where that has none; the last row is for all slots above."""
+
+    def __init__(self, base: Tensor, slots: int) -> None:
+        self.vectors = base.expand(slots + 1, -1).clone()
+
+    @property
+    def slots(self) -> int:
+        return self.vectors.shape[0] - 1
 
 
 class VectorBank:
@@ -27,7 +38,7 @@ class VectorBank:
     def __init__(self, base: Tensor) -> None:
         self.base = base
         self.own: dict[int, Tensor] = {}
-        self._stack: Tensor | None = None
+        self._stack: SlotVectors | None = None
 
     def set(self, slot: int, operand: Vector | None) -> None:
         """Give `slot` its own vector (the base's shape), or none any more."""
@@ -35,7 +46,18 @@ class VectorBank:
             self.own[slot] = operand.tensors["vector"]
         elif self.own.pop(slot, None) is None:
             return
-        self._stack = None
+        if self._stack is not None:
+            if slot < self._stack.slots:
+                self._stack.vectors[slot].copy_(self.vector(slot))
+            else:  # graphs may go on reading the old one, for slots that have nothing of their own
+                self._stack.vectors.copy_(self.base)
+                self._stack = None
+
+    def traits(self, slot: int) -> Traits | None:
+        """See Seat."""
+        if slot not in self.own:
+            return set()
+        return {self._stacked()} if self.own[slot].shape == self.base.shape else None
 
     def vector(self, slot: int) -> Tensor:
         """The vector of one slot."""
@@ -55,11 +77,16 @@ class VectorBank:
 
     def stacked(self, batch: Batch) -> Tensor:
         """[n, size]: a request of this batch uses row min(slot, n - 1)."""
-        if batch.uniform is not None or not self.own:
+        if batch.uniform is not None or not self.touched(batch):
             return self.vector(BASE if batch.uniform is None else batch.uniform).unsqueeze(0)
+        return self._stacked().vectors
+
+    def _stacked(self) -> SlotVectors:
+        """In place for as long as no higher slot gets a vector of its own."""
         if self._stack is None:
-            # the last row is the base's: it serves all slots above the last one with a vector of its own
-            self._stack = torch.stack([self.vector(slot) for slot in range(2 + max(self.own))])
+            self._stack = SlotVectors(self.base, 1 << max(self.own).bit_length())
+            for slot, vector in self.own.items():
+                self._stack.vectors[slot].copy_(vector)
         return self._stack
 
 

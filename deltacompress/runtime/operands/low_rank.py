@@ -13,7 +13,7 @@ from typing_extensions import override
 from deltacompress.kernels import Backend
 from deltacompress.kernels.adapters import AdapterKernels, LowRankTable
 from deltacompress.runtime.batch import MAX_VARIANTS, BatchRows
-from deltacompress.runtime.operands.operand import unlike
+from deltacompress.runtime.operands.operand import Traits, unlike
 from deltacompress.runtime.operands.product import LinearOperand, TableProduct
 
 _FIRST_LIMIT = 64
@@ -81,11 +81,16 @@ class LowRankProduct(TableProduct[LowRank]):
             for number, entry in enumerate(before.entries):
                 if entry is not None:
                     self._table.set(number, entry.down, entry.up, entry.scale)
+                    before.clear(number)  # graphs may go on reading it, for slots that are none of its
         self._table.set(place, down, up, 1.0)
 
     @override
     def clear(self, place: int) -> None:
         self._table.clear(place)
+
+    @override
+    def launches(self, slot: int) -> Traits | None:
+        return None if "bias" in self.operands[slot].tensors else {self._table}
 
     @override
     def width(self, slot: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -12,6 +13,8 @@ from typing_extensions import override
 if TYPE_CHECKING:
     from deltacompress.kernels import Backend
 
+Traits = set[Hashable]
+"""What a captured step has to be captured with to serve a slot: see Seat in modules/model.py."""
 _SMALL = 1 << 16
 """Bytes of a copy that the driver takes at once, pinned or not."""
 

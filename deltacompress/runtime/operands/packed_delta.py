@@ -13,6 +13,7 @@ from typing_extensions import override
 from deltacompress.codecs.formats.packed import PackedSpec
 from deltacompress.kernels import Backend
 from deltacompress.runtime.batch import MAX_VARIANTS, BatchRows, kernel_slot
+from deltacompress.runtime.operands.operand import Traits
 from deltacompress.runtime.operands.product import LinearOperand, Product, Site, add_linear
 
 
@@ -65,6 +66,10 @@ class PackedProduct(Product[PackedDelta]):
             self._table.set(kernel_slot(slot), operand.spec, operand.tensors["buffer"])
             if "added" in operand.tensors:
                 self._grown[slot] = operand
+
+    @override
+    def traits(self, slot: int) -> Traits | None:
+        return None if slot in self._grown else {self.operands[slot].spec}
 
     @override
     def width(self, slot: int) -> int:

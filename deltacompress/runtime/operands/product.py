@@ -22,7 +22,7 @@ from typing_extensions import override
 from deltacompress.kernels import Backend
 from deltacompress.kernels.adapters import AdapterKernels
 from deltacompress.runtime.batch import BatchRows, Segment, kernel_slot
-from deltacompress.runtime.operands.operand import Operand
+from deltacompress.runtime.operands.operand import Operand, Traits
 
 
 class BaseProduct(Protocol):
@@ -135,6 +135,10 @@ class Product(Generic[O]):
         else:
             self.operands[slot] = operand
 
+    def traits(self, slot: int) -> Traits | None:
+        """Of a slot of its own, see Seat (modules/model.py); what loops over segments has None."""
+        return None
+
     def serves(self, slots: Iterable[int]) -> bool:
         """Whether one of these slots has an operand of this kind."""
         return any(slot in self.operands for slot in slots)
@@ -197,6 +201,14 @@ class TableProduct(Product[O], ABC, Generic[O]):
     @abstractmethod
     def clear(self, place: int) -> None:
         """Empty that place."""
+
+    @override
+    def traits(self, slot: int) -> Traits | None:
+        return None if slot in self.looped else self.launches(slot)
+
+    def launches(self, slot: int) -> Traits | None:
+        """Traits of a slot that is in the table: by default that there is such a product at all."""
+        return {type(self).__name__}
 
     @override
     def set(self, slot: int, operand: O | None) -> None:

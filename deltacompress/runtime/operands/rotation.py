@@ -12,7 +12,7 @@ from deltacompress.kernels.adapters import AdapterKernels, RotationTable
 from deltacompress.kernels.adapters.rotate import strided_order
 from deltacompress.numerics.adapters.butterfly import rotate
 from deltacompress.runtime.batch import MAX_VARIANTS, BatchRows
-from deltacompress.runtime.operands.operand import unlike
+from deltacompress.runtime.operands.operand import Traits, unlike
 from deltacompress.runtime.operands.product import LinearOperand, TableProduct
 
 
@@ -68,6 +68,10 @@ class RotationProduct(TableProduct[Rotation]):
     def clear(self, place: int) -> None:
         for table in self._tables:
             table.clear(place)
+
+    @override
+    def launches(self, slot: int) -> Traits | None:
+        return set(self._tables[: len(self.operands[slot].layout)])
 
     @override
     def before(self, x: Tensor, rows: BatchRows) -> Tensor:

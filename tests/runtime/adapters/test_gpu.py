@@ -7,14 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 from runtime.adapters.family import ADAPTERS, Family
-from runtime_cases import assert_close, random_ids
+from runtime_cases import assert_close, give_pages, random_ids
 
 from deltacompress.kernels import available
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import Batch, to_device
 from deltacompress.runtime.engine.requests import Told
 from deltacompress.runtime.engine.scheduler import Scheduler
-from deltacompress.runtime.engine.steps.kvcache import RowCache
 
 pytestmark = pytest.mark.gpu
 NAMES = [None, "int2-24", "int4-24", "lossless", *ADAPTERS, "rosa"]
@@ -91,21 +90,15 @@ def test_kernels_are_no_worse_than_loops_in_bf16(family: Family, backend: str) -
 def test_a_step_never_waits_for_the_device(family: Family, backend: str) -> None:
     runtime = loaded(family, backend=backend)
     scheduler = Scheduler(runtime.model, runtime.cache, Told(None), max_batch=len(NAMES))
-    config = runtime.model.config
-    shape = (len(NAMES), config.num_key_value_heads, 32, config.head_dim)
-    cache = RowCache(fused=runtime.model.fused)
-    for _ in range(config.num_hidden_layers):
-        cache.keys.append(torch.zeros(shape, dtype=torch.bfloat16, device="cuda"))
-        cache.values.append(torch.zeros(shape, dtype=torch.bfloat16, device="cuda"))
-    scheduler.decoder._kv_cache = cache
+    give_pages(scheduler, len(NAMES))
     slots = sorted(0 if name is None else runtime.variants[name].slot for name in NAMES)
     batch = Batch(slots, runtime.device)
     ids, positions = (to_device([start + i for i in range(len(slots))], runtime.device) for start in (5, 1))
     with torch.inference_mode():
-        scheduler.decoder.forward_step(batch, ids[:, None], positions, 32)  # makes what is made at first use
+        scheduler.decoder.forward_step(batch, ids[:, None], positions, 2)  # makes what is made at first use
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            scheduler.decoder.forward_step(batch, ids[:, None], positions, 32)
+            scheduler.decoder.forward_step(batch, ids[:, None], positions, 2)
         finally:
             torch.cuda.set_sync_debug_mode("default")

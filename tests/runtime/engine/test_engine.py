@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -387,22 +386,3 @@ def test_from_many_threads(runtime: Runtime) -> None:
             end.finish == "cancelled" and int(call.id) % 5 == 0 and log.tokens(call.id) == tokens[: end.tokens]
         )
     assert free(runtime)
-
-
-def test_rows_get_room_as_they_need_it(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not all that they might ever need; what they have written is what they write alone."""
-    asked = [("a", random_ids(9, 1)), ("b", random_ids(3, 2)), (None, random_ids(5, 3))]
-    wanted = runtime.complete(asked, 40)
-    seen: list[int] = []
-    logits: Callable[..., torch.Tensor] = Decoder._logits
-
-    def watched(self: Decoder, *given: Any) -> torch.Tensor:
-        seen.append(self._kv_cache.columns)
-        return logits(self, *given)
-
-    monkeypatch.setattr(Decoder, "_logits", watched)
-    monkeypatch.setattr(runtime, "_scheduler", partial(runtime._scheduler, room=8))
-    assert runtime.complete(asked, 40) == wanted
-    assert min(seen) == 9 + 1 + 8
-    assert max(seen) == 9 + 40
-    assert len(set(seen)) > 3

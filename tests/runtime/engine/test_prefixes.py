@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from engine_calls import alone, drain, engine
@@ -10,21 +12,22 @@ from transformers import DynamicCache
 
 from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.engine import scheduler
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.engine import EngineLimits
 from deltacompress.runtime.engine.live.events import Started
 from deltacompress.runtime.engine.requests import Request
-from deltacompress.runtime.engine.steps import prefixes
+from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
 from deltacompress.runtime.engine.text import TextStream
 
-BLOCK = 4
+PAGE = 4
 
 
 @pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixes, "BLOCK", BLOCK)
+def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "Pages", partial(Pages, PAGE))
 
 
 def request(ids: list[int]) -> Request:
@@ -32,75 +35,94 @@ def request(ids: list[int]) -> Request:
     return Request(0, None, ids, 96, 9, "length", frozenset(), text, Sampling())
 
 
-def computed(ids: list[int], rows: int = 1, seed: int = 0) -> DynamicCache:
-    """Two layers of two heads of three numbers, and columns of padding."""
-    draw, cache = torch.Generator().manual_seed(seed), DynamicCache()
+def computed(pages: Pages, ids: list[int]) -> list[int]:
+    """Pages of a prompt, in two layers of two heads of three numbers."""
+    draw, cache = torch.Generator().manual_seed(0), DynamicCache()
     for layer in range(2):
-        k, v = (torch.randn(rows, 2, len(ids) + 3, 3, generator=draw) for _ in range(2))
+        k, v = (torch.randn(1, 2, len(ids) + 3, 3, generator=draw) for _ in range(2))
         cache.update(k, v, layer)
-    return cache
+    taken = pages.take(pages.needed(len(ids)))
+    pages.write(cache, 0, [taken])
+    return taken
 
 
-ONE_BLOCK = 2 * 2 * 2 * BLOCK * 3 * 4
-"""Bytes: layers, keys and values, heads, columns, size, fp32."""
+ONE_PAGE = 2 * 2 * 2 * PAGE * 3 * 4
+"""Bytes: layers, keys and values, heads, tokens, size, fp32."""
 
 
-def found(known: Prefixes, ids: list[int]) -> int:
-    return known.find(request(ids), ids)[1]
+class Known:
+    """Prefixes, and what they hold."""
+
+    def __init__(self, limit: int = 1 << 20) -> None:
+        self.pages = Pages(PAGE)
+        self.prefixes = Prefixes(self.pages, limit)
+
+    def keep(self, ids: list[int]) -> list[int]:
+        """Computed, kept, and let go of by whoever computed it."""
+        pages = computed(self.pages, ids)
+        self.prefixes.keep(request(ids), ids, pages)
+        self.pages.release(pages)
+        return pages
+
+    def find(self, ids: list[int]) -> list[int]:
+        found = self.prefixes.find(request(ids), ids)
+        self.pages.release(found)
+        return found
 
 
-def test_the_longest_beginning_in_whole_blocks() -> None:
-    known, ids = Prefixes(1 << 20), random_ids(11)
-    cache = computed(ids, rows=2)
-    known.keep(request(ids), ids, cache, row=1)
+def test_the_longest_beginning_in_whole_pages() -> None:
+    known, ids = Known(), random_ids(11)
+    pages = known.keep(ids)
     for more in ([7], random_ids(9, 1)):
-        got, count = known.find(request(ids), [*ids[:9], *more])
-        assert count == 8
-        for layer, whole in zip(got.layers, cache.layers, strict=True):
-            assert torch.equal(layer.keys, whole.keys[1:2, :, :8])
-            assert torch.equal(layer.values, whole.values[1:2, :, :8])
-    assert found(known, [*ids[:6], 1, *ids[7:]]) == 4
-    assert found(known, [1, *ids[1:]]) == 0
-    assert found(known, ids[4:]) == 0
-    assert found(known, ids[:3]) == 0
+        assert known.find([*ids[:9], *more]) == pages[:2]
+    assert known.find([*ids[:6], 1, *ids[7:]]) == pages[:1]
+    assert known.find([1, *ids[1:]]) == []
+    assert known.find(ids[4:]) == []
+    assert known.find(ids[:3]) == []
+    assert known.pages.held == 2
 
 
 def test_one_token_is_left_to_compute() -> None:
-    known, ids = Prefixes(1 << 20), random_ids(8)
-    known.keep(request(ids), ids, computed(ids), 0)
-    assert found(known, ids) == 4
-    assert found(known, [*ids, 5]) == 8
+    known, ids = Known(), random_ids(8)
+    pages = known.keep(ids)
+    assert known.find(ids) == pages[:1]
+    assert known.find([*ids, 5]) == pages
 
 
-def test_what_is_known_is_a_copy() -> None:
-    known, ids = Prefixes(1 << 20), random_ids(4)
-    cache = computed(ids)
-    known.keep(request(ids), ids, cache, 0)
-    wanted = cache.layers[0].keys[:, :, :4].clone()
-    cache.layers[0].keys.zero_()
-    assert torch.equal(known.find(request(ids), [*ids, 1])[0].layers[0].keys, wanted)
+def test_who_found_pages_holds_them() -> None:
+    known, ids = Known(), random_ids(9)
+    pages = known.keep(ids)
+    assert known.prefixes.find(request(ids), ids) == pages[:2]
+    known.prefixes.clear()
+    assert known.pages.held == 2
+    assert not {*known.pages.take(40)} & {*pages[:2]}
+    known.pages.release(pages[:2])
+    assert known.pages.held == 40
 
 
 def test_the_least_recently_used_leave_and_ends_before_beginnings() -> None:
-    known = Prefixes(4 * ONE_BLOCK)
+    known = Known(4 * ONE_PAGE)
     first, second, third = (random_ids(9, seed) for seed in (1, 2, 3))
     for ids in (first, second):
-        known.keep(request(ids), ids, computed(ids), 0)
-    assert [found(known, ids) for ids in (first, second)] == [8, 8]
-    known.find(request(first), first)
-    known.keep(request(third), third[:4], computed(third), 0)
-    assert [found(known, ids) for ids in (third, second, first)] == [4, 4, 8]
-    known.clear()
-    assert [found(known, ids) for ids in (first, second, third)] == [0, 0, 0]
-    known.keep(request(first), first, computed(first), 0)
-    assert found(known, first) == 8
+        known.keep(ids)
+    assert [len(known.find(ids)) for ids in (first, second)] == [2, 2]
+    known.find(first)
+    known.keep(third[:4])
+    assert [len(known.find(ids)) for ids in (third, second, first)] == [1, 1, 2]
+    assert known.pages.held == 4
+    known.prefixes.clear()
+    assert [len(known.find(ids)) for ids in (first, second, third)] == [0, 0, 0]
+    assert known.pages.held == 0
+    known.keep(first)
+    assert len(known.find(first)) == 2
 
 
 def test_too_little_for_one_and_nothing() -> None:
-    for limit in (0, ONE_BLOCK - 1):
-        known, ids = Prefixes(limit), random_ids(9)
-        known.keep(request(ids), ids, computed(ids), 0)
-        assert found(known, ids) == 0
+    for limit in (0, ONE_PAGE - 1):
+        known, ids = Known(limit), random_ids(9)
+        known.keep(ids)
+        assert known.find(ids) == []
+        assert known.pages.held == 0
     with pytest.raises(InputError, match="prefix_bytes -1"):
         EngineLimits(prefix_bytes=-1)
 

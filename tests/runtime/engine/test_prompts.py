@@ -14,9 +14,15 @@ from runtime_cases import Served, oracle_tokens, random_ids
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.requests import Request, Told
+from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
-from deltacompress.runtime.engine.steps.prompts import Group, Prompts
+from deltacompress.runtime.engine.steps.prompts import Prompts
 from deltacompress.runtime.engine.text import TextStream
+
+
+def prompts_of(runtime: Runtime, step_tokens: int) -> Prompts:
+    pages = Pages(4)
+    return Prompts(runtime.model, Told(None), step_tokens, pages, Prefixes(pages, 0))
 
 
 def request(index: int, length: int, slot: int = 0) -> Request:
@@ -30,7 +36,7 @@ def request(index: int, length: int, slot: int = 0) -> Request:
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6), step_tokens=st.integers(1, 50))
 def test_pieces_are_the_whole(runtime: Runtime, lengths: list[int], step_tokens: int) -> None:
     made = [request(i, length) for i, length in enumerate(lengths)]
-    prompts = Prompts(runtime.model, Told(None), step_tokens, Prefixes(0))
+    prompts = prompts_of(runtime, step_tokens)
     prompts.add(made)
     sizes: list[int] = []
     serving = runtime.model.model.forward
@@ -39,27 +45,27 @@ def test_pieces_are_the_whole(runtime: Runtime, lengths: list[int], step_tokens:
         sizes.append(input_ids.numel())
         return serving(input_ids=input_ids, **rest)
 
-    through: list[Group] = []
+    through: list[Request] = []
     with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime.model.model, "forward", watched)
         while prompts.requests or len(through) == 0:
             before = len(sizes)
             through += prompts.step()
             assert 0 < sum(sizes[before:]) <= step_tokens
-    assert sorted(one.index for group in through for one in group.requests) == [*range(len(lengths))]
+    assert sorted(one.index for one in through) == [*range(len(lengths))]
     wanted = runtime.logits([(None, one.ids) for one in made])
     for one, logits in zip(made, wanted, strict=True):
         assert one.tokens == [int(logits[-1].argmax())]
-    for group in through:
-        for row, one in enumerate(group.requests):
-            alone = Prompts(runtime.model, Told(None), 8192, Prefixes(0))
-            again = request(one.index, len(one.ids))
-            alone.add([again])
-            with torch.inference_mode():
-                [other] = alone.step()
-            count = len(one.ids)
-            for layer, own in zip(group.cache.layers, other.cache.layers, strict=True):
-                torch.testing.assert_close(layer.keys[row, :, :count], own.keys[0, :, :count], rtol=1e-4, atol=1e-4)
+    for one in through:
+        alone, again = prompts_of(runtime, 8192), request(one.index, len(one.ids))
+        alone.add([again])
+        with torch.inference_mode():
+            assert alone.step() == [again]
+            both = [of._pages.read(which.pages) for of, which in ((prompts, one), (alone, again))]
+        for mine, wanted in zip(*(cache.layers for cache in both), strict=True):
+            for part in ("keys", "values"):
+                found, own = (getattr(layer, part)[0, :, : len(one.ids)] for layer in (mine, wanted))
+                torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma2", "gemma3", "phi3", "gpt-neox"])
@@ -91,7 +97,7 @@ def _generation() -> Any:
 
 
 def test_those_that_ended_or_gave_way_are_left_out(runtime: Runtime) -> None:
-    prompts = Prompts(runtime.model, Told(None), 12, Prefixes(0))
+    prompts = prompts_of(runtime, 12)
     made = [request(i, 4) for i in range(6)]
     prompts.add(made)
     made[1].finished = "cancelled"
@@ -101,7 +107,7 @@ def test_those_that_ended_or_gave_way_are_left_out(runtime: Runtime) -> None:
     serving = runtime.model.serving
     runtime.model.serving = lambda batch, *rest: (rows.append(len(batch.slots)), serving(batch, *rest))[1]  # type: ignore[method-assign]
     with torch.inference_mode():
-        found = [one.index for _ in range(2) for group in prompts.step() for one in group.requests]
+        found = [one.index for _ in range(2) for one in prompts.step()]
     assert found == [0, 3, 5]
     assert rows == [1, 2]
     assert prompts.step() == []
@@ -109,7 +115,7 @@ def test_those_that_ended_or_gave_way_are_left_out(runtime: Runtime) -> None:
 
 def test_scores_of_a_prompt_that_is_begun_anew(runtime: Runtime) -> None:
     """Those of the pieces that were given up are not told twice."""
-    prompts, made = Prompts(runtime.model, Told(None), 4, Prefixes(0)), request(0, 11)
+    prompts, made = prompts_of(runtime, 4), request(0, 11)
     made.sampling = Sampling(prompt_logprobs=0)
     prompts.add([made])
     with torch.inference_mode():

@@ -7,6 +7,7 @@ import random
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from runtime_cases import as_on_a_gpu
 
 from deltacompress.errors import BackendError, InternalError
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.engine import scheduler
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.engine import EngineLimits
 from deltacompress.runtime.engine.live.events import Ended, Event
-from deltacompress.runtime.engine.steps import prefixes
 from deltacompress.runtime.engine.steps.decoder import Decoder
+from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.engine.steps.prompts import Prompts
 
 LONG = Sampling(ignore_eos=True)
@@ -59,7 +61,7 @@ def once(at: int) -> Callable[..., bool]:
 @pytest.mark.parametrize("seed", range(5))
 def test_any_schedule(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, seed: int, *, memory: bool, gpu: bool) -> None:
     """Few slots, small steps, cancels, known prompts, and a device that runs out of memory anywhere."""
-    monkeypatch.setattr(prefixes, "BLOCK", 4)
+    monkeypatch.setattr(scheduler, "Pages", partial(Pages, 4))
     draw = random.Random(seed)
     wishes = [Sampling(draw.choice([0, 1.0]), seed=3, ignore_eos=True, prompt_logprobs=draw.choice([None, 0]))] * 9
     asked = [replace(one, sampling=wish) for one, wish in zip(calls(9, new=14, seed=seed), wishes, strict=True)]
@@ -92,6 +94,8 @@ def test_any_schedule(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, seed: i
     assert free(runtime)
     assert counts(running) == (0, 0)
     assert not running.step()
+    running._scheduler.prefixes.clear()
+    assert running._scheduler.pages.held == 0
 
 
 def test_an_end_in_a_step_that_runs_out_of_memory(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +240,8 @@ def test_an_idle_engine_keeps_nothing_of_its_calls(runtime: Runtime) -> None:
     kept = weakref.ref(runtime.variants["a"])
     drain(running)
     assert running._scheduler.decoder.rows == []
-    assert running._scheduler.decoder._kv_cache.columns == 0
+    running._scheduler.prefixes.clear()
+    assert running._scheduler.pages.held == 0
     for number in range(200):
         running.submit(Call(str(number), None, (5,), 1, timeout_s=9999.0))
         drain(running)

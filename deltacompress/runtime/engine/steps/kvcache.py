@@ -1,9 +1,7 @@
-"""Keys and values of the running requests: one row per request, column = position in its sequence.
+"""What a model's attention layers see of the pages (pages.py) while they decode one token for each row.
 
 Transformers' caches write all rows at one position, which ties requests of different lengths together by padding. Here
-each row has its own, so that a request's masks and positions are the same alone and among others. Prompts go through
-transformers' own cache and are copied in; decoding writes here. Rows are kept in the order of the batch (sorted by
-variant), so they move only when a request enters or leaves.
+each row has its own, so that a request's masks and positions are the same alone and among others.
 """
 
 from __future__ import annotations
@@ -12,86 +10,44 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from deltacompress.errors import BackendError
 from deltacompress.kernels.triton import fused
-from deltacompress.runtime.batch import to_device
+from deltacompress.runtime.engine.steps.pages import Pages
 
 
-class RowCache:
-    """What a model's attention layers call while they decode one token per row.
+class PagedRows:
+    """Quacks like a transformers Cache as far as a forward with given masks and positions needs it.
 
-    Quacks like a transformers Cache as far as a forward with given masks and positions needs it.
+    table: int64 [rows, n], the pages of each row; positions: int64 [rows], of the token that goes in; columns: tokens
+    that n pages hold, what each row attends to at most.
     """
 
     is_compileable = False
 
-    def __init__(self, *, fused: bool = False) -> None:
-        """fused: store through kernels/triton/fused.py."""
-        self._fused = fused
-        self.keys: list[Tensor] = []  # per layer [rows, heads, columns, size]
-        self.values: list[Tensor] = []
-        self._rows = torch.empty(0, dtype=torch.int64)
-        self._positions = self._rows
-        self._seen = 0
-
-    # --- what attention layers call ----------------------------------------------------------------------------------
+    def __init__(self, pages: Pages, table: Tensor, positions: Tensor, *, fused: bool, whole: bool) -> None:
+        """fused: store through kernels/triton/fused.py; whole: attention is given the pages themselves, of all rows,
+        and reads them by the table.
+        """
+        self.table, self.positions = table, positions
+        self.columns = table.shape[1] * pages.size
+        self._pages, self._fused, self._whole = pages, fused, whole
+        rows = torch.arange(positions.shape[0], device=positions.device)
+        self._page, self._offset = table[rows, positions // pages.size], positions % pages.size
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store one token's [rows, heads, 1, size]; returns all columns in use."""
-        keys, values = self.keys[layer_idx], self.values[layer_idx]
+        """Store one token's [rows, heads, 1, size]; returns [rows, heads, columns, size], or the pages."""
+        keys, values = self._pages.keys[layer_idx], self._pages.values[layer_idx]
         if self._fused and key.stride(-1) == value.stride(-1) == 1 and key.shape == value.shape:
-            fused.store(key, value, keys, values, self._positions)
-            return keys[:, :, : self._seen], values[:, :, : self._seen]
-        keys[self._rows, :, self._positions] = key[:, :, 0]
-        values[self._rows, :, self._positions] = value[:, :, 0]
-        return keys[:, :, : self._seen], values[:, :, : self._seen]
+            fused.store(key, value, keys, values, self.table, self.positions)
+        else:
+            keys[:, self._page, self._offset] = key[:, :, 0].transpose(0, 1)
+            values[:, self._page, self._offset] = value[:, :, 0].transpose(0, 1)
+        return (keys, values) if self._whole else (self.gathered(keys), self.gathered(values))
+
+    def gathered(self, pages: Tensor) -> Tensor:
+        """[heads, pages, tokens, size] -> [rows, heads, columns, size]."""
+        return pages[:, self.table].flatten(2, 3).transpose(0, 1)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Columns in use before this token; models ask even where positions are given."""
-        return self._seen - 1
-
-    @property
-    def columns(self) -> int:
-        """Tokens that a row can hold."""
-        return self.keys[0].shape[2] if self.keys else 0
-
-    # --- what the scheduler calls ------------------------------------------------------------------------------------
-
-    def at(self, positions: Tensor, seen: int) -> None:
-        """The next forward writes row r at positions[r] (int64 on the device) and attends to columns [0, seen)."""
-        if self._rows.shape[0] != positions.shape[0]:
-            self._rows = torch.arange(positions.shape[0], device=positions.device)
-        self._positions, self._seen = positions, seen
-
-    def rebuild(self, order: list[tuple[int, int]], fresh: list[Any], columns: int) -> None:
-        """Take the rows in a new order, from this cache and from the caches of prompts that just ran.
-
-        Args:
-            order: (source, row) of each new row; source 0 is this cache, source i is fresh[i - 1].
-            fresh: transformers caches with `layers[i].keys` of [rows, heads, tokens, size].
-            columns: capacity that the new rows need.
-
-        Raises:
-            BackendError: the device is out of memory.
-        """
-        layers = len(self.keys) or len(fresh[0].layers)
-        sizes = [self.keys[0].shape[0] if self.keys else 0, *(cache.layers[0].keys.shape[0] for cache in fresh)]
-        starts = [sum(sizes[:i]) for i in range(len(sizes))]
-        device = (self.keys[0] if self.keys else fresh[0].layers[0].keys).device
-        index = to_device([starts[source] + row for source, row in order], device)
-        try:
-            for layer in range(layers):
-                for mine, part in ((self.keys, "keys"), (self.values, "values")):
-                    blocks = [mine[layer]] if layer < len(mine) else []
-                    blocks += [getattr(cache.layers[layer], part) for cache in fresh]
-                    # rows whose request ended may have been longer than any that stay
-                    padded = [functional.pad(block, (0, 0, 0, columns - block.shape[2])) for block in blocks]
-                    together = (torch.cat(padded) if len(padded) > 1 else padded[0]).index_select(0, index)
-                    mine[layer : layer + 1] = [together]
-        except torch.OutOfMemoryError as error:
-            raise BackendError(
-                f"no memory for the keys and values of {len(order)} requests x {columns} tokens",
-                way_out="lower max_batch, max_new_tokens or budget_bytes",
-            ) from error
+        """Columns before the present token, as far as masks go; models ask even where positions are given."""
+        return self.columns - 1

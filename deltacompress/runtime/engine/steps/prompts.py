@@ -16,6 +16,7 @@ from deltacompress.models.architectures.caches import cache_argument
 from deltacompress.runtime.batch import Batch, to_device
 from deltacompress.runtime.engine.requests import Listener, Request
 from deltacompress.runtime.engine.sampling.choose import Wanted, choose, score
+from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
 from deltacompress.runtime.modules.model import DecoupledModel
 
@@ -23,8 +24,8 @@ from deltacompress.runtime.modules.model import DecoupledModel
 class Group:
     """Requests whose prompts are computed together, sorted by slot; `done` columns of them are in `cache`.
 
-    Only a request by itself is computed in pieces. scored: whether the tokens of each prompt are. looked_up: whether
-    what is known of their beginnings was.
+    Only a request by itself is computed in pieces. shared: pages that hold the beginning of its prompt. scored:
+    whether the tokens of each prompt are. looked_up: whether what is known of their beginnings was.
     """
 
     def __init__(self, requests: Sequence[Request]) -> None:
@@ -35,6 +36,7 @@ class Group:
             if scored:
                 request.prompt_scores.clear()  # of a forward that was given up
         self.cache, self.done, self.looked_up = DynamicCache(), 0, False
+        self.shared: list[int] = []
 
     @property
     def columns(self) -> int:
@@ -45,10 +47,12 @@ class Group:
 class Prompts:
     """Those of requests that hold their variant and have no row yet, in the order in which they came."""
 
-    def __init__(self, model: DecoupledModel, listener: Listener, step_tokens: int, prefixes: Prefixes) -> None:
-        """step_tokens: padding included, that one step computes of prompts."""
+    def __init__(
+        self, model: DecoupledModel, listener: Listener, step_tokens: int, pages: Pages, prefixes: Prefixes
+    ) -> None:
+        """step_tokens: padding included, that one step computes of prompts; pages: where keys and values go."""
         self._model, self._listener, self._step_tokens = model, listener, step_tokens
-        self._prefixes = prefixes
+        self._pages, self._prefixes = pages, prefixes
         self._cache_argument = cache_argument(model.model)
         self._groups: deque[Group] = deque()
 
@@ -70,6 +74,8 @@ class Prompts:
 
     def clear(self) -> None:
         """Forget all of them."""
+        for group in self._groups:
+            self._pages.release(group.shared)
         self._groups.clear()
 
     def drop(self, gone: Collection[Request]) -> None:
@@ -79,12 +85,13 @@ class Prompts:
             if len(left) < len(group.requests):
                 at = self._groups.index(group)
                 self._groups.remove(group)
+                self._pages.release(group.shared)
                 if left:
                     self._groups.insert(at, Group(left))
 
-    def step(self) -> list[Group]:
-        """Compute so many tokens as a step has; returns the groups that are through, with the first token of each."""
-        through: list[Group] = []
+    def step(self) -> list[Request]:
+        """Compute so many tokens as a step has; returns those that are through: with a first token, and in pages."""
+        through: list[Request] = []
         left = self._step_tokens
         while self._groups and left > 0:
             group = self._groups[0]
@@ -92,7 +99,7 @@ class Prompts:
                 if len(running) < len(group.requests):
                     group = self._groups[0] = Group(running)
             else:
-                self._groups.popleft()
+                self._pages.release(self._groups.popleft().shared)
                 continue
             if not group.looked_up:
                 self._look_up(self._groups.popleft())
@@ -105,10 +112,18 @@ class Prompts:
             self._forward(group, columns)
             left -= rows * columns
             if group.done == group.columns:
-                through.append(self._groups.popleft())
-                for row, request in enumerate(group.requests):
-                    self._prefixes.keep(request, group.ids[row], group.cache, row)
+                self._keep(self._groups.popleft())
+                through += group.requests
         return through
+
+    def _keep(self, group: Group) -> None:
+        """Its keys and values go into pages of its requests."""
+        shared = group.shared
+        own = [self._pages.take(self._pages.needed(len(ids)) - len(shared)) for ids in group.ids]
+        self._pages.write(group.cache, len(shared), own)
+        for request, ids, pages in zip(group.requests, group.ids, own, strict=True):
+            request.pages = [*shared, *pages]
+            self._prefixes.keep(request, ids, request.pages)
 
     def _look_up(self, group: Group) -> None:
         """Put a group back, requests of which the beginning is known before it, each by itself from there on."""
@@ -116,8 +131,9 @@ class Prompts:
         for request in group.requests:
             alone = Group([request])
             if not alone.scored[0]:  # else the logits of all its tokens are wanted
-                alone.cache, alone.done = self._prefixes.find(request, alone.ids[0])
-            if alone.done:
+                alone.shared = self._prefixes.find(request, alone.ids[0])
+            if alone.shared:
+                alone.cache, alone.done = self._pages.read(alone.shared), len(alone.shared) * self._pages.size
                 known.append(alone)
         rest = [one for one in group.requests if all(one not in other.requests for other in known)]
         for one in [*([Group(rest)] if rest else []), *reversed(known)]:

@@ -1,0 +1,200 @@
+"""One captured step for each shape of a batch, whoever is in it; on a CPU, what a graph would do is done again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_calls import alone, drain, engine
+from pairs import Pair, Weights, changed
+from runtime_cases import noise, random_ids, serve
+
+from deltacompress.kernels.adapters.select import ReferenceAdapters
+from deltacompress.runtime import Runtime
+from deltacompress.runtime.batch import FixedBatch
+from deltacompress.runtime.engine.generation_config import Sampling
+from deltacompress.runtime.engine.live.call import Call
+from deltacompress.runtime.engine.live.engine import Engine
+from deltacompress.runtime.engine.steps import graphs
+from deltacompress.runtime.engine.steps.graphs import Graphs, bucket, run_limit
+from deltacompress.runtime.modules.linear import DecoupledLinear
+from deltacompress.runtime.modules.vectors import VectorBank
+from deltacompress.runtime.operands.low_rank import LowRank, LowRankProduct
+from deltacompress.runtime.operands.operand import Vector
+from deltacompress.runtime.operands.product import Site
+from deltacompress.runtime.variants.precision import Numerics
+
+LONG = Sampling(ignore_eos=True)
+CPU = torch.device("cpu")
+
+
+class Again:
+    """Stands in for a captured step: what was launched then is launched again, over the same tensors."""
+
+    def __init__(
+        self, step: Callable[..., torch.Tensor], inputs: torch.Tensor, _: object, batch: FixedBatch, traits: Any
+    ):
+        self._step, self._rows, self.batch, self.traits = step, len(inputs) // 2, batch, traits
+        self.replay(inputs)  # as before a capture
+
+    def replay(self, inputs: torch.Tensor) -> torch.Tensor:
+        assert len(inputs) == 2 * self._rows
+        return self._step(inputs[: self._rows].unsqueeze(1), inputs[self._rows :])
+
+
+@pytest.fixture
+def graphed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runtimes serve packed deltas and adapters as on a GPU, through the reference of the kernels."""
+    monkeypatch.setattr(graphs, "GraphedStep", Again)
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(Numerics, "kernels", property(lambda self: self.backend))
+    monkeypatch.setattr(Numerics, "adapter_kernels", property(lambda self: ReferenceAdapters(CPU, "a test")))
+
+
+def but_tokens(seed: int) -> Callable[[Weights], Weights]:
+    """Another fine-tuning, of all but embedding and head, whose rows on a CPU are decided on at every step."""
+
+    def change(weights: Weights) -> Weights:
+        made = noise(seed, 0.05)(weights)
+        return {name: weights[name] if "embed" in name or "lm_head" in name else one for name, one in made.items()}
+
+    return change
+
+
+@pytest.fixture(scope="module")
+def fleet(make_pair: Callable[..., Pair], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path]]:
+    """A base and five variants of it in two formats."""
+    pair, root = make_pair("llama"), tmp_path_factory.mktemp("fleet")
+    found = {}
+    for seed, name in enumerate("abcde", start=5):
+        (root / name).mkdir()
+        shutil.copytree(pair.base, root / name / "base")
+        made = changed(replace(pair, finetuned=pair.base), root / name, but_tokens(seed))
+        found[name] = serve(made, root / name, "int4-24" if seed % 2 else "int2-24").artifact
+    return pair.base, found
+
+
+def runtime_of(fleet: tuple[Path, dict[str, Path]], *, slots: int = 2, cuda_graphs: bool = True) -> Runtime:
+    base, artifacts = fleet
+    made = Runtime.from_base(base, merge_rounding=False)
+    made._cuda_graphs = cuda_graphs
+    made.cache.residents.slots = slots
+    for name, artifact in artifacts.items():
+        made.load(artifact, name)
+    return made
+
+
+def graphs_of(running: Engine) -> Graphs:
+    found = running._scheduler.decoder.graphs
+    assert found is not None
+    return found
+
+
+@pytest.mark.usefixtures("graphed")
+def test_graphs_outlive_arrivals_departures_loads_and_evictions(fleet: tuple[Path, dict[str, Path]]) -> None:
+    runtime, plain = runtime_of(fleet), runtime_of(fleet, cuda_graphs=False)
+    running, log = engine(runtime, max_batch=5, step_tokens=16)
+    names = [None, *"abcdeedcba", None, *"aacceebbdd"] * 2
+    asked = [Call(str(i), name, tuple(random_ids(3 + i % 17, i)), 4 + i % 9, LONG) for i, name in enumerate(names)]
+    for call in asked:
+        running.submit(call)
+        running.step()
+    drain(running)
+    for call in asked:
+        assert (log.tokens(call.id), log.end(call.id).finish) == alone(plain, call)
+    found = graphs_of(running)
+    assert found.replays > 2 * found.plain > 0
+    assert found.captured <= 12 < len(asked)  # shapes, formats, and vectors that came to lie elsewhere
+    assert runtime.residency().loads > 8
+
+
+@pytest.mark.usefixtures("graphed")
+def test_the_same_shapes_are_captured_once(fleet: tuple[Path, dict[str, Path]]) -> None:
+    running, _ = engine(runtime_of(fleet, slots=5), max_batch=8)
+    captured = []
+    for number in range(4):
+        for name in "abcde":
+            running.submit(Call(f"{name} {number}", name, tuple(random_ids(5, number)), 12, LONG))
+        drain(running)
+        captured.append(graphs_of(running).captured)
+    assert captured == [1] * 4
+
+
+@pytest.mark.usefixtures("graphed")
+def test_what_the_host_decides_on_runs_plainly(fleet: tuple[Path, dict[str, Path]]) -> None:
+    """A vocabulary that grew, say; the others' steps are captured again when it is gone."""
+    runtime = runtime_of(fleet, slots=5)
+    slot = runtime.variants["b"].slot
+    linear = next(one for one in runtime.model.model.modules() if isinstance(one, DecoupledLinear))
+    product = next(iter(linear._products.values()))
+    running, _ = engine(runtime, max_batch=8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(product), "traits", lambda self, of: None if of == slot else {type(self)})
+        for name in "ab":
+            running.submit(Call(name, name, (5,) * 24, 12 if name == "b" else 24, LONG))
+        drain(running)
+    found = graphs_of(running)
+    assert (found.plain, found.replays) == (11 + 3, 9)
+
+
+def test_shapes() -> None:
+    assert [bucket(rows) for rows in (1, 2, 3, 8, 9, 16, 17, 32, 33, 100)] == [1, 2, 4, 8, 16, 16, 32, 32, 48, 112]
+    assert [run_limit(rows) for rows in (1, 2, 8, 9, 32, 33)] == [1, 8, 8, 32, 32, 48]
+
+
+def test_vectors_stay_in_place_until_a_higher_slot_has_one() -> None:
+    base = torch.arange(3.0)
+    bank, batch = VectorBank(base), FixedBatch(4, 1, [0, 1, 2], CPU)
+    assert bank.traits(1) == set()
+    bank.set(1, Vector({"vector": base + 1}))
+    batch.take([0, 1, 2])
+    [before] = bank.traits(1) or ()
+    vectors = bank.stacked(batch)
+    assert bank.shaped(batch, 2).tolist() == [[0, 1, 2], [1, 2, 3], [0, 1, 2], [0, 1, 2]]
+    bank.set(1, Vector({"vector": base + 5}))
+    assert bank.stacked(batch) is vectors
+    assert bank.shaped(batch, 2)[1].tolist() == [5, 6, 7]
+    bank.set(1, None)
+    assert torch.equal(vectors, base.expand_as(vectors))
+    bank.set(1, Vector({"vector": base + 1}))
+    bank.set(9, Vector({"vector": base + 9}))
+    assert torch.equal(vectors, base.expand_as(vectors))  # for graphs that still read it
+    assert bank.traits(1) == bank.traits(9) != {before}
+    batch = FixedBatch(4, 1, [0, 1, 9], CPU)
+    batch.take([1, 2, 9])
+    assert bank.shaped(batch, 2)[:, 0].tolist() == [1, 0, 9, 0]
+    assert VectorBank(base).stacked(batch).tolist() == [[0, 1, 2]]
+
+
+def test_a_bank_with_vectors_of_another_length_decides_on_the_host() -> None:
+    bank = VectorBank(torch.zeros(3))
+    bank.set(2, Vector({"vector": torch.zeros(4)}))
+    assert bank.traits(2) is None
+
+
+def test_tables_of_low_rank_that_were_left_serve_nobody() -> None:
+    product = LowRankProduct(Site(4, 3, None, ReferenceAdapters(CPU, "a test")))
+    small, large = (LowRank({"a": torch.ones(r, 4), "b": torch.ones(3, r)}) for r in (2, 200))
+    product.set(1, small)
+    [before] = product.traits(1) or ()
+    product.set(2, large)
+    assert product.traits(1) == product.traits(2) != {before}
+    assert before.records.count_nonzero() == 0  # type: ignore[attr-defined]
+    product.set(3, replace(small, tensors=small.tensors | {"bias": torch.ones(3)}))
+    assert product.traits(3) is None
+
+
+def test_a_fixed_batch_is_of_whoever_it_took() -> None:
+    batch = FixedBatch(6, 2, [0, 3, 5], CPU)
+    assert (batch.active(), batch.uniform) == ((0, 3, 5), None)
+    for slots, runs in (([0, 0, 0, 3, 5, 5], [(3, 4, 2), (4, 6, 4)]), ([5, 5, 4], [(0, 2, 4), (2, 3, 3)]), ([], [])):
+        batch.take(slots)
+        assert batch.index.tolist() == [*slots, *[0] * (6 - len(slots))]
+        assert batch.rows(6).on_device.runs() == runs
+    with pytest.raises(ValueError, match="3 rows of 6 requests"):
+        batch.rows(3)

@@ -1,0 +1,68 @@
+"""Captured steps on a GPU give what plain ones give, whoever comes and goes. `pytest -m gpu`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from engine_calls import drain, engine
+from runtime_cases import Served, random_ids
+from safetensors.torch import load_file, save_file
+
+from deltacompress.runtime import Runtime
+from deltacompress.runtime.engine.generation_config import Sampling
+from deltacompress.runtime.engine.live.call import Call
+
+pytestmark = pytest.mark.gpu
+LONG = Sampling(ignore_eos=True)
+
+
+def lora(folder: Path, base: Path, seed: int, rank: int) -> Path:
+    """For two linears of each layer."""
+    weights, draw, tensors = load_file(base / "model.safetensors"), torch.Generator().manual_seed(seed), {}
+    for name, weight in weights.items():
+        if "q_proj" in name or "down_proj" in name:
+            stem = f"base_model.model.{name.removesuffix('.weight')}.lora_"
+            tensors[f"{stem}A.weight"] = torch.randn(rank, weight.shape[1], generator=draw)
+            tensors[f"{stem}B.weight"] = torch.randn(weight.shape[0], rank, generator=draw) / rank
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["q_proj", "down_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_whoever_comes_and_goes(trio: dict[str, Served], tmp_path: Path, dtype: torch.dtype) -> None:
+    """More variants than slots, of three formats and two ranks; fewer captures than requests."""
+    base, logs, captured = trio["a"].pair.base, [], 0
+    adapters = {f"lora{rank}": lora(tmp_path / str(rank), base, rank, rank) for rank in (4, 40)}
+    names = [None, "a", "b", "a", "c", "lora4", "b", None, "lora40", "c", "a", "lora4"] * 4
+    asked = [Call(str(i), name, tuple(random_ids(3 + 5 * i % 60, i)), 5 + i % 11, LONG) for i, name in enumerate(names)]
+    for cuda_graphs in (False, True):
+        runtime = Runtime.from_base(base, device="cuda", dtype=dtype, cuda_graphs=cuda_graphs)
+        runtime.cache.residents.slots = 3
+        for name, path in [*((name, one.artifact) for name, one in trio.items()), *adapters.items()]:
+            runtime.load(path, name)
+        running, log = engine(runtime, max_batch=6, step_tokens=48)
+        for call in asked:
+            running.submit(call)
+            running.step()
+        drain(running)
+        logs.append(log)
+        if cuda_graphs:
+            graphs = running._scheduler.decoder.graphs
+            assert graphs is not None
+            captured = graphs.captured
+            assert graphs.replays > graphs.plain
+        running._scheduler.prefixes.clear()
+        assert running._scheduler.pages.held == 0
+    for call in asked:
+        assert logs[1].tokens(call.id) == logs[0].tokens(call.id)
+    assert 0 < captured < len(asked) // 2
+
+
+def test_attention_takes_pages(trio: dict[str, Served]) -> None:
+    assert Runtime.from_base(trio["a"].pair.base, device="cuda", backend="cuda").model.paged

@@ -1,0 +1,113 @@
+"""Pages: who holds them, what lies in them, and how they grow."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from engine_calls import calls, drain, engine
+from transformers import DynamicCache
+
+from deltacompress.errors import BackendError
+from deltacompress.runtime import Runtime
+from deltacompress.runtime.engine.steps import pages as steps_pages
+from deltacompress.runtime.engine.steps.pages import SCRATCH, Pages
+
+HEADS, KEY, VALUE = 2, 3, 5
+
+
+def cache_of(rows: int, tokens: int, seed: int = 0) -> DynamicCache:
+    """Two layers, whose values are longer than their keys."""
+    draw, made = torch.Generator().manual_seed(seed), DynamicCache()
+    for layer in range(2):
+        made.update(
+            torch.randn(rows, HEADS, tokens, KEY, generator=draw),
+            torch.randn(rows, HEADS, tokens, VALUE, generator=draw),
+            layer,
+        )
+    return made
+
+
+def test_rows_of_any_length_come_back() -> None:
+    pages, cache, lengths = Pages(4), cache_of(3, 11), [11, 3, 8]
+    tables = [pages.take(pages.needed(length)) for length in lengths]
+    assert [len(table) for table in tables] == [3, 1, 2]
+    pages.write(cache, 0, tables)
+    for row, (table, length) in enumerate(zip(tables, lengths, strict=True)):
+        for found, wanted in zip(pages.read(table).layers, cache.layers, strict=True):
+            assert torch.equal(found.keys[0, :, :length], wanted.keys[row, :, :length])
+            assert torch.equal(found.values[0, :, :length], wanted.values[row, :, :length])
+
+
+def test_a_beginning_that_is_there_already_is_not_written() -> None:
+    pages, cache = Pages(4), cache_of(1, 10)
+    table = pages.take(3)
+    pages.write(cache, 0, [table])
+    first = pages.read(table[:1]).layers[0].keys.clone()
+    pages.write(cache_of(1, 10, seed=1), 1, [table[1:]])
+    assert torch.equal(pages.read(table[:1]).layers[0].keys, first)
+    assert torch.equal(pages.read(table[1:2]).layers[1].values, cache_of(1, 10, seed=1).layers[1].values[:, :, 4:8])
+
+
+def test_growing_keeps_what_is_there() -> None:
+    pages, cache = Pages(4), cache_of(1, 8)
+    table = pages.take(2)
+    pages.write(cache, 0, [table])
+    version, count = pages.version, pages.count
+    more = pages.take(3 * count)
+    assert pages.version > version
+    assert len({*table, *more, SCRATCH}) == 3 + 3 * count
+    assert pages.keys[0].shape == (HEADS, pages.count, 4, KEY)
+    assert torch.equal(pages.read(table).layers[1].keys, cache.layers[1].keys)
+    assert pages.nbytes == 2 * HEADS * 4 * (KEY + VALUE) * 4
+
+
+def test_each_page_has_as_many_holders_as_say_so() -> None:
+    pages, draw, held = Pages(4), random.Random(0), list[list[int]]()
+    for _ in range(3000):
+        if held and draw.random() < 0.5:
+            pages.release(held.pop(draw.randrange(len(held))))
+        elif held and draw.random() < 0.3:
+            shared = draw.choice(held)
+            pages.share(shared)
+            held.append([*shared])
+        else:
+            taken = pages.take(draw.randrange(5))
+            assert not {*taken} & {SCRATCH, *(page for one in held for page in one)}
+            held.append(taken)
+        assert pages.held == len({page for one in held for page in one})
+    assert pages.peak >= pages.held
+
+
+def test_where_twice_as_many_find_no_memory_what_is_needed_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = Pages(4)
+    pages.write(cache_of(1, 4), 0, [pages.take(1)])
+    pad, count = torch.nn.functional.pad, pages.count
+
+    def little(tensor: torch.Tensor, sides: tuple[int, ...]) -> torch.Tensor:
+        if len(sides) == 6 and tensor.shape[1] + sides[-1] > count + 10:
+            raise torch.OutOfMemoryError
+        return pad(tensor, sides)
+
+    monkeypatch.setattr(steps_pages.functional, "pad", little)
+    taken = pages.take(count + 5)
+    assert pages.count == count + 7
+    assert len({*taken}) == count + 5
+    with pytest.raises(BackendError, match=f"keys and values of {4 * (count + 7 + 40)} tokens"):
+        pages.take(40)
+
+
+def test_all_come_back_whatever_happens_to_calls(runtime: Runtime) -> None:
+    running, log = engine(runtime, max_batch=3, step_tokens=7, prefix_bytes=0)
+    asked = calls(30, new=20)
+    for number, call in enumerate(asked):
+        running.submit(call)
+        running.step()
+        if number % 3 == 0:
+            running.cancel(str(random.Random(number).randrange(number + 1)))
+    drain(running)
+    assert all(log.end(call.id) for call in asked)
+    pages = running._scheduler.pages
+    assert pages.held == 0
+    assert 0 < pages.peak < pages.count
