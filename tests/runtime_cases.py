@@ -13,7 +13,6 @@ import torch
 import transformers
 from pairs import Pair, Weights
 from torch import Tensor
-from transformers import DynamicCache
 
 from deltacompress.artifact.restoration import restore
 from deltacompress.runtime import Runtime
@@ -107,10 +106,8 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> None:
 def give_pages(scheduler: Scheduler, rows: int) -> None:
     """Two pages of zeros to each of so many rows."""
     model, pages = scheduler.decoder._model, scheduler.pages
-    config, cache = model.config, DynamicCache()
-    for layer in range(config.num_hidden_layers):
-        shape = (1, config.num_key_value_heads, 1, config.head_dim)
-        cache.update(*torch.zeros(2, *shape, dtype=model.dtype, device=model.device), layer)
-    pages.write(cache, 0, [pages.take(1)])
+    for layer in range(model.config.num_hidden_layers):
+        shape = (2, 1, model.config.num_key_value_heads, 1, model.config.head_dim)
+        pages.of_layer(layer, *torch.zeros(shape, dtype=model.dtype, device=model.device))
     scheduler.decoder._fit(rows, 2)
     scheduler.decoder._tell([(row, at, page) for row in range(rows) for at, page in enumerate(pages.take(2))])

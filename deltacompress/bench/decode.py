@@ -214,7 +214,7 @@ def timed_steps(
         for _ in range(_WARM):
             scheduler.step()
         wall = [_milliseconds(scheduler.step) for _ in range(steps)]
-        graph = scheduler.decoder.graph
+        graph = None if scheduler.graphs is None else scheduler.graphs.last
         return (wall if graph is None else [_graph_milliseconds(graph) for _ in range(steps)]), wall
     finally:
         scheduler.close()

@@ -101,7 +101,7 @@ class Batch:
 
 
 class FixedBatch(Batch):
-    """One token of each of `rows` requests that may be others at every forward: what a CUDA graph is captured over.
+    """Tokens of `rows` requests that may be others at every forward: what a CUDA graph is captured over.
 
     Modules take the way of `serves`, slots that stand for all that are to come; whose rows are whose, kernels read from
     tensors that `take` writes to. What loops over segments on the host therefore cannot serve it (Seat.traits).
@@ -109,31 +109,36 @@ class FixedBatch(Batch):
 
     fixed = True
 
-    def __init__(self, rows: int, run: int, serves: Iterable[int], device: torch.device) -> None:
-        """run: rows of one variant at most."""
-        super().__init__([BASE] * rows, device)
-        self._on_device = kernels.Segments(min(rows, MAX_VARIANTS + 1), device, row_limit=run)
-        self._active = tuple(serves)
-        self._rows = BatchRows(tuple(Segment(slot, 0, 0) for slot in self._active), device, self._on_device)
+    def __init__(self, rows: int, run: int, serves: Iterable[int], device: torch.device, *, tokens: int = 1) -> None:
+        """run: rows of activations of one variant, at most; tokens: of each request, of which the head sees one."""
+        super().__init__([BASE] * rows, device, keep=None if tokens == 1 else [0] * rows, kept=[1] * rows)
+        self._tokens, self._active = tokens, tuple(serves)
+        self._all = kernels.Segments(min(rows, MAX_VARIANTS + 1), device, row_limit=run)
+        self._head = kernels.Segments(self._all.capacity, device, row_limit=min(run, rows))
 
     @property
     def uniform(self) -> int | None:
         return None
 
     def rows(self, count: int, *, head: bool = False) -> BatchRows:
-        """All of them."""
-        if count != len(self.index):
-            raise ValueError(f"{count} rows of {len(self.index)} requests")
-        return self._rows
+        """All of them, or all that the head sees."""
+        tokens = 1 if head and self.keep is not None else self._tokens
+        if count != tokens * len(self.index):
+            raise ValueError(f"{count} rows of {len(self.index)} requests of {tokens} tokens")
+        segments = tuple(Segment(slot, 0, 0) for slot in self._active)
+        return BatchRows(segments, self._device, self._all if tokens == self._tokens else self._head)
 
-    def take(self, slots: Sequence[int]) -> None:
-        """The next forward is of these, equal ones side by side; rows after them are nobody's."""
+    def take(self, slots: Sequence[int], keep: Sequence[int] = ()) -> None:
+        """The next forward is of these, equal ones side by side; rows after them are nobody's. keep: see Batch."""
         if self.slots != tuple(slots):
             self.slots = tuple(slots)
-            runs = _runs(slots, (1,) * len(slots))
-            self._on_device.update([0, *(run.last for run in runs)], [kernel_slot(run.slot) for run in runs])
+            for segments, tokens in ((self._all, self._tokens), (self._head, 1)):
+                runs = _runs(slots, (tokens,) * len(slots))
+                segments.update([0, *(run.last for run in runs)], [kernel_slot(run.slot) for run in runs])
             padded = [*slots, *[BASE] * (len(self.index) - len(slots))]
             self.index.copy_(to_device(padded, self._device), non_blocking=True)
+        if self.keep is not None:
+            self.keep.copy_(to_device(keep, self._device), non_blocking=True)
 
 
 class ForwardContext:

@@ -17,7 +17,7 @@ from transformers import DynamicCache
 
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import BASE, Batch
-from deltacompress.runtime.engine.steps.kvcache import PagedRows
+from deltacompress.runtime.engine.steps.kvcache import DecodedRows, PagedRows
 from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.modules.linear import DecoupledLinear
 from deltacompress.runtime.modules.vectors import VectorBank
@@ -77,10 +77,12 @@ def test_pages_hold_what_transformers_cache_holds() -> None:
     theirs.update(torch.randn(1, 2, 5, 4), torch.randn(1, 2, 5, 4), 0)
     pages = Pages(2)
     taken = pages.take(4)
-    pages.write(theirs, 0, [taken[:3]])
+    table = torch.tensor([taken])
+    before = PagedRows(pages, table, table.repeat_interleave(2, 1)[:, :5] * 2 + torch.arange(5) % 2)
+    before.update(theirs.layers[0].keys, theirs.layers[0].values, 0)
     for _ in range(3):
         seen = theirs.get_seq_length()
-        ours = PagedRows(pages, torch.tensor([taken]), torch.tensor([seen]), fused=False, whole=False)
+        ours = DecodedRows(pages, table, torch.tensor([seen]), fused=False, whole=False)
         assert ours.get_seq_length() == 7
         key, value = torch.randn(1, 2, 1, 4), torch.randn(1, 2, 1, 4)
         for mine, wanted in zip(ours.update(key, value, 0), theirs.update(key, value, 0), strict=True):

@@ -54,7 +54,9 @@ class Steadiness:
         for name in ("rate", "seconds"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise InputError(f"is {getattr(self, name):g}", where=option(name), way_out="give a number above 0")
-        longest = max(self.long_tokens + self.answer, self.known_tokens + 1, PROMPT + 3 * WARM + 5 * self.steps)
+        longest = max(
+            self.long_tokens + self.answer, self.known_tokens + 1, PROMPT + 12 * WARM + 4 * self.every + 5 * self.steps
+        )
         if longest > context:
             raise InputError(f"takes {longest} tokens, and the context is {context}", way_out="ask for fewer steps")
 
@@ -99,7 +101,7 @@ class Steady:
         while len(self.flow.at) < len(self._calls):
             self.engine.step()
             self.flow.check()
-        self.steps(WARM)
+        self._warm()
 
     @property
     def rows(self) -> int:
@@ -126,14 +128,12 @@ class Steady:
 
     def beside_prompts(self) -> tuple[list[float], int]:
         """Milliseconds between the tokens of these calls while long prompts come, and how many of those came."""
-        asked, models = self._asked, self._models
+        asked = self._asked
         before = {call: len(self.flow.at.get(call, ())) for call, _ in self._calls}
         start, came = time.perf_counter(), 0
         while (now := time.perf_counter() - start) < asked.seconds:
             if now * asked.rate >= came:
-                ids = prompt(asked.long_tokens, models.shape.vocabulary, f"long {came}")
-                name = models.names[came % models.slots]
-                self.engine.submit(Call(f"long {came}", name, ids, asked.answer))
+                self._submit_long(f"long {came}", came)
                 came += 1
             self.engine.step()
             if self._over:
@@ -144,6 +144,21 @@ class Steady:
             at = self.flow.at[call][max(0, first - 1) :]
             gaps += [(after - earlier) * 1e3 for earlier, after in pairwise(at)]
         return gaps, came
+
+    def _warm(self) -> None:
+        """Whatever is made at first use, a GPU's graphs above all, is made before anything is timed."""
+        for number in range(WARM):
+            self._submit_long(f"warm {number}", number)
+        while sum(call.startswith("warm") for call in self.flow.ended) < WARM:
+            self.engine.step()
+            self.flow.check()
+        self.steps(4 * self._asked.every, every=self._asked.every)
+        self.steps(WARM)
+
+    def _submit_long(self, call: str, number: int) -> None:
+        asked, models = self._asked, self._models
+        ids = prompt(asked.long_tokens, models.shape.vocabulary, call)
+        self.engine.submit(Call(call, models.names[number % models.slots], ids, asked.answer))
 
     @property
     def _over(self) -> bool:
@@ -217,14 +232,14 @@ def first_tokens(models: Models, name: str | None, asked: Steadiness, limits: En
     flow, misses, hits = Flow(), list[float](), list[float]()
     engine = models.runtime.engine(flow.emit, limits)
     try:
-        for number in range(-1, asked.times):
+        for number in range(-WARM // 3, asked.times):
             ids = prompt(asked.known_tokens, models.shape.vocabulary, f"known {number}")
             for found, kind in ((misses, "new"), (hits, "known")):
                 engine.submit(Call(f"{kind} {number}", name, ids, 1))
                 while engine.step():
                     pass
                 flow.check()
-                if number >= 0:  # the first one also compiles
+                if number >= 0:  # the first ones also compile and capture
                     found.append(flow.first_s[f"{kind} {number}"])
     finally:
         engine.close()

@@ -21,7 +21,9 @@ from deltacompress.runtime.engine.policy.state import Rules
 from deltacompress.runtime.engine.requests import Listener, Request
 from deltacompress.runtime.engine.sampling.choose import choose
 from deltacompress.runtime.engine.steps.decoder import Decoder
-from deltacompress.runtime.engine.steps.pages import Pages
+from deltacompress.runtime.engine.steps.graphs import Graphs
+from deltacompress.runtime.engine.steps.pages import PAGE, Pages
+from deltacompress.runtime.engine.steps.pieces import Pieces
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
 from deltacompress.runtime.engine.steps.prompts import Prompts
 from deltacompress.runtime.engine.turns import Turns
@@ -31,6 +33,8 @@ PROMPT_TOKENS = 8192
 """Tokens, padding included, of one forward over prompts, where nobody waits for the tokens of others."""
 OFFLINE = Rules(skipping="free")
 """Nobody gives way: all requests are there from the start, and it is their sum that counts."""
+EXPECTED = 1024
+"""Tokens of a request, prompt and answer, that memory is taken for at once where there is enough."""
 WAIT_S = 0.001
 """Seconds until another look, where nothing else can be done."""
 
@@ -56,10 +60,12 @@ class Scheduler:
         self.max_batch = max_batch
         self._listener = listener
         self._turns = Turns(variants, rules, step_tokens)
-        self.pages = Pages()
+        self.pages = Pages(expected=max_batch * EXPECTED // PAGE)
         self.prefixes = Prefixes(self.pages, prefix_bytes)
-        self._prompts = Prompts(model, listener, step_tokens, self.pages, self.prefixes)
-        self.decoder = Decoder(model, self.pages, cuda_graphs=cuda_graphs)
+        self.graphs = Graphs(model, self.pages) if cuda_graphs else None
+        pieces = Pieces(model, self.pages, self.graphs)
+        self._prompts = Prompts(pieces, listener, step_tokens, self.pages, self.prefixes)
+        self.decoder = Decoder(model, self.pages, self.graphs)
 
     def submit(self, request: Request) -> None:
         """Put a request into the queue; it may join a batch that is running."""
@@ -123,6 +129,8 @@ class Scheduler:
         self.prefixes.clear()
         self.decoder.clear()
         self.pages.clear()
+        if self.graphs is not None:
+            self.graphs.clear()
 
     @torch.inference_mode()
     def step(self) -> list[Request]:

@@ -6,7 +6,7 @@ know that rows differ.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from deltacompress.errors import InputError, UnsupportedModelError
 from deltacompress.kernels.triton import fused
 from deltacompress.models.load import load_model
 from deltacompress.models.support import is_norm
-from deltacompress.runtime.batch import Batch, ForwardContext, StepRows
+from deltacompress.runtime.batch import BASE, Batch, ForwardContext, StepRows
 from deltacompress.runtime.modules.attention import fuse_attention
 from deltacompress.runtime.modules.embedding import decouple_embedding
 from deltacompress.runtime.modules.linear import DecoupledLinear, group_linears
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_TRAITS = 4096
+"""Sets of slots whose traits are remembered."""
 ATTENTION = ("sdpa", "eager")
 """Implementations of transformers that the masks of the scheduler are for."""
 
@@ -71,7 +73,7 @@ class DecoupledModel:
     _seats: dict[str, Seat]
     fused: bool = False  # whether decode steps use kernels/triton/fused.py
     paged: bool = False  # whether its attention takes pages (modules/attention.py)
-    _traits: dict[int, frozenset[Hashable] | None] = field(default_factory=dict)
+    _traits: dict[frozenset[int], frozenset[Hashable] | None] = field(default_factory=dict)
 
     @property
     def config(self) -> Any:
@@ -98,14 +100,17 @@ class DecoupledModel:
         finally:
             self.context.batch = self.context.rows = None
 
-    def traits(self, slot: int) -> frozenset[Hashable] | None:
-        """Of all places; None: a slot that no captured step serves."""
-        if slot not in self._traits:
-            each = {path: seat.traits(slot) for path, seat in self._seats.items()}
-            plain = any(found is None for found in each.values())
-            pairs = ((path, trait) for path, found in each.items() for trait in found or ())
-            self._traits[slot] = None if plain else frozenset(pairs)
-        return self._traits[slot]
+    def traits(self, slots: Iterable[int]) -> frozenset[Hashable] | None:
+        """Of these slots in all places; None: there is one that no captured forward serves."""
+        key = frozenset(slots) - {BASE}
+        if key not in self._traits:
+            if len(self._traits) >= _TRAITS:
+                self._traits.clear()
+            each = [(path, seat.traits(slot)) for path, seat in self._seats.items() for slot in key]
+            plain = any(found is None for _, found in each)
+            pairs = ((path, trait) for path, found in each for trait in found or ())
+            self._traits[key] = None if plain else frozenset(pairs)
+        return self._traits[key]
 
     def _parameter(self, path: str) -> nn.Parameter:
         """The base's; any thread may ask, also while a forward has something else in its place (vectors.Shadow)."""

@@ -104,5 +104,6 @@ def _matrix(operand: Sparse, shape: tuple[int, int]) -> Tensor:
         values = values.float()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
         starts, columns = operand.tensors["starts"], operand.tensors["columns"]
         return torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)  # they were checked

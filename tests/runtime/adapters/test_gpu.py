@@ -93,12 +93,12 @@ def test_a_step_never_waits_for_the_device(family: Family, backend: str) -> None
     give_pages(scheduler, len(NAMES))
     slots = sorted(0 if name is None else runtime.variants[name].slot for name in NAMES)
     batch = Batch(slots, runtime.device)
-    ids, positions = (to_device([start + i for i in range(len(slots))], runtime.device) for start in (5, 1))
+    inputs = to_device([start + i for start in (5, 1) for i in range(len(slots))], runtime.device)
     with torch.inference_mode():
-        scheduler.decoder.forward_step(batch, ids[:, None], positions, 2)  # makes what is made at first use
+        scheduler.decoder.forward_step(batch, inputs, 2)  # makes what is made at first use
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
         try:
-            scheduler.decoder.forward_step(batch, ids[:, None], positions, 2)
+            scheduler.decoder.forward_step(batch, inputs, 2)
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -34,17 +34,15 @@ CPU = torch.device("cpu")
 
 
 class Again:
-    """Stands in for a captured step: what was launched then is launched again, over the same tensors."""
+    """Stands in for a captured forward: what was launched then is launched again, over the same tensors."""
 
-    def __init__(
-        self, step: Callable[..., torch.Tensor], inputs: torch.Tensor, _: object, batch: FixedBatch, traits: Any
-    ):
-        self._step, self._rows, self.batch, self.traits = step, len(inputs) // 2, batch, traits
+    def __init__(self, step: Any, inputs: torch.Tensor, _: object, batch: FixedBatch, traits: Any):
+        self._step, self._size, self.batch, self.traits = step, len(inputs), batch, traits
         self.replay(inputs)  # as before a capture
 
     def replay(self, inputs: torch.Tensor) -> torch.Tensor:
-        assert len(inputs) == 2 * self._rows
-        return self._step(inputs[: self._rows].unsqueeze(1), inputs[self._rows :])
+        assert len(inputs) == self._size
+        return self._step(inputs)
 
 
 @pytest.fixture
@@ -90,7 +88,7 @@ def runtime_of(fleet: tuple[Path, dict[str, Path]], *, slots: int = 2, cuda_grap
 
 
 def graphs_of(running: Engine) -> Graphs:
-    found = running._scheduler.decoder.graphs
+    found = running._scheduler.graphs
     assert found is not None
     return found
 
@@ -196,5 +194,5 @@ def test_a_fixed_batch_is_of_whoever_it_took() -> None:
         batch.take(slots)
         assert batch.index.tolist() == [*slots, *[0] * (6 - len(slots))]
         assert batch.rows(6).on_device.runs() == runs
-    with pytest.raises(ValueError, match="3 rows of 6 requests"):
+    with pytest.raises(ValueError, match="3 rows of 6 requests of 1 tokens"):
         batch.rows(3)

@@ -53,7 +53,7 @@ def test_whoever_comes_and_goes(trio: dict[str, Served], tmp_path: Path, dtype: 
         drain(running)
         logs.append(log)
         if cuda_graphs:
-            graphs = running._scheduler.decoder.graphs
+            graphs = running._scheduler.graphs
             assert graphs is not None
             captured = graphs.captured
             assert graphs.replays > graphs.plain

@@ -7,7 +7,6 @@ import random
 import pytest
 import torch
 from engine_calls import calls, drain, engine
-from transformers import DynamicCache
 
 from deltacompress.errors import BackendError
 from deltacompress.runtime import Runtime
@@ -17,49 +16,23 @@ from deltacompress.runtime.engine.steps.pages import SCRATCH, Pages
 HEADS, KEY, VALUE = 2, 3, 5
 
 
-def cache_of(rows: int, tokens: int, seed: int = 0) -> DynamicCache:
+def made(pages: Pages) -> None:
     """Two layers, whose values are longer than their keys."""
-    draw, made = torch.Generator().manual_seed(seed), DynamicCache()
     for layer in range(2):
-        made.update(
-            torch.randn(rows, HEADS, tokens, KEY, generator=draw),
-            torch.randn(rows, HEADS, tokens, VALUE, generator=draw),
-            layer,
-        )
-    return made
-
-
-def test_rows_of_any_length_come_back() -> None:
-    pages, cache, lengths = Pages(4), cache_of(3, 11), [11, 3, 8]
-    tables = [pages.take(pages.needed(length)) for length in lengths]
-    assert [len(table) for table in tables] == [3, 1, 2]
-    pages.write(cache, 0, tables)
-    for row, (table, length) in enumerate(zip(tables, lengths, strict=True)):
-        for found, wanted in zip(pages.read(table).layers, cache.layers, strict=True):
-            assert torch.equal(found.keys[0, :, :length], wanted.keys[row, :, :length])
-            assert torch.equal(found.values[0, :, :length], wanted.values[row, :, :length])
-
-
-def test_a_beginning_that_is_there_already_is_not_written() -> None:
-    pages, cache = Pages(4), cache_of(1, 10)
-    table = pages.take(3)
-    pages.write(cache, 0, [table])
-    first = pages.read(table[:1]).layers[0].keys.clone()
-    pages.write(cache_of(1, 10, seed=1), 1, [table[1:]])
-    assert torch.equal(pages.read(table[:1]).layers[0].keys, first)
-    assert torch.equal(pages.read(table[1:2]).layers[1].values, cache_of(1, 10, seed=1).layers[1].values[:, :, 4:8])
+        pages.of_layer(layer, torch.zeros(1, HEADS, 1, KEY), torch.zeros(1, HEADS, 1, VALUE))
 
 
 def test_growing_keeps_what_is_there() -> None:
-    pages, cache = Pages(4), cache_of(1, 8)
+    pages = Pages(4)
+    made(pages)
     table = pages.take(2)
-    pages.write(cache, 0, [table])
-    version, count = pages.version, pages.count
+    pages.values[1][:, table] = torch.randn(HEADS, 2, 4, VALUE)
+    version, count, before = pages.version, pages.count, pages.values[1][:, table].clone()
     more = pages.take(3 * count)
     assert pages.version > version
     assert len({*table, *more, SCRATCH}) == 3 + 3 * count
     assert pages.keys[0].shape == (HEADS, pages.count, 4, KEY)
-    assert torch.equal(pages.read(table).layers[1].keys, cache.layers[1].keys)
+    assert torch.equal(pages.values[1][:, table], before)
     assert pages.nbytes == 2 * HEADS * 4 * (KEY + VALUE) * 4
 
 
@@ -82,7 +55,8 @@ def test_each_page_has_as_many_holders_as_say_so() -> None:
 
 def test_where_twice_as_many_find_no_memory_what_is_needed_does(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = Pages(4)
-    pages.write(cache_of(1, 4), 0, [pages.take(1)])
+    made(pages)
+    pages.take(1)
     pad, count = torch.nn.functional.pad, pages.count
 
     def little(tensor: torch.Tensor, sides: tuple[int, ...]) -> torch.Tensor:

@@ -15,6 +15,7 @@ from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.requests import Request, Told
 from deltacompress.runtime.engine.steps.pages import Pages
+from deltacompress.runtime.engine.steps.pieces import Pieces
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
 from deltacompress.runtime.engine.steps.prompts import Prompts
 from deltacompress.runtime.engine.text import TextStream
@@ -22,7 +23,7 @@ from deltacompress.runtime.engine.text import TextStream
 
 def prompts_of(runtime: Runtime, step_tokens: int) -> Prompts:
     pages = Pages(4)
-    return Prompts(runtime.model, Told(None), step_tokens, pages, Prefixes(pages, 0))
+    return Prompts(Pieces(runtime.model, pages), Told(None), step_tokens, pages, Prefixes(pages, 0))
 
 
 def request(index: int, length: int, slot: int = 0) -> Request:
@@ -61,10 +62,12 @@ def test_pieces_are_the_whole(runtime: Runtime, lengths: list[int], step_tokens:
         alone.add([again])
         with torch.inference_mode():
             assert alone.step() == [again]
-            both = [of._pages.read(which.pages) for of, which in ((prompts, one), (alone, again))]
-        for mine, wanted in zip(*(cache.layers for cache in both), strict=True):
-            for part in ("keys", "values"):
-                found, own = (getattr(layer, part)[0, :, : len(one.ids)] for layer in (mine, wanted))
+        for part in ("keys", "values"):
+            for layer in range(2):
+                found, own = (
+                    getattr(of._pages, part)[layer][:, which.pages].flatten(1, 2)[:, : len(one.ids)]
+                    for of, which in ((prompts, one), (alone, again))
+                )
                 torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-4)
 
 

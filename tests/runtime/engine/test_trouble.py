@@ -7,7 +7,6 @@ import random
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ def once(at: int) -> Callable[..., bool]:
 @pytest.mark.parametrize("seed", range(5))
 def test_any_schedule(runtime: Runtime, monkeypatch: pytest.MonkeyPatch, seed: int, *, memory: bool, gpu: bool) -> None:
     """Few slots, small steps, cancels, known prompts, and a device that runs out of memory anywhere."""
-    monkeypatch.setattr(scheduler, "Pages", partial(Pages, 4))
+    monkeypatch.setattr(scheduler, "Pages", lambda **_: Pages(4))
     draw = random.Random(seed)
     wishes = [Sampling(draw.choice([0, 1.0]), seed=3, ignore_eos=True, prompt_logprobs=draw.choice([None, 0]))] * 9
     asked = [replace(one, sampling=wish) for one, wish in zip(calls(9, new=14, seed=seed), wishes, strict=True)]

@@ -1,33 +1,38 @@
-"""Decode steps as CUDA graphs: what the device does is launched at once, not kernel by kernel.
+"""Forwards as CUDA graphs: what the device does is launched at once, not kernel by kernel.
 
-A graph is good for every batch of at most so many rows, whichever requests and variants they are of: pages, segments
-and slots are read from tensors that stay in place, and variants by tables (kernels/table.py). What it was captured with
-decides which kinds of variants it serves: `traits`.
+A graph is good for every batch of one shape, whichever requests and variants it is of: pages, segments and slots are
+read from tensors that stay in place, and variants by tables (kernels/table.py). What it was captured with decides which
+kinds of variants it serves: `traits`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from deltacompress.runtime.batch import FixedBatch
+from deltacompress.runtime.batch import BASE, FixedBatch
+from deltacompress.runtime.engine.steps.pages import Pages
+from deltacompress.runtime.modules.model import DecoupledModel
 
 GRAPH_AFTER = 3
-"""Plain steps of a shape before it is captured; they also warm up whatever is made at first use."""
-
-Step = Callable[[Tensor, Tensor], Tensor]
-"""(ids int64 [rows, 1], positions int64 [rows]) -> logits [rows, vocabulary]."""
+"""Plain forwards of a shape before it is captured; they also warm up whatever is made at first use."""
 
 
 class Shape(NamedTuple):
-    """What steps of one graph have in common: rows, those of one variant and columns to attend to, each at most."""
+    """What forwards of one graph have in common.
+
+    rows, tokens: of the batch; run: rows of activations that belong to one variant, at most; pages: of each row's
+    table; variants: whether there are others than the base.
+    """
 
     rows: int
+    tokens: int
     run: int
-    columns: int
+    pages: int
+    variants: bool
 
 
 def bucket(rows: int) -> int:
@@ -41,28 +46,30 @@ def run_limit(rows: int) -> int:
 
 
 class GraphedStep:
-    """One captured step. batch: what it was captured over, which `replay`s are of; traits: what it serves."""
+    """One captured forward. batch: what it was captured over, which `replay`s are of; traits: what it serves."""
 
     def __init__(
-        self, step: Step, inputs: Tensor, pool: Any, batch: FixedBatch, traits: frozenset[Hashable] = frozenset()
+        self,
+        step: Callable[[Tensor], Tensor],
+        inputs: Tensor,
+        pool: Any,
+        batch: FixedBatch,
+        traits: frozenset[Hashable] = frozenset(),
     ) -> None:
-        """inputs: as of `replay`, those of the present step: it runs once before it is captured; pool: of torch."""
+        """step: inputs -> logits; inputs: of the present forward, which runs once before it is captured."""
         self.batch, self.traits = batch, traits
-        rows, device = inputs.shape[0] // 2, inputs.device
-        self._inputs = inputs.clone()
-        self._graph = torch.cuda.CUDAGraph()
-        ids, positions = self._inputs[:rows].unsqueeze(1), self._inputs[rows:]
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
+        self._inputs, self._graph = inputs.clone(), torch.cuda.CUDAGraph()
+        side = torch.cuda.Stream(inputs.device)
+        side.wait_stream(torch.cuda.current_stream(inputs.device))
         with torch.cuda.stream(side):  # once outside the capture, on a stream of its own, as CUDA graphs want it
-            step(ids, positions)
-        torch.cuda.current_stream(device).wait_stream(side)
+            step(self._inputs)
+        torch.cuda.current_stream(inputs.device).wait_stream(side)
         # thread_local: a variant that arrives meanwhile, on the mover's thread, allocates
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
-            self._logits = step(ids, positions)
+            self._logits = step(self._inputs)
 
     def replay(self, inputs: Tensor | None = None) -> Tensor:
-        """Logits for inputs int64 [2 x rows], ids and positions, or the same once more; valid until the next replay."""
+        """Logits for other inputs, or the same once more; they stay valid until any graph's next replay."""
         if inputs is not None:
             self._inputs.copy_(inputs, non_blocking=True)
         self._graph.replay()
@@ -70,36 +77,80 @@ class GraphedStep:
 
 
 class Graphs:
-    """Those of one scheduler, by shape. captured: how many were, since the start; replays, plain: steps of each way."""
+    """Those of one scheduler, by shape. captured: how many were, since the start; replays, plain: forwards each way.
 
-    def __init__(self) -> None:
+    last: that of the last replay.
+    """
+
+    def __init__(self, model: DecoupledModel, pages: Pages) -> None:
+        """pages: when they move, all graphs go."""
         self.captured = self.replays = self.plain = 0
         self.by_shape: dict[Shape, GraphedStep] = {}
+        self.last: GraphedStep | None = None
+        self._model, self._pages, self._version = model, pages, pages.version
         self._seen: dict[Shape, int] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
-    def find(self, shape: Shape, traits: frozenset[Hashable]) -> GraphedStep | None:
-        """One that serves variants of these traits."""
-        found = self.by_shape.get(shape)
-        return found if found is not None and traits <= found.traits else None
+    def run(
+        self,
+        shape: Shape,
+        slots: Sequence[int],
+        inputs: Callable[[], Tensor],
+        step: Callable[[FixedBatch, Tensor], Tensor],
+        keep: Sequence[int] = (),
+    ) -> Tensor | None:
+        """Logits of a forward of this shape, valid until the next; None if it has to run plainly.
 
-    def due(self, shape: Shape) -> bool:
-        """Whether a step of this shape, about to run, is to be captured; counts it."""
+        slots: of its requests; inputs: all else that changes from one forward to the next, int64 on the device; step:
+        the forward, over a batch and these; keep: see FixedBatch.take.
+        """
+        traits = self._model.traits(slots)
+        if traits is None or not self._there(shape, traits):
+            self.plain += 1
+            return None
+        made = inputs()
+        graph = self.by_shape.get(shape)
+        if graph is None or not traits <= graph.traits:
+            graph = self._capture(shape, slots, made, step, keep)
+        graph.batch.take(slots, keep)
+        self.replays += 1
+        self.last = graph
+        return graph.replay(made)
+
+    def _there(self, shape: Shape, traits: frozenset[Hashable]) -> bool:
+        """Whether there is one, or it is time that there were."""
+        if self._version != self._pages.version:
+            self.clear()
+        graph = self.by_shape.get(shape)
+        if graph is not None and traits <= graph.traits:
+            return True
         self._seen[shape] = self._seen.get(shape, 0) + 1
         return self._seen[shape] > GRAPH_AFTER
 
-    def capture(
-        self, shape: Shape, step: Step, inputs: Tensor, batch: FixedBatch, traits: frozenset[Hashable]
+    def _capture(
+        self,
+        shape: Shape,
+        slots: Sequence[int],
+        inputs: Tensor,
+        step: Callable[[FixedBatch, Tensor], Tensor],
+        keep: Sequence[int],
     ) -> GraphedStep:
-        """One more; see GraphedStep."""
-        self.by_shape.pop(shape, None)
-        self.captured += 1
-        made = GraphedStep(step, inputs, self._pool, batch, traits)
+        """For these slots, and for what the one before it served, as far as that is still on the device."""
+        serves, before = {BASE, *slots}, self.by_shape.get(shape)
+        if before is not None:
+            serves |= {slot for slot in before.batch.active() if self._model.traits([slot, *slots]) is not None}
+        traits = self._model.traits(serves)
+        assert traits is not None
+        batch = FixedBatch(shape.rows, shape.run, serves, inputs.device, tokens=shape.tokens)
+        batch.take(slots, keep)
+        made = GraphedStep(lambda inputs: step(batch, inputs), inputs, self._pool, batch, traits)
         self.by_shape[shape] = made
+        self.captured += 1
         return made
 
     def clear(self) -> None:
         """Forget all graphs, and give their memory back."""
+        self._version, self.last = self._pages.version, None
         if self.by_shape:
             self.by_shape.clear()
             self._pool = torch.cuda.graph_pool_handle()  # torch takes a pool that no graph holds any more for gone

@@ -6,16 +6,15 @@ several requests have in common lies in pages that all of them hold (Kwon et al.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import DynamicCache
 
+from deltacompress.devices import free_bytes
 from deltacompress.errors import BackendError
-from deltacompress.runtime.batch import to_device
 
 PAGE = 16
 """Tokens of a page, if nothing else is said."""
@@ -23,20 +22,24 @@ SCRATCH = 0
 """A page that nobody holds: what must be written somewhere, and is never read, goes there."""
 _FIRST = 64
 """Pages at the start; when they are used up, there are twice as many."""
+_OF_FREE = 0.5
+"""Of a GPU's memory that is left, what is taken at once for the pages that are expected."""
 
 
 class Pages:
     """All pages of one scheduler.
 
-    size: tokens of a page; keys, values: per layer [heads, pages, tokens, size of a head], once the first prompt has
-    told the shapes. version: counts how often they moved to another place. peak: pages held at once, at most.
+    size: tokens of a page; keys, values: by layer [heads, pages, tokens, size of a head], from its first forward on.
+    version: counts how often they moved to another place. peak: pages held at once, at most.
     """
 
-    def __init__(self, size: int = PAGE) -> None:
+    def __init__(self, size: int = PAGE, *, expected: int = 0) -> None:
+        """expected: pages that are soon needed, for which a GPU's memory is taken at once, as far as it is there."""
         self.size = size
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
         self.version = self.peak = 0
+        self._expected = expected
         self._holders = [1]  # of each page; nobody gets SCRATCH
         self._free: list[int] = []
 
@@ -53,7 +56,7 @@ class Pages:
     @property
     def nbytes(self) -> int:
         """Of a page, in all layers."""
-        return sum(one.nbytes for one in (*self.keys, *self.values)) // self.count
+        return sum(one.nbytes // one.shape[1] for one in (*self.keys.values(), *self.values.values()))
 
     def needed(self, tokens: int) -> int:
         """Pages that so many tokens take."""
@@ -85,49 +88,31 @@ class Pages:
             if not self._holders[page]:
                 self._free.append(page)
 
-    def write(self, cache: DynamicCache, first: int, tables: Sequence[Sequence[int]]) -> None:
-        """Fill pages from a cache of prompts: row r's tokens from page `first` of its sequence on go to tables[r]."""
-        if not self.keys:
-            self._make(cache)
-        device = self.keys[0].device
-        longest = max(map(len, tables))
-        source = to_device([r * longest + at for r, table in enumerate(tables) for at in range(len(table))], device)
-        target = to_device([page for table in tables for page in table], device)
-        for layer, keys, values in zip(cache.layers, self.keys, self.values, strict=True):
-            for mine, theirs in ((keys, layer.keys), (values, layer.values)):
-                part = theirs[:, :, first * self.size : (first + longest) * self.size]
-                part = functional.pad(part, (0, 0, 0, longest * self.size - part.shape[2]))
-                rows, heads, _, size = part.shape
-                pieces = part.view(rows, heads, longest, self.size, size).transpose(0, 1)
-                pieces = pieces.reshape(heads, -1, self.size, size)
-                mine.index_copy_(1, target, pieces.index_select(1, source))
+    def of_layer(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Those for keys and values [rows, heads, tokens, size] of a layer.
 
-    def read(self, pages: Sequence[int]) -> DynamicCache:
-        """A cache of one row with what whole pages hold."""
-        cache = DynamicCache()
-        if pages:
-            index = to_device(pages, self.keys[0].device)
-            for layer, both in enumerate(zip(self.keys, self.values, strict=True)):
-                keys, values = (one.index_select(1, index).flatten(1, 2).unsqueeze(0) for one in both)
-                cache.update(keys, values, layer)
-        return cache
+        Raises:
+            BackendError: the device is out of memory.
+        """
+        if layer not in self.keys:
+            self.version += 1
+            with _memory_for(self.count * self.size):
+                for mine, theirs in ((self.keys, key), (self.values, value)):
+                    mine[layer] = theirs.new_zeros(theirs.shape[1], self.count, self.size, theirs.shape[3])
+        return self.keys[layer], self.values[layer]
 
     def clear(self) -> None:
         """Nobody holds any more, and the memory is given back."""
-        self.keys, self.values = [], []
+        self.keys, self.values = {}, {}
         self._holders, self._free = [1], []
         self.version += 1
 
-    def _make(self, cache: DynamicCache) -> None:
-        with _memory_for(self.count * self.size):
-            for layer in cache.layers:
-                for mine, theirs in ((self.keys, layer.keys), (self.values, layer.values)):
-                    mine.append(theirs.new_zeros(theirs.shape[1], self.count, self.size, theirs.shape[3]))
-        self.version += 1
-
     def _grow(self, least: int) -> None:
-        """To twice as many pages, or where there is no memory for these to `least`."""
+        """To as many pages as are expected, or twice as many; where there is no memory for these to `least`."""
         wanted = max(_FIRST, 2 * self.count, least)
+        if (one := next(iter(self.keys.values()), None)) is not None:
+            there = int(free_bytes(one.device) * _OF_FREE) // self.nbytes if one.is_cuda else 0
+            wanted = max(wanted, min(self._expected, there))
         try:
             self._stretch(wanted)
         except BackendError:
@@ -142,7 +127,7 @@ class Pages:
         self.version += 1
         with _memory_for(count * self.size):
             for mine in (self.keys, self.values):
-                for layer, one in enumerate(mine):
+                for layer, one in mine.items():
                     if one.shape[1] < count:
                         mine[layer] = functional.pad(one, (0, 0, 0, 0, 0, count - one.shape[1]))
 

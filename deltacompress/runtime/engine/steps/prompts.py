@@ -10,22 +10,20 @@ from collections import deque
 from collections.abc import Collection, Sequence
 
 from torch import Tensor
-from transformers import DynamicCache
 
-from deltacompress.models.architectures.caches import cache_argument
-from deltacompress.runtime.batch import Batch, to_device
+from deltacompress.runtime.batch import to_device
 from deltacompress.runtime.engine.requests import Listener, Request
 from deltacompress.runtime.engine.sampling.choose import Wanted, choose, score
 from deltacompress.runtime.engine.steps.pages import Pages
+from deltacompress.runtime.engine.steps.pieces import Piece, Pieces
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
-from deltacompress.runtime.modules.model import DecoupledModel
 
 
 class Group:
-    """Requests whose prompts are computed together, sorted by slot; `done` columns of them are in `cache`.
+    """Requests whose prompts are computed together, sorted by slot; `done` columns of them are in `pages`, by request.
 
-    Only a request by itself is computed in pieces. shared: pages that hold the beginning of its prompt. scored:
-    whether the tokens of each prompt are. looked_up: whether what is known of their beginnings was.
+    Only a request by itself is computed in pieces. scored: whether the tokens of each prompt are. looked_up: whether
+    what is known of their beginnings was.
     """
 
     def __init__(self, requests: Sequence[Request]) -> None:
@@ -35,8 +33,8 @@ class Group:
         for request, scored in zip(self.requests, self.scored, strict=True):
             if scored:
                 request.prompt_scores.clear()  # of a forward that was given up
-        self.cache, self.done, self.looked_up = DynamicCache(), 0, False
-        self.shared: list[int] = []
+        self.done, self.looked_up = 0, False
+        self.pages: list[list[int]] = [[] for _ in self.requests]
 
     @property
     def columns(self) -> int:
@@ -47,13 +45,10 @@ class Group:
 class Prompts:
     """Those of requests that hold their variant and have no row yet, in the order in which they came."""
 
-    def __init__(
-        self, model: DecoupledModel, listener: Listener, step_tokens: int, pages: Pages, prefixes: Prefixes
-    ) -> None:
+    def __init__(self, pieces: Pieces, listener: Listener, step_tokens: int, pages: Pages, prefixes: Prefixes) -> None:
         """step_tokens: padding included, that one step computes of prompts; pages: where keys and values go."""
-        self._model, self._listener, self._step_tokens = model, listener, step_tokens
+        self._pieces, self._listener, self._step_tokens = pieces, listener, step_tokens
         self._pages, self._prefixes = pages, prefixes
-        self._cache_argument = cache_argument(model.model)
         self._groups: deque[Group] = deque()
 
     @property
@@ -75,19 +70,20 @@ class Prompts:
     def clear(self) -> None:
         """Forget all of them."""
         for group in self._groups:
-            self._pages.release(group.shared)
+            self._let_go(group)
         self._groups.clear()
 
     def drop(self, gone: Collection[Request]) -> None:
         """Forget some."""
-        for group in list(self._groups):
+        groups, self._groups = self._groups, deque()
+        for group in groups:
             left = [request for request in group.requests if request not in gone]
-            if len(left) < len(group.requests):
-                at = self._groups.index(group)
-                self._groups.remove(group)
-                self._pages.release(group.shared)
-                if left:
-                    self._groups.insert(at, Group(left))
+            if len(left) == len(group.requests):
+                self._groups.append(group)
+                continue
+            self._let_go(group)
+            if left:
+                self._groups.append(Group(left))
 
     def step(self) -> list[Request]:
         """Compute so many tokens as a step has; returns those that are through: with a first token, and in pages."""
@@ -95,11 +91,8 @@ class Prompts:
         left = self._step_tokens
         while self._groups and left > 0:
             group = self._groups[0]
-            if running := [request for request in group.requests if request.finished is None]:
-                if len(running) < len(group.requests):
-                    group = self._groups[0] = Group(running)
-            else:
-                self._pages.release(self._groups.popleft().shared)
+            if any(request.finished is not None for request in group.requests):
+                self.drop({request for request in group.requests if request.finished is not None})
                 continue
             if not group.looked_up:
                 self._look_up(self._groups.popleft())
@@ -112,18 +105,16 @@ class Prompts:
             self._forward(group, columns)
             left -= rows * columns
             if group.done == group.columns:
-                self._keep(self._groups.popleft())
+                self._groups.popleft()
+                for request, ids, pages in zip(group.requests, group.ids, group.pages, strict=True):
+                    request.pages = pages
+                    self._prefixes.keep(request, ids, pages)
                 through += group.requests
         return through
 
-    def _keep(self, group: Group) -> None:
-        """Its keys and values go into pages of its requests."""
-        shared = group.shared
-        own = [self._pages.take(self._pages.needed(len(ids)) - len(shared)) for ids in group.ids]
-        self._pages.write(group.cache, len(shared), own)
-        for request, ids, pages in zip(group.requests, group.ids, own, strict=True):
-            request.pages = [*shared, *pages]
-            self._prefixes.keep(request, ids, request.pages)
+    def _let_go(self, group: Group) -> None:
+        for pages in group.pages:
+            self._pages.release(pages)
 
     def _look_up(self, group: Group) -> None:
         """Put a group back, requests of which the beginning is known before it, each by itself from there on."""
@@ -131,9 +122,9 @@ class Prompts:
         for request in group.requests:
             alone = Group([request])
             if not alone.scored[0]:  # else the logits of all its tokens are wanted
-                alone.shared = self._prefixes.find(request, alone.ids[0])
-            if alone.shared:
-                alone.cache, alone.done = self._pages.read(alone.shared), len(alone.shared) * self._pages.size
+                alone.pages = [self._prefixes.find(request, alone.ids[0])]
+            if alone.pages[0]:
+                alone.done = len(alone.pages[0]) * self._pages.size
                 known.append(alone)
         rest = [one for one in group.requests if all(one not in other.requests for other in known)]
         for one in [*([Group(rest)] if rest else []), *reversed(known)]:
@@ -143,17 +134,11 @@ class Prompts:
     def _forward(self, group: Group, columns: int) -> None:
         """The next columns of a group; takes the first token of each request whose last one is among them."""
         first, last = group.done, group.done + columns
-        padded = [(ids[first:last] + [0] * columns)[:columns] for ids in group.ids]
+        for ids, pages in zip(group.ids, group.pages, strict=True):
+            pages += self._pages.take(max(0, self._pages.needed(min(last, len(ids))) - len(pages)))
         spans = [_wanted(len(ids), first, last, every) for ids, every in zip(group.ids, group.scored, strict=True)]
-        keep = [row * columns + at - first for row, span in enumerate(spans) for at in span]
-        device, kept = self._model.device, [len(span) for span in spans]
-        if not keep:
-            keep, kept[0] = [0], 1  # the head has to see something
         slots = [one.slot for one in group.requests]
-        ids = to_device([token for row in padded for token in row], device).view(len(slots), columns)
-        with self._model.serving(Batch(slots, device, keep=keep, kept=kept)):
-            named = {self._cache_argument: group.cache}
-            logits = self._model.model(input_ids=ids, use_cache=True, **named).logits[0]
+        logits = self._pieces.forward(Piece(slots, [ids[:last] for ids in group.ids], first, group.pages, spans))
         group.done = last
         self._take(group, spans, logits)
 

@@ -1,0 +1,125 @@
+"""The device's part of prompts: a forward over some of their tokens, whose keys and values go into pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from torch import Tensor
+
+from deltacompress.models.architectures.caches import cache_argument
+from deltacompress.runtime.batch import BASE, Batch, to_device
+from deltacompress.runtime.engine.steps.graphs import Graphs, Shape
+from deltacompress.runtime.engine.steps.kvcache import FirstTokens, PagedRows
+from deltacompress.runtime.engine.steps.masks import Masks
+from deltacompress.runtime.engine.steps.pages import SCRATCH, Pages
+from deltacompress.runtime.modules.model import DecoupledModel
+
+_SMALLEST = 64
+"""Tokens of the smallest piece that is captured; others are twice as large, four times, ..."""
+_LARGEST = 1024
+"""Tokens of the largest: what the host does for more than these, the device takes longer for."""
+_WIDTH = 128
+"""Pages of the narrowest table of a captured piece."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens from `first` on of some prompts. slots: of each, in order; ids: of each, those before included.
+
+    pages: of each, for all of these tokens; spans: positions of each whose logits are wanted.
+    """
+
+    slots: Sequence[int]
+    ids: Sequence[Sequence[int]]
+    first: int
+    pages: Sequence[Sequence[int]]
+    spans: Sequence[range]
+
+    @property
+    def columns(self) -> int:
+        """Of the longest prompt."""
+        return max(map(len, self.ids)) - self.first
+
+    def keep(self, columns: int) -> list[int]:
+        """Rows of the flattened [prompts x columns] whose logits are wanted."""
+        return [row * columns + at - self.first for row, span in enumerate(self.spans) for at in span]
+
+
+class Pieces:
+    """Forwards over pieces of prompts, by one model."""
+
+    def __init__(self, model: DecoupledModel, pages: Pages, graphs: Graphs | None = None) -> None:
+        """graphs: None where forwards are not captured."""
+        self._model, self._pages, self._graphs, self._masks = model, pages, graphs, Masks(model)
+        self._cache_argument = cache_argument(model.model)
+
+    def forward(self, piece: Piece) -> Tensor:
+        """Logits [wanted positions, vocabulary], one prompt after another.
+
+        Raises:
+            BackendError: the device is out of memory.
+        """
+        if self._graphs is not None and len(piece.slots) == 1 and len(piece.spans[0]) <= 1:
+            logits = self._from_graph(self._graphs, piece)
+            if logits is not None:
+                return logits[: len(piece.spans[0])]
+        columns, width = piece.columns, max(map(len, piece.pages))
+        keep, kept = piece.keep(columns), [len(span) for span in piece.spans]
+        batch = Batch(piece.slots, self._model.device, keep=keep or [0], kept=kept if keep else [1, *kept[1:]])
+        inputs = to_device(self._inputs(piece, columns, width), self._model.device)
+        return self._run(batch, inputs, len(piece.slots), columns, width, fresh=piece.first == 0)[: len(keep)]
+
+    def _from_graph(self, graphs: Graphs, piece: Piece) -> Tensor | None:
+        """[1, vocabulary]; None if it has to run plainly."""
+        columns, width = _SMALLEST, _WIDTH
+        while columns < piece.columns:
+            columns *= 2
+        while width < len(piece.pages[0]):
+            width *= 2
+        if columns > _LARGEST:
+            return None
+        shape = Shape(1, columns, columns, width, piece.slots[0] != BASE)
+        return graphs.run(
+            shape,
+            piece.slots,
+            lambda: to_device(self._inputs(piece, columns, width), self._model.device),
+            lambda batch, inputs: self._run(batch, inputs, 1, columns, width, fresh=False),
+            piece.keep(columns) or [0],
+        )
+
+    def _inputs(self, piece: Piece, columns: int, width: int) -> list[int]:
+        """What _run takes; tokens beyond a prompt go where nobody reads."""
+        size, found = self._pages.size, list[list[int]]()
+        for ids, pages in zip(piece.ids, piece.pages, strict=True):
+            positions = range(piece.first, len(ids))
+            places = [pages[at // size] * size + at % size for at in positions]
+            spare = columns - len(positions)
+            last = max(len(ids) - 1, 0)
+            found += [
+                [*ids[piece.first :], *[0] * spare],
+                [*positions, *[last] * spare],
+                [*places, *[SCRATCH * size] * spare],
+            ]
+        tables = [page for pages in piece.pages for page, _ in zip_longest(pages, range(width), fillvalue=SCRATCH)]
+        return [value for part in range(3) for row in found[part::3] for value in row] + tables
+
+    def _run(self, batch: Batch, inputs: Tensor, rows: int, columns: int, width: int, *, fresh: bool) -> Tensor:
+        """inputs: int64, ids, positions and places [rows, columns] each and tables [rows, width] -> logits of `keep`.
+
+        fresh: nothing comes before these tokens. Never waits for the device, so it can be captured in a CUDA graph.
+        """
+        ids, positions, places = inputs[: 3 * rows * columns].view(3, rows, columns)
+        cache: Any = PagedRows(self._pages, inputs[3 * rows * columns :].view(rows, width), places)
+        masks = None if fresh else self._masks.of(positions, cache.columns)
+        with self._model.serving(batch):
+            logits: Tensor = self._model.model(
+                input_ids=ids,
+                position_ids=None if fresh else positions,
+                attention_mask=masks,
+                use_cache=True,
+                **{self._cache_argument: FirstTokens(cache) if fresh else cache},
+            ).logits[0]
+        return logits
