@@ -89,16 +89,23 @@ class Request:
 
     def take(self, token: int) -> str:
         """One more token; the text that it adds."""
+        self.note(token)
+        return self.tell()
+
+    def note(self, token: int) -> None:
+        """One more token, of which the text is still to be told."""
         self.tokens.append(token)
-        may_stop = len(self.tokens) > self.sampling.min_tokens
         if token in self.eos and not self.sampling.ignore_eos:
             self.finished = "eos"
-        ended = self.finished is not None or len(self.tokens) >= self.limit
-        piece = self.text.push(self.tokens, ended=ended, may_stop=may_stop)
-        if self.finished is None and self.text.stopped:
-            self.finished = "stop"
-        if self.finished is None and len(self.tokens) >= self.limit:
+        elif len(self.tokens) >= self.limit:
             self.finished = self.limit_reason
+
+    def tell(self) -> str:
+        """The text that the last token adds, which may be what the request was to stop at."""
+        may_stop = len(self.tokens) > self.sampling.min_tokens
+        piece = self.text.push(self.tokens, ended=self.finished is not None, may_stop=may_stop)
+        if self.text.stopped and self.finished != "eos":
+            self.finished = "stop"
         return piece
 
     def fail(self, error: DeltaCompressError) -> None:

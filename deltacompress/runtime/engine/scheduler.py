@@ -13,12 +13,13 @@ from contextlib import AbstractContextManager
 from threading import RLock
 
 import torch
+from torch import Tensor
 
 from deltacompress.errors import BackendError, DeltaCompressError
 from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.engine.generation_config import Finish
 from deltacompress.runtime.engine.policy.state import Rules
-from deltacompress.runtime.engine.requests import Listener, Request
+from deltacompress.runtime.engine.requests import Listener, Picked, Request
 from deltacompress.runtime.engine.sampling.choose import choose
 from deltacompress.runtime.engine.steps.decoder import Decoder
 from deltacompress.runtime.engine.steps.graphs import Graphs
@@ -66,6 +67,8 @@ class Scheduler:
         pieces = Pieces(model, self.pages, self.graphs)
         self._prompts = Prompts(pieces, listener, step_tokens, self.pages, self.prefixes)
         self.decoder = Decoder(model, self.pages, self.graphs)
+        self._logits: Tensor | None = None  # of the decoder's rows, on their way
+        self._untold: list[tuple[Request, Picked]] = []
 
     def submit(self, request: Request) -> None:
         """Put a request into the queue; it may join a batch that is running."""
@@ -125,6 +128,8 @@ class Scheduler:
         return self._turns.ended()
 
     def _forget(self) -> None:
+        self._logits = None
+        self._tell()
         self._prompts.clear()
         self.prefixes.clear()
         self.decoder.clear()
@@ -134,7 +139,11 @@ class Scheduler:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Admit what can be admitted, decode one token for each running request; returns those that ended."""
+        """Take the tokens of the step before, admit what can be admitted, and begin to decode; returns who ended.
+
+        What the host does for tokens that it has, texts above all, it does while the device computes the next ones.
+        """
+        self._collect()
         self._turns.settle()
         self._prompts.add(self._turns.take(self.max_batch, self._prompts.requests, self._give_way))
         through = self._prompts.step()
@@ -142,7 +151,8 @@ class Scheduler:
             self.decoder.arrange(through)
         self._turns.settle()
         if self.decoder.rows:
-            self._decode()
+            self._logits = self.decoder.step()
+        self._tell()
         ended = self._turns.ended()
         if not self._turns.running:
             self.decoder.arrange([])
@@ -157,8 +167,19 @@ class Scheduler:
         if any(request in gone for request in self.decoder.rows):
             self.decoder.arrange([], without=gone)
 
-    def _decode(self) -> None:
-        """One token for every running request."""
+    def _collect(self) -> None:
+        """One token for every request that was running, and still is."""
+        logits, self._logits = self._logits, None
+        if logits is None:
+            return
         rows = self.decoder.rows
-        for request, picked in zip(rows, choose(self.decoder.step(), rows), strict=True):
-            self._listener.token(request, picked, request.take(picked.token))
+        for request, picked in zip(rows, choose(logits, rows), strict=True):
+            if request.finished is None:  # nobody has cancelled it, and its text did not end it
+                request.note(picked.token)
+                self._untold.append((request, picked))
+
+    def _tell(self) -> None:
+        """The tokens that were taken."""
+        untold, self._untold = self._untold, []
+        for request, picked in untold:
+            self._listener.token(request, picked, request.tell())

@@ -6,6 +6,7 @@ numbers as tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -29,17 +30,17 @@ class Embeddings:
         self._weight, self._fuse = weight, fuse
         self._own: dict[int, EmbeddingRows] = {}
         self._formats: dict[int, LookupFormat | None] = {}
-        self._pointers: Tensor | None = None
+        self._pointers: dict[LookupFormat, Tensor] = {}  # int64 [slots, 4], in place for good
 
     def set(self, slot: int, operand: EmbeddingRows | None) -> None:
         """Give `slot` its own rows, or none any more."""
-        if operand is None:
-            self._own.pop(slot, None)
-            self._formats.pop(slot, None)
-        else:
+        self._own.pop(slot, None)
+        if (before := self._formats.pop(slot, None)) is not None:
+            self._pointers[before][slot].zero_()
+        if operand is not None:
             self._own[slot], self._formats[slot] = operand, operand.format
-        if self._pointers is not None:
-            self._pointers[slot].copy_(to_device(self._addresses_of(slot), self._weight.device), non_blocking=True)
+            if operand.format is not None:
+                self._point(slot, operand.format, operand)
 
     def traits(self, slot: int) -> Traits | None:
         """See Seat."""
@@ -53,8 +54,9 @@ class Embeddings:
 
     def rows(self, ids: Tensor, batch: Batch) -> Tensor:
         """Rows [tokens, hidden] of `ids` [tokens], in the dtype of the base's table."""
-        if self._fuse and (shared := self._format(batch)) is not None:
-            return fused.lookup(ids, batch.index, self._weight, self._addresses(), *shared)
+        formats = dict.fromkeys(self._formats[slot] for slot in batch.active() if slot in self._own)
+        if self._fuse and None not in formats:
+            return self._fused_rows(ids, batch, [one for one in formats if one is not None])
         pieces = [
             self._own[piece.slot].lookup(ids[piece.first : piece.last], self._weight)
             if piece.slot in self._own
@@ -63,23 +65,21 @@ class Embeddings:
         ]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def _format(self, batch: Batch) -> LookupFormat | None:
-        """What the fused lookup reads all of this batch's rows as; None if it cannot."""
-        formats = {self._formats[slot] for slot in batch.active() if slot in self._own}
-        return formats.pop() if len(formats) == 1 else None
+    def _fused_rows(self, ids: Tensor, batch: Batch, formats: Sequence[LookupFormat]) -> Tensor:
+        """In one launch for each format; rows of others are the base's in it."""
+        index = batch.index
+        first, *more = (fused.lookup(ids, index, self._weight, self._pointers[one], *one) for one in formats)
+        for found, one in zip(more, formats[1:], strict=True):
+            own = (self._pointers[one][index, 0] != 0).repeat_interleave(ids.shape[0] // index.shape[0])
+            first = torch.where(own[:, None], found, first)
+        return first
 
-    def _addresses(self) -> Tensor:
-        """int64 [slots, 4], in place for good."""
-        if self._pointers is None:
-            flat = [address for slot in range(1 + MAX_VARIANTS) for address in self._addresses_of(slot)]
-            self._pointers = to_device(flat, self._weight.device).view(-1, len(POINTERS))
-        return self._pointers
-
-    def _addresses_of(self, slot: int) -> list[int]:
-        rows = self._own.get(slot)
-        if rows is None or self._formats[slot] is None:
-            return [0] * len(POINTERS)
-        return [rows.tensors[n].data_ptr() if n in rows.tensors else 0 for n in POINTERS]
+    def _point(self, slot: int, kind: LookupFormat, rows: EmbeddingRows) -> None:
+        addresses = [rows.tensors[name].data_ptr() if name in rows.tensors else 0 for name in POINTERS]
+        device = self._weight.device
+        if kind not in self._pointers:
+            self._pointers[kind] = torch.zeros(1 + MAX_VARIANTS, len(POINTERS), dtype=torch.int64, device=device)
+        self._pointers[kind][slot].copy_(to_device(addresses, device), non_blocking=True)
 
 
 def decouple_embedding(module: nn.Embedding, context: ForwardContext, *, fuse: bool = False) -> Embeddings:
