@@ -146,7 +146,9 @@ class Scheduler:
         self._collect()
         self._turns.settle()
         self._prompts.add(self._turns.take(self.max_batch, self._prompts.requests, self._give_way))
-        through = self._prompts.step()
+        if self._prompts.requests:
+            self._tell()  # before the device is busy with them
+        through = self._prompts.step(alone=not self.decoder.rows)
         if through or any(request.finished is not None for request in self.decoder.rows):
             self.decoder.arrange(through)
         self._turns.settle()

@@ -22,6 +22,7 @@ from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.engine import EngineLimits
 from deltacompress.runtime.engine.live.events import Ended, Event
+from deltacompress.runtime.engine.scheduler import Scheduler
 from deltacompress.runtime.engine.steps.decoder import Decoder
 from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.engine.steps.prompts import Prompts
@@ -198,16 +199,17 @@ def test_who_is_told_may_raise(runtime: Runtime) -> None:
 def test_a_cancel_is_of_the_call_and_not_of_its_id(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     running, log = engine(runtime)
     running.submit(Call("x", None, (5, 6), 2, LONG))
-    step = Decoder.step
+    running.step()
+    tell = Scheduler._tell
 
-    def cancelled_meanwhile(self: Decoder) -> torch.Tensor:
+    def cancelled_meanwhile(self: Scheduler) -> None:
         running.cancel("x")
-        return step(self)
+        tell(self)
 
-    monkeypatch.setattr(Decoder, "step", cancelled_meanwhile)
+    monkeypatch.setattr(Scheduler, "_tell", cancelled_meanwhile)
     running.step()
     assert log.end("x").finish == "length"
-    monkeypatch.setattr(Decoder, "step", step)
+    monkeypatch.setattr(Scheduler, "_tell", tell)
     log.events.clear()
     running.submit(Call("x", None, (5, 6), 2, LONG))
     drain(running)

@@ -94,7 +94,7 @@ def test_seconds_in_line_are_told(narrow: Runtime, monkeypatch: pytest.MonkeyPat
     assert (log.end("gone").queued_s, log.end("gone").preempted) == (3, 0)
     for name in ("parent", "cold", "hot 0", "hot 1", "hot 2", "hot 3"):
         since, first, *others = came[name]
-        away = [at - before - 1 for before, at in zip([first, *others], others, strict=False) if at - before > 1]
+        away = [at - before for before, at in zip([first, *others], others, strict=False) if at - before > 1]
         [start] = [one for one in log.events[name] if isinstance(one, Started)]
         assert start.queued_s == start.waited_s == first - since  # its prompt takes no step of its own
         assert (log.end(name).queued_s, log.end(name).preempted) == (start.queued_s + sum(away), len(away))

@@ -18,6 +18,9 @@ from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.engine.steps.pieces import Piece, Pieces
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
 
+ALONE_TOKENS = 1024
+"""Tokens that a step computes of prompts, at least, where no request waits for its next token."""
+
 
 class Group:
     """Requests whose prompts are computed together, sorted by slot; `done` columns of them are in `pages`, by request.
@@ -85,10 +88,13 @@ class Prompts:
             if left:
                 self._groups.append(Group(left))
 
-    def step(self) -> list[Request]:
-        """Compute so many tokens as a step has; returns those that are through: with a first token, and in pages."""
+    def step(self, *, alone: bool = False) -> list[Request]:
+        """Compute so many tokens as a step has; returns those that are through: with a first token, and in pages.
+
+        alone: nobody waits for other tokens, so there may be more of these.
+        """
         through: list[Request] = []
-        left = self._step_tokens
+        left = most = max(self._step_tokens, ALONE_TOKENS) if alone else self._step_tokens
         while self._groups and left > 0:
             group = self._groups[0]
             if any(request.finished is not None for request in group.requests):
@@ -99,8 +105,8 @@ class Prompts:
                 continue
             rows, columns = len(group.requests), group.columns - group.done
             if rows == 1:
-                columns = min(columns, self._step_tokens)
-            if rows * columns > left and left < self._step_tokens:
+                columns = min(columns, most)
+            if rows * columns > left and left < most:
                 break  # it has a step of its own
             self._forward(group, columns)
             left -= rows * columns
