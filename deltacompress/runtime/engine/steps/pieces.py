@@ -21,8 +21,8 @@ _SMALLEST = 64
 """Tokens of the smallest piece that is captured; others are twice as large, four times, ..."""
 _LARGEST = 1024
 """Tokens of the largest: what the host does for more than these, the device takes longer for."""
-_WIDTH = 128
-"""Pages of the narrowest table of a captured piece."""
+_WIDTH = 32
+"""Pages of the narrowest table of a captured piece; others are four times as wide, sixteen times, ..."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Pieces:
         while columns < piece.columns:
             columns *= 2
         while width < len(piece.pages[0]):
-            width *= 2
+            width *= 4
         if columns > _LARGEST:
             return None
         shape = Shape(1, columns, columns, width, piece.slots[0] != BASE)
