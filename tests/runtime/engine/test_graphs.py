@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.engine import Engine
 from deltacompress.runtime.engine.steps import graphs
-from deltacompress.runtime.engine.steps.graphs import Graphs, bucket, run_limit
+from deltacompress.runtime.engine.steps.graphs import Graphs, Shape, bucket, run_limit
+from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.modules.linear import DecoupledLinear
 from deltacompress.runtime.modules.vectors import VectorBank
 from deltacompress.runtime.operands.low_rank import LowRank, LowRankProduct
@@ -138,6 +139,51 @@ def test_what_the_host_decides_on_runs_plainly(fleet: tuple[Path, dict[str, Path
         drain(running)
     found = graphs_of(running)
     assert (found.plain, found.replays) == (11 + 3, 9)
+
+
+class Kinds:
+    """A model of which slots bring these traits."""
+
+    def __init__(self, **traits: set[str] | None) -> None:
+        self.of = {int(slot[1:]): found for slot, found in traits.items()}
+
+    def traits(self, slots: Iterable[int]) -> frozenset[str] | None:
+        found = [self.of[slot] for slot in slots if slot]
+        return None if None in found else frozenset(one for each in found for one in each or ())
+
+
+def test_when_forwards_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(graphs, "GraphedStep", Again)
+    pages = Pages(4)
+    made = Graphs(Kinds(s1={"two bits"}, s2={"four bits"}, s3={"two bits"}, s4=None), pages)  # type: ignore[arg-type]
+    one, other = Shape(2, 1, 1, 8, True), Shape(4, 1, 1, 8, True)
+
+    def run(shape: Shape, *slots: int) -> tuple[int, ...] | None:
+        """The slots that a captured forward serves, if there was one."""
+        inputs = torch.tensor([7, 8])
+        found = made.run(shape, slots, lambda: inputs, lambda batch, given: given + len(batch.active()))
+        if found is None:
+            return None
+        assert made.last is made.by_shape[shape]
+        batch = made.by_shape[shape].batch
+        assert batch.index.tolist() == [*slots, *[0] * (shape.rows - len(slots))]
+        assert found.tolist() == [7 + len(batch.active()), 8 + len(batch.active())]
+        return tuple(sorted(batch.active()))
+
+    assert [run(one, 1), run(one, 1, 3), run(other, 1), run(one, 1)] == [None] * 4
+    assert [run(one, 1), run(one, 3), run(one, 0, 3)] == [(0, 1)] * 3  # what is of one kind needs one
+    assert made.captured == 1
+    assert run(one, 2) == run(one, 1, 3) == run(one, 1, 2) == (0, 1, 2)  # and serves what it served before
+    assert made.captured == 2
+    assert run(one, 1, 4) is None
+    assert run(one, 4) is None
+    assert (made.plain, made.replays) == (6, 6)
+    assert [run(other, 3), run(other, 3), run(other, 3)] == [None, None, (0, 3)]
+    pages.take(5)
+    assert run(one, 1) == (0, 1)  # pages lie elsewhere
+    assert [*made.by_shape] == [one]
+    assert made.captured == 4
 
 
 def test_shapes() -> None:
