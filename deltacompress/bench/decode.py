@@ -138,7 +138,7 @@ class _Bench:
 
     def row(self, what: str, names: Sequence[str | None], columns: int = 0) -> dict[str, Any]:
         """Times of steps in which each of these variants (None: the base) decodes one token."""
-        times, wall = timed_steps(self.runtime, self._shape, names, self._steps, columns)
+        times, wall = timed_steps(self.runtime, self._shape.vocabulary, names, self._steps, columns)
         return {
             "what": what,
             "variants": len({name for name in names if name is not None}),
@@ -197,19 +197,19 @@ class _Bench:
 
 
 def timed_steps(
-    runtime: Runtime, shape: ModelShape, names: Sequence[str | None], steps: int, columns: int = 0
+    runtime: Runtime, vocabulary: int, names: Sequence[str | None], steps: int, columns: int = 0
 ) -> tuple[list[float], list[float]]:
     """Milliseconds of each of `steps` steps in which each of these variants (None: the base) decodes one token.
 
     The first: on the device, through its graph where it has one; the second: with what the host does for it. columns:
-    of keys and values that each has pages for, at least. Names in any order.
+    of keys and values that each has pages for, at least; vocabulary: of all of them. Names in any order.
     """
     limit, graphs = max(_WARM + steps + 4, columns - PROMPT), runtime.device.type == "cuda"
     count = len(names)
     scheduler = Scheduler(runtime.model, runtime.cache, Told(None), max_batch=count, cuda_graphs=graphs)
     scheduler.pages.release(scheduler.pages.take(count * scheduler.pages.needed(limit + PROMPT)))  # all at once
     for index, name in enumerate(names):
-        scheduler.submit(_request(shape, index, name, limit))
+        scheduler.submit(_request(vocabulary, index, name, limit))
     try:
         for _ in range(_WARM):
             scheduler.step()
@@ -220,11 +220,11 @@ def timed_steps(
         scheduler.close()
 
 
-def _request(shape: ModelShape, index: int, name: str | None, limit: int) -> Request:
+def _request(vocabulary: int, index: int, name: str | None, limit: int) -> Request:
     draw = torch.Generator().manual_seed(index)
-    ids = torch.randint(0, shape.vocabulary, (PROMPT,), generator=draw).tolist()
+    ids = torch.randint(0, vocabulary, (PROMPT,), generator=draw).tolist()
     text = TextStream(lambda _: "", (), streams=False)
-    return Request(index, name, ids, shape.vocabulary, limit, "length", frozenset(), text, Sampling())
+    return Request(index, name, ids, vocabulary, limit, "length", frozenset(), text, Sampling())
 
 
 def _one_after_another(base: dict[str, Any], variants: int, path: Path, device: torch.device) -> list[dict[str, Any]]:
@@ -238,7 +238,7 @@ def _one_after_another(base: dict[str, Any], variants: int, path: Path, device: 
         }
     ]
     if device.type == "cuda":
-        swap = size / _pinned_bandwidth(device) * 1e3
+        swap = size / pinned_bandwidth(device) * 1e3
         rows.append(
             {
                 "what": f"{variants} merged models in turn, swapped from pinned host memory",
@@ -249,7 +249,7 @@ def _one_after_another(base: dict[str, Any], variants: int, path: Path, device: 
     return rows
 
 
-def _pinned_bandwidth(device: torch.device) -> float:
+def pinned_bandwidth(device: torch.device) -> float:
     """Bytes a second from pinned host memory to the device."""
     source = torch.ones(256 << 20, dtype=torch.uint8).pin_memory()
     target = torch.empty_like(source, device=device)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from deltacompress.cli import bench_pairs, bench_serve, bench_simulate, bench_tuning, early
+from deltacompress.cli import bench_adapters, bench_pairs, bench_serve, bench_simulate, bench_tuning, early
 from deltacompress.cli.bench_pairs import without
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.models import model
@@ -264,6 +264,7 @@ def architectures(
     console.result(data, lambda: render.summary_and_rows("architectures", shown, table="rows"))
 
 
+bench_adapters.register(app)
 bench_pairs.register(app)
 bench_simulate.register(app)
 bench_serve.register(app)

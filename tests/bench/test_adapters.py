@@ -17,7 +17,7 @@ from deltacompress.cli.main import main
 from deltacompress.runtime import Runtime
 
 CPU = torch.device("cpu")
-LINEARS = {"lora16": 7, "lora32": 4, "lora64": 4, "boft": 4, "dora16": 2}
+LINEARS = {"lora16": 7, "lora32": 4, "lora64": 4, "boft": 4, "boft64": 4, "dora16": 2}
 
 
 def test_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:

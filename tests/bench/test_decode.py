@@ -75,7 +75,7 @@ def _base_bytes() -> int:
 
 
 def test_what_a_base_costs_when_it_is_swapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "_pinned_bandwidth", lambda _device: 1e6)
+    monkeypatch.setattr(decode, "pinned_bandwidth", lambda _device: 1e6)
 
     class Base:
         nbytes = 20_000  # 20 ms of copying

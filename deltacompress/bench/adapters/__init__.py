@@ -1,1 +1,1 @@
-"""`bench adapters`: decode steps of many adapters beside one base, and what each takes."""
+"""`bench adapters` and `bench adapter-requests`: many adapters beside one base, step by step and by requests."""

@@ -27,31 +27,41 @@ _STD, _SMALL = 0.02, 0.005
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of adapter. rank: of LoRA, 0: BOFT of two factors of blocks of 32; dora: with magnitudes."""
+    """One kind of adapter. rank: of LoRA, 0: BOFT of two factors of blocks of `block`; dora: with magnitudes."""
 
     name: str
     modules: tuple[str, ...]
     rank: int = 0
     dora: bool = False
+    block: int = 32
 
     def config(self) -> dict[str, Any]:
         """Its adapter_config.json."""
         targets = {"target_modules": list(self.modules)}
         if not self.rank:
-            factors = {"boft_block_size": 32, "boft_block_num": 0, "boft_n_butterfly_factor": 2}
+            factors = {"boft_block_size": self.block, "boft_block_num": 0, "boft_n_butterfly_factor": 2}
             return {"peft_type": "BOFT", **factors, **targets}
         return {"peft_type": "LORA", "r": self.rank, "lora_alpha": 2 * self.rank, "use_dora": self.dora, **targets}
 
     def tensors(self, rows: int, columns: int) -> dict[str, tuple[tuple[int, ...], float, float]]:
         """What it has for a linear columns -> rows: name -> (shape, mean, spread)."""
         if not self.rank:
-            return {"boft_R": ((2, columns // 32, 32, 32), 0.0, _STD), "boft_s": ((rows, 1), 1.0, _STD)}
+            blocks = (2, columns // self.block, self.block, self.block)
+            return {"boft_R": (blocks, 0.0, _STD), "boft_s": ((rows, 1), 1.0, _STD)}
         found = {
             "lora_A.weight": ((self.rank, columns), 0.0, _STD),
             "lora_B.weight": ((rows, self.rank), 0.0, _SMALL),
         }
         norm = _STD * columns**0.5  # of a row of the base's weights
         return found | ({"lora_magnitude_vector": ((rows,), norm, 0.1 * norm)} if self.dora else {})
+
+    def parameters(self, shape: ModelShape) -> int:
+        """That it trains of a base of this shape; of BOFT, those of whole blocks."""
+        found = 0
+        for name, (_, (rows, *columns)) in shape.tensors().items():
+            if name.split(".")[-2] in self.modules:
+                found += sum(prod(size) for size, *_ in self.tensors(rows, columns[0]).values())
+        return found
 
 
 KINDS = {
@@ -61,6 +71,7 @@ KINDS = {
         Kind("lora32", ATTENTION, rank=32),
         Kind("lora64", ATTENTION, rank=64),
         Kind("boft", ATTENTION),
+        Kind("boft64", ATTENTION, block=64),
         Kind("dora16", ("q_proj", "v_proj"), rank=16, dora=True),
     )
 }

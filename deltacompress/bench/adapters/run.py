@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from typing_extensions import override
 
 from deltacompress.bench import figures
+from deltacompress.bench.adapters.copies import Copied
 from deltacompress.bench.adapters.directories import KINDS, write_adapter
 from deltacompress.bench.clock import clocked
 from deltacompress.bench.decode import timed_steps
@@ -25,9 +25,7 @@ from deltacompress.bench.synthetic import SHAPE_7B, SHAPE_TINY, ModelShape, writ
 from deltacompress.devices import device_name, resolve_device
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.operands.operand import Operand
 from deltacompress.runtime.variants.opening import open_variant
-from deltacompress.runtime.variants.variant import Variant
 
 PARTS = ("lora16", "lora32", "lora64", "boft", "mixed")
 _TIMED_LOADS = 4
@@ -153,7 +151,7 @@ class _Bench:
         return float(self.rows[-1]["ms"])
 
     def _row(self, what: str, names: Sequence[str | None], base: float | None) -> None:
-        times, served = timed_steps(self.runtime, self._shape, names, self._steps)
+        times, served = timed_steps(self.runtime, self._shape.vocabulary, names, self._steps)
         ms = figures.median(times)
         self.rows.append(
             {
@@ -181,7 +179,7 @@ class _Bench:
                 self.runtime.load(folder, name)
                 self._settle(name)
         if names[read:]:
-            copy = _Copied(open_variant(folder, self.runtime.model.base), pinned=self._device.type == "cuda")
+            copy = Copied(open_variant(folder, self.runtime.model.base), pinned=self._device.type == "cuda")
             for name in names[read:]:
                 self.runtime.add(copy, name)
                 self._settle(name)
@@ -224,38 +222,3 @@ class _Bench:
     def _unload(self) -> None:
         for name in [*self.runtime.variants]:
             self.runtime.unload(name)
-
-
-class _Copied(Variant):
-    """An opened variant of which every operand is made once, however often it is loaded."""
-
-    def __init__(self, variant: Variant, *, pinned: bool) -> None:
-        """pinned: keep them in page-locked memory, too."""
-        super().__init__(variant.folder, variant.layout, variant._base)
-        self._variant, self._pinned = variant, pinned
-        self._made: dict[str, Operand | None] = {}
-
-    @property
-    @override
-    def identity(self) -> str:
-        return self._variant.identity
-
-    @property
-    @override
-    def decodes(self) -> bool:
-        return self._variant.decodes and not self._made
-
-    @override
-    def paths(self) -> list[str]:
-        return self._variant.paths()
-
-    @override
-    def vocabulary(self, module_path: str) -> int:
-        return self._variant.vocabulary(module_path)
-
-    @override
-    def operand(self, module_path: str) -> Operand | None:
-        if module_path not in self._made:
-            made = self._variant.operand(module_path)
-            self._made[module_path] = made.pinned() if made is not None and self._pinned else made
-        return self._made[module_path]

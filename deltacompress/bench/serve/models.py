@@ -68,7 +68,7 @@ def made(
     base, delta = root / "base", root / "delta"
     base.mkdir()
     write_base(base, shape, where)
-    write_file(base / "tokenizer.json", [json.dumps(_tokenizer(shape.vocabulary)).encode()])
+    write_tokenizer(base, shape.vocabulary)
     on_gpu = where.type == "cuda"
     runtime = Runtime.from_base(
         base,
@@ -110,7 +110,8 @@ def start(models: Models) -> None:
         cache.evict(one.name)
 
 
-def _tokenizer(vocabulary: int) -> dict[str, object]:
+def write_tokenizer(base: Path, vocabulary: int) -> None:
     """tokenizer.json of so many words: the engine makes text of tokens, as it would for a user."""
     words = {f"w{number}": number for number in range(vocabulary)}
-    return {"version": "1.0", "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"}}
+    told = {"version": "1.0", "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"}}
+    write_file(base / "tokenizer.json", [json.dumps(told).encode()])

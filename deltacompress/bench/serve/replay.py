@@ -9,6 +9,7 @@ from threading import Event, Thread
 from deltacompress.bench.serve.calls import Asked, call_of
 from deltacompress.bench.serve.models import Models
 from deltacompress.bench.serve.records import Record, Recorder, Step
+from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.live.engine import Engine, EngineLimits
 
 _WAIT_S = 0.05
@@ -22,17 +23,9 @@ def replay(models: Models, asked: Sequence[Asked], limits: EngineLimits, seed: i
     Raises:
         InputError: a request cannot be served: it is longer than the context, say.
     """
-    runtime, loads = models.runtime, dict[str, int]()
-
-    def load_s(record: Record) -> float:
-        name = record.asked.variant
-        if name is None or runtime.variants[name].counters.loads == loads[record.asked.id]:
-            return 0.0
-        return runtime.variants[name].brought_s
-
-    start = time.monotonic()
-    recorder = Recorder(asked, lambda: time.monotonic() - start, load_s)
-    engine, steps = runtime.engine(recorder.emit, limits), list[Step]()
+    loads, start = Loads(models.runtime), time.monotonic()
+    recorder = Recorder(asked, lambda: time.monotonic() - start, loads.seconds)
+    engine, steps = models.runtime.engine(recorder.emit, limits), list[Step]()
     thread = _Submitting(engine, models, recorder, loads, start, seed)
     thread.start()
     try:
@@ -52,11 +45,32 @@ def replay(models: Models, asked: Sequence[Asked], limits: EngineLimits, seed: i
     return list(recorder.records.values()), steps
 
 
+class Loads:
+    """Which requests found their variant on the device, and how long those that did not waited for it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._before: dict[str, int] = {}
+
+    def note(self, record: Record) -> None:
+        """Of a request that is about to be submitted."""
+        if (name := record.asked.variant) is not None:
+            loaded = self._runtime.variants[name]
+            record.hit, self._before[record.asked.id] = loaded.installed, loaded.counters.loads
+
+    def seconds(self, record: Record) -> float:
+        """That its variant took to come since then; 0 where it was there."""
+        name = record.asked.variant
+        if name is None or self._runtime.variants[name].counters.loads == self._before[record.asked.id]:
+            return 0.0
+        return self._runtime.variants[name].brought_s
+
+
 class _Submitting(Thread):
     """Submits every request at its time. error: what ended it before the last one."""
 
     def __init__(
-        self, engine: Engine, models: Models, recorder: Recorder, loads: dict[str, int], start: float, seed: int
+        self, engine: Engine, models: Models, recorder: Recorder, loads: Loads, start: float, seed: int
     ) -> None:
         super().__init__(name="deltacompress-submit", daemon=True)
         self.error: BaseException | None = None
@@ -71,9 +85,7 @@ class _Submitting(Thread):
                 left = self._start + record.asked.arrival.at_s - time.monotonic()
                 if self._stopped.wait(max(0.0, left)):
                     return
-                if (name := record.asked.variant) is not None:
-                    loaded = self._models.runtime.variants[name]
-                    record.hit, self._loads[record.asked.id] = loaded.installed, loaded.counters.loads
+                self._loads.note(record)
                 record.submitted_s = time.monotonic() - self._start
                 self._engine.submit(call)
         except BaseException as error:  # noqa: BLE001 - whoever steps raises it

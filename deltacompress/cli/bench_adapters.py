@@ -1,0 +1,126 @@
+"""`deltacompress bench adapter-requests`: requests for many adapters, through the serving engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deltacompress.cli import early
+from deltacompress.cli.bench_pairs import names, numbers, without
+from deltacompress.cli.console import Console, verb
+from deltacompress.cli.options import BenchBackend, BenchDevice
+from deltacompress.devices import check_driver
+from deltacompress.errors import InputError
+
+PARTS = ("s1", "s2", "lora64", "lora32", "rivals", "peft", "zipf", "loads")
+_SHOWN = (
+    "system",
+    "adapters",
+    "load",
+    "requests",
+    "tokens_s",
+    "over_base",
+    "e2e_mean",
+    "e2e_p50",
+    "e2e_p99",
+    "ttft_p50",
+)
+
+
+Only = Annotated[str | None, typer.Option(metavar="NAMES", help=f"Some of {', '.join(PARTS)}.", show_default="all")]
+Adapters = Annotated[
+    str | None, typer.Option(help="Numbers of adapters.", show_default="2 to 1000, as published; on a CPU 2,4")
+]
+AtOnce = Annotated[
+    str | None, typer.Option(help="Requests at once, of closed loops.", show_default="1,16,32,64,96; on a CPU 1,4")
+]
+Rates = Annotated[
+    str | None,
+    typer.Option(help="Requests a second, of Poisson processes, or none.", show_default="10; on a CPU 50"),
+]
+Requests = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Of a point; of a closed loop at most 16 for each at once.", show_default="512; on a CPU 8"
+    ),
+]
+Repeats = Annotated[int | None, typer.Option(min=1, help="Of each point.", show_default="3; on a CPU 2")]
+Minutes = Annotated[float | None, typer.Option(min=0, help="After which no point is begun.")]
+Out = Annotated[Path | None, typer.Option(help="Directory for what was measured: the same call goes on with the rest.")]
+Scratch = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True, file_okay=False, writable=True, help="Directory for 16 GB of files; a temporary one by default."
+    ),
+]
+
+
+@verb
+def adapter_requests(
+    console: Console,
+    *,
+    only: Only = None,
+    adapters: Adapters = None,
+    at_once: AtOnce = None,
+    rates: Rates = None,
+    requests: Requests = None,
+    repeats: Repeats = None,
+    minutes: Minutes = None,
+    out: Out = None,
+    device: BenchDevice = "auto",
+    backend: BenchBackend = "auto",
+    scratch: Scratch = None,
+) -> None:
+    """Serve requests for many adapters through the engine, against the base alone and what others do."""
+    parts = _parts(only)
+    lists = (
+        ("adapters", adapters, int),
+        ("at_once", at_once, int),
+        ("rates", "," if rates == "none" else rates, float),
+    )
+    given: dict[str, Any] = {
+        name: tuple(numbers(name, listed, kind)) for name, listed, kind in lists if listed is not None
+    }
+    given |= {name: value for name, value in (("requests", requests), ("repeats", repeats)) if value is not None}
+    check_driver(device)
+    if out is not None:
+        early.folder(out)
+    from deltacompress.bench.adapters.study import TINY, Study, run
+    from deltacompress.devices import resolve_device
+
+    study = replace(Study() if resolve_device(device).type == "cuda" else TINY, **given)
+    places: dict[str, Any] = {"device": device, "backend": backend, "out": out, "scratch": scratch}
+    with console.progress() as reporter:
+        data = run(study, parts=parts, minutes=minutes, reporter=reporter, **places).to_json()
+    console.result(data, lambda: _told(data))
+
+
+def _parts(only: str | None) -> list[str]:
+    """Raises InputError: one that there is not, or none."""
+    parts = [part for part in PARTS if only is None or part in names(only)]
+    if unknown := sorted({*names(only or "")} - {*PARTS}) or ([""] if not parts else []):
+        raise InputError(
+            f"no part {unknown[0]!r}", where="--only", way_out=f"give some of {', '.join(PARTS)}, with commas"
+        )
+    return parts
+
+
+def _told(data: dict[str, Any]) -> Any:
+    from rich.console import Group
+    from rich.text import Text
+
+    from deltacompress.cli import render
+
+    shown = data | {"left": f"{len(data['left'])} points" if data["left"] else "nothing"}
+    rows = [{name: row[name] for name in _SHOWN} for row in data["rows"]]
+    more = {name: [without(row, "spread") for row in data[name]] for name in ("rivals", "zipf", "loads")}
+    tables = [render.rows(name, some) for name, some in {"requests": rows, **more}.items() if some]
+    return Group(*tables, render.summary("adapter requests", shown), *map(Text, data["notes"]))
+
+
+def register(app: typer.Typer) -> None:
+    """Add this verb to those of `deltacompress bench`."""
+    app.command("adapter-requests")(adapter_requests)
