@@ -6,7 +6,8 @@ import json
 import math
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,11 @@ import pytest
 import torch
 from pairs import files_of
 
-from deltacompress.bench.tuning import adapters, runs
+from deltacompress.bench.tuning import adapters, runs, serving
 from deltacompress.bench.tuning import run as tuning
 from deltacompress.bench.tuning.adapters import Trained
 from deltacompress.bench.tuning.methods import FAMILIES, chosen
+from deltacompress.bench.tuning.table import to_markdown
 from deltacompress.bench.tuning.training import Examples, Plan, batches, mean_loss, padded, train
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.cli.main import main
@@ -81,6 +83,7 @@ def test_every_method_is_measured_and_nothing_is_trained_twice(
         assert row["loss"] > 0
         assert (row["p"] is None) == (row["method"] == "full")
         assert (row["rate"] is None) == (row["method"] in ("base", "int4-24"))
+        assert (row["load_ms"] is None) == (row["added_ms"] is None) == (row["method"] in ("base", "full"))
     sizes = {row["method"]: row["bytes"] for row in found.rows}
     assert sizes["lora-r4"] < sizes["int4-24"] < sizes["full"]
     assert {one["seeds"] for one in found.means} == {2}
@@ -222,13 +225,50 @@ def test_methods_by_name() -> None:
 
 def test_means() -> None:
     row = {"task": "t", "method": "m", "stderr": 1.0, "p": 0.1, "loss": 0.5, "bytes": 10, "rate": 1e-3}
-    rows = [row | {"accuracy": 50.0}, row | {"accuracy": 54.0, "p": 0.3, "stderr": 3.0}]
+    row |= {"load_ms": 4.0, "added_ms": 0.5}
+    rows = [row | {"accuracy": 50.0}, row | {"accuracy": 54.0, "p": 0.3, "stderr": 3.0, "load_ms": 6.0}]
     (found,) = tuning.means(rows)
     assert (found["accuracy"], found["stderr"], found["seeds"]) == (52.0, 2.0, 2)
     assert found["spread"] == pytest.approx(8**0.5)
     assert found["p"] == pytest.approx(0.2)
-    (one,) = tuning.means([row | {"accuracy": 50.0, "p": None, "loss": None}])
-    assert (one["spread"], one["p"], one["loss"]) == (None, None, None)
+    assert (found["load_ms"], found["added_ms"]) == (5.0, 0.5)
+    assert "| 10 | 5.0 | 0.50 | 0.001 | 2 |" in to_markdown([found])
+    (one,) = tuning.means([row | {"accuracy": 50.0, "p": None, "loss": None, "load_ms": None}])
+    assert (one["spread"], one["p"], one["loss"], one["load_ms"]) == (None, None, None, None)
+    assert "| 10 | - | 0.50 | 0.001 | 1 |" in to_markdown([one])
+
+
+def test_what_serving_takes(pair: Pair, examples: Examples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first load, and the base's own step, are not counted; what was measured is kept."""
+    torch.manual_seed(0)
+    folder = tmp_path / "lora"
+    Trained(load_model(pair.base), chosen(["lora-r4"])[1], examples.train).save(folder, torch.float32)
+    loads, steps = iter([900.0, 1.0, 3.0, 2.0]), list[tuple[str | None, bool]]()
+
+    @contextmanager
+    def clock(times: list[float]) -> Iterator[None]:
+        yield
+        times.append(next(loads))
+
+    def step(runtime: Runtime, vocabulary: int, names: list[str | None], count: int) -> tuple[list[float], list[float]]:
+        steps.append((names[0], "it" in runtime.variants))
+        assert vocabulary == runtime.model.base.layout.config.vocab_size
+        return [2.0 if names == [None] else 2.75] * count, [99.0] * count
+
+    monkeypatch.setattr(serving, "clocked", clock)
+    monkeypatch.setattr(serving, "timed_steps", step)
+    times = serving.Times(pair.base, tmp_path / "kept", "cpu", {"a": 1})
+    assert times.of([folder], SILENT) == {folder: serving.Served(2.0, 0.75)}
+    assert steps == [(None, True), ("it", True)] * 2
+    times.close()
+    again = serving.Times(pair.base, tmp_path / "kept", "cpu", {"a": 1})
+    assert again.of([folder], SILENT) == {folder: serving.Served(2.0, 0.75)}
+    assert len(steps) == 4
+    again.close()
+    other = serving.Times(pair.base, tmp_path / "kept", "cpu", {"a": 2})
+    with pytest.raises(RuntimeError, match="StopIteration"):  # measured anew
+        other.of([folder], SILENT)
+    other.close()
 
 
 def test_what_is_wrong_is_told_before_anything_is_trained(

@@ -22,6 +22,7 @@ from deltacompress.artifact.outputs import check_outside
 from deltacompress.bench.tuning.adapters import require_peft
 from deltacompress.bench.tuning.methods import FULL, Method, chosen
 from deltacompress.bench.tuning.runs import Made, Runs
+from deltacompress.bench.tuning.serving import Served, Times
 from deltacompress.bench.tuning.table import to_markdown
 from deltacompress.bench.tuning.training import Examples, Plan
 from deltacompress.checkpoints.reader import Checkpoint
@@ -95,15 +96,18 @@ def run(
             file = data / task / "train.jsonl"
             identity = _identity(checkpoint, file, plan, held_out, where)
             runs = Runs(checkpoint, examples[task], plan, out / "models" / task, where, identity)
+            times = Times(base, out / "served" / task, where, identity)
             try:
                 for seed in seeds:
                     made = {one.label: runs.made(one, seed, seeds[0], file, reporter) for one in wanted}
                     asked = canonical_digest([identity, [one.label for one in wanted], seeds[0], limit])[:16]
                     report = _measured(base, data, task, made, out / "reports" / f"{task}.{seed}.{asked}", limit, where)
-                    found += _rows(report, task, seed, wanted, made)
+                    served = times.of([one.path for one in made.values() if one.path != made[FULL].path], reporter)
+                    found += _rows(report, task, seed, wanted, made, served)
                     write_once(out / TABLE, to_markdown(means(found)).encode(), replace=True)
             finally:
                 runs.close()
+                times.close()
     except (KeyboardInterrupt, Interrupted) as stop:
         raise Interrupted("interrupted", way_out=f"what is finished stays in {out}: run it again") from stop
     return Tuning(out, tuple(found), tuple(means(found)))
@@ -147,10 +151,16 @@ def _measured(
 
 
 def _rows(
-    report: Report, task: str, seed: int, methods: Sequence[Method], made: Mapping[str, Made]
+    report: Report,
+    task: str,
+    seed: int,
+    methods: Sequence[Method],
+    made: Mapping[str, Made],
+    served: Mapping[Path, Served],
 ) -> list[dict[str, Any]]:
     """The base's row, then one for each method. Accuracy and its standard error in percent; p: of a difference from
-    the full fine-tune on the same samples; loss: of the right answers, nats/token; bytes: of all files.
+    the full fine-tune on the same samples; loss: of the right answers, nats/token; bytes: of all files; load_ms,
+    added_ms: see Served, of what is served beside the base.
     """
     found = []
     reference = next((one.fidelity.reference_loss for one in report.scores if one.fidelity), None)
@@ -160,6 +170,7 @@ def _rows(
         assert score is not None
         loss = score.fidelity.loss if score.fidelity else reference
         own = made.get(label)
+        beside = served.get(own.path) if own else None
         found.append(
             {
                 "task": task,
@@ -170,6 +181,8 @@ def _rows(
                 "p": score.paired.p_value if score.paired else None,
                 "loss": loss,
                 "bytes": report.subject(name).bytes,
+                "load_ms": beside.load_ms if beside else None,
+                "added_ms": beside.added_ms if beside else None,
                 "rate": own.rate if own else None,
                 "held_out": own.held_out if own else None,
             }
@@ -188,7 +201,7 @@ def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for (task, method), own in groups.items():
         every = {
             name: [row[name] for row in own if row[name] is not None]
-            for name in ("accuracy", "stderr", "p", "loss", "bytes")
+            for name in ("accuracy", "stderr", "p", "loss", "bytes", "load_ms", "added_ms")
         }
         averages: dict[str, Any] = {name: mean(some) if some else None for name, some in every.items()}
         spread = stdev(every["accuracy"]) if len(own) > 1 else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_HEAD = ("method", "accuracy", "spread", "p", "loss", "bytes", "rate", "seeds")
+_HEAD = ("method", "accuracy", "spread", "p", "loss", "bytes", "load ms", "added ms", "rate", "seeds")
 
 
 def to_markdown(means: Sequence[Mapping[str, Any]]) -> str:
@@ -29,6 +29,8 @@ def _cells(one: Mapping[str, Any]) -> list[str]:
         told("p", ".2g"),
         told("loss", ".4f"),
         f"{one['bytes']:,}",
+        told("load_ms", ".1f"),
+        told("added_ms", ".2f"),
         told("rate", "g"),
         str(one["seeds"]),
     ]
