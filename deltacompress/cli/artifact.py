@@ -10,7 +10,7 @@ import typer
 from deltacompress.cli import early
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.models import model
-from deltacompress.cli.named import OverOne
+from deltacompress.cli.named import OverOne, beneath
 from deltacompress.cli.options import ArtifactArgument, BaseOption, ReplaceCheckpoint
 from deltacompress.cli.zoo_options import ZooOption
 from deltacompress.errors import InputError, option, switch
@@ -71,8 +71,8 @@ def verify(
     if base is not None:
         early.checkpoints(base)
     with console.progress() as reporter:
-        below = None if over is None else early.artifact(over, zoo, base=base, reporter=reporter)
-        place = early.place(artifact, zoo, base=base, reporter=reporter)
+        sources, under = beneath({"": artifact}, {} if over is None else {"": over}, zoo, base, reporter)
+        below, place = under.get(""), early.place(sources[""], zoo, base=base, reporter=reporter)
         if is_adapter(place):
             _verify_adapter(console, place, base, below, entry=None if Path(artifact).is_dir() else artifact)
             return

@@ -83,8 +83,8 @@ def evaluate(
     _check(base, checkpoints, out, policy=policy, device=device, calibration=calibration)
     entries = _pinned(given, zoo) if attach else {}
     with console.progress() as reporter:
-        below = {label: early.artifact(one, zoo, base=base, reporter=reporter) for label, one in under.items()}
-        found = _places(entries or given, checkpoints, zoo, base, below, reporter)
+        sources, below = named.beneath(entries or given, under, zoo, base, reporter)
+        found = _places(sources, checkpoints, zoo, base, below, reporter)
         report = _measure(
             found,
             checkpoints,

@@ -213,13 +213,13 @@ def _open(
     below: Mapping[str, str] = _NONE,
 ) -> tuple[Runtime, str]:
     """The base with the variant loaded, and the variant's name; others: more of them, by name; below: the deltas that
-    adapters go over.
+    adapters go over, where their entries do not say.
     """
     with console.progress() as reporter:
-        under = {one: early.artifact(source, zoo, base=base, reporter=reporter) for one, source in below.items()}
+        sources, under = named.beneath({_MAIN: artifact} | dict(others), below, zoo, base, reporter)
         places = {
             one: early.served(source, zoo, base=base, over=under.get(one), reporter=reporter)
-            for one, source in ({_MAIN: artifact} | dict(others)).items()
+            for one, source in sources.items()
         }
     from deltacompress.runtime import Runtime
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from deltacompress.cli import early
 from deltacompress.cli.models import model
 from deltacompress.errors import InputError
+from deltacompress.reporter import Reporter
 
 Over = Annotated[
     list[str] | None,
@@ -83,6 +85,26 @@ def against(given: Sequence[str]) -> Checkpoints:
         else:
             others[label] = model(path)
     return finetuned, others, with_base
+
+
+def beneath(
+    sources: Mapping[str, str], given: Mapping[str, str], zoo: str | None, base: Path | None, reporter: Reporter
+) -> tuple[dict[str, str], dict[str, Path]]:
+    """Sources, entries at the version that they mean now; and the deltas that adapters go over, by the same names:
+    those that are given, else those that their entries say.
+
+    Raises:
+        InputError, IntegrityError, ZooError: as early.artifact and zoo.resolve.delta_path.
+    """
+    entries = {name: early.entry(source, zoo) for name, source in sources.items()}
+    under = {name: early.artifact(source, zoo, base=base, reporter=reporter) for name, source in given.items()}
+    for name, entry in entries.items():
+        if entry is not None and name not in under:
+            from deltacompress.zoo.exchange.resolve import delta_path
+
+            if (found := delta_path(entry, zoo, reporter=reporter)) is not None:
+                under[name] = found
+    return {name: entries[name] or source for name, source in sources.items()}, under
 
 
 def over(given: Sequence[str], names: Collection[str], alone: str | None) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltacompress.cli import early
+from deltacompress.cli import early, named
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.options import BaseArgument, Device, ServingBackend, ServingDtype
 from deltacompress.cli.zoo_options import ZooOption
@@ -109,9 +109,10 @@ def _found(console: Console, given: Settings) -> Settings:
     """The same, with each variant's directory, and its version of an entry if it is one; raises as early.served."""
     entries = {name: early.entry(source, given.zoo) for name, source in given.variants}
     with console.progress() as reporter:
+        sources, under = named.beneath(dict(given.variants), {}, given.zoo, given.base, reporter)
         places = tuple(
-            (name, str(early.served(entries[name] or source, given.zoo, base=given.base, reporter=reporter)))
-            for name, source in given.variants
+            (name, str(early.served(one, given.zoo, base=given.base, over=under.get(name), reporter=reporter)))
+            for name, one in sources.items()
         )
     known = tuple((name, entry) for name, entry in entries.items() if entry is not None)
     return replace(given, variants=places, entries=known)

@@ -130,7 +130,7 @@ class Runtime:
 
         Args:
             artifact: directory of an artifact or a PEFT adapter; or an entry of a zoo, `team/bot@prod`, pulled once.
-            over: the delta that an adapter was trained on: the name of a loaded one, or a Path; None: the base.
+            over: the delta of an adapter's model: the name of a loaded one, or a Path; None: its entry's, or the base.
             zoo: path or URL; None: the one that DELTACOMPRESS_ZOO names.
             verify: compare every part with its recorded hash. False believes files that the `cuda` backend takes as
                 they are; other parts are compared, and shapes, scales and patterns checked, either way.
@@ -142,9 +142,9 @@ class Runtime:
             IntegrityError, UnsupportedModelError, PairError, BackendError: see open_variant and VariantCache.add.
             ZooError: the zoo does not have the entry.
         """
-        from deltacompress.zoo.exchange.resolve import artifact_path
+        from deltacompress.zoo.exchange.resolve import served_path
 
-        path = artifact_path(artifact, zoo, base=self.model.base.checkpoint.path)
+        path, over = served_path(artifact, zoo, over, base=self.model.base.checkpoint.path)
         if name is None:
             name = path.resolve().name if path == Path(artifact) else str(artifact)
         self.cache.check_free(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from deltacompress.errors import DeltaCompressError
 from deltacompress.serving.logs import Log
 from deltacompress.serving.messages import Origin
@@ -24,6 +26,12 @@ class Entries:
         from deltacompress.zoo.exchange.resolve import entry_path
 
         return str(entry_path(entry, self._zoo, base=self._base))
+
+    def beneath(self, entry: str) -> Path | None:
+        """The delta that an adapter's entry goes over, pulled; None: its base. Raises as resolve.delta_path."""
+        from deltacompress.zoo.exchange.resolve import delta_path
+
+        return delta_path(entry, self._zoo)
 
     def origin(self, entry: str) -> Origin:
         """Entry and version, with the attested scores. Reports that cannot be read stop nobody, and the log has why.

@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import zmq
@@ -97,7 +98,7 @@ class ModelsLike(Protocol):
     def variants(self) -> Mapping[str, Any]:
         """The loaded ones by name."""
 
-    def load(self, artifact: str, name: str, *, over: str | None, zoo: str | None, pin: bool) -> str:
+    def load(self, artifact: str, name: str, *, over: str | Path | None, zoo: str | None, pin: bool) -> str:
         """Load one."""
 
     def unload(self, name: str) -> None:
@@ -228,7 +229,8 @@ class Worker:
     def _load(self, source: str, name: str, entry: str | None, *, over: str | None, pin: bool) -> None:
         """Load a variant, and know where it came from."""
         origin = None if entry is None else self._entries.origin(entry)
-        self.models.load(source, name, over=over, zoo=self._start.zoo, pin=pin)
+        below = self._entries.beneath(entry) if entry is not None and over is None else over
+        self.models.load(source, name, over=below, zoo=self._start.zoo, pin=pin)
         self._origins[name] = origin
 
     def _report(self) -> None:

@@ -1,8 +1,9 @@
 """PEFT adapters as entries: registered as they are, byte for byte, after a check against their base.
 
-An adapter says little about the base it belongs to: a name. So it is held against the tensors of a base-ref of the zoo:
-every module it changes must be there, with the sizes that its matrices need. Only adapter_model.safetensors is read;
-pickled weights (adapter_model.bin) are refused, and a trainer's pickles beside it are left behind.
+An adapter says little about the model it belongs to: a name. So it is held against the tensors of a base-ref of the
+zoo, or of the fine-tuned model that a delta of the zoo is: every module it changes must be there, with the sizes that
+its matrices need. Only adapter_model.safetensors is read; pickled weights (adapter_model.bin) are refused, and a
+trainer's pickles beside it are left behind.
 """
 
 from __future__ import annotations
@@ -18,16 +19,14 @@ from deltacompress.errors import CheckpointError
 from deltacompress.files.hashing import hash_chunks, read_chunks, sha256_hex
 from deltacompress.files.regular import open_regular
 from deltacompress.zoo.entries.artifact import Described
-from deltacompress.zoo.entries.bases import BaseIdentity
+from deltacompress.zoo.entries.beneath import OVER, Beneath
 from deltacompress.zoo.ledger.blobs import Blob
-from deltacompress.zoo.ledger.entry import ADAPTER, FILE, Descriptor, EntryManifest, Lineage
+from deltacompress.zoo.ledger.entry import ADAPTER, FILE, Descriptor, EntryManifest
 from deltacompress.zoo.store.durable import because
 
 
-def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, base_name: str) -> Described:
-    """Check the adapter directory against its base and hash its files; stores nothing.
-
-    base, base_digest, base_name: the base-ref's identity, its entry's digest and its name, for messages.
+def describe_adapter(directory: Path, beneath: Beneath) -> Described:
+    """Check the adapter directory against the model that it goes over, and hash its files; stores nothing.
 
     Raises:
         CheckpointError: not an adapter of a known kind, damaged, or pickled.
@@ -36,7 +35,7 @@ def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, b
     from deltacompress.adapters.values import check_values  # numpy, which `zoo list` need not wait for
 
     _, raw = read_config(directory)
-    adapter = open_adapter(directory, {one.name: one.shape for one in base.tensors}, base_name=base_name)
+    adapter = open_adapter(directory, beneath.shapes, base_name=beneath.name)
     check_values(adapter)
     layers, blobs = [], []
     for path in own_files(directory):
@@ -51,17 +50,16 @@ def describe_adapter(directory: Path, *, base: BaseIdentity, base_digest: str, b
         kind="adapter",
         config=Descriptor(media_type=ADAPTER, digest=sha256_hex(raw), size=len(raw)),
         layers=tuple(layers),
-        lineage=Lineage(
-            base=base.content_hash, base_name=base.hub_id or base_name, parents=(base_digest,), relation="adapter"
-        ),
+        lineage=beneath.lineage,
         summary={
             "adapter": adapter.kind,
             "adapter_bytes": sum(layer.size for layer in layers),
             "modules": adapter.modules,
             "parameters": sum(span.info.numel for span in adapter.tensors.values()),
             "rank": adapter.settings.rank,
-            "ratio": round(base.bytes / max(1, sum(layer.size for layer in layers)), 6),
+            "ratio": round(beneath.nbytes / max(1, sum(layer.size for layer in layers)), 6),
             "recipe": adapter.title,
+            **({} if beneath.over is None else {OVER: beneath.over}),
         },
     )
     return Described(entry, blobs)

@@ -13,12 +13,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from deltacompress.adapters.adapter import digest_of
+from deltacompress.adapters.adapter import adapter_identity, digest_of
 from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from deltacompress.errors import ChecksumError, InputError
 from deltacompress.files.canonical_json import canonical_digest
 from deltacompress.files.hashing import sha256_hex
 from deltacompress.zoo.entries.artifact import Described
+from deltacompress.zoo.entries.beneath import OVER
 from deltacompress.zoo.entries.scores import MAX_SCORES, score_key
 from deltacompress.zoo.errors import ZooFormatError
 from deltacompress.zoo.ledger import canonical
@@ -150,7 +151,9 @@ def _is_of(subject: _Subject, entry: EntryManifest) -> bool:
         return subject.manifest_digest == entry.summary.get("artifact")
     files = {name: layers[0].digest for name, layers in entry.files().items()}
     own = [files.get(name, "") for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)]
-    return subject.role == "adapter" and subject.identity == digest_of(*own)
+    told = entry.summary.get(OVER)
+    over = None if told is None else str(told)
+    return subject.role == "adapter" and subject.identity == adapter_identity(digest_of(*own), over)
 
 
 def _scores(report: _Evaluation, label: str) -> dict[str, str | int | float | None]:

@@ -19,6 +19,7 @@ from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo.catalog import Catalog
 from deltacompress.zoo.entries.adapters import describe_adapter
 from deltacompress.zoo.entries.bases import MAX_IDENTITY_BYTES, BaseIdentity, check_base, check_tokenizer, parse_base
+from deltacompress.zoo.entries.beneath import deltas_of, model_of
 from deltacompress.zoo.entries.listing import Listed
 from deltacompress.zoo.errors import ConflictError, NotFoundError
 from deltacompress.zoo.ledger import blobs, names
@@ -30,8 +31,8 @@ from deltacompress.zoo.ledger.versions import Resolved
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What `add` published. base: the base-ref it was linked to (None: this zoo has none, or it is a base itself);
-    same_as: the newest version of the same name that held the very same already.
+    """What `add` published. base: the base-ref that it was linked to, or an adapter's delta (None: this zoo has none,
+    or it is a base itself); same_as: the newest version of the same name that held the very same already.
     """
 
     published: Published
@@ -56,8 +57,8 @@ def add(
 
     The same bytes again are a version too, which takes no room; `reporter` is told.
 
-    base: the base-ref it belongs to; parents: entries it was made from; relation: see
-        entry.Lineage (both of artifacts); hub_id, revision: of a base model.
+    base: the base-ref it belongs to, or of an adapter the delta that it goes over; parents: entries it was made from;
+        relation: see entry.Lineage (both of artifacts); hub_id, revision: of a base model.
 
     Raises:
         NotFoundError: no such base-ref or parent; nothing known in the directory.
@@ -167,19 +168,27 @@ def _add_adapter(
         claimed, revision = claimed_base(source)
         candidates = base_refs(zoo, hub_id=claimed, listed=listed) if claimed else []
         candidates = [one for one in candidates if revision is None or one.summary.get("revision") in (revision, None)]
-        wanted = _only(candidates, str(source))
+        wanted = _only(candidates, str(source)) or _only_delta(deltas_of(claimed or "", listed), str(source))
         if wanted is None:
             raise NotFoundError(
                 f"its base {str(claimed)[:200]!a} is not in this zoo",
                 where=source,
                 way_out="add it (`zoo add BASE_MODEL NAME`), or name the entry with --base",
             )
-    found, _, identity = identity_of(zoo, wanted)
-    described = describe_adapter(source, base=identity, base_digest=found.manifest, base_name=str(found))
+    beneath = model_of(zoo, wanted)
+    described = describe_adapter(source, beneath)
     if beside := left_out(source):
         reporter.note(f"{source}: not registered: {', '.join(beside)}")
     published = zoo.publish(described.entry, described.blobs, name, reporter=reporter)
-    return Added(published, "adapter", str(found))
+    return Added(published, "adapter", beneath.name)
+
+
+def _only_delta(candidates: list[Listed], source: str) -> str | None:
+    """The one that is meant: the first, unless what they hold differs."""
+    if len({one.manifest for one in candidates}) > 1:
+        told = ", ".join(f"{one.name}@{one.version}" for one in candidates[:4])
+        raise ConflictError(f"several deltas could be meant ({told})", where=source, way_out="say which with --base")
+    return f"{candidates[0].name}@{candidates[0].version}" if candidates else None
 
 
 def _only(candidates: list[Listed], source: str) -> str | None:

@@ -19,6 +19,7 @@ from deltacompress.files.hashing import hash_file
 from deltacompress.files.output import wait_for_lock
 from deltacompress.files.places import MANIFEST
 from deltacompress.reporter import SILENT, Reporter
+from deltacompress.zoo.entries.beneath import delta_under
 from deltacompress.zoo.entries.linking import add, check_base_of
 from deltacompress.zoo.errors import InvalidNameError, NotAZooError, PullError
 from deltacompress.zoo.ledger import names
@@ -98,6 +99,34 @@ def entry_path(
     if base is not None and Path(base).is_dir():
         check_base_of(opened, entry, Path(base), weights=False)
     return pulled(opened, entry, reporter=reporter)
+
+
+def delta_path(
+    entry: str | None, zoo: str | os.PathLike[str] | None = None, *, reporter: Reporter = SILENT
+) -> Path | None:
+    """The directory of the delta that the adapter `entry` goes over, pulled; None: it goes over its base, or is none.
+
+    Raises:
+        ZooError: the zoo does not have the entry, or not its delta.
+    """
+    if entry is None:
+        return None
+    opened = open_zoo(zoo)
+    found = delta_under(opened, entry)
+    return None if found is None else pulled(opened, found, reporter=reporter)
+
+
+def served_path(
+    spec: str | os.PathLike[str],
+    zoo: str | os.PathLike[str] | None,
+    over: str | Path | None,
+    *,
+    base: str | os.PathLike[str],
+) -> tuple[Path, str | Path | None]:
+    """As artifact_path, and what it goes over: `over`, or where that is None, what delta_path finds."""
+    entry = entry_of(spec, zoo)
+    path = artifact_path(entry or spec, zoo, base=base)
+    return path, delta_path(entry, zoo) if over is None else over
 
 
 def check_destination(name: str, zoo: str | os.PathLike[str] | None = None) -> None:

@@ -38,15 +38,18 @@ def card(zoo: Catalog, name: str) -> str:
     found, entry = zoo.show(name)
     told = entry.lineage
     base, revision = _base(zoo, entry)
+    if entry.kind == "adapter" and told.finetuned is not None:  # it goes over the fine-tuned model
+        base, revision = told.finetuned_name, None
     measured = scores(zoo, str(found))
     facts = _facts(entry)
+    content = told.finetuned if entry.kind == "adapter" and told.finetuned is not None else told.base
     front: dict[str, Any] = {}
     if base is not None and entry.kind != "base-ref":
         front["base_model"] = base
         front["base_model_relation"] = _HUB.get(str(told.relation), "quantized")
     front["library_name"] = "peft" if entry.kind == "adapter" else "deltacompress"
     front["tags"] = ["deltacompress", entry.kind, *([facts["recipe"]] if isinstance(facts.get("recipe"), str) else [])]
-    extra = {"name": str(found), "digest": found.manifest, "base_content_hash": told.base, "base_revision": revision}
+    extra = {"name": str(found), "digest": found.manifest, "base_content_hash": content, "base_revision": revision}
     front["deltacompress"] = {key: value for key, value in (extra | facts).items() if value is not None}
     text = [
         "---",
