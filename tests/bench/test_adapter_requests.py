@@ -156,9 +156,19 @@ class TestComing:
         assert told == pytest.approx([12, 30, 18, 30, 20])
         assert [met(some[:3])[name] for name in ("miss_ms", "added_ms", "loading_ms")] == [None] * 3
 
-    def test_many_adapters_in_little_room(self, stand: Stand) -> None:
+    def test_many_adapters_in_little_room(self, stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+        """None is on the device at first."""
+        there = list[int]()
+
+        def replay(models: Any, *given: Any) -> Any:
+            there.append(len(models.runtime.cache.residents.by_slot))
+            return real(models, *given)
+
+        real = coming.replay
+        monkeypatch.setattr(coming, "replay", replay)
         found = coming.many(stand, SYSTEMS["lora32"], 20, 3, 100.0, 0.3, 8, SHORT)
         assert (found["requests"], found["failed"], found["registered"], found["room"]) == (30, 0, 20, 3)
+        assert there == [0]
         assert found["misses"] >= 1
         counters = stand.runtime.cache.counters
         assert len(stand.runtime.cache.residents.by_slot) <= 3

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -155,7 +156,7 @@ class StubModels:
         self.notes = ["stub: echoes"]
         self.variants: Mapping[str, Any] = {}
 
-    def load(self, artifact: str, name: str, *, over: str | None, zoo: str | None, pin: bool) -> str:
+    def load(self, artifact: str, name: str, *, over: str | Path | None, zoo: str | None, pin: bool) -> str:
         if "missing" in artifact:
             raise InputError("is no artifact", where=artifact, way_out="give another")
         if name in self.variants:

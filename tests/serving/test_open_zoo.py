@@ -14,11 +14,14 @@ from serving.harness import ADMIN_KEY, Live, eventually, served
 from zoo.samples import make_artifact
 
 from deltacompress.errors import BackendError, BaseMismatchError, InputError
+from deltacompress.files.hashing import sha256_hex
 from deltacompress.serving.keys import Key
 from deltacompress.serving.messages import Failure
 from deltacompress.serving.settings import Limits, Settings
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.errors import DamagedBlobError, NotFoundError
+from deltacompress.zoo.ledger.blobs import Blob
+from deltacompress.zoo.ledger.entry import ADAPTER, FILE, Descriptor, EntryManifest
 from deltacompress.zoo.store import osfs
 
 
@@ -105,6 +108,26 @@ def test_where_it_came_from_is_told(live: Live, zoo: Zoo, tmp_path: Path) -> Non
     assert live.http.post("/admin/load", json=body, headers=admin).status_code == 200
     told = live.http.get("/v1/models/mine").json()
     assert (told["entry"], told["version"], told["scores"]) == ("team/bot", 1, {})
+
+
+def test_an_adapter_of_a_delta_is_loaded_over_it(live: Live, zoo: Zoo) -> None:
+    """By whatever way it comes; a variant that is named by hand goes first."""
+    bot, delta = zoo.show("team/bot@1")
+    lineage = delta.lineage.model_copy(update={"parents": (bot.manifest,), "relation": "adapter"})
+    raw = b"{}"
+    config = Descriptor(media_type=ADAPTER, digest=sha256_hex(raw), size=len(raw))
+    layer = config.model_copy(update={"media_type": FILE, "annotations": {"file": "adapter_config.json"}})
+    entry = EntryManifest(kind="adapter", config=config, layers=(layer,), lineage=lineage)
+    zoo.publish(entry, [Blob(config.digest, config.size, lambda: (raw,), "here")], "team/styled")
+    assert ask(live, "team/styled") == (200, "ab")
+    told = live.http.get("/v1/models/team/styled@1").json()["identity"]
+    assert told.partition(" over ")[2].partition(" from ")[0].endswith(bot.manifest)
+    admin = {"authorization": f"Bearer {ADMIN_KEY}"}
+    for name, over, end in (("one", None, bot.manifest), ("two", "sql", "sql")):
+        body = {"name": name, "source": "team/styled"} | ({} if over is None else {"over": over})
+        assert live.http.post("/admin/load", json=body, headers=admin).status_code == 200
+        told = live.http.get(f"/v1/models/{name}").json()["identity"]
+        assert told.partition(" over ")[2].partition(" from ")[0].endswith(end)
 
 
 def test_reports_that_cannot_be_read_stop_nobody(live: Live, zoo: Zoo, tmp_path: Path) -> None:

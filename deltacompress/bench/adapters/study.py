@@ -257,6 +257,8 @@ class _Bench:
         return coming.ways(self._stand, kind, self._study.times, self._study.lengths)
 
     def _rivals(self, count: int, most: int) -> list[dict[str, Any]]:
+        self._stand.clear()
+        self._system = ""
         return rivals(self._stand, count, most)
 
     def _peft(self, counts: Sequence[int], most: int) -> list[dict[str, Any]]:
