@@ -10,6 +10,7 @@ import typer
 
 from deltacompress.cli import early
 from deltacompress.cli.bench_pairs import names, numbers, without
+from deltacompress.cli.bench_serve import Shape
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.options import BenchBackend, BenchDevice
 from deltacompress.devices import check_driver
@@ -70,6 +71,7 @@ def adapter_requests(
     repeats: Repeats = None,
     minutes: Minutes = None,
     out: Out = None,
+    shape: Shape = None,
     device: BenchDevice = "auto",
     backend: BenchBackend = "auto",
     scratch: Scratch = None,
@@ -89,10 +91,12 @@ def adapter_requests(
     if out is not None:
         early.folder(out)
     from deltacompress.bench.adapters.study import TINY, Study, run
+    from deltacompress.bench.serve.models import shape_of
     from deltacompress.devices import resolve_device
 
     study = replace(Study() if resolve_device(device).type == "cuda" else TINY, **given)
-    places: dict[str, Any] = {"device": device, "backend": backend, "out": out, "scratch": scratch}
+    sizes = None if shape is None else shape_of(shape, device)
+    places: dict[str, Any] = {"shape": sizes, "device": device, "backend": backend, "out": out, "scratch": scratch}
     with console.progress() as reporter:
         data = run(study, parts=parts, minutes=minutes, reporter=reporter, **places).to_json()
     console.result(data, lambda: _told(data))

@@ -15,17 +15,18 @@ import torch
 
 from deltacompress.bench.adapters import coming, rivals, study
 from deltacompress.bench.adapters.coming import met, ways
-from deltacompress.bench.adapters.loops import Lengths, alone, asked_of, closed, first_token_s, row_of
+from deltacompress.bench.adapters.loops import GAP, Lengths, alone, asked_of, closed, first_token_s, row_of
 from deltacompress.bench.adapters.rivals import rebuilt
 from deltacompress.bench.adapters.served import DIRECTORIES, SYSTEMS, Stand
 from deltacompress.bench.adapters.study import TINY, Study, run
+from deltacompress.bench.adapters.tables import wrong
 from deltacompress.bench.serve.calls import Asked
 from deltacompress.bench.serve.records import Record
 from deltacompress.bench.synthetic import SHAPE_7B, SHAPE_TINY
 from deltacompress.bench.traffic.arrivals import Arrival
 from deltacompress.cli import bench_adapters
 from deltacompress.cli.main import main
-from deltacompress.errors import BackendError, InputError
+from deltacompress.errors import InputError
 from deltacompress.runtime.engine.live.engine import EngineLimits
 
 CPU = torch.device("cpu")
@@ -97,11 +98,14 @@ class TestAnswers:
         _, tokens = closed(models, asked, LIMITS, 5, 0, [one.id for one in asked])
         assert [len(one) for one in tokens.values()] == [6] * 5
         assert alone(models, asked, tokens, 0) == {"checked": 5, "alike": 5, "gap": 0.0}
-        other = {"r0": tokens["r1"]}
-        with pytest.raises(BackendError, match="answered otherwise in company than alone"):
-            alone(models, asked, other, 0)
+        found = alone(models, asked, {"r0": tokens["r1"]}, 0)
+        assert (found["checked"], found["alike"]) == (1, 0)
+        assert found["gap"] > GAP
+        row = {"system": "s2", "adapters": 5, "load": "closed 5", **found}
+        [told] = wrong([row, row | {"gap": GAP}, {"system": "s2"}])
+        assert told.startswith("s2, 5, closed 5: WRONG: answered otherwise in company than alone, by ")
 
-    def test_rounding_is_told_and_not_refused(self, stand: Stand) -> None:
+    def test_rounding_is_no_error(self, stand: Stand) -> None:
         """The second best token in the place of the best one, where the two are near."""
         models = stand.bare()
         for seed in range(40):
@@ -340,6 +344,7 @@ class TestVerb:
             (["--only", "s3"], "--only: no part 's3'; give some of s1, s2, lora64, lora32, rivals, peft, zipf, loads"),
             (["--only", ","], "--only: no part ''"),
             (["--adapters", "two"], "--adapters: two is no list of numbers"),
+            (["--shape", "huge"], "--shape: no shape 'huge'; give one of tiny, llama-7b"),
             (["--at-once", "0"], "--at-once: names none, or one below 1"),
             (["--rates", "-1"], "--rates: -1 requests a second"),
         ],

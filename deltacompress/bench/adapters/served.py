@@ -70,6 +70,7 @@ class Stand:
                 kind = system.kinds[number % len(system.kinds)]
                 folder = self.folder(kind, number // len(system.kinds) % DIRECTORIES)
                 self.runtime.add(self._copy(folder), name)
+                self.runtime.cache.settle(name)
         nbytes = max(self.runtime.variants[name].nbytes for name in names)
         return Models(self.runtime, self.shape, names, min(count, slots), nbytes)
 

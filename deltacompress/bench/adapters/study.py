@@ -23,6 +23,7 @@ from deltacompress.bench.adapters.directories import KINDS
 from deltacompress.bench.adapters.loops import Lengths, alone, asked_of, closed, row_of
 from deltacompress.bench.adapters.rivals import rivals
 from deltacompress.bench.adapters.served import SYSTEMS, Stand
+from deltacompress.bench.adapters.tables import tables_of, wrong
 from deltacompress.bench.serve.models import Models
 from deltacompress.bench.serve.replay import replay
 from deltacompress.bench.synthetic import SHAPE_7B, SHAPE_TINY, ModelShape
@@ -119,7 +120,7 @@ def run(
 
     Raises:
         InputError: a number cannot be.
-        BackendError: the models do not fit, a request fails, or is answered otherwise in company than alone.
+        BackendError: the models do not fit, or a request fails.
     """
     study.check()
     where = resolve_device(device)
@@ -143,7 +144,8 @@ def run(
                     continue
                 store.add([(key, work())])
                 reporter.step(key)
-            tables = _tables({key: store[key] for key in keys if key in store})
+            tables = tables_of({key: store[key] for key in keys if key in store})
+            bench.notes += wrong(tables["rows"])
         finally:
             store.close()
         return Studied(_head(study, identity, bench), tables, tuple(bench.notes), tuple(left))
@@ -280,17 +282,3 @@ def _head(study: Study, identity: dict[str, Any], bench: _Bench) -> dict[str, An
         "seed": study.lengths.seed,
         **given,
     }
-
-
-def _tables(found: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Rows by table. over_base: tokens a second over those of the base under the same load."""
-    rows = [row for key, row in found.items() if "system" in row and not key.startswith("zipf")]
-    base = {row["load"]: row["tokens_s"] for row in rows if row["system"] == "base"}
-    for row in rows:
-        row["over_base"] = row["tokens_s"] / base[row["load"]] if row["load"] in base else None
-    nested = {"rivals": ("rivals", "peft"), "loads": ("loads",)}
-    tables = {
-        name: [row for key, some in found.items() if key.split(",")[0] in starts for row in some]
-        for name, starts in nested.items()
-    }
-    return {"rows": rows, **tables, "zipf": [row for key, row in found.items() if key.startswith("zipf")]}
