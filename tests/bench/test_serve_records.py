@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import mul
+from random import Random
 
 import pytest
 
@@ -51,7 +53,7 @@ class TestLengths:
 
 def recorded(events: list[tuple[float, Event]], asked: list[Asked], load_s: float = 0.25) -> Recorder:
     clock: Iterator[float] = iter([at for at, _ in events])
-    recorder = Recorder(asked, lambda: next(clock), lambda _: load_s)
+    recorder = Recorder(asked, lambda: next(clock), lambda _: load_s, 512)
     for _, event in events:
         recorder.emit(event)
     return recorder
@@ -130,38 +132,57 @@ class TestRecords:
         with pytest.raises(BackendError, match="all were ended before"):
             told([Record(ONE)], Slo())
 
-    def test_steps_that_decode_and_do_nothing_else(self) -> None:
-        asked = [Asked(0, "a", ONE.arrival), Asked(1, "a", ONE.arrival), Asked(2, None, ONE.arrival)]
-        recorder = Recorder(asked, lambda: 0.0, lambda _: 0.0)
+    def test_what_steps_did(self) -> None:
+        """Prompts of 25, 9 and 9 in pieces of 10: the last two end together, and fill that step and the one before."""
+        prompts = (25, 9, 9)
+        asked = [Asked(n, name, Arrival(0.0, prompts[n], 3)) for n, name in enumerate(("a", "a", None))]
+        recorder = Recorder(asked, lambda: 0.0, lambda _: 0.0, 10)
         tokens: list[Event] = [NewToken(one.id, 5, "", None) for one in asked]
-        for events, running, step in (
-            (tokens, 3, Step(20.0, 3, 1)),
-            (tokens[2:], 1, Step(20.0, 1, 0)),
-            ([*tokens, Ended("r0", "length", 1)], 2, Step(20.0, 3, 1)),
-            (tokens, 4, None),  # of one more, a piece of the prompt was computed
-            ([Started("r0", (), 0.0), *tokens], 3, None),
-            ([], 1, None),
+        began: list[Event] = [Started(one.id, (), 0.0) for one in asked]
+        for events, loads in (
+            ([], 1),
+            ([], 0),
+            ([began[0], tokens[0], tokens[0]], 0),
+            ([tokens[0], Ended("r0", "length", 1)], 2),
+            ([began[1], tokens[1], began[2], tokens[2], tokens[1]], 0),
+            (tokens[1:], 0),
+            (tokens[2:], 0),
         ):
             for event in events:
                 recorder.emit(event)
-            assert recorder.step(0.02, running) == step
-        assert recorder.step(0.02, 0) is None
+            recorder.step(0.02, loads)
+        assert recorder.steps == [
+            Step(20.0, 0, 0, 5, 0, 1),
+            Step(20.0, 0, 0, 10, 0, 0),
+            Step(20.0, 1, 1, 10, 1, 0),
+            Step(20.0, 1, 1, 8, 0, 2),
+            Step(20.0, 1, 1, 10, 2, 0),
+            Step(20.0, 2, 1, 0, 0, 0),
+            Step(20.0, 1, 0, 0, 0, 0),
+        ]
+
+    def test_a_step_that_only_waits_is_none(self) -> None:
+        recorder = Recorder([ONE], lambda: 0.0, lambda _: 0.0, 10)
+        recorder.step(0.02, 1)
+        assert recorder.steps == []
 
 
 class TestFit:
     def test_what_steps_take(self) -> None:
-        steps = [Step(4.0 + 0.5 * rows + 2.0 * n, rows, n) for rows in range(1, 12) for n in range(min(rows, 5) + 1)]
-        assert fitted(steps) == pytest.approx((4.0, 0.5, 2.0))
+        drawn = Random(0)
+        counts = [(drawn.randrange(1, 12), *(drawn.randrange(4) for _ in range(4))) for _ in range(FEWEST)]
+        cost = (0.5, 2.0, 0.125, 3.0, 7.0)
+        steps = [Step(4.0 + sum(map(mul, cost, one)), *one) for one in counts]
+        assert fitted(steps) == pytest.approx((4.0, *cost))
 
     def test_nothing_is_below_zero(self) -> None:
         """Where more rows take less time, the mean of all is the best that rows of 0 ms explain."""
-        base, row, variant = fitted([Step(10.0 - rows, rows, 1) for rows in (1, 2, 3)] * FEWEST)
-        assert (base + variant, row) == pytest.approx((8.0, 0.0))
+        base, row, variant, *rest = fitted([Step(10.0 - rows, rows, 1) for rows in (1, 2, 3)] * FEWEST)
+        assert (base + variant, row, *rest) == pytest.approx((8.0, 0.0, 0.0, 0.0, 0.0))
         steps = [Step(5.0 + 3.0 * n - rows, rows, n) for rows in (1, 2, 3) for n in (1, 2)] * FEWEST
-        base, row, variant = fitted(steps)
-        assert (base, row, variant) == pytest.approx((3.0, 0.0, 3.0))
+        assert fitted(steps)[:3] == pytest.approx((3.0, 0.0, 3.0))
 
     def test_too_few(self) -> None:
         fitted([Step(1.0, 1, 1)] * FEWEST)
-        with pytest.raises(InputError, match=f"{FEWEST - 1} steps did nothing but decode"):
+        with pytest.raises(InputError, match=f"{FEWEST - 1} steps: too few to simulate with"):
             fitted([Step(1.0, 1, 1)] * (FEWEST - 1))

@@ -33,8 +33,9 @@ class TestTimes:
     def test_the_steps_that_were_measured(self) -> None:
         """docs/benchmarks-serving.md: (rows, variants, ms)."""
         for rows, variants, ms in ((1, 0, 5.89), (16, 0, 6.50), (16, 16, 16.40), (32, 32, 25.70)):
-            assert Times().step_s(rows, variants, 0) * 1e3 == pytest.approx(ms, rel=0.01)
-        assert Times().step_s(1, 0, 20_000) == pytest.approx(1.00589)
+            assert Times().decode_s(rows, variants) * 1e3 == pytest.approx(ms, rel=0.01)
+        assert Times().prompts_s(20_000, 3) == 1.0
+        assert replace(Times(), start_ms=2.0).prompts_s(20_000, 3) == pytest.approx(1.006)
         assert Times().swap_s == pytest.approx(13.1e-6, rel=0.01)
 
     def test_others(self) -> None:
@@ -60,19 +61,19 @@ class TestTimes:
 
 class TestWorld:
     def test_one_request(self) -> None:
-        """Load 500 ms; 25 tokens of prompt in chunks of 10: two steps of 10 + 10, one of 10 + 5 + 1 + 5; 2 of 16."""
+        """Load 500 ms; 25 tokens of prompt in chunks of 10: two steps of 10 + 10, 5 to the first token; 2 of 16."""
         world = served([(Arrival(2.0, 25, 3), "a")])
         (course,) = world.courses.values()
-        assert course.first_token_s == pytest.approx(2.5 + 0.020 + 0.020 + 0.021)
+        assert course.first_token_s == pytest.approx(2.5 + 0.020 + 0.020 + 0.005)
         assert course.end_s == pytest.approx(course.first_token_s + 0.032)
-        assert dict(world.counts) == {"loads": 1, "evictions": 0, "steps": 5}
+        assert dict(world.counts) == {"loads": 1, "evictions": 0, "steps": 4}
         assert not course.hit
 
     def test_two_variants_at_once(self) -> None:
         """The second load waits for the first; a hit is a variant that is there when its request comes."""
         asked = [(Arrival(0.0, 10, 1), "a"), (Arrival(0.0, 10, 1), "b"), (Arrival(3.0, 10, 1), "b")]
         world = served(asked, replace(SETTING, slots=2))
-        assert [one.first_token_s for one in world.courses.values()] == pytest.approx([0.526, 1.026, 3.026])
+        assert [one.first_token_s for one in world.courses.values()] == pytest.approx([0.510, 1.010, 3.010])
         assert [one.hit for one in world.courses.values()] == [False, False, True]
 
     def test_a_cold_variant_behind_a_hot_one(self) -> None:
@@ -92,20 +93,21 @@ class TestWorld:
     @pytest.mark.parametrize(
         ("swap_gb_s", "ends", "recomputed"),
         [
-            (1.0, [0.586, 0.624], 1),  # a token's KV is 1 MB: there and back 2 ms, to compute it again 1
-            (4.0, [0.58925, 0.6085], 0),
+            (1.0, [0.569, 0.591], 1),  # a token's KV is 1 MB: there and back 2 ms, to compute it again 1
+            (4.0, [0.57225, 0.5915], 0),
         ],
     )
     def test_preemption_takes_its_time(self, swap_gb_s: float, ends: list[float], recomputed: int) -> None:
-        """Two requests outgrow the KV: at 0.570 they have 14 and 13 of 26 tokens, so the second gives its row.
+        """Two requests outgrow the KV: at 0.553 they have 14 and 13 of 26 tokens, so the second gives its row.
 
-        Prompts of 10 take a step each: 26 ms, and 27 beside a row; 17 with two rows; 16 for the first alone. Then the
-        second computes 12 tokens again, in pieces of 10: 20 ms and 18; or 13 tokens are copied in each step, 3.25 ms.
+        Prompts of 10 take a step each, 10 ms to the first token, and 16 or (two rows) 17 to the second; then 16 for the
+        first alone. Then the second computes 12 tokens again, in pieces of 10: 20 ms, and 2 to its last token; or 13
+        tokens are copied in each step, 3.25 ms.
         """
         times = replace(TIMES, swap_gb_s=swap_gb_s, kv_tokens=26)
         world = served([(Arrival(0.0, 10, 4), "a"), (Arrival(0.0, 10, 3), "a")], replace(SETTING, times=times, rows=2))
         courses = [*world.courses.values()]
-        assert [one.first_token_s for one in courses] == pytest.approx([0.526, 0.553])
+        assert [one.first_token_s for one in courses] == pytest.approx([0.510, 0.536])
         assert [one.end_s for one in courses] == pytest.approx(ends)
         assert [one.preempted for one in courses] == [0, 1]
         counted = (world.counts["out_of_kv"], world.counts["preempted"], world.counts["recomputed"])
@@ -127,9 +129,25 @@ class TestWorld:
         assert told == asked
 
     def test_prompts_share_the_tokens_of_a_step(self) -> None:
-        """Two of 6: the first 6 and 4 of the other give 26 ms; its last 2 beside a row 19."""
+        """Two of 6: 6 and 4 of the other take 10 ms, 16 the first one's next token; 2 the rest of the other."""
         world = served([(Arrival(0.0, 6, 2), "a"), (Arrival(0.0, 6, 1), "a")])
-        assert [one.first_token_s for one in world.courses.values()] == pytest.approx([0.526, 0.545])
+        assert [one.first_token_s for one in world.courses.values()] == pytest.approx([0.510, 0.528])
+
+    def test_what_loads_and_prompts_hold_up(self) -> None:
+        """a runs, when b comes at 0.53: that step and each prompt's end take 7 and 3 ms longer."""
+        times = replace(TIMES, start_ms=3.0, hold_ms=7.0)
+        asked = [(Arrival(0.0, 10, 4), "a"), (Arrival(0.53, 10, 1), "b")]
+        world = served(asked, replace(SETTING, times=times, slots=2))
+        first, second = world.courses.values()
+        assert first.first_token_s == pytest.approx(0.5 + 0.013)
+        assert first.end_s == pytest.approx(0.513 + 3 * 0.016 + 0.007)  # its third step begins at 0.545
+        assert second.first_token_s == pytest.approx(0.545 + 0.5 + 0.013)
+
+    def test_a_load_that_holds_up_longer_than_it_takes(self) -> None:
+        """On a CPU nothing else is done meanwhile."""
+        times = replace(TIMES, load_ms=5.0, hold_ms=7.0)
+        (course,) = served([(Arrival(1.0, 10, 1), "a")], replace(SETTING, times=times)).courses.values()
+        assert course.first_token_s == pytest.approx(1.017)
 
 
 def test_the_figures() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ import torch
 from deltacompress.bench.serve.calls import Asked
 from deltacompress.bench.serve.models import Models
 from deltacompress.bench.serve.records import Step
-from deltacompress.bench.serve.steady import Steadiness, first_tokens
 from deltacompress.bench.simulate.run import Slo, figures
 from deltacompress.bench.simulate.times import Times
 from deltacompress.bench.simulate.world import Setting, World
@@ -19,55 +19,59 @@ from deltacompress.runtime.engine.live.engine import EngineLimits
 from deltacompress.runtime.engine.policy.state import Rules
 
 FEWEST = 50
+PARTS = ("rows", "variants", "prompt_tokens", "started", "loads")
+"""Of a step, what it takes longer for."""
+_LEAST_MS = 1e-6
 _NEVER_GB_S = 1e-9
 """The engine copies no keys and values to the host: a request that gave way is computed again."""
 
 
-def measured_times(
-    models: Models, limits: EngineLimits, steps: Sequence[Step], load_ms: float, *, prompt_tokens: int
-) -> Times:
-    """From the steps of a run, its loads, and prompts of so many tokens by themselves, computed after it.
+def measured_times(models: Models, limits: EngineLimits, steps: Sequence[Step], load_ms: float) -> Times:
+    """From the steps of a run and its loads.
 
     Raises:
         InputError: there are too few steps to tell.
     """
-    base, row, variant = fitted(steps)
-    miss_s, _ = first_tokens(models, models.names[0], Steadiness(known_tokens=prompt_tokens, times=3), limits)
+    base, row, variant, token, start, hold = fitted(steps)
     return Times(
-        base_ms=base,
+        base_ms=max(base, _LEAST_MS),
         row_ms=row,
         first_variant_ms=0.0,
         variant_ms=variant,
-        prefill_tokens_s=prompt_tokens / miss_s,
+        prefill_tokens_s=1e3 / max(token, _LEAST_MS),
         load_ms=load_ms,
         swap_gb_s=_NEVER_GB_S,
         kv_token_bytes=1,
         kv_tokens=limits.max_batch * (models.shape.context + 2),
+        start_ms=start,
+        hold_ms=hold,
     )
 
 
-def fitted(steps: Sequence[Step]) -> tuple[float, float, float]:
-    """Milliseconds (of any step, of a row more, of a variant more), none below 0, with the least squares of errors.
+def fitted(steps: Sequence[Step]) -> tuple[float, ...]:
+    """Milliseconds of any step, and of one more of each of PARTS in it; none below 0, with the least squares of errors.
 
     Raises:
         InputError: there are fewer than FEWEST steps.
     """
     if len(steps) < FEWEST:
         raise InputError(
-            f"{len(steps)} steps did nothing but decode: too few to simulate with",
+            f"{len(steps)} steps: too few to simulate with",
             where=switch("simulate_check"),
             way_out=f"ask for more seconds, so that there are {FEWEST}",
         )
-    known = torch.tensor([[1.0, one.rows, one.variants] for one in steps], dtype=torch.float64)
+    known = torch.tensor([[1, *(getattr(one, name) for name in PARTS)] for one in steps], dtype=torch.float64)
     took = torch.tensor([[one.ms] for one in steps], dtype=torch.float64)
-    best, least = (0.0, 0.0, 0.0), float("inf")
-    for parts in ([0, 1, 2], [0, 1], [0, 2], [0]):  # the minimum among those that are not negative is one of these
-        found = torch.linalg.lstsq(known[:, parts], took, driver="gelsd").solution
-        error = float((known[:, parts] @ found - took).square().sum())
-        if bool((found >= 0).all()) and error < least:
-            whole = dict(zip(parts, found[:, 0].tolist(), strict=True))
-            best, least = (whole.get(0, 0.0), whole.get(1, 0.0), whole.get(2, 0.0)), error
-    return best
+    best, least = [0.0] * (len(PARTS) + 1), float("inf")
+    for count in range(len(PARTS) + 1):  # the minimum among those that are not negative is one of these
+        for some in combinations(range(1, len(PARTS) + 1), count):
+            parts = [0, *some]
+            found = torch.linalg.lstsq(known[:, parts], took, driver="gelsd").solution
+            error = float((known[:, parts] @ found - took).square().sum())
+            if bool((found >= 0).all()) and error < least:
+                whole = dict(zip(parts, found[:, 0].tolist(), strict=True))
+                best, least = [whole.get(part, 0.0) for part in range(len(PARTS) + 1)], error
+    return tuple(best)
 
 
 def simulated(asked: Sequence[Asked], models: Models, limits: EngineLimits, times: Times, slo: Slo) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -88,40 +88,68 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One in which every call that ran got a token, and nothing else was done. variants: of its rows."""
+    """rows: calls that decoded a token; variants: of these; prompt_tokens: that were computed, of prompts; started:
+    prompts that came to their end; loads: variants that came.
+    """
 
     ms: float
     rows: int
     variants: int
+    prompt_tokens: int = 0
+    started: int = 0
+    loads: int = 0
 
 
 class Recorder:
-    """The engine's listener of a replay."""
+    """The engine's listener of a replay. steps: those that computed something."""
 
-    def __init__(self, asked: Iterable[Asked], clock: Callable[[], float], load_s: Callable[[Record], float]) -> None:
-        """clock: seconds since the replay began; load_s: of the variant that a request has waited for."""
+    def __init__(
+        self,
+        asked: Iterable[Asked],
+        clock: Callable[[], float],
+        load_s: Callable[[Record], float],
+        step_tokens: int,
+    ) -> None:
+        """clock: seconds since the replay began; load_s: of the variant that a request has waited for; step_tokens: of
+        prompts in a step, at most.
+        """
         self.records = {one.id: Record(one) for one in asked}
         self._left, self._clock, self._load_s = len(self.records), clock, load_s
-        self._step = list[Event]()
+        self._told, self._steps, self._step_tokens = list[Event](), list[Step](), step_tokens
 
     @property
     def left(self) -> int:
         """Requests that have not ended."""
         return self._left
 
-    def step(self, seconds: float, running: int) -> Step | None:
-        """What the step that just was has told; None if it did more than to decode. running: calls after it."""
-        told, self._step = self._step, []
-        tokens = [event for event in told if isinstance(event, NewToken)]
-        ended = sum(isinstance(event, Ended) for event in told)
-        if not tokens or len(tokens) != running + ended or any(isinstance(event, Started) for event in told):
-            return None
-        variants = {self.records[event.id].asked.variant for event in tokens}
-        return Step(seconds * 1e3, len(tokens), len(variants - {None}))
+    @property
+    def steps(self) -> list[Step]:
+        """Those that computed something."""
+        return [one for one in self._steps if one.rows or one.prompt_tokens]
+
+    def step(self, seconds: float, loads: int) -> None:
+        """A step has just been. loads: variants that came in it.
+
+        The engine does not tell in which steps a prompt was computed: the end of it in the one that began its answer,
+        and what does not fit there in those before.
+        """
+        told, self._told = self._told, []
+        started = [event.id for event in told if isinstance(event, Started)]
+        decoded = [event.id for event in told if isinstance(event, NewToken)]
+        for name in started:
+            decoded.remove(name)  # its first one is of the prompt
+        variants = {self.records[name].asked.variant for name in decoded}
+        self._steps.append(Step(seconds * 1e3, len(decoded), len(variants - {None}), 0, len(started), loads))
+        left, at = sum(self.records[name].asked.arrival.prompt_tokens for name in started), len(self._steps) - 1
+        while left and at >= 0:
+            one = self._steps[at]
+            taken = min(left, self._step_tokens - one.prompt_tokens)
+            self._steps[at] = replace(one, prompt_tokens=one.prompt_tokens + taken)
+            left, at = left - taken, at - 1
 
     def emit(self, event: Event) -> None:
         """Note what an event tells."""
-        self._step.append(event)
+        self._told.append(event)
         record, now = self.records[event.id], self._clock()
         if isinstance(event, Started):
             record.waited_s, record.queued_s = event.waited_s, event.queued_s

@@ -16,33 +16,31 @@ _WAIT_S = 0.05
 
 
 def replay(models: Models, asked: Sequence[Asked], limits: EngineLimits, seed: int) -> tuple[list[Record], list[Step]]:
-    """Serve these in real time; what became of each, in their order, and the steps that did nothing but decode.
+    """Serve these in real time; what became of each, in their order, and the steps.
 
     limits: max_queue at least as many as are asked, so that none is refused.
 
     Raises:
         InputError: a request cannot be served: it is longer than the context, say.
     """
-    loads, start = Loads(models.runtime), time.monotonic()
-    recorder = Recorder(asked, lambda: time.monotonic() - start, loads.seconds)
-    engine, steps = models.runtime.engine(recorder.emit, limits), list[Step]()
+    runtime, loads, start = models.runtime, Loads(models.runtime), time.monotonic()
+    recorder = Recorder(asked, lambda: time.monotonic() - start, loads.seconds, limits.step_tokens)
+    engine, counters = runtime.engine(recorder.emit, limits), runtime.cache.counters
     thread = _Submitting(engine, models, recorder, loads, start, seed)
     thread.start()
     try:
         while recorder.left and thread.error is None:
-            begun = time.perf_counter()
+            begun, before = time.perf_counter(), counters.loads
             if not engine.step():
                 engine.wait(_WAIT_S)
                 continue
-            step = recorder.step(time.perf_counter() - begun, engine.counts.running)
-            if step is not None:
-                steps.append(step)
+            recorder.step(time.perf_counter() - begun, counters.loads - before)
     finally:
         thread.stop()
         engine.close()
     if thread.error is not None:
         raise thread.error
-    return list(recorder.records.values()), steps
+    return list(recorder.records.values()), recorder.steps
 
 
 class Loads:

@@ -146,8 +146,7 @@ def _check(
     steps: Sequence[Step],
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Rows of simulated over measured, and the times that it was simulated with."""
-    mean = sum(one.arrival.prompt_tokens for one in asked) // len(asked)
-    times = check.measured_times(made, limits, steps, found["load_ms"], prompt_tokens=max(1, mean))
+    times = check.measured_times(made, limits, steps, found["load_ms"])
     simulated = check.simulated(asked, made, limits, times, slo)
     return [
         {"what": name, "ratio": simulated[name] / found[name], "simulated": simulated[name], "measured": found[name]}

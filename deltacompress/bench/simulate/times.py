@@ -7,7 +7,7 @@ from typing import Any
 
 from deltacompress.errors import InputError, option
 
-_ZERO = {"row_ms", "first_variant_ms", "variant_ms", "load_ms"}  # may be 0
+_ZERO = {"row_ms", "first_variant_ms", "variant_ms", "load_ms", "start_ms", "hold_ms"}  # may be 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class Times:
     variant from the page cache, hashes compared (65 ms moved). swap_gb_s: KV to the host and back, below the 55 GB/s
     at which whole models came from pinned memory. kv_token_bytes: 2 x 32 layers x 4096 x 2 bytes. kv_tokens: what 85 GB
     leave beside the base (13.5 GB), 16 variants of 1.69 GB and 8 % for all else. prefill_tokens_s is an assumption: the
-    products alone would give 57,000.
+    products alone would give 57,000. start_ms: that a prompt takes beside its tokens, in the step in which it ends;
+    hold_ms: that a load holds up a step.
     """
 
     base_ms: float = 5.85
@@ -31,6 +32,8 @@ class Times:
     swap_gb_s: float = 40.0
     kv_token_bytes: int = 524_288
     kv_tokens: int = 70_000
+    start_ms: float = 0.0
+    hold_ms: float = 0.0
 
     def check(self) -> None:
         """Raises InputError: one is no number above 0 (or 0, where nothing is divided by it)."""
@@ -43,10 +46,14 @@ class Times:
                     way_out="give a number above 0, and finite",
                 )
 
-    def step_s(self, rows: int, variants: int, prefill: int) -> float:
-        """Seconds of a step: `rows` decode, of `variants` variants, and so many tokens of prompts are computed."""
+    def decode_s(self, rows: int, variants: int) -> float:
+        """Seconds of a step in which `rows` decode, of `variants` variants."""
         decode = self.base_ms + self.row_ms * rows + self.variant_ms * variants
-        return (decode + (self.first_variant_ms if variants else 0.0)) / 1e3 + prefill / self.prefill_tokens_s
+        return (decode + (self.first_variant_ms if variants else 0.0)) / 1e3
+
+    def prompts_s(self, tokens: int, ended: int) -> float:
+        """Seconds more of a step that computes so many tokens of prompts, of which so many come to their end."""
+        return tokens / self.prefill_tokens_s + ended * self.start_ms / 1e3
 
     @property
     def load_s(self) -> float:

@@ -50,8 +50,10 @@ class World:
         self.now = 0.0
         self._setting, self._rules = setting, rules
         self._desk = Desk(eviction=eviction)
-        self._limits = Limits(setting.rows, setting.slots, loads=2, kv=times.kv_tokens, headroom=setting.rows)
-        self._costs = Costs(times.step_s(setting.rows, setting.slots, 0), times.swap_s, times.recompute_s)
+        self._limits = Limits(
+            setting.rows, setting.slots, loads=setting.slots, kv=times.kv_tokens, headroom=setting.rows
+        )
+        self._costs = Costs(times.decode_s(setting.rows, setting.slots), times.swap_s, times.recompute_s)
         self._sizes = dict.fromkeys((variant for _, variant in asked), 1)
         self._residents: dict[str, float] = {}  # when each is there
         self._link_free = 0.0
@@ -61,9 +63,11 @@ class World:
         """Until every request has ended."""
         while self._to_come or self._desk.running or len(self._desk.line):
             self._submit()
-            copied_s = self._carry_out(self._plan())
+            held_s = self._carry_out(self._plan())
             if self._desk.running:
-                self._step(copied_s)
+                self._step(held_s)
+            elif held_s:
+                self.now += held_s
             else:
                 self._wait()
 
@@ -88,7 +92,7 @@ class World:
         return self._desk.plan(residents, self._sizes, self._limits, self._costs, self._rules)
 
     def _carry_out(self, plan: Plan) -> float:
-        """Returns the seconds that KV was copied, which the step waits for."""
+        """Returns the seconds that the step waits: for KV that is copied, and for loads."""
         copied = 0
         for one in plan.preempt:
             ticket, course = one.ticket, self.courses[one.ticket.id]
@@ -110,20 +114,22 @@ class World:
             ticket.swapped = False
         self.counts["loads"] += len(plan.bring)
         self.counts["evictions"] += len(plan.evict)
-        return copied * self._setting.times.swap_s
+        return copied * self._setting.times.swap_s + len(plan.bring) * self._setting.times.hold_ms / 1e3
 
-    def _step(self, copied_s: float) -> None:
-        running = list(self._desk.running.values())
-        decoded = [one for one in running if not one.pending]
-        budget, prefill = self._setting.chunk, 0
-        for ticket in sorted((one for one in running if one.pending), key=lambda one: one.place):
+    def _step(self, held_s: float) -> None:
+        """As the engine's: a prompt that comes to its end brings a token, and its request decodes in the same step."""
+        budget, prefill, ended = self._setting.chunk, 0, list[Ticket]()
+        for ticket in sorted((one for one in self._desk.running.values() if one.pending), key=lambda one: one.place):
             taken = min(ticket.pending, budget - prefill)
             ticket.pending -= taken
             prefill += taken
             if not ticket.pending:
-                decoded.append(ticket)  # the end of its prompt gives it a token
-        variants = len({one.variant for one in decoded})
-        self.now += copied_s + self._setting.times.step_s(len(decoded), variants, prefill)
+                ended.append(ticket)
+        self.now += held_s + self._setting.times.prompts_s(prefill, len(ended))
+        for ticket in ended:
+            self._take(ticket)
+        decoded = [one for one in self._desk.running.values() if not one.pending]
+        self.now += self._setting.times.decode_s(len(decoded), len({one.variant for one in decoded}))
         self.counts["steps"] += 1
         for ticket in decoded:
             self._take(ticket)
