@@ -1,8 +1,8 @@
 """Checkpoints and artifacts of any Llama shape, full of random numbers: what speed is measured on.
 
 They are read by the runtime like any others; only the hashes of restored linears and heads are made up, because nobody
-restores these. The formats are those of recipe int2-24, without a lossless stage, and nothing is left out: linears 2:4
-with 2 bits, head and embedding dense with 2 bits, every row, norms exact.
+restores these. The formats are those of recipe int2-24 (or, with 4 bits, int4-24), without a lossless stage, and
+nothing is left out: linears 2:4 with 2 bits, head and embedding dense with 2 bits, every row, norms exact.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from deltacompress.checkpoints.rows import InMemory
 from deltacompress.checkpoints.writer import write_checkpoint, write_file, write_shards
 from deltacompress.codecs.encoded import restore_tensor
 from deltacompress.codecs.formats import exact
-from deltacompress.codecs.formats.packed import PackedSpec, Parts
+from deltacompress.codecs.formats.packed import PackedSpec, Parts, part_shapes
 from deltacompress.files.places import CONFIG, MANIFEST
 from deltacompress.numerics.sparsity import Sparsity
 from deltacompress.types import TensorInfo, TensorKind
@@ -63,6 +64,11 @@ class ModelShape:
     def kv_width(self) -> int:
         """Outputs of the key and of the value projection."""
         return self.q_width // self.heads * (self.kv_heads or self.heads)
+
+    @property
+    def kv_width_of_all(self) -> int:
+        """Numbers that the keys and values of a token are, of all layers."""
+        return 2 * self.layers * self.kv_width
 
     def __str__(self) -> str:
         """Its sizes, for a reader."""
@@ -171,12 +177,30 @@ def write_finetuned(out: Path, shape: ModelShape, device: torch.device, *, base:
     write_file(out / CONFIG, [json.dumps(shape.config()).encode()])
 
 
-def write_delta(out: Path, shape: ModelShape, base: Checkpoint, device: torch.device) -> Manifest:
+def packed_spec(kind: TensorKind, size: tuple[int, ...], bits: int) -> PackedSpec:
+    """How a linear, a head or an embedding is packed."""
+    rows, columns = size
+    return PackedSpec(rows, columns, bits, Sparsity.parse("2:4" if kind == "linear" else "dense"), columns, "minmax")
+
+
+def delta_bytes(shape: ModelShape, bits: int) -> int:
+    """Of the parts that write_delta would write."""
+    found = 0
+    for kind, size in shape.tensors().values():
+        if kind == "norm":
+            found += 2 * size[0]
+        else:
+            parts = part_shapes(packed_spec(kind, size, bits), storage=False).values()
+            found += sum(dtype.itemsize * prod(dims) for dtype, dims in parts)
+    return found
+
+
+def write_delta(out: Path, shape: ModelShape, base: Checkpoint, device: torch.device, *, bits: int = 2) -> Manifest:
     """An artifact of `base` in the empty directory `out`."""
     records: list[TensorRecord] = []
     stored: Parts = {}
     for name, (kind, size) in sorted(shape.tensors().items()):
-        record, parts = _tensor(name, kind, size, base, device)
+        record, parts = _tensor(name, kind, size, base, device, bits)
         records.append(record)
         stored |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
 
@@ -204,7 +228,7 @@ def write_delta(out: Path, shape: ModelShape, base: Checkpoint, device: torch.de
 
 
 def _tensor(
-    name: str, kind: TensorKind, size: tuple[int, ...], base: Checkpoint, device: torch.device
+    name: str, kind: TensorKind, size: tuple[int, ...], base: Checkpoint, device: torch.device, bits: int
 ) -> tuple[TensorRecord, Parts]:
     restored = hashlib.sha256(name.encode()).hexdigest()
     params: dict[str, Any]
@@ -214,8 +238,7 @@ def _tensor(
         params, parts = exact.encode(InMemory(after), InMemory(before))
         restored = hashlib.sha256(tensor_bytes(after)).hexdigest()
     else:
-        rows, columns = size
-        spec = PackedSpec(rows, columns, 2, Sparsity.parse("2:4" if kind == "linear" else "dense"), columns, "minmax")
+        spec = packed_spec(kind, size, bits)
         params, parts = spec.to_json(), {part: tensor.cpu() for part, tensor in random_parts(spec, device).items()}
         parts["scales"] = (parts["scales"].float() * 0.01).to(torch.bfloat16)
         if kind == "embedding":

@@ -2,113 +2,99 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from deltacompress.cli.bench_pairs import without
+from deltacompress.cli import bench_serve_options as of
+from deltacompress.cli.bench_pairs import names, numbers, without
 from deltacompress.cli.bench_simulate import Popularity, Seed, SloFirst, SloToken, Trace, Variation
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.options import BenchBackend, BenchDevice
 from deltacompress.devices import check_driver
-from deltacompress.errors import InputError, option, switch
+from deltacompress.errors import InputError, option
 
-SystemOption = Annotated[
-    Literal["decoupled", "swap"], typer.Option(help="Packed deltas beside one base, or whole models in turn.")
-]
-Rate = Annotated[
-    float | None,
-    typer.Option(help="Requests a second, to which a file's time is scaled.", show_default="a file's; with --steady 4"),
-]
-Seconds = Annotated[float | None, typer.Option(help="In which requests come.", show_default="60; with --steady 10")]
-Slots = Annotated[
-    int | None,
-    typer.Option(min=1, max=256, help="Variants on the device at once.", show_default="16; swap: as many as fit"),
-]
-Variants = Annotated[int, typer.Option(min=1, max=10_000, help="That are served.")]
-Scale = Annotated[float, typer.Option(help="Of all lengths, at most 1: for small models.")]
-MaxBatch = Annotated[int, typer.Option(min=1, max=4096, help="Requests that run at once.")]
-StepTokens = Annotated[int, typer.Option(min=1, max=1_000_000, help="Tokens of prompts in a step.")]
-PrefixCache = Annotated[int, typer.Option(min=0, max=2**20, help="MiB for what prompts have in common.")]
-SimulateCheck = Annotated[
-    bool, typer.Option("--simulate-check", help="Hold the simulator against the run, over times measured in it.")
-]
-Steady = Annotated[bool, typer.Option("--steady", help="No trace: how steadily tokens flow.")]
-Rows = Annotated[int, typer.Option(min=1, max=4096, help="With --steady: of each variant.")]
-Steps = Annotated[int, typer.Option(min=1, max=10_000, help="With --steady: timed undisturbed, twice.")]
-LongTokens = Annotated[int, typer.Option(min=1, help="With --steady: of prompts that come.")]
-KnownTokens = Annotated[int, typer.Option(min=1, help="With --steady: of prompts that come again.")]
-Shape = Annotated[
-    str | None, typer.Option(help="tiny, llama-7b, llama-13b or llama-70b.", show_default="llama-7b; on a CPU tiny")
-]
-Scratch = Annotated[
-    Path | None,
-    typer.Option(
-        exists=True,
-        file_okay=False,
-        writable=True,
-        help="Directory for the files, 16 GB for a 7B; a temporary one by default.",
-    ),
-]
-_OF_TRACES = {"trace": "poisson", "popularity": "zipf-1.5", "scale": 1.0, "max_batch": 64, "simulate_check": False}
-_OF_STEADY = {"rows": 1, "steps": 50, "long_tokens": 1000, "known_tokens": 2000}
+if TYPE_CHECKING:
+    from deltacompress.serving.profile import Profile
+
 _SPARE = ("late_s", "load_ms", "evictions", "preempted_s", "decode_s", "prefill_s", "load_s", "queue_s", "tokens_s")
+_MAX_BATCH, _STEP_TOKENS = 64, 512
+_WAIT_S = 30.0
+"""With --parts: after the last request may have come, until those that are left are cancelled."""
 
 
 @verb
 def serve(
     console: Console,
     *,
-    steady: Steady = False,
-    system: SystemOption = "decoupled",
+    steady: of.Steady = False,
+    tune: of.Tune = False,
+    capacity: of.Capacity = False,
+    parts: of.Parts = None,
+    system: of.SystemOption = "decoupled",
     trace: Trace = "poisson",
-    rate: Rate = None,
+    rate: of.Rate = None,
     variation: Variation = 4.0,
-    seconds: Seconds = None,
+    seconds: of.Seconds = None,
     popularity: Popularity = "zipf-1.5",
-    variants: Variants = 16,
+    variants: of.Variants = 16,
     seed: Seed = 0,
-    scale: Scale = 1.0,
-    slots: Slots = None,
-    max_batch: MaxBatch = 64,
-    step_tokens: StepTokens = 512,
-    prefix_cache: PrefixCache = 1024,
+    scale: of.Scale = 1.0,
+    slots: of.Slots = None,
+    max_batch: of.MaxBatch = None,
+    step_tokens: of.StepTokens = None,
+    profile: of.ProfileIn = None,
+    prefix_cache: of.PrefixCache = 1024,
     slo_ttft_s: SloFirst = 1.0,
     slo_token_ms: SloToken = 100.0,
-    simulate_check: SimulateCheck = False,
-    rows: Rows = 1,
-    steps: Steps = 50,
-    long_tokens: LongTokens = 1000,
-    known_tokens: KnownTokens = 2000,
-    shape: Shape = None,
+    simulate_check: of.SimulateCheck = False,
+    rows: of.Rows = 1,
+    steps: of.Steps = 50,
+    long_tokens: of.LongTokens = 1000,
+    known_tokens: of.KnownTokens = 2000,
+    runs: of.Runs = 3,
+    profile_out: of.ProfileOut = None,
+    part: of.Part = None,
+    systems: of.Systems = "decoupled,swap",
+    popularities: of.Popularities = "zipf-1.5,uniform",
+    rates: of.Rates = None,
+    shape: of.Shape = None,
     device: BenchDevice = "auto",
     backend: BenchBackend = "auto",
-    scratch: Scratch = None,
+    scratch: of.Scratch = None,
 ) -> None:
     """Replay a trace in real time over the serving engine, on random models with many variants."""
     given = dict(locals())
-    _check_together(steady, given)
-    setup = (device, backend, shape, variants, system, slots, scratch)
-    if steady:
-        _steady(console, setup, given)
-    else:
-        _replay(console, setup, given)
+    ways = {"steady": _steady, "tune": _tune, "capacity": _capacity, "parts": _parts, of.TRACE: _replay}
+    ways[of.mode_of(given)](console, given)
 
 
-def _check_together(steady: bool, given: dict[str, Any]) -> None:
-    """Raises InputError: an option was given that the other way of running alone would heed."""
-    for name, default in (_OF_TRACES if steady else _OF_STEADY).items():
-        if given[name] != default:
-            what = f"goes with a trace, and {switch('steady')} has none" if steady else f"needs {switch('steady')}"
-            raise InputError(what, where=option(name), way_out="leave it out" if steady else "add that")
+def _setup(given: Mapping[str, Any], profile: Profile | None = None) -> Any:
+    from deltacompress.bench.serve.run import Setup
+
+    slots = profile.slots if profile is not None and given["slots"] is None else given["slots"]
+    names = ("device", "backend", "shape", "variants", "system", "scratch")
+    return Setup(slots=slots, **{name: given[name] for name in names})
 
 
-def _steady(console: Console, setup: tuple[Any, ...], given: dict[str, Any]) -> None:
+def _limits(given: Mapping[str, Any], requests: int, profile: Profile | None = None) -> Any:
+    """What is given counts, then what the profile says."""
+    from deltacompress.runtime.engine.live.engine import EngineLimits
+
+    usual = (_MAX_BATCH, _STEP_TOKENS) if profile is None else (profile.max_batch, profile.step_tokens)
+    max_batch, step_tokens = (
+        value if (own := given[name]) is None else own
+        for name, value in zip(("max_batch", "step_tokens"), usual, strict=True)
+    )
+    return EngineLimits(max_batch, requests, step_tokens, given["prefix_cache"] << 20)
+
+
+def _steady(console: Console, given: Mapping[str, Any]) -> None:
     from deltacompress.cli import render
 
     check_driver(given["device"])
-    from deltacompress.bench.serve.run import Setup, run_steady
+    from deltacompress.bench.serve.run import run_steady
     from deltacompress.bench.serve.steady import Steadiness
 
     rate, seconds = given["rate"], given["seconds"]
@@ -120,35 +106,97 @@ def _steady(console: Console, setup: tuple[Any, ...], given: dict[str, Any]) -> 
         seconds=10.0 if seconds is None else seconds,
         known_tokens=given["known_tokens"],
     )
-    step_tokens, prefix_bytes = given["step_tokens"], given["prefix_cache"] << 20
+    limits = _limits(given, 1)
     with console.progress() as reporter:
         data = run_steady(
-            Setup(*setup), asked, step_tokens=step_tokens, prefix_bytes=prefix_bytes, reporter=reporter
+            _setup(given), asked, step_tokens=limits.step_tokens, prefix_bytes=limits.prefix_bytes, reporter=reporter
         ).to_json()
     console.result(data, lambda: render.summary_and_rows("serve", data, table="ratios"))
 
 
-def _replay(console: Console, setup: tuple[Any, ...], given: dict[str, Any]) -> None:
+def _replay(console: Console, given: Mapping[str, Any]) -> None:
     from deltacompress.bench.simulate.run import Slo
     from deltacompress.bench.traffic.choice import chosen, told
     from deltacompress.cli import render
+    from deltacompress.serving.profile import read_profile
 
     slo = Slo(given["slo_ttft_s"], given["slo_token_ms"])
     slo.check()
-    seconds = 60.0 if given["seconds"] is None else given["seconds"]
-    arrivals = chosen(given["trace"], given["rate"], given["variation"], seconds, given["seed"])
+    profile = None if given["profile"] is None else read_profile(given["profile"])
+    arrivals = chosen(given["trace"], given["rate"], given["variation"], _seconds(given, 60.0), given["seed"])
     check_driver(given["device"])
-    from deltacompress.bench.serve.run import Setup, run_replay
-    from deltacompress.runtime.engine.live.engine import EngineLimits
+    from deltacompress.bench.serve.run import run_replay
 
-    limits = EngineLimits(given["max_batch"], len(arrivals), given["step_tokens"], given["prefix_cache"] << 20)
+    setup = _setup(given, profile)
+    if profile is not None:
+        setup.check_profile(given["profile"], profile)
     same = {name: given[name] for name in ("popularity", "seed", "scale", "simulate_check")}
     with console.progress() as reporter:
-        data = run_replay(
-            Setup(*setup), arrivals, limits, slo, trace=told(given["trace"]), reporter=reporter, **same
-        ).to_json()
+        limits, trace = _limits(given, len(arrivals), profile), told(given["trace"])
+        data = run_replay(setup, arrivals, limits, slo, trace=trace, reporter=reporter, **same).to_json()
     shown, more = without(data, "records", "times"), "check" if "check" in data else ""
     console.result(data, lambda: render.summary_and_rows("serve", shown, table="rows", more=more, spare=_SPARE))
+
+
+def _tune(console: Console, given: Mapping[str, Any]) -> None:
+    from deltacompress.bench.traffic.choice import chosen, told
+    from deltacompress.cli import render
+    from deltacompress.serving.profile import Traffic
+
+    seconds = _seconds(given, 25.0)
+    arrivals = chosen(given["trace"], given["rate"], given["variation"], seconds, given["seed"])
+    same = {name: given[name] for name in ("rate", "variation", "popularity", "variants", "seed", "scale")}
+    check_driver(given["device"])
+    from deltacompress.bench.serve.tune import run_tune
+
+    with console.progress() as reporter:
+        traffic = Traffic(trace=told(given["trace"]), seconds=seconds, **same)
+        limits = _limits(given, len(arrivals))
+        found = run_tune(_setup(given), arrivals, limits, traffic, runs=given["runs"], reporter=reporter)
+    found.profile.write(given["profile_out"])
+    data = {**found.to_json(), "profile": str(given["profile_out"])}
+    shown = without(data, "times", "traffic", "base")
+    console.result(data, lambda: render.summary_and_rows("runs", shown, table="rows"))
+
+
+def _capacity(console: Console, given: Mapping[str, Any]) -> None:
+    from deltacompress.cli import render
+
+    check_driver(given["device"])
+    from deltacompress.bench.serve.capacity import run_capacity
+
+    with console.progress() as reporter:
+        data = run_capacity(_setup(given), reporter)
+    console.result(data, lambda: render.summary_and_rows("tokens that fit beside so many variants", data, table="rows"))
+
+
+def _parts(console: Console, given: Mapping[str, Any]) -> None:
+    from deltacompress.bench.matrix.cells import cells, part_of
+    from deltacompress.bench.simulate.run import Slo
+    from deltacompress.cli import render
+
+    if given["rate"] is not None:
+        raise InputError(f"is not for {option('parts')}", where=option("rate"), way_out=f"give {option('rates')}")
+    check_driver(given["device"])
+    from deltacompress.bench.matrix.run import Matrix, run, summary
+
+    if given["rates"] is None:
+        data = summary(given["parts"])
+    else:
+        rates = numbers("rates", given["rates"], float)
+        todo = part_of(cells(names(given["systems"]), names(given["popularities"]), rates), given["part"])
+        slo, seconds = Slo(given["slo_ttft_s"], given["slo_token_ms"]), _seconds(given, 30.0)
+        slo.check()
+        same = {name: given[name] for name in ("trace", "variation", "seed", "scale")}
+        matrix = Matrix(_setup(given), _limits(given, 1), slo, seconds=seconds, wait_s=_WAIT_S, **same)
+        with console.progress() as reporter:
+            data = run(matrix, todo, given["parts"], reporter)
+    console.result(data, lambda: render.summary_and_rows("highest rate", data, table="highest", more="rows"))
+
+
+def _seconds(given: Mapping[str, Any], usual: float) -> float:
+    found: float = usual if given["seconds"] is None else given["seconds"]
+    return found
 
 
 def register(app: typer.Typer) -> None:

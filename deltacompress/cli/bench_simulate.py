@@ -1,7 +1,9 @@
-"""`deltacompress bench simulate`: the serving engine's policy over given times."""
+"""`deltacompress bench simulate`, `bench sweep`: the serving engine's policy over given times, or over a profile's."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -62,6 +64,30 @@ def simulate(
     console.result(data, lambda: render.summary_and_rows("simulated", data, table="rows", spare=spare))
 
 
+@verb
+def sweep(
+    console: Console,
+    profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="A file of `bench serve --tune`.")],
+    *,
+    trace: Annotated[str | None, typer.Option(help="The file, if it was tuned with one.")] = None,
+    seconds: Annotated[float, typer.Option(help="Of the trace, after the piece that was tuned with.")] = 120.0,
+) -> None:
+    """Say how near a profile's choice is to the best of a full sweep of the simulator, over the rest of the trace."""
+    from deltacompress.bench.simulate.rest import run
+    from deltacompress.cli import render
+    from deltacompress.serving.profile import read_profile
+
+    with console.progress() as reporter:
+
+        def begin(settings: int) -> Callable[[str], None]:
+            reporter.phase("sweep", settings)
+            return reporter.step
+
+        data = run(read_profile(profile), trace, seconds, begin)
+    console.result(data, lambda: render.summary_and_rows("simulated, rest of the trace", data, table="rows"))
+
+
 def register(app: typer.Typer) -> None:
-    """Add this verb to those of `deltacompress bench`."""
+    """Add these verbs to those of `deltacompress bench`."""
     app.command("simulate")(simulate)
+    app.command("sweep")(sweep)

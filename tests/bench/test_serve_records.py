@@ -173,16 +173,16 @@ class TestFit:
         counts = [(drawn.randrange(1, 12), *(drawn.randrange(4) for _ in range(4))) for _ in range(FEWEST)]
         cost = (0.5, 2.0, 0.125, 3.0, 7.0)
         steps = [Step(4.0 + sum(map(mul, cost, one)), *one) for one in counts]
-        assert fitted(steps) == pytest.approx((4.0, *cost))
+        assert fitted(steps, "x") == pytest.approx((4.0, *cost))
 
     def test_nothing_is_below_zero(self) -> None:
         """Where more rows take less time, the mean of all is the best that rows of 0 ms explain."""
-        base, row, variant, *rest = fitted([Step(10.0 - rows, rows, 1) for rows in (1, 2, 3)] * FEWEST)
+        base, row, variant, *rest = fitted([Step(10.0 - rows, rows, 1) for rows in (1, 2, 3)] * FEWEST, "x")
         assert (base + variant, row, *rest) == pytest.approx((8.0, 0.0, 0.0, 0.0, 0.0))
         steps = [Step(5.0 + 3.0 * n - rows, rows, n) for rows in (1, 2, 3) for n in (1, 2)] * FEWEST
-        assert fitted(steps)[:3] == pytest.approx((3.0, 0.0, 3.0))
+        assert fitted(steps, "x")[:3] == pytest.approx((3.0, 0.0, 3.0))
 
     def test_too_few(self) -> None:
-        fitted([Step(1.0, 1, 1)] * FEWEST)
-        with pytest.raises(InputError, match=f"{FEWEST - 1} steps: too few to simulate with"):
-            fitted([Step(1.0, 1, 1)] * (FEWEST - 1))
+        fitted([Step(1.0, 1, 1)] * FEWEST, "x")
+        with pytest.raises(InputError, match=f"x: {FEWEST - 1} steps: too few to simulate with"):
+            fitted([Step(1.0, 1, 1)] * (FEWEST - 1), "x")

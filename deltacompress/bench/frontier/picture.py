@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
+from deltacompress.bench.frontier.svg import COLOURS, path, text
 from deltacompress.bench.frontier.table import frontier
 
 _LEFT, _TOP, _WIDE, _HIGH, _GAP = 64, 56, 420, 340, 210
-_COLOURS = (
-    "#0b66b8", "#1d7a46", "#a8510b", "#7a3fa0", "#b3261e", "#00798c", "#6b6b6b", "#8a6d00", "#3d5a80", "#c2185b",
-)  # fmt: skip
 _RATIOS = (1, 2, 4, 8, 16, 32, 64, 128)
 _LEAST = 1e-9
 """A KL below it is drawn there: what is exact has none."""
@@ -22,13 +19,13 @@ def draw(found: Sequence[Mapping[str, Any]]) -> str:
     """The picture; methods that take a size are lines, the frontier is the thick one."""
     tasks = list(dict.fromkeys(one["task"] for one in found))
     methods = list(dict.fromkeys(one["method"] for one in found))
-    colours = {method: _COLOURS[index % len(_COLOURS)] for index, method in enumerate(methods)}
+    colours = {method: COLOURS[index % len(COLOURS)] for index, method in enumerate(methods)}
     wide, high = _LEFT + (_WIDE + _GAP) * max(len(tasks), 1), _TOP + _HIGH + 60
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" font-family="sans-serif" font-size="12">',
         "<title>KL divergence from the fine-tuned model against size, for each method</title>",
         f'<rect width="{wide}" height="{high}" fill="#fff"/>',
-        _text(_LEFT, 22, "KL to the fine-tuned model, nats a token (lower is better)"),
+        text(_LEFT, 22, "KL to the fine-tuned model, nats a token (lower is better)"),
     ]
     for at, task in enumerate(tasks):
         own = [one for one in found if one["task"] == task]
@@ -49,31 +46,22 @@ def _panel(
         x = _LEFT + (math.log2(ratio) - first) / (last - first) * _WIDE
         return x, _TOP + (high - math.log10(max(kl, _LEAST))) / (high - low) * _HIGH
 
-    lines = [_text(_LEFT + _WIDE / 2, _TOP - 12, task, 'text-anchor="middle" font-weight="bold"')]
+    lines = [text(_LEFT + _WIDE / 2, _TOP - 12, task, 'text-anchor="middle" font-weight="bold"')]
     for power in range(low, high + 1):
         y = place(min(ratios), 10.0**power)[1]
         lines.append(f'<path d="M{_LEFT} {y:.1f}h{_WIDE}" stroke="#ddd"/>')
-        lines.append(_text(_LEFT - 8, y + 4, f"{10.0**power:g}", 'text-anchor="end"'))
+        lines.append(text(_LEFT - 8, y + 4, f"{10.0**power:g}", 'text-anchor="end"'))
     shown = [ratio for ratio in _RATIOS if first <= math.log2(ratio) <= last]
-    lines += [_text(place(ratio, 1)[0], _TOP + _HIGH + 18, f"{ratio}x", 'text-anchor="middle"') for ratio in shown]
+    lines += [text(place(ratio, 1)[0], _TOP + _HIGH + 18, f"{ratio}x", 'text-anchor="middle"') for ratio in shown]
     told = "times smaller than the fine-tuned checkpoint"
-    lines.append(_text(_LEFT + _WIDE / 2, _TOP + _HIGH + 38, told, 'text-anchor="middle"'))
-    lines.append(_path([place(*one) for one in best], "#222", 'stroke-width="4" opacity=".25"'))
+    lines.append(text(_LEFT + _WIDE / 2, _TOP + _HIGH + 38, told, 'text-anchor="middle"'))
+    lines.append(path([place(*one) for one in best], "#222", 'stroke-width="4" opacity=".25"'))
     for number, method in enumerate(dict.fromkeys(one["method"] for one in rows)):
         own = sorted((one["ratio"], one["kl"]) for one in rows if one["method"] == method)
         places, colour = [place(*one) for one in own], colours[method]
-        lines.append(_path(places, colour, ""))
+        lines.append(path(places, colour, ""))
         lines += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in places]
         y = _TOP + 8 + 16 * number
         lines.append(f'<circle cx="{_LEFT + _WIDE + 16}" cy="{y - 4}" r="4" fill="{colour}"/>')
-        lines.append(_text(_LEFT + _WIDE + 26, y, method, f'fill="{colour}"'))
+        lines.append(text(_LEFT + _WIDE + 26, y, method, f'fill="{colour}"'))
     return lines
-
-
-def _path(places: Sequence[tuple[float, float]], colour: str, more: str) -> str:
-    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    return f'<polyline points="{points}" fill="none" stroke="{colour}" {more}/>'
-
-
-def _text(x: float, y: float, words: str, more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" {more}>{escape(words)}</text>'

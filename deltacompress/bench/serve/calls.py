@@ -10,6 +10,9 @@ from deltacompress.bench.traffic.arrivals import Arrival
 from deltacompress.errors import InputError, option
 from deltacompress.runtime.engine.live.call import Call
 
+CONTEXT = 4096
+"""Of every shape that is served: the tiny one's own would not take the prompts of traces."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:

@@ -14,7 +14,7 @@ from deltacompress.bench.serve.records import Step
 from deltacompress.bench.simulate.run import Slo, figures
 from deltacompress.bench.simulate.times import Times
 from deltacompress.bench.simulate.world import Setting, World
-from deltacompress.errors import InputError, switch
+from deltacompress.errors import InputError
 from deltacompress.runtime.engine.live.engine import EngineLimits
 from deltacompress.runtime.engine.policy.state import Rules
 
@@ -26,13 +26,13 @@ _NEVER_GB_S = 1e-9
 """The engine copies no keys and values to the host: a request that gave way is computed again."""
 
 
-def measured_times(models: Models, limits: EngineLimits, steps: Sequence[Step], load_ms: float) -> Times:
-    """From the steps of a run and its loads.
+def measured_times(models: Models, limits: EngineLimits, steps: Sequence[Step], load_ms: float, where: str) -> Times:
+    """From the steps of a run and its loads. where: the option that asks for them.
 
     Raises:
         InputError: there are too few steps to tell.
     """
-    base, row, variant, token, start, hold = fitted(steps)
+    base, row, variant, token, start, hold = fitted(steps, where)
     return Times(
         base_ms=max(base, _LEAST_MS),
         row_ms=row,
@@ -41,14 +41,14 @@ def measured_times(models: Models, limits: EngineLimits, steps: Sequence[Step], 
         prefill_tokens_s=1e3 / max(token, _LEAST_MS),
         load_ms=load_ms,
         swap_gb_s=_NEVER_GB_S,
-        kv_token_bytes=1,
+        kv_token_bytes=models.kv_token_bytes,
         kv_tokens=limits.max_batch * (models.shape.context + 2),
         start_ms=start,
         hold_ms=hold,
     )
 
 
-def fitted(steps: Sequence[Step]) -> tuple[float, ...]:
+def fitted(steps: Sequence[Step], where: str) -> tuple[float, ...]:
     """Milliseconds of any step, and of one more of each of PARTS in it; none below 0, with the least squares of errors.
 
     Raises:
@@ -57,7 +57,7 @@ def fitted(steps: Sequence[Step]) -> tuple[float, ...]:
     if len(steps) < FEWEST:
         raise InputError(
             f"{len(steps)} steps: too few to simulate with",
-            where=switch("simulate_check"),
+            where=where,
             way_out=f"ask for more seconds, so that there are {FEWEST}",
         )
     known = torch.tensor([[1, *(getattr(one, name) for name in PARTS)] for one in steps], dtype=torch.float64)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from deltacompress.bench.serve.calls import prompt
+from deltacompress.bench.serve.calls import CONTEXT, prompt
 from deltacompress.bench.serve.whole import Shared, WholeModel
 from deltacompress.bench.synthetic import SHAPES, ModelShape, write_base, write_delta
 from deltacompress.checkpoints.writer import write_file
@@ -20,8 +20,6 @@ from deltacompress.runtime.engine.live.call import Call
 
 System = Literal["decoupled", "swap"]
 """Packed deltas beside one base, or whole models in turn."""
-CONTEXT = 4096
-"""Of every shape: the tiny one's own would not take the prompts of traces."""
 SLOTS = 16
 """Packed variants on the device at once, by default."""
 _FIRST = 64
@@ -39,6 +37,11 @@ class Models:
     names: tuple[str, ...]
     slots: int
     variant_bytes: int
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Of the keys and values of a token, on the device."""
+        return self.shape.kv_width_of_all * self.runtime.dtype.itemsize
 
 
 def shape_of(name: str | None, device: str) -> ModelShape:
@@ -64,24 +67,12 @@ def made(
     Raises:
         BackendError: the backend cannot run on the device, or it does not fit.
     """
-    where = resolve_device(device)
-    base, delta = root / "base", root / "delta"
-    base.mkdir()
-    write_base(base, shape, where)
-    write_tokenizer(base, shape.vocabulary)
-    on_gpu = where.type == "cuda"
-    runtime = Runtime.from_base(
-        base,
-        device=where,
-        dtype=torch.bfloat16 if on_gpu else torch.float32,
-        backend=backend,
-        merge_rounding=False,
-        cuda_graphs=on_gpu,
-    )
+    runtime = base_runtime(root, shape, device, backend)
+    on_gpu = runtime.device.type == "cuda"
     names = tuple(f"v{number}" for number in range(variants))
     if system == "swap":
         own = runtime.model.base.checkpoint.nbytes
-        fits = max(1, int(free_bytes(where) * _OF_FREE) // own) if on_gpu else 1
+        fits = max(1, int(free_bytes(runtime.device) * _OF_FREE) // own) if on_gpu else 1
         chosen, shared = min(slots or fits, variants), Shared()
         runtime.cache.residents.slots = chosen
         for number, name in enumerate(names):
@@ -89,11 +80,36 @@ def made(
     else:
         chosen = min(slots or SLOTS, variants)
         runtime.cache.residents.slots = chosen
+        delta = root / "delta"
         delta.mkdir()
-        write_delta(delta, shape, runtime.model.base.checkpoint, where)
+        write_delta(delta, shape, runtime.model.base.checkpoint, runtime.device)
         for name in names:
             runtime.load(delta, name)
     return Models(runtime, shape, names, chosen, runtime.variants[names[0]].nbytes)
+
+
+def base_runtime(root: Path, shape: ModelShape, device: str, backend: str) -> Runtime:
+    """Of a base that is written into the empty directory `root`; raises as made."""
+    where, base = resolve_device(device), root / "base"
+    base.mkdir()
+    write_base(base, shape, where)
+    write_tokenizer(base, shape.vocabulary)
+    on_gpu = where.type == "cuda"
+    return Runtime.from_base(
+        base,
+        device=where,
+        dtype=torch.bfloat16 if on_gpu else torch.float32,
+        backend=backend,
+        merge_rounding=False,
+        cuda_graphs=on_gpu,
+    )
+
+
+def with_slots(models: Models, slots: int) -> Models:
+    """The same with so many variants on the device at once, none of them there."""
+    start(models)
+    models.runtime.cache.residents.slots = slots
+    return replace(models, slots=slots)
 
 
 def start(models: Models) -> None:

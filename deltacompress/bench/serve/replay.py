@@ -15,10 +15,12 @@ from deltacompress.runtime.engine.live.engine import Engine, EngineLimits
 _WAIT_S = 0.05
 
 
-def replay(models: Models, asked: Sequence[Asked], limits: EngineLimits, seed: int) -> tuple[list[Record], list[Step]]:
+def replay(
+    models: Models, asked: Sequence[Asked], limits: EngineLimits, seed: int, stop_s: float = float("inf")
+) -> tuple[list[Record], list[Step]]:
     """Serve these in real time; what became of each, in their order, and the steps.
 
-    limits: max_queue at least as many as are asked, so that none is refused.
+    limits: max_queue at least as many as are asked, so that none is refused. stop_s: after which all are cancelled.
 
     Raises:
         InputError: a request cannot be served: it is longer than the context, say.
@@ -29,7 +31,7 @@ def replay(models: Models, asked: Sequence[Asked], limits: EngineLimits, seed: i
     thread = _Submitting(engine, models, recorder, loads, start, seed)
     thread.start()
     try:
-        while recorder.left and thread.error is None:
+        while recorder.left and thread.error is None and time.monotonic() - start < stop_s:
             begun, before = time.perf_counter(), counters.loads
             if not engine.step():
                 engine.wait(_WAIT_S)

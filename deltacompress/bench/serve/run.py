@@ -13,18 +13,19 @@ from typing import Any
 import torch
 
 from deltacompress.bench.serve import check, models, steady
-from deltacompress.bench.serve.calls import Asked, scaled
+from deltacompress.bench.serve.calls import CONTEXT, Asked, scaled
 from deltacompress.bench.serve.models import Models, System
-from deltacompress.bench.serve.records import Step, told
+from deltacompress.bench.serve.records import Record, Step, told
 from deltacompress.bench.serve.replay import replay
 from deltacompress.bench.serve.steady import Steadiness
 from deltacompress.bench.simulate.run import Slo
 from deltacompress.bench.traffic.arrivals import Arrival
 from deltacompress.bench.traffic.popularity import assigned
-from deltacompress.devices import device_name
-from deltacompress.errors import InputError, option
+from deltacompress.devices import device_name, resolve_device
+from deltacompress.errors import InputError, option, switch
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.runtime.engine.live.engine import EngineLimits
+from deltacompress.serving.profile import Profile
 
 CHECKED = ("e2e_mean", "ttft_mean")
 """What the simulator is held against."""
@@ -47,6 +48,11 @@ class Setup:
         for name in ("variants", "slots"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise InputError(f"is {value}", where=option(name), way_out="give 1 or more")
+
+    def check_profile(self, path: Path, profile: Profile) -> None:
+        """Refuse one of another device or shape; raises as Profile.check. path: of its file."""
+        config = models.shape_of(self.shape, self.device).config()
+        profile.check(path, device=device_name(resolve_device(self.device)), config=config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +78,12 @@ def run_steady(
     """Ratios first, then times on this device; see steady.measured for what is raised."""
     reporter = reporter or SILENT
     reporter.phase("serve", 2)
-    with _made(setup) as made:
+    with made_for(setup) as made:
         reporter.step("models written and loaded")
         limits = steady.limits_for(made, asked, step_tokens, prefix_bytes)
         ratios, times = steady.measured(made, asked, limits)
         reporter.step("measured")
-        return ServeBench(_head(setup, made, limits), {"ratios": ratios, **times})
+        return ServeBench(head_of(setup, made, limits), {"ratios": ratios, **times})
 
 
 def run_replay(
@@ -101,20 +107,14 @@ def run_replay(
     """
     slo.check()
     reporter = reporter or SILENT
-    lengths, cut = scaled(arrivals, scale, models.CONTEXT)
+    lengths, cut = scaled(arrivals, scale, CONTEXT)
     numbers = assigned(len(lengths), setup.variants, popularity, seed)
     reporter.phase("serve", 3 if simulate_check else 2)
-    with _made(setup) as made:
+    with made_for(setup) as made:
         reporter.step("models written and loaded")
         models.start(made)
         asked = [Asked(at, made.names[n], one) for at, (n, one) in enumerate(zip(numbers, lengths, strict=True))]
-        counters = made.runtime.cache.counters
-        loads, evictions, seconds = counters.loads, counters.evictions, counters.load_seconds
-        records, steps = replay(made, asked, limits, seed)
-        loads, evictions = counters.loads - loads, counters.evictions - evictions
-        seconds = counters.load_seconds - seconds
-        found = {**told(records, slo), "loads": loads, "evictions": evictions}
-        found["load_ms"] = seconds / loads * 1e3 if loads else 0.0
+        found, records, steps = served(made, asked, limits, slo, seed)
         reporter.step(f"{len(records)} requests served")
         head = {
             "trace": trace,
@@ -127,7 +127,7 @@ def run_replay(
             "output_tokens_mean": sum(one.output_tokens for one in lengths) / len(lengths),
             "slo_ttft_s": slo.first_s,
             "slo_token_ms": slo.token_ms,
-            **_head(setup, made, limits),
+            **head_of(setup, made, limits),
         }
         body: dict[str, Any] = {"rows": [{"system": setup.system, **found}]}
         if simulate_check:
@@ -135,6 +135,20 @@ def run_replay(
             reporter.step("simulated")
         body["records"] = [one.to_json() for one in records]
         return ServeBench(head, body)
+
+
+def served(
+    made: Models, asked: Sequence[Asked], limits: EngineLimits, slo: Slo, seed: int
+) -> tuple[dict[str, Any], list[Record], list[Step]]:
+    """Figures of a replay of these, what became of each, and the steps; raises as replay and told."""
+    counters = made.runtime.cache.counters
+    loads, evictions, seconds = counters.loads, counters.evictions, counters.load_seconds
+    records, steps = replay(made, asked, limits, seed)
+    loads, evictions = counters.loads - loads, counters.evictions - evictions
+    seconds = counters.load_seconds - seconds
+    found = {**told(records, slo), "loads": loads, "evictions": evictions}
+    found["load_ms"] = seconds / loads * 1e3 if loads else 0.0
+    return found, records, steps
 
 
 def _check(
@@ -146,7 +160,7 @@ def _check(
     steps: Sequence[Step],
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Rows of simulated over measured, and the times that it was simulated with."""
-    times = check.measured_times(made, limits, steps, found["load_ms"])
+    times = check.measured_times(made, limits, steps, found["load_ms"], switch("simulate_check"))
     simulated = check.simulated(asked, made, limits, times, slo)
     return [
         {"what": name, "ratio": simulated[name] / found[name], "simulated": simulated[name], "measured": found[name]}
@@ -155,7 +169,8 @@ def _check(
 
 
 @contextmanager
-def _made(setup: Setup) -> Iterator[Models]:
+def made_for(setup: Setup) -> Iterator[Models]:
+    """Written, loaded, and gone at the end of the block; raises as Setup.check, shape_of and made."""
     setup.check()
     shape = models.shape_of(setup.shape, setup.device)
     with tempfile.TemporaryDirectory(prefix="deltacompress-bench-", dir=setup.scratch) as root:
@@ -170,7 +185,8 @@ def _made(setup: Setup) -> Iterator[Models]:
         )
 
 
-def _head(setup: Setup, made: Models, limits: EngineLimits) -> dict[str, Any]:
+def head_of(setup: Setup, made: Models, limits: EngineLimits) -> dict[str, Any]:
+    """What was served, and on what."""
     runtime = made.runtime
     return {
         "device": device_name(runtime.device),

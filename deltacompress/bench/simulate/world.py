@@ -85,6 +85,9 @@ class World:
             )
 
     def _plan(self) -> Plan:
+        held = sum(one.kv for one in self._desk.running.values())
+        if not len(self._desk.line) and held <= self._setting.times.kv_tokens:
+            return Plan()
         residents = [
             Resident(name, 1, there <= self.now, rank=self._desk.usage.rank(name))
             for name, there in self._residents.items()
