@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,13 +33,25 @@ AdminKeyFile = Annotated[
 Budget = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Of variants on the device, such as 20GB; else all are there.")
 ]
-MaxBatch = Annotated[int, typer.Option(help="Requests that run at once, at most.")]
+MaxBatch = Annotated[
+    int | None, typer.Option(help="Requests that run at once, at most.", show_default="64, or the profile's")
+]
 MaxQueue = Annotated[int, typer.Option(help="Requests that wait, at most; more are told 429.")]
-StepTokens = Annotated[int, typer.Option(help="Tokens of prompts that one step computes, at most.")]
+StepTokens = Annotated[
+    int | None,
+    typer.Option(help="Tokens of prompts that one step computes, at most.", show_default="512, or the profile's"),
+]
+ProfileIn = Annotated[
+    Path | None,
+    typer.Option("--profile", help="File of `bench serve --tune`: budget, max-batch and step-tokens, unless given."),
+]
 PrefixCache = Annotated[
     str, typer.Option(metavar="SIZE", help="Device memory for prompts that others may begin with; 0: none.")
 ]
 Drain = Annotated[float, typer.Option(help="Seconds that running requests have after a SIGTERM.")]
+
+_TUNED = ("budget_bytes", "max_batch", "step_tokens")
+"""Settings that a profile says."""
 
 
 @verb
@@ -58,9 +70,10 @@ def serve(
     dtype: ServingDtype = "auto",
     backend: ServingBackend = "auto",
     budget: Budget = None,
-    max_batch: MaxBatch = 64,
+    max_batch: MaxBatch = None,
     max_queue: MaxQueue = 1024,
-    step_tokens: StepTokens = 512,
+    step_tokens: StepTokens = None,
+    profile: ProfileIn = None,
     prefix_cache: PrefixCache = "1GiB",
     drain: Drain = 30.0,
 ) -> None:
@@ -80,12 +93,11 @@ def serve(
         device=device,
         dtype=dtype,
         backend=backend,
-        budget_bytes=given.budget_bytes(budget),
-        max_batch=max_batch,
         max_queue=max_queue,
-        step_tokens=step_tokens,
         prefix_bytes=given.prefix_bytes(prefix_cache),
         drain_s=drain,
+        profile=profile,
+        **_tuned(profile, given.budget_bytes(budget), max_batch, step_tokens),
     )
     settings.check()
     check_driver(device)
@@ -103,6 +115,16 @@ def serve(
         console.result({"url": f"{url}/v1", "models": models}, lambda: told)
 
     run(settings, ready)
+
+
+def _tuned(path: Path | None, budget: int | None, max_batch: int | None, step_tokens: int | None) -> dict[str, Any]:
+    """What is given, else what the profile says, else what is usual; raises as read_profile."""
+    from deltacompress.serving.profile import read_profile
+
+    profile = None if path is None else read_profile(path)
+    said = {} if profile is None else {name: getattr(profile, name) for name in _TUNED}
+    given = dict(zip(_TUNED, (budget, max_batch, step_tokens), strict=True))
+    return said | {name: value for name, value in given.items() if value is not None}
 
 
 def _found(console: Console, given: Settings) -> Settings:

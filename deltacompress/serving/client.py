@@ -113,6 +113,7 @@ class Client:
             orders=self._place.orders,
             reports=self._place.reports,
             base=str(one.base),
+            profile=None if one.profile is None else str(one.profile),
             entries=dict(one.entries),
             **{name: getattr(one, name) for name in _AS_THEY_ARE},
         )

@@ -257,6 +257,7 @@ class Start(msgspec.Struct, frozen=True):
     max_queue: int
     step_tokens: int
     prefix_bytes: int
+    profile: str | None = None
     entries: dict[str, str] = {}
 
 

@@ -42,6 +42,7 @@ class Settings:
     """One server.
 
     base: directory; variants: (name, source) of each; entries: (name, version) of those that come from the zoo;
+    profile: file of limits that were chosen for a device and a base, which the engine's process holds against its own;
     opens_zoo: any entry of the zoo is loaded when a request names it; port: 0 takes a free one; drain_s: seconds that
     running requests have once the server is told to end. The others as Runtime.from_base and Engine have them.
     """
@@ -63,6 +64,7 @@ class Settings:
     max_queue: int = 1024
     step_tokens: int = 512
     prefix_bytes: int = 1 << 30
+    profile: Path | None = None
     drain_s: float = 30.0
     limits: Limits = field(default_factory=Limits)
 

@@ -19,7 +19,7 @@ from deltacompress.runtime.engine.live.engine import EngineLimits
 from deltacompress.runtime.engine.policy.state import Rules
 
 FEWEST = 50
-PARTS = ("rows", "variants", "prompt_tokens", "started", "loads")
+PARTS = ("rows", "variants", "prompt_tokens", "started", "loads", "held")
 """Of a step, what it takes longer for."""
 _LEAST_MS = 1e-6
 _NEVER_GB_S = 1e-9
@@ -32,7 +32,7 @@ def measured_times(models: Models, limits: EngineLimits, steps: Sequence[Step], 
     Raises:
         InputError: there are too few steps to tell.
     """
-    base, row, variant, token, start, hold = fitted(steps, where)
+    base, row, variant, token, start, hold, held = fitted(steps, where)
     return Times(
         base_ms=max(base, _LEAST_MS),
         row_ms=row,
@@ -45,6 +45,7 @@ def measured_times(models: Models, limits: EngineLimits, steps: Sequence[Step], 
         kv_tokens=limits.max_batch * (models.shape.context + 2),
         start_ms=start,
         hold_ms=hold,
+        attend_ms=held * 1e3,
     )
 
 
@@ -63,14 +64,13 @@ def fitted(steps: Sequence[Step], where: str) -> tuple[float, ...]:
     known = torch.tensor([[1, *(getattr(one, name) for name in PARTS)] for one in steps], dtype=torch.float64)
     took = torch.tensor([[one.ms] for one in steps], dtype=torch.float64)
     best, least = [0.0] * (len(PARTS) + 1), float("inf")
-    for count in range(len(PARTS) + 1):  # the minimum among those that are not negative is one of these
-        for some in combinations(range(1, len(PARTS) + 1), count):
-            parts = [0, *some]
-            found = torch.linalg.lstsq(known[:, parts], took, driver="gelsd").solution
-            error = float((known[:, parts] @ found - took).square().sum())
-            if bool((found >= 0).all()) and error < least:
-                whole = dict(zip(parts, found[:, 0].tolist(), strict=True))
-                best, least = [whole.get(part, 0.0) for part in range(len(PARTS) + 1)], error
+    columns = range(len(PARTS) + 1)
+    for parts in (list(some) for count in columns for some in combinations(columns, count + 1)):
+        found = torch.linalg.lstsq(known[:, parts], took, driver="gelsd").solution
+        error = float((known[:, parts] @ found - took).square().sum())
+        if bool((found >= 0).all()) and error < least:  # the minimum among those that are not negative is one of these
+            whole = dict(zip(parts, found[:, 0].tolist(), strict=True))
+            best, least = [whole.get(part, 0.0) for part in columns], error
     return tuple(best)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -52,6 +53,11 @@ class Record:
         }
 
     @property
+    def length(self) -> int:
+        """Tokens so far, of prompt and answer."""
+        return self.asked.arrival.prompt_tokens + len(self.token_s)
+
+    @property
     def gaps_s(self) -> list[float]:
         """Between its tokens."""
         return [after - before for before, after in pairwise(self.token_s)]
@@ -89,7 +95,7 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class Step:
     """rows: calls that decoded a token; variants: of these; prompt_tokens: that were computed, of prompts; started:
-    prompts that came to their end; loads: variants that came.
+    prompts that came to their end; loads: variants that came; held: tokens of the rows, which they look back at.
     """
 
     ms: float
@@ -98,6 +104,7 @@ class Step:
     prompt_tokens: int = 0
     started: int = 0
     loads: int = 0
+    held: int = 0
 
 
 class Recorder:
@@ -134,13 +141,16 @@ class Recorder:
         and what does not fit there in those before.
         """
         told, self._told = self._told, []
-        started = [event.id for event in told if isinstance(event, Started)]
-        decoded = [event.id for event in told if isinstance(event, NewToken)]
-        for name in started:
-            decoded.remove(name)  # its first one is of the prompt
+        tokens = Counter(event.id for event in told if isinstance(event, NewToken))
+        began = {event.id for event in told if isinstance(event, Started)}
+        # two tokens in a step: one is of the prompt, or of what was computed again after its request gave way
+        started = [name for name in tokens if name in began or tokens[name] > 1]
+        decoded = [name for name in tokens if tokens[name] > (name in started)]
+        held = sum(self.records[name].length for name in decoded)
         variants = {self.records[name].asked.variant for name in decoded}
-        self._steps.append(Step(seconds * 1e3, len(decoded), len(variants - {None}), 0, len(started), loads))
-        left, at = sum(self.records[name].asked.arrival.prompt_tokens for name in started), len(self._steps) - 1
+        self._steps.append(Step(seconds * 1e3, len(decoded), len(variants - {None}), 0, len(started), loads, held))
+        left = sum(self.records[name].length - tokens[name] for name in started)
+        at = len(self._steps) - 1
         while left and at >= 0:
             one = self._steps[at]
             taken = min(left, self._step_tokens - one.prompt_tokens)

@@ -13,6 +13,8 @@ from deltacompress.runtime.engine.policy.state import Rules
 SLOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROWS = (4, 8, 16, 32, 64, 128, 256)
 CHUNKS = (128, 256, 512, 1024, 2048)
+WORTH = 0.01
+"""What a change must bring, of the mean whole time: less is noise."""
 _UNBOUNDED = 1 << 40
 """Tokens, where nothing bounds keys and values."""
 
@@ -70,18 +72,24 @@ class Problem:
         return (Choice(slots, rows, chunk) for slots in self.slots for rows in ROWS for chunk in CHUNKS)
 
     def climbed(self, start: Choice) -> Choice:
-        """From a choice to one of which nothing alone can be changed for the better; of equals the smallest."""
+        """From a choice to one of which nothing alone can be changed for the better by more than WORTH.
+
+        Of those that are as good as that to WORTH, the smallest.
+        """
         known: dict[Choice, float] = {}
 
-        def cost(choice: Choice) -> tuple[float, Choice]:
+        def cost(choice: Choice) -> float:
             if choice not in known:
                 known[choice] = self.mean_s(choice)
-            return round(known[choice], 9), choice
+            return known[choice]
 
         best = start
         while True:
             before = best
             for name, values in (("slots", self.slots), ("rows", ROWS), ("chunk", CHUNKS)):
-                best = min([best, *(replace(best, **{name: value}) for value in values)], key=cost)
+                others = [replace(best, **{name: value}) for value in values]
+                least = min(map(cost, others))
+                if least < cost(best) * (1 - WORTH):
+                    best = min(one for one in others if cost(one) * (1 - WORTH) <= least)
             if best == before:
                 return best

@@ -7,7 +7,7 @@ from typing import Any
 
 from deltacompress.errors import InputError, option
 
-_ZERO = {"row_ms", "first_variant_ms", "variant_ms", "load_ms", "start_ms", "hold_ms"}  # may be 0
+_ZERO = {"row_ms", "first_variant_ms", "variant_ms", "load_ms", "start_ms", "hold_ms", "attend_ms"}  # may be 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Times:
     at which whole models came from pinned memory. kv_token_bytes: 2 x 32 layers x 4096 x 2 bytes. kv_tokens: what 85 GB
     leave beside the base (13.5 GB), 16 variants of 1.69 GB and 8 % for all else. prefill_tokens_s is an assumption: the
     products alone would give 57,000. start_ms: that a prompt takes beside its tokens, in the step in which it ends;
-    hold_ms: that a load holds up a step.
+    hold_ms: that a load holds up a step; attend_ms: of a step, for each 1,000 tokens that its rows look back at.
     """
 
     base_ms: float = 5.85
@@ -34,6 +34,7 @@ class Times:
     kv_tokens: int = 70_000
     start_ms: float = 0.0
     hold_ms: float = 0.0
+    attend_ms: float = 0.0
 
     def check(self) -> None:
         """Raises InputError: one is no number above 0 (or 0, where nothing is divided by it)."""
@@ -46,9 +47,9 @@ class Times:
                     way_out="give a number above 0, and finite",
                 )
 
-    def decode_s(self, rows: int, variants: int) -> float:
-        """Seconds of a step in which `rows` decode, of `variants` variants."""
-        decode = self.base_ms + self.row_ms * rows + self.variant_ms * variants
+    def decode_s(self, rows: int, variants: int, held: int = 0) -> float:
+        """Seconds of a step in which `rows` decode, of `variants` variants; held: tokens of all of these rows."""
+        decode = self.base_ms + self.row_ms * rows + self.variant_ms * variants + self.attend_ms * held / 1e3
         return (decode + (self.first_variant_ms if variants else 0.0)) / 1e3
 
     def prompts_s(self, tokens: int, ended: int) -> float:

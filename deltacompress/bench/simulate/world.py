@@ -132,7 +132,8 @@ class World:
         for ticket in ended:
             self._take(ticket)
         decoded = [one for one in self._desk.running.values() if not one.pending]
-        self.now += self._setting.times.decode_s(len(decoded), len({one.variant for one in decoded}))
+        held = sum(one.kv for one in decoded)
+        self.now += self._setting.times.decode_s(len(decoded), len({one.variant for one in decoded}), held)
         self.counts["steps"] += 1
         for ticket in decoded:
             self._take(ticket)

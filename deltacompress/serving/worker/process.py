@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -58,10 +59,12 @@ def _end_with_parent() -> None:
 
 
 def build(start: Start, emit: Callable[[Event], None]) -> Served:
-    """The base's runtime, and an engine over it; raises as Runtime.from_base."""
+    """The base's runtime, and an engine over it; raises as Runtime.from_base and Profile.check."""
     from deltacompress.runtime.engine.live.engine import EngineLimits, QueueFullError
     from deltacompress.runtime.face import Runtime
 
+    if start.profile is not None:
+        _check_profile(Path(start.profile), start)
     runtime = Runtime.from_base(
         start.base, device=start.device, dtype=start.dtype, backend=start.backend, budget_bytes=start.budget_bytes
     )
@@ -74,6 +77,16 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
         return layout.context
 
     return Served(engine, runtime, QueueFullError, context)
+
+
+def _check_profile(path: Path, start: Start) -> None:
+    """Before the base is loaded."""
+    from deltacompress.checkpoints.reader import Checkpoint
+    from deltacompress.devices import device_name, resolve_device
+    from deltacompress.serving.profile import read_profile
+
+    device = device_name(resolve_device(start.device))
+    read_profile(path).check(path, device=device, config=Checkpoint.open(start.base).config)
 
 
 if __name__ == "__main__":
