@@ -133,7 +133,10 @@ class TestRecords:
             told([Record(ONE)], Slo())
 
     def test_what_steps_did(self) -> None:
-        """Prompts of 25, 9 and 9 in pieces of 10: the last two end together, and fill that step and the one before."""
+        """Prompts of 25, 9 and 9 in pieces of 10: the last two end together, and fill that step and the one before.
+
+        r2 gives way after its second token, and its 11 are computed again. Rows look back at their prompt and answer.
+        """
         prompts = (25, 9, 9)
         asked = [Asked(n, name, Arrival(0.0, prompts[n], 3)) for n, name in enumerate(("a", "a", None))]
         recorder = Recorder(asked, lambda: 0.0, lambda _: 0.0, 10)
@@ -146,7 +149,8 @@ class TestRecords:
             ([tokens[0], Ended("r0", "length", 1)], 2),
             ([began[1], tokens[1], began[2], tokens[2], tokens[1]], 0),
             (tokens[1:], 0),
-            (tokens[2:], 0),
+            ([tokens[1]], 0),
+            ([tokens[2], tokens[2]], 0),
         ):
             for event in events:
                 recorder.emit(event)
@@ -154,11 +158,12 @@ class TestRecords:
         assert recorder.steps == [
             Step(20.0, 0, 0, 5, 0, 1),
             Step(20.0, 0, 0, 10, 0, 0),
-            Step(20.0, 1, 1, 10, 1, 0),
-            Step(20.0, 1, 1, 8, 0, 2),
-            Step(20.0, 1, 1, 10, 2, 0),
-            Step(20.0, 2, 1, 0, 0, 0),
-            Step(20.0, 1, 0, 0, 0, 0),
+            Step(20.0, 1, 1, 10, 1, 0, 27),
+            Step(20.0, 1, 1, 8, 0, 2, 28),
+            Step(20.0, 1, 1, 10, 2, 0, 11),
+            Step(20.0, 2, 1, 0, 0, 0, 23),
+            Step(20.0, 1, 1, 1, 0, 0, 13),
+            Step(20.0, 1, 0, 10, 1, 0, 13),
         ]
 
     def test_a_step_that_only_waits_is_none(self) -> None:
@@ -170,17 +175,19 @@ class TestRecords:
 class TestFit:
     def test_what_steps_take(self) -> None:
         drawn = Random(0)
-        counts = [(drawn.randrange(1, 12), *(drawn.randrange(4) for _ in range(4))) for _ in range(FEWEST)]
-        cost = (0.5, 2.0, 0.125, 3.0, 7.0)
+        counts = [(drawn.randrange(1, 12), *(drawn.randrange(4) for _ in range(5))) for _ in range(FEWEST)]
+        cost = (0.5, 2.0, 0.125, 3.0, 7.0, 0.25)
         steps = [Step(4.0 + sum(map(mul, cost, one)), *one) for one in counts]
         assert fitted(steps, "x") == pytest.approx((4.0, *cost))
 
     def test_nothing_is_below_zero(self) -> None:
         """Where more rows take less time, the mean of all is the best that rows of 0 ms explain."""
         base, row, variant, *rest = fitted([Step(10.0 - rows, rows, 1) for rows in (1, 2, 3)] * FEWEST, "x")
-        assert (base + variant, row, *rest) == pytest.approx((8.0, 0.0, 0.0, 0.0, 0.0))
+        assert (base + variant, row, *rest) == pytest.approx((8.0, 0.0, 0.0, 0.0, 0.0, 0.0))
         steps = [Step(5.0 + 3.0 * n - rows, rows, n) for rows in (1, 2, 3) for n in (1, 2)] * FEWEST
         assert fitted(steps, "x")[:3] == pytest.approx((3.0, 0.0, 3.0))
+        base, row, *_ = fitted([Step(rows * rows, rows, 0) for rows in (1, 2, 3)] * FEWEST, "x")
+        assert (base, row) == pytest.approx((0.0, 36 / 14))  # else the base would be -10 / 3
 
     def test_too_few(self) -> None:
         fitted([Step(1.0, 1, 1)] * FEWEST, "x")
