@@ -1,4 +1,4 @@
-"""Choosing by the simulator: what is cheapest, what does not fit, and how near a profile is on the rest of its trace."""
+"""Choosing by the simulator: what is cheapest, what does not fit, how near a profile is on the rest of its trace."""
 
 from __future__ import annotations
 
@@ -78,6 +78,13 @@ class TestProblem:
     def test_a_change_that_is_not_worth_it(self) -> None:
         own = problem(1, times=replace(TIMES, base_ms=1e-3, row_ms=0.0, variant_ms=0.0, prefill_tokens_s=1e6))
         assert own.climbed(Choice(1, 256, 2048)) == Choice(1, 256, 2048)
+
+    def test_a_hundredth_is_not_worth_it(self) -> None:
+        """A prompt of 300 takes three steps or one, 20 ms beside a load of 0.5 or 100 s."""
+        for load_ms, chunk in ((500.0, 512), (100_000.0, 128)):
+            times = replace(TIMES, load_ms=load_ms, prefill_tokens_s=1e6)
+            own = Problem([(Arrival(0.0, 300, 1), "v0")], times, FREE, 1)
+            assert own.climbed(Choice(1, 4, 128)) == Choice(1, 4, chunk)
 
 
 class TestRest:
