@@ -10,7 +10,7 @@ import typer
 
 from deltacompress.cli import early
 from deltacompress.cli.bench_pairs import names, numbers, without
-from deltacompress.cli.bench_serve import Shape
+from deltacompress.cli.bench_serve_options import Shape
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.options import BenchBackend, BenchDevice
 from deltacompress.devices import check_driver
