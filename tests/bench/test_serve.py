@@ -164,7 +164,8 @@ class TestReplay:
         for record in gone:
             assert record.end_s > cold.end_s
             assert record.spent["preempted_s"] >= cold.end_s - cold.token_s[0]  # which has the slot meanwhile
-            assert record.spent["preempted_s"] < max(record.gaps_s) + record.spent["queue_s"] + 1e-3
+            # its last token was told after the step in which it gave way
+            assert record.spent["preempted_s"] < 2 * max(record.gaps_s) + record.spent["queue_s"]
 
     def test_one_that_cannot_be_served(self, packed: Models) -> None:
         asked = [Asked(0, "v0", Arrival(0.0, 20, 4000)), Asked(1, "v0", Arrival(0.1, 5000, 4))]

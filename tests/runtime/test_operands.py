@@ -49,12 +49,12 @@ def test_the_fused_lookup_reads_tables_of_one_format() -> None:
     assert PackedRows(parts() | rank | {"added": torch.ones(1, 8)}, SPEC, torch.bfloat16).format is None
 
 
-def test_one_launch_looks_up_tables_of_one_format_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_launch_for_each_format_looks_tables_up(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
 
     def lookup(ids: torch.Tensor, *rest: object) -> torch.Tensor:
         calls.append(rest)
-        return torch.zeros(len(ids), 8)
+        return torch.full((len(ids), 8), 2.0 if rest[-1] == torch.float16 else 3.0)
 
     monkeypatch.setattr("deltacompress.kernels.triton.fused.lookup", lookup)
     rank = {"rank": torch.arange(4, dtype=torch.int32)}
@@ -64,15 +64,20 @@ def test_one_launch_looks_up_tables_of_one_format_only(monkeypatch: pytest.Monke
     own.set(3, PackedRows(parts() | rank, SPEC, torch.float16))
     own.set(4, EmbeddingTable({"table": torch.ones(4, 8)}))
     ids = torch.tensor([0, 1, 2])
-    for slots, together in (([0, 1, 2], True), ([1, 2, 3], False), ([1, 1, 4], False), ([3, 3, 3], True)):
+    for slots, launches in (([0, 1, 2], 1), ([1, 2, 3], 2), ([3, 3, 3], 1)):
         calls.clear()
         rows = own.rows(ids, Batch(slots, CPU))
-        assert bool(calls) == together
-        assert bool(rows[-1].eq(1).all()) == (slots[-1] == 4)
-    own.set(3, None)
+        assert len(calls) == launches
+        assert rows[-1].tolist() == [2.0 if slots[-1] == 3 else 3.0] * 8
+        assert rows[1].tolist() == [2.0 if slots[1] == 3 else 3.0] * 8
     calls.clear()
+    assert own.rows(ids, Batch([1, 1, 4], CPU))[-1].eq(1).all()  # a table as it is stored: no launch at all
+    assert not calls
+    assert [own.traits(slot) for slot in (0, 1, 3, 4)] == [set(), {own._formats[1]}, {own._formats[3]}, None]
+    own.set(3, PackedRows(parts() | rank, SPEC, torch.bfloat16))
+    own.set(2, None)
     own.rows(ids, Batch([1, 2, 3], CPU))
     [(_, _, addresses, spec, dtype)] = calls
     assert isinstance(addresses, torch.Tensor)
-    assert [bool(row.any()) for row in addresses[:5]] == [False, True, True, False, False]
+    assert [bool(row.any()) for row in addresses[:5]] == [False, True, False, True, False]
     assert (spec, dtype) == own._formats[1]
