@@ -207,7 +207,7 @@ def timed_steps(
     limit, graphs = max(_WARM + steps + 4, columns - PROMPT), runtime.device.type == "cuda"
     count = len(names)
     scheduler = Scheduler(runtime.model, runtime.cache, Told(None), max_batch=count, cuda_graphs=graphs)
-    scheduler.pages.release(scheduler.pages.take(count * scheduler.pages.needed(limit + PROMPT)))  # all at once
+    scheduler.pages.reserve(count * scheduler.pages.needed(limit + PROMPT))
     for index, name in enumerate(names):
         scheduler.submit(_request(vocabulary, index, name, limit))
     try:

@@ -111,10 +111,12 @@ class FixedBatch(Batch):
 
     def __init__(self, rows: int, run: int, serves: Iterable[int], device: torch.device, *, tokens: int = 1) -> None:
         """run: rows of activations of one variant, at most; tokens: of each request, of which the head sees one."""
-        super().__init__([BASE] * rows, device, keep=None if tokens == 1 else [0] * rows, kept=[1] * rows)
-        self._tokens, self._active = tokens, tuple(serves)
-        self._all = kernels.Segments(min(rows, MAX_VARIANTS + 1), device, row_limit=run)
-        self._head = kernels.Segments(self._all.capacity, device, row_limit=min(run, rows))
+        super().__init__([BASE] * rows, device)
+        self._active, capacity = tuple(serves), min(rows, MAX_VARIANTS + 1)
+        self._segments = [(kernels.Segments(capacity, device, row_limit=run), tokens)]  # of all rows; of the head's
+        if tokens > 1:
+            self.keep = to_device([0] * rows, device)
+            self._segments.append((kernels.Segments(capacity, device, row_limit=min(run, rows)), 1))
 
     @property
     def uniform(self) -> int | None:
@@ -122,17 +124,16 @@ class FixedBatch(Batch):
 
     def rows(self, count: int, *, head: bool = False) -> BatchRows:
         """All of them, or all that the head sees."""
-        tokens = 1 if head and self.keep is not None else self._tokens
+        on_device, tokens = self._segments[-1 if head else 0]
         if count != tokens * len(self.index):
             raise ValueError(f"{count} rows of {len(self.index)} requests of {tokens} tokens")
-        segments = tuple(Segment(slot, 0, 0) for slot in self._active)
-        return BatchRows(segments, self._device, self._all if tokens == self._tokens else self._head)
+        return BatchRows(tuple(Segment(slot, 0, 0) for slot in self._active), self._device, on_device)
 
     def take(self, slots: Sequence[int], keep: Sequence[int] = ()) -> None:
         """The next forward is of these, equal ones side by side; rows after them are nobody's. keep: see Batch."""
         if self.slots != tuple(slots):
             self.slots = tuple(slots)
-            for segments, tokens in ((self._all, self._tokens), (self._head, 1)):
+            for segments, tokens in self._segments:
                 runs = _runs(slots, (tokens,) * len(slots))
                 segments.update([0, *(run.last for run in runs)], [kernel_slot(run.slot) for run in runs])
             padded = [*slots, *[BASE] * (len(self.index) - len(slots))]

@@ -85,7 +85,7 @@ class Runtime:
                 checkpoint; needs the reference backend. False applies the codes as they are, unrounded. Default: True
                 in fp32 on the reference backend, else False.
             host_bytes: of pinned host memory for variants that are not on a GPU; None: no limit.
-            cuda_graphs: decode through CUDA graphs, one for each arrangement of rows that lasts.
+            cuda_graphs: decode, and compute prompts, through CUDA graphs, one for each shape of a batch.
 
         Raises:
             CheckpointError, UnsupportedModelError: the base cannot be loaded or served.

@@ -104,7 +104,7 @@ class Request:
         """The text that the last token adds, which may be what the request was to stop at."""
         may_stop = len(self.tokens) > self.sampling.min_tokens
         piece = self.text.push(self.tokens, ended=self.finished is not None, may_stop=may_stop)
-        if self.text.stopped and self.finished != "eos":
+        if self.text.stopped and self.finished in (None, self.limit_reason):
             self.finished = "stop"
         return piece
 

@@ -129,13 +129,13 @@ class Scheduler:
 
     def _forget(self) -> None:
         self._logits = None
-        self._tell()
         self._prompts.clear()
         self.prefixes.clear()
         self.decoder.clear()
         self.pages.clear()
         if self.graphs is not None:
             self.graphs.clear()
+        self._tell()  # runs what is not ours, and may raise
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
@@ -157,6 +157,7 @@ class Scheduler:
         self._tell()
         ended = self._turns.ended()
         if not self._turns.running:
+            self._logits = None  # of rows that their texts ended
             self.decoder.arrange([])
             if not ended:
                 time.sleep(WAIT_S)  # for a slot that a variant has which is being loaded

@@ -8,7 +8,7 @@ shape, takes the way that it always takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,8 @@ from deltacompress.runtime.batch import ForwardContext
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-NAME = "deltacompress_sdpa"
-"""Name of the attention function in transformers' registry."""
+NAME, _SEEN = "deltacompress_sdpa", "deltacompress_sdpa_seen"
+"""Names of the attention functions in transformers' registry: that which serves, that which looks at what it gets."""
 _CONTEXT = "_deltacompress_current"
 _ROTARY = "apply_rotary_pos_emb"
 _UNKNOWN = ("softcap", "s_aux", "position_bias", "sinks")  # what changes the result and is not covered here
@@ -40,19 +40,23 @@ def fuse_attention(model: PreTrainedModel, context: ForwardContext) -> bool:
     """
     if model.config._attn_implementation != "sdpa":
         return False
-    ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
-    model.set_attn_implementation(NAME)
+    for name, function in ((NAME, _attention), (_SEEN, _seen_attention)):
+        ALL_ATTENTION_FUNCTIONS.register(name, function)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(name, sdpa_mask)
     known: dict[Any, bool] = {}
     for module in model.modules():
         if isinstance(getattr(module, "layer_idx", None), int):
             module.__dict__[_CONTEXT] = context
             _rotate_fast(module, known)
-    return _hands_on(model)
+    model.set_attn_implementation(_SEEN)
+    try:
+        return _hands_on(model, context)
+    finally:
+        model.set_attn_implementation(NAME)
 
 
 class _Spy(DynamicCache):  # type: ignore[misc]
-    """Remembers what it gave."""
+    """Remembers what it gave. arrived: how often an attention function got just that, and could take pages instead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,27 +67,39 @@ class _Spy(DynamicCache):  # type: ignore[misc]
         self.given.append(super().update(*args, **kwargs))
         return self.given[-1]
 
-    def note(self, key: Tensor, value: Tensor) -> None:
+    def note(self, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]) -> None:
         """An attention function got these."""
-        self.arrived += bool(self.given) and key is self.given[-1][0] and value is self.given[-1][1]
+        same = bool(self.given) and key is self.given[-1][0] and value is self.given[-1][1]
+        alike = query.shape[-1] == key.shape[-1] and key.shape == value.shape
+        self.arrived += same and alike and _known(options)
 
 
-def _hands_on(model: PreTrainedModel) -> bool:
+def _hands_on(model: PreTrainedModel, context: ForwardContext) -> bool:
     """Seen in a forward over one token, not guessed."""
-    spy = _Spy()
-
-    def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        spy.note(key, value)
-        return sdpa_attention_forward(module, query, key, value, *args, **kwargs)
-
-    ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
+    spy: Any = _Spy()
+    context.rows = spy
     try:
         with torch.inference_mode():
             ids = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
             model(input_ids=ids, use_cache=True, **{cache_argument(model): spy})
     finally:
-        ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
-    return 0 < spy.arrived == len(spy.given)
+        context.rows = None
+    return bool(0 < spy.arrived == len(spy.given))
+
+
+def _seen_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    context: ForwardContext | None = module.__dict__.get(_CONTEXT)
+    if context is not None and isinstance(context.rows, _Spy):
+        context.rows.note(query, key, value, options)
+    found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **options)
+    return found
+
+
+def _known(options: Mapping[str, Any]) -> bool:
+    """Whether nothing changes the result that fused.attend does not cover."""
+    return all(options.get(name) is None for name in _UNKNOWN)
 
 
 def _attention(
@@ -99,8 +115,7 @@ def _attention(
     context: ForwardContext | None = module.__dict__.get(_CONTEXT)
     rows = None if context is None else context.rows
     if rows is not None:  # key and value are pages
-        known = all(kwargs.get(name) is None for name in _UNKNOWN)
-        if attention_mask is not None and known and fused.attends(query, key, value, attention_mask):
+        if attention_mask is not None and _known(kwargs) and fused.attends(query, key, value, attention_mask):
             scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
             return fused.attend(query, key, value, rows.table, attention_mask, rows.positions, scale), None
         key, value = rows.gathered(key), rows.gathered(value)

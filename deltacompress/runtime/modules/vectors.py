@@ -55,9 +55,7 @@ class VectorBank:
 
     def traits(self, slot: int) -> Traits | None:
         """See Seat."""
-        if slot not in self.own:
-            return set()
-        return {self._stacked()} if self.own[slot].shape == self.base.shape else None
+        return {self._stacked()} if slot in self.own else set()
 
     def vector(self, slot: int) -> Tensor:
         """The vector of one slot."""

@@ -65,6 +65,7 @@ class LowRankProduct(TableProduct[LowRank]):
     @override
     def make(self, kernels: AdapterKernels) -> None:
         self._device, self._table = kernels.device, self._made(kernels.device, _FIRST_LIMIT)
+        self._left: list[LowRankTable] = []
 
     @override
     def fits(self, operand: LowRank) -> bool:
@@ -81,7 +82,8 @@ class LowRankProduct(TableProduct[LowRank]):
             for number, entry in enumerate(before.entries):
                 if entry is not None:
                     self._table.set(number, entry.down, entry.up, entry.scale)
-                    before.clear(number)  # graphs may go on reading it, for slots that are none of its
+                    before.clear(number)
+            self._left.append(before)  # graphs may go on reading it, for slots that are none of its
         self._table.set(place, down, up, 1.0)
 
     @override

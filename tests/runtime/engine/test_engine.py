@@ -386,3 +386,59 @@ def test_from_many_threads(runtime: Runtime) -> None:
             end.finish == "cancelled" and int(call.id) % 5 == 0 and log.tokens(call.id) == tokens[: end.tokens]
         )
     assert free(runtime)
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_a_text_that_ends_a_call_leaves_nothing_on_its_way(runtime: Runtime, more: bool) -> None:
+    """Its next token is computed while its text is made."""
+    whole = alone(runtime, Call("", "a", (5, 6), 9, LONG))[0]
+    stop = runtime._tokenizers.decoder("a")(list(whole[2:4]))
+    running, log = engine(runtime, max_batch=1)
+    running.submit(Call("stops", "a", (5, 6), 9, LONG, stop=(stop,)))
+    if more:
+        running.submit(Call("next", "b", (5, 6), 5, LONG))
+    drain(running)
+    running.submit(Call("later", "a", (5, 6), 9, LONG))
+    drain(running)
+    assert log.end("stops").finish == "stop"
+    assert log.tokens("stops") == whole[: len(log.tokens("stops"))]
+    assert len(log.tokens("stops")) < 9
+    assert (log.tokens("later"), log.end("later").finish) == (whole, "length")
+    assert not more or log.end("next").finish == "length"
+
+
+def test_values_that_are_not_finite_stay_with_their_call(runtime: Runtime) -> None:
+    """Pages that held them are given to others."""
+    wanted = [alone(runtime, Call("", "a", (5, 6, *range(4, 4 + count)), 9, LONG)) for count in range(3)]
+    running, log = engine(runtime, max_batch=1, prefix_bytes=0)
+    running.submit(Call("first", "a", tuple(range(4, 60)), 3, LONG))
+    drain(running)
+    pages = running._scheduler.pages
+    with torch.inference_mode():
+        for one in (*pages.keys.values(), *pages.values.values()):
+            one.fill_(float("nan"))
+    for count in range(3):
+        running.submit(Call(str(count), "a", (5, 6, *range(4, 4 + count)), 9, LONG))
+        drain(running)
+    assert [(log.tokens(str(count)), log.end(str(count)).finish) for count in range(3)] == wanted
+
+
+def test_rows_after_a_retreat_name_no_page_that_is_gone(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, log = engine(runtime, max_batch=24, prefix_bytes=0)
+    prompts = [tuple(random_ids(count, count)) for count in (90, 80, 85, 30)]
+    for number, ids in enumerate(prompts * 6):
+        running.submit(Call(f"long {number}", "a", ids[: 5 + 2 * number], 12, LONG))
+    for _ in range(8):
+        running.step()
+    assert running._scheduler.pages.count > 24
+    step, asked = Decoder.step, []
+
+    def full(self: Decoder) -> torch.Tensor:
+        asked.append(1)
+        if len(asked) == 1:
+            raise torch.OutOfMemoryError("no room")
+        return step(self)
+
+    monkeypatch.setattr(Decoder, "step", full)
+    drain(running)
+    assert all(log.end(f"long {number}").finish == "length" for number in range(24))

@@ -7,7 +7,7 @@ import torch
 from engine_calls import alone, drain, engine
 from runtime_cases import Served, random_ids
 
-from deltacompress.errors import InputError
+from deltacompress.errors import BackendError, InputError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine import scheduler
 from deltacompress.runtime.engine.generation_config import Sampling
@@ -108,6 +108,22 @@ def test_the_least_recently_used_leave_and_ends_before_beginnings() -> None:
     assert known.pages.held == 0
     known.keep(first)
     assert len(known.find(first)) == 2
+
+
+def test_where_no_memory_is_left_known_pages_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, first, second = Known(), random_ids(9, 1), random_ids(9, 2)
+    known.keep(first)
+    held = known.prefixes.find(request(second), known.keep(second) and second)
+    left = known.pages.count - 1 - known.pages.held
+
+    def full(*_: object) -> None:
+        raise BackendError("no memory")
+
+    monkeypatch.setattr(known.pages, "_stretch", full)
+    assert len({*known.pages.take(left + 2), *held}) == left + 4
+    with pytest.raises(BackendError, match="no memory"):
+        known.pages.take(1)
+    assert (known.find(first), known.pages.held) == ([], left + 4)
 
 
 def test_too_little_for_one_and_nothing() -> None:

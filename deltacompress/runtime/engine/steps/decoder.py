@@ -36,22 +36,25 @@ class Decoder:
 
     def arrange(self, new: Sequence[Request], *, without: Collection[Request] = frozenset()) -> None:
         """Keep the rows of requests that still run, but for some, and add others, whose prompts are in their pages."""
-        kept = [request for request in (*self.rows, *new) if request.finished is None and request not in without]
+        kept: list[Request] = []
         for request in (*self.rows, *new):
-            if request not in kept:
+            if request.finished is None and request not in without:
+                kept.append(request)
+            else:
                 self._pages.release(request.pages)
                 request.pages = []
         self.rows = sorted(kept, key=lambda request: request.slot)
         self._fit(bucket(max(len(kept), 1)), max((len(request.pages) for request in kept), default=0))
         told = [(row, at, page) for row, one in enumerate(self.rows) for at, page in enumerate(one.pages)]
         told += [(row, 0, SCRATCH) for row in range(len(kept), self._table.shape[0])]  # rows of nobody write there
-        self._tell(told)
+        self._write(told)
 
     def clear(self) -> None:
         """Forget all rows; their pages are the caller's affair."""
         for request in self.rows:
             request.pages = []
         self.rows = []
+        self._table = self._table.new_zeros(0, _WIDTH)  # what it named may soon not be there
 
     def step(self) -> Tensor:
         """Logits [rows, vocabulary] after the last token of every row, none of which has ended.
@@ -66,7 +69,7 @@ class Decoder:
             if len(request.pages) < self._pages.needed(request.length):
                 request.pages += self._pages.take(1)
                 told.append((row, len(request.pages) - 1, request.pages[-1]))
-        self._tell(told)
+        self._write(told)
         slots = [request.slot for request in self.rows]
         last, places = ([*column] for column in zip(*((r.tokens[-1], r.length - 1) for r in self.rows), strict=True))
         device = self._model.device
@@ -123,7 +126,7 @@ class Decoder:
             if self._graphs is not None:
                 self._graphs.clear()
 
-    def _tell(self, told: Sequence[tuple[int, int, int]]) -> None:
+    def _write(self, told: Sequence[tuple[int, int, int]]) -> None:
         """Write (row, number, page) into the table."""
         if told:
             flat = [value for column in zip(*told, strict=True) for value in column]

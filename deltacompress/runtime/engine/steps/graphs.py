@@ -7,12 +7,14 @@ kinds of variants it serves: `traits`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from deltacompress.errors import BackendError
 from deltacompress.runtime.batch import BASE, FixedBatch
 from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.modules.model import DecoupledModel
@@ -143,7 +145,8 @@ class Graphs:
         assert traits is not None
         batch = FixedBatch(shape.rows, shape.run, serves, inputs.device, tokens=shape.tokens)
         batch.take(slots, keep)
-        made = GraphedStep(lambda inputs: step(batch, inputs), inputs, self._pool, batch, traits)
+        with _memory():
+            made = GraphedStep(lambda inputs: step(batch, inputs), inputs, self._pool, batch, traits)
         self.by_shape[shape] = made
         self.captured += 1
         return made
@@ -151,6 +154,18 @@ class Graphs:
     def clear(self) -> None:
         """Forget all graphs, and give their memory back."""
         self._version, self.last = self._pages.version, None
+        self._seen.clear()
         if self.by_shape:
             self.by_shape.clear()
             self._pool = torch.cuda.graph_pool_handle()  # torch takes a pool that no graph holds any more for gone
+
+
+@contextmanager
+def _memory() -> Iterator[None]:
+    """What breaks a capture for want of memory is told as that, whatever ends it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or isinstance(error.__context__, torch.OutOfMemoryError):
+            raise BackendError("no memory to capture a forward", way_out="lower max_batch or budget_bytes") from error
+        raise

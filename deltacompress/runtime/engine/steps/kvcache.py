@@ -6,8 +6,10 @@ each row has its own, so that a request's masks and positions are the same alone
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -18,29 +20,45 @@ from deltacompress.runtime.engine.steps.pages import Pages
 class PagedRows:
     """Quacks like a transformers Cache as far as a forward with given masks and positions needs it.
 
-    table: int64 [rows, n], the pages of each row; places: int64 [rows, tokens], where each token goes, counted through
-    all pages; columns: tokens that n pages hold, what each row attends to at most.
+    table: int64 [rows, n], the pages of each row; columns: tokens that n pages hold, what each row attends to at most.
     """
 
     is_compileable = False
 
-    def __init__(self, pages: Pages, table: Tensor, places: Tensor) -> None:
+    def __init__(self, pages: Pages, table: Tensor, places: Tensor, positions: Tensor) -> None:
+        """places: int64 [rows, tokens], where each token goes, counted through all pages; positions: in its row."""
         self.table, self.columns = table, table.shape[1] * pages.size
-        self._pages, self._page, self._offset = pages, places // pages.size, places % pages.size
+        self._pages, self._places, self._positions = pages, places, positions
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Store [rows, heads, tokens, size]; returns [rows, heads, columns, size]."""
-        keys, values = self._pages.of_layer(layer_idx, key, value)
-        self._store(key, value, keys, values)
+        keys, values = self.store(key, value, layer_idx)
         return self.gathered(keys), self.gathered(values)
 
-    def _store(self, key: Tensor, value: Tensor, keys: Tensor, values: Tensor) -> None:
-        keys[:, self._page, self._offset] = key.transpose(0, 1)
-        values[:, self._page, self._offset] = value.transpose(0, 1)
+    def store(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [rows, heads, tokens, size] into pages; returns all of these."""
+        keys, values = self._pages.of_layer(layer, key, value)
+        page, offset = self._where
+        keys[:, page, offset] = key.transpose(0, 1)
+        values[:, page, offset] = value.transpose(0, 1)
+        return keys, values
 
     def gathered(self, pages: Tensor) -> Tensor:
-        """[heads, pages, tokens, size] -> [rows, heads, columns, size]."""
-        return pages[:, self.table].flatten(2, 3).transpose(0, 1)
+        """[heads, pages, tokens, size] -> [rows, heads, columns, size], 0 beyond a row's last token.
+
+        There lies what others have left; masks would multiply it by 0, and that is not enough where it is not finite.
+        """
+        found = pages[:, self.table].flatten(2, 3).transpose(0, 1)
+        return found.masked_fill_(self._beyond, 0)
+
+    @cached_property
+    def _where(self) -> tuple[Tensor, Tensor]:
+        return self._places // self._pages.size, self._places % self._pages.size
+
+    @cached_property
+    def _beyond(self) -> Tensor:
+        column = torch.arange(self.columns, device=self.table.device)
+        return (column > self._positions.amax(1, keepdim=True))[:, None, :, None]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns before the present token, as far as masks go; models ask even where positions are given."""
@@ -54,18 +72,21 @@ class DecodedRows(PagedRows):
         """fused: store through kernels/triton/fused.py; whole: attention is given the pages themselves, of all rows,
         and reads them by the table.
         """
-        page = table.gather(1, (positions // pages.size)[:, None])
-        super().__init__(pages, table, page * pages.size + (positions % pages.size)[:, None])
+        super().__init__(pages, table, positions[:, None], positions[:, None])
         self.positions, self._fused, self._whole = positions, fused, whole
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Store [rows, heads, 1, size]; returns [rows, heads, columns, size], or the pages."""
-        keys, values = self._pages.of_layer(layer_idx, key, value)
         if self._fused and key.stride(-1) == value.stride(-1) == 1 and key.shape == value.shape:
+            keys, values = self._pages.of_layer(layer_idx, key, value)
             fused.store(key, value, keys, values, self.table, self.positions)
         else:
-            self._store(key, value, keys, values)
+            keys, values = self.store(key, value, layer_idx)
         return (keys, values) if self._whole else (self.gathered(keys), self.gathered(values))
+
+    @cached_property
+    def _where(self) -> tuple[Tensor, Tensor]:
+        return self.table.gather(1, self._positions // self._pages.size), self._positions % self._pages.size
 
 
 class FirstTokens(DynamicCache):  # type: ignore[misc]
@@ -77,5 +98,5 @@ class FirstTokens(DynamicCache):  # type: ignore[misc]
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Store them; returns them."""
-        self._rows._store(key, value, *self._rows._pages.of_layer(layer_idx, key, value))
+        self._rows.store(key, value, layer_idx)
         return key, value

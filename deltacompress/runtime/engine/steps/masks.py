@@ -26,10 +26,9 @@ class Masks:
         column = torch.arange(columns, device=positions.device)
         full = column <= positions[..., None]
         window = full if self._window is None else full & (column > positions[..., None] - self._window)
-        shaped = {"full_attention": self._shaped(full), "sliding_attention": self._shaped(window)}
-        if self._layer_types is not None:
-            return shaped
-        return shaped["full_attention" if self._window is None else "sliding_attention"]
+        if self._layer_types is None:
+            return self._shaped(window)
+        return {"full_attention": self._shaped(full), "sliding_attention": self._shaped(window)}
 
     def _shaped(self, mask: Tensor) -> Tensor:
         mask = mask[:, None]

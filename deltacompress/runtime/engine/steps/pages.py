@@ -6,7 +6,7 @@ several requests have in common lies in pages that all of them hold (Kwon et al.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -30,7 +30,8 @@ class Pages:
     """All pages of one scheduler.
 
     size: tokens of a page; keys, values: by layer [heads, pages, tokens, size of a head], from its first forward on.
-    version: counts how often they moved to another place. peak: pages held at once, at most.
+    version: counts how often they moved to another place. reclaim: asked to free so many where there is no memory for
+    more; says whether it could.
     """
 
     def __init__(self, size: int = PAGE, *, expected: int = 0) -> None:
@@ -38,7 +39,8 @@ class Pages:
         self.size = size
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
-        self.version = self.peak = 0
+        self.version = 0
+        self.reclaim: Callable[[int], bool] = lambda _: False
         self._expected = expected
         self._holders = [1]  # of each page; nobody gets SCRATCH
         self._free: list[int] = []
@@ -68,13 +70,20 @@ class Pages:
         Raises:
             BackendError: the device is out of memory.
         """
-        if len(self._free) < count:
-            self._grow(self.count + count - len(self._free))
+        self.reserve(count)
         taken = [self._free.pop() for _ in range(count)]
         for page in taken:
             self._holders[page] = 1
-        self.peak = max(self.peak, self.held)
         return taken
+
+    def reserve(self, count: int) -> None:
+        """Have so many free ones; raises as take."""
+        if (lacking := count - len(self._free)) > 0:
+            try:
+                self._grow(self.count + lacking)
+            except BackendError:
+                if not self.reclaim(lacking):
+                    raise
 
     def share(self, pages: Iterable[int]) -> None:
         """One more holds them."""
@@ -97,8 +106,8 @@ class Pages:
         if layer not in self.keys:
             self.version += 1
             with _memory_for(self.count * self.size):
-                for mine, theirs in ((self.keys, key), (self.values, value)):
-                    mine[layer] = theirs.new_zeros(theirs.shape[1], self.count, self.size, theirs.shape[3])
+                made = [one.new_zeros(one.shape[1], self.count, self.size, one.shape[3]) for one in (key, value)]
+            self.keys[layer], self.values[layer] = made
         return self.keys[layer], self.values[layer]
 
     def clear(self) -> None:
@@ -108,14 +117,16 @@ class Pages:
         self.version += 1
 
     def _grow(self, least: int) -> None:
-        """To as many pages as are expected, or twice as many; where there is no memory for these to `least`."""
-        wanted = max(_FIRST, 2 * self.count, least)
-        if (one := next(iter(self.keys.values()), None)) is not None:
-            there = int(free_bytes(one.device) * _OF_FREE) // self.nbytes if one.is_cuda else 0
-            wanted = max(wanted, min(self._expected, there))
+        """To twice as many, or as are expected; where there is no memory for these to `least`."""
+        wanted = max(_FIRST, 2 * self.count)
+        if (one := next(iter(self.keys.values()), None)) is not None and one.is_cuda:
+            there = self.count + int(free_bytes(one.device) * _OF_FREE) // self.nbytes
+            wanted = min(max(wanted, self._expected), there)
+        wanted = max(wanted, least)
         try:
             self._stretch(wanted)
         except BackendError:
+            self._stretch(self.count)  # some of them were larger already
             if wanted == least:
                 raise
             wanted = least
@@ -124,11 +135,12 @@ class Pages:
         self._holders += [0] * (wanted - self.count)
 
     def _stretch(self, count: int) -> None:
+        """All layers to so many pages."""
         self.version += 1
         with _memory_for(count * self.size):
             for mine in (self.keys, self.values):
                 for layer, one in mine.items():
-                    if one.shape[1] < count:
+                    if one.shape[1] != count:
                         mine[layer] = functional.pad(one, (0, 0, 0, 0, 0, count - one.shape[1]))
 
 

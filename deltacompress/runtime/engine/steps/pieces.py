@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor
@@ -92,19 +91,16 @@ class Pieces:
 
     def _inputs(self, piece: Piece, columns: int, width: int) -> list[int]:
         """What _run takes; tokens beyond a prompt go where nobody reads."""
-        size, found = self._pages.size, list[list[int]]()
+        size = self._pages.size
+        tokens, positions, places, tables = list[int](), list[int](), list[int](), list[int]()
         for ids, pages in zip(piece.ids, piece.pages, strict=True):
-            positions = range(piece.first, len(ids))
-            places = [pages[at // size] * size + at % size for at in positions]
-            spare = columns - len(positions)
-            last = max(len(ids) - 1, 0)
-            found += [
-                [*ids[piece.first :], *[0] * spare],
-                [*positions, *[last] * spare],
-                [*places, *[SCRATCH * size] * spare],
-            ]
-        tables = [page for pages in piece.pages for page, _ in zip_longest(pages, range(width), fillvalue=SCRATCH)]
-        return [value for part in range(3) for row in found[part::3] for value in row] + tables
+            own = range(piece.first, len(ids))
+            spare = columns - len(own)
+            tokens += [*ids[piece.first :], *[0] * spare]
+            positions += [*own, *[max(len(ids) - 1, 0)] * spare]
+            places += [*(pages[at // size] * size + at % size for at in own), *[SCRATCH * size] * spare]
+            tables += [*pages, *[SCRATCH] * (width - len(pages))]
+        return [*tokens, *positions, *places, *tables]
 
     def _run(self, batch: Batch, inputs: Tensor, rows: int, columns: int, width: int, *, fresh: bool) -> Tensor:
         """inputs: int64, ids, positions and places [rows, columns] each and tables [rows, width] -> logits of `keep`.
@@ -112,7 +108,7 @@ class Pieces:
         fresh: nothing comes before these tokens. Never waits for the device, so it can be captured in a CUDA graph.
         """
         ids, positions, places = inputs[: 3 * rows * columns].view(3, rows, columns)
-        cache: Any = PagedRows(self._pages, inputs[3 * rows * columns :].view(rows, width), places)
+        cache: Any = PagedRows(self._pages, inputs[3 * rows * columns :].view(rows, width), places, positions)
         masks = None if fresh else self._masks.of(positions, cache.columns)
         with self._model.serving(batch):
             logits: Tensor = self._model.model(

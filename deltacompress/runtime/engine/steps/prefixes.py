@@ -23,6 +23,7 @@ class Prefixes:
         self.asked = self.found = 0
         self._pages, self._limit = pages, limit_bytes
         self._known: OrderedDict[bytes, int] = OrderedDict()  # the least recently used first
+        pages.reclaim = self._give_up
 
     def find(self, request: Request, ids: Sequence[int]) -> list[int]:
         """The pages of the longest beginning that is known, for this holder too: at least one token is left over."""
@@ -53,6 +54,13 @@ class Prefixes:
         """Forget all of them."""
         self._pages.release(self._known.values())
         self._known.clear()
+
+    def _give_up(self, count: int) -> bool:
+        """Free so many pages, of those that nobody else holds, if there are as many."""
+        wanted = self._pages.held - count
+        while self._known and self._pages.held > wanted:
+            self._pages.release([self._known.popitem(last=False)[1]])
+        return self._pages.held <= wanted
 
     def _touch(self, keys: Sequence[bytes]) -> None:
         """A page is of no use without those before it, so those leave later."""
