@@ -20,6 +20,8 @@ from deltacompress.serving.settings import Settings
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TOLD_FOR = 2.0
 """Seconds in which a server whose engine ended still says so, before it ends."""
+_FLUSHED_WITHIN = 1.0
+"""Seconds, at least, in which what was said last may leave."""
 _SAME_STOP = 0.5
 """Seconds in which another signal is the same one: some tell every process, some press twice."""
 
@@ -71,6 +73,7 @@ class _Run:
         http = server(self._app, self._settings)
         serving = asyncio.create_task(http.serve(sockets=[self._socket]))
         host, port = self._socket.getsockname()[:2]
+        until = 0.0
         ready(f"http://{f'[{host}]' if ':' in host else host}:{port}", self._client.notes)
         self._log.line("ready", host=host, port=port)
         try:
@@ -81,19 +84,24 @@ class _Run:
                 await self._before(asyncio.sleep(_TOLD_FOR), self._stop)
             else:
                 self._log.line("draining", left=self._client.busy)
+                until = asyncio.get_running_loop().time() + self._settings.drain_s
                 await self._before(self._client.idle(self._settings.drain_s), self._at_once)
                 self._log.line("stopping", left=self._client.busy)
         finally:
-            await self._end(http, serving)
+            await self._end(http, serving, until)
 
-    async def _end(self, http: Server, serving: asyncio.Task[Any]) -> None:
-        """The engine first, so that every stream that is left says why it ends."""
+    async def _end(self, http: Server, serving: asyncio.Task[Any], until: float) -> None:
+        """The engine first, so that every stream that is left says why it ends; who reads slowly has until then."""
         if self._at_once.is_set():
             self._cut = self._client.busy
             self._client.stopping = True
             self._client.kill()
         await self._client.stop()
-        http.should_exit = True
+        http.end_within(max(_FLUSHED_WITHIN, until - asyncio.get_running_loop().time()))
+        if not self._at_once.is_set():
+            await self._first(asyncio.wait([serving]), self._at_once.wait())
+            if not serving.done():
+                self._cut = http.end_now()
         await serving
 
     async def _before(self, work: Any, event: asyncio.Event) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 from deltacompress._version import __version__
 from deltacompress.serving.client import Client
 from deltacompress.serving.http import admin, asked
-from deltacompress.serving.http.errors import ApiError, draining, engine_gone, unknown_model
+from deltacompress.serving.http.errors import ApiError, draining, no_engine, unknown_model
 from deltacompress.serving.http.exchange import Exchange, GoneError, Receive, Scope, Send
 from deltacompress.serving.http.fields import Fields, parse
 from deltacompress.serving.http.generate import generate
@@ -182,7 +182,7 @@ class App:
 
     def _check_takes_work(self) -> None:
         if self._client.gone.is_set():
-            raise engine_gone()
+            raise no_engine(failed=self._client.failure is not None)
         if self.is_draining:
             raise draining()
 

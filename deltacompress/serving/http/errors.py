@@ -78,6 +78,11 @@ def draining() -> ApiError:
     return unavailable("the server takes no new requests, it is draining", "draining")
 
 
+def no_engine(*, failed: bool) -> ApiError:
+    """Its process has ended; failed: by itself, not because the server ends."""
+    return engine_gone() if failed else draining()
+
+
 def of_refusal(refused: Refused, model: str) -> ApiError:
     """Why the engine did not take a call."""
     match refused.reason:

@@ -11,7 +11,7 @@ from deltacompress.serving.client import Client
 from deltacompress.serving.group import Group, RefusedError
 from deltacompress.serving.http.answers import Answers
 from deltacompress.serving.http.asked import Asked
-from deltacompress.serving.http.errors import ApiError, of_end, of_refusal
+from deltacompress.serving.http.errors import ApiError, no_engine, of_end, of_refusal
 from deltacompress.serving.http.exchange import Exchange, GoneError
 from deltacompress.serving.http.opened import Opener
 from deltacompress.serving.logs import Log
@@ -30,6 +30,8 @@ async def generate(exchange: Exchange, asked: Asked, client: Client, opener: Ope
         try:
             group = await client.submit(submits, asked.model)
         except RefusedError as error:
+            if client.gone.is_set():
+                raise no_engine(failed=client.failure is not None) from None
             raise of_refusal(error.refused, asked.model) from None
         answers = Answers(asked, number, group.prompt_tokens)
         async with _watched(exchange, group):

@@ -16,9 +16,8 @@ from deltacompress.errors import BaseMismatchError, DeltaCompressError, PairErro
 from deltacompress.serving.client import Client
 from deltacompress.serving.http.errors import (
     ApiError,
-    draining,
-    engine_gone,
     model_unavailable,
+    no_engine,
     too_late,
     unknown_model,
     wrong,
@@ -173,7 +172,7 @@ class Opener:
     def _refusal(self, error: DeltaCompressError, model: str) -> ApiError:
         """Why an entry cannot be served; what names files is for the log alone."""
         if self._client.gone.is_set():
-            return draining() if self._client.stopping else engine_gone()
+            return no_engine(failed=self._client.failure is not None)
         match error:
             case NotFoundError():  # no longer there, or of a kind that is not served
                 return ApiError(404, f"the model {model!r:.200}: {error.what}", param="model", code="model_not_found")

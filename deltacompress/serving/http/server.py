@@ -60,9 +60,19 @@ class Server(uvicorn.Server):
         """Leave them to others."""
         yield
 
+    def end_within(self, seconds: float) -> None:
+        """Take no connection any more, and end once every answer has left, or then."""
+        self.config.timeout_graceful_shutdown = seconds  # type: ignore[assignment]  # what waits for it takes parts
+        self.should_exit = True
+
+    def end_now(self) -> int:
+        """Wait no more; the connections whose answers have not left."""
+        self.force_exit = True
+        return len(self.server_state.connections)
+
 
 def server(app: App, settings: Settings) -> Server:
-    """A server of `app`; `serve(sockets=[...])` runs it until `should_exit` is set."""
+    """A server of `app`; `serve(sockets=[...])` runs it until `end_within` is called."""
     for name in ("uvicorn", "uvicorn.error"):  # a client's faults are its own: each answer has its line in our log
         logging.getLogger(name).setLevel(logging.CRITICAL)
     config = uvicorn.Config(
@@ -90,6 +100,7 @@ def _protocol(limits: Limits) -> type[asyncio.Protocol]:
         """One connection."""
 
         _timer: asyncio.TimerHandle | None = None
+        _unsent_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             """Refuse it where there are too many; else it has its time to say what it wants."""
@@ -101,16 +112,29 @@ def _protocol(limits: Limits) -> type[asyncio.Protocol]:
             self._timer = self.loop.call_later(limits.header_s, self._end_if_silent)
 
         def data_received(self, data: bytes) -> None:
-            """A byte of a new request starts the clock, unless it runs."""
+            """A byte of a new request starts the clock, unless it runs; the end of its head stops it."""
             super().data_received(data)
-            if self._timer is None and not self._is_at_work:
+            if self._is_at_work:
+                self._stop_timers()
+            elif self._timer is None:
                 self._timer = self.loop.call_later(limits.header_s, self._end_if_silent)
+
+        def on_response_complete(self) -> None:
+            """All of an answer was written; what of it is still here must be taken in time, closed or not."""
+            super().on_response_complete()
+            if self.transport.get_write_buffer_size():
+                self._unsent_timer = self.loop.call_later(limits.write_s, self._end_if_unsent)
 
         def connection_lost(self, exc: Exception | None) -> None:
             """It is over."""
-            if self._timer is not None:
-                self._timer.cancel()
+            self._stop_timers()
             super().connection_lost(exc)
+
+        def _stop_timers(self) -> None:
+            for timer in (self._timer, self._unsent_timer):
+                if timer is not None:
+                    timer.cancel()
+            self._timer = self._unsent_timer = None
 
         @property
         def _is_at_work(self) -> bool:
@@ -119,8 +143,12 @@ def _protocol(limits: Limits) -> type[asyncio.Protocol]:
 
         def _end_if_silent(self) -> None:
             self._timer = None
-            waits_for_next = self.timeout_keep_alive_task is not None
-            if not self._is_at_work and not waits_for_next:
+            if not self._is_at_work:
+                self.transport.abort()
+
+        def _end_if_unsent(self) -> None:
+            self._unsent_timer = None
+            if self.transport.get_write_buffer_size():
                 self.transport.abort()
 
     return Protocol
