@@ -4,9 +4,10 @@
 #                  (two to three minutes on two cores, and what the download takes)
 #     make test    install the development tools too, run the tests
 #
-# And one that takes a while, about a quarter of an hour on two cores:
+# And one that takes a while, about twenty minutes on two cores:
 #
-#     make reliability    kill, fail, power off, race, damage and fuzz the zoo; prints each figure, fails on any fault
+#     make reliability    kill, fail, power off, race, damage and fuzz the zoo, load and break the server; prints each
+#                         figure, fails on any fault
 #
 # And for whoever changes the code:
 #
@@ -58,6 +59,7 @@ test: $(VENV)/.installed-dev
 
 reliability: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.zoo.reliability
+	$(BIN)/python -m tests.serving.reliability
 
 mutants: $(VENV)/.installed-mutants
 	$(BIN)/python tools/mutants.py $(ROOM) --tests "$(TESTS)" --sample $(or $(SAMPLE),0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from serving.harness import ADMIN_KEY, API_KEY, SCRIPT, STUB, Live, Process, served
@@ -29,19 +30,17 @@ def guarded() -> Iterator[Live]:
 
 
 @pytest.fixture
-def process() -> Iterator[Callable[..., Process]]:
+def process(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     made: list[subprocess.Popen[str]] = []
 
     def start(base: str = "/models/tiny", drain: float = 20, *, waits: bool = True) -> Process:
-        popen = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, STUB[1], base, str(drain)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        log = tmp_path / f"log-{len(made)}"  # a pipe that nobody empties would hold the server up
+        argv = [sys.executable, "-c", SCRIPT, STUB[1], base, str(drain)]
+        with log.open("wb") as told:
+            popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=told, text=True)
         made.append(popen)
         assert popen.stdout is not None
-        return Process(popen, popen.stdout.readline().strip() if waits else "")
+        return Process(popen, popen.stdout.readline().strip() if waits else "", log)
 
     yield start
     for one in made:

@@ -130,15 +130,17 @@ sys.exit(run(lambda: serve(settings, ready, [sys.executable, stub]), debug=False
 
 @dataclass
 class Process:
-    """A server in a process of its own."""
+    """A server in a process of its own; log: its standard error."""
 
     popen: subprocess.Popen[str]
     url: str
+    log: Path
 
     def ended(self, seconds: float = 20) -> tuple[int, str]:
         """Its exit code and what it wrote besides the lines of its log."""
-        _, err = self.popen.communicate(timeout=seconds)
-        return self.popen.returncode, "\n".join(one for one in err.splitlines() if not one.startswith("{"))
+        self.popen.communicate(timeout=seconds)
+        told = self.log.read_text().splitlines()
+        return self.popen.returncode, "\n".join(one for one in told if not one.startswith("{"))
 
     @property
     def engines(self) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from serving.harness import STUB, Process, eventually
+from serving.reliability.wire import Address, parsed, post
 
 Start = Callable[..., Process]
 SLOW: dict[str, Any] = {"model": "bot", "prompt": "SLOW", "max_tokens": 60, "stream": True}
@@ -64,6 +66,25 @@ def test_sigterm_ends_what_runs_and_takes_nothing_new(process: Start) -> None:
     assert len(lines) == 62  # 60 tokens, the end, [DONE]
     assert server.ended() == (0, "")
     assert not is_alive(engine)
+
+
+def test_who_reads_slowly_has_the_drain_to_read_an_answer(process: Start) -> None:
+    """All of it was computed before the signal, and more than the system takes at once is still to be sent."""
+    server = process()
+    to = Address.of(server.url)
+    body = {"model": "bot", "prompt": ["x" * 60] * 30, "max_tokens": 1000, "logprobs": 20}
+    with socket.socket() as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.connect((to.host, to.port))
+        made.sendall(post("/v1/completions", json.dumps(body).encode()))
+        raw = made.recv(1000)
+        server.popen.terminate()
+        eventually(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
+        time.sleep(2)
+        raw += b"".join(iter(lambda: made.recv(1 << 20), b""))
+    answer = parsed(raw)
+    assert len(answer.body) == int(answer.headers["content-length"]) > 5_000_000
+    assert server.ended()[0] == 0
 
 
 def test_what_takes_longer_than_the_drain_is_told_so(process: Start) -> None:

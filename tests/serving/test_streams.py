@@ -81,6 +81,29 @@ def test_who_says_nothing_is_cut() -> None:
         assert found.http.get("/health").status_code == 200
 
 
+def test_an_answer_that_is_never_read_keeps_no_connection() -> None:
+    """Too little of it is left to hold anything up, and the connection waits for its next request."""
+    with served(limits=Limits(write_s=0.3)) as found, connect(found) as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        while not any(one.transport.get_write_buffer_size() for one in found.server.server_state.connections):
+            made.sendall(b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n")
+            time.sleep(0.005)
+        eventually(lambda: not found.app_connections, 10)
+
+
+def test_each_head_has_its_own_time() -> None:
+    with served(limits=Limits(header_s=0.6)) as found, connect(found) as made:
+        head = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+        for pause in (0.4, 0.4):
+            made.sendall(head[:-3])
+            time.sleep(pause)
+            made.sendall(head[-3:])
+            heard = b""
+            while b'"ok"' not in heard:
+                assert (piece := made.recv(9000)), "it was cut"
+                heard += piece
+
+
 def test_too_many_connections() -> None:
     with served(limits=Limits(connections=3)) as found:
         made = [connect(found) for _ in range(3)]

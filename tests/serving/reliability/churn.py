@@ -7,7 +7,6 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,9 +171,7 @@ class _Client:
     def _saw(self, answer: Answer, wanted: int) -> None:
         self._found.seen[self._id] = answer.status
         self._found.statuses[answer.status] += 1
-        self._found.check(
-            answer.status == wanted, f"{self._id}: {answer.status}, not {wanted}: {answer.body[:300]!r}"
-        )
+        self._found.check(answer.status == wanted, f"{self._id}: {answer.status}, not {wanted}: {answer.body[:300]!r}")
 
 
 def settled(server: Server, models: Models, found: Found, room: int) -> None:
@@ -211,14 +208,16 @@ def _check_counts(told: Metrics, server: Server, found: Found) -> None:
     logged = Counter(one["request"] for one in lines)
     by_id: dict[str, int] = {one["request"]: one["status"] for one in lines}
     for name, status in found.seen.items():
-        found.check(
-            (logged[name], by_id.get(name)) == (1, status), f"{name} saw {status}, logged {logged[name]} times"
-        )
+        found.check((logged[name], by_id.get(name)) == (1, status), f"{name} saw {status}, logged {logged[name]} times")
     for name, had_read in found.left.items():
         ways = (200, 499) if had_read else (None, 200, 499)
         found.check(logged[name] <= 1 and by_id.get(name) in ways, f"{name} left, logged as {by_id.get(name)}")
-    answered = {int(key[2]): int(value) for key, value in told.items() if _is(key, "http_responses_total") and key[1] == PATH}
-    found.check(answered == dict(Counter(by_id.values())), f"metrics count {answered}, the log {Counter(by_id.values())}")
+    answered = {
+        int(key[2]): int(value) for key, value in told.items() if _is(key, "http_responses_total") and key[1] == PATH
+    }
+    found.check(
+        answered == dict(Counter(by_id.values())), f"metrics count {answered}, the log {Counter(by_id.values())}"
+    )
     outcomes: Counter[str] = Counter()
     for key, value in told.items():
         if _is(key, "requests_total"):
@@ -238,6 +237,3 @@ def _check_counts(told: Metrics, server: Server, found: Found) -> None:
 
 def _is(key: tuple[str, ...], name: str) -> bool:
     return key[0] == f"deltacompress_{name}"
-
-
-Check = Callable[[Server, Models, Found, int], None]

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -153,10 +153,3 @@ def echoes(model: str = "bot", longest: int = 60) -> Callable[[int], tuple[dict[
         return {"model": model, "prompt": prompt, "max_tokens": tokens}, (prompt * tokens)[:tokens]
 
     return ask
-
-
-def numbered(first: int) -> Iterator[int]:
-    """From there on."""
-    while True:
-        yield first
-        first += 1
