@@ -100,7 +100,8 @@ def test_each_head_has_its_own_time() -> None:
             made.sendall(head[-3:])
             heard = b""
             while b'"ok"' not in heard:
-                assert (piece := made.recv(9000)), "it was cut"
+                piece = made.recv(9000)
+                assert piece, "it was cut"
                 heard += piece
 
 

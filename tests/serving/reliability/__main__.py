@@ -1,9 +1,9 @@
 """python -m tests.serving.reliability [PART ...] [--requests N] [--inputs N] [--at-once N] [--connections N].
 
-Loads and breaks the server, prints a figure for each part, and exits 1 if any of them found a fault. Parts, all if none
-is named: churn (20 generated variants with room for 4, clients that leave or send nonsense), drained and killed (a
-SIGTERM, the end of the engine's process, under load), slow (connections that are slow or dead), fuzz (changed bodies and
-heads).
+Loads and breaks the server, prints a figure for each part, and exits 1 if any of them found a fault. Parts, all if
+none is named: churn (20 generated variants with room for 4, clients that leave or send nonsense), drained and killed (a
+SIGTERM, the end of the engine's process, under load), slow (connections that are slow or dead), fuzz (changed bodies
+and heads).
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ async def _quietly(work: Any) -> Answer | None:
 
 
 def drained(target: Target, at_once: int, seconds: float) -> Outcome:
-    """SIGTERM under load: what was taken is answered whole, all else is told to go elsewhere, and the exit code is 0."""
+    """SIGTERM under load: what was taken is answered whole, all else is sent elsewhere, and the exit code is 0."""
     found = asyncio.run(loaded(target, at_once, target.popen.terminate, seconds))
     for how in ("cut", "wrong", "stream told draining", "stream told engine_gone", "engine_gone"):
         if found.answers[how]:

@@ -58,7 +58,8 @@ def post(path: str, body: bytes, **headers: str) -> bytes:
 def get(path: str, **headers: str) -> bytes:
     """A request without one."""
     told = {"host": "a", "connection": "close", **headers}
-    return f"GET {path} HTTP/1.1\r\n{''.join(f'{name}: {value}{chr(13)}{chr(10)}' for name, value in told.items())}\r\n".encode()
+    head = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+    return f"GET {path} HTTP/1.1\r\n{head}\r\n".encode()
 
 
 @asynccontextmanager
