@@ -1,4 +1,4 @@
-"""`deltacompress bench serve`: a trace in real time over the serving engine, or how steadily its tokens flow."""
+"""`deltacompress bench serve`: a trace over the serving engine, how steadily its tokens flow, or what HTTP costs."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def serve(
     steady: of.Steady = False,
     tune: of.Tune = False,
     capacity: of.Capacity = False,
+    http: of.Http = False,
     parts: of.Parts = None,
     system: of.SystemOption = "decoupled",
     trace: Trace = "poisson",
@@ -66,7 +67,7 @@ def serve(
 ) -> None:
     """Replay a trace in real time over the serving engine, on random models with many variants."""
     given = dict(locals())
-    ways = {"steady": _steady, "tune": _tune, "capacity": _capacity, "parts": _parts, of.TRACE: _replay}
+    ways = {"steady": _steady, "tune": _tune, "capacity": _capacity, "parts": _parts, "http": _http, of.TRACE: _replay}
     ways[of.mode_of(given)](console, given)
 
 
@@ -112,6 +113,21 @@ def _steady(console: Console, given: Mapping[str, Any]) -> None:
             _setup(given), asked, step_tokens=limits.step_tokens, prefix_bytes=limits.prefix_bytes, reporter=reporter
         ).to_json()
     console.result(data, lambda: render.summary_and_rows("serve", data, table="ratios"))
+
+
+def _http(console: Console, given: Mapping[str, Any]) -> None:
+    from deltacompress.cli import render
+
+    check_driver(given["device"])
+    from deltacompress.bench.serve.http_cost import run_http
+    from deltacompress.bench.serve.over_http import Load
+
+    streams = given["max_batch"] or _MAX_BATCH
+    load = Load(streams=streams, calls=4 * streams, connections=4 * streams).scaled(given["scale"])
+    limits = _limits(given, load.calls)
+    with console.progress() as reporter:
+        data = run_http(_setup(given), load, limits, reporter=reporter).to_json()
+    console.result(data, lambda: render.summary_and_rows("serve", data, table="rows"))
 
 
 def _replay(console: Console, given: Mapping[str, Any]) -> None:

@@ -39,6 +39,9 @@ PrefixCache = Annotated[int, typer.Option(min=0, max=2**20, help="MiB for what p
 SimulateCheck = Annotated[
     bool, typer.Option("--simulate-check", help="Hold the simulator against the run, over times measured in it.")
 ]
+Http = Annotated[
+    bool, typer.Option("--http", help="No trace: what a server adds to the engine, --max-batch streams at once.")
+]
 Steady = Annotated[bool, typer.Option("--steady", help="No trace: how steadily tokens flow.")]
 Rows = Annotated[int, typer.Option(min=1, max=4096, help="With --steady: of each variant.")]
 Steps = Annotated[int, typer.Option(min=1, max=10_000, help="With --steady: timed undisturbed, twice.")]
@@ -72,13 +75,13 @@ Rates = Annotated[
     typer.Option(help="With --parts: requests a second, separated by commas.", show_default="none: only what is there"),
 ]
 TRACE = "trace"
-_SWITCHES = ("steady", "tune", "capacity")
+_SWITCHES = ("steady", "tune", "capacity", "http")
 _ON_TRACES = (TRACE, "tune", "parts")
 _DEFAULTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "trace": ("poisson", _ON_TRACES),
     "popularity": ("zipf-1.5", (TRACE, "tune")),
-    "scale": (1.0, _ON_TRACES),
-    "max_batch": (None, _ON_TRACES),
+    "scale": (1.0, (*_ON_TRACES, "http")),
+    "max_batch": (None, (*_ON_TRACES, "http")),
     "simulate_check": (False, (TRACE,)),
     "profile": (None, (TRACE,)),
     "rows": (1, ("steady",)),
@@ -110,7 +113,7 @@ def mode_of(given: Mapping[str, Any]) -> str:
         if given[name] == default or mode in modes:
             continue
         if TRACE in modes or len(modes) > 1:
-            told = "goes with a trace, and {} has none" if mode in ("steady", "capacity") else "is not for {}"
+            told = "goes with a trace, and {} has none" if mode in ("steady", "capacity", "http") else "is not for {}"
             raise InputError(told.format(switch(mode)), where=option(name), way_out="leave it out")
         raise InputError(f"needs {option(modes[0])}", where=option(name), way_out="add that")
     if mode == "tune" and given["profile_out"] is None:

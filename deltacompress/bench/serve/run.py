@@ -1,4 +1,4 @@
-"""`bench serve`, from options to tables: a replay of requests, or how steadily tokens flow."""
+"""`bench serve`, from options to tables: a replay of requests, how steadily tokens flow, or what HTTP costs."""
 
 from __future__ import annotations
 
@@ -171,18 +171,19 @@ def _check(
 @contextmanager
 def made_for(setup: Setup) -> Iterator[Models]:
     """Written, loaded, and gone at the end of the block; raises as Setup.check, shape_of and made."""
+    with written_for(setup) as (made, _):
+        yield made
+
+
+@contextmanager
+def written_for(setup: Setup) -> Iterator[tuple[Models, Path]]:
+    """The same, and the directory that base/ and delta/ are in."""
     setup.check()
     shape = models.shape_of(setup.shape, setup.device)
     with tempfile.TemporaryDirectory(prefix="deltacompress-bench-", dir=setup.scratch) as root:
-        yield models.made(
-            Path(root),
-            shape,
-            setup.device,
-            setup.backend,
-            variants=setup.variants,
-            system=setup.system,
-            slots=setup.slots,
-        )
+        place = Path(root)
+        counts: dict[str, Any] = {"variants": setup.variants, "system": setup.system, "slots": setup.slots}
+        yield models.made(place, shape, setup.device, setup.backend, **counts), place
 
 
 def head_of(setup: Setup, made: Models, limits: EngineLimits) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -46,6 +47,7 @@ class InputProcessor:
 
     def __init__(self, model: DecoupledModel, variants: Mapping[str, LoadedVariant], tokenizers: Tokenizers) -> None:
         self._model, self._variants, self._tokenizers = model, variants, tokenizers
+        self._ends: WeakKeyDictionary[LoadedVariant | DecoupledModel, frozenset[int]] = WeakKeyDictionary()
 
     def find(self, name: str) -> LoadedVariant:
         """The loaded variant of this name.
@@ -131,8 +133,6 @@ class InputProcessor:
         for token, _ in generation.sampling.logit_bias:
             if not 0 <= token < vocabulary:
                 raise InputError(f"{label} has a logit_bias of token {token}, out of a vocabulary of {vocabulary}")
-        directory = self._model.base.checkpoint.path if loaded is None else loaded.variant.generation_folder
-        config: Any = layout.config
         return Request(
             index,
             variant,
@@ -140,7 +140,7 @@ class InputProcessor:
             vocabulary=vocabulary,
             limit=room,
             limit_reason=reason,
-            eos=frozenset(token_ids(directory, config, "eos_token_id")),
+            eos=self._end_tokens(loaded),
             text=TextStream(self._tokenizers.decoder(variant), generation.stops, streams=generation.streams),
             sampling=replace(generation.sampling, seed=generation.sampling.seed + index),
             loaded=loaded,
@@ -164,6 +164,15 @@ class InputProcessor:
 
     def _layout(self, loaded: LoadedVariant | None) -> Layout:
         return self._model.base.layout if loaded is None else loaded.variant.layout
+
+    def _end_tokens(self, loaded: LoadedVariant | None) -> frozenset[int]:
+        """Tokens at which a text ends; their file is read once for each load of a variant."""
+        key = self._model if loaded is None else loaded
+        if (known := self._ends.get(key)) is None:
+            directory = self._model.base.checkpoint.path if loaded is None else loaded.variant.generation_folder
+            config: Any = self._layout(loaded).config
+            known = self._ends[key] = frozenset(token_ids(directory, config, "eos_token_id"))
+        return known
 
     def _vocabulary(self, loaded: LoadedVariant | None) -> int:
         """Tokens that may come out."""

@@ -101,5 +101,6 @@ class Inside:
 
 _START = Start(
     orders="inproc://nobody", reports="", base="/models/tiny", variants=(("bot", "a"), ("sql", "b")), zoo=None,
-    device="cpu", dtype="auto", backend="auto", budget_bytes=None, max_batch=64, max_queue=1024, step_tokens=512, prefix_bytes=0,
+    device="cpu", dtype="auto", backend="auto", budget_bytes=None, max_batch=64, max_queue=1024, step_tokens=512,
+    prefix_bytes=0,
 )  # fmt: skip

@@ -56,7 +56,7 @@ class Server:
 
     def lines(self, event: str) -> list[dict[str, Any]]:
         """Of the log."""
-        found = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+        found = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith('{"time"')]
         return [one for one in found if one["event"] == event]
 
     def statuses(self) -> Counter[int]:
