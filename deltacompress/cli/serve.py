@@ -26,7 +26,9 @@ OpenZoo = Annotated[
 ]
 Host = Annotated[str, typer.Option(help="Address to listen on; any but this machine's own needs a key.")]
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")]
-ApiKeyFile = Annotated[Path | None, typer.Option(help="File with the key that clients must have (mode 600, one line).")]
+ApiKeyFile = Annotated[
+    Path | None, typer.Option(help="File with the keys that clients must have (mode 600, lines of KEY or NAME KEY).")
+]
 AdminKeyFile = Annotated[
     Path | None, typer.Option(help="File with the key of /admin (mode 600, one line); without it that is closed.")
 ]
@@ -48,6 +50,8 @@ ProfileIn = Annotated[
 PrefixCache = Annotated[
     str, typer.Option(metavar="SIZE", help="Device memory for prompts that others may begin with; 0: none.")
 ]
+KeyRate = Annotated[int | None, typer.Option(help="Answers a minute for each key; more are told 429.")]
+ModelRate = Annotated[int | None, typer.Option(help="Answers a minute of each model; more are told 429.")]
 Drain = Annotated[float, typer.Option(help="Seconds that running requests have after a SIGTERM.")]
 
 _TUNED = ("budget_bytes", "max_batch", "step_tokens")
@@ -75,6 +79,8 @@ def serve(
     step_tokens: StepTokens = None,
     profile: ProfileIn = None,
     prefix_cache: PrefixCache = "1GiB",
+    key_rate: KeyRate = None,
+    model_rate: ModelRate = None,
     drain: Drain = 30.0,
 ) -> None:
     """Serve BASE and its variants over HTTP, as OpenAI's API does, until SIGTERM or Ctrl-C."""
@@ -88,7 +94,7 @@ def serve(
         opens_zoo=open_zoo,
         host=host,
         port=port,
-        api_key=given.key_of("api_key_file", api_key_file),
+        api_keys=given.keys_of("api_key_file", api_key_file),
         admin_key=given.key_of("admin_key_file", admin_key_file),
         device=device,
         dtype=dtype,
@@ -98,6 +104,8 @@ def serve(
         drain_s=drain,
         profile=profile,
         **_tuned(profile, given.budget_bytes(budget), max_batch, step_tokens),
+        key_rate=key_rate,
+        model_rate=model_rate,
     )
     settings.check()
     check_driver(device)

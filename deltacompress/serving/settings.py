@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deltacompress.errors import InputError, install_hint, option, switch
 from deltacompress.runtime.engine.generation_config import check_text
-from deltacompress.serving.keys import Key, read_key
+from deltacompress.serving.keys import Key, read_key, read_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class Limits:
 
     body_bytes: of a request; n: answers to one prompt; prompts: of one request; stops: stop strings; logprobs:
     likeliest tokens told of each; connections: at once; waiting: events that a reader may be behind; opened: variants
-    that requests named; beyond that, those go that nobody uses. request_s: of a whole answer; header_s, body_s: to send
+    that requests named; beyond that, those go that nobody uses. name_s: seconds in which the zoo is not asked again
+    which version a name means. request_s: of a whole answer; header_s, body_s: to send
     a request; write_s: to take what was sent; all in seconds.
     """
 
@@ -31,6 +32,7 @@ class Limits:
     connections: int = 1024
     waiting: int = 4096
     opened: int = 1000
+    name_s: float = 2.0
     request_s: float = 600.0
     header_s: float = 10.0
     body_s: float = 30.0
@@ -44,7 +46,9 @@ class Settings:
     base: directory; variants: (name, source) of each; entries: (name, version) of those that come from the zoo;
     profile: file of limits that were chosen for a device and a base, which the engine's process holds against its own;
     opens_zoo: any entry of the zoo is loaded when a request names it; port: 0 takes a free one; drain_s: seconds that
-    running requests have once the server is told to end. The others as Runtime.from_base and Engine have them.
+    running requests have once the server is told to end; api_keys: of clients, none for no door; key_rate, model_rate:
+    calls a minute of each key and of each model, None for no limit. The others as Runtime.from_base and Engine have
+    them.
     """
 
     base: Path
@@ -54,7 +58,7 @@ class Settings:
     opens_zoo: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
-    api_key: Key | None = None
+    api_keys: tuple[Key, ...] = ()
     admin_key: Key | None = None
     device: str = "auto"
     dtype: str = "auto"
@@ -66,6 +70,8 @@ class Settings:
     prefix_bytes: int = 1 << 30
     profile: Path | None = None
     drain_s: float = 30.0
+    key_rate: int | None = None
+    model_rate: int | None = None
     limits: Limits = field(default_factory=Limits)
 
     @property
@@ -93,10 +99,12 @@ class Settings:
             raise InputError("give a port from 1 to 65535, or 0 for a free one", where=f"{option('port')} {self.port}")
         if not 0 <= self.drain_s < math.inf:
             raise InputError("give seconds, 0 or more", where=f"{option('drain')} {self.drain_s}")
-        for name in ("max_batch", "max_queue", "step_tokens"):
-            if (number := getattr(self, name)) < 1:
+        for name in ("max_batch", "max_queue", "step_tokens", "key_rate", "model_rate"):
+            if (number := getattr(self, name)) is not None and number < 1:
                 raise InputError("at least 1", where=f"{option(name)} {number}")
-        if self.api_key is None and not is_loopback(self.host):
+        if self.key_rate is not None and not self.api_keys:
+            raise InputError("needs keys", where=option("key_rate"), way_out=f"give {option('api_key_file')}")
+        if not self.api_keys and not is_loopback(self.host):
             raise InputError(
                 "others can reach this address, and no key is asked of them",
                 where=f"{option('host')} {self.host}",
@@ -130,6 +138,11 @@ def named(given: Sequence[str]) -> tuple[tuple[str, str], ...]:
 def key_of(name: str, path: Path | None) -> Key | None:
     """The key in the file that an option names, if it is given; raises as read_key."""
     return None if path is None else read_key(option(name), path)
+
+
+def keys_of(name: str, path: Path | None) -> tuple[Key, ...]:
+    """The keys in the file that an option names, if it is given; raises as read_keys."""
+    return () if path is None else read_keys(option(name), path)
 
 
 def budget_bytes(size: str | None) -> int | None:

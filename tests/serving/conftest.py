@@ -24,7 +24,7 @@ def live() -> Iterator[Live]:
 @pytest.fixture(scope="session")
 def guarded() -> Iterator[Live]:
     """One with keys."""
-    keys = {"api_key": Key(API_KEY.encode()), "admin_key": Key(ADMIN_KEY.encode())}
+    keys = {"api_keys": (Key(API_KEY.encode(), "one"),), "admin_key": Key(ADMIN_KEY.encode())}
     with served(**keys, limits=Limits(body_bytes=100_000)) as found:
         yield found
 

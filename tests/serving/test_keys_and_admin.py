@@ -12,7 +12,8 @@ import pytest
 from serving.harness import ADMIN_KEY, API_KEY, Live, eventually, served
 
 from deltacompress.errors import InputError
-from deltacompress.serving.keys import Key, read_key
+from deltacompress.serving.keys import Key, owner, read_key, read_keys
+from deltacompress.serving.rates import Rates
 from deltacompress.serving.settings import Settings, budget_bytes, named, prefix_bytes
 
 BODY = {"model": "bot", "prompt": "a secret of mine", "max_tokens": 2}
@@ -169,9 +170,91 @@ def test_key_files_that_are_refused(tmp_path: Path, raw: bytes, mode: int, told:
         read_key("--api-key-file", tmp_path)
 
 
+def test_several_keys_one_a_line_with_and_without_a_name(tmp_path: Path) -> None:
+    keys = read_keys("--api-key-file", write_key(tmp_path / "keys", b"alice k-1\n\nk-2\r\n  bob   k-3"))
+    assert [owner(keys, one) for one in (b"k-1", b"k-2", b"k-3")] == ["alice", "line-3", "bob"]
+    assert [owner(keys, one) for one in (b"", b"k-", b"alice", b"alice k-1", b"k-4")] == [None] * 5
+    assert owner((), b"k-1") is None
+    assert not any(secret in repr(keys) for secret in ("k-1", "k-2", "k-3"))
+
+
+@pytest.mark.parametrize(
+    ("raw", "mode", "told"),
+    [
+        (b"\n \n", 0o600, "is empty"),
+        (b"a k1\nb k2 more", 0o600, "line 2: is neither"),
+        (b"a/b k1", 0o600, "line 1: is neither"),
+        (b"a k1\na k2", 0o600, "line 2: its key or its name"),
+        (b"a k1\nb k1", 0o600, "line 2: its key or its name"),
+        ("a schlüssel".encode(), 0o600, "ASCII"),
+        (b"a k1", 0o640, "others may read"),
+        (b"a " + b"x" * 2**20, 0o600, "at most"),
+    ],
+)
+def test_files_of_keys_that_are_refused(tmp_path: Path, raw: bytes, mode: int, told: str) -> None:
+    with pytest.raises(InputError, match=told) as caught:
+        read_keys("--api-key-file", write_key(tmp_path / "keys", raw, mode))
+    assert not any(secret in str(caught.value) for secret in ("k1", "k2", "schl"))
+
+
+def test_a_bucket_holds_a_minutes_worth_and_may_owe() -> None:
+    now = [100.0]
+    rates = Rates(30, lambda: now[0])
+    assert [rates.take("a", 1) for _ in range(30)] == [None] * 30
+    assert (rates.take("a", 1), rates.take("b", 1)) == (2, None)
+    now[0] += 1.5
+    assert rates.take("a", 1) == 1
+    now[0] += 0.5
+    assert (rates.take("a", 16), rates.take("a", 1)) == (None, 32)  # it had one, and owes fifteen
+    now[0] += 31.9
+    assert rates.take("a", 1) == 1
+    now[0] += 0.1
+    assert rates.take("a", 1) is None
+    now[0] += 3600
+    assert [rates.take("a", 1) for _ in range(31)] == [None] * 30 + [2]
+    assert Rates(None).take("a", 10**9) is None
+
+
+def test_names_that_are_owed_nothing_are_forgotten() -> None:
+    now = [0.0]
+    rates = Rates(60, lambda: now[0])
+    for number in range(10_000):
+        rates.take(f"v{number}", 1)
+        now[0] += 0.1
+    assert len(rates._buckets) < 5000
+    assert [rates.take("busy", 1) for _ in range(61)] == [None] * 60 + [1]
+
+
+def test_each_key_and_each_model_has_its_own_rate() -> None:
+    """Answers are counted, so that one request cannot ask for many at the price of one."""
+    keys = (Key(b"k-1", "alice"), Key(b"k-2", "bob"))
+    with served(api_keys=keys, key_rate=4, model_rate=6) as found:
+
+        def ask(key: str, model: str, **more: Any) -> tuple[int, str]:
+            body = {"model": model, "prompt": "ab", "max_tokens": 2, **more}
+            answer = found.http.post("/v1/completions", json=body, headers=bearer(key))
+            if answer.status_code == 429:
+                assert answer.json()["error"]["code"] == "rate_limited"
+                assert 0 < int(answer.headers["retry-after"]) <= 60
+            return answer.status_code, answer.json().get("error", {}).get("message", "")[-25:]
+
+        assert [ask("k-1", "bot", n=2)[0], ask("k-1", "bot", prompt=["a", "b"])[0]] == [200, 200]
+        assert ask("k-1", "sql")[1].endswith("for this key in a minute")
+        assert ask("k-1", "sql")[0] == 429
+        assert ask("k-2", "bot", n=2) == (200, "")
+        assert ask("k-2", "bot")[1].endswith("for this model in a minute"[-25:])
+        assert ask("k-2", "sql") == (200, "")
+        assert found.http.get("/v1/models", headers=bearer("k-1")).status_code == 200
+        told = [json.loads(line) for line in found.log.getvalue().splitlines()]
+        assert {one.get("key") for one in told if one["event"] == "request"} == {"alice", "bob"}
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
+        ({"key_rate": 5}, "key_rate: needs keys"),
+        ({"key_rate": 0, "api_keys": (Key(b"k"),)}, "key_rate 0"),
+        ({"model_rate": 0}, "model_rate 0"),
         ({"variants": (("a", "x"), ("b", "y"), ("a", "z"))}, "the name a: is given twice"),
         ({"variants": (("base", "x"),)}, "the name base: is the base's own"),
         ({"variants": (("a\udcff", "x"),)}, r"a\\udcff is not valid UTF-8"),
@@ -196,7 +279,7 @@ def test_servers_that_are_not_started(given: dict[str, Any], told: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_this_machines_own_addresses_need_no_key(host: str) -> None:
     Settings(Path("/models/base"), host=host).check()
-    Settings(Path("/models/base"), host="0.0.0.0", api_key=Key(b"k")).check()
+    Settings(Path("/models/base"), host="0.0.0.0", api_keys=(Key(b"k"),)).check()
 
 
 def test_names_and_sizes() -> None:

@@ -53,9 +53,9 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zoo]:
 
 @pytest.fixture
 def live(zoo: Zoo) -> Iterator[Live]:
-    """A server of its own for each test, that keeps three."""
+    """A server of its own for each test, that keeps three and asks the zoo each time."""
     given = {"zoo": zoo.where, "opens_zoo": True, "admin_key": Key(ADMIN_KEY.encode())}
-    with served(**given, limits=Limits(opened=3)) as found:
+    with served(**given, limits=Limits(opened=3, name_s=0)) as found:
         yield found
 
 
@@ -153,6 +153,31 @@ def test_a_tag_that_moves_serves_new_requests_with_the_new_version(live: Live, z
             assert old.result() == (200, ("SLOW" * 13)[:50])
         finally:
             zoo.tag("team/bot@1", "prod")
+
+
+def test_the_zoo_is_not_asked_each_time_what_a_name_means(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(zoo=zoo.where, opens_zoo=True, limits=Limits(name_s=1000)) as live:
+        asked: list[str] = []
+        resolve = live.app._opener._resolve
+        monkeypatch.setattr(live.app._opener, "_resolve", lambda name: asked.append(name) or resolve(name))
+        for model in ("team/bot@prod", "team/bot@prod", "team/bot", "team/bot@prod", "team/bot"):
+            assert ask(live, model) == (200, "ab")
+        assert [ask(live, "team/nobody")[0] for _ in range(2)] == [404, 404]
+        assert asked == ["team/bot@prod", "team/bot", "team/nobody", "team/nobody"]
+        assert names(live)[3:] == ["team/bot@1", "team/bot@2"]
+
+
+def test_a_tag_that_moved_is_followed_soon(zoo: Zoo) -> None:
+    with served(zoo=zoo.where, opens_zoo=True, limits=Limits(name_s=0.2, opened=2)) as live:
+        assert ask(live, "team/bot@prod") == (200, "ab")
+        try:
+            zoo.tag("team/bot@2", "prod")
+            eventually(lambda: ask(live, "team/bot@prod") == (200, "ab") and "team/bot@2" in names(live))
+        finally:
+            zoo.tag("team/bot@1", "prod")
+        for model in ("team/n0", "team/n1", "team/n2"):
+            assert ask(live, model) == (200, "ab")
+        assert len(live.app._opener._known) <= 2
 
 
 def test_those_who_ask_meanwhile_wait_for_the_same_load_and_others_go_on(live: Live) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -115,8 +114,6 @@ def by_hand(start: Start, load: Load, vocabulary: int) -> Taken:
             pass
     taken = Taken(tuple(first.values()), tokens, time.perf_counter() - since)
     served.engine.close()
-    del served
-    gc.collect()
     return taken
 
 
@@ -190,4 +187,3 @@ async def _piece(reader: asyncio.StreamReader, raw: bytes) -> bytes:
     if not (piece := await reader.read(65536)):
         raise BackendError(f"a stream broke off after {raw[-200:]!r}")
     return piece
-

@@ -54,7 +54,12 @@ def run_server(told: str) -> None:
     variants = tuple((name, source) for name, source in given["variants"])
     settings = Settings(Path(given["base"]), variants, port=0, **given["how"])
     command = [sys.executable, "-m", given["engine"]]
-    serve(settings, lambda url, notes: print(json.dumps({"url": url}, indent=1), flush=True), command)
+
+    def ready(url: str, notes: tuple[str, ...]) -> None:
+        sys.stdout.write(json.dumps({"url": url}, indent=1) + "\n")
+        sys.stdout.flush()
+
+    serve(settings, ready, command)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,15 @@ import msgspec
 from deltacompress._version import __version__
 from deltacompress.serving.client import Client
 from deltacompress.serving.http import admin, asked
-from deltacompress.serving.http.errors import ApiError, draining, no_engine, unknown_model
+from deltacompress.serving.http.errors import ApiError, draining, no_engine, too_many, unknown_model
 from deltacompress.serving.http.exchange import Exchange, GoneError, Receive, Scope, Send
 from deltacompress.serving.http.fields import Fields, parse
 from deltacompress.serving.http.generate import generate
 from deltacompress.serving.http.opened import Opener
-from deltacompress.serving.keys import Key
+from deltacompress.serving.keys import Key, owner
 from deltacompress.serving.logs import Log
 from deltacompress.serving.metrics import CONTENT_TYPE, Metrics
+from deltacompress.serving.rates import Rates
 from deltacompress.serving.settings import Settings
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -48,6 +49,7 @@ class App:
         self._created = int(time.time())
         self._run, self._numbers = secrets.token_hex(4), itertools.count()
         self._opener = Opener(settings, client, metrics, log)
+        self._key_rates, self._model_rates = Rates(settings.key_rate), Rates(settings.model_rate)
         self.is_draining = False
         self._routes = {
             "/health": Route("GET", self._health, "all"),
@@ -85,6 +87,7 @@ class App:
                 method=exchange.method[:16],
                 route=route,
                 status=status,
+                **({"key": exchange.key} if exchange.key else {}),
                 seconds=round(time.monotonic() - begun, 4),
             )
 
@@ -109,11 +112,11 @@ class App:
         if exchange.method != route.method and (exchange.method, route.method) != ("HEAD", "GET"):
             told = f"{exchange.method!r:.40} is not served here, {route.method} is"
             raise ApiError(405, told, code="method_not_allowed", headers={"allow": route.method})
-        self._check_key(exchange, route.door)
+        exchange.key = self._checked_key(exchange, route.door)
         await route.handler(exchange)
 
-    def _check_key(self, exchange: Exchange, door: str) -> None:
-        """Let in who may come in.
+    def _checked_key(self, exchange: Exchange, door: str) -> str:
+        """Let in who may come in; the name of the key, "" where none is asked for.
 
         Raises:
             ApiError: the key is missing or wrong, or there is none to be had.
@@ -121,14 +124,17 @@ class App:
         settings = self._settings
         if door == "admin" and settings.admin_key is None:
             raise ApiError(403, "the server was started without --admin-key-file", code="no_admin_key")
-        key: Key | None = {"all": None, "api": settings.api_key, "admin": settings.admin_key}[door]
-        if key is None:
-            return
+        admins = () if settings.admin_key is None else (settings.admin_key,)
+        keys: tuple[Key, ...] = {"all": (), "api": settings.api_keys, "admin": admins}[door]
+        if not keys:
+            return ""
         scheme, _, given = exchange.header("authorization").partition(b" ")
-        if scheme.lower() != b"bearer" or not key.fits(given.strip()):
+        name = owner(keys, given.strip())
+        if scheme.lower() != b"bearer" or name is None:
             told = f"a key is needed: Authorization: Bearer {'ADMIN ' if door == 'admin' else ''}KEY"
             headers = {"www-authenticate": "Bearer"}
             raise ApiError(401, told, code="invalid_api_key", headers=headers)
+        return name
 
     async def _health(self, exchange: Exchange) -> None:
         await exchange.answer(200, {"status": "ok"})
@@ -174,8 +180,10 @@ class App:
         body = await self._body(exchange)
         wanted = read(body, self._settings.limits)
         self._check_takes_work()  # the body took its time
+        if (seconds := self._key_rates.take(exchange.key, wanted.calls)) is not None:
+            raise too_many("this key", seconds)
         number = f"{self._run}{next(self._numbers):06x}"
-        await generate(exchange, wanted, self._client, self._opener, number, self._log)
+        await generate(exchange, wanted, self._client, self._opener, self._model_rates, number, self._log)
 
     async def _body(self, exchange: Exchange) -> dict[str, Any]:
         return parse(await exchange.body(), self._settings.limits.body_bytes)

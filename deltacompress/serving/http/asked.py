@@ -45,6 +45,11 @@ class Asked:
     echo: bool
     latency: Latency
 
+    @property
+    def calls(self) -> int:
+        """How many it takes."""
+        return len(self.prompts) * self.n
+
     def submits(self, request: str, variant: str | None, timeout_s: float) -> list[Submit]:
         """A call for each answer; variant: None for the base."""
         return [

@@ -68,6 +68,12 @@ def too_late() -> ApiError:
     return ApiError(504, "the request took longer than it may", code="timeout")
 
 
+def too_many(whose: str, retry_after: int) -> ApiError:
+    """More calls than a key or a model may begin in a minute."""
+    headers = {"retry-after": str(retry_after)}
+    return ApiError(429, f"too many requests for {whose} in a minute", code="rate_limited", headers=headers)
+
+
 def engine_gone() -> ApiError:
     """The engine's process ended; the server ends, too."""
     return unavailable("the engine ended", "engine_gone")

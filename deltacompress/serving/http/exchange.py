@@ -32,7 +32,7 @@ class GoneError(Exception):
 class Exchange:
     """A request and its answer.
 
-    request: its id, the client's own or a new one; status: of the answer, 0 before it began.
+    request: its id, the client's own or a new one; status: of the answer, 0 before it began; key: the name of its key.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
@@ -41,7 +41,7 @@ class Exchange:
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         given = self.header("x-request-id")
         self.request = given.decode() if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
-        self.status = 0
+        self.status, self.key = 0, ""
 
     def header(self, name: str) -> bytes:
         """A header, or nothing."""

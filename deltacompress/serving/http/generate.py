@@ -11,21 +11,26 @@ from deltacompress.serving.client import Client
 from deltacompress.serving.group import Group, RefusedError
 from deltacompress.serving.http.answers import Answers
 from deltacompress.serving.http.asked import Asked
-from deltacompress.serving.http.errors import ApiError, no_engine, of_end, of_refusal
+from deltacompress.serving.http.errors import ApiError, no_engine, of_end, of_refusal, too_many
 from deltacompress.serving.http.exchange import Exchange, GoneError
 from deltacompress.serving.http.opened import Opener
 from deltacompress.serving.logs import Log
 from deltacompress.serving.messages import Began, Happening, Over, Token
+from deltacompress.serving.rates import Rates
 
 
-async def generate(exchange: Exchange, asked: Asked, client: Client, opener: Opener, number: str, log: Log) -> None:
-    """Answer a request. opener: has the variants; number: a name that no other request has.
+async def generate(
+    exchange: Exchange, asked: Asked, client: Client, opener: Opener, rates: Rates, number: str, log: Log
+) -> None:
+    """Answer a request. opener: has the variants; rates: of each; number: a name that no other request has.
 
     Raises:
         ApiError: before the answer began.
         GoneError: the client went away; its calls are cancelled.
     """
     async with opener.using(asked.model) as variant:
+        if (seconds := rates.take(variant or "", asked.calls)) is not None:
+            raise too_many("this model", seconds)
         submits = asked.submits(number, variant, client.settings.limits.request_s)
         try:
             group = await client.submit(submits, asked.model)

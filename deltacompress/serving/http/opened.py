@@ -54,6 +54,7 @@ class Opener:
     def __init__(self, settings: Settings, client: Client, metrics: Metrics, log: Log) -> None:
         self._settings, self._client, self._metrics, self._log = settings, client, metrics, log
         self._opened: dict[str, _Opened] = {}  # the least recently used first
+        self._known: dict[str, tuple[str, float]] = {}  # the version that a name meant, and until when that is believed
         self._zoo: Zoo | None = None
 
     @asynccontextmanager
@@ -102,14 +103,26 @@ class Opener:
         Raises:
             ApiError: the zoo has none of that name.
         """
+        now = asyncio.get_running_loop().time()
+        if (known := self._known.get(model)) is not None and now < known[1]:
+            return known[0]
         try:
             names.parse(model)
-            return await asyncio.to_thread(self._resolve, model)
+            found = await asyncio.to_thread(self._resolve, model)
+            self._remember(model, found, now)
+            return found
         except (InvalidNameError, NotFoundError):
             raise unknown_model(model) from None
         except DeltaCompressError as error:
             self._log.line("open_failed", model=model, error=str(error))
             raise
+
+    def _remember(self, model: str, found: str, asked: float) -> None:
+        """From when the zoo was asked, not from when it answered, so that the bound holds."""
+        if len(self._known) >= self._settings.limits.opened:
+            self._known = {one: known for one, known in self._known.items() if asked < known[1]}
+        if len(self._known) < self._settings.limits.opened:
+            self._known[model] = found, asked + self._settings.limits.name_s
 
     def _resolve(self, model: str) -> str:
         if self._zoo is None:

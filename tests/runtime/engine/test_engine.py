@@ -55,6 +55,26 @@ def test_text_and_conversations(runtime: Runtime) -> None:
     assert log.end("stop").finish == "stop"
 
 
+def test_generation_config_is_read_once_for_each_load(
+    runtime: Runtime, trio: dict[str, Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deltacompress.runtime.engine import input_processor
+
+    read: list[Any] = []
+    token_ids = input_processor.token_ids
+    monkeypatch.setattr(input_processor, "token_ids", lambda *given: read.append(given[0]) or token_ids(*given))
+    running, _ = engine(runtime)
+    for name in ("a", None, "a", None, "a"):
+        running.submit(Call(f"call {counts(running)}", name, (5, 6), 2))
+    assert len(read) == 2
+    drain(running)
+    runtime.unload("a")
+    runtime.load(trio["a"].artifact, "a")
+    running.submit(Call("again", "a", (5, 6), 2))
+    assert len(read) == 3
+    drain(running)
+
+
 def test_a_conversation_goes_through_the_chat_template(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 

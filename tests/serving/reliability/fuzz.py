@@ -140,7 +140,7 @@ def fuzzed(inputs: int, seed: int = 29) -> Found:
 
     async def run() -> Found:
         found = Found()
-        inside = Inside(api_key=Key(KEY.encode()))
+        inside = Inside(api_keys=(Key(KEY.encode()),))
         steps = asyncio.create_task(inside.run())
         ways: list[Way] = [_heads if number % 5 == 0 else _bodies for number in range(AT_ONCE)]
         share = -(-inputs // AT_ONCE)
