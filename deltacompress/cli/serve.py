@@ -84,29 +84,7 @@ def serve(
     drain: Drain = 30.0,
 ) -> None:
     """Serve BASE and its variants over HTTP, as OpenAI's API does, until SIGTERM or Ctrl-C."""
-    from deltacompress.serving import settings as given
-
-    given.check_extra()
-    settings = given.Settings(
-        base=base,
-        variants=given.named(variants or ()),
-        zoo=zoo,
-        opens_zoo=open_zoo,
-        host=host,
-        port=port,
-        api_keys=given.keys_of("api_key_file", api_key_file),
-        admin_key=given.key_of("admin_key_file", admin_key_file),
-        device=device,
-        dtype=dtype,
-        backend=backend,
-        max_queue=max_queue,
-        prefix_bytes=given.prefix_bytes(prefix_cache),
-        drain_s=drain,
-        profile=profile,
-        **_tuned(profile, given.budget_bytes(budget), max_batch, step_tokens),
-        key_rate=key_rate,
-        model_rate=model_rate,
-    )
+    settings = _settings(dict(locals()))
     settings.check()
     check_driver(device)
     if open_zoo:
@@ -133,6 +111,30 @@ def _tuned(path: Path | None, budget: int | None, max_batch: int | None, step_to
     said = {} if profile is None else {name: getattr(profile, name) for name in _TUNED}
     given = dict(zip(_TUNED, (budget, max_batch, step_tokens), strict=True))
     return said | {name: value for name, value in given.items() if value is not None}
+
+
+_AS_THEY_ARE = ("base", "zoo", "host", "port", "device", "dtype", "backend", "max_queue",
+                "key_rate", "model_rate", "profile")  # fmt: skip
+"""Options that the settings have under the same name."""
+
+
+def _settings(options: dict[str, Any]) -> Settings:
+    """What the options say; raises what is wrong with one by itself."""
+    from deltacompress.serving import settings as given
+
+    given.check_extra()
+    return given.Settings(
+        variants=given.named(options["variants"] or ()),
+        opens_zoo=options["open_zoo"],
+        api_keys=given.keys_of("api_key_file", options["api_key_file"]),
+        admin_key=given.key_of("admin_key_file", options["admin_key_file"]),
+        prefix_bytes=given.prefix_bytes(options["prefix_cache"]),
+        drain_s=options["drain"],
+        **_tuned(
+            options["profile"], given.budget_bytes(options["budget"]), options["max_batch"], options["step_tokens"]
+        ),
+        **{name: options[name] for name in _AS_THEY_ARE},
+    )
 
 
 def _found(console: Console, given: Settings) -> Settings:

@@ -15,6 +15,7 @@ from deltacompress.bench.serve import models as serving
 from deltacompress.bench.serve import steady
 from deltacompress.bench.serve.calls import Asked
 from deltacompress.bench.serve.models import Models, made, shape_of, start
+from deltacompress.bench.serve.over_http import Load
 from deltacompress.bench.serve.records import PHASES
 from deltacompress.bench.serve.replay import replay
 from deltacompress.bench.serve.run import Setup, run_replay
@@ -47,6 +48,37 @@ def let_go(models: Models) -> bool:
     return not any(one.users for one in models.runtime.variants.values()) and not any(
         one.name == "deltacompress-submit" for one in threading.enumerate()
     )
+
+
+class TestOverHttp:
+    def test_the_same_calls_both_ways(self, capsys: pytest.CaptureFixture[str]) -> None:
+        options = ["--http", "--device", "cpu", "--scale", "0.05", "--max-batch", "4", "--variants", "2", "--json"]
+        assert main(["bench", "serve", *options]) == 0
+        found = json.loads(capsys.readouterr().out)
+        rows = {row["way"]: row for row in found["rows"]}
+        assert list(rows) == ["engine", "HTTP", "HTTP, no model"]
+        engine, http, echo = rows.values()
+        assert min(row[name] for row in rows.values() for name in ("ttft_ms_median", "tokens_s")) > 0
+        assert found["ttft_more_ms"] == http["ttft_ms_median"] - engine["ttft_ms_median"]
+        assert found["throughput_ratio"] == http["tokens_s"] / engine["tokens_s"]
+        assert found["echo_tokens_s"] == echo["tokens_s"] <= found["echo_offered_tokens_s"] == 16 / 0.02
+        sizes = ("streams", "calls", "prompt_tokens", "tokens", "echo_connections", "variants", "max_batch")
+        assert [found[name] for name in sizes] == [4, 16, 6, 6, 16, 2, 4]
+
+    def test_calls_take_turns_among_the_models(self) -> None:
+        calls = Load(calls=5, prompt_tokens=3, tokens=7).all_calls(["a", "b"], 50)
+        assert [one.variant for one in calls] == ["a", "b", "a", "b", "a"]
+        assert {(len(one.prompt), one.max_tokens, one.sampling.ignore_eos) for one in calls} == {(3, 7, True)}
+        assert len({one.prompt for one in calls}) == 5
+        assert Load().scaled(0.5) == Load(prompt_tokens=64, tokens=64, echoed=100)
+        for scale in (0.0, 1.5, float("nan")):
+            with pytest.raises(InputError, match="scale"):
+                Load().scaled(scale)
+
+    @pytest.mark.parametrize("option", [["--rate", "3"], ["--steady"], ["--system", "swap"], ["--rows", "2"]])
+    def test_what_goes_with_other_ways(self, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["bench", "serve", "--http", *option]) == 2
+        assert "--http" in capsys.readouterr().err
 
 
 class TestVerb:

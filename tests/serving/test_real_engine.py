@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import torch
 from pairs import Pair
@@ -200,6 +201,13 @@ def test_any_entry_of_the_zoo_is_served(real: Started) -> None:
     ):
         answer = real.http.post("/completions", json={"model": model, "prompt": "x"})
         assert (answer.status_code, words in answer.json()["error"]["message"]) == (status, True), answer.text
+
+
+def test_keys_are_in_no_list_of_processes(real: Started) -> None:
+    server = psutil.Process(real.popen.pid)
+    (worker,) = server.children()
+    for one in (server, worker):
+        assert "admins-own" not in f"{one.cmdline()} {one.environ()}"
 
 
 def test_the_log_has_a_line_for_each_request_and_no_prompt(real: Started) -> None:
