@@ -122,6 +122,9 @@ def _protocol(limits: Limits) -> type[asyncio.Protocol]:
         def on_response_complete(self) -> None:
             """All of an answer was written; what of it is still here must be taken in time, closed or not."""
             super().on_response_complete()
+            if self._unsent_timer is not None:
+                self._unsent_timer.cancel()
+                self._unsent_timer = None
             if self.transport.get_write_buffer_size():
                 self._unsent_timer = self.loop.call_later(limits.write_s, self._end_if_unsent)
 

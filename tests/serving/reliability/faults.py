@@ -135,7 +135,8 @@ def killed(target: Target, at_once: int, seconds: float) -> Outcome:
     _check(found, 0 <= found.ready_s < 1, f"/ready said 503 after {found.ready_s:.2f} s")
     _check(found, found.code not in (0, None), f"exit code {found.code}")
     _check(found, found.answers["stream told engine_gone"] > 0, "no stream was told")
-    _check(found, not found.answers["stream told draining"], "a stream was told another reason")
+    others = found.answers["stream told draining"] + found.answers["draining"]
+    _check(found, not others, f"{others} requests were told another reason")
     return found
 
 
