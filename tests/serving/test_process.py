@@ -70,9 +70,9 @@ def test_sigterm_ends_what_runs_and_takes_nothing_new(process: Start) -> None:
 
 def test_who_reads_slowly_has_the_drain_to_read_an_answer(process: Start) -> None:
     """All of it was computed before the signal, and more than the system takes at once is still to be sent."""
-    server = process()
+    server = process(drain=300)
     to = Address.of(server.url)
-    body = {"model": "bot", "prompt": ["x" * 60] * 30, "max_tokens": 1000, "logprobs": 20}
+    body = {"model": "bot", "prompt": ["x" * 60] * 20, "max_tokens": 1000, "logprobs": 20}
     with socket.socket() as made:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         made.connect((to.host, to.port))

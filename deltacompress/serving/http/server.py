@@ -122,9 +122,7 @@ def _protocol(limits: Limits) -> type[asyncio.Protocol]:
         def on_response_complete(self) -> None:
             """All of an answer was written; what of it is still here must be taken in time, closed or not."""
             super().on_response_complete()
-            if self._unsent_timer is not None:
-                self._unsent_timer.cancel()
-                self._unsent_timer = None
+            _cancel(self._unsent_timer)
             if self.transport.get_write_buffer_size():
                 self._unsent_timer = self.loop.call_later(limits.write_s, self._end_if_unsent)
 
@@ -134,9 +132,8 @@ def _protocol(limits: Limits) -> type[asyncio.Protocol]:
             super().connection_lost(exc)
 
         def _stop_timers(self) -> None:
-            for timer in (self._timer, self._unsent_timer):
-                if timer is not None:
-                    timer.cancel()
+            _cancel(self._timer)
+            _cancel(self._unsent_timer)
             self._timer = self._unsent_timer = None
 
         @property
@@ -155,6 +152,11 @@ def _protocol(limits: Limits) -> type[asyncio.Protocol]:
                 self.transport.abort()
 
     return Protocol
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
 
 
 def _cuttable(app: Any, transport: asyncio.Transport) -> Any:
