@@ -118,13 +118,14 @@ class Client:
             **{name: getattr(one, name) for name in _AS_THEY_ARE},
         )
 
-    async def submit(self, submits: Sequence[Submit], model: str) -> Group:
-        """Hand calls to the engine; all of them are taken, or none.
+    async def submit(self, submits: Sequence[Submit], model: str, *, is_stream: bool = True) -> Group:
+        """Hand calls to the engine; all of them are taken, or none. is_stream: what comes waits for whoever reads.
 
         Raises:
             RefusedError: one of them is not.
         """
-        group = Group(self.cancel, model, [one.id for one in submits], self.settings.limits.waiting)
+        most = self.settings.limits.waiting * len(submits) if is_stream else None
+        group = Group(self.cancel, model, [one.id for one in submits], most)
         loop = asyncio.get_running_loop()
         opened = [OpenCall(group, loop.create_future(), time.monotonic()) for _ in submits]
         for submit, one in zip(submits, opened, strict=True):

@@ -21,9 +21,12 @@ class Group:
     """The calls of one request, and what becomes of them, in the order in which it comes.
 
     prompt_tokens: of each call; is_slow: whoever reads was too far behind, and the calls were cancelled.
+    most_waiting: events that may wait; None: of an answer that is told at once, all of it waits anyway.
     """
 
-    def __init__(self, cancel: Callable[[str], None], model: str, calls: Sequence[str], most_waiting: int) -> None:
+    def __init__(
+        self, cancel: Callable[[str], None], model: str, calls: Sequence[str], most_waiting: int | None
+    ) -> None:
         self._cancel, self._calls, self._most = cancel, {name: i for i, name in enumerate(calls)}, most_waiting
         self._queue = asyncio.Queue[tuple[int, Happening] | None]()
         self._left = set(calls)
@@ -45,7 +48,7 @@ class Group:
         """From the client."""
         if isinstance(told, Over):
             self._left.discard(told.id)
-        elif self._queue.qsize() >= self._most:
+        elif self._most is not None and self._queue.qsize() >= self._most:
             if not self.is_slow:
                 self.is_slow = True
                 self.leave()

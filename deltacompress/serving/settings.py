@@ -18,10 +18,10 @@ class Limits:
     """What one client may ask for.
 
     body_bytes: of a request; n: answers to one prompt; prompts: of one request; stops: stop strings; logprobs:
-    likeliest tokens told of each; connections: at once; waiting: events that a reader may be behind; opened: variants
-    that requests named; beyond that, those go that nobody uses. name_s: seconds in which the zoo is not asked again
-    which version a name means. request_s: of a whole answer; header_s, body_s: to send
-    a request; write_s: to take what was sent; all in seconds.
+    likeliest tokens told of each; connections: at once; waiting: events of each call that a reader may be behind;
+    opened: variants that requests named; beyond that, those go that nobody uses. name_s: in which the zoo is not asked
+    again which version a name means; request_s: of a whole answer; header_s, body_s: to send a request; write_s: to
+    take what was sent; all in seconds.
     """
 
     body_bytes: int = 4 * 2**20

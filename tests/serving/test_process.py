@@ -78,12 +78,13 @@ def test_who_reads_slowly_has_the_drain_to_read_an_answer(process: Start) -> Non
         made.connect((to.host, to.port))
         made.sendall(post("/v1/completions", json.dumps(body).encode()))
         raw = made.recv(1000)
+        assert raw.startswith(b"HTTP/1.1 200 "), server.log.read_text()
         server.popen.terminate()
         eventually(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
         time.sleep(2)
         raw += b"".join(iter(lambda: made.recv(1 << 20), b""))
     answer = parsed(raw)
-    assert len(answer.body) == int(answer.headers["content-length"]) > 5_000_000
+    assert len(answer.body) == int(answer.headers["content-length"]) > 4_000_000
     assert server.ended()[0] == 0
 
 

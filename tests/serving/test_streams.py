@@ -7,6 +7,7 @@ import socket
 import time
 from typing import Any
 
+import httpx
 import pytest
 from serving.harness import Live, eventually, served
 
@@ -64,6 +65,17 @@ def test_a_reader_that_is_too_slow_is_cut(limits: Limits) -> None:
                 eventually(lambda: not found.app_connections)
         assert not found.client.busy
         assert found.metrics()["deltacompress_generated_tokens_total",] < 40 * 4000
+
+
+def test_a_whole_answer_waits_for_nobody() -> None:
+    """However far behind its engine the server is: there is nobody who reads too slowly."""
+    with served(limits=Limits(waiting=0)) as found:
+        answer = found.post("/v1/completions", model="bot", prompt=["ab"] * 8, max_tokens=50)
+        assert answer.status_code == 200
+        assert [one["text"] for one in answer.json()["choices"]] == ["ab" * 25] * 8
+        asked = {"model": "bot", "prompt": "SLOW", "max_tokens": 50, "stream": True}
+        with pytest.raises(httpx.RemoteProtocolError):
+            found.post("/v1/completions", **asked)
 
 
 def test_who_says_nothing_is_cut() -> None:

@@ -33,7 +33,7 @@ async def generate(
             raise too_many("this model", seconds)
         submits = asked.submits(number, variant, client.settings.limits.request_s)
         try:
-            group = await client.submit(submits, asked.model)
+            group = await client.submit(submits, asked.model, is_stream=asked.stream)
         except RefusedError as error:
             if client.gone.is_set():
                 raise no_engine(failed=client.failure is not None) from None
