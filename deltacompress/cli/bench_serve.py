@@ -119,8 +119,8 @@ def _http(console: Console, given: Mapping[str, Any]) -> None:
     from deltacompress.cli import render
 
     check_driver(given["device"])
-    from deltacompress.bench.serve.http_cost import run_http
-    from deltacompress.bench.serve.over_http import Load
+    from deltacompress.bench.http.over_http import Load
+    from deltacompress.bench.http.run import run_http
 
     streams = given["max_batch"] or _MAX_BATCH
     load = Load(streams=streams, calls=4 * streams, connections=4 * streams).scaled(given["scale"])

@@ -206,6 +206,8 @@ class State(_Message, frozen=True):
     host_bytes: int = 0
     prompt_tokens: int = 0
     known_tokens: int = 0
+    kv_tokens: int = 0
+    kv_room: int = 0
 
 
 class Ready(_Message, frozen=True):

@@ -103,6 +103,10 @@ class _OfState:
         sizes.add_metric(["device"], state.device_bytes)
         sizes.add_metric(["host"], state.host_bytes)
         yield sizes
+        kv = GaugeMetricFamily(f"{_PREFIX}kv_tokens", "Room in pages: held, and all there is.", labels=["room"])
+        kv.add_metric(["held"], state.kv_tokens)
+        kv.add_metric(["all"], state.kv_room)
+        yield kv
         for name, text, value in (
             ("prompt_tokens", "Tokens of prompts that calls began with.", state.prompt_tokens),
             ("known_prompt_tokens", "Those that earlier prompts had computed.", state.known_tokens),

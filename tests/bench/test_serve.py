@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from deltacompress.bench.http.over_http import Load
 from deltacompress.bench.serve import models as serving
 from deltacompress.bench.serve import steady
 from deltacompress.bench.serve.calls import Asked
 from deltacompress.bench.serve.models import Models, made, shape_of, start
-from deltacompress.bench.serve.over_http import Load
 from deltacompress.bench.serve.records import PHASES
 from deltacompress.bench.serve.replay import replay
 from deltacompress.bench.serve.run import Setup, run_replay

@@ -72,7 +72,9 @@ class StubEngine:
     @property
     def counts(self) -> Any:
         queued, running = len(self._queue), len(self._running)
-        return SimpleNamespace(queued=queued, running=running, prompt_tokens=70, known_tokens=30)
+        return SimpleNamespace(
+            queued=queued, running=running, prompt_tokens=70, known_tokens=30, kv_tokens=48, kv_room=1024
+        )
 
     def submit(self, call: Call) -> int:
         prompt = characters(call)

@@ -63,6 +63,14 @@ class CountsLike(Protocol):
     def known_tokens(self) -> int:
         """Those that were known from others' prompts."""
 
+    @property
+    def kv_tokens(self) -> int:
+        """That held pages have room for."""
+
+    @property
+    def kv_room(self) -> int:
+        """That all pages have room for."""
+
 
 class EngineLike(Protocol):
     """What is asked of an engine; runtime/engine/live has it."""
@@ -263,4 +271,6 @@ class Worker:
             host_bytes=found.host_bytes,
             prompt_tokens=counts.prompt_tokens,
             known_tokens=counts.known_tokens,
+            kv_tokens=counts.kv_tokens,
+            kv_room=counts.kv_room,
         )

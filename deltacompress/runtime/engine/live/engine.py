@@ -62,12 +62,17 @@ class EngineLimits:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Calls that wait, and calls that run; tokens of prompts so far, and those that were known from others' prompts."""
+    """Calls that wait, and calls that run; tokens of prompts so far, and those that were known from others' prompts.
+
+    kv_tokens: that pages have room for which calls and known prompts hold; kv_room: that all pages have room for.
+    """
 
     queued: int
     running: int
     prompt_tokens: int = 0
     known_tokens: int = 0
+    kv_tokens: int = 0
+    kv_room: int = 0
 
 
 class QueueFullError(DeltaCompressError):
@@ -153,8 +158,9 @@ class Engine:
     def counts(self) -> Counts:
         """How many wait and run."""
         with self._changed:
-            known = self._scheduler.prefixes
-            return Counts(self._queued, self._scheduler.counts[1], known.asked, known.found)
+            known, pages = self._scheduler.prefixes, self._scheduler.pages
+            held, room = pages.held * pages.size, pages.count * pages.size
+            return Counts(self._queued, self._scheduler.counts[1], known.asked, known.found, held, room)
 
     @property
     def _queued(self) -> int:

@@ -1,4 +1,4 @@
-"""`python -m deltacompress.bench.serve.echo`: an engine's process without a model: a token for every call at each step.
+"""`python -m deltacompress.bench.http.echo`: an engine's process without a model: a token for every call at each step.
 
 What the server itself can stream is measured with it.
 """
@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from deltacompress.errors import DeltaCompressError
@@ -35,6 +36,8 @@ class Counts:
     running: int
     prompt_tokens: int = 0
     known_tokens: int = 0
+    kv_tokens: int = 0
+    kv_room: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ class NoModels:
     notes: list[str] = field(default_factory=list)
     variants: Mapping[str, Any] = field(default_factory=dict)
 
-    def load(self, artifact: str, name: str, *, over: str | None, zoo: str | None, pin: bool) -> str:
+    def load(self, artifact: str, name: str, *, over: str | Path | None, zoo: str | None, pin: bool) -> str:
         """Nothing is served but the base."""
         raise DeltaCompressError("nothing can be loaded here", where=artifact)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from deltacompress.bench.http.processes import ECHO, HERE, argv, build
 from deltacompress.bench.serve.calls import prompt
-from deltacompress.bench.serve.processes import ECHO, HERE, argv, build
 from deltacompress.errors import BackendError, InputError, option
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.call import Call

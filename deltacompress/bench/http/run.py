@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from deltacompress.bench.serve.echo import STEP_S
-from deltacompress.bench.serve.over_http import Load, by_hand, echoed, over_http
+from deltacompress.bench.http.echo import STEP_S
+from deltacompress.bench.http.over_http import Load, by_hand, echoed, over_http
 from deltacompress.bench.serve.run import ServeBench, Setup, head_of, written_for
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.runtime.engine.live.engine import EngineLimits

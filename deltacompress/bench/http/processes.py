@@ -20,8 +20,8 @@ from deltacompress.serving.settings import Settings
 from deltacompress.serving.worker.loop import Served
 from deltacompress.serving.worker.process import main
 
-HERE = "deltacompress.bench.serve.processes"
-ECHO = "deltacompress.bench.serve.echo"
+HERE = "deltacompress.bench.http.processes"
+ECHO = "deltacompress.bench.http.echo"
 
 
 def build(start: Start, emit: Callable[[Event], None]) -> Served:

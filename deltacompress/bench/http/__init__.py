@@ -1,0 +1,1 @@
+"""What HTTP costs: `bench serve --http`."""
