@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -390,6 +391,7 @@ class TestOptionsReachTheWork:
             return SimpleNamespace(to_json=lambda: {"ratio": 8.0})
 
         fake("compression.driver", compress=compress)
+        importlib.import_module("deltacompress.compression.job")  # which needs the recipes as they are
         fake("codecs.recipe", Recipe=SimpleNamespace(load=lambda name: f"<{name}>"))
         out = tmp_path / "delta"
         argv = ["compress", "B", "F", "--recipe", "int2-24", "--calibration", "c.jsonl", "--out", str(out)]
