@@ -80,6 +80,8 @@ _ON_TRACES = (TRACE, "tune", "parts")
 _DEFAULTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "trace": ("poisson", _ON_TRACES),
     "popularity": ("zipf-1.5", (TRACE, "tune")),
+    "rate": (None, (*_ON_TRACES, "steady")),
+    "seconds": (None, (*_ON_TRACES, "steady")),
     "scale": (1.0, (*_ON_TRACES, "http")),
     "max_batch": (None, (*_ON_TRACES, "http")),
     "simulate_check": (False, (TRACE,)),

@@ -80,7 +80,7 @@ def closed(
     A request arrives when it is let in.
     """
     waiting, loads, start = deque(asked), Loads(models.runtime), time.monotonic()
-    recorder = _Keeping(kept, asked, lambda: time.monotonic() - start, loads.seconds)
+    recorder = _Keeping(kept, asked, lambda: time.monotonic() - start, loads.seconds, limits.step_tokens)
     engine = models.runtime.engine(recorder.emit, limits)
     try:
         while recorder.left:
@@ -91,9 +91,7 @@ def closed(
                 record.asked = replace(one, arrival=replace(one.arrival, at_s=record.submitted_s))
                 loads.note(record)
                 engine.submit(call_of(one, models.shape.vocabulary, seed))
-            began = time.perf_counter()
             engine.step()
-            recorder.step(time.perf_counter() - began, engine.counts.running)
     finally:
         engine.close()
     return list(recorder.records.values()), recorder.tokens
