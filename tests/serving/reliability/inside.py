@@ -64,6 +64,7 @@ class Inside:
             return Served(self.engine, StubModels(), QueueFullError, lambda _: CONTEXT)
 
         self.worker = Worker(start, build, cast(Any, _Teller(self.client)))
+        self.worker._orders.context.destroy(0)  # orders come without a socket
         self.client.worker = self.worker
         self.client._take(Ready(self.worker._state()))
 
