@@ -39,6 +39,19 @@ def shared_dir() -> Path:
 
 
 @pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The command line in this process: arguments -> exit code, what it printed, what it complained of."""
+    from deltacompress.cli.main import main
+
+    def call(*argv: object) -> tuple[int, str, str]:
+        code = main([str(one) for one in argv])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return call
+
+
+@pytest.fixture
 def stoppable() -> Iterator[None]:
     """Signals stop this process and those that it starts, as in a terminal.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,11 @@ from runtime_cases import Served, serve
 if TYPE_CHECKING:
     from pairs import Pair, Weights
 
+Run = Callable[..., tuple[int, str, str]]
+"""The fixture `command`."""
 MORE = 5
+TARGETS = ["q_proj", "down_proj", "lm_head"]
+"""Of an adapter of it: the head has more rows than the base's."""
 
 
 def grown(weights: Weights) -> Weights:

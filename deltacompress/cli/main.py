@@ -12,9 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from deltacompress._version import __version__
-from deltacompress.cli import bench, zoo
+from deltacompress.cli import zoo
 from deltacompress.cli.analyze import analyze
 from deltacompress.cli.artifact import inspect, restore, verify
+from deltacompress.cli.bench import verbs as bench
 from deltacompress.cli.compare import compare
 from deltacompress.cli.compress import compress
 from deltacompress.cli.console import (

@@ -24,7 +24,7 @@ from deltacompress.bench.serve.calls import Asked
 from deltacompress.bench.serve.records import Record
 from deltacompress.bench.synthetic import SHAPE_7B, SHAPE_TINY
 from deltacompress.bench.traffic.arrivals import Arrival
-from deltacompress.cli import bench_adapters
+from deltacompress.cli.bench import adapters as bench_adapters
 from deltacompress.cli.main import main
 from deltacompress.errors import InputError
 from deltacompress.runtime.engine.live.engine import EngineLimits

@@ -190,7 +190,7 @@ def test_the_command_passes_its_options_on(
         return pairs.PairsBench("CPU", ({"task": "good", "seed": 3, "backend": "CPU, 2 threads"},))
 
     monkeypatch.setattr(pairs, "run", noted)
-    monkeypatch.setattr("deltacompress.cli.bench_pairs.check_driver", lambda *_: None)  # there may be no GPU here
+    monkeypatch.setattr("deltacompress.cli.bench.pairs.check_driver", lambda *_: None)  # there may be no GPU here
     shipped = repo_root / "registry" / "demo"
     argv = ["bench", "pairs", str(shipped), str(shipped / "data"), "--out", str(tmp_path)]
     assert main([*argv, "--json"]) == 0

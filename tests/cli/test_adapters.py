@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from deltacompress.adapters.adapter import digest_in
-from deltacompress.cli.main import main
 from deltacompress.zoo import Zoo
 
 if TYPE_CHECKING:
@@ -27,19 +26,9 @@ def adapter(pair: Pair, tmp_path: Path) -> Path:
     return peft_models.write(pair.base, tmp_path / "bot", "Lora", **options)
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def call(*argv: object) -> tuple[int, str, str]:
-        code = main([str(one) for one in argv])
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return call
-
-
-def test_inspect_lists_what_changes(adapter: Path, pair: Pair, run: Callable[..., tuple[int, str, str]]) -> None:
+def test_inspect_lists_what_changes(adapter: Path, pair: Pair, command: Callable[..., tuple[int, str, str]]) -> None:
     (adapter / "optimizer.pt").write_bytes(b"x")
-    code, out, err = run("inspect", adapter, "--json")
+    code, out, err = command("inspect", adapter, "--json")
     data = json.loads(out)
     assert (code, data["kind"], data["modules"], data["base"]) == (0, "lora", 4, str(pair.base))
     assert data["left_out"] == ["optimizer.pt"]
@@ -54,7 +43,7 @@ def test_inspect_lists_what_changes(adapter: Path, pair: Pair, run: Callable[...
     assert found["model.layers.1.mlp.down_proj"] == ("low rank", "rank 3")
     (hidden,) = tensors["base_model.model.model.norm.weight"].shape
     assert found["model.norm"] == ("replaces weight", str(hidden))
-    code, out, _ = run("inspect", adapter)
+    code, out, _ = command("inspect", adapter)
     assert "model.norm" in out
     assert "replaces weight" in out
 
@@ -68,59 +57,63 @@ def test_inspect_lists_what_changes(adapter: Path, pair: Pair, run: Callable[...
     ],
 )
 def test_inspect_knows_each_kind(
-    pair: Pair, tmp_path: Path, run: Callable[..., Any], kind: str, config: dict[str, Any], what: str, size: str
+    pair: Pair, tmp_path: Path, command: Callable[..., Any], kind: str, config: dict[str, Any], what: str, size: str
 ) -> None:
     path = peft_models.write(pair.base, tmp_path / "x", kind, target_modules=["q_proj"], **config)
-    _, out, _ = run("inspect", path, "--json")
+    _, out, _ = command("inspect", path, "--json")
     rows = json.loads(out)["changes"]
     assert {(row["what"], row["size"]) for row in rows} == {(what, size)}
     assert len(rows) == 2
 
 
-def test_verify_says_what_it_compared(adapter: Path, pair: Pair, run: Callable[..., tuple[int, str, str]]) -> None:
+def test_verify_says_what_it_compared(adapter: Path, pair: Pair, command: Callable[..., tuple[int, str, str]]) -> None:
     for base in ([], ["--base", pair.base]):
-        code, out, err = run("verify", adapter, *base, "--json")
+        code, out, err = command("verify", adapter, *base, "--json")
         assert (code, json.loads(out)["verified"], json.loads(out)["compared_with"]) == (0, True, None)
         assert ("shapes" in err) == bool(base)
         assert "directory has no recorded hashes: its config, names" in err
 
 
 def test_verify_holds_it_against_a_base(
-    adapter: Path, make_pair: Callable[..., Pair], run: Callable[..., tuple[int, str, str]]
+    adapter: Path, make_pair: Callable[..., Pair], command: Callable[..., tuple[int, str, str]]
 ) -> None:
     other = make_pair("llama", hidden_size=64, intermediate_size=64)
-    code, _, err = run("verify", adapter, "--base", other.base)
+    code, _, err = command("verify", adapter, "--base", other.base)
     assert (code, err.count("\n")) == (3, 1)
     assert f"(base {other.base}); give the base it was trained on" in err
-    assert run("verify", adapter)[0] == 0  # which nobody was asked about
+    assert command("verify", adapter)[0] == 0  # which nobody was asked about
 
 
-def test_verify_finds_what_cannot_be(adapter: Path, pair: Pair, run: Callable[..., tuple[int, str, str]]) -> None:
+def test_verify_finds_what_cannot_be(adapter: Path, pair: Pair, command: Callable[..., tuple[int, str, str]]) -> None:
     def broken(tensors: dict[str, Any]) -> dict[str, Any]:
         tensors[min(tensors)].view(-1)[-1] = torch.nan
         return tensors
 
     peft_models.change(adapter, broken)
     for base in ([], ["--base", pair.base]):
-        code, _, err = run("verify", adapter, *base)
+        code, _, err = command("verify", adapter, *base)
         assert (code, err.count("\n")) == (2, 1)
         assert "holds NaN or an infinity; train it again, or get it again" in err
 
 
 def test_an_entry_is_compared_with_its_digests(
-    adapter: Path, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., tuple[int, str, str]]
+    adapter: Path,
+    pair: Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Callable[..., tuple[int, str, str]],
 ) -> None:
     monkeypatch.setenv("DELTACOMPRESS_CACHE", str(tmp_path / "cache"))
     zoo = Zoo.init(tmp_path / "zoo")
     zoo.add(pair.base, "team/base")
     zoo.add(adapter, "team/bot", base="team/base")
     own = ["--zoo", tmp_path / "zoo"]
-    code, out, err = run("verify", "team/bot", "--base", pair.base, *own, "--json")
+    code, out, err = command("verify", "team/bot", "--base", pair.base, *own, "--json")
     assert (code, json.loads(out)["compared_with"]) == (0, "the digests of team/bot")
     assert "no recorded hashes" not in err
-    assert json.loads(run("inspect", "team/bot", *own, "--json")[1])["modules"] == 4
+    assert json.loads(command("inspect", "team/bot", *own, "--json")[1])["modules"] == 4
     more = ["w1", "--base", pair.base, "--max-new-tokens", 2, "--also", "other=team/bot", "--json"]
-    answers = json.loads(run("generate", "team/bot", *own, *more)[1])["answers"]
+    answers = json.loads(command("generate", "team/bot", *own, *more)[1])["answers"]
     assert [one["name"] for one in answers] == ["team/bot", "other"]
     assert answers[0]["tokens"] == answers[1]["tokens"]
     shutil.rmtree(tmp_path / "cache")
@@ -130,18 +123,18 @@ def test_an_entry_is_compared_with_its_digests(
     data = bytearray(blob.read_bytes())
     data[-1] ^= 1
     blob.write_bytes(data)
-    code, _, err = run("verify", "team/bot", *own)
+    code, _, err = command("verify", "team/bot", *own)
     assert code == 3
     assert "team/bot" in err.splitlines()[-1], err
 
 
 @pytest.mark.parametrize("verb", ["restore", "export", "dequantize", "analyze"])
 def test_what_takes_no_adapter_says_what_to_do(
-    adapter: Path, pair: Pair, tmp_path: Path, verb: str, run: Callable[..., tuple[int, str, str]]
+    adapter: Path, pair: Pair, tmp_path: Path, verb: str, command: Callable[..., tuple[int, str, str]]
 ) -> None:
     out = ["--out", tmp_path / "out"]
     more = {"restore": ["--base", pair.base, *out], "export": out, "dequantize": out, "analyze": []}[verb]
-    code, _, err = run(verb, *([pair.base] if verb == "analyze" else []), adapter, *more)
+    code, _, err = command(verb, *([pair.base] if verb == "analyze" else []), adapter, *more)
     assert (code, err.count("\n")) == (2, 1)
     assert f"{adapter}: a PEFT adapter" in err
     assert "merge it into its base" in err
@@ -150,13 +143,13 @@ def test_what_takes_no_adapter_says_what_to_do(
 @pytest.mark.parametrize("verb", ["inspect", "verify", "generate"])
 @pytest.mark.parametrize("wrong", ["pissa", "pickle"])
 def test_what_is_not_read_is_one_line(
-    adapter: Path, pair: Pair, verb: str, wrong: str, run: Callable[..., tuple[int, str, str]]
+    adapter: Path, pair: Pair, verb: str, wrong: str, command: Callable[..., tuple[int, str, str]]
 ) -> None:
     if wrong == "pissa":
         peft_models.change(adapter, lambda tensors: tensors, init_lora_weights="pissa")
     else:
         (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
     more = ["w1", "--base", pair.base] if verb == "generate" else []
-    code, _, err = run(verb, adapter, *more)
+    code, _, err = command(verb, adapter, *more)
     assert (code, err.count("\n")) == (2, 1)
     assert {"pissa": "init_lora_weights", "pickle": "only pickled weights (adapter_model.bin)"}[wrong] in err

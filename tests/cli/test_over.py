@@ -12,31 +12,16 @@ from typing import TYPE_CHECKING
 import peft_models
 import pytest
 import transformers
-from grown import serve_grown
+from grown import TARGETS, Run, serve_grown
 from runtime_cases import Served
 
 from deltacompress.cli import named
-from deltacompress.cli.main import main
 from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
 from deltacompress.zoo import Zoo
 
 if TYPE_CHECKING:
     from pairs import Pair
-
-Run = Callable[..., tuple[int, str, str]]
-TARGETS = ["q_proj", "down_proj", "lm_head"]
-"""The head has more rows than the base's."""
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*argv: object) -> tuple[int, str, str]:
-        code = main([str(one) for one in argv])
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +62,14 @@ def is_peft(base: Path, adapter: Path, tokens: list[int]) -> bool:
 
 
 def test_generate_serves_it_over_the_delta(
-    pair: Pair, artifact: Path, restored: Path, styled: Path, plain: Path, run: Run
+    pair: Pair, artifact: Path, restored: Path, styled: Path, plain: Path, command: Run
 ) -> None:
-    code, out, err = run("generate", styled, *asked(pair, "--json", "--over", artifact))
+    code, out, err = command("generate", styled, *asked(pair, "--json", "--over", artifact))
     alone = json.loads(out)["tokens"]
     assert (code, err) == (0, "")
     assert is_peft(restored, styled, alone)
     also = ["--also", f"bot={styled}", "--also", f"packed={artifact}", "--over", f"bot={artifact}"]
-    answers = json.loads(run("generate", plain, *asked(pair, "--json", *also))[1])["answers"]
+    answers = json.loads(command("generate", plain, *asked(pair, "--json", *also))[1])["answers"]
     tokens = {one["name"]: one["tokens"] for one in answers}
     assert list(tokens) == ["plain", "bot", "packed"]
     assert tokens["bot"] == alone
@@ -92,31 +77,31 @@ def test_generate_serves_it_over_the_delta(
 
 
 def test_a_delta_of_a_zoo_is_pulled(
-    pair: Pair, artifact: Path, styled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+    pair: Pair, artifact: Path, styled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Run
 ) -> None:
     monkeypatch.setenv("DELTACOMPRESS_CACHE", str(tmp_path / "cache"))
     Zoo.init(tmp_path / "zoo").add(artifact, "team/chat")
-    wanted = json.loads(run("generate", styled, *asked(pair, "--json", "--over", artifact))[1])["tokens"]
-    code, out, _ = run("generate", styled, *asked(pair, "--json", "--over", "team/chat", "--zoo", tmp_path / "zoo"))
+    wanted = json.loads(command("generate", styled, *asked(pair, "--json", "--over", artifact))[1])["tokens"]
+    code, out, _ = command("generate", styled, *asked(pair, "--json", "--over", "team/chat", "--zoo", tmp_path / "zoo"))
     assert (code, json.loads(out)["tokens"]) == (0, wanted)
     own = ["--over", "team/chat", "--zoo", tmp_path / "zoo", "--base", pair.base]
-    assert run("verify", styled, *own, "--quiet")[0] == 0
+    assert command("verify", styled, *own, "--quiet")[0] == 0
 
 
 def test_chat_serves_it_over_the_delta(
-    pair: Pair, artifact: Path, styled: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+    pair: Pair, artifact: Path, styled: Path, monkeypatch: pytest.MonkeyPatch, command: Run
 ) -> None:
-    wanted = json.loads(run("generate", styled, *asked(pair, "--json", "--over", artifact))[1])["tokens"]
+    wanted = json.loads(command("generate", styled, *asked(pair, "--json", "--over", artifact))[1])["tokens"]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"w1 w2\n")))
-    code, out, _ = run("chat", styled, *asked(pair, "--json", "--over", artifact)[1:])
+    code, out, _ = command("chat", styled, *asked(pair, "--json", "--over", artifact)[1:])
     assert (code, json.loads(out)["tokens"]) == (0, wanted)
 
 
 def test_what_goes_over_nothing_here_is_one_line(
-    pair: Pair, artifact: Path, styled: Path, plain: Path, make_pair: Callable[..., Pair], tmp_path: Path, run: Run
+    pair: Pair, artifact: Path, styled: Path, plain: Path, make_pair: Callable[..., Pair], tmp_path: Path, command: Run
 ) -> None:
     def refused(code: int, *argv: object) -> str:
-        found, out, err = run(*argv)
+        found, out, err = command(*argv)
         assert (found, out, err.count("\n")) == (code, "", 1), err
         return err
 
@@ -136,15 +121,15 @@ def test_what_goes_over_nothing_here_is_one_line(
     assert "not the base of this delta" in refused(3, "verify", styled, *own, "--base", other.base, "--quiet")
 
 
-def test_verify_holds_it_against_the_delta(pair: Pair, artifact: Path, styled: Path, run: Run) -> None:
+def test_verify_holds_it_against_the_delta(pair: Pair, artifact: Path, styled: Path, command: Run) -> None:
     """Which needs no base."""
     for more in ([], ["--base", pair.base]):
-        code, out, err = run("verify", styled, "--over", artifact, *more, "--json")
+        code, out, err = command("verify", styled, "--over", artifact, *more, "--json")
         data = json.loads(out)
         assert (code, data["verified"], data["over"]) == (0, True, str(artifact))
         assert "its config, names, shapes and values were checked" in err
-    assert run("verify", styled, "--base", pair.base, "--quiet")[0] == 3
-    code, out, err = run("verify", styled, "--json")
+    assert command("verify", styled, "--base", pair.base, "--quiet")[0] == 3
+    code, out, err = command("verify", styled, "--json")
     assert "over" not in json.loads(out)
     assert "its config, names and values were checked" in err
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import peft_models
 import pytest
-from grown import serve_grown
+from grown import TARGETS, Run, serve_grown
 from runtime_cases import Served
 
 from deltacompress.adapters.adapter import adapter_identity, open_adapter
 from deltacompress.artifact.manifest import read_manifest
-from deltacompress.cli.main import main
 from deltacompress.errors import BaseMismatchError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.variants.adapter import AdapterVariant
@@ -28,20 +26,6 @@ from deltacompress.zoo.exchange.resolve import delta_path
 
 if TYPE_CHECKING:
     from pairs import Pair
-
-Run = Callable[..., tuple[int, str, str]]
-TARGETS = ["q_proj", "down_proj", "lm_head"]
-"""The head has more rows than the base's."""
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*argv: object) -> tuple[int, str, str]:
-        code = main([str(one) for one in argv])
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -120,15 +104,15 @@ def test_the_delta_is_found_by_the_name_of_its_model(
         linking.add(zoo, own, "team/styled")
 
 
-def test_it_is_served_over_its_delta(zoo: Zoo, pair: Pair, served: Served, styled: Path, run: Run) -> None:
+def test_it_is_served_over_its_delta(zoo: Zoo, pair: Pair, served: Served, styled: Path, command: Run) -> None:
     ask = ["w1 w2", "--base", pair.base, "--max-new-tokens", 6, "--device", "cpu", "--quiet", "--json"]
-    wanted = json.loads(run("generate", styled, *ask, "--over", served.artifact)[1])["tokens"]
+    wanted = json.loads(command("generate", styled, *ask, "--over", served.artifact)[1])["tokens"]
     own = ["--zoo", zoo.where]
-    assert run("zoo", "add", styled, "team/styled", "--base", "team/chat", *own)[0] == 0
-    assert json.loads(run("generate", "team/styled", *ask, *own)[1])["tokens"] == wanted
-    answers = json.loads(run("generate", "team/chat", *ask, *own, "--also", "s=team/styled")[1])["answers"]
+    assert command("zoo", "add", styled, "team/styled", "--base", "team/chat", *own)[0] == 0
+    assert json.loads(command("generate", "team/styled", *ask, *own)[1])["tokens"] == wanted
+    answers = json.loads(command("generate", "team/chat", *ask, *own, "--also", "s=team/styled")[1])["answers"]
     assert answers[1]["tokens"] == wanted
-    code, out, _ = run("verify", "team/styled", *own, "--json", "--quiet")
+    code, out, _ = command("verify", "team/styled", *own, "--json", "--quiet")
     assert code == 0
     assert Path(json.loads(out)["over"]).name == zoo.resolve("team/chat").manifest
     runtime = Runtime.from_base(pair.base)
@@ -146,19 +130,19 @@ def test_it_is_served_over_its_delta(zoo: Zoo, pair: Pair, served: Served, style
 
 
 def test_without_its_delta_it_is_not_served_over_the_base(
-    zoo: Zoo, pair: Pair, served: Served, styled: Path, run: Run
+    zoo: Zoo, pair: Pair, served: Served, styled: Path, command: Run
 ) -> None:
     linking.add(zoo, styled, "team/styled", base="team/chat")
     zoo.rm("team/chat@1")
     ask = ["w1 w2", "--base", pair.base, "--max-new-tokens", 3, "--device", "cpu", "--quiet", "--zoo", zoo.where]
-    code, _, err = run("generate", "team/styled", *ask)
+    code, _, err = command("generate", "team/styled", *ask)
     assert code != 0
     assert "goes over a delta of" in err
     assert "which is not in this zoo" in err
     runtime = Runtime.from_base(pair.base)
     with pytest.raises(NotFoundError, match="which is not in this zoo"):
         runtime.load("team/styled", zoo=zoo.where)
-    assert run("generate", "team/styled", *ask, "--over", served.artifact)[0] == 0
+    assert command("generate", "team/styled", *ask, "--over", served.artifact)[0] == 0
 
 
 def test_a_report_of_it_is_of_both(zoo: Zoo, served: Served, styled: Path) -> None:

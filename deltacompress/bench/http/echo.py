@@ -17,7 +17,7 @@ from typing import Any
 
 from deltacompress.errors import DeltaCompressError
 from deltacompress.runtime.engine.live.call import Call
-from deltacompress.runtime.engine.live.events import Ended, Event, NewToken, Started
+from deltacompress.runtime.engine.live.events import Counts, Ended, Event, NewToken, Started
 from deltacompress.serving.messages import Start
 from deltacompress.serving.worker.loop import Served
 from deltacompress.serving.worker.process import main
@@ -26,18 +26,6 @@ STEP_S = 0.02
 """Seconds of a step."""
 _CONTEXT = 1 << 20
 _TEXT = " word"
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """As of the engine."""
-
-    queued: int
-    running: int
-    prompt_tokens: int = 0
-    known_tokens: int = 0
-    kv_tokens: int = 0
-    kv_room: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.engine import EngineLimits, QueueFullError
 from deltacompress.runtime.engine.live.events import NewToken, Started
 from deltacompress.runtime.engine.steps.decoder import Decoder
+from deltacompress.runtime.engine.steps.pieces import Pieces
 
 LONG = Sampling(ignore_eos=True)
 
@@ -462,3 +463,16 @@ def test_rows_after_a_retreat_name_no_page_that_is_gone(runtime: Runtime, monkey
     monkeypatch.setattr(Decoder, "step", full)
     drain(running)
     assert all(log.end(f"long {number}").finish == "length" for number in range(24))
+
+
+def test_prompts_are_bounded_only_beside_calls_that_write(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[int] = []
+    forward = Pieces.forward
+    monkeypatch.setattr(Pieces, "forward", lambda self, piece: (pieces.append(piece.columns), forward(self, piece))[1])
+    running, log = engine(runtime, step_tokens=5, prefix_bytes=0)
+    running.submit(Call("alone", "a", tuple(random_ids(20)), 30, LONG))
+    running.step()
+    running.submit(Call("beside", "b", tuple(random_ids(12)), 2, LONG))
+    drain(running)
+    assert pieces == [20, 5, 5, 2]
+    assert {log.end(name).finish for name in ("alone", "beside")} == {"length"}

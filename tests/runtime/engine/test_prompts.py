@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.requests import Request, Told
 from deltacompress.runtime.engine.steps.pages import Pages
-from deltacompress.runtime.engine.steps.pieces import Pieces
+from deltacompress.runtime.engine.steps.pieces import Piece, Pieces
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
 from deltacompress.runtime.engine.steps.prompts import Prompts
 from deltacompress.runtime.engine.text import TextStream
@@ -129,3 +130,24 @@ def test_scores_of_a_prompt_that_is_begun_anew(runtime: Runtime) -> None:
         while not prompts.step():
             pass
     assert [one.token for one in made.prompt_scores] == made.ids[1:]
+
+
+def test_more_at_once_where_nobody_waits_for_tokens(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deltacompress.runtime.engine.steps.prompts.ALONE_TOKENS", 9)
+    for alone, pieces in ((False, [4, 4, 4, 2]), (True, [9, 5])):
+        prompts, made = prompts_of(runtime, 4), request(0, 14)
+        prompts.add([made])
+        before = prompts._pieces.forward
+
+        with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
+            sizes: list[int] = []
+            patch.setattr(prompts._pieces, "forward", partial(noted, sizes, before))
+            while not prompts.step(alone=alone):
+                pass
+        assert sizes == pieces
+        assert len({*made.pages}) == 4
+
+
+def noted(sizes: list[int], forward: Callable[[Piece], torch.Tensor], piece: Piece) -> torch.Tensor:
+    sizes.append(piece.columns)
+    return forward(piece)

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from deltacompress.errors import BackendError, DeltaCompressError, InputError, InternalError
 from deltacompress.runtime.engine.input_processor import InputProcessor
 from deltacompress.runtime.engine.live.call import Call
-from deltacompress.runtime.engine.live.events import Event
+from deltacompress.runtime.engine.live.events import Counts, Event
 from deltacompress.runtime.engine.live.telling import Telling
 from deltacompress.runtime.engine.policy.state import Rules
 from deltacompress.runtime.engine.requests import Listener, Request
@@ -58,21 +58,6 @@ class EngineLimits:
             "prefix_bytes": self.prefix_bytes,
             "rules": Rules(),
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Calls that wait, and calls that run; tokens of prompts so far, and those that were known from others' prompts.
-
-    kv_tokens: that pages have room for which calls and known prompts hold; kv_room: that all pages have room for.
-    """
-
-    queued: int
-    running: int
-    prompt_tokens: int = 0
-    known_tokens: int = 0
-    kv_tokens: int = 0
-    kv_room: int = 0
 
 
 class QueueFullError(DeltaCompressError):

@@ -72,3 +72,18 @@ class Ended:
 
 
 Event = Started | NewToken | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Calls that wait, and calls that run; tokens of prompts so far, and those that were known from others' prompts.
+
+    kv_tokens: that pages have room for which calls and known prompts hold; kv_room: that all pages have room for.
+    """
+
+    queued: int
+    running: int
+    prompt_tokens: int = 0
+    known_tokens: int = 0
+    kv_tokens: int = 0
+    kv_room: int = 0

@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from deltacompress.cli import bench_adapters, bench_pairs, bench_serve, bench_simulate, bench_tuning, early
-from deltacompress.cli.bench_pairs import without
+from deltacompress.cli import early
+from deltacompress.cli.bench import adapters as adapter_requests
+from deltacompress.cli.bench import pairs, serve, simulate, tuning
+from deltacompress.cli.bench.pairs import without
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.models import model
 from deltacompress.cli.options import BenchBackend, BenchDevice, DeviceMemory, Devices
@@ -264,8 +266,5 @@ def architectures(
     console.result(data, lambda: render.summary_and_rows("architectures", shown, table="rows"))
 
 
-bench_adapters.register(app)
-bench_pairs.register(app)
-bench_simulate.register(app)
-bench_serve.register(app)
-bench_tuning.register(app)
+for part in (adapter_requests, pairs, simulate, serve, tuning):
+    part.register(app)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from deltacompress.cli import early
-from deltacompress.cli.bench_pairs import names, numbers, without
-from deltacompress.cli.bench_serve_options import Shape
+from deltacompress.cli.bench.pairs import names, numbers, without
+from deltacompress.cli.bench.serve_options import Scratch, Shape
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.options import BenchBackend, BenchDevice
 from deltacompress.devices import check_driver
@@ -51,12 +51,6 @@ Requests = Annotated[
 Repeats = Annotated[int | None, typer.Option(min=1, help="Of each point.", show_default="3; on a CPU 2")]
 Minutes = Annotated[float | None, typer.Option(min=0, help="After which no point is begun.")]
 Out = Annotated[Path | None, typer.Option(help="Directory for what was measured: the same call goes on with the rest.")]
-Scratch = Annotated[
-    Path | None,
-    typer.Option(
-        exists=True, file_okay=False, writable=True, help="Directory for 16 GB of files; a temporary one by default."
-    ),
-]
 
 
 @verb

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from deltacompress.cli import early
-from deltacompress.cli.bench_pairs import Data, names, numbers
+from deltacompress.cli.bench.pairs import Data, names, numbers
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.models import model
 from deltacompress.cli.options import BenchDevice

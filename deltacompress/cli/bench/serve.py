@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from deltacompress.cli import bench_serve_options as of
-from deltacompress.cli.bench_pairs import names, numbers, without
-from deltacompress.cli.bench_simulate import Popularity, Seed, SloFirst, SloToken, Trace, Variation
+from deltacompress.cli.bench import serve_options as of
+from deltacompress.cli.bench.pairs import names, numbers, without
+from deltacompress.cli.bench.simulate import Popularity, Seed, SloFirst, SloToken, Trace, Variation
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.options import BenchBackend, BenchDevice
 from deltacompress.devices import check_driver
