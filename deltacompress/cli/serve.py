@@ -41,7 +41,9 @@ MaxBatch = Annotated[
 MaxQueue = Annotated[int, typer.Option(help="Requests that wait, at most; more are told 429.")]
 StepTokens = Annotated[
     int | None,
-    typer.Option(help="Tokens of prompts in a step in which others wait for theirs.", show_default="512, or the profile's"),
+    typer.Option(
+        help="Tokens of prompts in a step in which others wait for theirs.", show_default="512, or the profile's"
+    ),
 ]
 ProfileIn = Annotated[
     Path | None,

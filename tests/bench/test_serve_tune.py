@@ -131,6 +131,8 @@ class TestCapacity:
         (["--parts", "x", "--popularity", "one"], "--popularity: is not for --parts; leave it out"),
         (["--parts", "x", "--rate", "1", "--rates", "1"], "--rate: is not for --parts; give --rates"),
         (["--parts", "x", "--rates", "a"], "--rates: a is no list of numbers"),
+        (["--parts", "x", "--part", "1/2"], "--part: needs --rates; add that"),
+        (["--parts", "x"], "x: there is no measured cell; give --rates to measure some"),
         (["--tune", "--rate", "1", "--system", "swap", "--profile-out", "x"], "--system: is not for --tune"),
         (["--rate", "1", "--profile", "/no/such"], "/no/such: no such file; tune again"),
     ],

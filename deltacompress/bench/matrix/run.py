@@ -26,7 +26,7 @@ from deltacompress.bench.traffic.choice import chosen
 from deltacompress.bench.traffic.choice import told as name_of
 from deltacompress.bench.traffic.popularity import assigned
 from deltacompress.devices import device_name, resolve_device
-from deltacompress.errors import BackendError, Interrupted
+from deltacompress.errors import BackendError, InputError, Interrupted, option
 from deltacompress.files.output import make_directory, write_once
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.runtime.engine.live.engine import EngineLimits
@@ -112,9 +112,11 @@ def summary(folder: Path) -> dict[str, Any]:
     """Of the cells that a folder holds; table and picture of them are written.
 
     Raises:
-        InputError: they were not measured alike, or one is no cell.
+        InputError: there are none, they were not measured alike, or one is no cell.
     """
     found = _write(folder)
+    if not found:
+        raise InputError("there is no measured cell", where=folder, way_out=f"give {option('rates')} to measure some")
     return {"highest": highest(found), "rows": rows(found), "out": str(folder)}
 
 

@@ -197,6 +197,8 @@ def _parts(console: Console, given: Mapping[str, Any]) -> None:
     from deltacompress.bench.matrix.run import Matrix, run, summary
 
     if given["rates"] is None:
+        if given["part"] is not None:
+            raise InputError(f"needs {option('rates')}", where=option("part"), way_out="add that")
         data = summary(given["parts"])
     else:
         rates = numbers("rates", given["rates"], float)
