@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
 import openai
@@ -58,6 +60,25 @@ def test_a_stream_adds_up_to_the_answer(client: OpenAI) -> None:
     assert last.choices == []
     assert last.usage is not None
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (len(ECHOED), 30)
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_a_stream_that_counts_as_it_goes(live: Live, is_chat: bool) -> None:
+    """As vLLM has it, and load generators ask for it."""
+    asked = {"messages": HELLO} if is_chat else {"prompt": "abc"}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    route = "/v1/chat/completions" if is_chat else "/v1/completions"
+    body = {"model": "bot", "max_tokens": 7, "n": 2, "stream": True, "stream_options": options, **asked}
+    answer = live.post(route, **body)
+    *chunks, last = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line.startswith("data: {")]
+    prompt = len(ECHOED) if is_chat else 3
+    told = [one["usage"] for one in chunks]
+    assert {one["prompt_tokens"] for one in told} == {prompt}
+    counts = [one["completion_tokens"] for one in told]
+    texts = [bool(one["choices"][0].get("text") or one["choices"][0].get("delta", {}).get("content")) for one in chunks]
+    assert counts == list(accumulate(map(int, texts)))
+    assert counts[-1] == last["usage"]["completion_tokens"] == 14
+    assert all(one["total_tokens"] == prompt + one["completion_tokens"] for one in told)
 
 
 def test_a_streamed_completion(client: OpenAI) -> None:

@@ -92,7 +92,8 @@ class Answers:
         name = "delta" if self._asked.chat else "text"
         logprobs = self._logprobs(choice, scores) if scores else None
         one = {"index": place, name: told, "finish_reason": choice.finish, "logprobs": logprobs}
-        return self._object([one], chunk=True) | ({"usage": None} if self._asked.usage else {})
+        told_usage = {"usage": self._usage() if self._asked.running_usage else None} if self._asked.usage else {}
+        return self._object([one], chunk=True) | told_usage
 
     def _object(self, choices: list[dict[str, Any]], *, chunk: bool) -> dict[str, Any]:
         kind = ("chat.completion.chunk" if chunk else "chat.completion") if self._asked.chat else "text_completion"

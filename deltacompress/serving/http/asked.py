@@ -29,8 +29,9 @@ _DEFAULT_TOKENS = 16
 class Asked:
     """One request.
 
-    chat: a conversation, not a text; usage: streams end with the count of tokens; echo: the answer begins with the
-    prompt; latency: its class; the seed of `sampling` is that of the first answer, the next one's is one more.
+    chat: a conversation, not a text; usage: streams end with the count of tokens, running_usage: and each chunk has
+    that so far; echo: the answer begins with the prompt; latency: its class; the seed of `sampling` is that of the
+    first answer, the next one's is one more.
     """
 
     model: str
@@ -42,6 +43,7 @@ class Asked:
     stop: tuple[str, ...]
     stream: bool
     usage: bool
+    running_usage: bool
     echo: bool
     latency: Latency
 
@@ -135,11 +137,13 @@ def _finish(
     """What both have in common, and nothing besides."""
     stop = fields.texts("stop", limits.stops)
     stream = fields.flag("stream")
-    usage = False
+    usage = running_usage = False
     if (options := fields.part("stream_options")) is not None:
         if not stream:
             raise wrong("stream_options", "stream_options needs stream: true")
-        usage = options.flag("include_usage")
+        usage, running_usage = options.flag("include_usage"), options.flag("continuous_usage_stats")
+        if running_usage and not usage:
+            raise wrong("stream_options", "stream_options: continuous_usage_stats needs include_usage: true")
         options.must_be("include_obfuscation", lambda value: value is False, "false")
         options.done()
     latency: Latency = fields.take("latency") or "interactive"
@@ -150,7 +154,7 @@ def _finish(
     fields.must_be("store", lambda value: value is False, "false")
     fields.must_be("service_tier", lambda value: value in ("auto", "default"), '"auto" and "default"')
     fields.done()
-    return Asked(model, chat, prompts, n, max_tokens, sampling, stop, stream, usage, echo, latency)
+    return Asked(model, chat, prompts, n, max_tokens, sampling, stop, stream, usage, running_usage, echo, latency)
 
 
 def _model(fields: Fields) -> str:
