@@ -44,8 +44,8 @@ def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="namespace/name; the zoo gives the version.")],
     *,
     zoo: ZooOption = None,
-    base: Annotated[str | None, typer.Option(help="The base entry it belongs to, if several could be meant.")] = None,
-    parent: Annotated[list[str] | None, typer.Option(help="An entry it was made from; may be repeated.")] = None,
+    base: Annotated[str | None, typer.Option(help="The entry beneath it, if several could be meant.")] = None,
+    parent: Annotated[list[str] | None, typer.Option(help="What an artifact was made from; may be repeated.")] = None,
     relation: Annotated[Relation | None, typer.Option(help="How it was made from its parents.")] = None,
     hub_id: Annotated[str | None, typer.Option(help="Hub id of a base model that lies in a directory.")] = None,
     revision: Annotated[str | None, typer.Option(help="Its commit.")] = None,
@@ -58,6 +58,7 @@ def add(
 
     opened = open_zoo(zoo)
     path, found_id, commit = _source(source)
+    is_base = linking.kind_of(path) == "base-ref"
     with console.progress() as reporter:
         added = linking.add(
             opened,
@@ -66,8 +67,8 @@ def add(
             base=base,
             parents=parent or (),
             relation=relation,
-            hub_id=hub_id or found_id,
-            revision=revision or commit,
+            hub_id=hub_id or (found_id if is_base else None),
+            revision=revision or (commit if is_base else None),
             reporter=reporter,
         )
     published = added.published
@@ -130,7 +131,7 @@ def show(
         console.result({"card": text}, lambda: Text(text.rstrip("\n")))
         return
     found, entry = opened.show(name)
-    data: dict[str, Any] = {
+    own: dict[str, Any] = {
         "name": found.name,
         "version": found.version,
         "kind": entry.kind,
@@ -141,7 +142,7 @@ def show(
         "finetuned": entry.lineage.finetuned_name,
         "relation": entry.lineage.relation,
     }
-    data |= dict(entry.summary)
+    data = own | dict(entry.summary) | own  # whoever made the entry wrote its summary: what is known here counts
     data["files"] = [
         {"file": file, "bytes": sum(one.size for one in layers), "blobs": len(layers)}
         for file, layers in entry.files().items()

@@ -15,7 +15,7 @@ from deltacompress.errors import InputError
 if TYPE_CHECKING:
     from deltacompress.zoo.entries.listing import Listed
 
-Kind = Literal["delta", "base-ref", "adapter", "block"]
+Kind = Literal["delta", "base-ref", "adapter"]
 
 
 @verb
@@ -96,7 +96,7 @@ def _short(row: Mapping[str, Any], asked: Collection[str]) -> dict[str, Any]:
         "aliases": ", ".join(row["aliases"]),
         "kind": row["kind"],
         "recipe": row["recipe"],
-        "ratio": row["ratio"] if row["ratio"] is None else f"{row['ratio']:.2f} x",
+        "ratio": f"{ratio:.2f} x" if isinstance(ratio := row["ratio"], int | float) else None,
         "size": None if row["problem"] else render.size(row["bytes"]),
         "scores": ", ".join(f"{key} {value:.4g}" for key, value in told.items()),
         "state": state,

@@ -38,6 +38,14 @@ def test_the_hub_reads_it(zoo: Zoo, tmp_path: Path) -> None:
     assert data["deltacompress"]["digest"] == zoo.resolve("t/bot").manifest
 
 
+def test_of_two_with_the_same_weights_the_base_is_the_one_that_it_is_linked_to(zoo: Zoo) -> None:
+    linking.add(zoo, GOLDEN / "base", "a/mirror", hub_id="aaa/mirror")
+    linking.add(zoo, GOLDEN / "base", "t/base", hub_id="acme/llama", revision="abc")
+    linking.add(zoo, GOLDEN / "int2-24", "t/bot", base="t/base")
+    data = ModelCard(card(zoo, "t/bot"), ignore_metadata_errors=False).data.to_dict()
+    assert (data["base_model"], data["deltacompress"]["base_revision"]) == ("acme/llama", "abc")
+
+
 @pytest.mark.parametrize(
     ("relation", "told"),
     [("merge", "merge"), ("distilled", "finetune"), ("recompressed", "quantized"), (None, "quantized")],

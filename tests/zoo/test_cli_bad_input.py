@@ -52,6 +52,38 @@ def test_a_damaged_blob_is_told_and_mended(run: Run, cli_zoo: Path, tmp_path: Pa
     assert len(data(run("list", "--json"))) == 2  # a list never stops
 
 
+def test_a_summary_says_nothing_of_what_is_known(run: Run, cli_zoo: Path) -> None:
+    """Whoever made an entry wrote it."""
+    zoo = Zoo.open(cli_zoo)
+    _, entry = zoo.show("t/bot")
+    told = {"name": "other/name", "kind": "spoofed", "digest": "spoofed", "entry_bytes": -1, "ratio": "large"}
+    forged = entry.model_copy(update={"summary": dict(entry.summary) | told})
+    made = zoo.publish(forged, copy_sources(zoo.store, entry), "far/bot")
+    shown = data(run("show", "far/bot", "--json"))
+    assert (shown["name"], shown["kind"], shown["digest"]) == ("far/bot", "delta", made.manifest)
+    assert f"digest: {made.manifest}" in zoo.card("far/bot")
+    rows = data(run("diff", "t/bot", "far/bot", "--json"))["facts"]
+    assert not {"kind", "entry_bytes"} & {row["what"] for row in rows}
+    assert "far/bot@1" in run("list")[1]
+    assert {row["name"]: row["ratio"] for row in data(run("list", "--json"))}["far/bot"] == "large"
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        ("base", ["--base", "no/such"]),
+        ("base", ["--parent", "no/such"]),
+        ("base", ["--relation", "merge"]),
+        ("int2-24", ["--hub-id", "acme/llama"]),
+        ("int2-24", ["--revision", "abc"]),
+    ],
+)
+def test_what_says_nothing_of_a_kind_is_refused(run: Run, cli_zoo: Path, source: str, options: list[str]) -> None:
+    before = len(data(run("list", "--all-versions", "--json")))
+    failed(run("add", GOLDEN / source, "t/new", *options), 2, source, f"for which {options[0]} says nothing")
+    assert len(data(run("list", "--all-versions", "--json"))) == before
+
+
 NASTY = "\x1b[2Jx\ny\x1b]0;z\x07\u202e\x9b31m"
 """Clears a screen, begins a line, sets a title, rings, turns text around."""
 

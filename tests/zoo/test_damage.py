@@ -334,6 +334,21 @@ def test_a_record_is_not_taken_from_another_zoo(zoo: Zoo, artifact: Path, tmp_pa
         zoo.resolve("team/bot")
 
 
+def test_a_sound_record_is_not_taken_from_a_copy_that_went_another_way(
+    zoo: Zoo, artifact: Path, tmp_path: Path
+) -> None:
+    """The same version is another model there, though the zoo is the same."""
+    zoo.add(artifact, "team/bot")
+    shutil.copytree(zoo.where, tmp_path / "copy")
+    copy = Zoo.open(tmp_path / "copy")
+    mine = zoo.add(make_artifact(tmp_path / "mine", sample_parts(2), seed=2), "team/bot")
+    copy.add(make_artifact(tmp_path / "theirs", sample_parts(2), seed=3), "team/bot")
+    damage(blob_path(zoo, mine.manifest))
+    done = zoo.fsck(repair=True, copy=copy)
+    assert (done.ok, done.repaired) == (False, ())
+    assert zoo.resolve("team/bot").manifest == mine.manifest
+
+
 def test_a_copy_that_is_no_better_mends_nothing(zoo: Zoo, artifact: Path, tmp_path: Path) -> None:
     zoo.add(artifact, "team/bot")
     zoo.tag("team/bot", "prod")

@@ -102,6 +102,12 @@ def test_claims_that_go_in_circles() -> None:
         assert "t/d@1" in draw(graph)
 
 
+def test_what_was_made_from_an_entry_has_no_base_of_its_own_beside_it() -> None:
+    """Nothing would hang from it."""
+    made = entry("t/again", "R", base="hq", base_name="lost", finetuned="fa", parents=["A"], relation="recompressed")
+    assert "hq" not in {node.id for node in lineage([*FAMILY, made]).nodes}
+
+
 def test_two_base_refs_of_one_hash() -> None:
     twins = [entry("t/x", "X", "base-ref", base="h"), entry("t/y", "Y", "base-ref", base="h")]
     graph = lineage([*twins, entry("t/a", "A", base="h", finetuned="f", parents=["Y"])])

@@ -104,6 +104,19 @@ def test_the_delta_is_found_by_the_name_of_its_model(
         linking.add(zoo, own, "team/styled")
 
 
+def test_the_same_delta_under_another_entry_will_do(zoo: Zoo, pair: Pair, served: Served, styled: Path) -> None:
+    """Its base-ref came later, say: another entry, of the same artifact."""
+    linking.add(zoo, styled, "team/styled", base="team/chat")
+    linking.add(zoo, pair.base, "team/base-again", hub_id="acme/again")
+    linking.add(zoo, served.artifact, "team/chat", base="team/base-again")
+    assert delta_under(zoo, "team/styled") == "team/chat@1"  # its own first
+    zoo.rm("team/chat@1")
+    assert delta_under(zoo, "team/styled") == "team/chat@2"
+    zoo.rm("team/chat@2")
+    with pytest.raises(NotFoundError, match="which is not in this zoo"):
+        delta_under(zoo, "team/styled")
+
+
 def test_it_is_served_over_its_delta(zoo: Zoo, pair: Pair, served: Served, styled: Path, command: Run) -> None:
     ask = ["w1 w2", "--base", pair.base, "--max-new-tokens", 6, "--device", "cpu", "--quiet", "--json"]
     wanted = json.loads(command("generate", styled, *ask, "--over", served.artifact)[1])["tokens"]

@@ -16,7 +16,7 @@ from deltacompress.zoo.care.check import Problem, kind_of
 from deltacompress.zoo.care.verify import VerifyReport, verify
 from deltacompress.zoo.errors import ConflictError, StoreError
 from deltacompress.zoo.ledger import blobs
-from deltacompress.zoo.ledger.records import MAX_RECORD_BYTES, ZooRecord, decode, read
+from deltacompress.zoo.ledger.records import MAX_RECORD_BYTES, AliasRecord, ZooRecord, decode, read
 from deltacompress.zoo.store.base import NoSuchObjectError, Store
 from deltacompress.zoo.store.layout import TRASH, ZOO, blob_of
 
@@ -93,10 +93,14 @@ def _mend_record(store: Store, copy: Store, key: str) -> bool:
     except (NoSuchObjectError, IntegrityError):
         return False
     try:
-        if store.get(key, limit=MAX_RECORD_BYTES) == raw:
+        own = store.get(key, limit=MAX_RECORD_BYTES)
+        if own == raw:
             return False
-    except (NoSuchObjectError, StoreError):
-        pass  # not there, or longer than any record: the copy's takes its place
+        decode(key, own, kind, store.where)
+        if kind is not AliasRecord:  # it is sound, and what it names is not: the copy's may name something else
+            return False
+    except (NoSuchObjectError, StoreError, IntegrityError):
+        pass  # not there, longer than any record, or damaged: the copy's takes its place
     store.move(key, TRASH + key)
     return store.put_if_absent(key, raw)
 

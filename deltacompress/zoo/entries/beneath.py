@@ -77,8 +77,11 @@ def delta_under(zoo: Catalog, name: str) -> str | None:
     found, entry = zoo.show(name)
     if entry.kind != "adapter" or entry.lineage.finetuned is None:
         return None
-    for one in zoo.list(all_versions=True):
-        if one.kind == "delta" and one.manifest in entry.lineage.parents:
+    over = entry.summary.get(OVER)
+    deltas = [one for one in zoo.list(all_versions=True) if one.kind == "delta"]
+    for one in sorted(deltas, key=lambda delta: delta.manifest not in entry.lineage.parents):
+        # Its own entry, or the same artifact under another one: linked to another base-ref, say.
+        if one.manifest in entry.lineage.parents or (over is not None and one.summary.get("artifact") == over):
             return f"{one.name}@{one.version}"
     raise NotFoundError(
         f"{found} goes over a delta of {str(entry.lineage.finetuned_name)[:200]!a}, which is not in this zoo",

@@ -13,7 +13,7 @@ from pathlib import Path
 from deltacompress.adapters.directory import claimed_base, is_adapter, left_out
 from deltacompress.artifact.manifest import read_manifest
 from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG
-from deltacompress.errors import BaseMismatchError
+from deltacompress.errors import BaseMismatchError, InputError, option, spelled
 from deltacompress.files.places import CONFIG, MANIFEST
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo.catalog import Catalog
@@ -23,10 +23,17 @@ from deltacompress.zoo.entries.beneath import deltas_of, model_of
 from deltacompress.zoo.entries.listing import Listed
 from deltacompress.zoo.errors import ConflictError, NotFoundError
 from deltacompress.zoo.ledger import blobs, names
-from deltacompress.zoo.ledger.entry import EntryManifest
+from deltacompress.zoo.ledger.entry import EntryManifest, Kind
 from deltacompress.zoo.ledger.publish import Published
 from deltacompress.zoo.ledger.read import need_kind
 from deltacompress.zoo.ledger.versions import Resolved
+
+_HEEDED: dict[Kind, tuple[str, tuple[str, ...]]] = {
+    "delta": ("an artifact", ("base", "parents", "relation")),
+    "adapter": ("an adapter", ("base",)),
+    "base-ref": ("a base model", ("hub_id", "revision")),
+}
+"""What each kind that is added is called, and what may be said of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,33 +68,53 @@ def add(
         relation: see entry.Lineage (both of artifacts); hub_id, revision: of a base model.
 
     Raises:
+        InputError: what is given is not of its kind.
         NotFoundError: no such base-ref or parent; nothing known in the directory.
         ConflictError: several base-refs could be meant.
         BaseMismatchError: it does not belong to `base`.
         DeltaCompressError: the directory is damaged, or the zoo cannot be written.
     """
     names.parse_name(name)
+    kind = kind_of(source)
+    parents = (parents,) if isinstance(parents, str) else tuple(parents)
+    given = {"base": base, "parents": parents, "relation": relation, "hub_id": hub_id, "revision": revision}
+    told, heeded = _HEEDED[kind]
+    for key, value in given.items():
+        if value and key not in heeded:
+            called = spelled("--parent", key) if key == "parents" else option(key)
+            raise InputError(f"is {told}, for which {called} says nothing", where=source, way_out="leave that out")
     before = zoo.list(all_versions=True)
-    # Without a manifest: an incomplete copy.
-    if (source / MANIFEST).is_file() or any(source.glob("delta-*.safetensors")):
+    if kind == "delta":
         content = read_manifest(source).base.content_hash
         ref = _base_of(zoo, str(source), content, base, before)
-        given = (parents,) if isinstance(parents, str) else parents
-        own = (*(() if ref is None else (ref,)), *given)
+        own = (*(() if ref is None else (ref,)), *parents)
         published = zoo.add_artifact(source, name, parents=own, relation=relation, reporter=reporter)
         added = Added(published, "delta", ref)
-    elif is_adapter(source):
+    elif kind == "adapter":
         added = _add_adapter(zoo, source, name, base, before, reporter)
-    elif (source / CONFIG).is_file():
+    else:
         published = zoo.add_base(source, name, hub_id=hub_id, revision=revision, reporter=reporter)
         added = Added(published, "base-ref", None)
-    else:
-        raise NotFoundError(
-            f"holds no {MANIFEST}, {ADAPTER_CONFIG} or {CONFIG}",
-            where=source,
-            way_out="give an artifact, adapter or base model",
-        )
     return _compared(added, before, reporter)
+
+
+def kind_of(source: Path) -> Kind:
+    """What a directory holds.
+
+    Raises:
+        NotFoundError: nothing known.
+    """
+    if (source / MANIFEST).is_file() or any(source.glob("delta-*.safetensors")):
+        return "delta"  # without a manifest: an incomplete copy, which is told when it is read
+    if is_adapter(source):
+        return "adapter"
+    if (source / CONFIG).is_file():
+        return "base-ref"
+    raise NotFoundError(
+        f"holds no {MANIFEST}, {ADAPTER_CONFIG} or {CONFIG}",
+        where=source,
+        way_out="give an artifact, adapter or base model",
+    )
 
 
 def _compared(added: Added, before: Sequence[Listed], reporter: Reporter) -> Added:

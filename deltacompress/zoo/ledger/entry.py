@@ -37,7 +37,7 @@ SHARD_TYPES = (HEADER, BUNDLE, PART)
 
 Relation = Literal["finetune", "adapter", "quantized", "merge", "recompressed", "distilled", "base"]
 RELATIONS = get_args(Relation)
-Kind = Literal["delta", "base-ref", "adapter", "block", "report", "signature"]
+Kind = Literal["delta", "base-ref", "adapter", "report", "signature"]
 Key = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_.-]{0,63}$")]
 
 

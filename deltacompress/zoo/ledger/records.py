@@ -30,7 +30,8 @@ Nonce = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Number = Annotated[int, Field(ge=1, le=LAST_NUMBER)]
 Size = Annotated[int, Field(ge=0, le=1 << 50)]
 Text = Annotated[str, Field(max_length=4096)]
-Time = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Time = Annotated[float, Field(ge=0, le=253_402_300_799, allow_inf_nan=False)]
+"""In seconds since 1970, to the end of the year 9999."""
 
 
 class LedgerRecord(Strict):

@@ -50,7 +50,7 @@ def card(zoo: Catalog, name: str) -> str:
     front["library_name"] = "peft" if entry.kind == "adapter" else "deltacompress"
     front["tags"] = ["deltacompress", entry.kind, *([facts["recipe"]] if isinstance(facts.get("recipe"), str) else [])]
     extra = {"name": str(found), "digest": found.manifest, "base_content_hash": content, "base_revision": revision}
-    front["deltacompress"] = {key: value for key, value in (extra | facts).items() if value is not None}
+    front["deltacompress"] = {key: value for key, value in (extra | facts | extra).items() if value is not None}
     text = [
         "---",
         yaml.safe_dump(front, sort_keys=False, allow_unicode=False, width=10_000).rstrip(),
@@ -75,9 +75,13 @@ def escape(text: str) -> str:
 
 
 def _base(zoo: Catalog, entry: EntryManifest) -> tuple[str | None, str | None]:
-    """Hub id and revision of the base from its base-ref, else the name that the entry has for it."""
+    """Hub id and revision of the base from its base-ref, else the name that the entry has for it.
+
+    Of several with these weights the one that it is linked to.
+    """
     if entry.lineage.base is not None:
-        for one in base_refs(zoo, content=entry.lineage.base):
+        refs = base_refs(zoo, content=entry.lineage.base)
+        for one in sorted(refs, key=lambda ref: ref.manifest not in entry.lineage.parents):
             hub_id, revision = one.summary.get("hub_id"), one.summary.get("revision")
             if isinstance(hub_id, str):
                 return hub_id, revision if isinstance(revision, str) else None
@@ -86,7 +90,8 @@ def _base(zoo: Catalog, entry: EntryManifest) -> tuple[str | None, str | None]:
 
 def _facts(entry: EntryManifest) -> dict[str, Any]:
     summary = {key: value for key, value in entry.summary.items() if key != "artifact"}
-    return {"kind": entry.kind, "finetuned": entry.lineage.finetuned_name, **summary}
+    own = {"kind": entry.kind, "finetuned": entry.lineage.finetuned_name}
+    return own | summary | own
 
 
 def _sentence(entry: EntryManifest, base: str | None) -> str:

@@ -105,7 +105,7 @@ def _facts(side: _Side) -> dict[str, Any]:
         "relation": told.relation,
         "entry_bytes": side.entry.logical_bytes,
     }
-    return facts | dict(side.entry.summary)
+    return facts | dict(side.entry.summary) | facts
 
 
 def _rows(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

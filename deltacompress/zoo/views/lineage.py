@@ -173,14 +173,14 @@ def _graph(entries: list[Listed], focus: frozenset[str]) -> tuple[dict[str, Node
         own = [parent for parent in told.get("parents", ()) if parent in by_digest]
         base_ref = next((parent for parent in own if by_digest[parent].kind == "base-ref"), None)
         made_from = [parent for parent in told.get("parents", ()) if parent != base_ref]
-        base = base_ref
-        if base is None and told.get("base"):
-            base = checkpoint(told["base"], "base", str(told.get("base_name") or "base"))
         for parent in made_from:
             nodes.setdefault(parent, Node(parent, (), "entry", "unknown", focus=parent in focus))
             link(parent, digest, relation)
         if made_from:
             continue
+        base = base_ref
+        if base is None and told.get("base"):
+            base = checkpoint(told["base"], "base", str(told.get("base_name") or "base"))
         if told.get("finetuned"):
             tuned = checkpoint(told["finetuned"], "finetuned", str(told.get("finetuned_name") or "fine-tuned"))
             if base is not None:
