@@ -59,10 +59,10 @@ def predict_into(out: Path, base: Path, finetuned: Path, *, force: bool, reporte
 
 def _inputs(base: Path, finetuned: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """What decides on a prediction."""
-    pair = {"base": base, "fine-tuned model": finetuned}
-    weights = {what: Checkpoint.open(path).fingerprint() for what, path in pair.items()}
+    pair = {"base": Checkpoint.open(base), "fine-tuned model": Checkpoint.open(finetuned)}
+    models = {what: [one.fingerprint(), one.side_file_hashes()] for what, one in pair.items()}
     read: dict[str, Any] = {}
     for name in ("calibration", "judge"):
         data = None if given[name] is None else local_file(str(given[name]), name)
         read[name] = given[name] if data is None else hash_file(data)[0]
-    return weights | dict(given) | read | {"version": __version__}
+    return models | dict(given) | read | {"version": __version__}

@@ -101,6 +101,7 @@ class TestAnswers:
         found = alone(models, asked, {"r0": tokens["r1"]}, 0)
         assert (found["checked"], found["alike"]) == (1, 0)
         assert found["gap"] > GAP
+        assert alone(models, asked, {"r0": tokens["r0"][:3]}, 0) == {"checked": 1, "alike": 0, "gap": 0.0}  # it failed
         row = {"system": "s2", "adapters": 5, "load": "closed 5", **found}
         [told] = wrong([row, row | {"gap": GAP}, {"system": "s2"}])
         assert told.startswith("s2, 5, closed 5: WRONG: answered otherwise in company than alone, by ")
@@ -261,7 +262,7 @@ class TestStudy:
     def test_what_is_there_is_not_measured_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         parts = ["s1", "zipf"]
         none = run(SMALL, device="cpu", parts=parts, minutes=0, out=tmp_path).to_json()
-        assert none["left"] == ["base, 0, closed 2", "s1, 2, closed 2", "zipf, s1", "zipf, lora64"]
+        assert none["left"] == ["base, 0, closed 2", "s1, 2, closed 2", "zipf, s1, 2", "zipf, lora64, 2"]
         assert none["rows"] == none["zipf"] == []
         first = run(SMALL, device="cpu", parts=parts, out=tmp_path).to_json()
         assert first["left"] == []
@@ -291,7 +292,7 @@ class TestStudy:
             *(
                 f"{system}, {count}, {load}"
                 for system, count in (("base", 0), ("s2", 2), ("s2", 4), ("s2", 8))
-                for load in ("closed 1", "closed 3", "5/s")
+                for load in ("closed 1", "closed 3", "5/s, 3 at most")
             ),
             *("rivals, 2, 3", "rivals, 3, 3", "loads, lora16", "loads, boft"),
         ]
@@ -347,6 +348,7 @@ class TestVerb:
             (["--shape", "huge"], "--shape: no shape 'huge'; give one of tiny, llama-7b"),
             (["--at-once", "0"], "--at-once: names none, or one below 1"),
             (["--rates", "-1"], "--rates: -1 requests a second"),
+            (["--rates", "10,nan"], "--rates: nan requests a second"),
         ],
     )
     def test_what_it_refuses(self, options: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

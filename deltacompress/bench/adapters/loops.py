@@ -100,7 +100,7 @@ def closed(
 def alone(models: Models, asked: Sequence[Asked], tokens: dict[str, list[int]], seed: int) -> dict[str, Any]:
     """Each of the requests whose tokens are given, served again with nobody beside it.
 
-    checked, alike: requests, and those with the same tokens. gap: where tokens differ, how much lower the logit of the
+    checked, alike: requests, and those with the same tokens, which one that failed has not. gap: where tokens differ, how much lower the logit of the
     one in company is, by the other's own, in standard deviations; the largest, 0 where none differ.
     """
     runtime, alike, gap = models.runtime, 0, 0.0
@@ -108,9 +108,9 @@ def alone(models: Models, asked: Sequence[Asked], tokens: dict[str, list[int]], 
     for one in chosen:
         _, found = closed(models, [one], EngineLimits(max_batch=1, prefix_bytes=0), 1, seed, [one.id])
         own, other = found[one.id], tokens[one.id]
-        at = next((at for at, (mine, its) in enumerate(zip(own, other, strict=True)) if mine != its), None)
+        at = next((at for at, (mine, its) in enumerate(zip(own, other, strict=False)) if mine != its), None)
         if at is None:
-            alike += 1
+            alike += own == other
             continue
         ids = prompt(one.arrival.prompt_tokens, models.shape.vocabulary, f"{seed} {one.id}")
         [logits] = runtime.logits([(one.variant, [*ids, *own[:at]])])

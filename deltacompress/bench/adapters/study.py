@@ -72,7 +72,8 @@ class Study:
         for name in ("requests", "repeats"):
             if getattr(self, name) < 1:
                 raise InputError(f"is {getattr(self, name)}", where=option(name), way_out="give 1 or more")
-        asked_of([None], 1, self.lengths, *self.rates[:1])
+        for rate in (None, *self.rates):
+            asked_of([None], 1, self.lengths, rate)
 
 
 TINY = Study(
@@ -178,7 +179,7 @@ class _Bench:
                 yield f"rivals, {count}, {most}", partial(self._rivals, count, most)
         if "zipf" in parts:
             for system in ("s1", "lora64"):
-                yield f"zipf, {system}", partial(self._zipf, system)
+                yield f"zipf, {system}, {most}", partial(self._zipf, system)
         if "loads" in parts:
             for kind in coming.KINDS:
                 yield f"loads, {kind}", partial(self._ways, kind)
@@ -193,7 +194,8 @@ class _Bench:
         for at_once in self._study.at_once:
             yield f"{system}, {count}, closed {at_once}", partial(self._closed, system, count, at_once)
         for rate in self._study.rates:
-            yield f"{system}, {count}, {rate:g}/s", partial(self._open, system, count, rate)
+            most = max(self._study.at_once)
+            yield f"{system}, {count}, {rate:g}/s, {most} at most", partial(self._open, system, count, rate)
 
     @property
     def _stand(self) -> Stand:

@@ -79,6 +79,12 @@ _SWITCHES = ("steady", "tune", "capacity", "http")
 _ON_TRACES = (TRACE, "tune", "parts")
 _DEFAULTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "trace": ("poisson", _ON_TRACES),
+    "variation": (4.0, _ON_TRACES),
+    "seed": (0, _ON_TRACES),
+    "slo_ttft_s": (1.0, (TRACE, "parts")),
+    "slo_token_ms": (100.0, (TRACE, "parts")),
+    "step_tokens": (None, (*_ON_TRACES, "steady", "http")),
+    "prefix_cache": (1024, (*_ON_TRACES, "steady", "http")),
     "popularity": ("zipf-1.5", (TRACE, "tune")),
     "rate": (None, (*_ON_TRACES, "steady")),
     "seconds": (None, (*_ON_TRACES, "steady")),
