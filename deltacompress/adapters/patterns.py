@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 _Value = TypeVar("_Value")
@@ -65,9 +66,15 @@ class Pattern:
         return all(one in (_ANY, two) for one, two in zip(self._wanted, module[begin:], strict=True))
 
 
+@lru_cache(maxsize=4096)
+def pattern_of(key: str) -> Pattern:
+    """A key, read once however many modules it is held against; raises as Pattern."""
+    return Pattern(key)
+
+
 def of_module(patterns: Mapping[str, _Value], module: str, otherwise: _Value) -> _Value:
     """The value of the first key that means `module`; raises as Pattern."""
-    return next((value for key, value in patterns.items() if Pattern(key).fits(module)), otherwise)
+    return next((value for key, value in patterns.items() if pattern_of(key).fits(module)), otherwise)
 
 
 def is_named(module: str, names: Sequence[str]) -> bool:

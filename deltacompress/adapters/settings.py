@@ -9,7 +9,7 @@ from typing import Any
 
 from deltacompress.adapters import given
 from deltacompress.adapters.fields import FIELDS, UNKNOWN_KINDS, check_fields
-from deltacompress.adapters.patterns import Pattern, is_named, layer_of, of_module
+from deltacompress.adapters.patterns import Pattern, is_named, layer_of, of_module, pattern_of
 from deltacompress.errors import CheckpointError
 
 
@@ -70,7 +70,7 @@ class AdapterConfig:
     def _rosa_key(self, module: str) -> str:
         """The key that RoSA's fork looks all three patterns up with: the first that fits, of whichever it is."""
         keys = (*self.ranks, *self.densities, *self.alphas)
-        return next((key for key in keys if Pattern(key).fits(module, dotted=True)), module)
+        return next((key for key in keys if pattern_of(key).fits(module, dotted=True)), module)
 
     def is_target(self, module: str) -> bool:
         """Whether PEFT puts matrices beside this module, as far as can be told without running an expression."""

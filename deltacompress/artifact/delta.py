@@ -206,7 +206,7 @@ class Delta:
         return "its list of tensors differs"
 
     def entropy(self, name: str) -> float:
-        """Bytes that the parts of tensor `name` take at their order-0 entropies; raises as `parts`."""
+        """Bytes that the parts of tensor `name`, which there must be, take at their order-0 entropies."""
         from deltacompress.lossless.entropy import order_zero
 
         with self._open_parts(self.tensors[name]) as sources:

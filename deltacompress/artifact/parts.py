@@ -145,12 +145,13 @@ def check_present(root: Path, manifest: Manifest) -> None:
         FormatError: as open_file, check_alone.
     """
     for record in manifest.stored_files:
-        _check_size(root / record.file, record)
+        check_size(root / record.file, record)
     for record in manifest.files:
         check_alone(root, record)
 
 
-def _check_size(path: Path, record: FileRecord) -> None:
+def check_size(path: Path, record: FileRecord) -> None:
+    """Make sure that a file is there and as large as recorded; raises as check_present."""
     try:
         size = stat_regular(path).st_size
     except UnfitFileError as error:

@@ -129,7 +129,7 @@ def _under(over: list[str], given: dict[str, str], *, attach: bool) -> dict[str,
     """What artifacts go over, by label."""
     found = named.over(over, given, next(iter(given)) if len(given) == 1 else None)
     if attach and found:
-        told = "does not go with an adapter over another model: its entry is for its own base"
+        told = "does not go with an adapter over another model: its entry says what it goes over"
         raise InputError(told, where=switch("attach"), way_out=f"leave out {switch('attach')}, or {option('over')}")
     return found
 

@@ -143,7 +143,8 @@ def _found(console: Console, given: Settings) -> Settings:
     """The same, with each variant's directory, and its version of an entry if it is one; raises as early.served."""
     entries = {name: early.entry(source, given.zoo) for name, source in given.variants}
     with console.progress() as reporter:
-        sources, under = named.beneath(dict(given.variants), {}, given.zoo, given.base, reporter)
+        asked = {name: entries[name] or source for name, source in given.variants}  # a tag may move meanwhile
+        sources, under = named.beneath(asked, {}, given.zoo, given.base, reporter)
         places = tuple(
             (name, str(early.served(one, given.zoo, base=given.base, over=under.get(name), reporter=reporter)))
             for name, one in sources.items()

@@ -19,7 +19,7 @@ from deltacompress.checkpoints.pairing import Pairing, TensorPair
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.checkpoints.rows import Rows
 from deltacompress.codecs.codec import Codec
-from deltacompress.codecs.encoded import as_matrix
+from deltacompress.codecs.formats.table import matrix_of
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.codecs.registry import CODECS
 from deltacompress.codecs.settings import ExactSettings, Quantizing, Settings
@@ -58,6 +58,11 @@ class TensorPlan:
     def outputs(self) -> int:
         """Output features of a linear."""
         return self.pair.info.shape[1 if self.transposed else 0]
+
+    def matrix(self, scope: Literal["delta", "full"]) -> tuple[int, int]:
+        """Rows and columns of what is coded of it: none of those that the base does not have."""
+        shared = self.pair.base_rows if scope == "delta" else None
+        return matrix_of(self.pair.info.shape, shared, transposed=self.transposed)[:2]
 
     @property
     def name(self) -> str:
@@ -259,16 +264,8 @@ def _plans(
 
 
 def _check_shapes(recipe: Recipe, tensors: Iterable[TensorPlan]) -> None:
-    """Make sure that each tensor that is coded can be, the smallest first: what it allows, all others allow.
-
-    Raises:
-        RecipeError: one cannot.
-    """
-    shapes = []
-    for plan in (one for one in tensors if one.treatment == "code"):
-        rows, columns = as_matrix(plan.pair.info.shape)
-        shared = rows if recipe.scope == "full" or plan.pair.base_rows is None else plan.pair.base_rows
-        shapes.append((plan, columns, shared) if plan.transposed else (plan, shared, columns))
+    """Raises RecipeError: a tensor cannot be coded as it is to be. The smallest first: what it allows, others do."""
+    shapes = [(one, *one.matrix(recipe.scope)) for one in tensors if one.treatment == "code"]
     for plan, rows, columns in sorted(shapes, key=lambda one: min(one[1:])):
         try:
             plan.settings.check_shape(rows, columns, plan.name)

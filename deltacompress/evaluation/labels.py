@@ -10,6 +10,11 @@ FINETUNED_LABEL, BASE_LABEL = "finetuned", "base"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@/-]{0,99}")
 
 
+def as_file_name(label: str) -> str:
+    """A label in the name of a file; those of one run have names of their own."""
+    return label.replace("/", "__")
+
+
 def check_label(label: str) -> None:
     """Make sure that a model can be named so.
 

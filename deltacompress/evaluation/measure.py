@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from deltacompress.errors import InputError
 from deltacompress.evaluation.job import EvaluationJob
 from deltacompress.evaluation.prepare import Prepared
 from deltacompress.evaluation.scoring import fidelity
@@ -19,7 +20,7 @@ from deltacompress.evaluation.scoring.panel import Panel
 from deltacompress.evaluation.scoring.scorer import Scorer
 from deltacompress.evaluation.scoring.store import AnswerStore, AnswerStores
 from deltacompress.evaluation.subjects import Subject
-from deltacompress.evaluation.tasks.load import LocalTask
+from deltacompress.evaluation.tasks.load import LocalTask, Task
 from deltacompress.reporter import Reporter
 
 
@@ -36,7 +37,11 @@ class Measured:
 
 
 def measure(prepared: Prepared, stores: AnswerStores, reporter: Reporter) -> Measured:
-    """Let every subject answer every task; answers that `stores` hold are not computed again."""
+    """Let every subject answer every task; answers that `stores` hold are not computed again.
+
+    Raises:
+        InputError: a task that the fine-tuned model cannot answer, or no subject.
+    """
     measured = Measured()
     reference: Scorer | None = None
     drafts: AnswerStore | None = None
@@ -46,6 +51,8 @@ def measure(prepared: Prepared, stores: AnswerStores, reporter: Reporter) -> Mea
         panel = _panel(group, scorer, told, prepared, stores, drafts, reporter)
         for subject in group:
             mine = panel.answerable(subject.label, prepared.tasks, prepared.encoder)
+            if subject.role == "finetuned" and len(mine) < len(prepared.tasks):
+                raise _unanswered(next(task for task in prepared.tasks if task not in mine), "the fine-tuned model")
             measured.runs[subject.label] = run_tasks(
                 panel, subject.label, prepared.encoder, mine, limit=prepared.job.limit, seed=prepared.job.seed
             )
@@ -54,7 +61,19 @@ def measure(prepared: Prepared, stores: AnswerStores, reporter: Reporter) -> Mea
         elif reference is not None:
             _fidelity(panel, reference, prepared, measured, reporter)
         measured.seconds |= dict.fromkeys(panel.variants, panel.seconds)
+    for task in prepared.tasks:
+        if not any(task.name in found for found in measured.runs.values()):
+            raise _unanswered(task, "every model")
     return measured
+
+
+def _unanswered(task: Task, who: str) -> InputError:
+    """Its notes say of which token."""
+    return InputError(
+        f"holds a token that the vocabulary of {who} has not",
+        where=f"task {task.name}",
+        way_out="leave that task out, or give the tokenizer that the model was trained with",
+    )
 
 
 def _groups(subjects: Sequence[Subject]) -> list[list[Subject]]:

@@ -20,7 +20,7 @@ from deltacompress.artifact.delta import Delta, load_delta
 from deltacompress.artifact.summary import kinds, natural
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import InputError, IntegrityError, option, spelled
-from deltacompress.evaluation.labels import BASE_LABEL, FINETUNED_LABEL, check_label
+from deltacompress.evaluation.labels import BASE_LABEL, FINETUNED_LABEL, as_file_name, check_label
 from deltacompress.evaluation.report.records import LayerRecord, Role, SubjectRecord
 from deltacompress.evaluation.tasks.encoding import Encoder, check_same_tokenizer
 from deltacompress.models.tokenizers import has_tokenizer
@@ -131,8 +131,8 @@ def open_subjects(
     labels = [*artifacts, *others]
     for label in labels:
         check_label(label)
-    if len(set(labels)) != len(labels):
-        raise InputError("one is used twice", where=f"labels {', '.join(labels)}", way_out="write LABEL=PATH")
+    if len({*map(as_file_name, labels)}) != len(labels):
+        raise InputError("two are alike", where=f"labels {', '.join(labels)}", way_out="write LABEL=PATH")
     if strange := sorted(over.keys() - artifacts.keys()):
         raise InputError("no artifact has that label", where=f"{option('over')} {strange[0]}")
     base_checkpoint = Checkpoint.open(base)

@@ -12,6 +12,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Generator, Mapping
 from contextlib import suppress
@@ -84,7 +85,10 @@ def on_workers(fleet: Fleet, environments: list[dict[str, str]], reporter: Repor
     finally:
         todo.clear()
         for one in tenders:
-            one.stop()
+            one.end()
+        until = time.monotonic() + _PATIENCE
+        for one in tenders:
+            one.wait(until)
 
 
 class _Tender(threading.Thread):
@@ -162,16 +166,20 @@ class _Tender(threading.Thread):
             state.try_to_save(one.job.out)
         return state
 
-    def stop(self) -> None:
-        """End the worker: an idle one at once, one at work with what it has finished kept."""
+    def end(self) -> None:
+        """Ask the worker to end: an idle one at once, one at work with what it has finished kept."""
         self._stopping = True
         if (process := self._process) is not None:
             if self.is_alive():
                 process.terminate()
             elif process.stdin is not None:
                 process.stdin.close()
+
+    def wait(self, until: float) -> None:
+        """Wait for its end; by the clock's `until` it is killed."""
+        if (process := self._process) is not None:
             try:
-                process.wait(_PATIENCE)
+                process.wait(max(until - time.monotonic(), 0))
             except subprocess.TimeoutExpired:
                 process.kill()
         if self.ident is not None:  # it was started

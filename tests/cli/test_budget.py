@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,12 @@ def test_predict(pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(given) == 0
     assert json.loads(capsys.readouterr().out) == data
     assert files_of(tmp_path / "out") == written
+    other = shutil.copytree(pair.finetuned, tmp_path / "other")  # the same weights, another model
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-3}))
+    given[given.index(str(pair.finetuned))] = str(other)
+    assert main(given) == 2
+    assert "another fine-tuned model" in capsys.readouterr().err
 
 
 def test_options_of_predict_alone_are_told(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:

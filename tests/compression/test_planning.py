@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -9,11 +10,14 @@ import pytest
 import torch
 from pairs import Pair, edit
 
+from deltacompress.checkpoints.pairing import TensorPair
 from deltacompress.checkpoints.pairing import pair as pair_up
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
-from deltacompress.compression.planning import make_plan
+from deltacompress.codecs.settings import RtnSettings
+from deltacompress.compression.planning import TensorPlan, make_plan
 from deltacompress.errors import RecipeError
+from deltacompress.types import TensorInfo
 
 NORM = "model.layers.0.input_layernorm.weight"  # the one that fine-tuning left as it was
 RECIPE = Recipe.parse({"name": "mine", "rules": [{"codec": "exact"}]})
@@ -56,3 +60,22 @@ def test_a_rule_is_for_any_of_its_names() -> None:
     assert [recipe.rule_for(name, "other").codec for name in ("a.c", "b", "bb")] == ["skip", "skip", "exact"]
     with pytest.raises(RecipeError, match=r"rules\.0"):
         Recipe.parse({"name": "mine", "rules": [{"name": [], "codec": "exact"}]})
+
+
+@pytest.mark.parametrize(
+    ("shape", "base_rows", "turned", "delta", "full"),
+    [
+        ((10,), 8, False, (1, 8), (1, 10)),
+        ((10, 6), 8, False, (8, 6), (10, 6)),
+        ((10, 6), None, False, (10, 6), (10, 6)),
+        ((10, 6), None, True, (6, 10), (6, 10)),
+        ((10, 2, 3), 8, False, (8, 6), (10, 6)),
+    ],
+)
+def test_the_matrix_that_is_coded(
+    shape: tuple[int, ...], base_rows: int | None, turned: bool, delta: tuple[int, int], full: tuple[int, int]
+) -> None:
+    info = TensorInfo("t", "F32", shape, 4 * math.prod(shape))
+    found = TensorPair(info, "t", "paired", base_rows=base_rows)
+    plan = TensorPlan(found, "other", "code", RtnSettings(bits=4), transposed=turned)
+    assert (plan.matrix("delta"), plan.matrix("full")) == (delta, full)

@@ -39,6 +39,12 @@ def test_the_harness_encoding_splits_one_tokenization(encoder: Encoder) -> None:
     assert encoder.harness_pair("", "w3") == (encoder.bos, encoder.ids("w3"))
     context, answer = encoder.harness_pair(" ".join(["w1"] * 40), " w3")
     assert len(context) + len(answer) == 16
+    long = " ".join(["w1"] * 16)
+    assert len(encoder.ids(long)) == 16
+    with pytest.raises(InputError, match="an answer of 16 tokens does not fit the model's context of 16"):
+        encoder.harness_pair("w2", f" {long}")
+    context, answer = encoder.harness_pair("w2", f" {long[3:]}")
+    assert (len(context), len(answer)) == (1, 15)
 
 
 def test_text_leaves_out_special_tokens(encoder: Encoder) -> None:

@@ -238,8 +238,10 @@ def test_models_that_do_not_belong_together(pair: Pair, artifact: Path, task_dir
     for label in ("finetuned", "base", "a b"):
         with pytest.raises(InputError, match="label"):
             run(pair, artifact, task_dir, tmp_path / "out", others={label: pair.base})
-    with pytest.raises(InputError, match="used twice"):
+    with pytest.raises(InputError, match="two are alike"):
         run(pair, artifact, task_dir, tmp_path / "out", others={"int4": pair.base})
+    with pytest.raises(InputError, match="labels int4, a/b, a__b: two are alike"):  # files are named after them
+        run(pair, artifact, task_dir, tmp_path / "out", others={"a/b": pair.base, "a__b": pair.base})
     from pairs import WORDS, write_tokenizer
 
     other = tmp_path / "other"

@@ -11,6 +11,7 @@ import pytest
 from evaluation.reports import answers, paired, report, score, subject
 
 from deltacompress.errors import InputError, IntegrityError
+from deltacompress.evaluation.gate.drop import _too_few
 from deltacompress.evaluation.gate.early import refuse_hopeless
 from deltacompress.evaluation.gate.output import append_summary, junit, summary
 from deltacompress.evaluation.gate.rules import Gate, GateFailedError
@@ -175,6 +176,7 @@ def test_what_a_drop_by_probability_tells() -> None:
         "sql: the score dropped by +0.0200, 95% interval +0.0010 to +0.0500, allowed 0.03 (the score alone would not "
         "show it: 500 samples are too few to tell; about 1200 might do)"
     )
+    assert _too_few(3, 0.02, 0.035, 0.03) == "3 samples are too few to tell; about 7 might do"
     assert told(probable(0.0, 0.0, 0.15))[0].endswith(
         "allowed 0.03; the fine-tuned model itself gives them only 0.1500, no more than 5 times that, so this task "
         "hardly shows such a drop: choose another one, or bound: upper"

@@ -94,6 +94,18 @@ def record(file: Path, encoder: Encoder) -> CalibrationRecord:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("config", [{"max_position_embeddings": 64}, {}])
+def test_it_is_known_where_a_tokenizer_takes_less_than_the_model(
+    pair: Pair, config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Calibration sequences are packed records, which the tokenizer's own limit says nothing of."""
+    encoder = Encoder.open(pair.finetuned, config)
+    encoder.tokenizer.model_max_length = encoder.max_length = 8
+    mine = task(tmp_path / "mine")
+    mine.path.write_text(as_prompts(PARTS))
+    assert overlap.check(mine, record(mine.path, encoder), None, encoder).verdict == "overlaps"
+
+
 def test_what_a_delta_was_calibrated_on_is_known_by_its_tokens(encoder: Encoder, tmp_path: Path) -> None:
     mine = task(tmp_path / "mine")
     train = tmp_path / "mine" / "train.jsonl"

@@ -78,6 +78,13 @@ def test_data_that_is_not_shipped_needs_a_folder(tmp_path: Path) -> None:
 GOOD = {"prompt": "a", "completion": "b"}
 
 
+def test_a_folder_that_no_task_can_be_named_after(tmp_path: Path) -> None:
+    (tmp_path / "my task").mkdir()
+    (tmp_path / "my task" / "validation.jsonl").write_text(json.dumps(GOOD) + "\n")
+    with pytest.raises(InputError, match=r"my task: its name is none for a task: .*; rename the folder"):
+        load("my task", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -81,6 +81,23 @@ def test_the_base_is_left_out_of_tasks_with_tokens_that_it_lacks(grown: Pair, tm
     assert all(score.fidelity for score in report.scores if score.subject == "x")
 
 
+@pytest.mark.usefixtures("lm_eval")
+def test_the_fine_tuned_model_has_to_have_them(grown: Pair, tmp_path: Path) -> None:
+    """All others are compared with it."""
+    (tmp_path / "far").mkdir()
+    lines = [json.dumps({"prompt": f"w{i}", "completion": " w1 new3"}) + "\n" for i in range(12)]
+    (tmp_path / "far" / "validation.jsonl").write_text("".join(lines))
+    finetuned = shutil.copytree(grown.finetuned, tmp_path / "f")
+    known = json.loads((finetuned / "tokenizer.json").read_text())["model"]["vocab"]
+    pairs.write_tokenizer(finetuned, [*sorted(known, key=known.__getitem__)[4:], "new3"])
+    told = "task far: holds a token that the vocabulary of the fine-tuned model has not"
+    with pytest.raises(InputError, match=told):
+        evaluate(
+            {}, base=grown.base, finetuned=finetuned, tasks=["far"], task_dir=tmp_path, out=tmp_path / "out",
+            policy=None, with_base=True,
+        )  # fmt: skip
+
+
 def test_samples_that_only_show_while_answering(grown: Pair, tmp_path: Path) -> None:
     served = DecoupledServing.open(grown.base)
     served.load(grown.base.parent / "artifact", "x")

@@ -100,8 +100,9 @@ def closed(
 def alone(models: Models, asked: Sequence[Asked], tokens: dict[str, list[int]], seed: int) -> dict[str, Any]:
     """Each of the requests whose tokens are given, served again with nobody beside it.
 
-    checked, alike: requests, and those with the same tokens, which one that failed has not. gap: where tokens differ, how much lower the logit of the
-    one in company is, by the other's own, in standard deviations; the largest, 0 where none differ.
+    checked, alike: requests, and those with the same tokens, which one that failed has not. gap: where tokens differ,
+    how much lower the logit of the one in company is, by the other's own, in standard deviations; the largest, 0 where
+    none differ.
     """
     runtime, alike, gap = models.runtime, 0, 0.0
     chosen = [one for one in asked if one.id in tokens]

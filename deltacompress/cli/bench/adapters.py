@@ -9,12 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from deltacompress.cli import early
-from deltacompress.cli.bench.pairs import names, numbers, without
+from deltacompress.cli.bench.pairs import numbers, parts_of, without
 from deltacompress.cli.bench.serve_options import Scratch, Shape
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.options import BenchBackend, BenchDevice
 from deltacompress.devices import check_driver
-from deltacompress.errors import InputError
 
 PARTS = ("s1", "s2", "lora64", "lora32", "rivals", "peft", "zipf", "loads")
 _SHOWN = (
@@ -71,7 +70,7 @@ def adapter_requests(
     scratch: Scratch = None,
 ) -> None:
     """Serve requests for many adapters through the engine, against the base alone and what others do."""
-    parts = _parts(only)
+    parts = parts_of(only, PARTS)
     lists = (
         ("adapters", adapters, int),
         ("at_once", at_once, int),
@@ -94,16 +93,6 @@ def adapter_requests(
     with console.progress() as reporter:
         data = run(study, parts=parts, minutes=minutes, reporter=reporter, **places).to_json()
     console.result(data, lambda: _told(data))
-
-
-def _parts(only: str | None) -> list[str]:
-    """Raises InputError: one that there is not, or none."""
-    parts = [part for part in PARTS if only is None or part in names(only)]
-    if unknown := sorted({*names(only or "")} - {*PARTS}) or ([""] if not parts else []):
-        raise InputError(
-            f"no part {unknown[0]!r}", where="--only", way_out=f"give some of {', '.join(PARTS)}, with commas"
-        )
-    return parts
 
 
 def _told(data: dict[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -142,6 +143,19 @@ def numbers(name: str, listed: str, kind: type[Number]) -> list[Number]:
 def names(listed: str) -> list[str]:
     """A list that commas separate."""
     return [name.strip() for name in listed.split(",") if name.strip()]
+
+
+def parts_of(only: str | None, known: Sequence[str]) -> list[str]:
+    """Those of the known parts that a list names; None: all.
+
+    Raises:
+        InputError: it names one that there is not, or none.
+    """
+    parts = [part for part in known if only is None or part in names(only)]
+    if unknown := sorted({*names(only or "")} - {*known}) or ([""] if not parts else []):
+        told = f"no part {unknown[0]!r}"
+        raise InputError(told, where=option("only"), way_out=f"give some of {', '.join(known)}, with commas")
+    return parts
 
 
 def without(row: dict[str, Any], *keys: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import typer
 from deltacompress.cli import early
 from deltacompress.cli.bench import adapters as adapter_requests
 from deltacompress.cli.bench import pairs, serve, simulate, tuning
-from deltacompress.cli.bench.pairs import without
+from deltacompress.cli.bench.pairs import parts_of, without
 from deltacompress.cli.console import Console, verb
 from deltacompress.cli.models import model
 from deltacompress.cli.options import BenchBackend, BenchDevice, DeviceMemory, Devices
@@ -202,16 +202,11 @@ def adapters(
     ] = None,
 ) -> None:
     """Time decode steps of a random model (7B-shaped on a GPU) with many adapters, against the base's own step."""
-    named = {name.strip() for name in only.split(",")} if only is not None else {*ADAPTER_PARTS}
-    if unknown := sorted(named - {*ADAPTER_PARTS}):
-        raise InputError(
-            f"no part {unknown[0]!r}", where="--only", way_out=f"give some of {', '.join(ADAPTER_PARTS)}, with commas"
-        )
+    parts = parts_of(only, ADAPTER_PARTS)
     check_driver(device)
     from deltacompress.bench.adapters.run import run
     from deltacompress.cli import render
 
-    parts = [part for part in ADAPTER_PARTS if part in named]
     with console.progress() as reporter:
         data = run(device=device, backend=backend, parts=parts, most=most, scratch=scratch, reporter=reporter).to_json()
     shown = data | {"rows": [without(row, "spread") for row in data["rows"]]}

@@ -51,10 +51,11 @@ def shared_matrix(tensor: Declared) -> tuple[int, int, tuple[int, ...] | None]:
 
     Where that is the tensor's own transpose, its rows are the tensor's columns.
     """
-    return _shared_matrix(tensor.shape, tensor.base_rows, transposed=tensor.params.get("transposed") == 1)
+    return matrix_of(tensor.shape, tensor.base_rows, transposed=tensor.params.get("transposed") == 1)
 
 
-def _shared_matrix(shape: Shape, base_rows: int | None, *, transposed: bool) -> tuple[int, int, Shape | None]:
+def matrix_of(shape: Shape, base_rows: int | None, *, transposed: bool) -> tuple[int, int, Shape | None]:
+    """As shared_matrix, of a tensor of this shape."""
     first, *rest = shape or (1,)
     shared = first if base_rows is None else base_rows
     added = (first - shared, *rest) if shared < first else None
@@ -87,7 +88,7 @@ def _check_packed_as(
     """As _check_packed, which names the tensor; most of a model are declared as others are."""
     parts = {name: (kind, sizes) for name, kind, sizes in found}
     check_shapes(spec, parts, storage=storage, where=None)
-    rows, columns, added = _shared_matrix(shape, base_rows, transposed=spec.transposed)
+    rows, columns, added = matrix_of(shape, base_rows, transposed=spec.transposed)
     mask = parts.get("row_mask", ("U8", (-(-rows // 8),)))
     stored_all = spec.rows == rows if "row_mask" not in parts else spec.rows < rows
     misplaced = spec.transposed and len(shape) != 2

@@ -77,7 +77,7 @@ def stored_bytes(plan: Plan, tensor: TensorPlan, *, storage: bool) -> int | None
         return 0
     if tensor.treatment != "code":
         return info.nbytes
-    rows, columns = _matrix(plan, tensor)
+    rows, columns = tensor.matrix(plan.recipe.scope)
     shapes = tensor.settings.stored_shapes(rows, columns, storage=storage)
     if shapes is None:
         return None
@@ -85,16 +85,6 @@ def stored_bytes(plan: Plan, tensor: TensorPlan, *, storage: bool) -> int | None
     left_out = isinstance(tensor.settings, RtnSettings | CountedSettings)  # rows of zeros
     mask = -(-rows // 8) if left_out else 0
     return parts + mask + (_added_rows(plan, tensor) if shapes else 0)
-
-
-def _matrix(plan: Plan, tensor: TensorPlan) -> tuple[int, int]:
-    rows, columns = as_matrix(tensor.pair.info.shape)
-    if tensor.transposed:
-        return columns, rows
-    shared = tensor.pair.base_rows if plan.recipe.scope == "delta" else None
-    if shared is None:
-        return rows, columns
-    return (1, shared) if len(tensor.pair.info.shape) < 2 else (shared, columns)
 
 
 def _added_rows(plan: Plan, tensor: TensorPlan) -> int:
@@ -110,7 +100,7 @@ def _depends_on_data(plan: Plan, tensor: TensorPlan, *, storage: bool) -> bool:
         return False
     if not isinstance(tensor.settings, ObsSettings) or tensor.settings.pattern.kind == "unstructured":
         return True
-    rows, columns = _matrix(plan, tensor)
+    rows, columns = tensor.matrix(plan.recipe.scope)
     return "nonzero" in (tensor.settings.stored_shapes(rows, columns, storage=storage) or {})
 
 
@@ -154,7 +144,7 @@ def _sample(plan: Plan, tensor: TensorPlan) -> tuple[list[Tensor], int] | None:
     What a solver would choose is rounded instead: the same grid and pattern, other codes.
     """
     base, finetuned = plan.rows(tensor)
-    rows, columns = _matrix(plan, tensor) if base is not None else as_matrix(finetuned.shape)
+    rows, columns = tensor.matrix(plan.recipe.scope) if base is not None else as_matrix(finetuned.shape)
     count = min(max(_WEIGHTS // max(columns, 1), 1), rows)
     begin = (rows - count) // 2 * columns
     end = begin + min(count * columns, _WEIGHTS * 4)

@@ -80,5 +80,5 @@ def _too_few(samples: int, drop: float, upper: float, limit: float) -> str:
     if drop >= limit:
         return told
     needed = samples * ((upper - drop) / (limit - drop)) ** 2
-    unit = 10 ** (int(log10(needed)) - 1)
+    unit = 10 ** max(int(log10(needed)) - 1, 0)
     return f"{told}; about {ceil(needed / unit) * unit} might do"

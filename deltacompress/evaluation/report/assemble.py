@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from deltacompress.errors import InputError
+from deltacompress.evaluation.labels import as_file_name
 from deltacompress.evaluation.report.records import (
     Agreement,
     AnswersRecord,
@@ -226,5 +227,5 @@ def write_samples(folder: Path, runs: Runs) -> None:
                     }
                     for row in run.rows
                 ]
-                path = folder / f"{task}.{label.replace('/', '__')}.jsonl"
+                path = folder / f"{task}.{as_file_name(label)}.jsonl"
                 path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

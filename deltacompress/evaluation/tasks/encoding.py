@@ -25,19 +25,19 @@ _PROBES = (
 
 
 class Encoder:
-    """A tokenizer and the longest row that a model takes.
+    """A tokenizer and the longest row that a model takes. positions: of the model alone, by its config, if that says.
 
     Raises:
         InputError: the tokenizer has no end-of-text token, or the row has no room.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_length: int, positions: int | None = None) -> None:
         if tokenizer.eos_token_id is None:
             raise InputError(
                 "the tokenizer names no end-of-text token", way_out="set eos_token in tokenizer_config.json"
             )
         self.tokenizer = tokenizer
-        self.max_length = max_length
+        self.max_length, self.positions = max_length, positions
         self.eos: int = tokenizer.eos_token_id
         self.bos: list[int] = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
 
@@ -45,9 +45,10 @@ class Encoder:
     def open(cls, directory: Path, config: dict[str, Any]) -> Encoder:
         """The tokenizer beside a checkpoint or in an artifact, and the context of its model's config."""
         tokenizer = load_tokenizer(directory)
-        limits = [tokenizer.model_max_length, config.get("max_position_embeddings")]
-        known = [n for n in limits if isinstance(n, int) and 1 < n < _SANE_LENGTH]
-        return cls(tokenizer, max_length=min(known, default=2048))
+        positions = config.get("max_position_embeddings")
+        known = [n for n in (tokenizer.model_max_length, positions) if isinstance(n, int) and 1 < n < _SANE_LENGTH]
+        own = positions if isinstance(positions, int) else None
+        return cls(tokenizer, max_length=min(known, default=2048), positions=own)
 
     def ids(self, text: str) -> list[int]:
         """Token ids of a text, no special tokens added."""
@@ -71,15 +72,17 @@ class Encoder:
         """
         left = self.max_length - len(self.bos) - room
         if left < 0 or (left == 0 and not self.bos):
-            raise InputError(
-                f"an answer of {room} tokens does not fit the model's context of {self.max_length}: shorten it"
-            )
+            raise self._too_long(room)
         ids = self.ids(prompt)
         ids = [*self.bos, *ids[max(0, len(ids) - left) :]]
         return ids or [self.eos]  # nothing to condition on, and no bos: an end of text stands before every text
 
     def harness_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """Context and continuation as lm-eval encodes them; white space at the seam belongs to the continuation."""
+        """Context and continuation as lm-eval encodes them; white space at the seam belongs to the continuation.
+
+        Raises:
+            InputError: the continuation fills the context alone.
+        """
         spaces = len(context) - len(context.rstrip())
         if spaces:
             context, continuation = context[:-spaces], context[-spaces:] + continuation
@@ -89,7 +92,14 @@ class Encoder:
         whole = [*self.bos, *self.ids(context + continuation)]
         answer = whole[len(before) :] or whole[-1:]
         kept = whole[: len(whole) - len(answer)]
+        if len(answer) >= self.max_length:
+            raise self._too_long(len(answer))
         return kept[max(0, len(kept) + len(answer) - self.max_length) :], answer
+
+    def _too_long(self, room: int) -> InputError:
+        return InputError(
+            f"an answer of {room} tokens does not fit the model's context of {self.max_length}: shorten it"
+        )
 
     def text(self, ids: list[int]) -> str:
         """The text of generated ids, without special tokens."""

@@ -173,7 +173,11 @@ def find_spec(name: str, task_dir: Path | None) -> LocalSpec | SuiteSpec:
         data = task_dir / name / VALIDATION
         if data.is_file() and name not in shipped_yaml(_FOLDER):
             first = read_samples(data, Templates(), choose=None)
-            return LocalSpec(task=name, kind="choose" if first[0].choices else "generate")
+            try:
+                return LocalSpec(task=name, kind="choose" if first[0].choices else "generate")
+            except ValidationError as error:
+                told = f"its name is none for a task: {error.errors()[0]['msg']}"
+                raise InputError(told, where=data.parent, way_out="rename the folder") from error
     known = task_names(task_dir)
     shipped = shipped_yaml(_FOLDER)
     if name not in shipped:

@@ -117,7 +117,7 @@ def _ids_hash(path: Path, calibration: CalibrationRecord, encoder: Encoder) -> s
             samples=calibration.samples,
             seq_len=calibration.seq_len,
             seed=calibration.seed,
-            max_positions=encoder.max_length,
+            max_positions=encoder.positions,
         )
     except CalibrationError:
         return None

@@ -119,7 +119,13 @@ def _spec(delta: Delta, record: TensorRecord) -> PackedSpec:
         raise InputError(
             f"{told}; GPTQ checkpoints hold dense symmetric codes of 2, 3, 4 or 8 bits", where=where, way_out=hint
         )
-    if (spec.rows, spec.columns) != record.shape or not gptq.fits(spec.rows, spec.columns, spec.bits):
+    if (spec.rows, spec.columns) != record.shape:
+        raise InputError(
+            f"{list(record.shape)} is stored as {spec.rows} x {spec.columns}; GPTQ checkpoints hold whole linears",
+            where=where,
+            way_out="`deltacompress restore` writes it dense",
+        )
+    if not gptq.fits(spec.rows, spec.columns, spec.bits):
         raise InputError(
             f"{list(record.shape)} at {spec.bits} bits does not fill whole 32-bit words, so GPTQ checkpoints "
             "cannot hold it",

@@ -21,15 +21,15 @@ from typing import Any
 
 from blake3 import blake3
 
-from deltacompress.artifact.manifest import parse_manifest, read_manifest_bytes
-from deltacompress.artifact.parts import check_alone, check_file
+from deltacompress.artifact.manifest import MAX_MANIFEST_BYTES, parse_manifest, read_manifest_bytes
+from deltacompress.artifact.parts import check_alone, check_file, check_size
 from deltacompress.artifact.records import FileRecord, Manifest, PartRecord
 from deltacompress.checkpoints.header import Header, TensorSpan, read_header
 from deltacompress.errors import CheckpointError, ChecksumError, FormatError, TruncatedFileError
 from deltacompress.files.hashing import sha256_hex
 from deltacompress.files.places import MANIFEST
-from deltacompress.files.regular import UnfitFileError, stat_regular, unreadable
 from deltacompress.zoo.errors import InvalidNameError, StoreError
+from deltacompress.zoo.ledger import blobs
 from deltacompress.zoo.ledger.blobs import Blob
 from deltacompress.zoo.ledger.entry import (
     ARTIFACT,
@@ -44,6 +44,7 @@ from deltacompress.zoo.ledger.entry import (
 )
 from deltacompress.zoo.ledger.names import check_texts
 from deltacompress.zoo.store import osfs
+from deltacompress.zoo.store.base import Store
 from deltacompress.zoo.store.durable import again, because, close
 
 SMALL = 4096
@@ -95,7 +96,7 @@ def describe(artifact: Path, *, parents: tuple[str, ...] = (), relation: str | N
     for record in manifest.files:
         stored = record.stored
         path = artifact / stored.file
-        _check_size(path, stored)
+        check_size(path, stored)
         check_alone(artifact, record)
         pieces = (FileRange(str(path), 0, stored.bytes),)
         _check_hash(path, stored, _hash(pieces))
@@ -171,7 +172,7 @@ def _check_parts(path: Path, header: Header, parts: dict[str, PartRecord], seen:
 
 
 def _header(path: Path, record: FileRecord) -> Header:
-    _check_size(path, record)
+    check_size(path, record)
     try:
         header = read_header(path)
     except CheckpointError as error:
@@ -236,17 +237,15 @@ def _chunks(pieces: tuple[FileRange, ...]) -> Iterator[bytes]:
         raise because(StoreError, path, error) from error
 
 
-def _check_size(path: Path, record: FileRecord) -> None:
-    try:
-        size = stat_regular(path).st_size
-    except UnfitFileError as error:
-        raise unreadable(FormatError, path, error) from error
-    except OSError as error:
-        raise TruncatedFileError("missing", where=path, way_out="copy the artifact again") from error
-    if size != record.bytes:
-        raise TruncatedFileError(
-            f"{size} bytes, {record.bytes} recorded", where=path, way_out="copy the artifact again"
-        )
+def manifest_in(store: Store, entry: EntryManifest, name: str) -> Manifest:
+    """The artifact's manifest in a delta `name` of a store.
+
+    Raises:
+        IntegrityError: it is damaged.
+    """
+    config = entry.config
+    raw = blobs.read(store, config.digest, config.size, limit=MAX_MANIFEST_BYTES, what=f"{MANIFEST} of {name}")
+    return parse_manifest(raw, f"{store.where}: {name}")
 
 
 def _check_hash(path: Path, record: FileRecord, digest: str) -> None:

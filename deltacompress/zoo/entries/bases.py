@@ -31,12 +31,13 @@ from deltacompress.files.places import CONFIG
 from deltacompress.files.regular import ANYWHERE, open_regular, read_bytes
 from deltacompress.zoo.entries.artifact import Described
 from deltacompress.zoo.errors import DamagedRecordError
-from deltacompress.zoo.ledger import canonical
+from deltacompress.zoo.ledger import blobs, canonical
 from deltacompress.zoo.ledger.blobs import Blob
 from deltacompress.zoo.ledger.canonical import Strict
 from deltacompress.zoo.ledger.entry import BASE, Descriptor, EntryManifest, Lineage
 from deltacompress.zoo.ledger.names import check_texts
 from deltacompress.zoo.ledger.records import Sha256, Size, Text
+from deltacompress.zoo.store.base import Store
 
 MAX_IDENTITY_BYTES = 16 << 20
 """And canonical.MAX_MEMORY: about 60,000 tensors."""
@@ -121,6 +122,17 @@ def describe_base(directory: Path, *, hub_id: str | None, revision: str | None) 
         },
     )
     return Described(entry, [blob])
+
+
+def identity_in(store: Store, entry: EntryManifest, name: str) -> BaseIdentity:
+    """What a base-ref `name` of a store is.
+
+    Raises:
+        IntegrityError: it is damaged.
+    """
+    config = entry.config
+    raw = blobs.read(store, config.digest, config.size, limit=MAX_IDENTITY_BYTES, what=f"identity of {name}")
+    return parse_base(raw, f"{store.where}: {name}")
 
 
 def parse_base(raw: bytes, where: str) -> BaseIdentity:

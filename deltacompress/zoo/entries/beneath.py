@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from deltacompress.artifact.manifest import MAX_MANIFEST_BYTES, parse_manifest
 from deltacompress.zoo.catalog import Catalog
-from deltacompress.zoo.entries.bases import MAX_IDENTITY_BYTES, parse_base
+from deltacompress.zoo.entries.artifact import manifest_in
+from deltacompress.zoo.entries.bases import identity_in
 from deltacompress.zoo.entries.listing import Listed
 from deltacompress.zoo.errors import NotFoundError
-from deltacompress.zoo.ledger import blobs
 from deltacompress.zoo.ledger.entry import Lineage
 from deltacompress.zoo.ledger.read import need_kind
 
@@ -46,16 +45,14 @@ def model_of(zoo: Catalog, name: str) -> Beneath:
     """
     found, entry = zoo.show(name)
     need_kind(found, entry, "base-ref", "delta")
-    where, config, told = f"{zoo.where}: {found}", entry.config, entry.lineage
+    told = entry.lineage
     if entry.kind == "base-ref":
-        raw = blobs.read(zoo.store, config.digest, config.size, limit=MAX_IDENTITY_BYTES, what=f"identity of {found}")
-        base = parse_base(raw, where)
+        base = identity_in(zoo.store, entry, str(found))
         lineage = Lineage(
             base=base.content_hash, base_name=base.hub_id or str(found), parents=(found.manifest,), relation="adapter"
         )
         return Beneath(str(found), {one.name: one.shape for one in base.tensors}, base.bytes, lineage, None)
-    raw = blobs.read(zoo.store, config.digest, config.size, limit=MAX_MANIFEST_BYTES, what=f"manifest of {found}")
-    manifest = parse_manifest(raw, where)
+    manifest = manifest_in(zoo.store, entry, str(found))
     refs = {one.manifest for one in zoo.list(all_versions=True) if one.kind == "base-ref"}
     parents = (*(one for one in told.parents if one in refs), found.manifest)
     lineage = told.model_copy(update={"parents": parents, "relation": "adapter"})

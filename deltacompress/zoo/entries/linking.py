@@ -18,11 +18,11 @@ from deltacompress.files.places import CONFIG, MANIFEST
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo.catalog import Catalog
 from deltacompress.zoo.entries.adapters import describe_adapter
-from deltacompress.zoo.entries.bases import MAX_IDENTITY_BYTES, BaseIdentity, check_base, check_tokenizer, parse_base
+from deltacompress.zoo.entries.bases import BaseIdentity, check_base, check_tokenizer, identity_in
 from deltacompress.zoo.entries.beneath import deltas_of, model_of
 from deltacompress.zoo.entries.listing import Listed
 from deltacompress.zoo.errors import ConflictError, NotFoundError
-from deltacompress.zoo.ledger import blobs, names
+from deltacompress.zoo.ledger import names
 from deltacompress.zoo.ledger.entry import EntryManifest, Kind
 from deltacompress.zoo.ledger.publish import Published
 from deltacompress.zoo.ledger.read import need_kind
@@ -137,9 +137,7 @@ def identity_of(zoo: Catalog, name: str) -> tuple[Resolved, EntryManifest, BaseI
     """
     found, entry = zoo.show(name)
     need_kind(found, entry, "base-ref")
-    config = entry.config
-    raw = blobs.read(zoo.store, config.digest, config.size, limit=MAX_IDENTITY_BYTES, what=f"identity of {found}")
-    return found, entry, parse_base(raw, f"{zoo.where}: {found}")
+    return found, entry, identity_in(zoo.store, entry, str(found))
 
 
 def base_refs(

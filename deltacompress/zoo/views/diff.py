@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deltacompress.artifact.manifest import MAX_MANIFEST_BYTES, parse_manifest
 from deltacompress.checkpoints.header import ITEMSIZE
 from deltacompress.zoo.catalog import Catalog
-from deltacompress.zoo.entries.bases import MAX_IDENTITY_BYTES, parse_base
+from deltacompress.zoo.entries.artifact import manifest_in
+from deltacompress.zoo.entries.bases import identity_in
 from deltacompress.zoo.entries.reports import scores
-from deltacompress.zoo.ledger import blobs
 from deltacompress.zoo.ledger.entry import EntryManifest
 from deltacompress.zoo.ledger.versions import Resolved
 
@@ -76,11 +75,8 @@ def _side(zoo: Catalog, name: str) -> _Side:
     kinds: dict[str, str] = {}
     sizes: dict[str, int] = {}
     if entry.kind in ("delta", "base-ref"):
-        config, where = entry.config, f"{zoo.where}: {found}"
-        limit = MAX_MANIFEST_BYTES if entry.kind == "delta" else MAX_IDENTITY_BYTES
-        raw = blobs.read(zoo.store, config.digest, config.size, limit=limit, what=f"config of {found}")
         if entry.kind == "delta":
-            manifest = parse_manifest(raw, where)
+            manifest = manifest_in(zoo.store, entry, str(found))
             recipe = manifest.recipe
             for one in manifest.tensors:
                 settings = {key: one.params[key] for key in _SETTINGS if key in one.params}
@@ -88,7 +84,7 @@ def _side(zoo: Catalog, name: str) -> _Side:
                 tensors[one.name] = plain | settings | {"bytes": one.bytes, "loss": one.loss, "sha256": one.sha256[:12]}
                 kinds[one.name], sizes[one.name] = one.kind, one.bytes
         else:
-            for two in parse_base(raw, where).tensors:
+            for two in identity_in(zoo.store, entry, str(found)).tensors:
                 tensors[two.name] = {"dtype": two.dtype, "shape": _shape(two.shape), "sha256": two.sha256[:12]}
                 kinds[two.name], sizes[two.name] = "tensor", math.prod(two.shape) * ITEMSIZE.get(two.dtype, 0)
     return _Side(found, entry, recipe, tensors, kinds, sizes, scores(zoo, str(found)))
