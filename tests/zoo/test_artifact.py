@@ -12,7 +12,7 @@ from zoo.samples import files_of, make_artifact
 
 from deltacompress.artifact.delta import verify
 from deltacompress.artifact.manifest import read_manifest
-from deltacompress.errors import CheckpointError, ChecksumError
+from deltacompress.errors import CheckpointError, ChecksumError, FormatError
 from deltacompress.files.places import MANIFEST
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.entries.artifact import SMALL, describe
@@ -60,6 +60,29 @@ def test_every_hash_of_a_part_is_compared(hashed: str, tmp_path: Path) -> None:
     (copy / MANIFEST).write_bytes(changed.to_bytes())
     with pytest.raises(ChecksumError, match=rf"{first.name}\.{parts[0].name}: its bytes differ"):
         describe(copy)
+
+
+@pytest.mark.parametrize(
+    ("is_twice", "listed", "told"),
+    [
+        (False, "a", "part b.planes is not the one that the manifest lists"),
+        (False, "abc", "part c.planes is not in any shard"),
+        (True, "ab", "part a.planes stands in two shards"),
+    ],
+)
+def test_shards_hold_what_the_manifest_lists(is_twice: bool, listed: str, told: str, tmp_path: Path) -> None:
+    made = make_artifact(tmp_path / "in", {"a.planes": b"x" * 50}, {"b.planes": b"x" * 50}, files={})
+    manifest = read_manifest(made)
+    tensors = tuple(manifest.tensors[0].model_copy(update={"name": name}) for name in listed)
+    first, second = manifest.shards
+    if is_twice:
+        shutil.copy(made / first.file, made / second.file)
+        second = first.model_copy(update={"file": second.file})
+    finetuned = manifest.finetuned.model_copy(update={"tensors": len(tensors)})
+    changed = manifest.model_copy(update={"tensors": tensors, "finetuned": finetuned, "shards": (first, second)})
+    (made / MANIFEST).write_bytes(changed.to_bytes())
+    with pytest.raises(FormatError, match=told):
+        describe(made)
 
 
 def test_a_shard_that_may_not_be_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
