@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from deltacompress.calibration.records import Record, RecordFormat, check_text
 from deltacompress.errors import CalibrationError, first_line
+from deltacompress.models.chat.rendering import render
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -131,10 +132,10 @@ def _pieces(record: Record, record_format: RecordFormat, tokenizer: PreTrainedTo
             ),
         )
     try:
-        text = tokenizer.apply_chat_template(record.fields["messages"], tokenize=False)
+        text = render(tokenizer, record.fields["messages"], goes_on=False)
     except Exception as error:  # a template is a program from the checkpoint: it may raise anything
         raise CalibrationError(
             f"the chat template rejects it: {first_line(error)}", where=record.where, way_out="mend or remove it"
         ) from error
     check_text(text, f"{record.where}: the chat template's output")
-    return (str(text),)
+    return (text,)

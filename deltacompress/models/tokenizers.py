@@ -25,7 +25,7 @@ from deltacompress.checkpoints.side_files import (
     TOKENIZER_CONFIG,
     VOCABULARY,
 )
-from deltacompress.errors import CheckpointError, first_line
+from deltacompress.errors import CheckpointError, DeltaCompressError, first_line
 from deltacompress.files.places import CONFIG
 from deltacompress.models import fields
 from deltacompress.models.folder import holds, read_file, read_json, staged
@@ -141,9 +141,12 @@ def failing_tokenizer(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
 
     Raises:
         CheckpointError: says what it raised.
+        DeltaCompressError: as it was raised.
     """
     try:
         yield
+    except DeltaCompressError:
+        raise
     except BaseException as error:
         if not (isinstance(error, Exception) or is_panic(error)):
             raise

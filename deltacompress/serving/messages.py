@@ -59,6 +59,11 @@ class Submit(_Message, frozen=True):
     timeout_s: float | None
     latency: Latency = "interactive"
 
+    @property
+    def is_conversation(self) -> bool:
+        """Whether it goes through a chat template."""
+        return any(isinstance(one, dict) for one in self.prompt[:1])
+
     def call(self) -> Call:
         """What the engine is given."""
         return Call(
@@ -159,7 +164,7 @@ class Refused(_Message, frozen=True):
     """A call that is not taken; reason: why.
 
     "input": it makes no sense; "context": prompt and max_tokens are more than that; "model": no such variant; "full":
-    the queue is; "failed".
+    the queue is; "busy": its variant's chat template is; "failed".
     """
 
     id: str

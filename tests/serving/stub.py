@@ -2,7 +2,7 @@
 
 Text is as its bytes; the answer to a prompt is that prompt again, a token for each character, until max_tokens. Words
 in a prompt make it misbehave: SLOW (a token in 20 ms), FAIL (its variant cannot be had), CRASH (the process dies),
-LATE (it times out).
+LATE (it times out). A conversation with HANG takes until one with GO comes.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class StubEngine:
         self._running: list[Running] = []
         self._cancelled: set[str] = set()
         self._wake = threading.Event()
+        self._go = threading.Event()
 
     @property
     def counts(self) -> Any:
@@ -78,6 +79,11 @@ class StubEngine:
 
     def submit(self, call: Call) -> int:
         prompt = characters(call)
+        words = "".join(map(text_of, prompt))
+        if "GO" in words:
+            self._go.set()
+        if "HANG" in words:
+            assert self._go.wait(60)
         if not prompt:
             raise InputError("the prompt is empty", way_out="write some text")
         if any(token >= 0x110000 for token in prompt):

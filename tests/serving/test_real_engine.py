@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from deltacompress.serving.worker.process import build
 from deltacompress.zoo import Zoo
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "v1"
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 PROMPTS = ["a few words", "other words, and more of them", "x", "the last of four"]
 
 
@@ -201,6 +203,29 @@ def test_any_entry_of_the_zoo_is_served(real: Started) -> None:
     ):
         answer = real.http.post("/completions", json={"model": model, "prompt": "x"})
         assert (answer.status_code, words in answer.json()["error"]["message"]) == (status, True), answer.text
+
+
+def test_an_endless_chat_template_is_its_own_models_affair(real: Started, artifact: Path, tmp_path: Path) -> None:
+    """It is ended, its request is told so, and others get their answers before."""
+    for name, template in (("endless", ENDLESS), ("brief", "{{ messages[0].content }}")):
+        copied = shutil.copytree(artifact, tmp_path / name)
+        (copied / "chat_template.jinja").write_text(template)
+        assert real.admin("load", name=name, source=str(copied)).status_code == 200
+
+    def chat(name: str) -> httpx.Response:
+        talk = [{"role": "user", "content": PROMPTS[0]}]
+        return real.http.post("/chat/completions", json={"model": name, "messages": talk, "temperature": 0, "n": 1})
+
+    with ThreadPoolExecutor(1) as pool:
+        endless = pool.submit(chat, "endless")
+        assert chat("brief").json()["choices"][0]["message"]["content"] != ""
+        assert real.text("bot", PROMPTS[0]) != ""
+        assert not endless.done()
+        refused = endless.result()
+    assert refused.status_code == 400
+    assert "2 seconds of computing" in refused.json()["error"]["message"]
+    for name in ("endless", "brief"):
+        eventually(lambda: real.admin("unload", name=name).status_code == 200)  # noqa: B023
 
 
 def test_keys_are_in_no_list_of_processes(real: Started) -> None:

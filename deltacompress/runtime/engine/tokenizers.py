@@ -8,6 +8,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from deltacompress.errors import CheckpointError, InputError
+from deltacompress.models.chat.rendering import render
 from deltacompress.models.tokenizers import failing_tokenizer, has_tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -59,12 +60,16 @@ class Tokenizers:
         return ids
 
     def chat(self, variant: str | None, messages: list[dict[str, str]]) -> list[int] | None:
-        """Token ids of a conversation that the model is to go on with; None if the tokenizer has no chat template."""
+        """Token ids of a conversation that the model is to go on with; None if the tokenizer has no chat template.
+
+        Raises:
+            CheckpointError: the template fails, or takes more time or memory than it may.
+        """
         tokenizer = self._get(variant)
         if tokenizer.chat_template is None:
             return None
         with failing_tokenizer(tokenizer):
-            text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            text = render(tokenizer, messages, goes_on=True)
             ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
         return ids
 

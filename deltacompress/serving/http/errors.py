@@ -96,6 +96,8 @@ def of_refusal(refused: Refused, model: str) -> ApiError:
             return unknown_model(model)
         case "full":
             return ApiError(429, "too many requests wait", code="queue_full", headers={"retry-after": "1"})
+        case "busy":
+            return unavailable("the model's chat template is busy with other conversations", "template_busy")
         case "context":
             return wrong("max_tokens", str(refused.failure), "context_length_exceeded")
         case "input":

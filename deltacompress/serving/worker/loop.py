@@ -36,6 +36,7 @@ from deltacompress.serving.messages import (
     Variant,
     happening,
 )
+from deltacompress.serving.worker.conversations import Conversations
 from deltacompress.serving.worker.entries import Entries
 
 _TOLD_EVERY = 0.5
@@ -148,6 +149,7 @@ class Worker:
         served = build(start, self._emit)
         self.engine, self.models, self._served = served.engine, served.models, served
         self._entries = Entries(start.zoo, start.base)
+        self._conversations = Conversations(self._submit, self._refuse_late, self.engine.cancel)
         for name, source in start.variants:
             self._load(source, name, start.entries.get(name), over=None, pin=False)
 
@@ -180,10 +182,12 @@ class Worker:
         while not self._stopping.is_set():
             order: Order = ORDERS.decode(self._orders.recv())
             match order:
+                case Submit() if order.is_conversation:
+                    self._conversations.add(order)
                 case Submit():
                     self._submit(order)
                 case Cancel(id=name):
-                    self.engine.cancel(name)
+                    self._conversations.cancel(name)
                 case Load() | Unload():
                     self._changes.put(order)
                 case Stop():
@@ -204,6 +208,10 @@ class Worker:
             self._teller.tell(Refused(order.id, known, Failure.of(told)))
         else:
             self._teller.tell(self._too_long(order, tokens) or Accepted(order.id, tokens))
+
+    def _refuse_late(self, order: Submit) -> None:
+        late = InputError("the model's chat template is busy with other conversations", way_out="ask again later")
+        self._teller.tell(Refused(order.id, "busy", Failure.of(late)))
 
     def _too_long(self, order: Submit, tokens: int) -> Refused | None:
         """Refuse a call that wants more tokens than it can get; the engine would give it fewer."""
