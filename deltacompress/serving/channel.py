@@ -1,4 +1,6 @@
-"""The two sockets between the processes, in a directory that only this user can enter."""
+"""The two sockets between the processes, in a directory that only this user can enter; what is told over them first,
+and what becomes of an engine that tells nothing more.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,16 @@ import msgspec
 import zmq
 
 from deltacompress.errors import InputError
-from deltacompress.serving.messages import Order, Report
+from deltacompress.serving.messages import Beat, Order, Report, Start
+from deltacompress.serving.settings import Settings
 
+_AS_THEY_ARE = (
+    "variants", "zoo", "device", "dtype", "backend", "budget_bytes", "max_batch", "max_queue", "step_tokens",
+    "prefix_bytes",
+)  # fmt: skip
+"""Settings that the engine's process is told."""
+_TICKS = 20
+"""Times that a pulse is looked at until an engine that says nothing is given up."""
 _LONGEST = 70
 """Bytes of a directory's path; a socket's may have a hundred."""
 _ENCODER = msgspec.msgpack.Encoder()
@@ -44,6 +54,17 @@ class Place:
             raise InputError(error.strerror or str(error), where=where, way_out="set TMPDIR to another") from error
         self.orders, self.reports = (f"ipc://{self.path / name}" for name in ("orders", "reports"))
 
+    def start(self, one: Settings) -> Start:
+        """What an engine's process is told that is to be talked to here."""
+        return Start(
+            orders=self.orders,
+            reports=self.reports,
+            base=str(one.base),
+            profile=None if one.profile is None else str(one.profile),
+            entries=dict(one.entries),
+            **{name: getattr(one, name) for name in _AS_THEY_ARE},
+        )
+
     def close(self) -> None:
         """Remove it."""
         shutil.rmtree(self.path, ignore_errors=True)
@@ -60,6 +81,36 @@ def open_socket(context: zmq.Context[Any], kind: int, address: str, *, binds: bo
     else:
         socket.connect(address)
     return socket
+
+
+class Pulse:
+    """Whether an engine's process still works, by what it reports and by ticks of whoever looks.
+
+    Ticks are counted, and no clock is read: where both processes stood still (a machine that slept), no time went by.
+    tick_s: seconds from one look to the next.
+    """
+
+    def __init__(self, silent_s: float, step_s: float) -> None:
+        """silent_s: in which it must report something; step_s: in which a step must end."""
+        self.tick_s = silent_s / _TICKS
+        self._silent_s, self._step_s = silent_s, step_s
+        self._step = self._quiet = self._same = 0
+
+    def heard(self, report: Report) -> None:
+        """It reported."""
+        self._quiet = 0
+        if isinstance(report, Beat) and report.step != self._step:
+            self._step, self._same = report.step, 0
+
+    def tick(self) -> str | None:
+        """Look; what is wrong, if something is."""
+        self._quiet += 1
+        self._same += 1
+        if self._quiet > _TICKS:
+            return f"has not answered for {self._silent_s:g} seconds"
+        if self._same * self.tick_s > self._step_s:
+            return f"has not ended a step for {self._step_s:g} seconds"
+        return None
 
 
 class Teller:

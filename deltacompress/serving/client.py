@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ import zmq
 import zmq.asyncio
 
 from deltacompress.errors import BackendError, DeltaCompressError
-from deltacompress.serving.channel import REPORTS, Place, encode, open_socket
+from deltacompress.serving.channel import REPORTS, Place, Pulse, encode, open_socket
 from deltacompress.serving.group import Group, OpenCall, RefusedError
 from deltacompress.serving.messages import (
     Accepted,
@@ -33,7 +34,6 @@ from deltacompress.serving.messages import (
     Ready,
     Refused,
     Report,
-    Start,
     State,
     Stop,
     Submit,
@@ -44,15 +44,10 @@ from deltacompress.serving.metrics import Metrics
 from deltacompress.serving.settings import Settings
 
 ENGINE = (sys.executable, "-m", "deltacompress.serving.worker.process")
-_AS_THEY_ARE = (
-    "variants", "zoo", "device", "dtype", "backend", "budget_bytes", "max_batch", "max_queue", "step_tokens",
-    "prefix_bytes",
-)  # fmt: skip
-"""Settings that the engine's process is told."""
 _STOPS_WITHIN = 5.0
 """Seconds that the engine's process has to end once it is told to."""
 _LAST_WORDS = 0.2
-"""Seconds in which what an ended process said last arrives."""
+"""Seconds in which what an ended process said last arrives; of one that is given up, where its threads are."""
 
 
 @dataclass(slots=True)
@@ -75,9 +70,13 @@ class Client:
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _process: asyncio.subprocess.Process | None = None
     _place: Place | None = None
+    _pulse: Pulse = field(init=False)
     _context: Any = None
     _orders: Any = None
     _reports: Any = None
+
+    def __post_init__(self) -> None:
+        self._pulse = Pulse(self.settings.limits.silent_s, self.settings.limits.step_s)
 
     async def start(self, command: Sequence[str] = ENGINE) -> None:
         """Start the engine's process, and wait until it takes calls.
@@ -94,29 +93,13 @@ class Client:
         self.metrics.watch(lambda: self.state)
         assert self._process.stdin is not None
         with suppress(ConnectionError):  # it has ended, which is seen below
-            self._process.stdin.write(msgspec.json.encode(self._start_order()) + b"\n")
+            self._process.stdin.write(msgspec.json.encode(self._place.start(self.settings)) + b"\n")
             await self._process.stdin.drain()
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._watch())]
-        waits = [asyncio.create_task(one.wait()) for one in (self._ready, self.gone)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in waits:
-                one.cancel()
-        if not self._ready.is_set():
+        await self._ready.wait()
+        if self.gone.is_set():
             raise self.failure or BackendError("the engine's process ended before it was ready")
-
-    def _start_order(self) -> Start:
-        one = self.settings
-        assert self._place is not None
-        return Start(
-            orders=self._place.orders,
-            reports=self._place.reports,
-            base=str(one.base),
-            profile=None if one.profile is None else str(one.profile),
-            entries=dict(one.entries),
-            **{name: getattr(one, name) for name in _AS_THEY_ARE},
-        )
+        self._tasks.append(asyncio.create_task(self._mind()))
 
     async def submit(self, submits: Sequence[Submit], model: str, *, is_stream: bool = True) -> Group:
         """Hand calls to the engine; all of them are taken, or none. is_stream: what comes waits for whoever reads.
@@ -191,15 +174,14 @@ class Client:
         self._send(Stop())
         if not self._ready.is_set():  # it loads, and hears nothing
             self.kill()
-        if self._process is not None and self._process.returncode is None:
-            try:
-                async with asyncio.timeout(_STOPS_WITHIN):
-                    await self._process.wait()
-            except TimeoutError:
+        if self._process is not None:
+            for _ in range(2):  # what a driver holds does not end even if it is killed
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_STOPS_WITHIN):
+                        await self._process.wait()
                 self.kill()
-                await self._process.wait()
-        if self._tasks:
-            await self._tasks[1]  # it has seen the end
+            if self._tasks and self._process.returncode is not None:
+                await self._tasks[1]  # it has seen the end
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -220,7 +202,24 @@ class Client:
 
     async def _listen(self) -> None:
         while True:
-            self._take(REPORTS.decode(await self._reports.recv()))
+            report = REPORTS.decode(await self._reports.recv())
+            self._pulse.heard(report)
+            self._take(report)
+
+    async def _mind(self) -> None:
+        """End a process that does not work any more."""
+        while (why := self._pulse.tick()) is None:
+            await asyncio.sleep(self._pulse.tick_s)
+        if self.stopping or self.gone.is_set():
+            return
+        self.failure = BackendError(f"the engine's process {why}", way_out="see above where its threads were")
+        self.gone.set()
+        self._end_all()
+        assert self._process is not None
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)  # it writes that
+        await asyncio.sleep(_LAST_WORDS)
+        self.kill()
 
     async def _watch(self) -> None:
         assert self._process is not None
@@ -232,6 +231,7 @@ class Client:
                 f"the engine's process {how}", way_out="see what it wrote above; out of memory, perhaps"
             )
         self.gone.set()
+        self._ready.set()  # nobody need wait for it
         self._end_all()
 
     def _end_all(self) -> None:

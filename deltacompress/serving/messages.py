@@ -1,7 +1,8 @@
 """What the two processes say to each other: MessagePack of these structs, never a pickle. No torch here.
 
 To the engine: Submit, Cancel, Load, Unload, Stop. From it: Ready once (or Fatal), Accepted or Refused for each Submit,
-Batch with what became of calls in one step, State now and then and after each change, Done or Failed for Load, Unload.
+Batch with what became of calls in one step, State now and then and after each change, Done or Failed for Load, Unload,
+Beat all the time.
 """
 
 from __future__ import annotations
@@ -215,6 +216,12 @@ class State(_Message, frozen=True):
     kv_room: int = 0
 
 
+class Beat(_Message, frozen=True):
+    """The process lives. step: the number of the one that it is at; an idle engine steps, too."""
+
+    step: int
+
+
 class Ready(_Message, frozen=True):
     """The engine takes calls; notes: what a user should know."""
 
@@ -242,7 +249,7 @@ class Failed(_Message, frozen=True):
     failure: Failure
 
 
-Report = Ready | Fatal | Accepted | Refused | Batch | State | Done | Failed
+Report = Ready | Fatal | Accepted | Refused | Batch | State | Beat | Done | Failed
 
 
 class Start(msgspec.Struct, frozen=True):

@@ -21,7 +21,8 @@ class Limits:
     likeliest tokens told of each; connections: at once; waiting: events of each call that a reader may be behind;
     opened: variants that requests named; beyond that, those go that nobody uses. name_s: in which the zoo is not asked
     again which version a name means; request_s: of a whole answer; header_s, body_s: to send a request; write_s: to
-    take what was sent; all in seconds.
+    take what was sent; silent_s, step_s: in which the engine's process must report something, and end a step; all in
+    seconds.
     """
 
     body_bytes: int = 4 * 2**20
@@ -37,6 +38,8 @@ class Limits:
     header_s: float = 10.0
     body_s: float = 30.0
     write_s: float = 30.0
+    silent_s: float = 30.0
+    step_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)

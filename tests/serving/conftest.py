@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -33,9 +34,9 @@ def guarded() -> Iterator[Live]:
 def process(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     made: list[subprocess.Popen[str]] = []
 
-    def start(base: str = "/models/tiny", drain: float = 20, *, waits: bool = True) -> Process:
+    def start(base: str = "/models/tiny", drain: float = 20, *, waits: bool = True, **limits: float) -> Process:
         log = tmp_path / f"log-{len(made)}"  # a pipe that nobody empties would hold the server up
-        argv = [sys.executable, "-c", SCRIPT, STUB[1], base, str(drain)]
+        argv = [sys.executable, "-c", SCRIPT, STUB[1], base, str(drain), json.dumps(limits)]
         with log.open("wb") as told:
             popen = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=told, text=True)
         made.append(popen)

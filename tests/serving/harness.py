@@ -116,13 +116,14 @@ def served(**given: Any) -> Iterator[Live]:
 
 
 SCRIPT = """
+import json
 import sys
 from pathlib import Path
 from deltacompress.serving.run import serve
-from deltacompress.serving.settings import Settings
+from deltacompress.serving.settings import Limits, Settings
 from deltacompress.cli.console import run
-stub, base, drain = sys.argv[1:4]
-settings = Settings(Path(base), (("bot", "a"),), port=0, drain_s=float(drain))
+stub, base, drain, limits = sys.argv[1:5]
+settings = Settings(Path(base), (("bot", "a"),), port=0, drain_s=float(drain), limits=Limits(**json.loads(limits)))
 ready = lambda url, notes: print(url, flush=True)
 sys.exit(run(lambda: serve(settings, ready, [sys.executable, stub]), debug=False))
 """

@@ -2,7 +2,7 @@
 
 Text is as its bytes; the answer to a prompt is that prompt again, a token for each character, until max_tokens. Words
 in a prompt make it misbehave: SLOW (a token in 20 ms), FAIL (its variant cannot be had), CRASH (the process dies),
-LATE (it times out). A conversation with HANG takes until one with GO comes.
+LATE (it times out), STUCK (a step does not end). A conversation with HANG takes until one with GO comes.
 """
 
 from __future__ import annotations
@@ -117,6 +117,8 @@ class StubEngine:
             self._emit(Started(one.call.id, prompt, time.monotonic() - one.since))
         if not self._running:  # what was told is sent first
             return bool(self._queue)
+        if any("STUCK" in "".join(map(text_of, one.prompt)) and one.tokens for one in self._running):
+            time.sleep(3600)
         if any("SLOW" in "".join(map(text_of, one.prompt)) for one in self._running):
             time.sleep(0.02)
         self._running = [one for one in self._running if not self._advanced(one)]

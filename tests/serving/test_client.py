@@ -12,10 +12,22 @@ import pytest
 
 from deltacompress.errors import ChecksumError, InputError
 from deltacompress.runtime.engine.generation_config import Sampling
-from deltacompress.serving.channel import Place
+from deltacompress.serving.channel import Place, Pulse
 from deltacompress.serving.client import Client
 from deltacompress.serving.group import Group, RefusedError
-from deltacompress.serving.messages import Accepted, Batch, Began, Failure, Over, Refused, Report, Submit, Token
+from deltacompress.serving.messages import (
+    Accepted,
+    Batch,
+    Beat,
+    Began,
+    Failure,
+    Over,
+    Refused,
+    Report,
+    State,
+    Submit,
+    Token,
+)
 from deltacompress.serving.metrics import Metrics
 from deltacompress.serving.settings import Settings
 
@@ -85,6 +97,35 @@ def test_what_nobody_asked_for_is_dropped() -> None:
     stranger = Batch((Token("z", 1, "?"), Over("z", "eos", 1)))
     found, _ = told(stranger, Accepted("z", 1), Accepted("a", 7), stranger, EVENTS, EVENTS)
     assert found == ([7], "xy", ["length"])
+
+
+@pytest.mark.parametrize("report", [Beat(3), State(0, 0, ()), EVENTS])
+def test_an_engine_that_says_anything_lives(report: Report) -> None:
+    pulse = Pulse(silent_s=10, step_s=100)
+    for step in range(100):
+        pulse.heard(Beat(step))
+        pulse.heard(report)
+        assert [pulse.tick() for _ in range(20)] == [None] * 20
+    assert pulse.tick() == "has not answered for 10 seconds"
+    assert pulse.tick_s == 0.5
+
+
+def test_a_step_that_does_not_end_is_seen_however_much_is_told() -> None:
+    """Of the same number; one after another may take as long together as they like."""
+    pulse = Pulse(silent_s=10, step_s=100)
+
+    def looked(step: int, times: int) -> list[str | None]:
+        found = []
+        for _ in range(times):
+            pulse.heard(Beat(step))
+            pulse.heard(State(0, 1, ()))
+            found.append(pulse.tick())
+        return found
+
+    for step in (7, 8, 9):
+        assert looked(step, 200) == [None] * 200
+    assert looked(9, 1) == ["has not ended a step for 100 seconds"]
+    assert looked(10, 200) == [None] * 200
 
 
 def test_sockets_lie_where_nobody_else_can_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,12 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from serving.harness import STUB, Process, eventually
 from serving.reliability.wire import Address, parsed, post
+
+from deltacompress.serving import client
+from deltacompress.serving.metrics import Metrics
+from deltacompress.serving.settings import Settings
 
 Start = Callable[..., Process]
 SLOW: dict[str, Any] = {"model": "bot", "prompt": "SLOW", "max_tokens": 60, "stream": True}
@@ -131,6 +137,53 @@ def test_an_engine_that_dies_ends_every_stream_and_the_server(process: Start, ho
     code, told = server.ended()
     assert code == 2
     assert told.startswith("error: the engine's process was killed by signal 9;")
+
+
+@pytest.mark.parametrize(
+    ("limits", "prompt", "words"),
+    [
+        ({"silent_s": 3}, "SLOW", "has not answered for 3 seconds"),
+        ({"step_s": 2}, "STUCK", "has not ended a step for 2 seconds"),
+    ],
+)
+def test_an_engine_that_hangs_is_given_up(process: Start, limits: dict[str, float], prompt: str, words: str) -> None:
+    """It is ended as if it had died, and what hung is told: in a step that does not end, where."""
+    server = process(**limits)
+    (engine,) = server.engines
+    with streaming(server.url, prompt=prompt, max_tokens=3000) as (thread, lines):
+        if prompt == "SLOW":
+            os.kill(engine, signal.SIGSTOP)
+        eventually(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
+        refused = httpx.post(f"{server.url}/v1/completions", json=SLOW)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_gone")
+        thread.join(20)
+    assert '"code":"engine_gone"' in lines[-1]
+    code, told = server.ended()
+    assert code == 2
+    assert f"error: the engine's process {words}; see above where its threads were" in told
+    assert ("stub.py" in told and "in step" in told) == (prompt == "STUCK")
+    assert not is_alive(engine)
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_an_engine_that_does_not_stop_holds_nothing_up(monkeypatch: pytest.MonkeyPatch, *, is_held: bool) -> None:
+    """It is killed; one that does not end even so (a driver holds it, say) is left."""
+    monkeypatch.setattr(client, "_STOPS_WITHIN", 0.2 if is_held else 2)
+    if is_held:
+        monkeypatch.setattr(client.Client, "kill", lambda _: None)
+
+    async def run() -> None:
+        made = client.Client(Settings(Path("/models/tiny")), Metrics())
+        await made.start(STUB)
+        assert made._process is not None
+        made._process.send_signal(signal.SIGSTOP)
+        await made.stop()
+        assert made._process.returncode == (None if is_held else -signal.SIGKILL)
+        if is_held:
+            made._process.kill()
+        await made._process.wait()
+
+    asyncio.run(run())
 
 
 def test_an_engine_whose_server_dies_ends_too(process: Start) -> None:

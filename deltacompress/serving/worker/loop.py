@@ -1,7 +1,8 @@
-"""The engine's process at work: one thread steps, one takes orders, one loads variants, one tells the state."""
+"""The engine's process at work: one thread steps, one takes orders, one loads variants, two tell of it."""
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from deltacompress.serving.channel import ORDERS, Teller, open_socket
 from deltacompress.serving.messages import (
     Accepted,
     Batch,
+    Beat,
     Cancel,
     Done,
     Failed,
@@ -41,6 +43,8 @@ from deltacompress.serving.worker.entries import Entries
 
 _TOLD_EVERY = 0.5
 """Seconds between two reports of the state."""
+_BEATS_EVERY = 0.5
+"""Seconds between two signs of life; these wait for no lock, whatever a step or a load holds."""
 _WAITS = 0.2
 """Seconds that an idle engine waits before it looks whether it is to stop."""
 
@@ -143,6 +147,7 @@ class Worker:
         self._orders = open_socket(zmq.Context[Any](), zmq.PULL, start.orders, binds=False)
         self._events: list[Happening] = []
         self._stopping = threading.Event()
+        self._step = 0  # the number of the one that this process is at
         self._changes = queue.Queue[Load | Unload | None]()
         self._state_lock = threading.Lock()
         self._origins: dict[str, Origin | None] = {}
@@ -156,11 +161,13 @@ class Worker:
     def run(self) -> None:
         """Until it is told to stop."""
         self._teller.tell(Ready(self._state(), tuple(self.models.notes)))
-        threads = [threading.Thread(target=one, daemon=True) for one in (self._listen, self._change, self._report)]
-        for thread in threads:
-            thread.start()
+        for work in (self._listen, self._change, self._report, self._beat):
+            threading.Thread(target=work, daemon=True).start()
         try:
-            while not self._stopping.is_set():
+            for number in itertools.count(1):
+                if self._stopping.is_set():
+                    break
+                self._step = number
                 did = self.engine.step()
                 self._flush()
                 if not did:
@@ -252,6 +259,10 @@ class Worker:
     def _report(self) -> None:
         while not self._stopping.wait(_TOLD_EVERY):
             self._tell_state()
+
+    def _beat(self) -> None:
+        while not self._stopping.wait(_BEATS_EVERY):
+            self._teller.tell(Beat(self._step))
 
     def _tell_state(self) -> None:
         with self._state_lock:  # so that no older state follows a newer one

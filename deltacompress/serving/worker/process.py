@@ -6,6 +6,7 @@ too, at once. Signals are that one's affair.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ def main(make: Build | None = None) -> int:
     """Serve until told to stop; make: engine and variants (default: the real ones)."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # whoever gives this process up asks where it is
     os.dup2(2, 1)  # whatever a library prints is no result of the command
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
     threading.Thread(target=_end_with_parent, daemon=True).start()
