@@ -44,7 +44,7 @@ class Request:
 
     variant: None for the base; ids: the prompt; vocabulary: tokens that may come out; limit: new tokens at most, by
     wish or by context; limit_reason: which of the two; loaded: the variant that all of this was taken from; slot: of
-    the variant, while the request holds it; pages: of its keys and values (steps/pages.py), while it has a row.
+    the variant, while the request holds it; pages: of its keys and values (steps/pages.py), while it runs.
     prompt_scores: of ids[1:], if they were asked for. stands_since: in line, by time.monotonic, None while it runs;
     stood_s: seconds in line before that; gave_way: times that it went back.
     """

@@ -53,15 +53,16 @@ class Scheduler:
         step_tokens: int = PROMPT_TOKENS,
         rules: Rules = OFFLINE,
         prefix_bytes: int = 0,
+        kv_tokens: int | None = None,
         cuda_graphs: bool = False,
     ) -> None:
         """step_tokens: of prompts, that a step computes; max_batch: requests that run at once; rules: who gives
-        way to whom; prefix_bytes: see Prefixes.
+        way to whom; prefix_bytes: see Prefixes; kv_tokens: see Pages.
         """
         self.max_batch = max_batch
         self._listener = listener
-        self._turns = Turns(variants, rules, step_tokens)
-        self.pages = Pages(expected=max_batch * EXPECTED // PAGE)
+        self.pages = Pages(expected=max_batch * EXPECTED // PAGE, most_tokens=kv_tokens)
+        self._turns = Turns(variants, self.pages, rules, step_tokens)
         self.prefixes = Prefixes(self.pages, prefix_bytes)
         self.graphs = Graphs(model, self.pages) if cuda_graphs else None
         pieces = Pieces(model, self.pages, self.graphs)
@@ -145,6 +146,7 @@ class Scheduler:
         """
         self._collect()
         self._turns.settle()
+        self._let_go()
         self._prompts.add(self._turns.take(self.max_batch, self._prompts.requests, self._give_way))
         if self._prompts.requests:
             self._tell()  # before the device is busy with them
@@ -162,6 +164,12 @@ class Scheduler:
             if not ended:
                 time.sleep(WAIT_S)  # for a slot that a variant has which is being loaded
         return ended
+
+    def _let_go(self) -> None:
+        """Of the pages of those that have ended, so that others can have them."""
+        self._prompts.drop(())
+        if any(request.finished is not None for request in self.decoder.rows):
+            self.decoder.arrange([])
 
     def _give_way(self, requests: Collection[Request]) -> None:
         """Take requests out of the batch; what they have is computed again when their turn comes."""

@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 
-from deltacompress.errors import DeltaCompressError, InputError, IntegrityError
+from deltacompress.errors import BackendError, DeltaCompressError, InputError, IntegrityError
 from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.engine.generation_config import Finish
 from deltacompress.runtime.engine.policy.desk import Desk
 from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules
 from deltacompress.runtime.engine.policy.ticket import Ticket
 from deltacompress.runtime.engine.requests import Request
+from deltacompress.runtime.engine.steps.pages import Pages
 
 OWN_END = ("eos", "stop", "length", "context")
 """What tells how long the answers of a variant are."""
@@ -26,10 +27,10 @@ OWN_END = ("eos", "stop", "length", "context")
 class Turns:
     """Requests from their submission to their end; those that run hold their variant."""
 
-    def __init__(self, variants: VariantCache, rules: Rules, step_tokens: int) -> None:
-        self._variants, self._rules = variants, rules
-        # in steps: keys and values never move to the host, so a request that gives way is computed again
-        self._costs = Costs(step_s=1.0, swap_s=float("inf"), recompute_s=1 / step_tokens)
+    def __init__(self, variants: VariantCache, pages: Pages, rules: Rules, step_tokens: int) -> None:
+        self._variants, self._pages, self._rules = variants, pages, rules
+        # in steps and pages: these never move to the host, so a request that gives way is computed again
+        self._costs = Costs(step_s=1.0, swap_s=float("inf"), recompute_s=pages.size / step_tokens)
         self._desk = Desk()
         self._requests: dict[str, Request] = {}
         self._over: list[Request] = []  # that have ended, and of which nobody was told
@@ -54,10 +55,10 @@ class Turns:
         """It takes its place in line."""
         name = str(request.index)
         self._requests[name] = request
-        kv, now = request.length, time.monotonic()
+        kv, tokens, now = self._pages.needed(request.length + 1), request.length, time.monotonic()
         request.stand(now)
         self._desk.submit(
-            name, request.variant, now=now, max_tokens=request.limit, kv=kv, prompt=kv, latency=request.latency
+            name, request.variant, now=now, max_tokens=request.limit, kv=kv, prompt=tokens, latency=request.latency
         )
 
     def back(self, requests: Iterable[Request]) -> None:
@@ -106,40 +107,80 @@ class Turns:
         """Who starts, with their variants held; others were asked to give way, and variants brought and evicted.
 
         rows: requests that may run at once; computing: whose prompt is not through; give_way: takes requests out of
-        their rows. Waits for a variant if nothing runs and nobody can start. Failures are told by `ended`.
+        their rows. Waits for a variant if nothing runs and nobody can start. Failures are told by `ended`. There are
+        pages for all that the coming step takes: where there is no memory for these, the last in line give way, and
+        one fails that finds none even alone.
         """
         started: list[Request] = []
         self.ran = len(self._desk.running)
-        while self._desk.line:
-            self._arrive()
-            plan = self._plan(rows, {*computing, *started})
-            preempted = [self._requests[one.ticket.id] for one in plan.preempt]
-            for request in preempted:
-                self._leave(request)
-            # who started in this very step and gives way in it waits again, and must not start twice
-            started = [request for request in started if request not in preempted]
-            for ticket in plan.hopeless:  # which the desk has forgotten
-                request = self._requests.pop(ticket.id)
-                assert request.variant is not None
-                request.fail(self._variants.no_room(request.variant))
-                self._over.append(request)
-            if preempted:
-                give_way(preempted)  # which may find no memory: all else is as the plan has it
-            for variant in plan.evict:
-                self._variants.evict(variant)
-            came = [self._bring(variant) for variant in plan.bring]
-            started += [request for request in map(self._start, plan.admit) if request is not None]
-            if not any(came) and (self._desk.running or not self._await()):
-                break
-        return started
+        is_short = False
+        while True:
+            if (self._desk.line or is_short) and self._turn(rows, computing, started, give_way):
+                continue
+            try:
+                self._pages.reserve(self._lacking({*computing, *started}))
+            except BackendError as error:
+                is_short = True  # the pages know how much there is from now on, and so does the policy
+                if len(self._desk.running) == 1:
+                    give_way(self.running)
+                    self._fail(self.running, error)
+                    started.clear()
+            else:
+                return started
+
+    def _turn(
+        self,
+        rows: int,
+        computing: Collection[Request],
+        started: list[Request],
+        give_way: Callable[[list[Request]], None],
+    ) -> bool:
+        """One plan, carried out; whether another one may do more at once. started: who did, and still runs."""
+        self._arrive()
+        plan = self._plan(rows, {*computing, *started})
+        preempted = [self._requests[one.ticket.id] for one in plan.preempt]
+        for request in preempted:
+            self._leave(request)
+        # who started in this very step and gives way in it waits again, and must not start twice
+        started[:] = [request for request in started if request not in preempted]
+        for ticket in plan.hopeless:  # which the desk has forgotten
+            request = self._requests.pop(ticket.id)
+            assert request.variant is not None
+            request.fail(self._variants.no_room(request.variant))
+            self._over.append(request)
+        if preempted:
+            give_way(preempted)  # which may find no memory: all else is as the plan has it
+        for variant in plan.evict:
+            self._variants.evict(variant)
+        came = [self._bring(variant) for variant in plan.bring]
+        started += [request for request in map(self._start, plan.admit) if request is not None]
+        return any(came) or (bool(self._desk.line) and not self._desk.running and self._await())
 
     def _plan(self, rows: int, computing: Collection[Request]) -> Plan:
+        held = 0
         for name, ticket in self._desk.running.items():
             request = self._requests[name]
-            ticket.generated, ticket.kv, ticket.pending = len(request.tokens), request.length, request in computing
-        residents = self._variants.residents
-        limits = Limits(rows, residents.slots, residents.budget_bytes, loads=residents.slots)
+            ticket.generated, ticket.pending = len(request.tokens), request in computing
+            ticket.kv = self._to_go_on(request, computing)
+            held += len(request.pages)
+        residents, room = self._variants.residents, self._pages.room
+        limits = Limits(
+            rows,
+            residents.slots,
+            residents.budget_bytes,
+            loads=residents.slots,
+            kv=None if room is None else room + held,
+            headroom=min(rows, len(self._desk.running) + len(self._desk.line)),  # a page for each
+        )
         return self._desk.plan(list(self._residents()), _Bytes(self._variants), limits, self._costs, self._rules)
+
+    def _to_go_on(self, request: Request, computing: Collection[Request]) -> int:
+        """Pages that one that runs holds after the coming step, or once its prompt is through."""
+        return max(len(request.pages), self._pages.needed(request.length + (request in computing)))
+
+    def _lacking(self, computing: Collection[Request]) -> int:
+        """Pages that those that run are still to take for that."""
+        return sum(self._to_go_on(request, computing) - len(request.pages) for request in self.running)
 
     def _residents(self) -> Iterator[Resident]:
         own: dict[str | None, int] = {}

@@ -76,8 +76,8 @@ def _check_starts(
 ) -> None:
     now = [*stay, *plan.admit]
     assert len({one.id for one in now}) == len(now) <= state.limits.rows
-    if state.limits.kv is not None and plan.admit:
-        assert sum(one.kv for one in now) + (state.limits.headroom if len(now) > 1 else 0) <= state.limits.kv
+    if state.limits.kv is not None and plan.admit and len(now) > 1:
+        assert sum(one.kv for one in now) + state.limits.headroom <= state.limits.kv
     places = [one.place for one in plan.admit]
     assert places == sorted(places)
     for one in plan.admit:
@@ -113,9 +113,8 @@ def _check_nobody_idles(
             continue
         assert all(other.place < one.place for other in plan.admit), "passed over, though it could start"
         full = len(now) >= state.limits.rows
-        if state.limits.kv is not None:
-            headroom = state.limits.headroom if now else 0
-            full = full or sum(other.kv for other in now) + one.kv + headroom > state.limits.kv
+        if state.limits.kv is not None and now:
+            full = full or sum(other.kv for other in now) + one.kv + state.limits.headroom > state.limits.kv
         assert full or any(other.place < one.place for other in lost), "a row stands empty"
         return
 
@@ -189,7 +188,8 @@ def _check_hopeless(state: State, here: dict[str, Resident], line: Sequence[Tick
     pinned = [one for one in state.residents if one.pinned]
     for one in plan.hopeless:
         assert one in line
-        kv = state.limits.kv is not None and one.kv > state.limits.kv
-        size = sum(other.nbytes for other in pinned) + (state.nbytes[one.variant] if one.variant is not None else 0)
+        assert one.variant is not None
+        size = sum(other.nbytes for other in pinned) + state.nbytes[one.variant]
         too_large = state.limits.nbytes is not None and size > state.limits.nbytes
-        assert kv or (one.variant not in here and (too_large or len(pinned) >= state.limits.slots))
+        assert one.variant not in here
+        assert too_large or len(pinned) >= state.limits.slots

@@ -32,7 +32,7 @@ class Schedule:
         self.pinned = {"v0"} if slots > 1 and random.random() < 0.3 else set()
         self.residents |= {name: [0] for name in self.pinned}
         most = sum(self.nbytes[name] for name in self.pinned) + random.randint(3, 8)
-        kv = random.randint(10, 40) if random.random() < 0.7 else None
+        kv = random.randint(5, 40) if random.random() < 0.7 else None
         self.limits = Limits(
             random.randint(1, 4),
             slots,

@@ -101,8 +101,8 @@ class TestDesk:
 
     def test_hopeless_ones_leave(self) -> None:
         desk = Desk()
-        desk.submit("r0", None, now=0.0, max_tokens=9, kv=50, prompt=1)
-        assert [one.id for one in self.plan(desk, Limits(2, 1, kv=10)).hopeless] == ["r0"]
+        desk.submit("r0", "a", now=0.0, max_tokens=9, kv=1, prompt=1)
+        assert [one.id for one in self.plan(desk, Limits(2, 1, nbytes=0)).hopeless] == ["r0"]
         assert len(desk.line) == 0
 
 

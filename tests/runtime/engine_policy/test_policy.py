@@ -84,15 +84,22 @@ class TestStarting:
         assert started(plan([ticket(2, None, kv=16)], [ticket(1, None)], limits=limits)) == []
         assert started(plan([ticket(2, None, kv=15)], [ticket(1, None)], limits=limits)) == ["None2"]
 
+    def test_one_by_itself_has_kv_whatever_it_takes(self) -> None:
+        """Whether it can be had is not for the policy to say; nobody starts beside it, or passes it."""
+        limits, large = Limits(4, 2, kv=30, headroom=5), ticket(2, None, kv=31)
+        assert started(plan([large, ticket(3, None, kv=1)], limits=limits)) == ["None2"]
+        assert started(plan([large, ticket(3, None, kv=1)], [ticket(1, None, kv=1)], limits=limits)) == []
+        assert started(plan([ticket(3, None, kv=1)], [large], limits=limits)) == []
+
     def test_hopeless_ones_hold_up_nobody(self) -> None:
-        limits = Limits(4, 2, nbytes=4, kv=30)
-        waiting = [ticket(1, "b"), ticket(2, None, kv=31), ticket(3, "b"), ticket(4, "c"), ticket(5, None)]
+        limits = Limits(4, 2, nbytes=4)
+        waiting = [ticket(1, "b"), ticket(3, "b"), ticket(4, "c"), ticket(5, None)]
         line = Line()
         for one in waiting:
             line.add(one)
         state = State(line, [], [here("a", pinned=True, nbytes=2)], {"b": 3, "c": 2}, limits, COSTS, RULES)
         found = decide(state)
-        assert {one.id for one in found.hopeless} == {"b1", "None2", "b3"}
+        assert {one.id for one in found.hopeless} == {"b1", "b3"}
         assert found.bring == ("c",)
         assert started(found) == ["None5"]
 

@@ -1,8 +1,8 @@
 """The engine: calls come from any thread and at any time, one thread steps, and events tell what becomes of each call.
 
-Whatever ends a call, its row, its hold on a variant and its place in the queue come back. When the device is out of
-memory in a step, nobody fails who does not have to: all rows go, the older half of the calls is computed again, and the
-others wait until there is room.
+Whatever ends a call, its row, its hold on a variant and its place in the queue come back. When there is no memory for
+keys and values, the youngest calls wait and are computed again; when there is none for a step in any other way, all
+rows go, the older half of the calls is computed again, and the others wait until there is room.
 """
 
 from __future__ import annotations
@@ -34,17 +34,19 @@ GROWS_AFTER = 64
 class EngineLimits:
     """max_batch: calls that run at once; max_queue: that wait; step_tokens: of prompts, that one step computes.
 
-    prefix_bytes: device memory for prompts that others may begin with, 0 for none.
+    prefix_bytes: device memory for prompts that others may begin with, 0 for none. kv_tokens: that there are keys and
+    values of at once; None: as many as the device has memory for.
     """
 
     max_batch: int = 64
     max_queue: int = 1024
     step_tokens: int = 512
     prefix_bytes: int = 1 << 30
+    kv_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "max_queue", "step_tokens"):
-            if (value := getattr(self, name)) < 1:
+        for name in ("max_batch", "max_queue", "step_tokens", "kv_tokens"):
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise InputError("at least 1", where=f"{name} {value}")
         if self.prefix_bytes < 0:
             raise InputError("give bytes, 0 for none", where=f"prefix_bytes {self.prefix_bytes}")
@@ -56,6 +58,7 @@ class EngineLimits:
             "max_batch": self.max_batch,
             "step_tokens": self.step_tokens,
             "prefix_bytes": self.prefix_bytes,
+            "kv_tokens": self.kv_tokens,
             "rules": Rules(),
         }
 
@@ -205,8 +208,9 @@ class Engine:
     def _recover(self) -> None:
         """Let more calls run again, after there was no memory for them."""
         self._quiet_steps += 1
-        if self._scheduler.max_batch < self._limits.max_batch and self._quiet_steps >= GROWS_AFTER:
-            self._scheduler.max_batch += 1
+        if self._quiet_steps >= GROWS_AFTER:
+            self._scheduler.max_batch = min(self._scheduler.max_batch + 1, self._limits.max_batch)
+            self._scheduler.pages.try_more()
             self._quiet_steps = 0
 
     def _tell(self, ended: list[Request]) -> None:

@@ -47,15 +47,12 @@ def admit(working: Working, blocked: Ticket | None) -> tuple[Ticket, ...]:
         if uncovered:
             heappop(heads)
             continue
-        if state.limits.kv is not None and ticket.kv > state.limits.kv:
-            working.hopeless.append(ticket)
-        else:
-            if not _has_room(working, ticket):
-                if (last := _give_way(working, ticket)) is None:
-                    break
-                barrier = min(barrier, last)
-            working.start(ticket)
-            admitted.append(ticket)
+        if not _has_room(working, ticket):
+            if (last := _give_way(working, ticket)) is None:
+                break
+            barrier = min(barrier, last)
+        working.start(ticket)
+        admitted.append(ticket)
         if at + 1 < len(group):
             heapreplace(heads, (group[at + 1].place, at + 1, group))
         else:
@@ -64,12 +61,11 @@ def admit(working: Working, blocked: Ticket | None) -> tuple[Ticket, ...]:
 
 
 def _has_room(working: Working, ticket: Ticket, rows: int = 0, kv: int = 0) -> bool:
-    """Whether there is a row and KV for it, if so many rows and units of KV were given back."""
-    limits = working.state.limits
-    if working.rows - rows >= limits.rows:
+    """Whether there is a row and KV for it, if so many rows and units of KV were given back; alone, it has KV."""
+    limits, others = working.state.limits, working.rows - rows
+    if others >= limits.rows:
         return False
-    headroom = limits.headroom if working.rows > rows else 0
-    return limits.kv is None or working.kv - kv + ticket.kv + headroom <= limits.kv
+    return not others or limits.kv is None or working.kv - kv + ticket.kv + limits.headroom <= limits.kv
 
 
 def _give_way(working: Working, wanted: Ticket) -> Place | None:

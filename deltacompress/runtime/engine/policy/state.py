@@ -31,7 +31,8 @@ class Limits:
 
     rows: requests that run at once; slots: variants on the device, arriving ones included; nbytes: bytes of these, None
     for no limit; loads: variants on their way at once; kv: units of KV, None for no limit, of which `headroom` stay
-    free when a request is admitted, so that those that run can grow.
+    free when a request is admitted, so that those that run can grow. A request by itself may have more: whether it can
+    be is for whoever computes it to find.
     """
 
     rows: int

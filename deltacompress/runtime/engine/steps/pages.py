@@ -31,16 +31,22 @@ class Pages:
 
     size: tokens of a page; keys, values: by layer [heads, pages, tokens, size of a head], from its first forward on.
     version: counts how often they moved to another place. reclaim: asked to free so many where there is no memory for
-    more; says whether it could.
+    more; says whether it could. reclaimable: how many it could.
     """
 
-    def __init__(self, size: int = PAGE, *, expected: int = 0) -> None:
-        """expected: pages that are soon needed, for which a GPU's memory is taken at once, as far as it is there."""
+    def __init__(self, size: int = PAGE, *, expected: int = 0, most_tokens: int | None = None) -> None:
+        """expected: pages that are soon needed, for which a GPU's memory is taken at once, as far as it is there.
+
+        most_tokens: that there are pages for; None: as many as the device has memory for.
+        """
         self.size = size
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self.version = 0
         self.reclaim: Callable[[int], bool] = lambda _: False
+        self.reclaimable: Callable[[], int] = lambda: 0
+        self._given = None if most_tokens is None else max(most_tokens // size, 1) + 1
+        self._most = self._given  # pages; once there was no memory for so many, fewer
         self._expected = expected
         self._holders = [1]  # of each page; nobody gets SCRATCH
         self._free: list[int] = []
@@ -54,6 +60,11 @@ class Pages:
     def held(self) -> int:
         """Pages that somebody holds."""
         return self.count - 1 - len(self._free)
+
+    @property
+    def room(self) -> int | None:
+        """Pages that can still be taken; None: nobody knows, and there has been memory so far."""
+        return None if self._most is None else len(self._free) + self._most - self.count + self.reclaimable()
 
     @property
     def nbytes(self) -> int:
@@ -78,12 +89,21 @@ class Pages:
 
     def reserve(self, count: int) -> None:
         """Have so many free ones; raises as take."""
-        if (lacking := count - len(self._free)) > 0:
-            try:
-                self._grow(self.count + lacking)
-            except BackendError:
-                if not self.reclaim(lacking):
-                    raise
+        if (lacking := count - len(self._free)) <= 0:
+            return
+        least = self.count + lacking
+        failed: BackendError | None = None
+        try:
+            self._grow(least if self._most is None else min(least, self._most))
+        except BackendError as error:
+            failed = error
+        lacking = count - len(self._free)
+        if lacking > 0 and not self.reclaim(lacking):
+            raise failed or _no_memory(least * self.size)
+
+    def is_shared(self, page: int) -> bool:
+        """Whether several hold it."""
+        return self._holders[page] > 1
 
     def share(self, pages: Iterable[int]) -> None:
         """One more holds them."""
@@ -115,24 +135,38 @@ class Pages:
         self.keys, self.values = {}, {}
         self._holders, self._free = [1], []
         self.version += 1
+        self.try_more()
+
+    def try_more(self) -> None:
+        """There may be memory again where there was none."""
+        self._most = self._given
 
     def _grow(self, least: int) -> None:
-        """To twice as many, or as are expected; where there is no memory for these to `least`."""
-        wanted = max(_FIRST, 2 * self.count)
+        """To twice as many, or as are expected; where there is no memory for these to `least`.
+
+        Raises:
+            BackendError: there is no memory for these either, and so for no more until somebody says `try_more`.
+        """
+        if least <= self.count:
+            return
+        wanted, there = max(_FIRST, 2 * self.count), least - 1
         if (one := next(iter(self.keys.values()), None)) is not None and one.is_cuda:
             there = self.count + int(free_bytes(one.device) * _OF_FREE) // self.nbytes
             wanted = min(max(wanted, self._expected), there)
-        wanted = max(wanted, least)
-        try:
-            self._stretch(wanted)
-        except BackendError:
-            self._stretch(self.count)  # some of them were larger already
-            if wanted == least:
-                raise
-            wanted = least
-            self._stretch(wanted)
-        self._free += range(wanted - 1, self.count - 1, -1)
-        self._holders += [0] * (wanted - self.count)
+        if self._most is not None:
+            wanted = min(wanted, self._most)
+        for count in sorted({max(wanted, least), least}, reverse=True):
+            try:
+                self._stretch(count)
+            except BackendError:
+                self._stretch(self.count)  # some of them were larger already
+                if count == least:
+                    self._most = max(self.count, min(least - 1, there))
+                    raise
+            else:
+                self._free += range(count - 1, self.count - 1, -1)
+                self._holders += [0] * (count - self.count)
+                return
 
     def _stretch(self, count: int) -> None:
         """All layers to so many pages."""
@@ -149,7 +183,11 @@ def _memory_for(tokens: int) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise BackendError(
-            f"no memory for the keys and values of {tokens} tokens",
-            way_out="lower max_batch, max_new_tokens or budget_bytes",
-        ) from error
+        raise _no_memory(tokens) from error
+
+
+def _no_memory(tokens: int) -> BackendError:
+    return BackendError(
+        f"no memory for the keys and values of {tokens} tokens",
+        way_out="lower max_batch, max_new_tokens or budget_bytes",
+    )

@@ -23,7 +23,7 @@ class Prefixes:
         self.asked = self.found = 0
         self._pages, self._limit = pages, limit_bytes
         self._known: OrderedDict[bytes, int] = OrderedDict()  # the least recently used first
-        pages.reclaim = self._give_up
+        pages.reclaim, pages.reclaimable = self._give_up, self._count_unshared
 
     def find(self, request: Request, ids: Sequence[int]) -> list[int]:
         """The pages of the longest beginning that is known, for this holder too: at least one token is left over."""
@@ -61,6 +61,10 @@ class Prefixes:
         while self._known and self._pages.held > wanted:
             self._pages.release([self._known.popitem(last=False)[1]])
         return self._pages.held <= wanted
+
+    def _count_unshared(self) -> int:
+        """Pages that nobody else holds."""
+        return sum(not self._pages.is_shared(page) for page in self._known.values())
 
     def _touch(self, keys: Sequence[bytes]) -> None:
         """A page is of no use without those before it, so those leave later."""

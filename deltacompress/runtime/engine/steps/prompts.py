@@ -23,7 +23,7 @@ ALONE_TOKENS = 1024
 
 
 class Group:
-    """Requests whose prompts are computed together, sorted by slot; `done` columns of them are in `pages`, by request.
+    """Requests whose prompts are computed together, sorted by slot; `done` columns of them are in their pages.
 
     Only a request by itself is computed in pieces. scored: whether the tokens of each prompt are. looked_up: whether
     what is known of their beginnings was.
@@ -37,7 +37,6 @@ class Group:
             if scored:
                 request.prompt_scores.clear()  # of a forward that was given up
         self.done, self.looked_up = 0, False
-        self.pages: list[list[int]] = [[] for _ in self.requests]
 
     @property
     def columns(self) -> int:
@@ -57,7 +56,7 @@ class Prompts:
     @property
     def requests(self) -> list[Request]:
         """All that are on their way."""
-        return [request for group in self._groups for request in group.requests if request.finished is None]
+        return [request for group in self._groups for request in group.requests]
 
     def add(self, requests: Sequence[Request]) -> None:
         """Put requests at the end."""
@@ -77,10 +76,10 @@ class Prompts:
         self._groups.clear()
 
     def drop(self, gone: Collection[Request]) -> None:
-        """Forget some."""
+        """Forget some, and those that have ended."""
         groups, self._groups = self._groups, deque()
         for group in groups:
-            left = [request for request in group.requests if request not in gone]
+            left = [request for request in group.requests if request not in gone and request.finished is None]
             if len(left) == len(group.requests):
                 self._groups.append(group)
                 continue
@@ -97,9 +96,6 @@ class Prompts:
         left = most = max(self._step_tokens, ALONE_TOKENS) if alone else self._step_tokens
         while self._groups and left > 0:
             group = self._groups[0]
-            if any(request.finished is not None for request in group.requests):
-                self.drop({request for request in group.requests if request.finished is not None})
-                continue
             if not group.looked_up:
                 self._look_up(self._groups.popleft())
                 continue
@@ -112,15 +108,15 @@ class Prompts:
             left -= rows * columns
             if group.done == group.columns:
                 self._groups.popleft()
-                for request, ids, pages in zip(group.requests, group.ids, group.pages, strict=True):
-                    request.pages = pages
-                    self._prefixes.keep(request, ids, pages)
+                for request, ids in zip(group.requests, group.ids, strict=True):
+                    self._prefixes.keep(request, ids, request.pages)
                 through += group.requests
         return through
 
     def _let_go(self, group: Group) -> None:
-        for pages in group.pages:
-            self._pages.release(pages)
+        for request in group.requests:
+            self._pages.release(request.pages)
+            request.pages = []
 
     def _look_up(self, group: Group) -> None:
         """Put a group back, requests of which the beginning is known before it, each by itself from there on."""
@@ -128,9 +124,9 @@ class Prompts:
         for request in group.requests:
             alone = Group([request])
             if not alone.scored[0]:  # else the logits of all its tokens are wanted
-                alone.pages = [self._prefixes.find(request, alone.ids[0])]
-            if alone.pages[0]:
-                alone.done = len(alone.pages[0]) * self._pages.size
+                request.pages = self._prefixes.find(request, alone.ids[0])
+            if request.pages:
+                alone.done = len(request.pages) * self._pages.size
                 known.append(alone)
         rest = [one for one in group.requests if all(one not in other.requests for other in known)]
         for one in [*([Group(rest)] if rest else []), *reversed(known)]:
@@ -140,11 +136,12 @@ class Prompts:
     def _forward(self, group: Group, columns: int) -> None:
         """The next columns of a group; takes the first token of each request whose last one is among them."""
         first, last = group.done, group.done + columns
-        for ids, pages in zip(group.ids, group.pages, strict=True):
-            pages += self._pages.take(max(0, self._pages.needed(min(last, len(ids))) - len(pages)))
+        for ids, one in zip(group.ids, group.requests, strict=True):
+            one.pages += self._pages.take(max(0, self._pages.needed(min(last, len(ids))) - len(one.pages)))
         spans = [_wanted(len(ids), first, last, every) for ids, every in zip(group.ids, group.scored, strict=True)]
         slots = [one.slot for one in group.requests]
-        logits = self._pieces.forward(Piece(slots, [ids[:last] for ids in group.ids], first, group.pages, spans))
+        pages = [one.pages for one in group.requests]
+        logits = self._pieces.forward(Piece(slots, [ids[:last] for ids in group.ids], first, pages, spans))
         group.done = last
         self._take(group, spans, logits)
 
