@@ -137,9 +137,10 @@ class Target:
         ]
         return [one[pick][0] for one, pick in zip(rungs, picks, strict=True)] == ends
 
-    def corrected(self, picks: Sequence[int], tried: Tried) -> Target:
-        """The same, once an artifact of that choice was measured."""
-        judged = tried.judged
+    def corrected(self, picks: Sequence[int], tried: Tried, *, trial: bool = False) -> Target:
+        """The same, once an artifact of that choice was measured, or its trial."""
+        judged, survey = tried.judged, self.survey
         bound = judged.bound / judged.kl if judged.kl > 0 else self.bound
-        survey = self.survey.corrected(picks, tried.bytes, tried.groups, judged.kl)
-        return Target(self.request, survey, _AIM_AGAIN, bound)
+        kl = survey.after_trial(picks, judged.kl) if trial else judged.kl
+        survey = survey.corrected(picks, tried.bytes, tried.groups, kl)
+        return Target(self.request, survey, _AIM if trial else _AIM_AGAIN, bound)

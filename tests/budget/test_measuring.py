@@ -82,7 +82,7 @@ def test_a_probe_is_the_kl_of_an_artifact_with_that_group_alone(pair: Pair, tmp_
     """All else exact, the group meets the fine-tuned model's inputs in a real compression, too."""
     found, batches = walked(pair, tmp_path / "none")
     one: Measured = found.groups[which]
-    rule = {"name": list(one.names), **RUNGS[one.reference].fields, "asymmetric": 0}
+    rule = {"name": list(one.names), **RUNGS[one.reference].fields, "asymmetric": 0, "refine_sweeps": 0}
     recipe = Recipe.parse({"name": "one", "rules": [rule, {"codec": "exact"}]})
     pair.compress(tmp_path / "delta", recipe=recipe)
     restored = restore(tmp_path / "delta", base=pair.base, out=tmp_path / "restored")
