@@ -32,9 +32,6 @@ _LEAST_DRAWN = 0.01
 _FISHER = 0.7
 """What `fisher` leaves of what steps lose, about: .88 and .68 on the two pairs of docs/quality.md, In parts."""
 _LARGEST_POWER = 4.0
-_AFTER_TRIAL = 0.7
-"""KL of a compression in steps over that of its trial, for `fisher` and more calibration sequences: of the pairs in
-registry/demo."""
 AFTER_OBS = 0.7
 """KL of a real compression, which makes up for earlier layers and weighs outputs, over that of references put into the
 fine-tuned model: of the pairs in registry/demo. Only what is tried first has it: then it is measured."""
@@ -92,21 +89,10 @@ class Survey(BaseModel):
 
     def kl(self, picks: Sequence[int]) -> float:
         """Predicted."""
-        return self._of_sum(loss_of(self.rungs, picks))
-
-    def _of_sum(self, total: float) -> float:
         if self.reference <= 0:
             return 0.0
-        more = total / self.reference
+        more = loss_of(self.rungs, picks) / self.reference
         return self.scale * self.reference * math.pow(more, self.power if more > 1 else 1.0)
-
-    def after_trial(self, picks: Sequence[int], kl: float) -> float:
-        """KL of a compression by a choice, from that of its trial: without `fisher`, for which parts of drawn rungs are
-        larger, and on few calibration sequences.
-        """
-        chosen = [group.options[pick] for group, pick in zip(self.groups, picks, strict=True)]
-        tried = self._of_sum(sum(one.part * (_FISHER if one.drawn else 1.0) for one in chosen))
-        return kl * _AFTER_TRIAL * self.kl(picks) / tried if tried > 0 else kl
 
     def sum_at(self, kl: float) -> float:
         """The sum that is predicted this KL."""

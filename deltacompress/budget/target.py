@@ -14,6 +14,9 @@ from deltacompress.errors import InputError
 
 _AIM, _AIM_AGAIN, _AIM_KL = 0.995, 0.99, 0.9
 """Of what is asked, what is aimed at, as predictions miss; again: where the first one missed by more than that."""
+_AFTER_TRIAL = 0.67
+"""KL of a compression over that of its trial, which has fewer calibration sequences and no `fisher`: of the pairs in
+registry/demo."""
 _BOUND = 1.25
 """The upper bound of a KL over it, until one was measured."""
 _NEAR = {"size": 0.98, "kl": 0.4}
@@ -141,6 +144,6 @@ class Target:
         """The same, once an artifact of that choice was measured, or its trial."""
         judged, survey = tried.judged, self.survey
         bound = judged.bound / judged.kl if judged.kl > 0 else self.bound
-        kl = survey.after_trial(picks, judged.kl) if trial else judged.kl
+        kl = judged.kl * (_AFTER_TRIAL if trial else 1.0)
         survey = survey.corrected(picks, tried.bytes, tried.groups, kl)
         return Target(self.request, survey, _AIM if trial else _AIM_AGAIN, bound)
