@@ -23,7 +23,6 @@ from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.outputs import check_free, holds_artifact, publish_directory
 from deltacompress.budget.measuring.kept import Tried, kept_path
 from deltacompress.budget.measuring.pair import Surveyed, survey_pair
-from deltacompress.budget.measuring.sizes import group_bytes
 from deltacompress.budget.recipe import as_yaml, recipe_of
 from deltacompress.budget.request import Request
 from deltacompress.budget.result import BudgetResult, Prediction
@@ -234,9 +233,7 @@ def _attempt(
     recipe = recipe_of(f"budget {target.request}", told, chosen, spec)
     if tried is None:
         compressed = _compressed(job, recipe, inputs, reporter, resume=resume)
-        judged = surveyed.judge(str(compressed.out))
-        groups = group_bytes(load_delta(compressed.out).manifest, (group.names for group in surveyed.survey.groups))
-        tried = Tried(bytes=int(compressed.summary["artifact_bytes"]), groups=groups, judged=judged)
+        tried = surveyed.tried_as(compressed)
     above = target.above(tried.bytes, tried.judged)
     return _Attempt(picks, recipe, predicted, compressed, tried, not above)
 

@@ -32,9 +32,13 @@ _LEAST_DRAWN = 0.01
 _FISHER = 0.7
 """What `fisher` leaves of what steps lose, about: .88 and .68 on the two pairs of docs/quality.md, In parts."""
 _LARGEST_POWER = 4.0
-AFTER_OBS = 0.7
-"""KL of a real compression, which makes up for earlier layers and weighs outputs, over that of references put into the
-fine-tuned model: of the pairs in registry/demo. Only what is tried first has it: then it is measured."""
+AFTER_TRIAL = 0.67
+"""KL of a compression over that of its trial, which has fewer calibration sequences and no `fisher`: of six choices of
+the pairs in registry/demo (docs/quality.md), weighed by their standard errors."""
+AFTER_OBS = 0.3
+"""KL of a compression, which makes up for earlier layers, weighs outputs, refines and calibrates on more, over that of
+references put into the fine-tuned model: 0.1 to 0.35 of the pairs in registry/demo. Only what is tried first is chosen by
+it, and all where nothing is tried."""
 
 
 class Option(BaseModel):

@@ -9,14 +9,11 @@ from deltacompress.budget.choice import cheapest, smallest
 from deltacompress.budget.measuring.judge import Judged
 from deltacompress.budget.measuring.kept import Tried
 from deltacompress.budget.request import Request
-from deltacompress.budget.survey import Survey
+from deltacompress.budget.survey import AFTER_TRIAL, Survey
 from deltacompress.errors import InputError
 
 _AIM, _AIM_AGAIN, _AIM_KL = 0.995, 0.99, 0.9
 """Of what is asked, what is aimed at, as predictions miss; again: where the first one missed by more than that."""
-_AFTER_TRIAL = 0.67
-"""KL of a compression over that of its trial, which has fewer calibration sequences and no `fisher`: of the pairs in
-registry/demo."""
 _BOUND = 1.25
 """The upper bound of a KL over it, until one was measured."""
 _NEAR = {"size": 0.98, "kl": 0.4}
@@ -144,6 +141,6 @@ class Target:
         """The same, once an artifact of that choice was measured, or its trial."""
         judged, survey = tried.judged, self.survey
         bound = judged.bound / judged.kl if judged.kl > 0 else self.bound
-        kl = judged.kl * (_AFTER_TRIAL if trial else 1.0)
+        kl = judged.kl * (AFTER_TRIAL if trial else 1.0)
         survey = survey.corrected(picks, tried.bytes, tried.groups, kl)
         return Target(self.request, survey, _AIM if trial else _AIM_AGAIN, bound)

@@ -20,6 +20,7 @@ from deltacompress.budget.measuring.judge import Judge, Judged
 from deltacompress.budget.result import BudgetResult
 from deltacompress.budget.run import compress_to
 from deltacompress.budget.rungs import template
+from deltacompress.budget.survey import AFTER_TRIAL
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.before.inputs import Inputs
@@ -308,7 +309,7 @@ def test_a_choice_is_tried_on_few_sequences_and_corrected(
     ]
     assert len(attempts) == result.attempts
     assert result.bytes <= asked
-    assert result.first.kl == pytest.approx(target._AFTER_TRIAL * trial[2], rel=0.3)  # another choice than that tried
+    assert result.first.kl == pytest.approx(AFTER_TRIAL * trial[2], rel=0.3)  # another choice than that tried
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.recipe.yaml"]
 
 
@@ -328,6 +329,32 @@ def test_interrupted_in_or_after_a_trial_it_goes_on(
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
     assert len(recorder.steps) <= len(uninterrupted.steps) - (8 if stop_at > 8 else 4)
     assert not list(tmp_path.glob("out.[abp]*"))
+
+
+@pytest.mark.usefixtures("tried_first")
+def test_a_prediction_is_scaled_by_a_trial(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a choice halfway: ten times its KL is ten times each; where all sequences are few, nothing is tried."""
+    judge, tried = Judge.judge, list[Any]()
+
+    def louder(self: Judge, artifact: str, base: Checkpoint) -> Judged:
+        one = judge(self, artifact, base)
+        tried.append((load_delta(artifact).summary()["artifact_bytes"], one.kl))
+        return Judged(10 * one.kl, one.error, one.tokens)
+
+    given: dict[str, Any] = {"calibration": pair.data, "samples": 8, "seq_len": 16, "device": "cpu"}
+    plain = predict(pair.base, pair.finetuned, **given)
+    monkeypatch.setattr(Judge, "judge", louder)
+    loud = predict(pair.base, pair.finetuned, **given)
+    ((nbytes, kl),) = tried
+    assert [one.bytes for one in loud.points] == [one.bytes for one in plain.points]
+    assert [one.kl for one in loud.points] == pytest.approx([10 * one.kl for one in plain.points])
+    assert plain.points[0].bytes < nbytes < plain.points[-1].bytes
+    near = min(plain.points, key=lambda one: abs(one.bytes - nbytes))
+    assert near.kl == pytest.approx(AFTER_TRIAL * kl, rel=0.5)
+    monkeypatch.undo()
+    monkeypatch.setattr(Judge, "judge", louder)
+    predict(pair.base, pair.finetuned, **given)
+    assert len(tried) == 1
 
 
 @pytest.mark.usefixtures("tried_first")

@@ -66,8 +66,9 @@ class Ladder:
     def climb(self, rungs: Sequence[Rung]) -> tuple[list[Step], dict[str, dict[str, Encoded]]]:
         """Every rung, and by their names those whose errors are put into the model, on all rows.
 
-        The others are measured on some rows; what all rows change is taken to be the same share of each rung in steps,
-        and of each drawn one. None is refined.
+        The others are measured on some rows; what all rows change is taken to be as many bytes (tables of an entropy
+        coder count for more where rows are few), and the same share of the loss, of each rung in steps, and of each
+        drawn one. None is refined.
         """
         some, rows = [], sum(len(one.delta) for one in self._linears)
         for one in self._linears:
@@ -80,12 +81,12 @@ class Ladder:
         for rung in (REFERENCE, DRAWN):
             nbytes, loss = self._step(some, self._encoded(some, rung))
             told[rung.drawn] = sum(map(told_of_coded, self._tensors, encoded[rung].values()))
-            more[rung.drawn] = whole[rung][0] / nbytes, whole[rung][1] / loss if loss else 0.0
+            more[rung.drawn] = whole[rung][0] - nbytes, whole[rung][1] / loss if loss else 0.0
         steps = []
         for rung in rungs:
-            nbytes, loss = whole.get(rung) or (
-                one * by for one, by in zip(self._step(some, self._encoded(some, rung)), more[rung.drawn], strict=True)
-            )
+            nbytes, loss = whole.get(rung) or self._step(some, self._encoded(some, rung))
+            if rung not in whole:
+                nbytes, loss = max(nbytes + more[rung.drawn][0], 0.0), loss * more[rung.drawn][1]
             steps.append(Step(rung.name, round(told[rung.drawn] + nbytes), loss))
         return steps, {rung.name: one for rung, one in encoded.items()}
 
@@ -97,11 +98,11 @@ class Ladder:
         return float(quadratic(error, self._shared.hessian).sum(dtype=torch.float64))
 
     def _step(self, some: Sequence[LinearToEncode], encoded: Mapping[str, Encoded]) -> tuple[float, float]:
-        """Bytes of the parts of these rows; share lost, as if all rows were like these: by the reference's H."""
+        """Bytes of the parts, and share lost by the reference's H, as if all rows were like these."""
         nbytes = lost = energy = 0.0
         for whole, few in zip(self._linears, some, strict=True):
             one, scale = encoded[whole.name], len(whole.delta) / len(few.delta)
-            nbytes += part_bytes(one, self._coder)
+            nbytes += part_bytes(one, self._coder, scale)
             assert one.sums is not None
             own, of = one.sums.lost, one.sums.energy
             if one.damp_fraction != self._shared.factor.damp_fraction:

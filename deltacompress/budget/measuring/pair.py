@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
+from deltacompress.artifact.delta import load_delta
 from deltacompress.budget.measuring.judge import Against, Judge, Judged
 from deltacompress.budget.measuring.kept import Kept, Tried, kept_path
-from deltacompress.budget.measuring.sizes import fixed_bytes
+from deltacompress.budget.measuring.sizes import fixed_bytes, group_bytes
 from deltacompress.budget.measuring.walk import Walked, walk
 from deltacompress.budget.request import Request
 from deltacompress.budget.rungs import CALIBRATED, RUNGS, Rung
@@ -25,7 +26,7 @@ from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import CalibrationSpec
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.before.prepare import Opened, Prepared, open_job, prepare, tokens_of
-from deltacompress.compression.job import CompressionJob
+from deltacompress.compression.job import CompressionJob, CompressResult
 from deltacompress.compression.run_identity import identity_of
 from deltacompress.devices import current, limited_memory
 from deltacompress.errors import UnsupportedModelError, option
@@ -59,6 +60,11 @@ class Surveyed:
         """An artifact of this pair."""
         with current(self._where):
             return self._judge.judge(artifact, self.base)
+
+    def tried_as(self, made: CompressResult) -> Tried:
+        """What a compression of this pair came to."""
+        groups = group_bytes(load_delta(made.out).manifest, (group.names for group in self.survey.groups))
+        return Tried(bytes=int(made.summary["artifact_bytes"]), groups=groups, judged=self.judge(str(made.out)))
 
     def against_base(self) -> Against:
         """The base on the same records."""
