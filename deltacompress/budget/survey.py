@@ -37,8 +37,8 @@ AFTER_TRIAL = 0.67
 the pairs in registry/demo (docs/quality.md), weighed by their standard errors."""
 AFTER_OBS = 0.3
 """KL of a compression, which makes up for earlier layers, weighs outputs, refines and calibrates on more, over that of
-references put into the fine-tuned model: 0.1 to 0.35 of the pairs in registry/demo. Only what is tried first is chosen by
-it, and all where nothing is tried."""
+references put into the fine-tuned model: 0.1 to 0.35 of the pairs in registry/demo. What is tried is chosen by it, and
+all where nothing is tried."""
 
 
 class Option(BaseModel):
