@@ -1,7 +1,8 @@
-"""`analyze --predict`: what KL every size would have, before anything is compressed; is the pair a good candidate?"""
+"""`analyze --predict`: what KL every size would have, of a walk and one trial; is the pair a good candidate?"""
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,11 +12,13 @@ from typing import Any
 from deltacompress.arguments import checked
 from deltacompress.budget.choice import cheapest
 from deltacompress.budget.measuring.judge import Against
-from deltacompress.budget.measuring.pair import survey_pair
+from deltacompress.budget.measuring.pair import Surveyed, survey_pair
+from deltacompress.budget.recipe import recipe_of
 from deltacompress.budget.rungs import CALIBRATED, OF_SHIPPED, RUNGS, template
-from deltacompress.budget.survey import Survey
+from deltacompress.budget.survey import AFTER_TRIAL, Survey
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.before.inputs import Inputs
+from deltacompress.compression.driver import run_job
 from deltacompress.compression.job import CompressionJob
 from deltacompress.reporter import SILENT, Reporter
 
@@ -88,20 +91,40 @@ def predict(
             device=device,
             device_memory=device_memory,
         )
-        surveyed = survey_pair(job, Inputs(), reporter or SILENT, rungs=(*CALIBRATED, *OF_SHIPPED), judge=judge)
+        inputs, told = Inputs(), reporter or SILENT
+        surveyed = survey_pair(job, inputs, told, rungs=(*CALIBRATED, *OF_SHIPPED), judge=judge)
         against = surveyed.against_base()
-    best = surveyed.survey.only({rung.name for rung in RUNGS.values()} - {rung.name for rung in OF_SHIPPED})
+        survey = _with_trial(job, surveyed, inputs, told)
+    best = survey.only({rung.name for rung in RUNGS.values()} - {rung.name for rung in OF_SHIPPED})
     points = tuple(_points(best))
-    shipped = tuple(point for name in SHIPPED if (point := _of_recipe(surveyed.survey, name)) is not None)
-    share = surveyed.survey.delta_share
+    shipped = tuple(point for name in SHIPPED if (point := _of_recipe(survey, name)) is not None)
+    share = survey.delta_share
     return Frontier(points, shipped, against, share, tuple(_notes(points, against, share)))
+
+
+def _with_trial(job: CompressionJob, surveyed: Surveyed, inputs: Inputs, reporter: Reporter) -> Survey:
+    """What is known of a pair once a choice halfway between the smallest and the largest was tried, where it can be."""
+    survey, trial = surveyed.survey, surveyed.trial(job)
+    if trial is None:
+        return survey
+    picks = cheapest(survey.rungs, round(math.sqrt(math.prod(_ends(survey)))))
+    assert picks is not None
+    recipe = recipe_of("trial", "", survey.chosen(picks, trial=True), trial.calibration_spec)
+    tried = surveyed.tried_as(run_job(trial.model_copy(update={"recipe": recipe}), reporter, inputs))
+    return survey.corrected(picks, tried.bytes, tried.groups, tried.judged.kl * AFTER_TRIAL)
+
+
+def _ends(survey: Survey) -> tuple[int, int]:
+    """Bytes of the smallest choice, and of the largest, without what every choice has."""
+    least, most = (sum(pick(nbytes for nbytes, _ in one) for one in survey.rungs) for pick in (min, max))
+    return least, most
 
 
 def _points(survey: Survey) -> list[Point]:
     rungs = survey.rungs
     if not rungs:  # only exact tensors differ
         return [Point(None, survey.fixed_bytes, survey.finetuned_bytes / survey.fixed_bytes, survey.kl([]))]
-    least, most = (sum(pick(nbytes for nbytes, _ in one) for one in rungs) for pick in (min, max))
+    least, most = _ends(survey)
     found: dict[int, Point] = {}
     for step in range(POINTS):
         picks = cheapest(rungs, round(least * (most / least) ** (step / (POINTS - 1))))

@@ -1,6 +1,7 @@
 """`compress` by size or quality, top to bottom.
 
-    measure each group's rungs (walk) -> choose -> compress by the recipe -> measure size and KL -> again, if they miss
+    measure each group's rungs (walk) -> choose -> try it on some of the calibration sequences -> choose again
+    -> compress by the recipe -> measure size and KL -> again, if they miss
 
 Nothing takes the name OUT before it is what was asked: until then it is OUT.attempt. What was measured lies in
 OUT.budget.json, for `resume`; the recipe in OUT.recipe.yaml.
@@ -9,6 +10,7 @@ OUT.budget.json, for `resume`; the recipe in OUT.recipe.yaml.
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,12 +23,10 @@ from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.outputs import check_free, holds_artifact, publish_directory
 from deltacompress.budget.measuring.kept import Tried, kept_path
 from deltacompress.budget.measuring.pair import Surveyed, survey_pair
-from deltacompress.budget.measuring.sizes import group_bytes
 from deltacompress.budget.recipe import as_yaml, recipe_of
 from deltacompress.budget.request import Request
 from deltacompress.budget.result import BudgetResult, Prediction
 from deltacompress.budget.rungs import template
-from deltacompress.budget.survey import Survey
 from deltacompress.budget.target import Target, UnreachedError
 from deltacompress.calibration.sources import Calibration
 from deltacompress.codecs.recipe import Recipe
@@ -159,13 +159,19 @@ def _attempts(
     earlier = surveyed.tried(asked)
     if earlier is None:
         surveyed.keep(asked, [])
-    attempts = list[_Attempt]()
+    trial, found = surveyed.trial(job), list[_Attempt]()  # the trial first, if there is one
     while True:
-        tried = earlier[len(attempts)] if earlier is not None and len(attempts) < len(earlier) else None
-        one = _attempt(job, target, surveyed, tried, inputs, reporter, resume=earlier is not None)
-        attempts.append(one)
+        of = trial if trial is not None and not found else job
+        tried = earlier[len(found)] if earlier is not None and len(found) < len(earlier) else None
+        one = _attempt(of, target, surveyed, tried, inputs, reporter, resume=earlier is not None, trial=of is trial)
+        found.append(one)
         if tried is None:
-            surveyed.keep(asked, [one.tried for one in attempts])
+            surveyed.keep(asked, [one.tried for one in found])
+        if of is trial:
+            shutil.rmtree(attempt_path(job.out), ignore_errors=True)  # it is of no more use
+            target = target.corrected(one.picks, one.tried, trial=True)
+            continue
+        attempts = found[trial is not None :]
         missed = target.missed(one.tried.bytes, one.tried.judged)
         if missed is None or len(attempts) == ATTEMPTS or not surveyed.survey.groups:
             return attempts, missed
@@ -217,25 +223,19 @@ def _attempt(
     reporter: Reporter,
     *,
     resume: bool,
+    trial: bool,
 ) -> _Attempt:
     """tried: what it came to, if an earlier run has made it."""
     picks, compressed = target.choose(), None
     predicted = Prediction(target.survey.bytes(picks), target.survey.kl(picks))
-    recipe = _recipe(job, target.request, target.survey, picks, predicted)
+    told = f"The best known for {target.request}: {predicted.bytes:,} bytes and KL {predicted.kl:.3g} are predicted."
+    chosen, spec = target.survey.chosen(picks, trial=trial), job.calibration_spec
+    recipe = recipe_of(f"budget {target.request}", told, chosen, spec)
     if tried is None:
         compressed = _compressed(job, recipe, inputs, reporter, resume=resume)
-        judged = surveyed.judge(str(compressed.out))
-        groups = group_bytes(load_delta(compressed.out).manifest, (group.names for group in surveyed.survey.groups))
-        tried = Tried(bytes=int(compressed.summary["artifact_bytes"]), groups=groups, judged=judged)
+        tried = surveyed.tried_as(compressed)
     above = target.above(tried.bytes, tried.judged)
     return _Attempt(picks, recipe, predicted, compressed, tried, not above)
-
-
-def _recipe(
-    job: CompressionJob, request: Request, survey: Survey, picks: Sequence[int], predicted: Prediction
-) -> Recipe:
-    told = f"The best known for {request}: {predicted.bytes:,} bytes and KL {predicted.kl:.3g} are predicted."
-    return recipe_of(f"budget {request}", told, survey.chosen(picks), job.calibration_spec)
 
 
 def _compressed(

@@ -32,9 +32,13 @@ _LEAST_DRAWN = 0.01
 _FISHER = 0.7
 """What `fisher` leaves of what steps lose, about: .88 and .68 on the two pairs of docs/quality.md, In parts."""
 _LARGEST_POWER = 4.0
-AFTER_OBS = 0.7
-"""KL of a real compression, which makes up for earlier layers and weighs outputs, over that of references put into the
-fine-tuned model: of the pairs in registry/demo. Only the first prediction has it: then it is measured."""
+AFTER_TRIAL = 0.67
+"""KL of a compression over that of its trial, which has fewer calibration sequences and no `fisher`: of six choices of
+the pairs in registry/demo (docs/quality.md), weighed by their standard errors."""
+AFTER_OBS = 0.3
+"""KL of a compression, which makes up for earlier layers, weighs outputs, refines and calibrates on more, over that of
+references put into the fine-tuned model: 0.1 to 0.35 of the pairs in registry/demo. What is tried is chosen by it, and
+all where nothing is tried."""
 
 
 class Option(BaseModel):
@@ -132,10 +136,10 @@ class Survey(BaseModel):
             groups.append(group.model_copy(update={"options": options}))
         return self.model_copy(update={"groups": tuple(groups)})
 
-    def chosen(self, picks: Sequence[int]) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
-        """Each group's tensors, and the fields of their rule."""
-        pairs = zip(self.groups, picks, strict=True)
-        return [(group.names, RUNGS[group.options[pick].rung].rule(group.kind)) for group, pick in pairs]
+    def chosen(self, picks: Sequence[int], *, trial: bool = False) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
+        """Each group's tensors, and the fields of their rule; of a trial, without what takes a pass back."""
+        pairs = [(group, RUNGS[group.options[pick].rung]) for group, pick in zip(self.groups, picks, strict=True)]
+        return [(group.names, dict(rung.fields) if trial else rung.rule(group.kind)) for group, rung in pairs]
 
 
 def survey_of(walked: Walked, *, finetuned_bytes: int, fixed_bytes: int) -> Survey:

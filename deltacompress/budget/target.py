@@ -9,7 +9,7 @@ from deltacompress.budget.choice import cheapest, smallest
 from deltacompress.budget.measuring.judge import Judged
 from deltacompress.budget.measuring.kept import Tried
 from deltacompress.budget.request import Request
-from deltacompress.budget.survey import Survey
+from deltacompress.budget.survey import AFTER_TRIAL, Survey
 from deltacompress.errors import InputError
 
 _AIM, _AIM_AGAIN, _AIM_KL = 0.995, 0.99, 0.9
@@ -137,9 +137,10 @@ class Target:
         ]
         return [one[pick][0] for one, pick in zip(rungs, picks, strict=True)] == ends
 
-    def corrected(self, picks: Sequence[int], tried: Tried) -> Target:
-        """The same, once an artifact of that choice was measured."""
-        judged = tried.judged
+    def corrected(self, picks: Sequence[int], tried: Tried, *, trial: bool = False) -> Target:
+        """The same, once an artifact of that choice was measured, or its trial."""
+        judged, survey = tried.judged, self.survey
         bound = judged.bound / judged.kl if judged.kl > 0 else self.bound
-        survey = self.survey.corrected(picks, tried.bytes, tried.groups, judged.kl)
-        return Target(self.request, survey, _AIM_AGAIN, bound)
+        kl = judged.kl * (AFTER_TRIAL if trial else 1.0)
+        survey = survey.corrected(picks, tried.bytes, tried.groups, kl)
+        return Target(self.request, survey, _AIM if trial else _AIM_AGAIN, bound)

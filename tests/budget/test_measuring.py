@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,21 +14,26 @@ from transformers import AutoModelForCausalLM
 
 from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.restoration import restore
+from deltacompress.budget.measuring import ladder
+from deltacompress.budget.measuring import pair as measuring
 from deltacompress.budget.measuring import walk as walking
 from deltacompress.budget.measuring.judge import Judge
 from deltacompress.budget.measuring.sizes import fixed_bytes, group_bytes
 from deltacompress.budget.measuring.walk import Measured, Walked, walk
 from deltacompress.budget.recipe import recipe_of
-from deltacompress.budget.rungs import CALIBRATED, RUNGS, template
+from deltacompress.budget.rungs import CALIBRATED, COARSE, DRAWN, REFERENCE, RUNGS, WIDEST, template
 from deltacompress.budget.survey import survey_of
 from deltacompress.calibration.data import calibration_tokens
 from deltacompress.calibration.held_back import FEWEST, Enough, HeldBack, Records, batched, held_back
 from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.encoded import LinearToEncode, restore_tensor
 from deltacompress.codecs.recipe import CalibrationSpec, Recipe
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.before.prepare import Opened, Prepared, open_job, prepare
 from deltacompress.compression.job import CompressionJob
 from deltacompress.errors import CalibrationError, NumericsError
+from deltacompress.lossless import coder
+from deltacompress.numerics.hessian import HessianAccumulator
 from deltacompress.reporter import SILENT, Reporter
 
 SPEC = CalibrationSpec(samples=8, seq_len=16)
@@ -82,7 +88,7 @@ def test_a_probe_is_the_kl_of_an_artifact_with_that_group_alone(pair: Pair, tmp_
     """All else exact, the group meets the fine-tuned model's inputs in a real compression, too."""
     found, batches = walked(pair, tmp_path / "none")
     one: Measured = found.groups[which]
-    rule = {"name": list(one.names), **RUNGS[one.reference].fields, "asymmetric": 0}
+    rule = {"name": list(one.names), **RUNGS[one.reference].fields, "asymmetric": 0, "refine_sweeps": 0}
     recipe = Recipe.parse({"name": "one", "rules": [rule, {"codec": "exact"}]})
     pair.compress(tmp_path / "delta", recipe=recipe)
     restored = restore(tmp_path / "delta", base=pair.base, out=tmp_path / "restored")
@@ -112,6 +118,49 @@ def test_rungs_are_in_order_and_groups_share_inputs(pair: Pair, tmp_path: Path) 
         assert sorted(steps[1:], key=lambda step: -step.loss) == steps[1:]  # of the first hardly a code is left
         assert drawn[0].bytes <= drawn[3].bytes <= drawn[-1].bytes  # rows start on bytes
         assert drawn[0].loss > drawn[3].loss > drawn[-1].loss > 1 / 2  # signs of half of them are half of it all
+
+
+def test_rungs_of_whole_models_are_measured_on_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others on some of them: loss and bytes in proportion to those of the reference, or of signs by lot."""
+    monkeypatch.setattr(ladder, "LEAST_ROWS", 1)
+    monkeypatch.setattr(ladder, "SHARE", 4)
+    chance = torch.Generator().manual_seed(0)
+    delta, inputs = torch.randn(64, 32, generator=chance), torch.randn(200, 32, generator=chance)
+    delta[1::4] *= 3  # as rows that are not looked at
+    monkeypatch.setattr(ladder, "told_of_coded", lambda *_: 1000)
+    fine = RUNGS["4 bits, steps of 0.5"]
+    hessian = 2 / len(inputs) * inputs.T.double() @ inputs.double()
+    hessian += 0.3 * hessian.diagonal().mean() * torch.eye(32, dtype=torch.float64)
+
+    def climbed(linear: LinearToEncode) -> dict[str, ladder.Step]:
+        sums = HessianAccumulator(32, device=torch.device("cpu"), asymmetric=False)
+        sums.add(inputs)
+        plan: Any = SimpleNamespace(name="w")
+        steps, encoded = ladder.Ladder([plan], [linear], sums, coder("none")).climb(CALIBRATED)
+        assert set(encoded) == {one.name for one in (REFERENCE, COARSE, WIDEST, DRAWN)}
+        for name, found in encoded.items():
+            zeros = torch.zeros_like(linear.delta)
+            one = found["w"]
+            error = restore_tensor(one.format, one.params, one.parts, zeros, linear.delta, "w") - linear.delta
+            lost, energy = (float(((of.double() @ hessian) * of.double()).sum()) for of in (error, linear.delta))
+            assert next(step.loss for step in steps if step.rung == name) == pytest.approx(lost / energy, rel=1e-3)
+        return {step.rung: step for step in steps}
+
+    every, few = climbed(LinearToEncode("w", delta, delta)), climbed(LinearToEncode("w", delta[::4], delta[::4]))
+    assert every[fine.name].bytes == 1000 + sum(4 * 64 * 32 // 8 for _ in "w") + 64 * 2
+    assert every[fine.name].loss / every[REFERENCE.name].loss == pytest.approx(
+        few[fine.name].loss / few[REFERENCE.name].loss, rel=0.1
+    )
+
+
+def test_records_run_in_batches_of_about_as_many_tokens() -> None:
+    """Of 40 records of 10 to 49 tokens, 1180 in all, at 512 a batch: three, and little to fill up."""
+    records: Records = [(list(range(10 + k)), 5) for k in range(40)]
+    found = measuring._batches(records, torch.device("cpu"))
+    assert len(found) == 3
+    assert sum(one.ids.numel() for one in found) < 1.25 * 1180
+    assert len(measuring._batches(records[:2], torch.device("cpu"))) == 1
+    assert len(measuring._batches(records, torch.device("cuda"))) == 1
 
 
 def test_as_many_tokens_run_at_once_as_in_a_compression(

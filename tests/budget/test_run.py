@@ -14,12 +14,19 @@ from safetensors.torch import load_file
 from deltacompress.artifact.delta import load_delta, verify
 from deltacompress.budget import target
 from deltacompress.budget.frontier import predict
+from deltacompress.budget.measuring import ladder as rows
+from deltacompress.budget.measuring import pair as measuring
 from deltacompress.budget.measuring.judge import Judge, Judged
 from deltacompress.budget.result import BudgetResult
 from deltacompress.budget.run import compress_to
+from deltacompress.budget.rungs import template
+from deltacompress.budget.survey import AFTER_TRIAL
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
+from deltacompress.compression.before.inputs import Inputs
+from deltacompress.compression.job import CompressionJob
 from deltacompress.errors import CalibrationError, InputError, Interrupted, OutputError
+from deltacompress.reporter import SILENT
 
 
 def budget(pair: Pair, out: Path, **options: Any) -> BudgetResult:
@@ -231,6 +238,7 @@ def test_interrupted_in_any_attempt_it_goes_on(
     """Three attempts, and the first one's recipe again."""
     monkeypatch.setattr(target, "_NEAR", {"size": 1.0, "kl": 1.0})
     monkeypatch.setattr(target, "_AIM_AGAIN", 1.3)
+    monkeypatch.setattr(rows, "LEAST_ROWS", 256)  # all of them, so that the first attempt is no larger than asked
     asked = (ladder[0] + 2 * ladder[1]) // 3
     uninterrupted, recorder = Recorder(), Recorder()
     whole = budget(pair, tmp_path / "whole", max_size=asked, reporter=uninterrupted)
@@ -251,6 +259,7 @@ def test_interrupted_while_an_attempt_is_measured_it_goes_on(
 ) -> None:
     monkeypatch.setattr(target, "_NEAR", {"size": 1.0, "kl": 1.0})
     monkeypatch.setattr(target, "_AIM_AGAIN", 1.3)
+    monkeypatch.setattr(rows, "LEAST_ROWS", 256)  # all of them, so that the first attempt is no larger than asked
     asked, judge, calls = (ladder[0] + 2 * ladder[1]) // 3, Judge.judge, list[str]()
     whole = budget(pair, tmp_path / "whole", max_size=asked)
 
@@ -268,6 +277,96 @@ def test_interrupted_while_an_attempt_is_measured_it_goes_on(
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
     assert result.judged == whole.judged
     assert recorder.steps.count("head") == 2  # the second is whole: the third, and the first one's recipe again
+
+
+@pytest.fixture
+def tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fourth of the 8 sequences is enough to predict by."""
+    monkeypatch.setattr(measuring, "_LEAST_TOKENS", 32)
+
+
+@pytest.mark.usefixtures("tried_first")
+def test_a_choice_is_tried_on_few_sequences_and_corrected(
+    pair: Pair, tmp_path: Path, ladder: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without `fisher`; the prediction is made of what the trial took and lost, and no trace of it is left."""
+    found: list[tuple[Recipe, int, float]] = []
+    judge = Judge.judge
+
+    def judged(self: Judge, artifact: str, base: Checkpoint) -> Judged:
+        one, delta = judge(self, artifact, base), load_delta(artifact)
+        found.append((Recipe.model_validate(delta.manifest.recipe), delta.summary()["artifact_bytes"], one.kl))
+        return one
+
+    monkeypatch.setattr(Judge, "judge", judged)
+    asked = sum(ladder) // 2
+    result = budget(pair, tmp_path / "out", max_size=asked)
+    trial, *attempts = found
+    assert (trial[0].calibration.samples, attempts[0][0].calibration.samples) == (2, 8)
+    assert [{getattr(rule, "fisher", False) for rule in one[0].rules} for one in (trial, attempts[0])] == [
+        {False},
+        {False, True},
+    ]
+    assert len(attempts) == result.attempts
+    assert result.bytes <= asked
+    assert result.first.kl == pytest.approx(AFTER_TRIAL * trial[2], rel=0.3)  # another choice than that tried
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.recipe.yaml"]
+
+
+@pytest.mark.usefixtures("tried_first")
+@pytest.mark.parametrize("stop_at", [7, 14])
+def test_interrupted_in_or_after_a_trial_it_goes_on(
+    pair: Pair, tmp_path: Path, ladder: tuple[int, int], stop_at: int
+) -> None:
+    """Measuring has four steps, the trial four (it has no gradients), an attempt eight."""
+    asked, uninterrupted, recorder = sum(ladder) // 2, Recorder(), Recorder()
+    whole = budget(pair, tmp_path / "whole", max_size=asked, reporter=uninterrupted)
+    with pytest.raises(Interrupted, match=r"waits in .*out\.budget\.json"):
+        budget(pair, tmp_path / "out", max_size=asked, reporter=Recorder(stop_at))
+    assert len(json.loads((tmp_path / "out.budget.json").read_text())["tried"]) == (stop_at > 8)
+    result = budget(pair, tmp_path / "out", max_size=asked, resume=True, reporter=recorder)
+    assert (result.first, result.judged) == (whole.first, whole.judged)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert len(recorder.steps) <= len(uninterrupted.steps) - (8 if stop_at > 8 else 4)
+    assert not list(tmp_path.glob("out.[abp]*"))
+
+
+@pytest.mark.usefixtures("tried_first")
+def test_a_prediction_is_scaled_by_a_trial(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a choice halfway: ten times its KL is ten times each; where all sequences are few, nothing is tried."""
+    judge, tried = Judge.judge, list[Any]()
+
+    def louder(self: Judge, artifact: str, base: Checkpoint) -> Judged:
+        one = judge(self, artifact, base)
+        tried.append((load_delta(artifact).summary()["artifact_bytes"], one.kl))
+        return Judged(10 * one.kl, one.error, one.tokens)
+
+    given: dict[str, Any] = {"calibration": pair.data, "samples": 8, "seq_len": 16, "device": "cpu"}
+    plain = predict(pair.base, pair.finetuned, **given)
+    monkeypatch.setattr(Judge, "judge", louder)
+    loud = predict(pair.base, pair.finetuned, **given)
+    ((nbytes, kl),) = tried
+    assert [one.bytes for one in loud.points] == [one.bytes for one in plain.points]
+    assert [one.kl for one in loud.points] == pytest.approx([10 * one.kl for one in plain.points])
+    assert plain.points[0].bytes < nbytes < plain.points[-1].bytes
+    near = min(plain.points, key=lambda one: abs(one.bytes - nbytes))
+    assert near.kl == pytest.approx(AFTER_TRIAL * kl, rel=0.5)
+    monkeypatch.undo()
+    monkeypatch.setattr(Judge, "judge", louder)
+    predict(pair.base, pair.finetuned, **given)
+    assert len(tried) == 1
+
+
+@pytest.mark.usefixtures("tried_first")
+def test_a_trial_is_of_one_device(pair: Pair, tmp_path: Path) -> None:
+    made = {"base": pair.base, "finetuned": pair.finetuned, "recipe": template(), "calibration": pair.data}
+    job = CompressionJob.of(**made, out=tmp_path / "out", samples=8, seq_len=16, device="cpu")
+    surveyed = measuring.survey_pair(job, Inputs(), SILENT)
+    trial = surveyed.trial(job.model_copy(update={"devices": (3, 5)}))
+    assert trial is not None
+    assert (trial.samples, trial.devices) == (2, (3,))
+    assert surveyed.trial(job.model_copy(update={"samples": 2})) is None
+    assert surveyed.trial(job) == job.model_copy(update={"samples": 2})
 
 
 def test_a_pair_of_which_only_norms_differ(pair: Pair, tmp_path: Path) -> None:
@@ -297,6 +396,7 @@ def test_what_an_earlier_attempt_kept_is_not_lost(
     """The first attempt wastes more than it may, the others are above: the first one's recipe is used again."""
     monkeypatch.setattr(target, "_NEAR", {"size": 1.0, "kl": 1.0})
     monkeypatch.setattr(target, "_AIM_AGAIN", 1.3)
+    monkeypatch.setattr(rows, "LEAST_ROWS", 256)  # all of them, so that the first attempt is no larger than asked
     asked, recorder = (ladder[0] + 2 * ladder[1]) // 3, Recorder()
     result = budget(pair, tmp_path / "out", max_size=asked, reporter=recorder)
     assert result.bytes <= asked

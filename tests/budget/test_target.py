@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from deltacompress.budget import rungs
+from deltacompress.budget import rungs, target
 from deltacompress.budget.measuring.judge import Judged
 from deltacompress.budget.measuring.kept import Tried
 from deltacompress.budget.recipe import as_yaml, recipe_of
 from deltacompress.budget.request import Request
-from deltacompress.budget.survey import Group, Option, Survey
+from deltacompress.budget.survey import AFTER_TRIAL, Group, Option, Survey
 from deltacompress.budget.target import Target
 from deltacompress.codecs.recipe import CalibrationSpec, Recipe
 from deltacompress.errors import InputError
@@ -92,10 +92,10 @@ def test_what_a_quality_missed() -> None:
 
 def test_a_quality_is_aimed_at_with_the_margin_that_was_measured() -> None:
     """0.375 is what [1, 1] loses, 1.25 [0, 1]: an upper bound of twice the KL leaves less for the KL itself."""
-    target = asking(kl=1.8)
-    assert target.choose() == [0, 1]
+    asked = asking(kl=1.8)
+    assert asked.choose() == [0, 1]
     steady, unsure = (
-        target.corrected([0, 1], Tried(bytes=3500, groups=(1000, 2000), judged=judged(1.25, error=error)))
+        asked.corrected([0, 1], Tried(bytes=3500, groups=(1000, 2000), judged=judged(1.25, error=error)))
         for error in (0.0, 1.25 / 1.645)
     )
     assert steady.choose() == [0, 1]
@@ -119,6 +119,18 @@ def test_what_was_measured_is_what_is_predicted_from_then_on() -> None:
     assert again.bytes([0, 0]) == 600 + 1100 + 900
     assert again.bytes([0, 1]) == 600 + 1100 + 1800
     assert again.kl([1, 1]) / again.kl([1, 0]) == pytest.approx(known.kl([1, 1]) / known.kl([1, 0]))
+
+
+def test_a_trial_loses_more_than_what_it_is_a_trial_of() -> None:
+    """By a factor of other pairs; sizes are as they were found, and aimed at as closely as before."""
+    tried = Tried(bytes=3700, groups=(2200, 900), judged=judged(0.8, error=0.1))
+    first = asking(3600)
+    after, measured = first.corrected([1, 0], tried, trial=True), first.corrected([1, 0], tried)
+    assert after.survey.kl([1, 0]) == pytest.approx(AFTER_TRIAL * 0.8)
+    assert measured.survey.kl([1, 0]) == pytest.approx(0.8)
+    assert after.survey.bytes([1, 0]) == measured.survey.bytes([1, 0]) == 3700
+    assert (after.aim, measured.aim) == (first.aim, target._AIM_AGAIN)
+    assert after.bound == measured.bound == pytest.approx((0.8 + 1.645 * 0.1) / 0.8)
 
 
 def test_rungs_that_are_drawn_and_those_in_steps_are_corrected_apart() -> None:
@@ -147,6 +159,8 @@ def test_outputs_are_weighed_where_linears_are_solved() -> None:
     assert solved.rule("head") == solved.fields  # it has no such information
     assert rounded.rule("linear") == rounded.rule("embedding") == rounded.fields
     assert [fields["fisher"] for _, fields in survey().chosen([0, 1])] == [True, True]
+    tried = [rungs.RUNGS[RUNGS[0]], rungs.RUNGS[RUNGS[1]]]  # a trial does without
+    assert [fields for _, fields in survey().chosen([0, 1], trial=True)] == [dict(one.fields) for one in tried]
 
 
 def test_a_recipe_has_a_rule_for_all_that_are_coded_alike(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ _LARGEST = 64 << 20
 
 
 class Tried(BaseModel):
-    """What a compression came to. bytes: of the artifact; groups: of each of the survey's groups in it."""
+    """What a compression, or its trial, came to. bytes: of the artifact; groups: of each of the survey's groups."""
 
     model_config = ConfigDict(frozen=True)
     bytes: int
@@ -32,7 +32,7 @@ _CHECKSUM = "sha256"
 
 
 class Kept(BaseModel):
-    """of: all that what was measured depends on. asked: what was; tried: for that, the first attempt first."""
+    """of: all that what was measured depends on. asked: what was; tried: for that, in order."""
 
     model_config = ConfigDict(frozen=True)
     of: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from deltacompress.lossless import Coder
 from deltacompress.numerics.hessian import HessianAccumulator
 from deltacompress.numerics.products import quadratic
 
-SHARE, LEAST_ROWS = 8, 256
+SHARE, LEAST_ROWS = 8, 64
 """Of a stack's rows one in so many is coded for each rung, and no fewer than these, where there are so many."""
 MOST_ROUNDED = 1 << 24
 """Weights of a tensor that are rounded for each rung, at most: which rows are all zeros, and so free, is no average."""
@@ -65,42 +64,45 @@ class Ladder:
         self._shared = obs.factored(statistics, _settings(REFERENCE), name)
 
     def climb(self, rungs: Sequence[Rung]) -> tuple[list[Step], dict[str, dict[str, Encoded]]]:
-        """Every rung, and by their names those on all rows whose errors are put into the model.
+        """Every rung, and by their names those whose errors are put into the model, on all rows.
 
-        Rungs are measured on some rows, and without refinement; what all rows and refinement change is taken to be
-        the same share of each rung in steps, and of each drawn one.
+        The others are measured on some rows; what all rows change is taken to be as many bytes (tables of an entropy
+        coder count for more where rows are few), and the same share of the loss, of each rung in steps, and of each
+        drawn one. None is refined.
         """
         some, rows = [], sum(len(one.delta) for one in self._linears)
         for one in self._linears:
             at = some_rows(len(one.delta), rows).to(one.delta.device)
             delta = one.delta[at]
             some.append(LinearToEncode(one.name, delta, one.finetuned[at], energy=self._squares(delta)))
-        found = {rung: self._step(some, self._encoded(some, rung, refine_sweeps=0)) for rung in rungs}
         encoded = {rung: self._encoded(self._linears, rung) for rung in (REFERENCE, COARSE, WIDEST, DRAWN)}
+        whole = {rung: self._step(self._linears, one) for rung, one in encoded.items()}
         told, more = dict[bool, int](), dict[bool, tuple[float, float]]()
         for rung in (REFERENCE, DRAWN):
-            (nbytes, loss), few = self._step(self._linears, encoded[rung]), found[rung]
+            nbytes, loss = self._step(some, self._encoded(some, rung))
             told[rung.drawn] = sum(map(told_of_coded, self._tensors, encoded[rung].values()))
-            more[rung.drawn] = nbytes / few[0], loss / few[1] if few[1] else 0.0
-        steps = [
-            Step(rung.name, round(told[rung.drawn] + nbytes * more[rung.drawn][0]), loss * more[rung.drawn][1])
-            for rung, (nbytes, loss) in found.items()
-        ]
+            more[rung.drawn] = whole[rung][0] - nbytes, whole[rung][1] / loss if loss else 0.0
+        steps = []
+        for rung in rungs:
+            nbytes, loss = whole.get(rung) or self._step(some, self._encoded(some, rung))
+            if rung not in whole:
+                nbytes, loss = max(nbytes + more[rung.drawn][0], 0.0), loss * more[rung.drawn][1]
+            steps.append(Step(rung.name, round(told[rung.drawn] + nbytes), loss))
         return steps, {rung.name: one for rung, one in encoded.items()}
 
-    def _encoded(self, linears: Sequence[LinearToEncode], rung: Rung, **others: Any) -> dict[str, Encoded]:
+    def _encoded(self, linears: Sequence[LinearToEncode], rung: Rung) -> dict[str, Encoded]:
         shared = self._drawn if rung.drawn else self._shared
-        return obs.encode_factored(list(linears), shared, _settings(rung, **others))
+        return obs.encode_factored(list(linears), shared, _settings(rung))
 
     def _squares(self, error: Tensor) -> float:
         return float(quadratic(error, self._shared.hessian).sum(dtype=torch.float64))
 
     def _step(self, some: Sequence[LinearToEncode], encoded: Mapping[str, Encoded]) -> tuple[float, float]:
-        """Bytes of the parts of these rows; share lost, as if all rows were like these: by the reference's H."""
+        """Bytes of the parts, and share lost by the reference's H, as if all rows were like these."""
         nbytes = lost = energy = 0.0
         for whole, few in zip(self._linears, some, strict=True):
             one, scale = encoded[whole.name], len(whole.delta) / len(few.delta)
-            nbytes += part_bytes(one, self._coder)
+            nbytes += part_bytes(one, self._coder, scale)
             assert one.sums is not None
             own, of = one.sums.lost, one.sums.energy
             if one.damp_fraction != self._shared.factor.damp_fraction:
@@ -111,8 +113,8 @@ class Ladder:
         return nbytes, lost / energy if energy else 0.0
 
 
-def _settings(rung: Rung, **others: Any) -> ObsSettings:
-    settings = rung.settings(asymmetric=0.0, **others)
+def _settings(rung: Rung) -> ObsSettings:
+    settings = rung.settings(asymmetric=0.0, refine_sweeps=0)
     assert isinstance(settings, ObsSettings)
     return settings
 

@@ -10,21 +10,23 @@ from pathlib import Path
 
 import torch
 
+from deltacompress.artifact.delta import load_delta
 from deltacompress.budget.measuring.judge import Against, Judge, Judged
 from deltacompress.budget.measuring.kept import Kept, Tried, kept_path
-from deltacompress.budget.measuring.sizes import fixed_bytes
+from deltacompress.budget.measuring.sizes import fixed_bytes, group_bytes
 from deltacompress.budget.measuring.walk import Walked, walk
 from deltacompress.budget.request import Request
 from deltacompress.budget.rungs import CALIBRATED, RUNGS, Rung
 from deltacompress.budget.survey import Survey, survey_of
 from deltacompress.budget.target import check_size
-from deltacompress.calibration.held_back import Enough, Records, batched, held_back
+from deltacompress.calibration.held_back import Enough, HeldBack, Records, batched, held_back
 from deltacompress.calibration.sources import Calibration
 from deltacompress.checkpoints.pairing import Pairing
 from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.codecs.recipe import CalibrationSpec
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.before.prepare import Opened, Prepared, open_job, prepare, tokens_of
-from deltacompress.compression.job import CompressionJob
+from deltacompress.compression.job import CompressionJob, CompressResult
 from deltacompress.compression.run_identity import identity_of
 from deltacompress.devices import current, limited_memory
 from deltacompress.errors import UnsupportedModelError, option
@@ -32,11 +34,13 @@ from deltacompress.files.output import make_directory, remove_empty
 from deltacompress.models.skeleton import Skeleton
 from deltacompress.reporter import Reporter
 
-PROBED, WHOLE, JUDGED = Enough(1024, 128, 4096), Enough(4096, 512, 16384), Enough(16384, 512, 16384)
+PROBED, WHOLE, JUDGED = Enough(512, 64, 1024), Enough(1024, 128, 2048), Enough(8192, 512, 16384)
 """Records that each group is measured on, the whole model, and all, by which an artifact is judged."""
-_SAMPLES_SHARE, _LEAST_TOKENS = 8, 8192
-"""Of the calibration sequences one in so many gives the Hessians of the rungs, and no fewer than these tokens."""
-_BATCHES = 2  # of records: more have less to fill up, and smaller products
+_SAMPLES_SHARE, _LEAST_TOKENS = 16, 4096
+"""Of the calibration sequences one in so many gives the Hessians of the rungs, and is what the first choice is tried
+on, and no fewer than these tokens."""
+_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
+"""Of records that run at once, about: small batches have little to fill up, and a GPU waits for launches."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,25 @@ class Surveyed:
         with current(self._where):
             return self._judge.judge(artifact, self.base)
 
+    def tried_as(self, made: CompressResult) -> Tried:
+        """What a compression of this pair came to."""
+        groups = group_bytes(load_delta(made.out).manifest, (group.names for group in self.survey.groups))
+        return Tried(bytes=int(made.summary["artifact_bytes"]), groups=groups, judged=self.judge(str(made.out)))
+
     def against_base(self) -> Against:
         """The base on the same records."""
         with current(self._where):
             return self._judge.against_base(self._pairing)
+
+    def trial(self, job: CompressionJob) -> CompressionJob | None:
+        """The job on as many calibration sequences as the walk has seen, on one device; None where that is all of them,
+        or nothing is to be chosen.
+        """
+        spec = job.calibration_spec
+        few = _few(spec)
+        if few >= spec.samples or not self.survey.groups:
+            return None
+        return job.model_copy(update={"samples": few, "devices": job.devices and job.devices[:1]})
 
     def tried(self, asked: str) -> tuple[Tried, ...] | None:
         """The attempts of an interrupted run, if there was one that asked the same and is resumed."""
@@ -114,7 +133,7 @@ def survey_pair(
             else:
                 survey = earlier.survey
                 reporter.note(f"{kept}: measured by an earlier run, used again")
-            by = Judge(skeleton, opened.finetuned, batched(records, at_most=_BATCHES))
+            by = Judge(skeleton, opened.finetuned, _batches(records, opened.where))
     return Surveyed(survey, opened.base, kept, identity, earlier, opened.where, by, prepared.plan.pairing)
 
 
@@ -151,9 +170,18 @@ def _walked(
     reporter: Reporter,
 ) -> Walked:
     tokens = prepared.tokens or tokens_of(job, opened.finetuned, skeleton, inputs)
-    rows = max(len(tokens.ids) // _SAMPLES_SHARE, -(-_LEAST_TOKENS // tokens.ids.shape[1]))
-    some, every = (batched(one.of(records), at_most=_BATCHES) for one in (PROBED, WHOLE))
-    return walk(prepared.plan, skeleton, tokens.ids[:rows], some, every, rungs, opened.coder, reporter)
+    some, every = (_batches(one.of(records), opened.where) for one in (PROBED, WHOLE))
+    ids = tokens.ids[: _few(job.calibration_spec)]
+    return walk(prepared.plan, skeleton, ids, some, every, rungs, opened.coder, reporter)
+
+
+def _few(spec: CalibrationSpec) -> int:
+    """How many of the calibration sequences are enough to predict by."""
+    return max(spec.samples // _SAMPLES_SHARE, -(-_LEAST_TOKENS // spec.seq_len))
+
+
+def _batches(records: Records, where: torch.device) -> list[HeldBack]:
+    return batched(records, at_most=-(-sum(len(ids) for ids, _ in records) // _BATCH_TOKENS[where.type]))
 
 
 def _identity(prepared: Prepared, opened: Opened, records: Records) -> str:
