@@ -6,27 +6,33 @@ forkserver of multiprocessing). What runs in them is the follower's own `main`, 
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import pytest
 import torch
 
 from deltacompress.compression.before import prepare
-from deltacompress.compression.ranks import crew
-from deltacompress.compression.ranks.ranks import Ranks, join, part_ways
+from deltacompress.compression.ranks.ranks import Ranks, join
+from deltacompress.processes import other
+from deltacompress.processes.meeting import part_ways
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["deltacompress.compression.ranks.follower", "deltacompress.compression.layerwise.model", "transformers"]
+    [
+        "deltacompress.compression.ranks.follower",
+        "deltacompress.compression.layerwise.model",
+        "deltacompress.runtime.parallel.ranks.rank",
+        "transformers",
+    ]
 )
 Tweak = Callable[[], None]
 
@@ -37,14 +43,14 @@ class Follower:
     tweak: Tweak | None = None
     alive: ClassVar[list[Follower]] = []
 
-    def __init__(self, _argv: list[str], **_options: Any) -> None:
+    def __init__(self, argv: list[str], **_options: Any) -> None:
         orders, ours = CONTEXT.Pipe(duplex=False)
         mine, told = CONTEXT.Pipe(duplex=False)
-        self._process = CONTEXT.Process(target=_follow, args=(orders, told, Follower.tweak), daemon=True)
+        self._process = CONTEXT.Process(target=_follow, args=(argv[-1], orders, told, Follower.tweak), daemon=True)
         self._process.start()
         orders.close()
         told.close()
-        self.stdin, self.stdout = _as_text(ours, "w"), _as_text(mine, "r")
+        self.stdin, self.stdout = _as_file(ours, "wb"), _as_file(mine, "rb")
         Follower.alive.append(self)
 
     def wait(self) -> int:
@@ -64,16 +70,13 @@ class Follower:
         return self._process.is_alive()
 
 
-def _as_text(pipe: Connection, mode: str) -> io.TextIOWrapper:
-    file = os.fdopen(os.dup(pipe.fileno()), mode, encoding="utf-8")
+def _as_file(pipe: Connection, mode: str) -> IO[bytes]:
+    file: IO[bytes] = os.fdopen(os.dup(pipe.fileno()), mode)
     pipe.close()
-    assert isinstance(file, io.TextIOWrapper)
     return file
 
 
-def _follow(orders: Connection, told: Connection, tweak: Tweak | None) -> None:
-    from deltacompress.compression.ranks import follower
-
+def _follow(module: str, orders: Connection, told: Connection, tweak: Tweak | None) -> None:
     os.dup2(orders.fileno(), 0)
     os.dup2(told.fileno(), 1)
     for pipe in (orders, told):
@@ -81,7 +84,7 @@ def _follow(orders: Connection, told: Connection, tweak: Tweak | None) -> None:
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     if tweak is not None:
         tweak()
-    os._exit(follower.main())
+    os._exit(import_module(module).main())
 
 
 @contextmanager
@@ -90,11 +93,18 @@ def cpu_ranks(tweak: Tweak | None = None) -> Iterator[list[Follower]]:
 
     tweak: a function of a module that each of them calls first.
     """
+    with pytest.MonkeyPatch.context() as patch, forked(tweak) as alive:
+        patch.setattr(prepare, "chosen_devices", _cpus)
+        yield alive
+
+
+@contextmanager
+def forked(tweak: Tweak | None = None) -> Iterator[list[Follower]]:
+    """In this block followers are forked, of a compression or of a model that is served; as cpu_ranks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Follower, "tweak", tweak)
         patch.setattr(Follower, "alive", [])
-        patch.setattr(crew.subprocess, "Popen", Follower)
-        patch.setattr(prepare, "chosen_devices", _cpus)
+        patch.setattr(other.subprocess, "Popen", Follower)
         yield Follower.alive
 
 

@@ -52,6 +52,9 @@ UNMERGED = Tolerance(
 REORDERED = Tolerance(
     2e-6, "of the largest logit; the same float32 products of a tiny model in batches of other sizes, or side by side"
 )
+SPLIT = Tolerance(
+    1e-5, "absolute, of logits of size 2; the same float32 sums of a tiny model, in parts of which each is added last"
+)
 ROUNDED_ONCE = {
     "torch.float32": Tolerance(1e-6, "relative norm; fp32 sums of up to a few thousand products, in another order"),
     "torch.float16": Tolerance(2.5e-4, "relative norm; one rounding to 11 bits, where the sum is written"),

@@ -57,7 +57,7 @@ class Checkpoint:
 
     path: its directory; config: the parsed config.json; tensors: name -> TensorInfo, sorted by name; nbytes: bytes of
     weight files, index and side files together, which is what a user copies. finite: the tensors that `examine` has
-    found to hold neither NaN nor Inf.
+    found to hold neither NaN nor Inf; known_fingerprint: what `fingerprint` gives, once somebody has found it.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Checkpoint:
         self._stamps = {file: _stamp(file.stat()) for file in weights}
         self.nbytes = sum(file.stat().st_size for file in (*weights, *self.side_files()))
         self._hashes: dict[str, str] = {}
-        self._fingerprint = ""
+        self.known_fingerprint = ""
         self._examined = {name: Lock() for name in self.tensors}
         self._ahead: dict[str, Future[torch.Tensor]] = {}
         self._reader = ThreadPoolExecutor(1, "read-ahead")  # starts no thread before the first submit
@@ -199,14 +199,14 @@ class Checkpoint:
 
     def fingerprint(self) -> str:
         """`content_hash` of all tensors: what identifies the weights, however they are sharded."""
-        if not self._fingerprint:
+        if not self.known_fingerprint:
             with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:  # hashing lets others run
                 hashes = list(threads.map(self.sha256, self.tensors))
-            self._fingerprint = content_hash(
+            self.known_fingerprint = content_hash(
                 (info.name, info.dtype, info.shape, digest)
                 for info, digest in zip(self.tensors.values(), hashes, strict=True)
             )
-        return self._fingerprint
+        return self.known_fingerprint
 
     @property
     def stamps(self) -> dict[str, tuple[int, int, int]]:

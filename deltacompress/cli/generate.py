@@ -26,6 +26,7 @@ from deltacompress.cli.options import (
     ServingDtype,
     Temperature,
     TopP,
+    Tp,
 )
 from deltacompress.cli.zoo_options import ZooOption
 from deltacompress.devices import check_driver
@@ -60,6 +61,7 @@ def generate(
     device: Device = "auto",
     dtype: ServingDtype = "auto",
     backend: ServingBackend = "auto",
+    tp: Tp = 1,
     zoo: ZooOption = None,
 ) -> None:
     """Continue PROMPT with the variant in ARTIFACT (a packed delta, or a PEFT adapter), served beside its base.
@@ -75,20 +77,16 @@ def generate(
     _note_greedy(console, temperature, top_p, seed)
     check_driver(device)
     prompt = _read_prompt(may_be_empty=bool(bos)) if prompt == "-" else prompt
-    runtime, name = _open(console, artifact, base, zoo, device, dtype, backend, others, below)
+    runtime, name = _open(console, artifact, base, zoo, device, dtype, backend, others, below, tp)
     shows = not console.settings.json and not others
 
     def show(_: int, __: int, text: str) -> None:
         console.write(text)
 
+    asked, sampling = [(one, prompt) for one in (name, *others)], Sampling(temperature, top_p, seed)
     begun = time.perf_counter()
     done, *more = runtime.complete(
-        [(one, prompt) for one in (name, *others)],
-        max_new_tokens,
-        stop=stop or (),
-        on_token=show if shows else None,
-        sampling=Sampling(temperature, top_p, seed),
-        bos=bos,
+        asked, max_new_tokens, stop=stop or (), on_token=show if shows else None, sampling=sampling, bos=bos
     )
     for one in (done, *more):
         if one.error is not None:
@@ -211,6 +209,7 @@ def _open(
     backend: str,
     others: Mapping[str, str] = _NONE,
     below: Mapping[str, str] = _NONE,
+    tp: int = 1,
 ) -> tuple[Runtime, str]:
     """The base with the variant loaded, and the variant's name; others: more of them, by name; below: the deltas that
     adapters go over, where their entries do not say.
@@ -223,7 +222,7 @@ def _open(
         }
     from deltacompress.runtime import Runtime
 
-    runtime = Runtime.from_base(base, device=device, dtype=dtype, backend=backend)
+    runtime = Runtime.from_base(base, device=device, dtype=dtype, backend=backend, tp=tp)
     place = places.pop(_MAIN)
     own = None if place == Path(artifact) else artifact  # an entry's own name, not that of a cache
     name = runtime.load(place, own, over=under.get(_MAIN))

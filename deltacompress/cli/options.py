@@ -34,6 +34,9 @@ ServingDtype = Annotated[
     DtypeName, typer.Option(help="Of weights and activations; auto: float32 on a CPU, else bfloat16.")
 ]
 ServingBackend = Annotated[BackendName, typer.Option(help="What computes the products of packed deltas.")]
+Tp = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Devices that base and variants are split over, a process for each.")
+]
 BenchDevice = Annotated[DeviceName, typer.Option(help="Where to compute.")]
 BenchBackend = Annotated[BackendName, typer.Option(help="What computes the products.")]
 EvalDevice = Annotated[Literal["cpu", "cuda"], typer.Option(help="Where to compute.")]

@@ -10,7 +10,7 @@ import typer
 
 from deltacompress.cli import early, named
 from deltacompress.cli.console import Console, verb
-from deltacompress.cli.options import BaseArgument, Device, ServingBackend, ServingDtype
+from deltacompress.cli.options import BaseArgument, Device, ServingBackend, ServingDtype, Tp
 from deltacompress.cli.zoo_options import ZooOption
 from deltacompress.devices import check_driver
 
@@ -75,6 +75,7 @@ def serve(
     device: Device = "auto",
     dtype: ServingDtype = "auto",
     backend: ServingBackend = "auto",
+    tp: Tp = 1,
     budget: Budget = None,
     max_batch: MaxBatch = None,
     max_queue: MaxQueue = 1024,
@@ -115,7 +116,7 @@ def _tuned(path: Path | None, budget: int | None, max_batch: int | None, step_to
     return said | {name: value for name, value in given.items() if value is not None}
 
 
-_AS_THEY_ARE = ("base", "zoo", "host", "port", "device", "dtype", "backend", "max_queue",
+_AS_THEY_ARE = ("base", "zoo", "host", "port", "device", "dtype", "backend", "tp", "max_queue",
                 "key_rate", "model_rate", "profile")  # fmt: skip
 """Options that the settings have under the same name."""
 

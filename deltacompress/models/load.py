@@ -8,17 +8,16 @@ no memory: so a checkpoint that does not fit its config is refused before anythi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from deltacompress.checkpoints.dtypes import DTYPES
-from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import BackendError, CheckpointError
 from deltacompress.files.places import CONFIG
 from deltacompress.models.architectures.refusals import is_dense_decoder
@@ -26,6 +25,7 @@ from deltacompress.models.architectures.trial import try_forward
 from deltacompress.models.config import other_way_out, read_config, unsupported, unusable
 from deltacompress.models.quiet import quiet
 from deltacompress.models.support import outline
+from deltacompress.types import TensorInfo
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -34,10 +34,29 @@ if TYPE_CHECKING:
 WAY_OUT = "give a checkpoint of a model that transformers can run"
 
 
-def load_model(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+class Weights(Protocol):
+    """What a model is loaded from: a checkpoint, or a part of one. As Checkpoint has them."""
+
+    path: Path
+    config: dict[str, Any]
+    nbytes: int
+    tensors: Mapping[str, TensorInfo]
+
+    def read(self, name: str, *, pinned: bool = False) -> Tensor:
+        """A tensor on the CPU."""
+
+
+def load_model(
+    checkpoint: Weights,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    shrink: Callable[[PretrainedConfig], None] = lambda _: None,
+) -> PreTrainedModel:
     """The causal language model of a checkpoint, in evaluation mode, its weights of `dtype` on `device`.
 
-    What the model type keeps in fp32 stays so. Tensors that no part of the model takes are not read.
+    What the model type keeps in fp32 stays so. Tensors that no part of the model takes are not read. shrink: makes the
+    config in the checkpoint's directory that of a part of it.
 
     Raises:
         UnsupportedModelError: no causal language model that transformers knows, or a config that could mean anything.
@@ -50,6 +69,7 @@ def load_model(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dty
         config = read_config(checkpoint.config, file, tensors=len(checkpoint.tensors))
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
             raise unsupported(file, f"model type {config.model_type!r} is no causal language model")
+    shrink(config)
     model = outline(config, file, tensors=len(checkpoint.tensors))
     if is_dense_decoder(config):
         try_forward(model, file)
@@ -68,7 +88,7 @@ def load_model(checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dty
 class _Stored:
     """A tensor of a checkpoint that is read when it is indexed, which is how the library asks for its values."""
 
-    checkpoint: Checkpoint
+    checkpoint: Weights
     name: str
     device: torch.device
 
@@ -77,7 +97,7 @@ class _Stored:
         return self.checkpoint.read(self.name, pinned=on_gpu).to(self.device, non_blocking=on_gpu)
 
 
-def check_fit(checkpoint: Checkpoint, config: PretrainedConfig, dtype: torch.dtype) -> None:
+def check_fit(checkpoint: Weights, config: PretrainedConfig, dtype: torch.dtype) -> None:
     """Let the library load empty tensors, which takes no memory, for an outline that was checked before.
 
     Raises:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.devices import resolve_device
-from deltacompress.errors import BackendError, InputError
+from deltacompress.errors import InputError
 from deltacompress.models.config import notes
 from deltacompress.numerics.likelihood import LogLikelihood
 from deltacompress.runtime.batch import BASE, Batch
@@ -27,7 +27,6 @@ from deltacompress.runtime.cache.residency import Residency
 from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.engine import forwards
 from deltacompress.runtime.engine.admission import admit
-from deltacompress.runtime.engine.forwards import Item
 from deltacompress.runtime.engine.generation_config import GenerationConfig, Sampling
 from deltacompress.runtime.engine.input_processor import Ids, InputProcessor
 from deltacompress.runtime.engine.live.engine import Engine, EngineLimits
@@ -36,8 +35,8 @@ from deltacompress.runtime.engine.requests import Completion, Listener, OnToken,
 from deltacompress.runtime.engine.scheduler import Scheduler
 from deltacompress.runtime.engine.tokenizers import Tokenizers
 from deltacompress.runtime.loading.collector import collector_paused
-from deltacompress.runtime.modules.model import DecoupledModel, load_base
-from deltacompress.runtime.variants.opening import open_variant
+from deltacompress.runtime.modules.model import DecoupledModel
+from deltacompress.runtime.parallel.start import check_graphs, open_base
 from deltacompress.runtime.variants.precision import Numerics, resolve_dtype
 from deltacompress.runtime.variants.variant import Variant
 
@@ -71,6 +70,7 @@ class Runtime:
         merge_rounding: bool | None = None,
         host_bytes: int | None = None,
         cuda_graphs: bool = False,
+        tp: int = 1,
     ) -> Runtime:
         """Load a base model.
 
@@ -79,32 +79,29 @@ class Runtime:
             device: "cpu", "cuda" or "auto" (a GPU if there is one).
             dtype: of weights and activations; "auto": fp32 on a CPU, bf16 elsewhere.
             backend: "auto", "reference", "triton" or "cuda": what computes the products of packed deltas.
-            budget_bytes: of resident variants, as they are served (decoded by the reference backend, packed by
-                kernels); None: no limit.
-            merge_rounding: round base + delta to the checkpoint's dtype, so that results equal those of the restored
-                checkpoint; needs the reference backend. False applies the codes as they are, unrounded. Default: True
-                in fp32 on the reference backend, else False.
+            budget_bytes: of resident variants, as they are served (decoded by the reference backend, else packed).
+            merge_rounding: round base + delta to the checkpoint's dtype, as restoring does; needs the reference
+                backend. False applies the codes as they are. Default: True in fp32 on that backend, else False.
             host_bytes: of pinned host memory for variants that are not on a GPU; None: no limit.
-            cuda_graphs: decode, and compute prompts, through CUDA graphs, one for each shape of a batch.
+            cuda_graphs: compute through CUDA graphs, one for each shape of a batch.
+            tp: devices that base and variants are split over, a process for each; `budget_bytes` is of each.
 
         Raises:
             CheckpointError, UnsupportedModelError: the base cannot be loaded or served.
             BackendError: backend, device or memory.
         """
         where = resolve_device(device)
-        kind = resolve_dtype(dtype, where)
-        if cuda_graphs and where.type != "cuda":
-            raise BackendError(f"cuda_graphs on device {where}: they need a GPU", way_out="leave them out")
-        numerics = Numerics.choose(backend, where, kind, merge_rounding)
-        model = load_base(str(path_or_id), device=where, numerics=numerics)
+        check_graphs(where, cuda_graphs=cuda_graphs, tp=tp)
+        numerics = Numerics.choose(backend, where, resolve_dtype(dtype, where), merge_rounding)
+        model = open_base(str(path_or_id), device=where, numerics=numerics, tp=tp)
         cache = VariantCache(model, numerics.kernels, budget_bytes=budget_bytes, host_bytes=host_bytes)
         made = cls(model, cache, cuda_graphs=cuda_graphs)
         made.notes += notes(model.base.checkpoint.config, model.base.checkpoint.path)
         return made
 
     def describe(self) -> str:
-        """One line: device, dtype, backend and why, and how deltas are applied."""
-        return self.model.base.numerics.describe()
+        """One line: device, dtype, backend and why, how deltas are applied, and over how many devices."""
+        return self.model.base.numerics.describe() + self.model.others.describe()
 
     def residency(self) -> Residency:
         """Where each variant is (device, pinned host memory, disk), and what was counted: hits, misses, loads."""
@@ -150,13 +147,14 @@ class Runtime:
         self.cache.check_free(name)
         beneath = self._input.find(over).variant if isinstance(over, str) else over
         with collector_paused():
-            variant = open_variant(path, self.model.base, beneath)
+            variant = self.model.others.opened(path, self.model.base, beneath)
         return self.add(variant, name, verify=verify, pin=pin)
 
     def add(self, variant: Variant, name: str, *, verify: bool = True, pin: bool = False) -> str:
         """Load an opened variant of any kind; raises as `load`, and InputError for operands that do not fit."""
         if not isinstance(variant, Variant):
             raise InputError(f"{variant!r:.60} is no Variant", way_out="open one, or use load for an artifact")
+        self.model.others.check_opened(variant)
         note = admit(variant, name, self.cache, self._tokenizers, self._lock, verify=verify, pin=pin)
         if note:
             self.notes.append(f"{name}: {note}")
@@ -199,7 +197,7 @@ class Runtime:
     @contextmanager
     def serving(self, variants: Sequence[str | None]) -> Iterator[None]:
         """In this block, forwards are of a row of each variant, equal ones side by side; raises as `logits`."""
-        with self._lock:
+        with self._lock, self.model.others.apart():
             names = {self._input.find(name).name for name in variants if name is not None}
             with forwards.held(self.cache, names) as held:
                 slots = [BASE if name is None else held[name] for name in variants]
@@ -241,8 +239,8 @@ class Runtime:
             max_new_tokens: at most; the context of the model ends a request too.
             stop: strings at which a text ends (they are cut off), beside the model's own end token.
             on_token: called as on_token(request index, token id, new text) for each token.
-            temperature, top_p: sampling; 0 is greedy. seed: of the draws; request i draws from seed + i.
-            bos: put the bos token before prompts that are text; None leaves that to the tokenizer.
+            temperature, top_p: sampling; 0 is greedy. seed: of the draws; request i draws from seed + i. bos: put the
+                bos token before prompts that are text; None leaves that to the tokenizer.
             max_batch: requests that run at once; the others wait.
 
         Raises:
@@ -250,10 +248,8 @@ class Runtime:
             IntegrityError: a variant that had left the device came back damaged; told when all other requests are done.
             BackendError: out of memory or budget.
         """
-        sampling = Sampling(temperature, top_p, seed)
-        done = self.complete(
-            requests, max_new_tokens, stop=stop, on_token=on_token, sampling=sampling, bos=bos, max_batch=max_batch
-        )
+        options: dict[str, Any] = {"stop": stop, "on_token": on_token, "bos": bos, "max_batch": max_batch}
+        done = self.complete(requests, max_new_tokens, sampling=Sampling(temperature, top_p, seed), **options)
         for completion in done:
             if completion.error is not None:
                 raise completion.error
@@ -285,6 +281,10 @@ class Runtime:
         make = partial(self._scheduler, **(chosen := limits or EngineLimits()).of_scheduler)
         return Engine(make, self._input, self._tokenizers, self._lock, self._memory, emit, chosen)
 
+    def close(self) -> None:
+        """End the processes of the other devices, if there are any; a runtime that is dropped ends them, too."""
+        self.model.others.close()
+
     def chat_ids(self, variant: str | None, messages: list[dict[str, str]]) -> list[int] | None:
         """Token ids of a conversation in the variant's chat template; None if its tokenizer has none."""
         return self._tokenizers.chat(variant, messages)
@@ -292,7 +292,7 @@ class Runtime:
     def _scheduler(self, listener: Listener, **limits: Any) -> Scheduler:
         return Scheduler(self.model, self.cache, listener, cuda_graphs=self._cuda_graphs, **limits)
 
-    def _run(self, items: list[Item]) -> list[tuple[Item, Tensor]]:
+    def _run(self, items: list[forwards.Item]) -> list[tuple[forwards.Item, Tensor]]:
         doing = self._memory(f"one forward over {len(items)} sequences")
         with self._lock, forwards.holding(self.cache, items) as held, doing:
             ordered, logits = forwards.run(self.model, held)

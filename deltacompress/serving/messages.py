@@ -273,6 +273,7 @@ class Start(msgspec.Struct, frozen=True):
     prefix_bytes: int
     profile: str | None = None
     entries: dict[str, str] = {}
+    tp: int = 1
 
 
 def _escaped(text: str) -> str:

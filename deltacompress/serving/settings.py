@@ -66,6 +66,7 @@ class Settings:
     device: str = "auto"
     dtype: str = "auto"
     backend: str = "auto"
+    tp: int = 1
     budget_bytes: int | None = None
     max_batch: int = 64
     max_queue: int = 1024

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -23,6 +24,7 @@ from serving.harness import eventually
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.engine import EngineLimits, QueueFullError
+from deltacompress.runtime.parallel.others import ALONE
 from deltacompress.serving.messages import Start
 from deltacompress.serving.worker.process import build
 from deltacompress.zoo import Zoo
@@ -250,7 +252,7 @@ def test_the_engine_is_made_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     class Fake:
         def __init__(self, base: str, **given: Any) -> None:
             made.update(given, base=base)
-            self.notes = ["one"]
+            self.notes, self.model = ["one"], SimpleNamespace(others=ALONE)
 
         def describe(self) -> str:
             return "two"
@@ -262,7 +264,7 @@ def test_the_engine_is_made_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Runtime, "from_base", Fake)
     start = Start(
         orders="o", reports="r", base="b", variants=(), zoo=None, device="cuda", dtype="float16", backend="triton",
-        budget_bytes=5, max_batch=6, max_queue=7, step_tokens=8, prefix_bytes=9,
+        budget_bytes=5, max_batch=6, max_queue=7, step_tokens=8, prefix_bytes=9, tp=2,
     )  # fmt: skip
     served = build(start, print)
     assert made == {
@@ -271,6 +273,7 @@ def test_the_engine_is_made_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         "dtype": "float16",
         "backend": "triton",
         "budget_bytes": 5,
+        "tp": 2,
         "limits": EngineLimits(max_batch=6, max_queue=7, step_tokens=8, prefix_bytes=9),
         "emit": print,
     }

@@ -42,7 +42,7 @@ def _listen(orders: queue.Queue[dict[str, Any]]) -> None:
 
 
 def _told(order: dict[str, Any], orders: queue.Queue[dict[str, Any]], told: IO[str]) -> int:
-    from deltacompress.compression.ranks.ranks import RanksParted
+    from deltacompress.processes.meeting import RanksParted
 
     try:
         _follow(order, orders, told)

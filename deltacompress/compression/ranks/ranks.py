@@ -7,32 +7,22 @@ the ranks: equal on all of them, and the same each time, whatever the library be
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from deltacompress.errors import BackendError, option
+from deltacompress.processes.meeting import exchange, meet
 from deltacompress.reporter import part
 
 if TYPE_CHECKING:
     from torch.distributed import Work
 
 _AT_A_TIME = 1 << 26  # elements that are summed at once: what the parts of all ranks take besides
-_PATIENCE = timedelta(hours=1)
-"""How long one rank waits for another: rank 0 may code embeddings for minutes, and one that dies is seen at once."""
-_POLL = 2e-4
 _CPU = torch.device("cpu")
-
-
-class RanksParted(RuntimeError):
-    """What was to be exchanged did not arrive: another rank is gone, and why is not known here."""
 
 
 @dataclass(frozen=True)
@@ -113,63 +103,14 @@ class Ranks:
 
     def _do(self, begin: Callable[[], Work | None]) -> None:
         """Let the ranks exchange something: a GPU goes on behind it, a CPU waits for it, and hears what goes wrong."""
-        self.check()
-        try:
-            with part("between ranks"):
-                work = begin()
-                assert work is not None
-                while self.device.type == "cpu" and not work.is_completed():
-                    self.check()
-                    time.sleep(_POLL)
-                work.wait()
-        except (RuntimeError, ValueError) as error:
-            raise RanksParted(str(error)) from error
-        self.check()
+        with part("between ranks"):
+            exchange(begin, self.device, self.check)
 
 
 ALONE = Ranks()
 
 
-def check_can_meet() -> None:
-    """That this process can exchange tensors with others.
-
-    Raises:
-        BackendError: torch cannot, or does already for another purpose.
-    """
-    import torch.distributed as dist
-
-    if not dist.is_available():
-        raise BackendError("this build of torch has no torch.distributed", where=option("devices"), way_out="give one")
-    if dist.is_initialized():
-        told = "this process is one of a torch.distributed group already"
-        raise BackendError(told, where=option("devices"), way_out="give one, or compress in a process of its own")
-
-
 def join(size: int, rank: int, device: torch.device, meeting: Path, check: Callable[[], None]) -> Ranks:
-    """Meet the other ranks of a run, at a file that only they know; waits for them.
-
-    NCCL on GPUs, gloo on CPUs.
-    """
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import FileStore  # `dist` has it too, but does not say so
-
-    gpu, hook = device.type == "cuda", sys.excepthook
-    dist.init_process_group(
-        "nccl" if gpu else "gloo",
-        store=FileStore(str(meeting), size),
-        rank=rank,
-        world_size=size,
-        timeout=_PATIENCE,
-        device_id=device if gpu else None,
-    )
-    sys.excepthook = hook  # what it puts in its place stays there for good
+    """Meet the other ranks of a run, at a file that only they know; waits for them."""
+    meet(size, rank, device, meeting)
     return Ranks(size, rank, device, check)
-
-
-def part_ways() -> None:
-    """Leave the other ranks, without a word: what is under way between them ends here, done or not."""
-    import torch.distributed as dist
-    from torch.distributed.distributed_c10d import _abort_process_group  # destroying one waits for ranks that are gone
-
-    if dist.is_initialized():
-        _abort_process_group()

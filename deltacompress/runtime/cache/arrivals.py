@@ -50,6 +50,7 @@ class Arrivals:
         if not self._make_room(loaded):
             return False
         self._residents.enter(loaded)
+        self._model.others.prepare(loaded.variant)
         try:
             if self.stream is not None:
                 self.stream.wait_stream(torch.cuda.current_stream(self._model.device))  # evicted memory may be read
@@ -99,6 +100,7 @@ class Arrivals:
             if self.stream is not None:  # what is on its way already may get this memory, which may still be read
                 self.stream.wait_stream(torch.cuda.current_stream(self._model.device))
             self._model.uninstall(loaded.slot)
+            self._model.others.leave(loaded.slot)
             loaded.installed = False
         self._residents.leave(loaded)
 
@@ -122,6 +124,7 @@ class Arrivals:
         assert loaded.slot is not None
         loaded.installed = True  # from the first one on there is something to take back
         self._model.install(loaded.slot, operands)
+        self._model.others.bring(loaded.slot, loaded.variant)
         for counters in (loaded.counters, self._total):
             counters.loads += 1
             counters.load_seconds += loaded.brought_s

@@ -18,6 +18,7 @@ from deltacompress.runtime.batch import BASE, Batch, to_device
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.modules.model import DecoupledModel
+from deltacompress.runtime.parallel.plan import Kind, Plan
 
 BATCH_TOKENS = 4096
 """Tokens, padding included, of one forward."""
@@ -92,11 +93,17 @@ def run(model: DecoupledModel, items: Sequence[Item]) -> tuple[list[Item], Tenso
     longest = max(len(one.ids) for one in ordered)
     flat = [token for one in ordered for token in one.ids + [0] * (longest - len(one.ids))]
     keep = [row * longest + at for row, one in enumerate(ordered) for at in range(one.first, one.last)]
-    batch = Batch([one.slot for one in ordered], model.device, keep=keep, kept=[one.kept for one in ordered])
+    slots, kept = [one.slot for one in ordered], [one.kept for one in ordered]
+    with model.others.forward(lambda: Plan(Kind.SEQUENCES, slots, flat, len(slots), longest, keep=keep, kept=kept)):
+        batch = Batch(slots, model.device, keep=keep, kept=kept)
+        return ordered, forward_sequences(model, batch, to_device(flat, model.device).view(-1, longest))
+
+
+def forward_sequences(model: DecoupledModel, batch: Batch, ids: Tensor) -> Tensor:
+    """Whole sequences int64 [requests, tokens] -> logits [kept positions, vocabulary]."""
     with model.serving(batch):
-        ids = to_device(flat, model.device).view(len(ordered), longest)
         logits: Tensor = model.model(input_ids=ids, use_cache=False).logits[0]
-    return ordered, logits
+    return logits
 
 
 def batches(items: Sequence[Item], fits: Callable[[set[str]], bool]) -> Iterator[list[Item]]:

@@ -62,6 +62,7 @@ class Scheduler:
         self.max_batch = max_batch
         self._listener = listener
         self.pages = Pages(expected=max_batch * EXPECTED // PAGE, most_tokens=kv_tokens)
+        self.pages.cleared = model.others.forget
         self._turns = Turns(variants, self.pages, rules, step_tokens)
         self.prefixes = Prefixes(self.pages, prefix_bytes)
         self.graphs = Graphs(model, self.pages) if cuda_graphs else None

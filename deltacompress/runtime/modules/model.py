@@ -6,7 +6,7 @@ know that rows differ.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import InputError, UnsupportedModelError
 from deltacompress.kernels.triton import fused
-from deltacompress.models.load import load_model
+from deltacompress.models.load import Weights, load_model
 from deltacompress.models.support import is_norm
 from deltacompress.runtime.batch import BASE, Batch, ForwardContext, StepRows
 from deltacompress.runtime.modules.attention import fuse_attention
@@ -26,12 +26,13 @@ from deltacompress.runtime.modules.embedding import decouple_embedding
 from deltacompress.runtime.modules.linear import DecoupledLinear, group_linears
 from deltacompress.runtime.modules.vectors import VectorBank, decouple_norm
 from deltacompress.runtime.operands.operand import Operand, Traits
+from deltacompress.runtime.parallel.others import ALONE, Others
 from deltacompress.runtime.variants.layout import SERVE_WAY_OUT, Layout, read_layout
 from deltacompress.runtime.variants.precision import Numerics
 from deltacompress.runtime.variants.variant import BaseSide, Role
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 _TRAITS = 4096
@@ -60,8 +61,8 @@ class Seat(Protocol):
 class DecoupledModel:
     """A model whose modules serve many variants.
 
-    context: the batch that its modules read; base: names, roles and checkpoint of the base. _seats: by module tensor
-    path.
+    context: the batch that its modules read; base: names, roles and checkpoint of the base, all of it even where the
+    model is a part. others: the ranks that have the other parts. _seats: by module tensor path.
     """
 
     model: PreTrainedModel
@@ -73,6 +74,7 @@ class DecoupledModel:
     _seats: dict[str, Seat]
     fused: bool = False  # whether decode steps use kernels/triton/fused.py
     paged: bool = False  # whether its attention takes pages (modules/attention.py)
+    others: Others = ALONE
     _traits: dict[frozenset[int], frozenset[Hashable] | None] = field(default_factory=dict)
 
     @property
@@ -82,8 +84,7 @@ class DecoupledModel:
     @property
     def vocabulary(self) -> int:
         """Tokens of the base."""
-        head = self.model.get_output_embeddings()
-        return int(head.weight.shape[0])
+        return self.base.checkpoint.tensors[self.base.layout.places[self.head_path].name].shape[0]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -149,8 +150,22 @@ class DecoupledModel:
             seat.set(slot, None)
 
 
-def load_base(path: str, *, device: torch.device, numerics: Numerics) -> DecoupledModel:
-    """Load the base checkpoint and make it variant-aware.
+class Part(Protocol):
+    """A part of a base, of which other processes have the others."""
+
+    def weights(self, checkpoint: Checkpoint, layout: Layout) -> Weights:
+        """Of the whole checkpoint, this part's."""
+
+    @property
+    def shrink(self) -> Callable[[PretrainedConfig], None]:
+        """As load_model takes it."""
+
+    def join(self, model: PreTrainedModel) -> None:
+        """Let its modules give what those of the whole model would."""
+
+
+def load_base(path: str, *, device: torch.device, numerics: Numerics, part: Part | None = None) -> DecoupledModel:
+    """Load the base checkpoint, or a part of it, and make it variant-aware.
 
     Raises:
         CheckpointError: not a checkpoint, or one that transformers cannot load whole.
@@ -159,8 +174,14 @@ def load_base(path: str, *, device: torch.device, numerics: Numerics) -> Decoupl
     """
     checkpoint = Checkpoint.open(path)
     layout = read_layout(checkpoint.path, checkpoint.tensors)
-    model = load_model(checkpoint, device=device, dtype=numerics.dtype)
+    if part is None:
+        model = load_model(checkpoint, device=device, dtype=numerics.dtype)
+    else:
+        weights = part.weights(checkpoint, layout)
+        model = load_model(weights, device=device, dtype=numerics.dtype, shrink=part.shrink)
     made = decouple(model, checkpoint, layout, numerics)
+    if part is not None:
+        part.join(model)
     if numerics.kernels is not None:
         group_linears(model, [module for module in model.modules() if isinstance(module, DecoupledLinear)])
     if made.fused:

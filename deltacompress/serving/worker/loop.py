@@ -126,13 +126,14 @@ class Served:
     """What the process works with.
 
     full: the error of `submit` that says that the queue is; context: tokens that a variant (None: the base) takes, None
-    for no end.
+    for no end; check: raises what became of a device that is lost.
     """
 
     engine: EngineLike
     models: ModelsLike
     full: type[DeltaCompressError]
     context: Callable[[str | None], int | None]
+    check: Callable[[], None] = lambda: None
 
 
 Build = Callable[[Start, Callable[[Event], None]], Served]
@@ -171,6 +172,7 @@ class Worker:
                 did = self.engine.step()
                 self._flush()
                 if not did:
+                    self._served.check()
                     self.engine.wait(_WAITS)
         finally:
             self._stopping.set()

@@ -68,7 +68,12 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
     if start.profile is not None:
         _check_profile(Path(start.profile), start)
     runtime = Runtime.from_base(
-        start.base, device=start.device, dtype=start.dtype, backend=start.backend, budget_bytes=start.budget_bytes
+        start.base,
+        device=start.device,
+        dtype=start.dtype,
+        backend=start.backend,
+        budget_bytes=start.budget_bytes,
+        tp=start.tp,
     )
     runtime.notes.insert(0, runtime.describe())
     limits = EngineLimits(start.max_batch, start.max_queue, start.step_tokens, start.prefix_bytes)
@@ -78,7 +83,7 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
         layout = runtime.model.base.layout if variant is None else runtime.variants[variant].variant.layout
         return layout.context
 
-    return Served(engine, runtime, QueueFullError, context)
+    return Served(engine, runtime, QueueFullError, context, runtime.model.others.check)
 
 
 def _check_profile(path: Path, start: Start) -> None:

@@ -19,6 +19,7 @@ from deltacompress.runtime.engine.steps.kvcache import DecodedRows
 from deltacompress.runtime.engine.steps.masks import Masks
 from deltacompress.runtime.engine.steps.pages import SCRATCH, Pages
 from deltacompress.runtime.modules.model import DecoupledModel
+from deltacompress.runtime.parallel.plan import Kind, Plan
 
 _WIDTH, _ROWS = 128, 64
 """Pages of a row, and rows, that the table has room for at the start."""
@@ -84,7 +85,15 @@ class Decoder:
             )
             if found is not None:
                 return found[: len(slots)]
-        return self.forward_step(Batch(slots, device), to_device(last + places, device), longest)
+        with self._model.others.forward(lambda: self._plan(slots, last + places, longest)):
+            return self.forward_step(Batch(slots, device), to_device(last + places, device), longest)
+
+    def _plan(self, slots: Sequence[int], inputs: list[int], width: int) -> Plan:
+        """Of a step for those who do not have the table."""
+        tables = (one.pages[:width] + [SCRATCH] * (width - len(one.pages)) for one in self.rows)
+        flat = [page for table in tables for page in table]
+        pages = self._pages.number, self._pages.count
+        return Plan(Kind.ROWS, slots, inputs + flat, len(slots), 1, pages, width)
 
     def _shape(self, slots: Sequence[int], longest: int) -> Shape:
         counts = [slots.count(slot) for slot in {*slots} - {BASE}]
@@ -98,9 +107,12 @@ class Decoder:
 
         width: pages of the table to attend to. Never waits for the device, so it can be captured in a CUDA graph.
         """
+        return self.forward_rows(batch, inputs, self._table[: inputs.shape[0] // 2, :width])
+
+    def forward_rows(self, batch: Batch, inputs: Tensor, table: Tensor) -> Tensor:
+        """As forward_step; table: int64 [rows, width]."""
         model, whole = self._model, self._model.paged
         ids, positions = inputs.view(2, -1, 1)
-        table = self._table[: len(ids), :width]
         cache = DecodedRows(self._pages, table, positions[:, 0], fused=model.fused, whole=whole)
         with model.serving(batch, cache if whole else None):
             logits: Tensor = model.model(

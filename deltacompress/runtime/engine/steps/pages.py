@@ -6,6 +6,7 @@ several requests have in common lies in pages that all of them hold (Kwon et al.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -22,6 +23,7 @@ SCRATCH = 0
 """A page that nobody holds: what must be written somewhere, and is never read, goes there."""
 _FIRST = 64
 """Pages at the start; when they are used up, there are twice as many."""
+_numbers = itertools.count(1)
 _OF_FREE = 0.5
 """Of a GPU's memory that is left, what is taken at once for the pages that are expected."""
 
@@ -30,8 +32,9 @@ class Pages:
     """All pages of one scheduler.
 
     size: tokens of a page; keys, values: by layer [heads, pages, tokens, size of a head], from its first forward on.
-    version: counts how often they moved to another place. reclaim: asked to free so many where there is no memory for
-    more; says whether it could. reclaimable: how many it could.
+    version: counts how often they moved to another place. number: of these among all of the process. reclaim: asked to
+    free so many where there is no memory for more; says whether it could. reclaimable: how many it could. cleared: is
+    told when memory is given back.
     """
 
     def __init__(self, size: int = PAGE, *, expected: int = 0, most_tokens: int | None = None) -> None:
@@ -43,8 +46,10 @@ class Pages:
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self.version = 0
+        self.number = next(_numbers)
         self.reclaim: Callable[[int], bool] = lambda _: False
         self.reclaimable: Callable[[], int] = lambda: 0
+        self.cleared: Callable[[int], None] = lambda _: None
         self._given = None if most_tokens is None else max(most_tokens // size, 1) + 1
         self._most = self._given  # pages; once there was no memory for so many, fewer
         self._expected = expected
@@ -136,10 +141,17 @@ class Pages:
         self._holders, self._free = [1], []
         self.version += 1
         self.try_more()
+        self.cleared(self.number)
 
     def try_more(self) -> None:
         """There may be memory again where there was none."""
         self._most = self._given
+
+    def follow(self, count: int) -> None:
+        """Have as many as the first rank has, which alone knows who holds them; raises as take."""
+        if count != self.count:
+            self._stretch(count)
+            self._holders = [1] * count
 
     def _grow(self, least: int) -> None:
         """To twice as many, or as are expected; where there is no memory for these to `least`.

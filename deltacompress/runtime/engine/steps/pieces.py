@@ -15,6 +15,7 @@ from deltacompress.runtime.engine.steps.kvcache import FirstTokens, PagedRows
 from deltacompress.runtime.engine.steps.masks import Masks
 from deltacompress.runtime.engine.steps.pages import SCRATCH, Pages
 from deltacompress.runtime.modules.model import DecoupledModel
+from deltacompress.runtime.parallel.plan import Kind, Plan
 
 _SMALLEST = 64
 """Tokens of the smallest piece that is captured; others are twice as large, four times, ..."""
@@ -65,11 +66,18 @@ class Pieces:
             logits = self._from_graph(self._graphs, piece)
             if logits is not None:
                 return logits[: len(piece.spans[0])]
-        columns, width = piece.columns, max(map(len, piece.pages))
-        keep, kept = piece.keep(columns), [len(span) for span in piece.spans]
-        batch = Batch(piece.slots, self._model.device, keep=keep or [0], kept=kept if keep else [1, *kept[1:]])
-        inputs = to_device(self._inputs(piece, columns, width), self._model.device)
-        return self._run(batch, inputs, len(piece.slots), columns, width, fresh=piece.first == 0)[: len(keep)]
+        columns, width, rows = piece.columns, max(map(len, piece.pages)), len(piece.slots)
+        wanted, kept = piece.keep(columns), [len(span) for span in piece.spans]
+        keep, kept = (wanted, kept) if wanted else ([0], [1, *kept[1:]])
+        inputs, fresh, slots = self._inputs(piece, columns, width), piece.first == 0, piece.slots
+        pages = self._pages.number, self._pages.count
+        with self._model.others.forward(
+            lambda: Plan(Kind.PIECES, slots, inputs, rows, columns, pages, width, fresh, keep, kept)
+        ):
+            device = self._model.device
+            batch = Batch(slots, device, keep=keep, kept=kept)
+            found = self.run(batch, to_device(inputs, device), rows, columns, width, fresh=fresh)
+        return found[: len(wanted)]
 
     def _from_graph(self, graphs: Graphs, piece: Piece) -> Tensor | None:
         """[1, vocabulary]; None if it has to run plainly."""
@@ -85,12 +93,12 @@ class Pieces:
             shape,
             piece.slots,
             lambda: to_device(self._inputs(piece, columns, width), self._model.device),
-            lambda batch, inputs: self._run(batch, inputs, 1, columns, width, fresh=False),
+            lambda batch, inputs: self.run(batch, inputs, 1, columns, width, fresh=False),
             piece.keep(columns) or [0],
         )
 
     def _inputs(self, piece: Piece, columns: int, width: int) -> list[int]:
-        """What _run takes; tokens beyond a prompt go where nobody reads."""
+        """What `run` takes; tokens beyond a prompt go where nobody reads."""
         size = self._pages.size
         tokens, positions, places, tables = list[int](), list[int](), list[int](), list[int]()
         for ids, pages in zip(piece.ids, piece.pages, strict=True):
@@ -102,7 +110,7 @@ class Pieces:
             tables += [*pages, *[SCRATCH] * (width - len(pages))]
         return [*tokens, *positions, *places, *tables]
 
-    def _run(self, batch: Batch, inputs: Tensor, rows: int, columns: int, width: int, *, fresh: bool) -> Tensor:
+    def run(self, batch: Batch, inputs: Tensor, rows: int, columns: int, width: int, *, fresh: bool) -> Tensor:
         """inputs: int64, ids, positions and places [rows, columns] each and tables [rows, width] -> logits of `keep`.
 
         fresh: nothing comes before these tokens. Never waits for the device, so it can be captured in a CUDA graph.

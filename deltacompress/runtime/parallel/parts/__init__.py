@@ -1,0 +1,1 @@
+"""What of a model and of its variants is one rank's."""

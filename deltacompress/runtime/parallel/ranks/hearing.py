@@ -1,0 +1,78 @@
+"""What the first rank hears of the others: answers, and that one of them is lost."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from contextlib import suppress
+from typing import Any
+
+from deltacompress.errors import DeltaCompressError, InternalError
+from deltacompress.processes.meeting import part_ways
+from deltacompress.processes.other import Other
+
+_POLL = 0.01
+
+
+class RankLostError(DeltaCompressError):
+    """A rank has ended, or the ranks are out of step: none of them computes any more."""
+
+
+class Hearing:
+    """others: the ranks; met: whether they can be waited for within torch.distributed."""
+
+    def __init__(self) -> None:
+        self.others: list[Other] = []
+        self.met = False
+        self._failure: DeltaCompressError | None = None
+        self._lost = threading.Event()
+        self._answers: queue.Queue[tuple[str, Any]] = queue.Queue()
+
+    def heard(self, kind: str, value: Any) -> None:
+        """A rank answers something."""
+        self._answers.put((kind, value))
+
+    def ended(self, label: str, failure: DeltaCompressError) -> None:
+        """A rank of this name did, before its time."""
+        where = "" if failure.where is None else f"{failure.where}: "
+        told = failure.what if failure.what.startswith(label) else f"{label}: {where}{failure.what}"
+        self.fail(RankLostError(told, way_out=failure.way_out))
+
+    def fail(self, failure: DeltaCompressError) -> None:
+        """None of them is of any use from here on; any thread may say so."""
+        if self._failure is None:
+            self._failure = failure  # first: whoever the next lines wake looks at it
+        self._lost.set()
+        self.part()
+        for other in self.others:
+            other.stop()
+
+    def part(self) -> None:
+        """End what is under way between the ranks."""
+        if self.met:
+            with suppress(Exception):  # nothing is, or it ends by itself
+                part_ways()
+
+    def known(self, seconds: float) -> DeltaCompressError | None:
+        """What is wrong, if that is known within a time."""
+        self._lost.wait(seconds)
+        return self._failure
+
+    def check(self) -> None:
+        """Raise what is wrong, if something is."""
+        if self._failure is not None:
+            raise self._failure
+
+    def wait(self, kind: str) -> list[Any]:
+        """What every other rank answers; raises as `check`."""
+        found: list[Any] = []
+        while len(found) < len(self.others):
+            try:
+                told, value = self._answers.get(timeout=_POLL)
+            except queue.Empty:
+                self.check()
+                continue
+            if told != kind:
+                raise InternalError(f"a rank answers {told!r} where {kind!r} was asked for")
+            found.append(value)
+        return found

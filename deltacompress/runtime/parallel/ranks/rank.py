@@ -1,0 +1,161 @@
+"""What a rank that is not the first has and does: its part of the base, of variants, and of keys and values.
+
+It decides nothing. Slots, pages and batches are the first rank's, which tells them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.runtime.batch import Batch, to_device
+from deltacompress.runtime.cache.loaded_variant import Sources
+from deltacompress.runtime.cache.transfer import Transfer
+from deltacompress.runtime.engine.forwards import forward_sequences
+from deltacompress.runtime.engine.steps.decoder import Decoder
+from deltacompress.runtime.engine.steps.pages import Pages
+from deltacompress.runtime.engine.steps.pieces import Pieces
+from deltacompress.runtime.modules.model import DecoupledModel, load_base
+from deltacompress.runtime.parallel.group import Group
+from deltacompress.runtime.parallel.part import BasePart
+from deltacompress.runtime.parallel.parts.split import Split
+from deltacompress.runtime.parallel.parts.variant import VariantPart
+from deltacompress.runtime.parallel.plan import Kind, Plan
+from deltacompress.runtime.parallel.ranks.messages import Message, Order, to_plan
+from deltacompress.runtime.variants.layout import read_layout
+from deltacompress.runtime.variants.precision import Numerics
+
+_AHEAD = 2
+"""Variants that are read before they are brought; of more, the one that waits for the longest is forgotten."""
+
+
+class Rank:
+    """Obeys orders, one after another; reads variants beside that."""
+
+    def __init__(self, model: DecoupledModel, split: Split) -> None:
+        self._model, self._split = model, split
+        self._transfer = Transfer(model.device, model.base.numerics.kernels)
+        self._reader = ThreadPoolExecutor(1, "deltacompress-read-ahead")
+        self._variants: dict[int, Future[VariantPart]] = {}
+        self._ahead: OrderedDict[int, Future[Sources]] = OrderedDict()
+        self._pages: dict[int, _KeysAndValues] = {}
+
+    @classmethod
+    def load(cls, start: dict[str, Any], ready: Callable[[], None]) -> Rank:
+        """Meet the others, and load its part of the base; raises as load_base.
+
+        start: as crew.py sends it; ready: is called before they meet, since nobody waits for one who does not come.
+        """
+        device, rank, size = torch.device(start["device"]), start["rank"], start["size"]
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            torch.cuda.init()
+        numerics = Numerics.choose(start["backend"], device, getattr(torch, start["dtype"]), start["merge_rounding"])
+        base = Checkpoint.open(start["base"])
+        split = Split.of(read_layout(base.path, base.tensors), rank, size, base.path)
+        ready()
+        part = BasePart(split, Group.joined(size, rank, device, Path(start["meeting"])))
+        return cls(load_base(start["base"], device=device, numerics=numerics, part=part), split)
+
+    @staticmethod
+    def goes_on_after(order: Message) -> bool:
+        """Whether an order that failed leaves everything as it was, so that the first rank may take it back."""
+        return order.order == Order.BRING
+
+    @torch.inference_mode()
+    def obey(self, order: Message) -> bool:
+        """Do it; whether that is to be answered. Raises what goes wrong."""
+        match order.order:
+            case Order.FORWARD:
+                self._forward(to_plan(order.numbers))
+            case Order.OPEN:
+                self._open(order.numbers[0], json.loads(order.text))
+            case Order.PREPARE:
+                self._read_ahead(order.numbers[0])
+            case Order.BRING:
+                self._bring(*order.numbers)
+                return True
+            case Order.LEAVE:
+                self._model.uninstall(order.numbers[0])
+            case Order.CLOSE:
+                self._variants.pop(order.numbers[0], None)
+                self._ahead.pop(order.numbers[0], None)
+            case Order.FORGET:
+                self._pages.pop(order.numbers[0], None)
+            case Order.START:
+                raise ValueError("this rank has started already")
+        return False
+
+    # --- variants ----------------------------------------------------------------------------------------------------
+
+    def _open(self, number: int, where: dict[str, str | None]) -> None:
+        def opened() -> VariantPart:
+            path, over, known = where["path"], where["over"], where["fingerprint"]
+            assert path is not None
+            base = self._model.base
+            if known:
+                base.checkpoint.known_fingerprint = known
+            return VariantPart.open(Path(path), base, None if over is None else Path(over), self._split)
+
+        self._variants[number] = self._reader.submit(opened)
+        self._read_ahead(number)
+
+    def _read_ahead(self, number: int) -> None:
+        if number not in self._ahead:
+            self._ahead[number] = self._reader.submit(self._read, self._variants[number])
+            while len(self._ahead) > _AHEAD:
+                self._ahead.popitem(last=False)
+
+    def _read(self, variant: Future[VariantPart]) -> Sources:
+        found = variant.result()
+        return self._transfer.read(found, lambda operands: self._model.check(operands, found.folder))
+
+    def _bring(self, slot: int, number: int) -> None:
+        self._read_ahead(number)
+        sources = self._ahead.pop(number).result()
+        operands = self._transfer.place(sources, verify=True, resident=lambda: "as the first rank has them")
+        try:
+            self._model.install(slot, operands)
+        except BaseException:
+            self._model.uninstall(slot)
+            raise
+
+    # --- forwards ----------------------------------------------------------------------------------------------------
+
+    def _forward(self, plan: Plan) -> None:
+        device = self._model.device
+        keep = None if plan.keep is None else list(plan.keep)
+        batch = Batch(plan.slots, device, keep=keep, kept=plan.kept)
+        inputs = to_device(plan.inputs, device)
+        if plan.kind == Kind.SEQUENCES:
+            forward_sequences(self._model, batch, inputs.view(plan.rows, plan.columns))
+            return
+        number, count = plan.pages
+        if number not in self._pages:
+            self._pages[number] = _KeysAndValues(self._model)
+        self._pages[number].forward(plan, count, batch, inputs)
+
+
+class _KeysAndValues:
+    """Those of one scheduler of the first rank."""
+
+    def __init__(self, model: DecoupledModel) -> None:
+        self._pages = Pages()
+        self._pieces, self._decoder = Pieces(model, self._pages), Decoder(model, self._pages)
+
+    def forward(self, plan: Plan, count: int, batch: Batch, inputs: Tensor) -> None:
+        """Of pieces or rows; count: pages that there are."""
+        self._pages.follow(count)
+        if plan.kind == Kind.PIECES:
+            self._pieces.run(batch, inputs, plan.rows, plan.columns, plan.width, fresh=plan.fresh)
+            return
+        rows, tables = inputs[: 2 * plan.rows], inputs[2 * plan.rows :]
+        self._decoder.forward_rows(batch, rows, tables.view(plan.rows, plan.width))

@@ -1,0 +1,198 @@
+"""A rank that ends, fails or finds damage: who asks is told which one, nobody waits, and no process stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pairs import Pair
+from ranked import Follower, forked
+from runtime.parallel.conftest import both_of
+from runtime_cases import Served, random_ids
+from tolerances import SPLIT
+
+from deltacompress.errors import ChecksumError, IntegrityError, InternalError
+from deltacompress.runtime import Runtime
+from deltacompress.runtime.parallel.ranks.hearing import RankLostError
+from deltacompress.runtime.parallel.ranks.rank import Rank
+
+ASKED = [(None, [5, 6, 7])]
+
+
+def gone(started: list[Follower]) -> bool:
+    """Whether all of them have ended, or soon have."""
+    return all(one.wait() is not None for one in started)
+
+
+def test_a_rank_that_is_killed_between_forwards(make_pair: Callable[..., Pair]) -> None:
+    with both_of(make_pair("qwen2").base, 4) as both:
+        both.many.logits(ASKED)
+        both.others[1].kill()
+        with pytest.raises(RankLostError, match=r"^rank 2 of 4 \(cpu\) was killed by signal 9; "):
+            until_it_is_known(both.many)
+        assert gone(both.others)
+        with pytest.raises(RankLostError, match="rank 2 of 4"):
+            both.many.complete(ASKED)
+        with pytest.raises(RankLostError, match="rank 2 of 4"):
+            both.many.model.others.check()
+
+
+def until_it_is_known(runtime: Runtime) -> None:
+    """Asking for nothing."""
+    while True:
+        runtime.model.others.check()
+
+
+class Dies(Exception):
+    """Raised in a follower."""
+
+
+def breaks_at_the_third() -> None:
+    """Rank 2 fails within its third forward."""
+    original = Rank._forward
+
+    def forward(self: Rank, plan: Any) -> None:
+        self.__dict__["seen"] = self.__dict__.get("seen", 0) + 1
+        if self.__dict__["seen"] == 3 and self._split.rank == 2:
+            raise Dies("of something")
+        original(self, plan)
+
+    Rank._forward = forward  # type: ignore[method-assign]
+
+
+def kills_itself() -> None:
+    import os
+    import signal
+
+    original = Rank._forward
+
+    def forward(self: Rank, plan: Any) -> None:
+        if self._split.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(self, plan)
+
+    Rank._forward = forward  # type: ignore[method-assign]
+
+
+def test_a_rank_that_fails_in_a_forward(make_pair: Callable[..., Pair]) -> None:
+    """The others wait for it in a sum, and are not left there; what it was is told, not that it was lost."""
+    with both_of(make_pair("qwen2").base, 4, breaks_at_the_third) as both:
+        with pytest.raises(RankLostError, match=r"^rank 2 of 4 \(cpu\): Dies: of something"):
+            both.many.complete(ASKED, 16)
+        assert gone(both.others)
+
+
+def test_a_rank_that_is_killed_in_a_forward(make_pair: Callable[..., Pair]) -> None:
+    with both_of(make_pair("llama").base, 2, kills_itself) as both:
+        with pytest.raises(RankLostError, match=r"^rank 1 of 2 \(cpu\) was killed by signal 9; "):
+            both.many.logits(ASKED)
+        assert gone(both.others)
+
+
+def does_not_come() -> None:
+    from deltacompress.runtime.parallel.ranks import rank
+
+    rank.read_layout = damaged  # type: ignore[assignment]
+
+
+def does_not_load() -> None:
+    from deltacompress.runtime.parallel.ranks import rank
+
+    rank.load_base = damaged  # type: ignore[assignment]
+
+
+def damaged(*_: object, **__: object) -> None:
+    raise ChecksumError("is damaged", where="the base", way_out="get it again")
+
+
+@pytest.mark.parametrize("tweak", [does_not_come, does_not_load])
+def test_a_rank_that_cannot_load(make_pair: Callable[..., Pair], tweak: Callable[[], None]) -> None:
+    with forked(tweak) as started:
+        with pytest.raises(RankLostError, match=r"^rank 1 of 2 \(cpu\): the base: is damaged; get it again"):
+            Runtime.from_base(make_pair("llama").base, tp=2)
+        assert not any(one.is_alive for one in started)
+
+
+def test_the_first_rank_fails_in_a_forward(make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is told as it is; then the ranks are out of step, and that is told."""
+    with both_of(make_pair("llama").base, 2) as both:
+        layers = both.many.model.model.model.layers
+        monkeypatch.setattr(layers[1], "forward", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            both.many.logits(ASKED)
+        monkeypatch.undo()
+        with pytest.raises(RankLostError, match=r"^the ranks are out of step, since a forward broke \(ZeroDivision"):
+            both.many.logits(ASKED)
+        assert gone(both.others)
+
+
+def finds_damage() -> None:
+    """The other rank, and not the first, the second time that it reads a variant."""
+    original = Rank._read
+    seen: list[int] = []
+
+    def read(self: Rank, variant: Any) -> Any:
+        seen.append(1)
+        if len(seen) == 2:
+            raise ChecksumError("differs", where="a part", way_out="copy it again")
+        return original(self, variant)
+
+    Rank._read = read  # type: ignore[method-assign]
+
+
+def test_damage_that_another_rank_finds(served: Callable[..., Served]) -> None:
+    """It is an error of that variant alone: no name or slot stays taken, and all else goes on."""
+    one = served("llama", "lossless")
+    with both_of(one.pair.base, 2, finds_damage) as both:
+        both.many.load(one.artifact, "good")
+        with pytest.raises(ChecksumError, match=r"^a part: differs; copy it again"):
+            both.many.load(one.artifact, "bad")
+        assert list(both.many.variants) == ["good"]
+        both.many.load(one.artifact, "bad")
+        requests = [(name, random_ids(5)) for name in ("good", "bad")]
+        first, second = both.many.logits(requests)
+        assert torch.allclose(first, second, atol=SPLIT.value)
+
+
+def test_damage_that_the_first_finds(served: Callable[..., Served], tmp_path: Path) -> None:
+    import shutil
+
+    one = served("llama", "lossless")
+    copy = tmp_path / "copy"
+    shutil.copytree(one.artifact, copy)
+    shard = next(copy.glob("delta-*.safetensors"))
+    raw = bytearray(shard.read_bytes())
+    raw[-1] ^= 1
+    shard.write_bytes(bytes(raw))
+    with both_of(one.pair.base, 2) as both:
+        with pytest.raises(IntegrityError):
+            both.many.load(copy, "bad")
+        both.many.load(one.artifact, "good")
+        assert both.many.logits([("good", [5])])[0].shape == (1, 96)
+
+
+def answers_something_else() -> None:
+    Rank.obey = lambda self, order: True  # type: ignore[method-assign]
+
+
+def test_answers_out_of_turn(served: Callable[..., Served]) -> None:
+    one = served("llama", "lossless")
+    with both_of(one.pair.base, 2, answers_something_else) as both:
+        both.many.model.others._hearing.heard("loaded", True)  # type: ignore[attr-defined]
+        with pytest.raises(InternalError, match="a rank answers 'loaded' where 'brought' was asked for"):
+            both.many.load(one.artifact, "a")
+
+
+def test_a_runtime_that_is_closed_or_dropped(make_pair: Callable[..., Pair]) -> None:
+    base = make_pair("llama").base
+    with forked() as started:
+        runtime = Runtime.from_base(base, tp=2)
+        runtime.close()
+        runtime.close()
+        assert not any(one.is_alive for one in started)
+        with pytest.raises(RankLostError, match="the other ranks were ended; load the base again"):
+            runtime.logits(ASKED)
+        Runtime.from_base(base, tp=2).close()  # the group of the first is gone

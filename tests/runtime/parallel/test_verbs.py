@@ -1,0 +1,46 @@
+"""`--tp` of verbs: the same text, and one line at the start of what cannot be."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+
+import pytest
+from ranked import forked
+from runtime.test_cli import run
+from runtime_cases import Served
+
+
+def test_generate(served: Callable[..., Served]) -> None:
+    one, other = served("llama", "int4-24"), served("llama", "lossless", 1)
+    asked = ("generate", one.artifact, "w1 w2", "--base", one.pair.base, "--max-new-tokens", 5, "--device", "cpu")
+    found = []
+    with forked() as started:
+        for tp in (1, 2):
+            code, out, err = run(*asked, "--also", f"o={other.artifact}", "--json", "--tp", tp)
+            assert code == 0, err
+            assert (", over 2 devices" in err) == (tp == 2)
+            found.append(json.loads(out))
+        assert len(started) == 1
+        gc.collect()  # which a command leaves to the end of its process
+        assert not started[0].is_alive
+    assert found[0]["answers"] == found[1]["answers"]
+    assert found[1]["residency"]["device_bytes"] < 0.6 * found[0]["residency"]["device_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("tp", "told"),
+    [
+        (3, "--tp 3: 4 heads, 2 key-value heads and an MLP of 48 do not divide by it; give one of 1, 2, 4"),
+        (8, "--tp 8: 4 heads, 2 key-value heads and an MLP of 48 do not divide by it; give one of 1, 2, 4"),
+    ],
+)
+def test_numbers_that_do_not_divide(served: Callable[..., Served], tp: int, told: str) -> None:
+    one = served("llama", "int4-24")
+    asked = ("generate", one.artifact, "w1 w2", "--base", one.pair.base, "--device", "cpu", "--tp", tp)
+    with forked() as started:
+        code, _, err = run(*asked)
+    assert code == 2
+    assert err.strip().splitlines()[-1].endswith(told)
+    assert not started
