@@ -68,19 +68,19 @@ def meet(size: int, rank: int, device: torch.device, meeting: Path) -> None:
 def exchange(begin: Callable[[], Work | None], device: torch.device, check: Callable[[], None]) -> None:
     """Let the ranks exchange something: a GPU goes on behind it, a CPU waits for it, and hears what goes wrong.
 
-    begin: starts it; check: raises what is known to be wrong with the others.
+    begin: starts it, and gives what there is to wait for, if there is; check: raises what is known to be wrong with the
+    others.
 
     Raises:
         RanksParted: it did not arrive.
     """
     check()
     try:
-        work = begin()
-        assert work is not None
-        while device.type == "cpu" and not work.is_completed():
-            check()
-            time.sleep(_POLL)
-        work.wait()
+        if (work := begin()) is not None:
+            while device.type == "cpu" and not work.is_completed():
+                check()
+                time.sleep(_POLL)
+            work.wait()
     except (RuntimeError, ValueError) as error:
         raise RanksParted(str(error)) from error
     check()

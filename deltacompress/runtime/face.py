@@ -91,7 +91,7 @@ class Runtime:
             BackendError: backend, device or memory.
         """
         where = resolve_device(device)
-        check_graphs(where, cuda_graphs=cuda_graphs, tp=tp)
+        check_graphs(where, cuda_graphs=cuda_graphs)
         numerics = Numerics.choose(backend, where, resolve_dtype(dtype, where), merge_rounding)
         model = open_base(str(path_or_id), device=where, numerics=numerics, tp=tp)
         cache = VariantCache(model, numerics.kernels, budget_bytes=budget_bytes, host_bytes=host_bytes)

@@ -26,8 +26,9 @@ from deltacompress.kernels.cuda.ingest import CudaIngest
 from deltacompress.kernels.segments import Segments
 from deltacompress.kernels.table import Table
 
-DECODE_ROWS = 32
-"""Longest run that the decode kernel takes (fp32 activations: all of them)."""
+DECODE_ROWS = 128
+"""Longest run that the decode kernel takes (fp32 activations: all of them), 16 rows at a time; a block of the prefill
+kernel walks over all columns, which takes as long for few rows as for many (docs/benchmarks-serving.md)."""
 MAX_MEMBERS = 4
 """Linears of one launch of the decode kernel."""
 _EVERY = 2**31 - 1

@@ -35,11 +35,16 @@ class Group:
             meet(size, rank, device, meeting)
         return cls(size, device, check)
 
+    @property
+    def _is_watched(self) -> bool:
+        """Whether somebody waits; a GPU's exchange goes on its present stream, and into a graph that is captured."""
+        return self.device.type == "cpu"
+
     def sum(self, own: Tensor) -> Tensor:
         """The sum over the ranks, the same on each, in the place of `own`, which must be contiguous."""
         import torch.distributed as dist
 
-        exchange(lambda: dist.all_reduce(own, async_op=True), self.device, self.check)
+        exchange(lambda: dist.all_reduce(own, async_op=self._is_watched), self.device, self.check)
         return own
 
     def side_by_side(self, own: Tensor) -> Tensor:
@@ -48,5 +53,5 @@ class Group:
 
         parts = own.new_empty(self.size, *own.shape)
         mine = own.contiguous()
-        exchange(lambda: dist.all_gather(list(parts), mine, async_op=True), self.device, self.check)
+        exchange(lambda: dist.all_gather(list(parts), mine, async_op=self._is_watched), self.device, self.check)
         return parts.movedim(0, -2).flatten(-2)

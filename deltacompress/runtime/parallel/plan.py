@@ -15,13 +15,22 @@ class Kind(IntEnum):
     ROWS = 3
 
 
+class Way(IntEnum):
+    """How a forward is computed: kernel by kernel, or by a CUDA graph, made now or there already (steps/graphs.py)."""
+
+    PLAIN = 0
+    CAPTURED = 1
+    REPLAYED = 2
+
+
 @dataclass(frozen=True)
 class Plan:
     """One forward, in the numbers that it starts from.
 
     pages: which keys and values, by Pages.number, and how many pages these have (0, 0: none). rows, columns: requests,
     and tokens of each; width: pages of a row's table; fresh: as in Pieces. slots, keep, kept: as in Batch. inputs: what
-    the forward takes: ids; of pieces also positions and places; of rows positions; and tables.
+    the forward takes: ids; of pieces also positions and places; of rows positions; and tables. way: of the forward;
+    run, variants: as in a graph's Shape, whose rows, tokens and pages are rows, columns and width.
     """
 
     kind: Kind
@@ -34,3 +43,6 @@ class Plan:
     fresh: bool = False
     keep: Sequence[int] | None = None
     kept: Sequence[int] = ()
+    way: Way = Way.PLAIN
+    run: int = 0
+    variants: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.errors import BackendError, option
+from deltacompress.errors import BackendError
 from deltacompress.runtime.modules.model import DecoupledModel, load_base
 from deltacompress.runtime.parallel.part import BasePart
 from deltacompress.runtime.parallel.parts.split import Split, devices_of
@@ -38,10 +38,7 @@ def open_base(path: str, *, device: torch.device, numerics: Numerics, tp: int) -
     return made
 
 
-def check_graphs(device: torch.device, *, cuda_graphs: bool, tp: int) -> None:
+def check_graphs(device: torch.device, *, cuda_graphs: bool) -> None:
     """That forwards can be captured, if they are to be; raises BackendError."""
-    if cuda_graphs and tp > 1:
-        told = "cuda_graphs: forwards on several devices are not captured"
-        raise BackendError(told, way_out=f"leave out one of cuda_graphs and {option('tp')}")
     if cuda_graphs and device.type != "cuda":
         raise BackendError(f"cuda_graphs on device {device}: they need a GPU", way_out="leave them out")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -71,7 +72,7 @@ class AdapterVariant(Variant):
         made.layout = made._grown(layout)
         return made
 
-    @property
+    @cached_property  # each prompt asks for it
     @override
     def identity(self) -> str:
         return adapter_identity(self.adapter.digest, None if self.over is None else self.over.identity)

@@ -8,6 +8,7 @@ from the base's either gets an operand or is refused by name.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -60,7 +61,7 @@ class DeltaVariant(Variant):
             found_variant._check_served(module_path)
         return found_variant
 
-    @property
+    @cached_property  # each prompt asks for it
     @override
     def identity(self) -> str:
         return self.delta.manifest.digest

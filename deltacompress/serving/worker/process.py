@@ -62,6 +62,7 @@ def _end_with_parent() -> None:
 
 def build(start: Start, emit: Callable[[Event], None]) -> Served:
     """The base's runtime, and an engine over it; raises as Runtime.from_base and Profile.check."""
+    from deltacompress.devices import resolve_device
     from deltacompress.runtime.engine.live.engine import EngineLimits, QueueFullError
     from deltacompress.runtime.face import Runtime
 
@@ -73,6 +74,7 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
         dtype=start.dtype,
         backend=start.backend,
         budget_bytes=start.budget_bytes,
+        cuda_graphs=resolve_device(start.device).type == "cuda",
         tp=start.tp,
     )
     runtime.notes.insert(0, runtime.describe())

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from engine_calls import alone, drain, engine
 from pairs import Pair, Weights, changed
+from runtime.graphed import Again, as_on_a_gpu
 from runtime_cases import noise, random_ids, serve
 
 from deltacompress.kernels.adapters.select import ReferenceAdapters
@@ -28,31 +28,17 @@ from deltacompress.runtime.modules.vectors import VectorBank
 from deltacompress.runtime.operands.low_rank import LowRank, LowRankProduct
 from deltacompress.runtime.operands.operand import Vector
 from deltacompress.runtime.operands.product import Site
-from deltacompress.runtime.variants.precision import Numerics
+from deltacompress.runtime.parallel.others import ALONE
 
 LONG = Sampling(ignore_eos=True)
 CPU = torch.device("cpu")
 
 
-class Again:
-    """Stands in for a captured forward: what was launched then is launched again, over the same tensors."""
-
-    def __init__(self, step: Any, inputs: torch.Tensor, _: object, batch: FixedBatch, traits: Any):
-        self._step, self._size, self.batch, self.traits = step, len(inputs), batch, traits
-        self.replay(inputs)  # as before a capture
-
-    def replay(self, inputs: torch.Tensor) -> torch.Tensor:
-        assert len(inputs) == self._size
-        return self._step(inputs)
-
-
 @pytest.fixture
-def graphed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runtimes serve packed deltas and adapters as on a GPU, through the reference of the kernels."""
-    monkeypatch.setattr(graphs, "GraphedStep", Again)
-    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: "pool")
-    monkeypatch.setattr(Numerics, "kernels", property(lambda self: self.backend))
-    monkeypatch.setattr(Numerics, "adapter_kernels", property(lambda self: ReferenceAdapters(CPU, "a test")))
+def graphed() -> Iterator[None]:
+    """Forwards are captured, in a way."""
+    with as_on_a_gpu():
+        yield
 
 
 def but_tokens(seed: int) -> Callable[[Weights], Weights]:
@@ -144,6 +130,8 @@ def test_what_the_host_decides_on_runs_plainly(fleet: tuple[Path, dict[str, Path
 class Kinds:
     """A model of which slots bring these traits."""
 
+    others = ALONE
+
     def __init__(self, **traits: set[str] | None) -> None:
         self.of = {int(slot[1:]): found for slot, found in traits.items()}
 
@@ -162,7 +150,11 @@ def test_when_forwards_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(shape: Shape, *slots: int) -> tuple[int, ...] | None:
         """The slots that a captured forward serves, if there was one."""
         inputs = torch.tensor([7, 8])
-        found = made.run(shape, slots, lambda: inputs, lambda batch, given: given + len(batch.active()))
+
+        def step(batch: FixedBatch, given: torch.Tensor) -> torch.Tensor:
+            return given + len(batch.active())
+
+        found = made.run(shape, slots, lambda: inputs, step, lambda way: pytest.fail(f"nobody else is told {way}"))
         if found is None:
             return None
         assert made.last is made.by_shape[shape]

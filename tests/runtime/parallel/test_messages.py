@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from deltacompress.errors import InternalError
-from deltacompress.runtime.parallel.plan import Kind, Plan
+from deltacompress.runtime.parallel.plan import Kind, Plan, Way
 from deltacompress.runtime.parallel.ranks.messages import Message, Order, of_plan, received, to_plan
 
 PLANS = [
@@ -16,6 +16,7 @@ PLANS = [
     Plan(Kind.SEQUENCES, [0], [5], 1, 1, keep=[], kept=[0]),
     Plan(Kind.PIECES, [4], list(range(20)), 1, 6, (7, 64), 2, fresh=True, keep=[5], kept=[1]),
     Plan(Kind.ROWS, [0, 1, 1], [1, 2, 3, -1, 2**40], 3, 1, (1, 1), 1, kept=[]),
+    Plan(Kind.ROWS, [0, 1, 1], [1, 2], 4, 1, (1, 1), 1, kept=[], way=Way.REPLAYED, run=8, variants=True),
 ]
 
 

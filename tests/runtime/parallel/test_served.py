@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from adapters.written import write
+from engine_calls import alone, drain, engine
 from pairs import Pair, write_tokenizer
+from runtime.graphed import as_on_a_gpu, pretend
 from runtime.parallel.conftest import Both, both_of
 from runtime_cases import Served, random_ids, serve
 from tolerances import SPLIT
@@ -157,13 +159,36 @@ def test_more_pages_than_at_first(make_pair: Callable[..., Pair]) -> None:
         assert [one.tokens for one in both.many.complete(requests, 4)] == wanted
 
 
+def test_captured_forwards(tmp_path: Path) -> None:
+    """They are captured, and replayed, on all ranks: requests and variants come and go, pages and tables grow."""
+    variants = {name: write(tmp_path, kind) for name, kind in (("a", "lora"), ("b", "all-linear"))}
+    write_tokenizer(variants["a"].base)
+    names = [None, *"abbaabab"] * 3
+    calls = [Call(str(at), name, tuple(random_ids(3 + 5 * at % 30, at)), 4 + at % 7) for at, name in enumerate(names)]
+    with as_on_a_gpu(), both_of(variants["a"].base, 2, pretend, merge_rounding=False) as both:
+        both.many._cuda_graphs = True
+        both.many.cache.residents.slots = 1
+        for name, one in variants.items():
+            both.load(one.path, name)
+        running, log = engine(both.many, max_batch=5, step_tokens=16)
+        for call in calls:
+            running.submit(call)
+            running.step()
+        drain(running)
+        for call in calls:
+            assert (log.tokens(call.id), log.end(call.id).finish) == alone(both.one, call)
+        found = running._scheduler.graphs
+        assert found is not None
+        assert found.replays > found.plain > 0
+        assert found.captured > 3
+        running.close()
+
+
 def test_what_is_refused(make_pair: Callable[..., Pair], tmp_path: Path) -> None:
     base = make_pair("llama").base
     for tp, told in ((3, "tp 3: 4 heads, 2 key-value heads and an MLP of 48 do not divide"), (0, "tp 0: at least 1")):
         with pytest.raises(InputError, match=told):
             Runtime.from_base(base, tp=tp)
-    with pytest.raises(BackendError, match="cuda_graphs: forwards on several devices are not captured"):
-        Runtime.from_base(base, tp=2, cuda_graphs=True)
     grown = write(tmp_path, "grown")
     with both_of(grown.base, 2) as both:
         with pytest.raises(UnsupportedModelError, match=r"it has 104 tokens, the base 96, .*; serve it without tp"):

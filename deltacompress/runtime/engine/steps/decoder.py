@@ -19,7 +19,7 @@ from deltacompress.runtime.engine.steps.kvcache import DecodedRows
 from deltacompress.runtime.engine.steps.masks import Masks
 from deltacompress.runtime.engine.steps.pages import SCRATCH, Pages
 from deltacompress.runtime.modules.model import DecoupledModel
-from deltacompress.runtime.parallel.plan import Kind, Plan
+from deltacompress.runtime.parallel.plan import Kind, Plan, Way
 
 _WIDTH, _ROWS = 128, 64
 """Pages of a row, and rows, that the table has room for at the start."""
@@ -77,23 +77,27 @@ class Decoder:
         if self._graphs is not None:
             shape = self._shape(slots, longest)
             spare = [0] * (shape.rows - len(slots))
+            padded = last + spare + places + spare
             found = self._graphs.run(
                 shape,
                 slots,
-                lambda: to_device(last + spare + places + spare, device),
+                lambda: to_device(padded, device),
                 lambda batch, inputs: self.forward_step(batch, inputs, shape.pages),
+                lambda way: self._plan(slots, padded, shape, way),
             )
             if found is not None:
                 return found[: len(slots)]
-        with self._model.others.forward(lambda: self._plan(slots, last + places, longest)):
+        plain = Shape(len(slots), 1, 0, longest, variants=True)
+        with self._model.others.forward(lambda: self._plan(slots, last + places, plain, Way.PLAIN)):
             return self.forward_step(Batch(slots, device), to_device(last + places, device), longest)
 
-    def _plan(self, slots: Sequence[int], inputs: list[int], width: int) -> Plan:
+    def _plan(self, slots: Sequence[int], inputs: list[int], shape: Shape, way: Way) -> Plan:
         """Of a step for those who do not have the table."""
+        width = shape.pages
         tables = (one.pages[:width] + [SCRATCH] * (width - len(one.pages)) for one in self.rows)
-        flat = [page for table in tables for page in table]
-        pages = self._pages.number, self._pages.count
-        return Plan(Kind.ROWS, slots, inputs + flat, len(slots), 1, pages, width)
+        flat = [page for table in tables for page in table] + [SCRATCH] * (width * (shape.rows - len(slots)))
+        pages, run, variants = (self._pages.number, self._pages.count), shape.run, shape.variants
+        return Plan(Kind.ROWS, slots, inputs + flat, shape.rows, 1, pages, width, way=way, run=run, variants=variants)
 
     def _shape(self, slots: Sequence[int], longest: int) -> Shape:
         counts = [slots.count(slot) for slot in {*slots} - {BASE}]

@@ -18,6 +18,7 @@ from deltacompress.errors import BackendError
 from deltacompress.runtime.batch import BASE, FixedBatch
 from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.modules.model import DecoupledModel
+from deltacompress.runtime.parallel.plan import Plan, Way
 
 GRAPH_AFTER = 3
 """Plain forwards of a shape before it is captured; they also warm up whatever is made at first use."""
@@ -99,30 +100,43 @@ class Graphs:
         slots: Sequence[int],
         inputs: Callable[[], Tensor],
         step: Callable[[FixedBatch, Tensor], Tensor],
+        plan: Callable[[Way], Plan],
         keep: Sequence[int] = (),
     ) -> Tensor | None:
         """Logits of a forward of this shape, valid until the next; None if it has to run plainly.
 
         slots: of its requests; inputs: all else that changes from one forward to the next, int64 on the device; step:
-        the forward, over a batch and these; keep: see FixedBatch.take.
+        the forward, over a batch and these; plan: of the same for other ranks; keep: see FixedBatch.take.
         """
         traits = self._model.traits(slots)
         if traits is None or not self._there(shape, traits):
             self.plain += 1
             return None
-        made = inputs()
         graph = self.by_shape.get(shape)
-        if graph is None or not traits <= graph.traits:
-            graph = self._capture(shape, slots, made, step, keep)
+        way = Way.CAPTURED if graph is None or not traits <= graph.traits else Way.REPLAYED
+        with self._model.others.forward(lambda: plan(way)):
+            return self.forward(shape, way, slots, inputs(), step, keep)
+
+    def forward(
+        self,
+        shape: Shape,
+        way: Way,
+        slots: Sequence[int],
+        inputs: Tensor,
+        step: Callable[[FixedBatch, Tensor], Tensor],
+        keep: Sequence[int] = (),
+    ) -> Tensor:
+        """What `run` decided on, here or on the first rank, whose graphs this rank then has as well."""
+        self._keep_up()
+        graph = self._capture(shape, slots, inputs, step, keep) if way == Way.CAPTURED else self.by_shape[shape]
         graph.batch.take(slots, keep)
         self.replays += 1
         self.last = graph
-        return graph.replay(made)
+        return graph.replay(inputs)
 
     def _there(self, shape: Shape, traits: frozenset[Hashable]) -> bool:
         """Whether there is one, or it is time that there were."""
-        if self._version != self._pages.version:
-            self.clear()
+        self._keep_up()
         graph = self.by_shape.get(shape)
         if graph is not None and traits <= graph.traits:
             return True
@@ -150,6 +164,11 @@ class Graphs:
         self.by_shape[shape] = made
         self.captured += 1
         return made
+
+    def _keep_up(self) -> None:
+        """Where the pages have moved, no graph is of any use."""
+        if self._version != self._pages.version:
+            self.clear()
 
     def clear(self) -> None:
         """Forget all graphs, and give their memory back."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -88,13 +88,16 @@ class Pieces:
             width *= 4
         if columns > _LARGEST:
             return None
-        shape = Shape(1, columns, columns, width, piece.slots[0] != BASE)
+        shape, inputs = Shape(1, columns, columns, width, piece.slots[0] != BASE), self._inputs(piece, columns, width)
+        keep, pages = piece.keep(columns) or [0], (self._pages.number, self._pages.count)
+        plan = Plan(Kind.PIECES, piece.slots, inputs, 1, columns, pages, width, False, keep, [1])
         return graphs.run(
             shape,
             piece.slots,
-            lambda: to_device(self._inputs(piece, columns, width), self._model.device),
+            lambda: to_device(inputs, self._model.device),
             lambda batch, inputs: self.run(batch, inputs, 1, columns, width, fresh=False),
-            piece.keep(columns) or [0],
+            lambda way: replace(plan, way=way, run=columns, variants=shape.variants),
+            keep,
         )
 
     def _inputs(self, piece: Piece, columns: int, width: int) -> list[int]:

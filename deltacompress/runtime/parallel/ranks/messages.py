@@ -21,13 +21,13 @@ from enum import IntEnum
 from typing import IO
 
 from deltacompress.errors import InternalError
-from deltacompress.runtime.parallel.plan import Kind, Plan
+from deltacompress.runtime.parallel.plan import Kind, Plan, Way
 
 _HEADER = struct.Struct("<4sIII")
 _MAGIC = b"DCTP"
 _NONE = -1
-_FIXED = 11
-"""Integers of a plan before its lists."""
+_LISTS, _FIXED = 4, 14
+"""Of a plan; and integers before them, their lengths included."""
 
 
 class Order(IntEnum):
@@ -93,7 +93,7 @@ def of_plan(plan: Plan) -> Message:
     sizes = [len(one) for one in lists]
     if plan.keep is None:
         sizes[1] = _NONE
-    head = (plan.kind, *plan.pages, plan.rows, plan.columns, plan.width, plan.fresh)
+    head = (plan.kind, *plan.pages, plan.rows, plan.columns, plan.width, plan.fresh, plan.way, plan.run, plan.variants)
     return Message(Order.FORWARD, [*head, *sizes, *(number for one in lists for number in one)])
 
 
@@ -103,15 +103,27 @@ def to_plan(numbers: Sequence[int]) -> Plan:
     Raises:
         InternalError: they are not as many as they say.
     """
-    kind, number, count, rows, columns, width, fresh, *sizes = numbers[:_FIXED]
-    lists, at = list[Sequence[int]](), _FIXED
+    sizes, lists, at = numbers[_FIXED - _LISTS : _FIXED], list[Sequence[int]](), _FIXED
     for size in sizes:
         lists.append(numbers[at : at + max(size, 0)])
         at += max(size, 0)
-    if len(sizes) != 4 or at != len(numbers):
+    if len(sizes) != _LISTS or at != len(numbers):
         raise InternalError("a plan of the first rank is cut short")
+    kind, number, count, rows, columns, width, fresh, way, run, variants = numbers[: _FIXED - _LISTS]
     slots, keep, kept, inputs = lists
     whole = sizes[1] == _NONE
     return Plan(
-        Kind(kind), slots, inputs, rows, columns, (number, count), width, bool(fresh), None if whole else keep, kept
+        Kind(kind),
+        slots,
+        inputs,
+        rows,
+        columns,
+        (number, count),
+        width,
+        bool(fresh),
+        None if whole else keep,
+        kept,
+        Way(way),
+        run,
+        bool(variants),
     )

@@ -9,6 +9,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from deltacompress.runtime.cache.loaded_variant import Sources
 from deltacompress.runtime.cache.transfer import Transfer
 from deltacompress.runtime.engine.forwards import forward_sequences
 from deltacompress.runtime.engine.steps.decoder import Decoder
+from deltacompress.runtime.engine.steps.graphs import Graphs, Shape
 from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.engine.steps.pieces import Pieces
 from deltacompress.runtime.modules.model import DecoupledModel, load_base
@@ -28,7 +30,7 @@ from deltacompress.runtime.parallel.group import Group
 from deltacompress.runtime.parallel.part import BasePart
 from deltacompress.runtime.parallel.parts.split import Split
 from deltacompress.runtime.parallel.parts.variant import VariantPart
-from deltacompress.runtime.parallel.plan import Kind, Plan
+from deltacompress.runtime.parallel.plan import Kind, Plan, Way
 from deltacompress.runtime.parallel.ranks.messages import Message, Order, to_plan
 from deltacompress.runtime.variants.layout import read_layout
 from deltacompress.runtime.variants.precision import Numerics
@@ -131,31 +133,44 @@ class Rank:
     # --- forwards ----------------------------------------------------------------------------------------------------
 
     def _forward(self, plan: Plan) -> None:
-        device = self._model.device
-        keep = None if plan.keep is None else list(plan.keep)
-        batch = Batch(plan.slots, device, keep=keep, kept=plan.kept)
-        inputs = to_device(plan.inputs, device)
+        inputs = to_device(plan.inputs, self._model.device)
         if plan.kind == Kind.SEQUENCES:
-            forward_sequences(self._model, batch, inputs.view(plan.rows, plan.columns))
+            forward_sequences(self._model, _batch(plan, inputs), inputs.view(plan.rows, plan.columns))
             return
         number, count = plan.pages
         if number not in self._pages:
             self._pages[number] = _KeysAndValues(self._model)
-        self._pages[number].forward(plan, count, batch, inputs)
+        self._pages[number].forward(plan, count, inputs)
 
 
 class _KeysAndValues:
     """Those of one scheduler of the first rank."""
 
     def __init__(self, model: DecoupledModel) -> None:
-        self._pages = Pages()
+        self._pages, self._model = Pages(), model
+        self._graphs: Graphs | None = None  # until the first rank has some
         self._pieces, self._decoder = Pieces(model, self._pages), Decoder(model, self._pages)
 
-    def forward(self, plan: Plan, count: int, batch: Batch, inputs: Tensor) -> None:
+    def forward(self, plan: Plan, count: int, inputs: Tensor) -> None:
         """Of pieces or rows; count: pages that there are."""
         self._pages.follow(count)
-        if plan.kind == Kind.PIECES:
-            self._pieces.run(batch, inputs, plan.rows, plan.columns, plan.width, fresh=plan.fresh)
+        if plan.way == Way.PLAIN:
+            self._forward(plan, _batch(plan, inputs), inputs)
             return
+        if self._graphs is None:
+            self._graphs = Graphs(self._model, self._pages)
+        shape = Shape(plan.rows, plan.columns, plan.run, plan.width, plan.variants)
+        self._graphs.forward(
+            shape, plan.way, plan.slots, inputs, partial(self._forward, plan), () if plan.keep is None else plan.keep
+        )
+
+    def _forward(self, plan: Plan, batch: Batch, inputs: Tensor) -> Tensor:
+        if plan.kind == Kind.PIECES:
+            return self._pieces.run(batch, inputs, plan.rows, plan.columns, plan.width, fresh=plan.fresh)
         rows, tables = inputs[: 2 * plan.rows], inputs[2 * plan.rows :]
-        self._decoder.forward_rows(batch, rows, tables.view(plan.rows, plan.width))
+        return self._decoder.forward_rows(batch, rows, tables.view(plan.rows, plan.width))
+
+
+def _batch(plan: Plan, inputs: Tensor) -> Batch:
+    keep = None if plan.keep is None else list(plan.keep)
+    return Batch(plan.slots, inputs.device, keep=keep, kept=plan.kept)
