@@ -199,10 +199,9 @@ def test_damaged_parts_are_refused_alike(pattern: str, bits: int, storage: bool,
     for name, part in parts.items():
         free = part.dim() == 1
         for at in range(part.numel()) if part.dtype == torch.uint8 else ():
-            for change in (1, 8, 128):
-                odd = part.clone()
-                odd.view(-1)[at] ^= change
-                refused += _alike(spec, parts | {name: odd}, like, storage)
+            odd = part.clone()
+            odd.view(-1)[at] ^= (1, 8, 128)[at % 3]
+            refused += _alike(spec, parts | {name: odd}, like, storage)
         if free:
             for odd in (part[:-1], part[:0], torch.cat([part, part[:1]])):
                 refused += _alike(spec, parts | {name: odd}, like, storage)
