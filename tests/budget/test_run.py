@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,31 +55,71 @@ def ladder(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, i
     return least, most.bytes
 
 
-def test_a_size_is_kept_and_nearly_used(pair: Pair, tmp_path: Path, ladder: tuple[int, int]) -> None:
-    asked = sum(ladder) // 2
-    result = budget(pair, tmp_path / "out", max_size=asked)
-    assert total(tmp_path / "out") == result.bytes
-    assert 0.98 * asked <= result.bytes <= asked
+@dataclass(frozen=True)
+class Whole:
+    """A budget that nothing interrupted, for all that is held against one: look, and change nothing."""
+
+    asked: int
+    out: Path
+    result: BudgetResult
+    reporter: Recorder
+
+    @classmethod
+    def of(cls, pair: Pair, out: Path, asked: int) -> Whole:
+        reporter = Recorder()
+        return cls(asked, out, budget(pair, out, max_size=asked, reporter=reporter), reporter)
+
+
+@pytest.fixture(scope="module")
+def middle(pair: Pair, tmp_path_factory: pytest.TempPathFactory, ladder: tuple[int, int]) -> Whole:
+    """Halfway between the smallest and the largest."""
+    return Whole.of(pair, tmp_path_factory.mktemp("middle") / "out", sum(ladder) // 2)
+
+
+@pytest.fixture(scope="module")
+def _thrice(pair: Pair, tmp_path_factory: pytest.TempPathFactory, ladder: tuple[int, int]) -> Whole:
+    with pytest.MonkeyPatch.context() as patch:
+        _miss(patch)
+        return Whole.of(pair, tmp_path_factory.mktemp("thrice") / "out", (ladder[0] + 2 * ladder[1]) // 3)
+
+
+@pytest.fixture
+def thrice(_thrice: Whole, monkeypatch: pytest.MonkeyPatch) -> Whole:
+    """Three attempts, and the first one's recipe again: so does every budget of the test."""
+    _miss(monkeypatch)
+    return _thrice
+
+
+def _miss(patch: pytest.MonkeyPatch) -> None:
+    """The first attempt wastes more than it may, the others are above."""
+    patch.setattr(target, "_NEAR", {"size": 1.0, "kl": 1.0})
+    patch.setattr(target, "_AIM_AGAIN", 1.3)
+    patch.setattr(rows, "LEAST_ROWS", 256)  # all of them, so that the first attempt is no larger than asked
+
+
+def test_a_size_is_kept_and_nearly_used(pair: Pair, middle: Whole) -> None:
+    result = middle.result
+    assert total(middle.out) == result.bytes
+    assert 0.98 * middle.asked <= result.bytes <= middle.asked
     assert result.judged.kl > 0
-    verify(tmp_path / "out", base=pair.base)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.recipe.yaml"]
+    verify(middle.out, base=pair.base)
+    assert sorted(path.name for path in middle.out.parent.iterdir()) == ["out", "out.recipe.yaml"]
 
 
-def test_the_recipe_alone_gives_the_same_bytes(pair: Pair, tmp_path: Path, ladder: tuple[int, int]) -> None:
-    result = budget(pair, tmp_path / "out", max_size=sum(ladder) // 2)
-    recipe = Recipe.load(tmp_path / "out.recipe.yaml")
-    assert recipe == result.recipe
-    assert load_delta(tmp_path / "out").manifest.recipe == recipe.model_dump(mode="json")
+def test_the_recipe_alone_gives_the_same_bytes(pair: Pair, tmp_path: Path, middle: Whole) -> None:
+    recipe = Recipe.load(middle.out.with_name("out.recipe.yaml"))
+    assert recipe == middle.result.recipe
+    assert load_delta(middle.out).manifest.recipe == recipe.model_dump(mode="json")
     pair.compress(tmp_path / "again", recipe=recipe, samples=None, seq_len=None)
-    assert files_of(tmp_path / "again") == files_of(tmp_path / "out")
+    assert files_of(tmp_path / "again") == files_of(middle.out)
 
 
-def test_a_quality_is_kept(pair: Pair, tmp_path: Path, ladder: tuple[int, int]) -> None:
-    middle = budget(pair, tmp_path / "middle", max_size=sum(ladder) // 2)
-    result = budget(pair, tmp_path / "out", max_kl=middle.judged.kl)
-    assert result.judged.kl <= middle.judged.kl
+def test_a_quality_is_kept(pair: Pair, tmp_path: Path, ladder: tuple[int, int], middle: Whole) -> None:
+    kl = middle.result.judged.kl
+    result = budget(pair, tmp_path / "out", max_kl=kl)
+    assert result.judged.kl <= kl
     assert result.bytes < ladder[1]
-    looser = budget(pair, tmp_path / "looser", max_kl=4 * middle.judged.kl)
+    looser = budget(pair, tmp_path / "looser", max_kl=4 * kl)
     assert looser.bytes < result.bytes
 
 
@@ -217,51 +258,36 @@ def test_what_was_measured_is_of_no_use_for_other_data(pair: Pair, tmp_path: Pat
 
 
 @pytest.mark.parametrize("stop_at", [5, 7])
-def test_interrupted_while_compressing_it_goes_on(
-    pair: Pair, tmp_path: Path, ladder: tuple[int, int], stop_at: int
-) -> None:
-    asked = sum(ladder) // 2
-    whole = budget(pair, tmp_path / "whole", max_size=asked)
+def test_interrupted_while_compressing_it_goes_on(pair: Pair, tmp_path: Path, middle: Whole, stop_at: int) -> None:
+    asked = middle.asked
     with pytest.raises(Interrupted, match=r"waits in .*out\.budget\.json: run again with resume=True"):
         budget(pair, tmp_path / "out", max_size=asked, reporter=Recorder(stop_at))
     assert not (tmp_path / "out").exists()
     recorder = Recorder()
     budget(pair, tmp_path / "out", max_size=asked, resume=True, reporter=recorder)
     assert any("measured by an earlier run, used again" in note for note in recorder.notes)
-    assert files_of(tmp_path / "out") == files_of(whole.compressed.out)
+    assert files_of(tmp_path / "out") == files_of(middle.out)
 
 
 @pytest.mark.parametrize("stop_at", [19, 20, 29])
-def test_interrupted_in_any_attempt_it_goes_on(
-    pair: Pair, tmp_path: Path, ladder: tuple[int, int], monkeypatch: pytest.MonkeyPatch, stop_at: int
-) -> None:
-    """Three attempts, and the first one's recipe again."""
-    monkeypatch.setattr(target, "_NEAR", {"size": 1.0, "kl": 1.0})
-    monkeypatch.setattr(target, "_AIM_AGAIN", 1.3)
-    monkeypatch.setattr(rows, "LEAST_ROWS", 256)  # all of them, so that the first attempt is no larger than asked
-    asked = (ladder[0] + 2 * ladder[1]) // 3
-    uninterrupted, recorder = Recorder(), Recorder()
-    whole = budget(pair, tmp_path / "whole", max_size=asked, reporter=uninterrupted)
+def test_interrupted_in_any_attempt_it_goes_on(pair: Pair, tmp_path: Path, thrice: Whole, stop_at: int) -> None:
+    asked, whole, recorder = thrice.asked, thrice.result, Recorder()
     with pytest.raises(Interrupted):
         budget(pair, tmp_path / "out", max_size=asked, reporter=Recorder(stop_at))
     result = budget(pair, tmp_path / "out", max_size=asked, resume=True, reporter=recorder)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
-    assert (tmp_path / "out.recipe.yaml").read_bytes() == (tmp_path / "whole.recipe.yaml").read_bytes()
+    assert files_of(tmp_path / "out") == files_of(thrice.out)
+    assert (tmp_path / "out.recipe.yaml").read_bytes() == thrice.out.with_name("out.recipe.yaml").read_bytes()
     assert (result.judged, result.first, result.predicted) == (whole.judged, whole.first, whole.predicted)
     assert result.attempts == whole.attempts == 3
     begun = (stop_at - 4) // 8 * 8 + 4  # the first step of that attempt: eight each, after measuring's four
-    assert recorder.steps == uninterrupted.steps[begun:]
+    assert recorder.steps == thrice.reporter.steps[begun:]
     assert not list(tmp_path.glob("out.[abp]*"))
 
 
 def test_interrupted_while_an_attempt_is_measured_it_goes_on(
-    pair: Pair, tmp_path: Path, ladder: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    pair: Pair, tmp_path: Path, thrice: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target, "_NEAR", {"size": 1.0, "kl": 1.0})
-    monkeypatch.setattr(target, "_AIM_AGAIN", 1.3)
-    monkeypatch.setattr(rows, "LEAST_ROWS", 256)  # all of them, so that the first attempt is no larger than asked
-    asked, judge, calls = (ladder[0] + 2 * ladder[1]) // 3, Judge.judge, list[str]()
-    whole = budget(pair, tmp_path / "whole", max_size=asked)
+    asked, judge, calls = thrice.asked, Judge.judge, list[str]()
 
     def interrupted(self: Judge, artifact: str, base: Checkpoint) -> Judged:
         calls.append(artifact)
@@ -274,8 +300,8 @@ def test_interrupted_while_an_attempt_is_measured_it_goes_on(
         budget(pair, tmp_path / "out", max_size=asked)
     recorder = Recorder()
     result = budget(pair, tmp_path / "out", max_size=asked, resume=True, reporter=recorder)
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
-    assert result.judged == whole.judged
+    assert files_of(tmp_path / "out") == files_of(thrice.out)
+    assert result.judged == thrice.result.judged
     assert recorder.steps.count("head") == 2  # the second is whole: the third, and the first one's recipe again
 
 
@@ -390,17 +416,11 @@ def test_other_models(make_pair: Callable[..., Pair], tmp_path: Path, architectu
     verify(tmp_path / "out")
 
 
-def test_what_an_earlier_attempt_kept_is_not_lost(
-    pair: Pair, tmp_path: Path, ladder: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first attempt wastes more than it may, the others are above: the first one's recipe is used again."""
-    monkeypatch.setattr(target, "_NEAR", {"size": 1.0, "kl": 1.0})
-    monkeypatch.setattr(target, "_AIM_AGAIN", 1.3)
-    monkeypatch.setattr(rows, "LEAST_ROWS", 256)  # all of them, so that the first attempt is no larger than asked
-    asked, recorder = (ladder[0] + 2 * ladder[1]) // 3, Recorder()
-    result = budget(pair, tmp_path / "out", max_size=asked, reporter=recorder)
-    assert result.bytes <= asked
+def test_what_an_earlier_attempt_kept_is_not_lost(thrice: Whole) -> None:
+    """The first one's recipe is used again."""
+    result, notes = thrice.result, thrice.reporter.notes
+    assert result.bytes <= thrice.asked
     assert result.attempts == 3
-    assert any("attempt 1" in note and "would do" in note for note in recorder.notes)
-    assert any("attempt 3" in note and "recipe of one that kept it" in note for note in recorder.notes)
-    assert load_delta(tmp_path / "out").manifest.recipe == result.recipe.model_dump(mode="json")
+    assert any("attempt 1" in note and "would do" in note for note in notes)
+    assert any("attempt 3" in note and "recipe of one that kept it" in note for note in notes)
+    assert load_delta(thrice.out).manifest.recipe == result.recipe.model_dump(mode="json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from deltacompress.evaluation.report.data import Report
 
+MEANS = ["acc", "acc_norm", "acc_bytes"]
 CHOICES = [" w1", " w2 w3 w4 w5", " w6 w7"]
 
 
@@ -30,6 +32,7 @@ class Library:
     """Stands in for lm-eval's TaskManager: one multiple-choice task, whose data needs no network."""
 
     all_tasks = ("any",)
+    metrics: Sequence[str] = MEANS
 
     def __init__(self, **_: Any) -> None:
         pass
@@ -48,7 +51,7 @@ class Library:
             "doc_to_choice": lambda doc: [choice.strip() for choice in CHOICES],
             "doc_to_target": lambda doc: 1,
             "num_fewshot": 0,
-            "metric_list": [{"metric": name} for name in ("acc", "acc_norm", "acc_bytes", "f1", "brier_score")],
+            "metric_list": [{"metric": name} for name in self.metrics],
         }
         return {"tasks": {names[0]: ConfigurableTask(config=config)}}
 
@@ -61,6 +64,8 @@ def measure(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lm_eval
     monkeypatch.setattr(lm_eval.tasks, "TaskManager", Library)
 
     def run(metric: str, limit: int | None = None) -> list[dict[str, Any]]:
+        if metric not in MEANS:  # lm-eval draws again and again for the error of f1
+            monkeypatch.setattr(Library, "metrics", [*MEANS, "f1", "brier_score"])
         (tmp_path / "mine.yaml").write_text(f"task: mine\nkind: suite\nsuite: any\nmetric: {metric}\n")
         evaluate(
             {}, base=pair.base, with_base=True, tasks=["mine"], task_dir=tmp_path, limit=limit, out=tmp_path / "out"
@@ -70,7 +75,7 @@ def measure(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lm_eval
     return run
 
 
-@pytest.mark.parametrize("metric", ["acc", "acc_norm", "acc_bytes"])
+@pytest.mark.parametrize("metric", MEANS)
 def test_the_answer_is_the_choice_that_the_metric_takes(measure: Any, metric: str) -> None:
     rows = measure(metric)
     assert len(rows) == 20

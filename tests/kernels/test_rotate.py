@@ -63,7 +63,7 @@ def test_long_runs(place: Place, limit: int | None) -> None:
     rotated = make_rotated(place[1], F32, 96, [16, 6, 32])
     for counts, slots in [([70, 33, 1], [-1, 0, 1]), ([1, 65, 2], [2, -1, 1]), ([1, 40], [2, -1]), ([3], [-1])]:
         segments = Segments.build(rising(counts), slots, place[1], row_limit=limit)
-        x = activations(place, F32, sum(counts) + 200, 96)
+        x = activations(place, F32, sum(counts) + 40, 96)
         out = poisoned(x)
         kernels_of(place).rotate(x, out, segments, rotated.table)
         assert relative(out, rotated.exact(x, segments)) <= tolerances.ROUNDED_ONCE[str(F32)].value

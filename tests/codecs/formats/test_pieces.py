@@ -190,16 +190,19 @@ def test_tensors_of_the_base() -> None:
 @pytest.mark.parametrize("bits", [2, 3, 4, 16])
 @pytest.mark.parametrize("pattern", ["2:4", "1:4", "unstructured:0.5"])
 def test_damaged_parts_are_refused_alike(pattern: str, bits: int, storage: bool, columns: int) -> None:
-    """A flipped bit of a pattern, a part cut or made longer: refused by both ways to decode, or by neither."""
+    """A flipped bit of a pattern, a part cut or made longer: refused by both ways to decode, or by neither.
+
+    Of few columns three bits of every byte; of many, one of every other byte, or of every byte where there are few.
+    """
     torch.manual_seed(0)
     spec, serving = encoded(bits, pattern, "minmax", torch.randn(5, columns), columns)
     parts = packed.to_storage(spec, serving) if storage else serving
     like = torch.empty(5, columns, dtype=torch.float32, device="meta")
-    refused = 0
+    refused, step = 0, 1 if columns < 70 or bits == 2 else 2
     for name, part in parts.items():
         free = part.dim() == 1
-        for at in range(part.numel()) if part.dtype == torch.uint8 else ():
-            for change in (1, 8, 128):
+        for at in range(0, part.numel(), step) if part.dtype == torch.uint8 else ():
+            for change in (1, 8, 128) if columns < 70 else ((1, 8, 128)[at % 3],):
                 odd = part.clone()
                 odd.view(-1)[at] ^= change
                 refused += _alike(spec, parts | {name: odd}, like, storage)
