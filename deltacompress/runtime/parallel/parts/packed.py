@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deltacompress.codecs.formats.packed import PackedSpec, Parts
 from deltacompress.kernels import expand_rows
-from deltacompress.numerics.bits import packing, pairs
+from deltacompress.numerics.bits import packing
 from deltacompress.runtime.parallel.parts.cut import Cut
 
 
@@ -43,18 +43,25 @@ def _rows(spec: PackedSpec, parts: Parts, cut: Cut) -> tuple[PackedSpec, Parts]:
 def _columns(spec: PackedSpec, parts: Parts, begin: int, end: int) -> tuple[PackedSpec, Parts]:
     if spec.is_24 and (begin % 4 or (end % 4 and end != spec.columns)):
         raise ValueError(f"columns {begin} to {end} are no whole groups of four")
-    codes = packing.unpack_codes(parts["codes"], spec.bits, spec.kept)
-    step = 2 if spec.is_24 else 1  # columns of a code
-    kept = codes[:, begin // step : -(-end // 4) * 2 if spec.is_24 else end]
-    found = {"codes": packing.pack_codes(kept.contiguous(), spec.bits)}
+    fours = begin // 4, -(-end // 4)
+    found = {
+        "codes": _fields(parts["codes"], spec.bits, *((2 * fours[0], 2 * fours[1]) if spec.is_24 else (begin, end)))
+    }
     if spec.is_24:
-        both = pairs.unpack_pairs(parts["pattern"], spec.padded // 4)[:, begin // 4 : -(-end // 4)]
-        found["pattern"] = pairs.pack_pairs(both.contiguous())
+        found["pattern"] = _fields(parts["pattern"], 4, *fours)
     group = end - begin if spec.groups == 1 else math.gcd(spec.group, begin)  # of 0 it is the whole group
     for name in ("scales", "zeros"):
         if name in parts:
             found[name] = _of_groups(parts[name], spec.group, group, begin, end)
     return replace(spec, columns=end - begin, group=group), found
+
+
+def _fields(packed: Tensor, bits: int, begin: int, end: int) -> Tensor:
+    """Of rows of so many bits each, those from begin to end (numerics/bits/packing.py)."""
+    if begin * bits % 8 == 0 and (end * bits % 8 == 0 or -(-end * bits // 8) == packed.shape[1]):
+        return packed[:, begin * bits // 8 : -(-end * bits // 8)].contiguous()  # whole bytes
+    codes = packing.unpack_codes(packed, bits, packed.shape[1] * 8 // bits)
+    return packing.pack_codes(codes[:, begin:end].contiguous(), bits)
 
 
 def _of_groups(part: Tensor, whole: int, group: int, begin: int, end: int) -> Tensor:
