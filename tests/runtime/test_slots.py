@@ -319,6 +319,26 @@ def test_what_cannot_come_back_keeps_no_slot(many: Many, monkeypatch: pytest.Mon
     check_slots(runtime)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_came_for_nobody_gives_way(many: Many, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """Over a stream: it was loaded, or its request is gone, and nobody has looked whether it arrived."""
+    runtime = many.runtime(slots=1)
+    as_on_a_gpu(monkeypatch, runtime)
+    for seed in range(2):
+        runtime.load(many.path(seed), str(seed))
+    assert runtime.complete([("0", prompt(0))], TOKENS)[0].tokens == many.tokens(0)
+    with monkeypatch.context() as patch:
+        if fails:
+            patch.setattr("deltacompress.runtime.cache.transfer.Transfer.place", broken)
+        assert runtime.cache.start("1")
+        arriving = runtime.variants["1"].arriving
+        assert arriving is not None
+        arriving.exception()
+    for _ in range(2):
+        assert runtime.complete([("0", prompt(0))], TOKENS)[0].tokens == many.tokens(0)
+    check_slots(runtime)
+
+
 @pytest.mark.parametrize("where", ["cache.transfer.Transfer.place", "modules.model.DecoupledModel.install"])
 @pytest.mark.parametrize("on_a_gpu", [False, True])
 def test_a_request_whose_variant_cannot_come_keeps_no_slot(

@@ -6,7 +6,7 @@ Events, not waits, put the two in order. All decisions are taken on the caller's
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -68,7 +68,7 @@ class Arrivals:
     def _make_room(self, wanted: LoadedVariant) -> bool:
         leaving = self._residents.leaving(wanted)
         if leaving != []:
-            self._let_unused_arrive()
+            self.let_unused_arrive()
             leaving = self._residents.leaving(wanted)
         for one in leaving or ():
             self.evict(one)
@@ -80,13 +80,14 @@ class Arrivals:
         for counters in (loaded.counters, self._total):
             counters.evictions += 1
 
-    def _let_unused_arrive(self) -> None:
-        """Wait for what is on its way for nobody: only what has arrived can leave.
+    def let_unused_arrive(self, but: Collection[str | None] = (), *, wait: bool = True) -> None:
+        """Install what is on its way and that nobody uses: only what has arrived can leave.
 
-        What cannot arrive gives its slot back; its own user asks for it once more, and is told then.
+        What cannot arrive gives its slot back; its own user asks for it once more, and is told then. but: names to
+        leave as they are; wait: for those that have not arrived yet.
         """
         for one in list(self._residents.by_slot.values()):
-            if one.arriving is not None and not one.users:
+            if one.arriving is not None and not one.users and one.name not in but and (wait or one.arriving.done()):
                 if one.arriving.exception() is None:
                     self.settle(one)
                 else:

@@ -7,7 +7,7 @@ is as fast (loader.py). What is loaded has no slot until it starts to come to th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from deltacompress.errors import BackendError, InputError
 from deltacompress.kernels import Backend
@@ -204,6 +204,10 @@ class VariantCache:
         if loaded.arriving is not None and loaded.arriving.done():
             self.arrivals.settle(loaded)
         return loaded.installed
+
+    def collect(self, waited_for: Collection[str | None]) -> None:
+        """Install what has arrived though nobody waits for it, so that it can leave; of the others `ready` tells."""
+        self.arrivals.let_unused_arrive(waited_for, wait=False)
 
     def settle(self, name: str) -> None:
         """Wait for a variant that is on its way; raises what its way raised."""

@@ -195,7 +195,9 @@ class Turns:
 
     def _arrive(self) -> None:
         """Take in variants that have come; whoever waits for one that could not come, or is gone, fails."""
-        for head in list(self._desk.line.firsts()):
+        heads = list(self._desk.line.firsts())
+        self._variants.collect({head.variant for head in heads})
+        for head in heads:
             if head.variant is None:
                 continue
             for ticket in list(self._desk.line.of(head.variant)):
