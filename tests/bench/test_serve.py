@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from ranked import forked
 
 from deltacompress.bench.http.over_http import Load
 from deltacompress.bench.serve import models as serving
@@ -18,7 +19,7 @@ from deltacompress.bench.serve.calls import Asked
 from deltacompress.bench.serve.models import Models, made, shape_of, start
 from deltacompress.bench.serve.records import PHASES
 from deltacompress.bench.serve.replay import replay
-from deltacompress.bench.serve.run import Setup, run_replay
+from deltacompress.bench.serve.run import Setup, run_replay, run_steady
 from deltacompress.bench.serve.steady import Steadiness, Steady, first_tokens, limits_for, measured
 from deltacompress.bench.simulate.run import Slo
 from deltacompress.bench.synthetic import SHAPE_TINY, SHAPES
@@ -249,6 +250,15 @@ class TestReplay:
 
 
 class TestSteady:
+    def test_over_two_devices(self) -> None:
+        asked = Steadiness(steps=2, every=1, seconds=0.2, long_tokens=40, known_tokens=40, times=1)
+        with forked() as others:
+            found = run_steady(Setup("cpu", variants=2, tp=2), asked).to_json()
+            assert len(others) == 1
+            assert not others[0].is_alive
+        assert found["backend"].endswith(", over 2 devices")
+        assert found["rows"] == 2
+
     def test_by_a_known_clock(self, packed: Models, monkeypatch: pytest.MonkeyPatch) -> None:
         """It goes on by 1 ms each time it is read: twice a step, and once for each token of one."""
         ticks = count()
@@ -355,7 +365,7 @@ def test_shapes() -> None:
     assert shape_of("tiny", "cpu").context == serving.CONTEXT
 
 
-@pytest.mark.parametrize(("field", "value"), [("variants", 0), ("slots", 0)])
+@pytest.mark.parametrize(("field", "value"), [("variants", 0), ("slots", 0), ("tp", 0)])
 def test_setups(field: str, value: int) -> None:
     with pytest.raises(InputError, match=f"{field}: is 0"):
         Setup(**{field: value}).check()

@@ -58,16 +58,24 @@ def shape_of(name: str | None, device: str) -> ModelShape:
 
 
 def made(
-    root: Path, shape: ModelShape, device: str, backend: str, *, variants: int, system: System, slots: int | None
+    root: Path,
+    shape: ModelShape,
+    device: str,
+    backend: str,
+    *,
+    variants: int,
+    system: System,
+    slots: int | None,
+    tp: int = 1,
 ) -> Models:
     """Write them into the empty directory `root`, and load them.
 
-    slots: by default SLOTS packed ones, and of whole models as many as fit a GPU (one on a CPU).
+    slots: by default SLOTS packed ones, and of whole models as many as fit a GPU (one on a CPU); tp: devices.
 
     Raises:
         BackendError: the backend cannot run on the device, or it does not fit.
     """
-    runtime = base_runtime(root, shape, device, backend)
+    runtime = base_runtime(root, shape, device, backend, tp=tp)
     on_gpu = runtime.device.type == "cuda"
     names = tuple(f"v{number}" for number in range(variants))
     if system == "swap":
@@ -88,7 +96,7 @@ def made(
     return Models(runtime, shape, names, chosen, runtime.variants[names[0]].nbytes)
 
 
-def base_runtime(root: Path, shape: ModelShape, device: str, backend: str) -> Runtime:
+def base_runtime(root: Path, shape: ModelShape, device: str, backend: str, *, tp: int = 1) -> Runtime:
     """Of a base that is written into the empty directory `root`; raises as made."""
     where, base = resolve_device(device), root / "base"
     base.mkdir()
@@ -102,6 +110,7 @@ def base_runtime(root: Path, shape: ModelShape, device: str, backend: str) -> Ru
         backend=backend,
         merge_rounding=False,
         cuda_graphs=on_gpu,
+        tp=tp,
     )
 
 

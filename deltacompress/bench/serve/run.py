@@ -42,10 +42,11 @@ class Setup:
     system: System = "decoupled"
     slots: int | None = None
     scratch: Path | None = None
+    tp: int = 1
 
     def check(self) -> None:
         """Raises InputError: a count is below 1."""
-        for name in ("variants", "slots"):
+        for name in ("variants", "slots", "tp"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise InputError(f"is {value}", where=option(name), way_out="give 1 or more")
 
@@ -182,8 +183,12 @@ def written_for(setup: Setup) -> Iterator[tuple[Models, Path]]:
     shape = models.shape_of(setup.shape, setup.device)
     with tempfile.TemporaryDirectory(prefix="deltacompress-bench-", dir=setup.scratch) as root:
         place = Path(root)
-        counts: dict[str, Any] = {"variants": setup.variants, "system": setup.system, "slots": setup.slots}
-        yield models.made(place, shape, setup.device, setup.backend, **counts), place
+        asked: dict[str, Any] = {name: getattr(setup, name) for name in ("variants", "system", "slots", "tp")}
+        found = models.made(place, shape, setup.device, setup.backend, **asked)
+        try:
+            yield found, place
+        finally:
+            found.runtime.close()
 
 
 def head_of(setup: Setup, made: Models, limits: EngineLimits) -> dict[str, Any]:

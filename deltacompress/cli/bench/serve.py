@@ -11,7 +11,7 @@ from deltacompress.cli.bench import serve_options as of
 from deltacompress.cli.bench.pairs import names, numbers, without
 from deltacompress.cli.bench.simulate import Popularity, Seed, SloFirst, SloToken, Trace, Variation
 from deltacompress.cli.console import Console, verb
-from deltacompress.cli.options import BenchBackend, BenchDevice
+from deltacompress.cli.options import BenchBackend, BenchDevice, Tp
 from deltacompress.devices import check_driver
 from deltacompress.errors import InputError, option
 
@@ -63,6 +63,7 @@ def serve(
     shape: of.Shape = None,
     device: BenchDevice = "auto",
     backend: BenchBackend = "auto",
+    tp: Tp = 1,
     scratch: of.Scratch = None,
 ) -> None:
     """Replay a trace in real time over the serving engine, on random models with many variants."""
@@ -75,7 +76,7 @@ def _setup(given: Mapping[str, Any], profile: Profile | None = None) -> Any:
     from deltacompress.bench.serve.run import Setup
 
     slots = profile.slots if profile is not None and given["slots"] is None else given["slots"]
-    names = ("device", "backend", "shape", "variants", "system", "scratch")
+    names = ("device", "backend", "shape", "variants", "system", "scratch", "tp")
     return Setup(slots=slots, **{name: given[name] for name in names})
 
 

@@ -103,6 +103,7 @@ _DEFAULTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "popularities": ("zipf-1.5,uniform", ("parts",)),
     "rates": (None, ("parts",)),
     "system": ("decoupled", (TRACE, "steady")),
+    "tp": (1, (TRACE, "steady")),
 }
 """Default of each option that some ways take and others do not, and the ways that do."""
 
