@@ -246,13 +246,20 @@ def test_the_log_has_a_line_for_each_request_and_no_prompt(real: Started) -> Non
     assert any(one.get("route") == "/v1/completions" and one["status"] == 200 for one in lines)
 
 
-def test_the_engine_is_made_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("device", "given", "budget"), [("cuda", 5, 5), ("cuda", None, 9 * 10**9), ("cpu", None, None)]
+)
+def test_the_engine_is_made_as_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, device: str, given: int | None, budget: int | None
+) -> None:
+    """And leaves room for keys and values on a GPU, where nothing is said of variants."""
     made: dict[str, Any] = {}
 
     class Fake:
         def __init__(self, base: str, **given: Any) -> None:
             made.update(given, base=base)
-            self.notes, self.model = ["one"], SimpleNamespace(others=ALONE)
+            self.notes, self.model, self.device = ["one"], SimpleNamespace(others=ALONE), torch.device(device)
+            self.cache = SimpleNamespace(residents=SimpleNamespace(budget_bytes=given["budget_bytes"]))
 
         def describe(self) -> str:
             return "two"
@@ -262,19 +269,25 @@ def test_the_engine_is_made_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> No
             return "engine"
 
     monkeypatch.setattr(Runtime, "from_base", Fake)
+    monkeypatch.setattr("deltacompress.devices.resolve_device", torch.device)
+    monkeypatch.setattr("deltacompress.devices.free_bytes", lambda _: 20 * 10**9)
     start = Start(
-        orders="o", reports="r", base="b", variants=(), zoo=None, device="cuda", dtype="float16", backend="triton",
-        budget_bytes=5, max_batch=6, max_queue=7, step_tokens=8, prefix_bytes=9, tp=2,
+        orders="o", reports="r", base="b", variants=(), zoo=None, device=device, dtype="float16", backend="triton",
+        budget_bytes=given, max_batch=6, max_queue=7, step_tokens=8, prefix_bytes=9, tp=2,
     )  # fmt: skip
     served = build(start, print)
     assert made == {
         "base": "b",
-        "device": "cuda",
+        "device": device,
         "dtype": "float16",
         "backend": "triton",
-        "budget_bytes": 5,
+        "budget_bytes": given,
+        "cuda_graphs": device == "cuda",
         "tp": 2,
         "limits": EngineLimits(max_batch=6, max_queue=7, step_tokens=8, prefix_bytes=9),
         "emit": print,
     }
-    assert (served.engine, served.full, served.models.notes) == ("engine", QueueFullError, ["two", "one"])
+    assert (served.engine, served.full) == ("engine", QueueFullError)
+    told = "variants take at most 9.0 of the 20.0 GB beside the base: budget changes that"
+    assert served.models.notes == ["two", *([told] if budget != given else []), "one"]
+    assert served.models.cache.residents.budget_bytes == budget

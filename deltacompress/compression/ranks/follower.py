@@ -6,59 +6,44 @@ notes, errors, that all is done. Hidden states, sums and rows go through torch.d
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import signal
-import sys
-import threading
-import traceback
 from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from deltacompress.errors import failure, fields, for_the_command_line
-
-_ORPHANED = 1
+from deltacompress.errors import failure, for_the_command_line
+from deltacompress.processes.started import Notes, Told, error_fields, line, orders
 
 
 def main() -> int:
     """Work as the first line of the input says."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the first rank's to obey: this one ends when that does
         signal.signal(number, signal.SIG_IGN)
-    told = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints is no message
-    orders = queue.Queue[dict[str, Any]]()
-    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
-    order = orders.get()
+    told, received = Told(), orders(line)
+    order = received.get()
     with for_the_command_line() if order["command_line"] else nullcontext():
-        return _told(order, orders, told)
+        return _told(order, received, told)
 
 
-def _listen(orders: queue.Queue[dict[str, Any]]) -> None:
-    for line in sys.stdin:
-        orders.put(json.loads(line))
-    os._exit(_ORPHANED)  # wherever the main thread is
-
-
-def _told(order: dict[str, Any], orders: queue.Queue[dict[str, Any]], told: IO[str]) -> int:
+def _told(order: dict[str, Any], orders: queue.Queue[dict[str, Any]], told: Told) -> int:
     from deltacompress.processes.meeting import RanksParted
 
     try:
         _follow(order, orders, told)
     except RanksParted as error:
-        _send(told, "parted", str(error))
+        told.send("parted", str(error))
         return 1
     except Exception as error:  # noqa: BLE001 - whatever it is, the first rank tells it as its own
-        found = failure(error, debug=not order["command_line"], again="")
-        _send(told, "error", fields(found) | {"traceback": traceback.format_exc()})
+        told.send("error", error_fields(failure(error, debug=not order["command_line"], again="")))
         return 1
-    _send(told, "done", True)
-    while True:  # what it sent may still be read: until it is killed, or `_listen` ends it
+    told.send("done", True)
+    while True:  # what it sent may still be read: until it is killed, or its input ends
         orders.get()
 
 
-def _follow(order: dict[str, Any], orders: queue.Queue[dict[str, Any]], told: IO[str]) -> None:
+def _follow(order: dict[str, Any], orders: queue.Queue[dict[str, Any]], told: Told) -> None:
     import torch
 
     from deltacompress.checkpoints.reader import Checkpoint
@@ -79,35 +64,14 @@ def _follow(order: dict[str, Any], orders: queue.Queue[dict[str, Any]], told: IO
     skeleton = skeleton_of(finetuned, job.recipe, device)
     assert skeleton is not None
     plan = received(orders.get()["plan"], base, finetuned, job.recipe)
-    _send(told, "ready", True)
+    told.send("ready", True)
     ranks = join(order["size"], order["rank"], device, Path(order["meeting"]), lambda: None)
     spec = job.calibration_spec
     ids = ranks.same(torch.empty(spec.samples, spec.seq_len, dtype=torch.int64))
     with limited_memory(device, job.device_memory):
-        compress_layers(plan, skeleton, ids, FollowerSteps(plan, ranks), _Notes(told, device), ranks)
+        compress_layers(plan, skeleton, ids, FollowerSteps(plan, ranks), Notes(told, f"{device}: "), ranks)
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # what it still had to send
-
-
-class _Notes:
-    """A reporter that passes notes on."""
-
-    def __init__(self, told: IO[str], device: Any) -> None:
-        self._told, self._device = told, device
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        """The first rank's to tell."""
-
-    def step(self, label: str, *, loss: float | None = None, memory_bytes: int | None = None) -> None:
-        """The first rank's to tell."""
-
-    def note(self, message: str) -> None:
-        """To the first rank."""
-        _send(self._told, "note", f"{self._device}: {message}")
-
-
-def _send(told: IO[str], kind: str, value: Any) -> None:
-    told.write(json.dumps({kind: value}) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,16 +14,22 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from deltacompress.errors import InternalError, failure, for_the_command_line
+from deltacompress.errors import InternalError, failure, for_the_command_line, option
 from deltacompress.runtime.engine.live.events import Event
 from deltacompress.serving.channel import Teller
 from deltacompress.serving.messages import Failure, Fatal, Start
 from deltacompress.serving.worker.loop import Build, Served, Worker
 
+if TYPE_CHECKING:
+    from deltacompress.runtime.face import Runtime
+
 _ORPHANED = 1
+_OF_FREE = 0.45
+"""Of the memory that the base leaves of a GPU, what variants take if nothing is said."""
 _LAST_WORDS_MS = 2000
 """Milliseconds that the last reports may take to leave."""
 
@@ -77,6 +83,8 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
         cuda_graphs=resolve_device(start.device).type == "cuda",
         tp=start.tp,
     )
+    if start.budget_bytes is None:
+        limit_variants(runtime)
     runtime.notes.insert(0, runtime.describe())
     limits = EngineLimits(start.max_batch, start.max_queue, start.step_tokens, start.prefix_bytes)
     engine = runtime.engine(emit, limits)
@@ -86,6 +94,17 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
         return layout.context
 
     return Served(engine, runtime, QueueFullError, context, runtime.model.others.check)
+
+
+def limit_variants(runtime: Runtime) -> None:
+    """Leave room for keys and values, which take as much of what is free when the first of them come."""
+    from deltacompress.devices import free_bytes
+
+    if runtime.device.type == "cuda":
+        free = free_bytes(runtime.device)
+        runtime.cache.residents.budget_bytes = budget = int(free * _OF_FREE)
+        told = f"variants take at most {budget / 1e9:.1f} of the {free / 1e9:.1f} GB beside the base"
+        runtime.notes.insert(0, f"{told}: {option('budget')} changes that")
 
 
 def _check_profile(path: Path, start: Start) -> None:

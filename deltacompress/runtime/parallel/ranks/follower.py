@@ -11,59 +11,52 @@ import os
 import queue
 import signal
 import sys
-import threading
-import traceback
 from contextlib import nullcontext
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
-from deltacompress.errors import DeltaCompressError, failure, fields, for_the_command_line
+from deltacompress.errors import DeltaCompressError, failure, for_the_command_line
+from deltacompress.processes.started import Told, error_fields, orders
 
-_ORPHANED = 1
+if TYPE_CHECKING:
+    from deltacompress.runtime.parallel.ranks.messages import Message
 
 
 def main() -> int:
     """Obey."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the first rank's: this one ends when that does
         signal.signal(number, signal.SIG_IGN)
-    told = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints is no message
-    orders = queue.Queue[Any]()
-    threading.Thread(target=_listen, args=(orders,), daemon=True).start()
-    start = json.loads(orders.get().text)
+    told, found = Told(), orders(_order)
+    start = json.loads(found.get().text)
     with for_the_command_line() if start["command_line"] else nullcontext():
-        return _told(start, orders, told)
+        return _told(start, found, told)
 
 
-def _listen(orders: queue.Queue[Any]) -> None:
+def _order() -> Message | None:
     from deltacompress.runtime.parallel.ranks.messages import received
 
-    try:
-        while (order := received(sys.stdin.buffer)) is not None:
-            orders.put(order)
-    finally:
-        os._exit(_ORPHANED)  # wherever the main thread is
+    return received(sys.stdin.buffer)
 
 
-def _told(start: dict[str, Any], orders: queue.Queue[Any], told: IO[str]) -> int:
+def _told(start: dict[str, Any], orders: queue.Queue[Message], told: Told) -> int:
     from deltacompress.processes.meeting import RanksParted
 
     try:
         _follow(start, orders, told)
     except RanksParted as error:
-        _send(told, "parted", str(error))
+        told.send("parted", str(error))
     except Exception as error:  # noqa: BLE001 - whatever it is, the first rank tells it
-        _send(told, "error", _fields(failure(error, debug=not start["command_line"], again="")))
+        told.send("error", error_fields(failure(error, debug=not start["command_line"], again="")))
     return 1
 
 
-def _follow(start: dict[str, Any], orders: queue.Queue[Any], told: IO[str]) -> None:
+def _follow(start: dict[str, Any], orders: queue.Queue[Message], told: Told) -> None:
     import torch
 
     from deltacompress.runtime.parallel.ranks.rank import Rank
 
     torch.set_num_threads(start["threads"])
-    rank = Rank.load(start, lambda: _send(told, "ready", True))
-    _send(told, "loaded", True)
+    rank = Rank.load(start, lambda: told.send("ready", True))
+    told.send("loaded", True)
     while True:
         order = orders.get()
         try:
@@ -71,18 +64,10 @@ def _follow(start: dict[str, Any], orders: queue.Queue[Any], told: IO[str]) -> N
         except DeltaCompressError as error:
             if not rank.goes_on_after(order):
                 raise
-            _send(told, "brought", _fields(error))
+            told.send("brought", error_fields(error))
         else:
             if answers:
-                _send(told, "brought", None)
-
-
-def _fields(error: DeltaCompressError) -> dict[str, Any]:
-    return fields(error) | {"traceback": "".join(traceback.format_exception(error))}
-
-
-def _send(told: IO[str], kind: str, value: Any) -> None:
-    told.write(json.dumps({kind: value}) + "\n")
+                told.send("brought", None)
 
 
 if __name__ == "__main__":
