@@ -34,7 +34,7 @@ _FISHER = 0.7
 _LARGEST_POWER = 4.0
 AFTER_TRIAL = 0.67
 """KL of a compression over that of its trial, which has fewer calibration sequences and no `fisher`: of six choices of
-the pairs in registry/demo (docs/quality.md), weighed by their standard errors."""
+the pairs in registry/demo (docs/algorithm.md), weighed by their standard errors."""
 AFTER_OBS = 0.3
 """KL of a compression, which makes up for earlier layers, weighs outputs, refines and calibrates on more, over that of
 references put into the fine-tuned model: 0.1 to 0.35 of the pairs in registry/demo. What is tried is chosen by it, and

@@ -13,6 +13,7 @@ from deltacompress.cli.console import Console, verb
 from deltacompress.cli.options import BaseArgument, Device, ServingBackend, ServingDtype, Tp
 from deltacompress.cli.zoo_options import ZooOption
 from deltacompress.devices import check_driver
+from deltacompress.errors import InputError, option
 
 if TYPE_CHECKING:
     from deltacompress.serving.settings import Settings
@@ -111,10 +112,22 @@ def serve(
     run(settings, ready)
 
 
-def _tuned(path: Path | None, budget: int | None, max_batch: int | None, step_tokens: int | None) -> dict[str, Any]:
-    """What is given, else what the profile says, else what is usual; raises as read_profile."""
+def _tuned(
+    path: Path | None, tp: int, budget: int | None, max_batch: int | None, step_tokens: int | None
+) -> dict[str, Any]:
+    """What is given, else what the profile says, else what is usual.
+
+    Raises:
+        InputError: as read_profile; a profile, which is of one device, for several.
+    """
     from deltacompress.serving.profile import read_profile
 
+    if path is not None and tp > 1:
+        raise InputError(
+            f"was measured on one device, and {option('tp')} is {tp}",
+            where=path,
+            way_out=f"give {option('budget')}, {option('max_batch')} and {option('step_tokens')} instead",
+        )
     profile = None if path is None else read_profile(path)
     said = {} if profile is None else {name: getattr(profile, name) for name in _TUNED}
     given = dict(zip(_TUNED, (budget, max_batch, step_tokens), strict=True))
@@ -139,7 +152,11 @@ def _settings(options: dict[str, Any]) -> Settings:
         prefix_bytes=given.prefix_bytes(options["prefix_cache"]),
         drain_s=options["drain"],
         **_tuned(
-            options["profile"], given.budget_bytes(options["budget"]), options["max_batch"], options["step_tokens"]
+            options["profile"],
+            options["tp"],
+            given.budget_bytes(options["budget"]),
+            options["max_batch"],
+            options["step_tokens"],
         ),
         **{name: options[name] for name in _AS_THEY_ARE},
     )

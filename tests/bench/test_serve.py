@@ -371,6 +371,11 @@ def test_setups(field: str, value: int) -> None:
         Setup(**{field: value}).check()
 
 
+def test_whole_models_are_on_one_device() -> None:
+    with pytest.raises(InputError, match="tp: is for packed deltas; leave it out"):
+        Setup("cpu", system="swap", tp=2).check()
+
+
 def test_no_more_slots_than_variants(tmp_path: Path) -> None:
     found = made(tmp_path, shape_of("tiny", "cpu"), "cpu", "auto", variants=2, system="decoupled", slots=5)
     assert found.slots == 2

@@ -104,10 +104,12 @@ def test_what_serve_takes_of_it(tmp_path: Path) -> None:
     """What is given counts."""
     path = tmp_path / "p.json"
     profile().write(path)
-    assert _tuned(None, None, None, None) == {}
-    assert _tuned(None, 7, None, 9) == {"budget_bytes": 7, "step_tokens": 9}
-    assert _tuned(path, None, None, None) == {"budget_bytes": 3000, "max_batch": 4, "step_tokens": 256}
-    assert _tuned(path, 7, 8, None) == {"budget_bytes": 7, "max_batch": 8, "step_tokens": 256}
+    assert _tuned(None, 2, None, None, None) == {}
+    assert _tuned(None, 1, 7, None, 9) == {"budget_bytes": 7, "step_tokens": 9}
+    assert _tuned(path, 1, None, None, None) == {"budget_bytes": 3000, "max_batch": 4, "step_tokens": 256}
+    assert _tuned(path, 1, 7, 8, None) == {"budget_bytes": 7, "max_batch": 8, "step_tokens": 256}
+    with pytest.raises(InputError, match=r"p\.json: was measured on one device, and tp is 2; give budget, max"):
+        _tuned(path, 2, 7, 8, None)
 
 
 def test_the_engine_refuses_it_before_it_loads_the_base(tmp_path: Path, repo_root: Path) -> None:

@@ -25,6 +25,7 @@ from deltacompress.devices import device_name, resolve_device
 from deltacompress.errors import InputError, option, switch
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.runtime.engine.live.engine import EngineLimits
+from deltacompress.runtime.parallel.parts.split import devices_of
 from deltacompress.serving.profile import Profile
 
 CHECKED = ("e2e_mean", "ttft_mean")
@@ -45,10 +46,13 @@ class Setup:
     tp: int = 1
 
     def check(self) -> None:
-        """Raises InputError: a count is below 1."""
+        """Raises InputError: a count is below 1, or whole models are to be on several devices; and as devices_of."""
         for name in ("variants", "slots", "tp"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise InputError(f"is {value}", where=option(name), way_out="give 1 or more")
+        if self.tp > 1 and self.system == "swap":
+            raise InputError("is for packed deltas", where=option("tp"), way_out="leave it out")
+        devices_of(resolve_device(self.device), self.tp)
 
     def check_profile(self, path: Path, profile: Profile) -> None:
         """Refuse one of another device or shape; raises as Profile.check. path: of its file."""

@@ -12,9 +12,7 @@ from deltacompress.runtime.variants.variant import BaseSide, Variant
 
 
 class Others:
-    """There are none. alone: so."""
-
-    alone = True
+    """There are none."""
 
     def describe(self) -> str:
         """What a description of a runtime ends with."""

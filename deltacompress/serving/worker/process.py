@@ -84,7 +84,7 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
         tp=start.tp,
     )
     if start.budget_bytes is None:
-        limit_variants(runtime)
+        _limit_variants(runtime)
     runtime.notes.insert(0, runtime.describe())
     limits = EngineLimits(start.max_batch, start.max_queue, start.step_tokens, start.prefix_bytes)
     engine = runtime.engine(emit, limits)
@@ -96,8 +96,8 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
     return Served(engine, runtime, QueueFullError, context, runtime.model.others.check)
 
 
-def limit_variants(runtime: Runtime) -> None:
-    """Leave room for keys and values, which take as much of what is free when the first of them come."""
+def _limit_variants(runtime: Runtime) -> None:
+    """Leave room for keys and values: their first pages take up to half of what is free then."""
     from deltacompress.devices import free_bytes
 
     if runtime.device.type == "cuda":

@@ -42,10 +42,9 @@ class PartOfCheckpoint:
         row = math.prod(shape[1:])
         spans = [(begin, min(end, shape[0])) for begin, end in cut.ranges]
         pieces = [self._whole.read_flat(name, begin * row, end * row) for begin, end in spans]
-        rows = sum(end - begin for begin, end in spans)
-        first = pieces[0] if pieces else self._whole.read_flat(name, 0, 0)
-        padding = first.new_zeros((cut.size - rows) * row)
-        return torch.cat([*pieces, padding]).view(cut.shape(shape))
+        if missing := cut.size - sum(end - begin for begin, end in spans):
+            pieces.append((pieces[0] if pieces else self._whole.read_flat(name, 0, 0)).new_zeros(missing * row))
+        return (torch.cat(pieces) if len(pieces) > 1 else pieces[0]).view(cut.shape(shape))
 
     def _info(self, info: TensorInfo) -> TensorInfo:
         cut = self._cuts.get(info.name)

@@ -26,10 +26,7 @@ class Cut:
         pieces = [tensor.narrow(self.dim, *_within(one, end)) for one in self.ranges]
         found = torch.cat(pieces, self.dim) if pieces else tensor.narrow(self.dim, 0, 0)
         missing = self.size - found.shape[self.dim]
-        if missing:
-            after = (0, 0) * (tensor.dim() - 1 - self.dim) + (0, missing)
-            return functional.pad(found, after)
-        return found.clone(memory_format=torch.contiguous_format)
+        return functional.pad(found, (0, 0) * (tensor.dim() - 1 - self.dim) + (0, missing)) if missing else found
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         """Of what `of` gives for a tensor of this shape."""

@@ -172,7 +172,7 @@ def devices_of(device: torch.device, size: int) -> tuple[torch.device, ...]:
     asked = f"{option('tp')} {size}"
     if size < 1:
         raise InputError("at least 1", where=asked)
-    if device.type != "cuda":
+    if device.type != "cuda" or size == 1:
         return (device,) * size
     named: int | None = device.index
     if named is not None:

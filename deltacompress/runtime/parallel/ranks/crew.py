@@ -42,8 +42,6 @@ _POLL = 0.01
 class Crew(Others):
     """Started ranks. Whoever tells them something that has an order holds the runtime's lock."""
 
-    alone = False
-
     def __init__(self, devices: Sequence[torch.device], split: Split) -> None:
         """Start the others. devices: of each rank; split: of the first one.
 

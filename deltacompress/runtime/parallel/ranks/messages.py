@@ -75,7 +75,7 @@ def received(source: IO[bytes]) -> Message | None:
     magic, order, count, size = _HEADER.unpack(raw)
     if magic != _MAGIC or order not in set(Order):
         raise InternalError(f"{raw!r} begins no message of the first rank")
-    numbers, text = array("q"), b""
+    numbers = array("q")
     body = source.read(8 * count + size)
     if len(body) < 8 * count + size:
         return None
