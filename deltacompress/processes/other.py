@@ -102,7 +102,8 @@ class Other(threading.Thread):
         """End it, and forget it."""
         self.stop()
         self._process.wait()
-        self.join()
+        if threading.current_thread() is not self:  # whoever collects garbage may be
+            self.join()
         for pipe in (self._process.stdin, self._process.stdout):
             with suppress(OSError):  # what waits in it is for nobody any more
                 if pipe is not None:

@@ -218,6 +218,7 @@ class Runtime:
                 targets = [scored[one.index][1] for one in ordered]
                 for one, result in zip(ordered, forwards.log_likelihoods(ordered, logits, targets), strict=True):
                     found[one.index] = result
+                self.model.others.check()  # what came of a rank that is lost is no answer
         return found
 
     def generate(

@@ -339,6 +339,26 @@ def test_what_came_for_nobody_gives_way(many: Many, monkeypatch: pytest.MonkeyPa
     check_slots(runtime)
 
 
+def test_what_came_for_nobody_and_does_not_fit_troubles_nobody(many: Many, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It came, but cannot be installed: another device refuses its part, say."""
+    runtime = many.runtime(slots=1)
+    as_on_a_gpu(monkeypatch, runtime)
+    for seed in range(2):
+        runtime.load(many.path(seed), str(seed))
+    with monkeypatch.context() as patch:
+        patch.setattr("deltacompress.runtime.modules.model.DecoupledModel.install", broken)
+        [one] = runtime.cache.residents.by_slot.values()
+        assert one.arriving is not None
+        one.arriving.exception()
+        runtime.cache.collect({one.name})
+        assert one.slot is not None
+        runtime.cache.collect(())
+        assert not runtime.cache.residents.by_slot
+    for seed in range(2):
+        assert runtime.complete([(str(seed), prompt(seed))], TOKENS)[0].tokens == many.tokens(seed)
+    check_slots(runtime)
+
+
 @pytest.mark.parametrize("where", ["cache.transfer.Transfer.place", "modules.model.DecoupledModel.install"])
 @pytest.mark.parametrize("on_a_gpu", [False, True])
 def test_a_request_whose_variant_cannot_come_keeps_no_slot(

@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import torch
 
+from deltacompress.errors import DeltaCompressError
 from deltacompress.kernels import Backend
 from deltacompress.runtime.cache.loaded_variant import Counters, LoadedVariant, Operands, Sources
 from deltacompress.runtime.cache.residents import Residents
@@ -89,7 +91,8 @@ class Arrivals:
         for one in list(self._residents.by_slot.values()):
             if one.arriving is not None and not one.users and one.name not in but and (wait or one.arriving.done()):
                 if one.arriving.exception() is None:
-                    self.settle(one)
+                    with suppress(DeltaCompressError, torch.OutOfMemoryError):  # then it is let go of, too
+                        self.settle(one)
                 else:
                     one.arriving = None
                     self.leave(one)

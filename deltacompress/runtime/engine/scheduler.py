@@ -62,7 +62,8 @@ class Scheduler:
         self.max_batch = max_batch
         self._listener = listener
         self.pages = Pages(expected=max_batch * EXPECTED // PAGE, most_tokens=kv_tokens)
-        self.pages.cleared = model.others.forget
+        self._others = model.others
+        self.pages.cleared = self._others.forget
         self._turns = Turns(variants, self.pages, rules, step_tokens)
         self.prefixes = Prefixes(self.pages, prefix_bytes)
         self.graphs = Graphs(model, self.pages) if cuda_graphs else None
@@ -185,7 +186,9 @@ class Scheduler:
         if logits is None:
             return
         rows = self.decoder.rows
-        for request, picked in zip(rows, choose(logits, rows), strict=True):
+        found = choose(logits, rows)
+        self._others.check()  # what came of a rank that is lost is no answer
+        for request, picked in zip(rows, found, strict=True):
             if request.finished is None:  # nobody has cancelled it, and its text did not end it
                 request.note(picked.token)
                 self._untold.append((request, picked))

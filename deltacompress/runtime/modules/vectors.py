@@ -38,7 +38,7 @@ class VectorBank:
     def __init__(self, base: Tensor) -> None:
         self.base = base
         self.own: dict[int, Tensor] = {}
-        self._stack: SlotVectors | None = None
+        self._stack: SlotVectors | None = None  # in place for as long as no higher slot gets a vector of its own
 
     def set(self, slot: int, operand: Vector | None) -> None:
         """Give `slot` its own vector (the base's shape), or none any more."""
@@ -46,16 +46,22 @@ class VectorBank:
             self.own[slot] = operand.tensors["vector"]
         elif self.own.pop(slot, None) is None:
             return
-        if self._stack is not None:
-            if slot < self._stack.slots:
-                self._stack.vectors[slot].copy_(self.vector(slot))
-            else:  # graphs may go on reading the old one, for slots that have nothing of their own
-                self._stack.vectors.copy_(self.base)
-                self._stack = None
+        if self._stack is not None and slot < self._stack.slots:
+            self._stack.vectors[slot].copy_(self.vector(slot))
+            return
+        if self._stack is not None:  # graphs may go on reading the old one, for slots that have nothing of their own
+            self._stack.vectors.copy_(self.base)
+        # made here, not when it is first read: so it changes at the same moments wherever the same slots are set
+        self._stack = SlotVectors(self.base, 1 << slot.bit_length())
+        for each, vector in self.own.items():
+            self._stack.vectors[each].copy_(vector)
 
     def traits(self, slot: int) -> Traits | None:
         """See Seat."""
-        return {self._stacked()} if slot in self.own else set()
+        if slot not in self.own:
+            return set()
+        assert self._stack is not None
+        return {self._stack}
 
     def vector(self, slot: int) -> Tensor:
         """The vector of one slot."""
@@ -77,15 +83,8 @@ class VectorBank:
         """[n, size]: a request of this batch uses row min(slot, n - 1)."""
         if batch.uniform is not None or not self.touched(batch):
             return self.vector(BASE if batch.uniform is None else batch.uniform).unsqueeze(0)
-        return self._stacked().vectors
-
-    def _stacked(self) -> SlotVectors:
-        """In place for as long as no higher slot gets a vector of its own."""
-        if self._stack is None:
-            self._stack = SlotVectors(self.base, 1 << max(self.own).bit_length())
-            for slot, vector in self.own.items():
-                self._stack.vectors[slot].copy_(vector)
-        return self._stack
+        assert self._stack is not None
+        return self._stack.vectors
 
 
 class Shadow:

@@ -22,6 +22,8 @@ from deltacompress.runtime.engine.live.engine import EngineLimits, QueueFullErro
 from deltacompress.runtime.engine.live.events import NewToken, Started
 from deltacompress.runtime.engine.steps.decoder import Decoder
 from deltacompress.runtime.engine.steps.pieces import Pieces
+from deltacompress.runtime.parallel.others import Others
+from deltacompress.runtime.parallel.ranks.hearing import RankLostError
 
 LONG = Sampling(ignore_eos=True)
 
@@ -463,6 +465,28 @@ def test_rows_after_a_retreat_name_no_page_that_is_gone(runtime: Runtime, monkey
     monkeypatch.setattr(Decoder, "step", full)
     drain(running)
     assert all(log.end(f"long {number}").finish == "length" for number in range(24))
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_what_came_of_a_device_that_is_lost_is_no_answer(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Neither a first token nor another one: of a GPU it is seen once what it computes was waited for."""
+    looked = []
+
+    class Lost(Others):
+        def check(self) -> None:
+            looked.append(1)
+            if len(looked) >= after:
+                raise RankLostError("it ended")
+
+    monkeypatch.setattr(runtime.model, "others", Lost())
+    running, log = engine(runtime)
+    running.submit(Call("a", "a", (5, 6), 9, LONG))
+    with pytest.raises(RankLostError, match="it ended"):
+        drain(running)
+    assert len(log.tokens("a")) == after - 1
+    assert log.end("a").finish == "failed"
 
 
 def test_prompts_are_bounded_only_beside_calls_that_write(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:

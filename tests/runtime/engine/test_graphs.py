@@ -14,6 +14,7 @@ from pairs import Pair, Weights, changed
 from runtime.graphed import Again, as_on_a_gpu
 from runtime_cases import noise, random_ids, serve
 
+from deltacompress.errors import InternalError
 from deltacompress.kernels.adapters.select import ReferenceAdapters
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import FixedBatch
@@ -29,6 +30,7 @@ from deltacompress.runtime.operands.low_rank import LowRank, LowRankProduct
 from deltacompress.runtime.operands.operand import Vector
 from deltacompress.runtime.operands.product import Site
 from deltacompress.runtime.parallel.others import ALONE
+from deltacompress.runtime.parallel.plan import Way
 
 LONG = Sampling(ignore_eos=True)
 CPU = torch.device("cpu")
@@ -205,6 +207,30 @@ def test_vectors_stay_in_place_until_a_higher_slot_has_one() -> None:
     batch.take([1, 2, 9])
     assert bank.shaped(batch, 2)[:, 0].tolist() == [1, 0, 9, 0]
     assert VectorBank(base).stacked(batch).tolist() == [[0, 1, 2]]
+
+
+def test_when_vectors_move_does_not_depend_on_who_reads_them() -> None:
+    """So that ranks agree, of which one looks for graphs and the other captures what it is told to."""
+    read, unread = VectorBank(torch.zeros(3)), VectorBank(torch.zeros(3))
+    batch, found = FixedBatch(2, 1, [0, 1, 4], CPU), []
+    for slot, value in ((1, 1), (4, 4), (4, None), (4, 5), (2, 2)):
+        for bank in (read, unread):
+            bank.set(slot, None if value is None else Vector({"vector": torch.full((3,), float(value))}))
+        found.append(read.traits(1))
+    assert found[1:] == [found[-1]] * 4
+    assert read.stacked(batch).tolist() == unread.stacked(batch).tolist()
+    assert read.stacked(batch)[:6, 0].tolist() == [0, 1, 2, 0, 5, 0]
+
+
+def test_a_rank_whose_graphs_serve_something_else_computes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(graphs, "GraphedStep", Again)
+    made = Graphs(Kinds(s1={"two bits"}, s2={"four bits"}), Pages(4))  # type: ignore[arg-type]
+    shape, inputs = Shape(2, 1, 1, 8, True), torch.tensor([7, 8])
+    made.forward(shape, Way.CAPTURED, [1], inputs, lambda _, given: given)
+    made.forward(shape, Way.REPLAYED, [1], inputs, lambda _, given: given)
+    with pytest.raises(InternalError, match="a rank's graphs are not those of the first one"):
+        made.forward(shape, Way.REPLAYED, [2], inputs, lambda _, given: given)
 
 
 def test_tables_of_low_rank_that_were_left_serve_nobody() -> None:

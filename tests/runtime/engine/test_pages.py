@@ -79,6 +79,29 @@ def test_where_twice_as_many_find_no_memory_what_is_needed_does(monkeypatch: pyt
     assert len(pages.take(40)) == 40
 
 
+def test_where_not_even_the_way_back_finds_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some layers stay larger, and there are as many pages as before: that is known from then on."""
+    pages = Pages(4)
+    made(pages)
+    pad, count, grown = torch.nn.functional.pad, pages.count, list[int]()
+
+    def little(tensor: torch.Tensor, sides: tuple[int, ...]) -> torch.Tensor:
+        grown.append(sides[-1])
+        if len(grown) > 1:
+            raise torch.OutOfMemoryError
+        return pad(tensor, sides)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steps_pages.functional, "pad", little)
+        with pytest.raises(BackendError, match="no memory for the keys and values"):
+            pages.take(count + 5)
+    assert min(grown) < 0
+    assert pages.count == count
+    assert pages.room is not None
+    assert pages.room < count + 5
+    assert len(pages.take(count - 1)) == count - 1
+
+
 def test_all_come_back_whatever_happens_to_calls(runtime: Runtime) -> None:
     running, log = engine(runtime, max_batch=3, step_tokens=7, prefix_bytes=0)
     asked = calls(30, new=20)

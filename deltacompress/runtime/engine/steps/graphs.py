@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deltacompress.errors import BackendError
+from deltacompress.errors import BackendError, InternalError
 from deltacompress.runtime.batch import BASE, FixedBatch
 from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.modules.model import DecoupledModel
@@ -128,7 +128,12 @@ class Graphs:
     ) -> Tensor:
         """What `run` decided on, here or on the first rank, whose graphs this rank then has as well."""
         self._keep_up()
-        graph = self._capture(shape, slots, inputs, step, keep) if way == Way.CAPTURED else self.by_shape[shape]
+        if way == Way.CAPTURED:
+            graph = self._capture(shape, slots, inputs, step, keep)
+        else:
+            graph, traits = self.by_shape[shape], self._model.traits(slots)
+            if traits is None or not traits <= graph.traits:  # it would compute something else, and nobody would know
+                raise InternalError("a rank's graphs are not those of the first one")
         graph.batch.take(slots, keep)
         self.replays += 1
         self.last = graph

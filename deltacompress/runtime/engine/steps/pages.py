@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -171,9 +171,11 @@ class Pages:
             try:
                 self._stretch(count)
             except BackendError:
-                self._stretch(self.count)  # some of them were larger already
                 if count == least:
                     self._most = max(self.count, min(least - 1, there))
+                with suppress(BackendError):  # some of them were larger already, and may stay so
+                    self._stretch(self.count)
+                if count == least:
                     raise
             else:
                 self._free += range(count - 1, self.count - 1, -1)
@@ -182,12 +184,14 @@ class Pages:
 
     def _stretch(self, count: int) -> None:
         """All layers to so many pages."""
-        self.version += 1
+        if not self.keys:
+            self.version += 1
         with _memory_for(count * self.size):
             for mine in (self.keys, self.values):
                 for layer, one in mine.items():
                     if one.shape[1] != count:
                         mine[layer] = functional.pad(one, (0, 0, 0, 0, 0, count - one.shape[1]))
+                        self.version += 1
 
 
 @contextmanager

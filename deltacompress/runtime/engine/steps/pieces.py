@@ -79,6 +79,10 @@ class Pieces:
             found = self.run(batch, to_device(inputs, device), rows, columns, width, fresh=fresh)
         return found[: len(wanted)]
 
+    def check(self) -> None:
+        """Once they were waited for: raises where they are of a rank that is lost."""
+        self._model.others.check()
+
     def _from_graph(self, graphs: Graphs, piece: Piece) -> Tensor | None:
         """[1, vocabulary]; None if it has to run plainly."""
         columns, width = _SMALLEST, _WIDTH

@@ -161,7 +161,9 @@ class Prompts:
             return
         rows = to_device([row for _, row in ends], logits.device)
         requests = [request for request, _ in ends]
-        for request, picked in zip(requests, choose(logits[rows], requests), strict=True):
+        found = choose(logits[rows], requests)
+        self._pieces.check()
+        for request, picked in zip(requests, found, strict=True):
             if not request.tokens:
                 self._listener.started(request)
             self._listener.token(request, picked, request.take(picked.token))

@@ -114,7 +114,7 @@ class Rank:
         if number not in self._ahead:
             self._ahead[number] = self._reader.submit(self._read, self._variants[number])
             while len(self._ahead) > _AHEAD:
-                self._ahead.popitem(last=False)
+                self._ahead.popitem(last=False)[1].cancel()
 
     def _read(self, variant: Future[VariantPart]) -> Sources:
         found = variant.result()
