@@ -82,8 +82,7 @@ class Runtime:
             budget_bytes: of resident variants, as they are served (decoded by the reference backend, else packed).
             merge_rounding: round base + delta to the checkpoint's dtype, as restoring does; needs the reference
                 backend. False applies the codes as they are. Default: True in fp32 on that backend, else False.
-            host_bytes: of pinned host memory for variants that are not on a GPU; None: no limit.
-            cuda_graphs: compute through CUDA graphs, one for each shape of a batch.
+            host_bytes: of pinned host memory for variants that are not on a GPU. cuda_graphs: capture forwards.
             tp: devices that base and variants are split over, a process for each; `budget_bytes` is of each.
 
         Raises:
@@ -211,7 +210,7 @@ class Runtime:
             InputError: as `logits`; an empty context (give at least the bos token) or continuation.
         """
         scored = list(self._input.scored(requests))
-        found: list[LogLikelihood] = [LogLikelihood(0.0, False)] * len(scored)
+        found = [LogLikelihood(0.0, False)] * len(scored)
         for batch in forwards.batches([item for item, _ in scored], self.cache.fits):
             with self._lock, forwards.holding(self.cache, batch) as held, self._memory("log-likelihoods"):
                 ordered, logits = forwards.run(self.model, held)
