@@ -37,7 +37,7 @@ def test_no_input_does_more_than_fail_cleanly() -> None:
 
 def test_little_memory() -> None:
     root = Path(__file__).resolve().parent.parent.parent
-    command = [sys.executable, "-m", "tests.zoo.fuzz", "--inputs", "250", "--seed", "3"]
+    command = [sys.executable, "-m", "tests.zoo.fuzz", "--inputs", "500", "--seed", "3"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "faults 0" in done.stdout
