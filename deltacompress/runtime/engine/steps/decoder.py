@@ -7,6 +7,7 @@ computes what it computes alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from deltacompress.runtime.engine.steps.kvcache import DecodedRows
 from deltacompress.runtime.engine.steps.masks import Masks
 from deltacompress.runtime.engine.steps.pages import SCRATCH, Pages
 from deltacompress.runtime.modules.model import DecoupledModel
-from deltacompress.runtime.parallel.plan import Kind, Plan, Way
+from deltacompress.runtime.parallel.plan import Kind, Plan
 
 _WIDTH, _ROWS = 128, 64
 """Pages of a row, and rows, that the table has room for at the start."""
@@ -83,21 +84,23 @@ class Decoder:
                 slots,
                 lambda: to_device(padded, device),
                 lambda batch, inputs: self.forward_step(batch, inputs, shape.pages),
-                lambda way: self._plan(slots, padded, shape, way),
+                lambda way: replace(
+                    self._plan(slots, padded, shape.rows, shape.pages),
+                    way=way,
+                    run=shape.run,
+                    variants=shape.variants,
+                ),
             )
             if found is not None:
                 return found[: len(slots)]
-        plain = Shape(len(slots), 1, 0, longest, variants=True)
-        with self._model.others.forward(lambda: self._plan(slots, last + places, plain, Way.PLAIN)):
+        with self._model.others.forward(lambda: self._plan(slots, last + places, len(slots), longest)):
             return self.forward_step(Batch(slots, device), to_device(last + places, device), longest)
 
-    def _plan(self, slots: Sequence[int], inputs: list[int], shape: Shape, way: Way) -> Plan:
-        """Of a step for those who do not have the table."""
-        width = shape.pages
+    def _plan(self, slots: Sequence[int], inputs: list[int], rows: int, width: int) -> Plan:
+        """Of a step, for those who do not have the table: so many of its rows, and pages of each."""
         tables = (one.pages[:width] + [SCRATCH] * (width - len(one.pages)) for one in self.rows)
-        flat = [page for table in tables for page in table] + [SCRATCH] * (width * (shape.rows - len(slots)))
-        pages, run, variants = (self._pages.number, self._pages.count), shape.run, shape.variants
-        return Plan(Kind.ROWS, slots, inputs + flat, shape.rows, 1, pages, width, way=way, run=run, variants=variants)
+        flat = [page for table in tables for page in table] + [SCRATCH] * (width * (rows - len(slots)))
+        return Plan(Kind.ROWS, slots, inputs + flat, rows, 1, (self._pages.number, self._pages.count), width)
 
     def _shape(self, slots: Sequence[int], longest: int) -> Shape:
         counts = [slots.count(slot) for slot in {*slots} - {BASE}]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from deltacompress.runtime.engine.steps.kvcache import FirstTokens, PagedRows
 from deltacompress.runtime.engine.steps.masks import Masks
 from deltacompress.runtime.engine.steps.pages import SCRATCH, Pages
 from deltacompress.runtime.modules.model import DecoupledModel
-from deltacompress.runtime.parallel.plan import Kind, Plan
+from deltacompress.runtime.parallel.plan import Kind, Plan, Way
 
 _SMALLEST = 64
 """Tokens of the smallest piece that is captured; others are twice as large, four times, ..."""
@@ -92,15 +93,22 @@ class Pieces:
             width *= 4
         if columns > _LARGEST:
             return None
-        shape, inputs = Shape(1, columns, columns, width, piece.slots[0] != BASE), self._inputs(piece, columns, width)
-        keep, pages = piece.keep(columns) or [0], (self._pages.number, self._pages.count)
-        plan = Plan(Kind.PIECES, piece.slots, inputs, 1, columns, pages, width, False, keep, [1])
+        shape, keep = Shape(1, columns, columns, width, piece.slots[0] != BASE), piece.keep(columns) or [0]
+
+        @cache
+        def inputs() -> list[int]:
+            return self._inputs(piece, columns, width)
+
+        def plan(way: Way) -> Plan:
+            pages, of_graph = (self._pages.number, self._pages.count), (way, shape.run, shape.variants)
+            return Plan(Kind.PIECES, piece.slots, inputs(), 1, columns, pages, width, False, keep, [1], *of_graph)
+
         return graphs.run(
             shape,
             piece.slots,
-            lambda: to_device(inputs, self._model.device),
+            lambda: to_device(inputs(), self._model.device),
             lambda batch, inputs: self.run(batch, inputs, 1, columns, width, fresh=False),
-            lambda way: replace(plan, way=way, run=columns, variants=shape.variants),
+            plan,
             keep,
         )
 
