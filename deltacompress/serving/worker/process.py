@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from deltacompress.errors import InternalError, failure, for_the_command_line, option
+from deltacompress.processes.started import ORPHANED
 from deltacompress.runtime.engine.live.events import Event
 from deltacompress.serving.channel import Teller
 from deltacompress.serving.messages import Failure, Fatal, Start
@@ -27,7 +28,6 @@ from deltacompress.serving.worker.loop import Build, Served, Worker
 if TYPE_CHECKING:
     from deltacompress.runtime.face import Runtime
 
-_ORPHANED = 1
 _OF_FREE = 0.45
 """Of the memory that the base leaves of a GPU, what variants take if nothing is said."""
 _LAST_WORDS_MS = 2000
@@ -63,7 +63,7 @@ def _end_with_thread(told: threading.ExceptHookArgs) -> None:
 
 def _end_with_parent() -> None:
     sys.stdin.buffer.read()
-    os._exit(_ORPHANED)
+    os._exit(ORPHANED)
 
 
 def build(start: Start, emit: Callable[[Event], None]) -> Served:
