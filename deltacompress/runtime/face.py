@@ -82,7 +82,7 @@ class Runtime:
             budget_bytes: of resident variants, as they are served (decoded by the reference backend, else packed).
             merge_rounding: round base + delta to the checkpoint's dtype, as restoring does; needs the reference
                 backend. False applies the codes as they are. Default: True in fp32 on that backend, else False.
-            host_bytes: of pinned host memory for variants that are not on a GPU. cuda_graphs: capture forwards.
+            host_bytes: of pinned memory for variants that are not there; None: no limit. cuda_graphs: capture forwards.
             tp: devices that base and variants are split over, a process for each; `budget_bytes` is of each.
 
         Raises:
