@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 """That NCCL's watchdog ends no process: what is cut off, and when, is decided here."""
+_MEETING = timedelta(minutes=2)
+"""How long a rank waits for the others to meet, all of which are ready to; that one dies then is not seen."""
 _PATIENCE = timedelta(hours=1)
 """How long one rank waits for another: rank 0 may code embeddings for minutes, and one that dies is seen at once."""
 _POLL = 2e-4
@@ -49,20 +51,31 @@ def check_can_meet(asked: str, otherwise: str) -> None:
 
 
 def meet(size: int, rank: int, device: torch.device, meeting: Path) -> None:
-    """Meet the other ranks, at a file that only they know; waits for them."""
+    """Meet the other ranks, at a file that only they know; waits for them.
+
+    Raises:
+        RanksParted: one of them did not come.
+    """
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore  # `dist` has it too, but does not say so
+    from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
+    _world.group_count = 0  # the group's name, by which they find each other: one that was not to be has left a higher
     gpu, hook = device.type == "cuda", sys.excepthook
-    dist.init_process_group(
-        "nccl" if gpu else "gloo",
-        store=FileStore(str(meeting), size),
-        rank=rank,
-        world_size=size,
-        timeout=_PATIENCE,
-        device_id=device if gpu else None,
-    )
-    sys.excepthook = hook  # what it puts in its place stays there for good
+    try:
+        dist.init_process_group(
+            "nccl" if gpu else "gloo",
+            store=FileStore(str(meeting), size),
+            rank=rank,
+            world_size=size,
+            timeout=_MEETING,
+            device_id=device if gpu else None,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise RanksParted(str(error)) from error
+    finally:
+        sys.excepthook = hook  # what it puts in its place stays there for good
+    _set_pg_timeout(_PATIENCE)
 
 
 def exchange(begin: Callable[[], Work | None], device: torch.device, check: Callable[[], None]) -> None:

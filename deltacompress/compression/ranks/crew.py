@@ -98,9 +98,10 @@ class Crew:
             for other in self._others:
                 while not other.ready.wait(_POLL):  # a meeting to which one does not come cannot be called off
                     self._check()
-            self._met = True
             with environment(NCCL):
                 ranks = join(len(self._devices), 0, self._devices[0], self._meeting, self._check)
+            self._met = True
+            self._check()
             yield ranks
             if self._devices[0].type == "cuda":
                 torch.cuda.synchronize(self._devices[0])  # what is still to come from the others
@@ -141,6 +142,7 @@ class Crew:
 
     def _part(self) -> None:
         if self._met:
+            self._met = False
             with suppress(Exception):  # nothing is under way, or ends by itself
                 part_ways()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from runtime_cases import Served, random_ids
 from tolerances import SPLIT
 
 from deltacompress.errors import ChecksumError, IntegrityError, InternalError
+from deltacompress.processes import meeting
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.parallel.ranks.hearing import RankLostError
 from deltacompress.runtime.parallel.ranks.rank import Rank
@@ -116,6 +120,25 @@ def test_a_rank_that_cannot_load(make_pair: Callable[..., Pair], tweak: Callable
         assert not any(one.is_alive for one in started)
 
 
+def leaves_the_meeting() -> None:
+    from deltacompress.runtime.parallel.ranks import rank
+
+    rank.Group.joined = lambda *_: os._exit(7)  # type: ignore[method-assign]
+
+
+def test_a_rank_that_leaves_in_the_meeting(make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are not waited for without end, and the next meeting of this process is one as any."""
+    base = make_pair("llama").base
+    with monkeypatch.context() as patch, forked(leaves_the_meeting) as started:
+        patch.setattr(meeting, "_MEETING", timedelta(seconds=1))
+        for _ in range(2):
+            with pytest.raises(RankLostError, match=r"^rank 1 of 2 \(cpu\) ended with code 7; "):
+                Runtime.from_base(base, tp=2)
+        assert not any(one.is_alive for one in started)
+    with both_of(base, 2) as both:
+        assert both.many.logits(ASKED)[0].shape == (3, 96)
+
+
 def test_the_first_rank_fails_in_a_forward(make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its error is told as it is; then the ranks are out of step, and that is told."""
     with both_of(make_pair("llama").base, 2) as both:
@@ -196,3 +219,10 @@ def test_a_runtime_that_is_closed_or_dropped(make_pair: Callable[..., Pair]) -> 
         with pytest.raises(RankLostError, match="the other ranks were ended; load the base again"):
             runtime.logits(ASKED)
         Runtime.from_base(base, tp=2).close()  # the group of the first is gone
+        assert Runtime.from_base(base, tp=2).logits(ASKED)
+        gc.collect()
+        assert not any(one.is_alive for one in started)
+        later = Runtime.from_base(base, tp=2)
+        runtime.close()  # whose group it is not
+        assert later.logits(ASKED)
+        later.close()

@@ -55,7 +55,7 @@ class Crew(Others):
         self._others, self._sending, self._closed = self._hearing.others, threading.RLock(), False
         self._numbers: weakref.WeakKeyDictionary[Variant, int] = weakref.WeakKeyDictionary()
         self._count, self._gone = 0, deque[int]()
-        self._at_exit = weakref.finalize(self, _end, self._others, self._folder)
+        self._at_exit = weakref.finalize(self, _end, self._hearing, self._folder)
         try:
             for rank in range(1, len(devices)):
                 label = f"rank {rank} of {len(devices)} ({devices[rank]})"
@@ -87,9 +87,11 @@ class Crew(Others):
             for other in self._others:
                 while not other.ready.wait(_POLL):  # a meeting to which one does not come cannot be called off
                     self.check()
-            self._hearing.met = True
             meeting = Path(self._folder.name) / "meeting"
-            return Group.joined(len(self._devices), 0, self._devices[0], meeting, self.check)
+            group = Group.joined(len(self._devices), 0, self._devices[0], meeting, self.check)
+            self._hearing.met = True
+            self.check()
+            return group
 
     @contextmanager
     def loading(self) -> Iterator[None]:
@@ -162,7 +164,6 @@ class Crew(Others):
         with self._sending:
             self._closed = True
         self._at_exit()
-        self._hearing.part()
 
     @override
     def check(self) -> None:
@@ -202,8 +203,9 @@ class Crew(Others):
             raise known from error
 
 
-def _end(others: list[Other], folder: tempfile.TemporaryDirectory[str]) -> None:
-    for other in others:
+def _end(hearing: Hearing, folder: tempfile.TemporaryDirectory[str]) -> None:
+    for other in hearing.others:
         other.kill()
-    others.clear()
+    hearing.others.clear()
+    hearing.part()
     folder.cleanup()

@@ -19,7 +19,7 @@ class RankLostError(DeltaCompressError):
 
 
 class Hearing:
-    """others: the ranks; met: whether they can be waited for within torch.distributed."""
+    """others: the ranks; met: whether they are a group of torch.distributed."""
 
     def __init__(self) -> None:
         self.others: list[Other] = []
@@ -48,8 +48,9 @@ class Hearing:
             other.stop()
 
     def part(self) -> None:
-        """End what is under way between the ranks."""
+        """End what is under way between the ranks; what others of this process meet for later is not theirs."""
         if self.met:
+            self.met = False
             with suppress(Exception):  # nothing is, or it ends by itself
                 part_ways()
 
