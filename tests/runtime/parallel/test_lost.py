@@ -20,6 +20,7 @@ from tolerances import SPLIT
 from deltacompress.errors import ChecksumError, IntegrityError, InternalError
 from deltacompress.processes import meeting
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.parallel.parts.variant import VariantPart
 from deltacompress.runtime.parallel.ranks.hearing import RankLostError
 from deltacompress.runtime.parallel.ranks.rank import Rank
 
@@ -195,6 +196,23 @@ def test_damage_that_the_first_finds(served: Callable[..., Served], tmp_path: Pa
             both.many.load(copy, "bad")
         both.many.load(one.artifact, "good")
         assert both.many.logits([("good", [5])])[0].shape == (1, 96)
+
+
+def opens_another_at_first() -> None:
+    found = iter(["another"])
+    original = VariantPart.identity.fget  # type: ignore[attr-defined]
+    VariantPart.identity = property(lambda part: next(found, None) or original(part))  # type: ignore[assignment,misc]
+
+
+def test_a_directory_that_another_rank_finds_changed(served: Callable[..., Served]) -> None:
+    """Half of an answer would be of one artifact, half of the other."""
+    one = served("llama", "lossless")
+    with both_of(one.pair.base, 2, opens_another_at_first) as both:
+        with pytest.raises(ChecksumError, match=r"became another between .* two ranks opened it; load it again"):
+            both.many.load(one.artifact, "a")
+        assert not both.many.variants
+        both.many.load(one.artifact, "a")
+        assert both.many.logits([("a", [5])])[0].shape == (1, 96)
 
 
 def answers_something_else() -> None:

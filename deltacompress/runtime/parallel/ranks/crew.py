@@ -126,6 +126,7 @@ class Crew(Others):
             "path": str(path.absolute()),
             "over": None if below is None else str(below.absolute()),
             "fingerprint": base.checkpoint.known_fingerprint,
+            "identity": found.identity,
         }
         self._tell(Message(Order.OPEN, [number], json.dumps(where)))
         return found

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.checkpoints.reader import Checkpoint
+from deltacompress.errors import ChecksumError
 from deltacompress.runtime.batch import Batch, to_device
 from deltacompress.runtime.cache.loaded_variant import Sources
 from deltacompress.runtime.cache.transfer import Transfer
@@ -105,7 +106,11 @@ class Rank:
             base = self._model.base
             if known:
                 base.checkpoint.known_fingerprint = known
-            return VariantPart.open(Path(path), base, None if over is None else Path(over), self._split)
+            found = VariantPart.open(Path(path), base, None if over is None else Path(over), self._split)
+            if found.identity != where["identity"]:
+                told = "became another between the moments at which two ranks opened it"
+                raise ChecksumError(told, where=path, way_out="load it again")
+            return found
 
         self._variants[number] = self._reader.submit(opened)
         self._read_ahead(number)
