@@ -26,11 +26,13 @@ class Told:
 
     def __init__(self) -> None:
         self._lines = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
+        self._one = threading.Lock()
         os.dup2(2, 1)
 
     def send(self, kind: str, value: Any) -> None:
-        """One line."""
-        self._lines.write(json.dumps({kind: value}) + "\n")
+        """One line; any thread may."""
+        with self._one:
+            self._lines.write(json.dumps({kind: value}) + "\n")
 
 
 class Notes:

@@ -148,6 +148,7 @@ class Arrivals:
         """Its operands on the device, from wherever it is."""
         sources = loaded.sources if loaded.sources is not None else self.read(loaded.variant)
         found = self.transfer.place(sources, verify=loaded.verify, resident=self._residents.describe)
+        self._model.others.wait_until_read(loaded.variant)
         if self.stream is not None:  # on a CPU the operands themselves are all that is kept
             loaded.sources = sources
         return found

@@ -36,6 +36,12 @@ class Others:
     def prepare(self, variant: Variant) -> None:
         """The first rank begins to read a variant that it will bring."""
 
+    def wait_until_read(self, variant: Variant) -> None:
+        """Until all have read what was prepared, so that to bring it is a moment; raises what went wrong there.
+
+        For a thread on which nobody waits.
+        """
+
     def bring(self, slot: int, variant: Variant) -> None:
         """The others install what they have of a variant, as this rank has; raises what went wrong there."""
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -181,9 +184,21 @@ def test_damage_that_another_rank_finds(served: Callable[..., Served]) -> None:
         assert torch.allclose(first, second, atol=SPLIT.value)
 
 
-def test_damage_that_the_first_finds(served: Callable[..., Served], tmp_path: Path) -> None:
-    import shutil
+def test_what_could_not_be_read_is_read_again(served: Callable[..., Served]) -> None:
+    one = served("llama", "lossless")
+    with both_of(one.pair.base, 2, finds_damage) as both:
+        others, base = both.many.model.others, both.many.model.base
+        for wrong in (False, True):
+            variant = others.opened(one.artifact, base, None)
+            others.prepare(variant)
+            if wrong:
+                with pytest.raises(ChecksumError, match=r"^a part: differs; copy it again"):
+                    others.wait_until_read(variant)
+                others.prepare(variant)
+            others.wait_until_read(variant)
 
+
+def test_damage_that_the_first_finds(served: Callable[..., Served], tmp_path: Path) -> None:
     one = served("llama", "lossless")
     copy = tmp_path / "copy"
     shutil.copytree(one.artifact, copy)
@@ -196,6 +211,50 @@ def test_damage_that_the_first_finds(served: Callable[..., Served], tmp_path: Pa
             both.many.load(copy, "bad")
         both.many.load(one.artifact, "good")
         assert both.many.logits([("good", [5])])[0].shape == (1, 96)
+
+
+def reads_when_it_may() -> None:
+    original = Rank._read
+
+    def read(self: Rank, variant: Any) -> Any:
+        found = original(self, variant)
+        while slow(variant.result().folder).exists():
+            time.sleep(0.01)
+        return found
+
+    Rank._read = read  # type: ignore[method-assign]
+
+
+def slow(folder: Path) -> Path:
+    """While there is such a file, another rank is not done with reading a directory."""
+    return folder.with_name(f"{folder.name}.slow")
+
+
+def test_all_else_goes_on_while_another_rank_reads(served: Callable[..., Served], tmp_path: Path) -> None:
+    copies = [tmp_path / name for name in "abcd"]
+    for one in copies:
+        shutil.copytree(served("llama", "lossless").artifact, one)
+    with both_of(served("llama", "lossless").pair.base, 2, reads_when_it_may) as both:
+        others, base = both.many.model.others, both.many.model.base
+        slow(copies[0]).touch()
+        opened = [others.opened(one, base, None) for one in copies]
+        for one in opened:
+            others.prepare(one)
+        with ThreadPoolExecutor() as pool:
+            waiting = [pool.submit(others.wait_until_read, one) for one in opened]
+            wanted = both.one.logits(ASKED)[0]
+            assert torch.allclose(both.many.logits(ASKED)[0], wanted, atol=SPLIT.value)
+            assert not any(one.done() for one in waiting)
+            slow(copies[0]).unlink()
+            assert [one.result(60) for one in waiting] == [None] * 4
+        slow(copies[1]).touch()
+        others.bring(0, opened[1])  # which was read, although others were to be after it
+        others.prepare(opened[1])
+        with ThreadPoolExecutor() as pool:
+            again = pool.submit(others.wait_until_read, opened[1])
+            both.others[0].kill()
+            with pytest.raises(RankLostError, match="was killed by signal 9"):
+                again.result(60)
 
 
 def opens_another_at_first() -> None:
@@ -215,13 +274,9 @@ def test_a_directory_that_another_rank_finds_changed(served: Callable[..., Serve
         assert both.many.logits([("a", [5])])[0].shape == (1, 96)
 
 
-def answers_something_else() -> None:
-    Rank.obey = lambda self, order: True  # type: ignore[method-assign]
-
-
 def test_answers_out_of_turn(served: Callable[..., Served]) -> None:
     one = served("llama", "lossless")
-    with both_of(one.pair.base, 2, answers_something_else) as both:
+    with both_of(one.pair.base, 2) as both:
         both.many.model.others._hearing.heard("loaded", True)  # type: ignore[attr-defined]
         with pytest.raises(InternalError, match="a rank answers 'loaded' where 'brought' was asked for"):
             both.many.load(one.artifact, "a")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from typing_extensions import override
@@ -54,6 +54,7 @@ class Crew(Others):
         self._hearing = Hearing()
         self._others, self._sending, self._closed = self._hearing.others, threading.RLock(), False
         self._numbers: weakref.WeakKeyDictionary[Variant, int] = weakref.WeakKeyDictionary()
+        self._turns: weakref.WeakKeyDictionary[Variant, int] = weakref.WeakKeyDictionary()
         self._count, self._gone = 0, deque[int]()
         self._at_exit = weakref.finalize(self, _end, self._hearing, self._folder)
         try:
@@ -142,15 +143,20 @@ class Crew(Others):
 
     @override
     def prepare(self, variant: Variant) -> None:
-        self._tell(Message(Order.PREPARE, [self._numbers[variant]]))
+        with self._sending:
+            self._count += 1
+            turn = self._turns[variant] = self._count
+        self._tell(Message(Order.PREPARE, [self._numbers[variant], turn]))
+
+    @override
+    def wait_until_read(self, variant: Variant) -> None:
+        _raise_first(self._hearing.read(self._turns[variant], self.check))
 
     @override
     def bring(self, slot: int, variant: Variant) -> None:
         self.check()
         self._tell(Message(Order.BRING, [slot, self._numbers[variant]]))
-        failures = [one for one in self._hearing.wait("brought") if one is not None]
-        if failures:
-            raise rebuilt(failures[0])
+        _raise_first(self._hearing.wait("brought"))
 
     @override
     def leave(self, slot: int) -> None:
@@ -202,6 +208,12 @@ class Crew(Others):
             if error is known or not isinstance(error, Exception):
                 raise
             raise known from error
+
+
+def _raise_first(answers: list[dict[str, Any] | None]) -> None:
+    for failure in answers:
+        if failure is not None:
+            raise rebuilt(failure)
 
 
 def _end(hearing: Hearing, folder: tempfile.TemporaryDirectory[str]) -> None:

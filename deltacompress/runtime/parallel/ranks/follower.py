@@ -1,7 +1,8 @@
 """A rank that is not the first: `python -m deltacompress.runtime.parallel.ranks.follower`; crew.py starts it.
 
 Its input are orders (messages.py), its output a JSON object in each line, as processes/other.py hears it: `ready` to
-meet, `loaded`, `brought` (null, or the fields of an error), and what ended it. It ends when its input does.
+meet, `loaded`, `read` (the turn in which it was to; null, or the fields of an error), `brought` (the same without a
+turn), and what ended it. It ends when its input does.
 """
 
 from __future__ import annotations
@@ -55,7 +56,11 @@ def _follow(start: dict[str, Any], orders: queue.Queue[Message], told: Told) -> 
     from deltacompress.runtime.parallel.ranks.rank import Rank
 
     torch.set_num_threads(start["threads"])
-    rank = Rank.load(start, lambda: told.send("ready", True))
+
+    def read(turn: int, error: DeltaCompressError | None) -> None:
+        told.send("read", [turn, None if error is None else error_fields(error)])
+
+    rank = Rank.load(start, lambda: told.send("ready", True), read)
     told.send("loaded", True)
     while True:
         order = orders.get()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -27,10 +28,18 @@ class Hearing:
         self._failure: DeltaCompressError | None = None
         self._lost = threading.Event()
         self._answers: queue.Queue[tuple[str, Any]] = queue.Queue()
+        self._reads: dict[int, list[Any]] = {}  # by turn
+        self._news = threading.Condition()
 
     def heard(self, kind: str, value: Any) -> None:
-        """A rank answers something."""
-        self._answers.put((kind, value))
+        """A rank answers something, or has read a variant: [turn, null or the fields of an error]."""
+        if kind != "read":
+            self._answers.put((kind, value))
+            return
+        turn, failure = value
+        with self._news:
+            self._reads.setdefault(turn, []).append(failure)
+            self._news.notify_all()
 
     def ended(self, label: str, failure: DeltaCompressError) -> None:
         """A rank of this name did, before its time."""
@@ -63,6 +72,14 @@ class Hearing:
         """Raise what is wrong, if something is."""
         if self._failure is not None:
             raise self._failure
+
+    def read(self, turn: int, check: Callable[[], None]) -> list[Any]:
+        """What every other rank tells of what it was to read then; check: raises why it never will."""
+        with self._news:
+            while len(self._reads.get(turn, ())) < len(self.others):
+                check()
+                self._news.wait(_POLL)
+            return self._reads.pop(turn)
 
     def wait(self, kind: str) -> list[Any]:
         """What every other rank answers; raises as `check`."""

@@ -33,8 +33,8 @@ _LISTS, _FIXED = 4, 14
 class Order(IntEnum):
     """What is to be done.
 
-    START: text, JSON: how to begin. OPEN: number of a variant; text, JSON: where it is. PREPARE: number. BRING: slot,
-    number. LEAVE: slot. CLOSE: number. FORGET: number of pages. FORWARD: a plan.
+    START: text, JSON: how to begin. OPEN: number of a variant; text, JSON: where it is. PREPARE: number, turn. BRING:
+    slot, number. LEAVE: slot. CLOSE: number. FORGET: number of pages. FORWARD: a plan.
     """
 
     START = 1

@@ -6,7 +6,6 @@ It decides nothing. Slots, pages and batches are the first rank's, which tells t
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.errors import ChecksumError
+from deltacompress.errors import ChecksumError, DeltaCompressError
 from deltacompress.runtime.batch import Batch, to_device
 from deltacompress.runtime.cache.loaded_variant import Sources
 from deltacompress.runtime.cache.transfer import Transfer
@@ -37,25 +36,35 @@ from deltacompress.runtime.variants.layout import read_layout
 from deltacompress.runtime.variants.precision import Numerics
 
 _AHEAD = 2
-"""Variants that are read before they are brought; of more, the one that waits for the longest is forgotten."""
+"""Variants that are read before the first rank reads them; of more, the one that waits for the longest is forgotten."""
 
 
 class Rank:
     """Obeys orders, one after another; reads variants beside that."""
 
-    def __init__(self, model: DecoupledModel, split: Split) -> None:
-        self._model, self._split = model, split
+    def __init__(
+        self, model: DecoupledModel, split: Split, has_read: Callable[[int, DeltaCompressError | None], None]
+    ) -> None:
+        """has_read: is told the turn of what was read, or why it cannot be, on any thread."""
+        self._model, self._split, self._has_read = model, split, has_read
         self._transfer = Transfer(model.device, model.base.numerics.kernels)
         self._reader = ThreadPoolExecutor(1, "deltacompress-read-ahead")
         self._variants: dict[int, Future[VariantPart]] = {}
-        self._ahead: OrderedDict[int, Future[Sources]] = OrderedDict()
+        self._ahead: dict[int, Future[Sources]] = {}  # the oldest first
+        self._prepared: set[int] = set()
         self._pages: dict[int, _KeysAndValues] = {}
 
     @classmethod
-    def load(cls, start: dict[str, Any], ready: Callable[[], None]) -> Rank:
+    def load(
+        cls,
+        start: dict[str, Any],
+        ready: Callable[[], None],
+        has_read: Callable[[int, DeltaCompressError | None], None],
+    ) -> Rank:
         """Meet the others, and load its part of the base; raises as load_base.
 
-        start: as crew.py sends it; ready: is called before they meet, since nobody waits for one who does not come.
+        start: as crew.py sends it; ready: is called before they meet, since nobody waits for one who does not come;
+        has_read: as __init__ has it.
         """
         device, rank, size = torch.device(start["device"]), start["rank"], start["size"]
         if device.type == "cuda":
@@ -66,7 +75,7 @@ class Rank:
         split = Split.of(read_layout(base.path, base.tensors), rank, size, base.path)
         ready()
         part = BasePart(split, Group.joined(size, rank, device, Path(start["meeting"])))
-        return cls(load_base(start["base"], device=device, numerics=numerics, part=part), split)
+        return cls(load_base(start["base"], device=device, numerics=numerics, part=part), split, has_read)
 
     @staticmethod
     def goes_on_after(order: Message) -> bool:
@@ -82,7 +91,7 @@ class Rank:
             case Order.OPEN:
                 self._open(order.numbers[0], json.loads(order.text))
             case Order.PREPARE:
-                self._read_ahead(order.numbers[0])
+                self._prepare(*order.numbers)
             case Order.BRING:
                 self._bring(*order.numbers)
                 return True
@@ -91,6 +100,7 @@ class Rank:
             case Order.CLOSE:
                 self._variants.pop(order.numbers[0], None)
                 self._ahead.pop(order.numbers[0], None)
+                self._prepared.discard(order.numbers[0])
             case Order.FORGET:
                 self._pages.pop(order.numbers[0], None)
             case Order.START:
@@ -115,19 +125,34 @@ class Rank:
         self._variants[number] = self._reader.submit(opened)
         self._read_ahead(number)
 
-    def _read_ahead(self, number: int) -> None:
-        if number not in self._ahead:
-            self._ahead[number] = self._reader.submit(self._read, self._variants[number])
-            while len(self._ahead) > _AHEAD:
-                self._ahead.popitem(last=False)[1].cancel()
+    def _prepare(self, number: int, turn: int) -> None:
+        def told(reading: Future[Sources]) -> None:
+            error = None if reading.cancelled() else reading.exception()
+            # what is none of ours is raised when it is brought, and ends this rank
+            self._has_read(turn, error if isinstance(error, DeltaCompressError) else None)
+
+        if number in self._prepared and (before := self._ahead.get(number)) and before.done() and before.exception():
+            del self._ahead[number]  # which was told then
+        self._prepared.add(number)
+        self._read_ahead(number).add_done_callback(told)
+
+    def _read_ahead(self, number: int) -> Future[Sources]:
+        found = self._ahead.get(number)
+        if found is None:
+            found = self._ahead[number] = self._reader.submit(self._read, self._variants[number])
+            spare = [one for one in self._ahead if one not in self._prepared]
+            for one in spare[:-_AHEAD]:
+                self._ahead.pop(one).cancel()
+        return found
 
     def _read(self, variant: Future[VariantPart]) -> Sources:
         found = variant.result()
         return self._transfer.read(found, lambda operands: self._model.check(operands, found.folder))
 
     def _bring(self, slot: int, number: int) -> None:
-        self._read_ahead(number)
-        sources = self._ahead.pop(number).result()
+        self._prepared.discard(number)
+        sources = self._read_ahead(number).result()
+        del self._ahead[number]
         operands = self._transfer.place(sources, verify=True, resident=lambda: "as the first rank has them")
         try:
             self._model.install(slot, operands)
