@@ -17,7 +17,7 @@ from deltacompress.artifact.restoration import restore
 from deltacompress.budget.measuring import ladder
 from deltacompress.budget.measuring import pair as measuring
 from deltacompress.budget.measuring import walk as walking
-from deltacompress.budget.measuring.judge import Judge
+from deltacompress.budget.measuring.judge import Judge, error_by_record
 from deltacompress.budget.measuring.sizes import fixed_bytes, group_bytes
 from deltacompress.budget.measuring.walk import Measured, Walked, walk
 from deltacompress.budget.recipe import recipe_of
@@ -68,9 +68,14 @@ def walked(pair: Pair, out: Path, reporter: Reporter = SILENT) -> tuple[Walked, 
 
 
 def kl_of(pair: Pair, restored: Path, batches: list[HeldBack]) -> float:
+    """Mean over all tokens."""
+    return float(torch.cat(kls_of(pair, restored, batches)).mean())
+
+
+def kls_of(pair: Pair, restored: Path, batches: list[HeldBack]) -> list[torch.Tensor]:
     """By transformers' models in fp32, one record at a time, no padding."""
     models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (pair.finetuned, restored)]
-    total, tokens = 0.0, 0
+    found_of = []
     for batch in batches:
         for ids, written, given in zip(batch.ids, batch.written, batch.given, strict=True):
             length = int((written | given).sum()) + 1
@@ -78,9 +83,8 @@ def kl_of(pair: Pair, restored: Path, batches: list[HeldBack]) -> float:
                 target, found = (
                     torch.log_softmax(model(input_ids=ids[None, :length]).logits[0].double(), -1) for model in models
                 )
-            own = (target.exp() * (target - found)).sum(-1)[written[:length]]
-            total, tokens = total + float(own.sum()), tokens + len(own)
-    return total / tokens
+            found_of.append((target.exp() * (target - found)).sum(-1)[written[:length]])
+    return found_of
 
 
 @pytest.mark.parametrize("which", [1, 4, -1])
@@ -102,9 +106,23 @@ def test_the_judge_says_what_transformers_says(pair: Pair, artifact: Path, tmp_p
     assert found.skeleton is not None
     judged = Judge(found.skeleton, opened.finetuned, batches).judge(str(artifact), opened.base)
     restored = restore(artifact, base=pair.base, out=tmp_path / "restored")
-    assert judged.kl == pytest.approx(kl_of(pair, restored, batches), rel=1e-3)
+    records = kls_of(pair, restored, batches)
+    assert len(batches) == 2
+    assert len(records) > 8
+    assert judged.kl == pytest.approx(float(torch.cat(records).mean()), rel=1e-3)
     assert judged.tokens == sum(int(batch.written.sum()) for batch in batches)
-    assert 0 < judged.error < judged.kl
+    left_out = [float(torch.cat(records[:at] + records[at + 1 :]).mean()) for at in range(len(records))]
+    jackknife = torch.tensor(left_out, dtype=torch.float64).var(unbiased=False).item() * (len(records) - 1)
+    assert judged.error == pytest.approx(jackknife**0.5, rel=0.1)
+    assert judged.bound == judged.kl + 1.645 * judged.error
+
+
+@pytest.mark.parametrize("copies", [1, 5])
+def test_tokens_of_one_record_are_one_draw(copies: int) -> None:
+    """As often as they are repeated."""
+    values = torch.rand(40, generator=torch.Generator().manual_seed(0))
+    found = error_by_record(values.repeat_interleave(copies), torch.arange(40).repeat_interleave(copies))
+    assert found == pytest.approx(float(values.std()) / 40**0.5, rel=1e-6)
 
 
 def test_rungs_are_in_order_and_groups_share_inputs(pair: Pair, tmp_path: Path) -> None:

@@ -22,7 +22,10 @@ from deltacompress.numerics.likelihood import kl_divergence
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """kl: in nats/token over the tokens that are to be written, and its standard error. tokens: how many."""
+    """kl: in nats/token over the tokens that are to be written. tokens: how many.
+
+    error: its standard error, of records drawn at random: tokens of one answer are no more than that together.
+    """
 
     kl: float
     error: float
@@ -30,10 +33,7 @@ class Judged:
 
     @property
     def bound(self) -> float:
-        """What the KL of all such tokens is at most: the one-sided 95 % bound, if tokens were independent.
-
-        Those of one answer are not, so it is too low where answers are long.
-        """
+        """What the KL of all such tokens is at most: the one-sided 95 % bound."""
         return self.kl + 1.645 * self.error
 
 
@@ -51,6 +51,7 @@ class Judge:
 
     def __init__(self, skeleton: Skeleton, finetuned: Checkpoint, batches: Sequence[HeldBack]) -> None:
         self._skeleton, self._batches = skeleton, batches
+        self._record = _records(batches)
         self._targets = self._answers(finetuned.read)
 
     def judge(self, artifact: str, base: Checkpoint) -> Judged:
@@ -60,7 +61,7 @@ class Judge:
         per = torch.cat([kl_divergence(*one) for one in zip(self._targets, found, strict=True)])
         if not all_finite(per):
             raise NumericsError("what it restores does not give finite answers", where=artifact)
-        return Judged(float(per.mean()), float(per.std()) / math.sqrt(len(per)), len(per))
+        return Judged(float(per.mean()), error_by_record(per, self._record), len(per))
 
     def against_base(self, pairing: Pairing) -> Against:
         """The base itself on the same records: what it has no tensor for is the fine-tuned model's."""
@@ -94,3 +95,24 @@ class Judge:
         answers = [one.cpu() for one in held.answers()]
         skeleton.free(skeleton.outer_names())
         return answers
+
+
+def error_by_record(per: Tensor, record: Tensor) -> float:
+    """Standard error of the mean over tokens, of which whole records are drawn: a mean is a ratio of two sums over
+    records, of values and of tokens (Cochran, Sampling Techniques, 6.4, to the first order).
+
+    Args:
+        per: a value of each token, [tokens]. record: int64 [tokens], which record it is of; two of them at least.
+    """
+    mean, values = per.double().mean(), per.double()
+    off = torch.zeros(int(record.max()) + 1, dtype=torch.float64).index_add_(0, record, values - mean)
+    return math.sqrt(len(off) / (len(off) - 1) * float(off.square().sum())) / len(per)
+
+
+def _records(batches: Sequence[HeldBack]) -> Tensor:
+    """Of each token that is to be written, in the order of answers, its record: int64 [tokens]."""
+    found, count = list[Tensor](), 0
+    for batch in batches:
+        found.append(batch.written.cpu().nonzero()[:, 0] + count)
+        count += len(batch.written)
+    return torch.cat(found)
