@@ -64,6 +64,7 @@ class Tokenizers:
 
         Raises:
             CheckpointError: the template fails, or takes more time or memory than it may.
+            TemplateBusyError: those of other conversations compute, and did for long.
         """
         tokenizer = self._get(variant)
         if tokenizer.chat_template is None:
