@@ -72,6 +72,11 @@ class Pages:
         return None if self._most is None else len(self._free) + self._most - self.count + self.reclaimable()
 
     @property
+    def most(self) -> int | None:
+        """Pages that one holder can have, if nobody else has any; None: nobody knows."""
+        return None if self._most is None else self._most - 1
+
+    @property
     def nbytes(self) -> int:
         """Of a page, in all layers."""
         return sum(one.nbytes // one.shape[1] for one in (*self.keys.values(), *self.values.values()))
@@ -104,7 +109,7 @@ class Pages:
             failed = error
         lacking = count - len(self._free)
         if lacking > 0 and not self.reclaim(lacking):
-            raise failed or _no_memory(least * self.size)
+            raise failed or no_memory(least * self.size)
 
     def is_shared(self, page: int) -> bool:
         """Whether several hold it."""
@@ -199,10 +204,11 @@ def _memory_for(tokens: int) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise _no_memory(tokens) from error
+        raise no_memory(tokens) from error
 
 
-def _no_memory(tokens: int) -> BackendError:
+def no_memory(tokens: int) -> BackendError:
+    """What is raised where there are no pages for so many."""
     return BackendError(
         f"no memory for the keys and values of {tokens} tokens",
         way_out="lower max_batch, max_new_tokens or budget_bytes",
