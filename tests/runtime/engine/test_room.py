@@ -319,6 +319,51 @@ def test_where_memory_ended_is_known_until_somebody_says_otherwise(monkeypatch: 
     assert pages.room is None
 
 
+def test_it_is_tried_less_and_less_often_where_memory_is_not_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt in vain may move layers there and back, and then all graphs go."""
+    most = [9]
+    little_memory(monkeypatch, most)
+    pages = Pages(SIZE)
+    for layer in range(2):
+        pages.of_layer(layer, torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 3))
+    pages.take(8)
+
+    def attempts(asked: int) -> list[int]:
+        """Which times that it was asked for more somebody tried."""
+        found = []
+        for number in range(asked):
+            pages.try_more()
+            if pages.room is None:
+                found.append(number)
+                with pytest.raises(BackendError):
+                    pages.reserve(1)
+        return found
+
+    with pytest.raises(BackendError):
+        pages.reserve(1)
+    assert attempts(127) == [0, 2, 6, 14, 30, 62, 94, 126]
+    most[0] = 12
+    assert attempts(31) == []
+    pages.try_more()
+    held = pages.take(1)  # it came
+    with pytest.raises(BackendError):
+        pages.reserve(9)
+    pages.release(held)
+    assert pages.room is not None
+    pages.try_more()
+    assert pages.room is None
+    with pytest.raises(BackendError):
+        pages.reserve(9)
+    pages.clear()
+    assert pages.room is None
+    pages.of_layer(0, torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 3))
+    with pytest.raises(BackendError):
+        pages.reserve(90)
+    assert pages.room is not None
+    pages.try_more()
+    assert pages.room is None
+
+
 def test_limits_are_checked() -> None:
     with pytest.raises(InputError, match="kv_tokens 0: at least 1"):
         EngineLimits(kv_tokens=0)
