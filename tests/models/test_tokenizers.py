@@ -305,3 +305,30 @@ def test_a_tokenizer_that_fails(folder: Path, error: BaseException, monkeypatch:
 def test_the_runtime_says_how_to_do_without(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no tokenizer .*or give token ids instead of text"):
         Tokenizers(tmp_path).encode(None, "w1", bos=None)
+
+
+@pytest.mark.parametrize("chats", [False, True])
+def test_of_a_text_far_over_the_context_little_is_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, chats: bool
+) -> None:
+    write_tokenizer(tmp_path)
+    opened = Tokenizers(settings(tmp_path, chat_template="{{ messages[0].content }}"))
+    tokenizer = opened._get(None)
+    encode, seen = tokenizer.encode, []
+
+    def counted(text: str, **given: Any) -> Any:
+        seen.append(len(text))
+        return encode(text, **given)
+
+    monkeypatch.setattr(tokenizer, "encode", counted)
+
+    def ids(text: str) -> list[int] | None:
+        if chats:
+            return opened.chat(None, [{"role": "user", "content": text}], 64)
+        return opened.encode(None, text, bos=False, context=64)
+
+    with pytest.raises(InputError, match=r"^the first 8192 of 1200000 characters are more tokens than .* 64 takes"):
+        ids("w1 " * 400_000)
+    assert sum(seen) < 20_000
+    for few in ("w1 " * 70, "w1" + " " * 10_000 + "w2"):  # the one a little over it, the other of long tokens
+        assert ids(few) == encode(few, add_special_tokens=False)

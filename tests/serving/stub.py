@@ -2,7 +2,8 @@
 
 Text is as its bytes; the answer to a prompt is that prompt again, a token for each character, until max_tokens. Words
 in a prompt make it misbehave: SLOW (a token in 20 ms), FAIL (its variant cannot be had), CRASH (the process dies),
-LATE (it times out), STUCK (a step does not end). A conversation with HANG takes until one with GO comes.
+LATE (it times out), STUCK (a step does not end). A conversation with HANG takes until one with GO comes, and one with
+BUSY finds its template busy.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from deltacompress.errors import BaseMismatchError, ChecksumError, DeltaCompressError, InputError, UnsupportedModelError
+from deltacompress.models.chat.places import TemplateBusyError
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.events import Ended, Event, NewToken, Scored, Started, TokenScore
 from deltacompress.serving.messages import Start
@@ -82,6 +84,8 @@ class StubEngine:
         words = "".join(map(text_of, prompt))
         if "GO" in words:
             self._go.set()
+        if "BUSY" in words:
+            raise TemplateBusyError("busy")
         if "HANG" in words:
             assert self._go.wait(60)
         if not prompt:

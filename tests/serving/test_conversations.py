@@ -94,3 +94,10 @@ def test_over_http_others_are_served_meanwhile(live: Live) -> None:
         assert not any(one.done() for one in hangs)
         assert chat("sql", "GO").json()["choices"][0]["message"]["content"] == "<user>GO<use"
         assert [one.result().json()["choices"][0]["message"]["content"] for one in hangs] == ["<user>HANG<u"] * 2
+
+
+def test_over_http_a_template_that_has_no_place_is_a_503(live: Live) -> None:
+    body = {"model": "bot", "messages": [{"role": "user", "content": "BUSY"}]}
+    answer = live.post("/v1/chat/completions", **body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "template_busy")
+    assert "retry-after" in answer.headers

@@ -2,6 +2,9 @@
 
 One process, started when the first conversation comes, forks a worker for each template that is in use; a worker has
 its template compiled, so a conversation costs what a message there and back does. Any thread may ask.
+
+AT_ONCE compute at a time, OF_ONE of them for one template, and who comes then waits for WAITS at most (places.py): a
+slow template holds up its own conversations first, and nobody's without an end.
 """
 
 from __future__ import annotations
@@ -20,14 +23,17 @@ from typing import TYPE_CHECKING, Any
 
 from deltacompress.errors import BackendError, CheckpointError
 from deltacompress.models.chat import _child as child
+from deltacompress.models.chat.places import Places
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SECONDS = 2.0
 """Of computing, that one conversation may take."""
-AT_ONCE = 4
-"""Workers that compute; who comes then waits for one of them."""
+AT_ONCE, OF_ONE = 4, 2
+"""Workers that compute; and of one template, however many ask for it: who comes then waits (places.py)."""
+WAITS = 10.0
+"""Seconds that a conversation waits for one of them."""
 IDLE = 8
 """Workers that wait for another conversation of their template; the least recently used one ends first."""
 _ANSWERS_WITHIN = 30.0
@@ -43,7 +49,7 @@ class Renderer:
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
-        self._lock, self._at_once = threading.Lock(), threading.BoundedSemaphore(AT_ONCE)
+        self._lock, self._places = threading.Lock(), Places(AT_ONCE, OF_ONE, WAITS)
         self._process: subprocess.Popen[bytes] | None = None
         self._orders: socket.socket | None = None
         self._idle: OrderedDict[str, socket.socket] = OrderedDict()  # by template
@@ -55,6 +61,7 @@ class Renderer:
 
         Raises:
             CheckpointError: the template takes more time or memory than it may.
+            TemplateBusyError: others computed for too long.
             BackendError: there is no process to run it in.
             Exception: whatever else is wrong with it, or what it raises itself.
         """
@@ -62,7 +69,7 @@ class Renderer:
         known = [{name: value for name, value in one.items() if value is not None} for one in messages]
         tokens = dict(tokenizer.special_tokens_map)
         request = {"template": template, "messages": known, "tokens": tokens, "generate": goes_on}
-        with self._at_once:
+        with self._places.one(template):
             answer = self._ask(template, json.dumps(request).encode())
         if answer is None:
             raise CheckpointError(

@@ -16,7 +16,7 @@ from deltacompress.errors import InputError, IntegrityError
 from deltacompress.kernels import Backend
 from deltacompress.runtime.cache.loaded_variant import Counters, LoadedVariant, Operands, Sources
 from deltacompress.runtime.cache.residents import Residents
-from deltacompress.runtime.cache.transfer import Transfer
+from deltacompress.runtime.cache.transfer import Transfer, no_memory
 from deltacompress.runtime.modules.model import DecoupledModel
 from deltacompress.runtime.variants.variant import Variant
 
@@ -127,7 +127,10 @@ class Arrivals:
     def _install(self, loaded: LoadedVariant, operands: Operands) -> None:
         assert loaded.slot is not None
         loaded.installed = True  # from the first one on there is something to take back
-        self._model.install(loaded.slot, operands)
+        try:
+            self._model.install(loaded.slot, operands)
+        except torch.OutOfMemoryError as error:  # the variant's own affair, and not that of who computes meanwhile
+            raise no_memory(self._model.device, self._residents.describe()) from error
         self._model.others.bring(loaded.slot, loaded.variant)
         for counters in (loaded.counters, self._total):
             counters.loads += 1

@@ -90,7 +90,12 @@ class Transfer:
                 raise
             return found | {path: one.placed(self._device, self._kernels) for path, one in host.items()}
         except torch.OutOfMemoryError as error:
-            raise BackendError(
-                f"{self._device} is out of memory while a variant is loaded ({resident()})",
-                way_out="lower budget_bytes, max_batch or the number of variants in use",
-            ) from error
+            raise no_memory(self._device, resident()) from error
+
+
+def no_memory(device: torch.device, resident: str) -> BackendError:
+    """What is told of a variant that finds none on its way; resident: what is on the device, in words."""
+    return BackendError(
+        f"{device} is out of memory while a variant is loaded ({resident})",
+        way_out="lower budget_bytes, max_batch or the number of variants in use",
+    )

@@ -213,6 +213,13 @@ class VariantCache:
         """Wait for a variant that is on its way; raises what its way raised."""
         self.arrivals.settle(self.variants[name])
 
+    def await_all(self) -> bool:
+        """Wait for all that are on their way, whatever becomes of them; False if none is."""
+        arriving = [one.arriving for one in self.residents.by_slot.values() if one.arriving is not None]
+        for one in arriving:
+            one.exception()
+        return bool(arriving)
+
     def evict(self, name: str) -> None:
         """Let a variant that nothing keeps leave the device."""
         [loaded] = [one for one in self.residents.by_slot.values() if one.name == name]

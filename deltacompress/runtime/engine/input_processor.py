@@ -100,7 +100,7 @@ class InputProcessor:
             return [int(one) for one in prompt if not isinstance(one, Mapping)]
         if len(messages) < len(prompt):
             raise InputError("its prompt has messages and token ids in one", where=label, way_out="give either")
-        ids = self._tokenizers.chat(variant, messages)
+        ids = self._tokenizers.chat(variant, messages, self._layout(self._loaded(variant)).context)
         if ids is None:
             who = "the base" if variant is None else f"variant {variant}"
             raise InputError(f"{who} has no chat template", where=label, way_out="give a prompt")
@@ -116,18 +116,17 @@ class InputProcessor:
     ) -> Request:
         """One request for the scheduler; raises as `Runtime.generate`."""
         loaded = self._loaded(variant)
-        is_text = isinstance(prompt, str)
+        layout = self._layout(loaded)
         if isinstance(prompt, str):
             check_text(f"{label}: the prompt", prompt)
-        ids = (
-            self._tokenizers.encode(variant, prompt, bos=generation.bos) if isinstance(prompt, str) else _listed(prompt)
-        )
-        if is_text and not ids:
-            raise InputError(
-                "the prompt is empty", where=label, way_out="give some text, or ask for the bos token before it"
-            )
+            ids = self._tokenizers.encode(variant, prompt, bos=generation.bos, context=layout.context)
+            if not ids:
+                raise InputError(
+                    "the prompt is empty", where=label, way_out="give some text, or ask for the bos token before it"
+                )
+        else:
+            ids = _listed(prompt)
         self._check(label, loaded, ids, room=1)
-        layout = self._layout(loaded)
         room, reason = self._room(label, len(ids), generation.max_new_tokens, layout.context)
         vocabulary = self._vocabulary(loaded)
         for token, _ in generation.sampling.logit_bias:

@@ -60,7 +60,7 @@ class Scheduler:
         way to whom; prefix_bytes: see Prefixes; kv_tokens: see Pages.
         """
         self.max_batch = max_batch
-        self._listener = listener
+        self._listener, self._variants = listener, variants
         self.pages = Pages(expected=max_batch * EXPECTED // PAGE, most_tokens=kv_tokens)
         self._others = model.others
         self.pages.cleared = self._others.forget
@@ -111,12 +111,13 @@ class Scheduler:
     def retreat(self, error: BackendError) -> list[Request]:
         """After the device had no memory for a step: half as many requests run; returns those that ended.
 
-        One that has no room even alone fails.
+        One that has no room even alone fails, but not for what a variant on its way takes.
         """
         ran = max(self._turns.ran, len(self.decoder.rows))  # those that have ended since had the device, too
         self._forget()
         self._turns.settle()
-        if ran <= 1:
+        arrived = ran <= 1 and self._variants.await_all()
+        if ran <= 1 and not arrived:
             self._turns.fail(error)
         else:
             self._turns.back(self._turns.running)

@@ -14,6 +14,11 @@ from deltacompress.models.tokenizers import failing_tokenizer, has_tokenizer, lo
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_FIRST, _MORE = 8, 4
+"""Characters for each token of the context that are encoded of a longer text first, and how many times as many then."""
+_CUT = 1024
+"""Tokens, at most, that the beginning of a text has beyond those of the text: it may end within a word."""
+
 
 class Tokenizers:
     """Opened at first use; a variant without tokenizer files uses the base's.
@@ -39,17 +44,18 @@ class Tokenizers:
             self._opened.pop(folder, None)
             self._pieces = {key: text for key, text in self._pieces.items() if key[0] != folder}
 
-    def encode(self, variant: str | None, text: str, *, bos: bool | None) -> list[int]:
+    def encode(self, variant: str | None, text: str, *, bos: bool | None, context: int | None = None) -> list[int]:
         """Token ids of a prompt.
 
-        bos: put the bos token first unless it is there; leave it out; None: as the tokenizer does.
+        bos: put the bos token first unless it is there; leave it out; None: as the tokenizer does. context: of a text
+        that is far longer than so many tokens no more is encoded than tells that.
 
         Raises:
-            InputError: there is no tokenizer, or no bos token to put.
+            InputError: there is no tokenizer, or no bos token to put; a text that is far too long.
         """
         tokenizer = self._get(variant)
         with failing_tokenizer(tokenizer):
-            ids: list[int] = tokenizer.encode(text, add_special_tokens=bos is not False)
+            ids = _encoded(tokenizer, text, context, special=bos is not False)
         if bos:
             if tokenizer.bos_token_id is None:
                 raise InputError(
@@ -59,19 +65,22 @@ class Tokenizers:
                 ids = [tokenizer.bos_token_id, *ids]
         return ids
 
-    def chat(self, variant: str | None, messages: list[dict[str, str]]) -> list[int] | None:
+    def chat(self, variant: str | None, messages: list[dict[str, str]], context: int | None = None) -> list[int] | None:
         """Token ids of a conversation that the model is to go on with; None if the tokenizer has no chat template.
 
+        context: as `encode` takes it.
+
         Raises:
+            InputError: what the template writes is far too long.
             CheckpointError: the template fails, or takes more time or memory than it may.
+            TemplateBusyError: those of other conversations compute, and did for long.
         """
         tokenizer = self._get(variant)
         if tokenizer.chat_template is None:
             return None
         with failing_tokenizer(tokenizer):
             text = render(tokenizer, messages, goes_on=True)
-            ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-        return ids
+            return _encoded(tokenizer, text, context, special=False)
 
     def decoder(self, variant: str | None) -> Callable[[list[int]], str]:
         """Tokens -> text without special tokens; looked up when the first text is wanted."""
@@ -113,3 +122,17 @@ class Tokenizers:
                     way_out = instead if error.way_out is None else f"{error.way_out}, or {instead}"
                     raise error.retold(InputError, way_out=way_out) from error
             return self._opened[folder]
+
+
+def _encoded(tokenizer: PreTrainedTokenizerBase, text: str, context: int | None, *, special: bool) -> list[int]:
+    """A text's token ids; raises InputError where its beginning alone is too long for the context."""
+    characters = _FIRST * (context or len(text))
+    while context is not None and characters < len(text):
+        if len(tokenizer.encode(text[:characters], add_special_tokens=False)) > context + _CUT:
+            raise InputError(
+                f"the first {characters} of {len(text)} characters are more tokens than the context of {context} takes",
+                way_out="shorten the prompt",
+            )
+        characters *= _MORE
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=special)
+    return ids

@@ -18,7 +18,7 @@ from deltacompress.runtime.engine.policy.desk import Desk
 from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules
 from deltacompress.runtime.engine.policy.ticket import Ticket
 from deltacompress.runtime.engine.requests import Request
-from deltacompress.runtime.engine.steps.pages import Pages
+from deltacompress.runtime.engine.steps.pages import Pages, no_memory
 
 OWN_END = ("eos", "stop", "length", "context")
 """What tells how long the answers of a variant are."""
@@ -141,15 +141,18 @@ class Turns:
         preempted = [self._requests[one.ticket.id] for one in plan.preempt]
         for request in preempted:
             self._leave(request)
+        outgrown = [self._requests[ticket.id] for ticket in plan.outgrown]
+        for request, ticket in zip(outgrown, plan.outgrown, strict=True):
+            self._fail([request], no_memory((ticket.kv + 1) * self._pages.size))  # with the page that nobody holds
         # who started in this very step and gives way in it waits again, and must not start twice
-        started[:] = [request for request in started if request not in preempted]
+        started[:] = [request for request in started if request not in (*preempted, *outgrown)]
         for ticket in plan.hopeless:  # which the desk has forgotten
             request = self._requests.pop(ticket.id)
             assert request.variant is not None
             request.fail(self._variants.no_room(request.variant))
             self._over.append(request)
-        if preempted:
-            give_way(preempted)  # which may find no memory: all else is as the plan has it
+        if preempted or outgrown:
+            give_way([*preempted, *outgrown])  # which may find no memory: all else is as the plan has it
         for variant in plan.evict:
             self._variants.evict(variant)
         came = [self._bring(variant) for variant in plan.bring]
@@ -171,6 +174,7 @@ class Turns:
             loads=residents.slots,
             kv=None if room is None else room + held,
             headroom=min(rows, len(self._desk.running) + len(self._desk.line)),  # a page for each
+            alone=self._pages.most,
         )
         return self._desk.plan(list(self._residents()), _Bytes(self._variants), limits, self._costs, self._rules)
 

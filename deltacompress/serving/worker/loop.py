@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import zmq
 
 from deltacompress.errors import DeltaCompressError, InputError, failure
+from deltacompress.models.chat.places import TemplateBusyError
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.events import Event
 from deltacompress.serving.channel import ORDERS, Teller, open_socket
@@ -209,6 +210,8 @@ class Worker:
             return
         try:
             tokens = self.engine.submit(order.call())
+        except TemplateBusyError:
+            self._refuse_late(order)
         except Exception as error:  # noqa: BLE001 - one call fails, whatever it was, and no other
             told = failure(error, debug=True, again="")
             known = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from deltacompress.errors import CheckpointError
 from deltacompress.models.chat import rendering
+from deltacompress.models.chat.places import TemplateBusyError
 from deltacompress.models.chat.rendering import IDLE, Renderer
 from deltacompress.models.tokenizers import failing_tokenizer, load_tokenizer
 
@@ -125,27 +127,51 @@ def test_many_at_once_each_get_their_own(renderer: Renderer, tokenizer: PreTrain
     assert len(renderer._idle) <= IDLE
 
 
-def test_others_are_written_while_one_computes(renderer: Renderer, tmp_path: Path) -> None:
+@contextmanager
+def hanging(renderer: Renderer, tokenizer: PreTrainedTokenizerBase, count: int) -> Iterator[list[Exception]]:
+    """So many ask for what never ends; those that were answered."""
+    tokenizer.chat_template = ENDLESS
+    answered: list[Exception] = []
+
+    def hang() -> None:
+        with pytest.raises((CheckpointError, TemplateBusyError)) as raised:
+            renderer.render(tokenizer, TALK, goes_on=True)
+        answered.append(raised.value)
+
+    threads = [threading.Thread(target=hang) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    places = renderer._places
+    eventually(lambda: len(answered) + places._taken.total() + len(places._waiting) == count)
+    yield answered
+    for thread in threads:
+        thread.join()
+
+
+def test_others_are_written_while_one_template_computes(renderer: Renderer, tmp_path: Path) -> None:
+    """However many ask for it: all of these take their turns behind others' first."""
     made = []
     for template in (ENDLESS, "short"):
         write_tokenizer(where := tmp_path / str(len(made)))
         made.append(load_tokenizer(where))
         made[-1].chat_template = template
-    refused: list[CheckpointError] = []
+    with hanging(renderer, made[0], 2 * rendering.AT_ONCE) as answered:
+        assert renderer.render(made[1], TALK, goes_on=True) == "short"
+        assert answered == []
+    assert [type(one) for one in answered] == [CheckpointError] * 2 * rendering.AT_ONCE
+    assert (renderer._places._taken, renderer._places._waiting) == ({}, [])
 
-    def hang() -> None:
-        with pytest.raises(CheckpointError) as raised:
-            renderer.render(made[0], TALK, goes_on=True)
-        refused.append(raised.value)
 
-    threads = [threading.Thread(target=hang) for _ in range(rendering.AT_ONCE - 1)]
-    for thread in threads:
-        thread.start()
-    assert renderer.render(made[1], TALK, goes_on=True) == "short"
-    assert refused == []
-    for thread in threads:
-        thread.join()
-    assert len(refused) == len(threads)
+def test_nobody_waits_without_an_end(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "WAITS", 0.3)
+    made = Renderer(1.0)
+    with hanging(made, tokenizer, 5) as answered:
+        eventually(lambda: len(answered) == 3)
+        assert {type(one) for one in answered} == {TemplateBusyError}
+    assert len(answered) == 5
+    tokenizer.chat_template = "short"
+    assert made.render(tokenizer, TALK, goes_on=True) == "short"
+    made._end()
 
 
 def test_few_workers_stay(renderer: Renderer, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -81,8 +81,9 @@ def test_generation_config_is_read_once_for_each_load(
 def test_a_conversation_goes_through_the_chat_template(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def chat(self: object, variant: str | None, messages: list[dict[str, str]]) -> list[int]:
+    def chat(self: object, variant: str | None, messages: list[dict[str, str]], context: int | None) -> list[int]:
         asked.append((variant, messages))
+        assert context == runtime.model.base.layout.context == 64
         return [7, 8, 9]
 
     monkeypatch.setattr("deltacompress.runtime.engine.tokenizers.Tokenizers.chat", chat)

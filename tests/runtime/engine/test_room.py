@@ -178,6 +178,45 @@ def test_one_that_has_no_room_even_alone_fails_and_no_other(
     assert free(runtime)
 
 
+@pytest.mark.parametrize("variant", ["a", "c", None])
+@pytest.mark.parametrize("bound", ["given", "found"])
+def test_nobody_gives_way_to_one_that_has_no_room_even_alone(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, bound: str, variant: str | None
+) -> None:
+    """It fails at once, beside those that run, and those behind it start; nobody's variant leaves for its own."""
+    for loaded in list(runtime.cache.residents.by_slot.values()):
+        runtime.cache.arrivals.leave(loaded)
+    runtime.cache.residents.slots = 2
+    limits = {"max_batch": 4, "prefix_bytes": 0}
+    if bound == "given":
+        limits["kv_tokens"] = 15 * SIZE
+    else:
+        little_memory(monkeypatch, [16])
+    running, log = engine(runtime, **limits)
+    others = [Call(name, name[0], (5, 6), 14, LONG) for name in ("a1", "b1", "a2")]
+    for call in others[:2]:
+        running.submit(call)
+    for _ in range(3):
+        running.step()
+    if bound == "found":
+        pages = running._scheduler.pages
+        while pages.most != 15:
+            with pytest.raises(BackendError):
+                pages.reserve(pages.room or 30)
+    running.submit(Call("large", variant, tuple(random_ids(15 * SIZE)), 3, LONG))
+    running.submit(others[2])
+    running.step()
+    assert log.end("large").finish == "failed"
+    assert counts(running) == (0, 3)
+    drain(running)
+    assert f"no memory for the keys and values of {17 * SIZE} tokens" in str(log.end("large").error)
+    for call in others:
+        assert (log.tokens(call.id), log.end(call.id).finish) == alone(runtime, call)
+        assert log.end(call.id).preempted == 0
+    assert running._scheduler.max_batch == 4
+    assert free(runtime)
+
+
 def test_pages_of_who_ended_are_there_for_others_at_once(runtime: Runtime) -> None:
     """Of two that would lack a page in the same step, the first is cancelled just before: the other one goes on."""
 
@@ -277,6 +316,51 @@ def test_where_memory_ended_is_known_until_somebody_says_otherwise(monkeypatch: 
     with pytest.raises(BackendError):
         pages.take(200)
     pages.clear()
+    assert pages.room is None
+
+
+def test_it_is_tried_less_and_less_often_where_memory_is_not_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt in vain may move layers there and back, and then all graphs go."""
+    most = [9]
+    little_memory(monkeypatch, most)
+    pages = Pages(SIZE)
+    for layer in range(2):
+        pages.of_layer(layer, torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 3))
+    pages.take(8)
+
+    def attempts(asked: int) -> list[int]:
+        """Which times that it was asked for more somebody tried."""
+        found = []
+        for number in range(asked):
+            pages.try_more()
+            if pages.room is None:
+                found.append(number)
+                with pytest.raises(BackendError):
+                    pages.reserve(1)
+        return found
+
+    with pytest.raises(BackendError):
+        pages.reserve(1)
+    assert attempts(127) == [0, 2, 6, 14, 30, 62, 94, 126]
+    most[0] = 12
+    assert attempts(31) == []
+    pages.try_more()
+    held = pages.take(1)  # it came
+    with pytest.raises(BackendError):
+        pages.reserve(9)
+    pages.release(held)
+    assert pages.room is not None
+    pages.try_more()
+    assert pages.room is None
+    with pytest.raises(BackendError):
+        pages.reserve(9)
+    pages.clear()
+    assert pages.room is None
+    pages.of_layer(0, torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 3))
+    with pytest.raises(BackendError):
+        pages.reserve(90)
+    assert pages.room is not None
+    pages.try_more()
     assert pages.room is None
 
 

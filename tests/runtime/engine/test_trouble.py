@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -176,6 +177,73 @@ def test_nobody_runs_and_a_step_breaks(runtime: Runtime, monkeypatch: pytest.Mon
     running.submit(Call("y", "b", (5, 6), 4))
     drain(running, 20)
     assert {log.end(name).finish for name in "xy"} == {"failed"}
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_variant_that_finds_no_memory_fails_its_own_requests_alone(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, *, gpu: bool
+) -> None:
+    """Room for it is made where the model's tables are, beside the one that runs."""
+    for loaded in list(runtime.cache.residents.by_slot.values()):
+        runtime.cache.arrivals.leave(loaded)
+    if gpu:
+        as_on_a_gpu(monkeypatch, runtime)
+    running, log = engine(runtime)
+    runs = Call("runs", "a", (5, 6), 20, LONG)
+    running.submit(runs)
+    for _ in range(3):
+        running.step()
+    install = runtime.model.install
+    full = breaks_with(torch.OutOfMemoryError("no room"))
+    monkeypatch.setattr(runtime.model, "install", full)
+    for name in ("cold", "too"):
+        running.submit(Call(name, "b", (5, 6), 4, LONG))
+    drain(running)
+    monkeypatch.setattr(runtime.model, "install", install)
+    assert (log.tokens("runs"), log.end("runs").finish, log.end("runs").preempted) == (*alone(runtime, runs), 0)
+    for name in ("cold", "too"):
+        assert "out of memory while a variant is loaded" in str(log.end(name).error)
+    assert running._scheduler.max_batch == EngineLimits().max_batch
+    assert free(runtime)
+
+
+def breaks_with(error: Exception) -> Callable[..., None]:
+    def raising(*_: Any, **__: Any) -> None:
+        raise error
+
+    return raising
+
+
+def test_what_a_load_takes_on_its_way_fails_nobody(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that runs has no memory while another variant is on its way, and has it when that is there."""
+    runtime.cache.arrivals.leave(runtime.variants["b"])
+    as_on_a_gpu(monkeypatch, runtime)
+    bring, entered, gate = runtime.cache.arrivals._bring, threading.Event(), threading.Event()
+
+    def slow(loaded: Any) -> Any:
+        entered.set()
+        assert gate.wait(20)
+        return bring(loaded)
+
+    def no_room(*_: Any, **__: Any) -> bool:
+        taken = entered.is_set() and not gate.is_set()
+        if taken:
+            threading.Timer(0.1, gate.set).start()
+        return taken
+
+    monkeypatch.setattr(runtime.cache.arrivals, "_bring", slow)
+    breaks(monkeypatch, Decoder, "step", no_room, torch.OutOfMemoryError("no room"))
+    running, log = engine(runtime)
+    runs, cold = Call("runs", "a", (5, 6), 20, LONG), Call("cold", "b", (5, 6), 4, LONG)
+    running.submit(runs)
+    for _ in range(3):
+        running.step()
+    running.submit(cold)
+    drain(running)
+    assert log.end("runs").preempted == 1
+    for call in (runs, cold):
+        assert (log.tokens(call.id), log.end(call.id).finish) == alone(runtime, call)
+    assert free(runtime)
 
 
 def test_who_is_told_may_raise(runtime: Runtime) -> None:

@@ -91,6 +91,15 @@ class TestStarting:
         assert started(plan([large, ticket(3, None, kv=1)], [ticket(1, None, kv=1)], limits=limits)) == []
         assert started(plan([ticket(3, None, kv=1)], [large], limits=limits)) == []
 
+    def test_who_can_not_have_its_kv_even_alone_is_named_and_in_nobodys_way(self) -> None:
+        limits = Limits(4, 2, kv=30, headroom=5, alone=30)
+        first, outgrown, behind = ticket(1, "a", kv=8), ticket(2, "a", kv=31), ticket(5, None, kv=9)
+        large, cold = ticket(3, None, kv=31), ticket(4, "c", kv=31)
+        residents = [here("a"), here("b")]
+        found = plan([large, cold, behind], [first, outgrown], residents, limits)
+        assert {*found.outgrown} == {outgrown, large, cold}
+        assert (found.admit, found.preempt, found.evict, found.bring) == ((behind,), (), (), ())
+
     def test_hopeless_ones_hold_up_nobody(self) -> None:
         limits = Limits(4, 2, nbytes=4)
         waiting = [ticket(1, "b"), ticket(3, "b"), ticket(4, "c"), ticket(5, None)]

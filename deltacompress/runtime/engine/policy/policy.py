@@ -18,4 +18,5 @@ def decide(state: State) -> Plan:
     blocked = bring(working)
     admitted = admit(working, blocked)
     evicted = tuple(one.variant for one in state.residents if one.variant in working.evicted)
-    return Plan(tuple(working.preempted), evicted, tuple(working.brought), admitted, tuple(working.hopeless), blocked)
+    hopeless, outgrown = tuple(working.hopeless), tuple(working.outgrown)
+    return Plan(tuple(working.preempted), evicted, tuple(working.brought), admitted, hopeless, outgrown, blocked)

@@ -17,7 +17,8 @@ def shrink(working: Working) -> None:
     most = working.state.limits.kv
     if most is None or working.kv <= most:
         return
-    for ticket in sorted(working.state.running, key=lambda one: one.place, reverse=True)[:-1]:
+    running = [one for group in working.by_variant.values() for one in group]
+    for ticket in sorted(running, key=lambda one: one.place, reverse=True)[:-1]:
         if working.kv <= most:
             return
         working.preempt(ticket, by=None)
@@ -47,12 +48,13 @@ def admit(working: Working, blocked: Ticket | None) -> tuple[Ticket, ...]:
         if uncovered:
             heappop(heads)
             continue
-        if not _has_room(working, ticket):
-            if (last := _give_way(working, ticket)) is None:
-                break
-            barrier = min(barrier, last)
-        working.start(ticket)
-        admitted.append(ticket)
+        if not working.outgrew(ticket):
+            if not _has_room(working, ticket):
+                if (last := _give_way(working, ticket)) is None:
+                    break
+                barrier = min(barrier, last)
+            working.start(ticket)
+            admitted.append(ticket)
         if at + 1 < len(group):
             heapreplace(heads, (group[at + 1].place, at + 1, group))
         else:

@@ -25,6 +25,8 @@ def bring(working: Working) -> Ticket | None:
             continue
         if loading >= state.limits.loads:
             break
+        if working.outgrew(ticket):
+            continue
         nbytes = state.nbytes[ticket.variant]
         if not _fits(working, pinned, (), nbytes):
             working.hopeless += state.line.of(ticket.variant)

@@ -31,8 +31,8 @@ class Limits:
 
     rows: requests that run at once; slots: variants on the device, arriving ones included; nbytes: bytes of these, None
     for no limit; loads: variants on their way at once; kv: units of KV, None for no limit, of which `headroom` stay
-    free when a request is admitted, so that those that run can grow. A request by itself may have more: whether it can
-    be is for whoever computes it to find.
+    free when a request is admitted, so that those that run can grow. A request by itself may have more: `alone` at
+    most, None where whoever computes it is to find how much.
     """
 
     rows: int
@@ -41,6 +41,7 @@ class Limits:
     loads: int = 1
     kv: int | None = None
     headroom: int = 0
+    alone: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ class Plan:
 
     preempt; then evict variants, which nobody runs any more; then begin to bring others, the most urgent first; then
     admit, in the order of the line: their variants are ready, rows and KV are there. hopeless: in line, but cannot run
-    even alone beside what is pinned; to be failed. blocked: the first in line whose variant has no slot and gets none.
+    even alone beside what is pinned; to be failed. outgrown: in line or running, with more KV than one request can
+    have; to be failed before all else. blocked: the first in line whose variant has no slot and gets none.
     """
 
     preempt: tuple[Preemption, ...] = ()
@@ -105,4 +107,5 @@ class Plan:
     bring: tuple[str, ...] = ()
     admit: tuple[Ticket, ...] = ()
     hopeless: tuple[Ticket, ...] = ()
+    outgrown: tuple[Ticket, ...] = ()
     blocked: Ticket | None = None

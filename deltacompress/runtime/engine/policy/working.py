@@ -17,13 +17,23 @@ class Working:
         self.by_variant: dict[str | None, list[Ticket]] = {}
         self._eldest: dict[str | None, Place] = {}
         self.kv = self.rows = 0
+        self.outgrown: list[Ticket] = []
         for ticket in state.running:
-            self.start(ticket)
+            if not self.outgrew(ticket):
+                self.start(ticket)
         self.preempted: list[Preemption] = []
         self.evicted: set[str] = set()
         self.brought: list[str] = []
         self.hopeless: list[Ticket] = []
         self._host_kv = state.host_kv
+
+    def outgrew(self, ticket: Ticket) -> bool:
+        """Whether it would not have its KV even alone, so that nobody is to give way for it; it is noted."""
+        most = self.state.limits.alone
+        if most is None or ticket.kv <= most:
+            return False
+        self.outgrown.append(ticket)
+        return True
 
     def start(self, ticket: Ticket) -> None:
         """It has a row."""

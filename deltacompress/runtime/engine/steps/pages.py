@@ -23,6 +23,8 @@ SCRATCH = 0
 """A page that nobody holds: what must be written somewhere, and is never read, goes there."""
 _FIRST = 64
 """Pages at the start; when they are used up, there are twice as many."""
+_PATIENCE = 32
+"""Times that `try_more` is asked, at most, until it is tried: an attempt in vain may move what is there."""
 _numbers = itertools.count(1)
 _OF_FREE = 0.5
 """Of a GPU's memory that is left, what is taken at once for the pages that are expected."""
@@ -52,6 +54,7 @@ class Pages:
         self.cleared: Callable[[int], None] = lambda _: None
         self._given = None if most_tokens is None else max(most_tokens // size, 1) + 1
         self._most = self._given  # pages; once there was no memory for so many, fewer
+        self._asked = self._patience = 0  # how often for more since then; and how often until it is tried
         self._expected = expected
         self._holders = [1]  # of each page; nobody gets SCRATCH
         self._free: list[int] = []
@@ -70,6 +73,11 @@ class Pages:
     def room(self) -> int | None:
         """Pages that can still be taken; None: nobody knows, and there has been memory so far."""
         return None if self._most is None else len(self._free) + self._most - self.count + self.reclaimable()
+
+    @property
+    def most(self) -> int | None:
+        """Pages that one holder can have, if nobody else has any; None: nobody knows."""
+        return None if self._most is None else self._most - 1
 
     @property
     def nbytes(self) -> int:
@@ -104,7 +112,7 @@ class Pages:
             failed = error
         lacking = count - len(self._free)
         if lacking > 0 and not self.reclaim(lacking):
-            raise failed or _no_memory(least * self.size)
+            raise failed or no_memory(least * self.size)
 
     def is_shared(self, page: int) -> bool:
         """Whether several hold it."""
@@ -140,12 +148,14 @@ class Pages:
         self.keys, self.values = {}, {}
         self._holders, self._free = [1], []
         self.version += 1
-        self.try_more()
+        self._most, self._asked, self._patience = self._given, 0, 0
         self.cleared(self.number)
 
     def try_more(self) -> None:
-        """There may be memory again where there was none."""
-        self._most = self._given
+        """There may be memory again where there was none; after each attempt in vain, to be asked twice as often."""
+        self._asked += 1
+        if self._asked >= self._patience:
+            self._most, self._asked = self._given, 0
 
     def follow(self, count: int) -> None:
         """Have as many as the first rank has, which alone knows who holds them; raises as take."""
@@ -172,6 +182,8 @@ class Pages:
                 self._stretch(count)
             except BackendError:
                 if count == least:
+                    if self._most == self._given:  # else it is known, and this tells more of how little there is
+                        self._asked, self._patience = 0, min(max(2 * self._patience, 1), _PATIENCE)
                     self._most = max(self.count, min(least - 1, there))
                 with suppress(BackendError):  # some of them were larger already, and may stay so
                     self._stretch(self.count)
@@ -180,6 +192,7 @@ class Pages:
             else:
                 self._free += range(count - 1, self.count - 1, -1)
                 self._holders += [0] * (count - self.count)
+                self._asked = self._patience = 0
                 return
 
     def _stretch(self, count: int) -> None:
@@ -199,10 +212,11 @@ def _memory_for(tokens: int) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise _no_memory(tokens) from error
+        raise no_memory(tokens) from error
 
 
-def _no_memory(tokens: int) -> BackendError:
+def no_memory(tokens: int) -> BackendError:
+    """What is raised where there are no pages for so many."""
     return BackendError(
         f"no memory for the keys and values of {tokens} tokens",
         way_out="lower max_batch, max_new_tokens or budget_bytes",
