@@ -35,7 +35,7 @@ from deltacompress.checkpoints.names import MAX_NAME
 from deltacompress.checkpoints.reader import tensor_bytes
 from deltacompress.checkpoints.side_files import MAX_SIDE_FILE_BYTES
 from deltacompress.checkpoints.weight_files import content_hash
-from deltacompress.cli.failures import in_json
+from deltacompress.cli.shown.failures import in_json
 from deltacompress.codecs.encoded import restore_tensor
 from deltacompress.codecs.formats import packed
 from deltacompress.codecs.formats.spec import AGAIN

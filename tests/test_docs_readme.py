@@ -13,7 +13,7 @@ from pairs import files_of, make_pair, write_data
 
 from deltacompress import Gate, load_delta
 from deltacompress.cli.main import app
-from deltacompress.cli.shipped import ADVICE
+from deltacompress.cli.verbs.shipped import ADVICE
 from deltacompress.evaluation.report.data import read_report
 from deltacompress.files.content import list_content
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from deltacompress import LineReporter
-from deltacompress.cli.progress import RichReporter, fitted, shortened
+from deltacompress.cli.shown.progress import RichReporter, fitted, shortened
 from deltacompress.reporter import Pace, duration
 
 

@@ -12,13 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from deltacompress._version import __version__
-from deltacompress.cli import zoo
-from deltacompress.cli.analyze import analyze
-from deltacompress.cli.artifact import inspect, restore, verify
 from deltacompress.cli.bench import verbs as bench
-from deltacompress.cli.compare import compare
-from deltacompress.cli.compress import compress
-from deltacompress.cli.console import (
+from deltacompress.cli.compressing.analyze import analyze
+from deltacompress.cli.compressing.compress import compress
+from deltacompress.cli.interrupts import interrupts, wants_json
+from deltacompress.cli.shown.console import (
     EXIT_INPUT,
     DebugFlag,
     JsonFlag,
@@ -26,15 +24,17 @@ from deltacompress.cli.console import (
     QuietFlag,
     print_failure,
 )
-from deltacompress.cli.demo import demo
-from deltacompress.cli.doctor import doctor
-from deltacompress.cli.evaluate import evaluate, gate
-from deltacompress.cli.failures import UsageError
-from deltacompress.cli.generate import chat, generate
-from deltacompress.cli.interop import dequantize, export
-from deltacompress.cli.interrupts import interrupts, wants_json
-from deltacompress.cli.serve import serve
-from deltacompress.cli.shipped import gates, recipes, tasks
+from deltacompress.cli.shown.failures import UsageError
+from deltacompress.cli.verbs.artifact import inspect, restore, verify
+from deltacompress.cli.verbs.compare import compare
+from deltacompress.cli.verbs.demo import demo
+from deltacompress.cli.verbs.doctor import doctor
+from deltacompress.cli.verbs.evaluate import evaluate, gate
+from deltacompress.cli.verbs.generate import chat, generate
+from deltacompress.cli.verbs.interop import dequantize, export
+from deltacompress.cli.verbs.serve import serve
+from deltacompress.cli.verbs.shipped import gates, recipes, tasks
+from deltacompress.cli.zoo import verbs as zoo
 from deltacompress.errors import InputError, Interrupted, OutputError
 
 PROGRAM = "deltacompress"

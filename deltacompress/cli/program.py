@@ -27,7 +27,7 @@ def program() -> NoReturn:
 
 def _flush() -> None:
     """What could not be printed was told already; Python would tell it again, with an exit code of its own."""
-    from deltacompress.cli.screen import discard
+    from deltacompress.cli.shown.screen import discard
 
     for stream in (sys.stdout, sys.stderr):
         try:

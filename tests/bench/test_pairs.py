@@ -16,8 +16,8 @@ from pairs import Pair, files_of
 from deltacompress.artifact.delta import load_delta
 from deltacompress.bench.pairs import artifacts
 from deltacompress.bench.pairs import run as pairs
-from deltacompress.cli.failures import in_json
 from deltacompress.cli.main import main
+from deltacompress.cli.shown.failures import in_json
 from deltacompress.demo.score import Answers, TaskScore
 from deltacompress.errors import DeltaCompressError, InputError, Interrupted, OutputError
 

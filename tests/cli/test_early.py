@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deltacompress.cli import early
+from deltacompress.cli.given import early
 from deltacompress.devices import check_driver
 from deltacompress.errors import BackendError, OutputError
 from deltacompress.zoo import Zoo

@@ -19,10 +19,11 @@ import typer
 from rich.console import Console as RichConsole
 
 from deltacompress import __version__, errors
-from deltacompress.cli import early, render
-from deltacompress.cli.console import Console, OutputOptions
+from deltacompress.cli.given import early
 from deltacompress.cli.main import app, main
-from deltacompress.cli.progress import RichReporter
+from deltacompress.cli.shown import render
+from deltacompress.cli.shown.console import Console, OutputOptions
+from deltacompress.cli.shown.progress import RichReporter
 
 VERBS = (
     *("analyze", "bench", "chat", "compare", "compress", "demo", "dequantize", "doctor", "eval"),
@@ -271,7 +272,7 @@ def test_an_interrupt_names_the_verb_and_the_output_that_go_on(
 def test_a_signal_that_somebody_swallowed_is_told_again(quiet: bool) -> None:
     """As a library may that is being imported."""
     done = run_python(
-        "import signal, sys\nfrom deltacompress.cli.console import Console, OutputOptions, run\n"
+        "import signal, sys\nfrom deltacompress.cli.shown.console import Console, OutputOptions, run\n"
         "from deltacompress.cli.interrupts import interrupts\n"
         "def work():\n"
         "    try:\n"
@@ -331,7 +332,7 @@ PRINTS_ITS_ARGUMENT = """
 import sys
 from types import ModuleType, SimpleNamespace
 from deltacompress.cli.main import main
-from deltacompress.cli.console import print_error
+from deltacompress.cli.shown.console import print_error
 sys.modules["deltacompress.artifact.delta"] = room = ModuleType("artifact")
 room.load_delta = lambda path: SimpleNamespace(summary=lambda **_: {"path": str(path)})
 code = main(["inspect", sys.argv[1]])

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from deltacompress.cli import interrupts
-from deltacompress.cli.console import print_failure
-from deltacompress.cli.failures import in_json
 from deltacompress.cli.main import main
+from deltacompress.cli.shown.console import print_failure
+from deltacompress.cli.shown.failures import in_json
 from deltacompress.errors import FormatError, InputError, Interrupted
 from deltacompress.evaluation.gate.rules import GateFailedError
 

@@ -15,7 +15,7 @@ import transformers
 from grown import TARGETS, Run, serve_grown
 from runtime_cases import Served
 
-from deltacompress.cli import named
+from deltacompress.cli.given import named
 from deltacompress.errors import InputError
 from deltacompress.runtime import Runtime
 from deltacompress.zoo import Zoo

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from rich.text import Text
 
-from deltacompress.cli import render
-from deltacompress.cli.console import Console, OutputOptions, print_error
-from deltacompress.cli.progress import RichReporter
+from deltacompress.cli.shown import render
+from deltacompress.cli.shown.console import Console, OutputOptions, print_error
+from deltacompress.cli.shown.progress import RichReporter
 from deltacompress.escape import escape
 
 EVIL = "a\x1b[2Jb\x9bc\u202ed\re\nf\u200bg\x07"
@@ -82,7 +82,7 @@ def test_a_help_that_cannot_be_written_is_one_line(option: str) -> None:
 def test_nobody_reads_what_is_said(where: str) -> None:
     """Neither notes and progress nor errors: only the exit code can tell then."""
     talks = (
-        "from deltacompress.cli.console import Console, OutputOptions, run\nimport sys, time\n"
+        "from deltacompress.cli.shown.console import Console, OutputOptions, run\nimport sys, time\n"
         "def work():\n    console = Console(OutputOptions())\n    time.sleep(0.2)\n    console.note('a')\n"
         "    with console.progress() as reporter:\n        reporter.phase('one', 2)\n        reporter.note('b')\n"
         "        reporter.step('c')\n    raise ValueError\n"
@@ -128,7 +128,7 @@ def test_escaping_keeps_what_can_be_seen() -> None:
 
 
 def test_text_of_a_model_is_escaped_for_a_terminal_and_left_alone_for_a_file(tmp_path: Path) -> None:
-    imports = "from deltacompress.cli.console import Console, OutputOptions"
+    imports = "from deltacompress.cli.shown.console import Console, OutputOptions"
     code = f"{imports}\nConsole(OutputOptions()).write({EVIL!r} + '\\t.')"
     file = tmp_path / "out"
     with file.open("wb") as out:
@@ -149,8 +149,8 @@ def test_a_locale_that_knows_few_letters(locale: Mapping[str, str]) -> None:
     code = r"""
 from deltacompress.cli.main import _print_any_path
 _print_any_path()
-from deltacompress.cli import render
-from deltacompress.cli.console import Console, OutputOptions, print_error
+from deltacompress.cli.shown import render
+from deltacompress.cli.shown.console import Console, OutputOptions, print_error
 console = Console(OutputOptions())
 console.result({}, lambda: render.rows("\u251c", [{"n\xe4me": "\u6a21", "x": 1}]))
 console.write("\u6a21\n")

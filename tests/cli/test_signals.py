@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("stoppable")
 BEGIN = """
 import signal, sys, time
 from deltacompress.cli import interrupts
-from deltacompress.cli.console import Console, OutputOptions, run
+from deltacompress.cli.shown.console import Console, OutputOptions, run
 def again(number=signal.SIGINT):
     signal.raise_signal(number)
 def end(work):

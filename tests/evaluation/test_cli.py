@@ -13,9 +13,9 @@ import pytest
 import typer
 from evaluation.reports import report
 
-from deltacompress.cli.compare import compare
-from deltacompress.cli.evaluate import evaluate, gate
-from deltacompress.cli.named import against, labelled
+from deltacompress.cli.given.named import against, labelled
+from deltacompress.cli.verbs.compare import compare
+from deltacompress.cli.verbs.evaluate import evaluate, gate
 from deltacompress.errors import InputError
 from deltacompress.zoo import Zoo
 

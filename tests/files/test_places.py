@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deltacompress.cli import early
+from deltacompress.cli.given import early
 from deltacompress.cli.main import main
 from deltacompress.errors import OutputError
 from deltacompress.files.places import check_folder, check_place

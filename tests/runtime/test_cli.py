@@ -12,7 +12,7 @@ from runtime_cases import Served
 from typer.testing import CliRunner
 
 from deltacompress.cli import interrupts
-from deltacompress.cli.generate import chat, generate
+from deltacompress.cli.verbs.generate import chat, generate
 from deltacompress.runtime import Runtime
 
 app = typer.Typer()

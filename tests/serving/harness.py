@@ -121,7 +121,7 @@ import sys
 from pathlib import Path
 from deltacompress.serving.run import serve
 from deltacompress.serving.settings import Limits, Settings
-from deltacompress.cli.console import run
+from deltacompress.cli.shown.console import run
 stub, base, drain, limits = sys.argv[1:5]
 settings = Settings(Path(base), (("bot", "a"),), port=0, drain_s=float(drain), limits=Limits(**json.loads(limits)))
 ready = lambda url, notes: print(url, flush=True)

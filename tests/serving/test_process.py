@@ -225,7 +225,7 @@ def test_a_port_that_is_taken() -> None:
 PORT = """
 import sys
 from pathlib import Path
-from deltacompress.cli.console import run
+from deltacompress.cli.shown.console import run
 from deltacompress.serving.run import serve
 from deltacompress.serving.settings import Settings
 settings = Settings(Path("/models/tiny"), port=int(sys.argv[2]))

@@ -11,7 +11,7 @@ import pytest
 from deltacompress._version import __version__
 from deltacompress.bench.synthetic import SHAPE_TINY
 from deltacompress.cli.main import main
-from deltacompress.cli.serve import _tuned
+from deltacompress.cli.verbs.serve import _tuned
 from deltacompress.devices import device_name, resolve_device
 from deltacompress.errors import InputError
 from deltacompress.serving.messages import Start

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from zoo.cli_helpers import GOLDEN, Result, Run, data
 
-from deltacompress.cli import render
+from deltacompress.cli.shown import render
 from deltacompress.zoo import Zoo
 
 BOT = "acme-team/support-bot-customer-care"

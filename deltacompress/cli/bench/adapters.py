@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from deltacompress.cli import early
 from deltacompress.cli.bench.pairs import numbers, parts_of, without
 from deltacompress.cli.bench.serve_options import Scratch, Shape
-from deltacompress.cli.console import Console, verb
-from deltacompress.cli.options import BenchBackend, BenchDevice
+from deltacompress.cli.given import early
+from deltacompress.cli.given.options import BenchBackend, BenchDevice
+from deltacompress.cli.shown.console import Console, verb
 from deltacompress.devices import check_driver
 
 PARTS = ("s1", "s2", "lora64", "lora32", "rivals", "peft", "zipf", "loads")
@@ -99,7 +99,7 @@ def _told(data: dict[str, Any]) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     shown = data | {"left": f"{len(data['left'])} points" if data["left"] else "nothing"}
     rows = [{name: row[name] for name in _SHOWN} for row in data["rows"]]

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from deltacompress.cli import early
-from deltacompress.cli.console import Console, verb
-from deltacompress.cli.options import BenchDevice
+from deltacompress.cli.given import early
+from deltacompress.cli.given.options import BenchDevice
+from deltacompress.cli.shown.console import Console, verb
 from deltacompress.devices import DeviceName, check_driver
 from deltacompress.errors import InputError, option
 
@@ -44,7 +44,7 @@ def pairs(
     force: Annotated[bool, typer.Option("--force", help="Replace artifacts of other input in --out.")] = False,
 ) -> None:
     """Compress real pairs and score what is restored, against the fine-tuned models on the same samples."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     early.recipes(*names(recipes))
     check_driver(device, score_device)
@@ -96,7 +96,7 @@ def frontier(
     device: BenchDevice = "auto",
 ) -> None:
     """Measure what methods keep of real pairs at every size; the same call goes on where it was stopped."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     asked, drawn = numbers("ratios", ratios, float), numbers("seeds", seeds, int)
     check_driver(device)

@@ -10,8 +10,8 @@ import typer
 from deltacompress.cli.bench import serve_options as of
 from deltacompress.cli.bench.pairs import names, numbers, without
 from deltacompress.cli.bench.simulate import Popularity, Seed, SloFirst, SloToken, Trace, Variation
-from deltacompress.cli.console import Console, verb
-from deltacompress.cli.options import BenchBackend, BenchDevice, Tp
+from deltacompress.cli.given.options import BenchBackend, BenchDevice, Tp
+from deltacompress.cli.shown.console import Console, verb
 from deltacompress.devices import check_driver
 from deltacompress.errors import InputError, option
 
@@ -93,7 +93,7 @@ def _limits(given: Mapping[str, Any], requests: int, profile: Profile | None = N
 
 
 def _steady(console: Console, given: Mapping[str, Any]) -> None:
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     check_driver(given["device"])
     from deltacompress.bench.serve.run import run_steady
@@ -117,7 +117,7 @@ def _steady(console: Console, given: Mapping[str, Any]) -> None:
 
 
 def _http(console: Console, given: Mapping[str, Any]) -> None:
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     check_driver(given["device"])
     from deltacompress.bench.http.over_http import Load
@@ -134,7 +134,7 @@ def _http(console: Console, given: Mapping[str, Any]) -> None:
 def _replay(console: Console, given: Mapping[str, Any]) -> None:
     from deltacompress.bench.simulate.run import Slo
     from deltacompress.bench.traffic.choice import chosen, told
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.serving.profile import read_profile
 
     slo = Slo(given["slo_ttft_s"], given["slo_token_ms"])
@@ -157,7 +157,7 @@ def _replay(console: Console, given: Mapping[str, Any]) -> None:
 
 def _tune(console: Console, given: Mapping[str, Any]) -> None:
     from deltacompress.bench.traffic.choice import chosen, told
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.serving.profile import Traffic
 
     seconds = _seconds(given, 25.0)
@@ -177,7 +177,7 @@ def _tune(console: Console, given: Mapping[str, Any]) -> None:
 
 
 def _capacity(console: Console, given: Mapping[str, Any]) -> None:
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     check_driver(given["device"])
     from deltacompress.bench.serve.capacity import run_capacity
@@ -190,7 +190,7 @@ def _capacity(console: Console, given: Mapping[str, Any]) -> None:
 def _parts(console: Console, given: Mapping[str, Any]) -> None:
     from deltacompress.bench.matrix.cells import cells, part_of
     from deltacompress.bench.simulate.run import Slo
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     if given["rate"] is not None:
         raise InputError(f"is not for {option('parts')}", where=option("rate"), way_out=f"give {option('rates')}")

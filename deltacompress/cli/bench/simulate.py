@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from deltacompress.cli.console import Console, verb
+from deltacompress.cli.shown.console import Console, verb
 
 Trace = Annotated[str, typer.Option(help="poisson, gamma, or a file: Azure's CSV of 2023, or JSON lines.")]
 Rate = Annotated[
@@ -46,7 +46,7 @@ def simulate(
     from deltacompress.bench.simulate.times import parsed
     from deltacompress.bench.simulate.world import Setting
     from deltacompress.bench.traffic.choice import chosen, told
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     setting = Setting(parsed(times), rows, slots, chunk, max_tokens, grace)
     arrivals = chosen(trace, rate, variation, seconds, seed)
@@ -74,7 +74,7 @@ def sweep(
 ) -> None:
     """Say how near a profile's choice is to the best of a full sweep of the simulator, over the rest of the trace."""
     from deltacompress.bench.simulate.rest import run
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.serving.profile import read_profile
 
     with console.progress() as reporter:

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from deltacompress.cli import early
 from deltacompress.cli.bench.pairs import Data, names, numbers
-from deltacompress.cli.console import Console, verb
-from deltacompress.cli.models import model
-from deltacompress.cli.options import BenchDevice
+from deltacompress.cli.given import early
+from deltacompress.cli.given.models import model
+from deltacompress.cli.given.options import BenchDevice
+from deltacompress.cli.shown.console import Console, verb
 from deltacompress.devices import check_driver
 
 
@@ -37,7 +37,7 @@ def tuning(
 ) -> None:
     """Train a base fully and with adapters on the same data, and measure all; the same call goes on."""
     from deltacompress.bench.tuning.methods import chosen
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     drawn, asked = numbers("seeds", seeds, int), names(methods)
     chosen(asked)

@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from deltacompress.cli import early
 from deltacompress.cli.bench import adapters as adapter_requests
 from deltacompress.cli.bench import pairs, serve, simulate, tuning
 from deltacompress.cli.bench.pairs import parts_of, without
-from deltacompress.cli.console import Console, verb
-from deltacompress.cli.models import model
-from deltacompress.cli.options import BenchBackend, BenchDevice, DeviceMemory, Devices
+from deltacompress.cli.given import early
+from deltacompress.cli.given.models import model
+from deltacompress.cli.given.options import BenchBackend, BenchDevice, DeviceMemory, Devices
+from deltacompress.cli.shown.console import Console, verb
 from deltacompress.devices import check_driver, check_together, device_numbers
 from deltacompress.errors import InputError
 
@@ -38,7 +38,7 @@ def obs(
         raise InputError("must be a multiple of 4, for whole 2:4 groups", where=f"--size {size}")
     check_driver(device)
     from deltacompress.bench.obs import run
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     with console.progress() as reporter:
         data = run(size=size, device=device, reporter=reporter).to_json()
@@ -76,7 +76,7 @@ def layers(
     ] = None,
 ) -> None:
     """Time `compress` layer by layer on a random pair of the shape of a Llama, or of a mixture of experts."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     early.recipes(recipe)
     check_together(device_numbers(devices), device)
@@ -112,7 +112,7 @@ def kernels(
     """Time the products of packed deltas (SBMM) against dense deltas and against decoding first."""
     check_driver(device)
     from deltacompress.bench.kernels import run
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     with console.progress() as reporter:
         data = run(device=device, backend=backend, reporter=reporter).to_json()
@@ -131,7 +131,7 @@ def adapter_kernels(
     """Time the kernels of adapters (low rank, rotations, sparse rows, scales) against loops and batched products."""
     check_driver(device)
     from deltacompress.bench.adapter_kernels import run
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     with console.progress() as reporter:
         data = run(device=device, backend=backend, reporter=reporter).to_json()
@@ -161,7 +161,7 @@ def decode(
     """Time decode steps of a random model (7B-shaped on a GPU) with many variants, and how fast variants load."""
     check_driver(device)
     from deltacompress.bench.decode import run
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     with console.progress() as reporter:
         data = run(
@@ -205,7 +205,7 @@ def adapters(
     parts = parts_of(only, ADAPTER_PARTS)
     check_driver(device)
     from deltacompress.bench.adapters.run import run
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     with console.progress() as reporter:
         data = run(device=device, backend=backend, parts=parts, most=most, scratch=scratch, reporter=reporter).to_json()
@@ -234,7 +234,7 @@ def precision(
     """Say how exact the sums of asymmetric targets are in each precision, as the delta gets smaller."""
     check_driver(device)
     from deltacompress.bench.precision import run
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     with console.progress() as reporter:
         data = run(
@@ -252,7 +252,7 @@ def architectures(
     ] = None,
 ) -> None:
     """Say which causal model types of the installed transformers are taken, and why others are refused."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.models.architectures.survey import run
 
     with console.progress() as reporter:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from tolerances import UNMERGED
 from typer.testing import CliRunner
 
-from deltacompress.cli.generate import generate
+from deltacompress.cli.verbs.generate import generate
 from deltacompress.runtime import DeltaConfig, Runtime
 from deltacompress.runtime.operands.embedding_rows import EmbeddingTable, LowRankRows, ReplacedRows
 from deltacompress.runtime.operands.full_weight import FullWeight

@@ -13,8 +13,8 @@ from runtime.adapters.family import Family
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from deltacompress.cli.artifact import inspect, restore, verify
-from deltacompress.cli.generate import generate
+from deltacompress.cli.verbs.artifact import inspect, restore, verify
+from deltacompress.cli.verbs.generate import generate
 from deltacompress.runtime import Runtime
 
 WEIGHTS = "adapter_model.safetensors"

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from deltacompress.cli import early
-from deltacompress.cli.models import model
+from deltacompress.cli.given import early
+from deltacompress.cli.given.models import model
 from deltacompress.errors import InputError
 from deltacompress.reporter import Reporter
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from deltacompress.cli import zoo_care, zoo_list, zoo_tools
-from deltacompress.cli.console import Console, verb
-from deltacompress.cli.zoo_options import Name, ZooOption, date
+from deltacompress.cli.shown.console import Console, verb
+from deltacompress.cli.zoo import care, listing, tools
+from deltacompress.cli.zoo.options import Name, ZooOption, date
 from deltacompress.errors import InputError
 
 app = typer.Typer(help="Keep deltas, adapters and base identities in a zoo.", no_args_is_help=True)
@@ -23,7 +23,7 @@ def init(
     path: Annotated[str, typer.Argument(metavar="PATH", help="New or empty directory, or s3://bucket/prefix.")],
 ) -> None:
     """Make a zoo, after a trial of whether the place can carry one."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.zoo import Zoo
 
     zoo = Zoo.init(path)
@@ -120,7 +120,7 @@ def show(
     from rich.console import Group
     from rich.text import Text
 
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.zoo.entries.reports import scores
     from deltacompress.zoo.exchange.resolve import open_zoo
     from deltacompress.zoo.views.card import card as card_of
@@ -170,7 +170,7 @@ def pull(
     zoo: ZooOption = None,
 ) -> None:
     """Get an entry, verified while it streams; run it again to go on after an interruption."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.files.places import ZOO
     from deltacompress.zoo.exchange.resolve import open_zoo
 
@@ -200,7 +200,7 @@ def push(
 
 
 def _copy(console: Console, name: str, zoo: str | None, target: str, rename: str | None) -> None:
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.zoo import Zoo
     from deltacompress.zoo.exchange.resolve import open_zoo
 
@@ -212,6 +212,6 @@ def _copy(console: Console, name: str, zoo: str | None, target: str, rename: str
     console.result(data, lambda: render.summary("copied", data))
 
 
-zoo_list.register(app)
-zoo_care.register(app)
-zoo_tools.register(app)
+listing.register(app)
+care.register(app)
+tools.register(app)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from deltacompress.cli.console import Console, verb
+from deltacompress.cli.shown.console import Console, verb
 
 
 @verb
 def doctor(console: Console) -> None:
     """Show versions, devices, extras and what works here; what does not comes with the way out."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.diagnosis import diagnose
 
     rows = diagnose()

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from deltacompress.cli import early, named
-from deltacompress.cli.console import Console, verb
-from deltacompress.cli.models import model
-from deltacompress.cli.named import Checkpoints, Over
-from deltacompress.cli.options import BatchSize, EvalBackend, EvalDevice, Limit, MakeAnew, TaskDir, Tasks
-from deltacompress.cli.zoo_options import ZooOption
+from deltacompress.cli.given import early, named
+from deltacompress.cli.given.models import model
+from deltacompress.cli.given.named import Checkpoints, Over
+from deltacompress.cli.given.options import BatchSize, EvalBackend, EvalDevice, Limit, MakeAnew, TaskDir, Tasks
+from deltacompress.cli.shown.console import Console, verb
+from deltacompress.cli.zoo.options import ZooOption
 from deltacompress.devices import check_driver
 from deltacompress.errors import InputError, option, switch
 
@@ -180,7 +180,7 @@ def _attach(console: Console, zoo: str | None, entries: dict[str, str], report: 
 
 
 def _show(console: Console, out: Path, report: Report) -> None:
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     for pair in report.agreement:
         console.note(
@@ -208,7 +208,7 @@ def gate(
     force: Annotated[bool, typer.Option("--force", help="Replace a --junit file with other content.")] = False,
 ) -> None:
     """Hold a report against a policy; exit code 0 passed, 1 failed, 2 wrong input, 3 not what it claims to be."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.evaluation.gate.output import append_summary
     from deltacompress.evaluation.gate.output import junit as junit_of
     from deltacompress.evaluation.gate.rules import Gate

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
-from deltacompress.cli.failures import failure, in_json
 from deltacompress.cli.interrupts import check, finish, held, tell
-from deltacompress.cli.screen import ReaderGoneError, discard, screen
+from deltacompress.cli.shown.failures import failure, in_json
+from deltacompress.cli.shown.screen import ReaderGoneError, discard, screen
 from deltacompress.errors import DeltaCompressError, InputError, OutputError, for_the_command_line
 from deltacompress.escape import escape
 from deltacompress.reporter import Reporter
@@ -157,7 +157,7 @@ class Console:
         """A reporter that draws progress on stderr while the block runs; under --quiet it says nothing."""
         if self.settings.quiet:
             return nullcontext(_Quiet())
-        from deltacompress.cli.progress import RichReporter
+        from deltacompress.cli.shown.progress import RichReporter
 
         return RichReporter()
 

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deltacompress.cli import early
-from deltacompress.cli.budget import (
+from deltacompress.cli.compressing.budget import (
     PredictDevice,
     PredictJudge,
     PredictOn,
@@ -17,8 +16,9 @@ from deltacompress.cli.budget import (
     PredictSeqLen,
     show_frontier,
 )
-from deltacompress.cli.console import Console, verb
-from deltacompress.cli.options import BaseArgument, FinetunedArgument
+from deltacompress.cli.given import early
+from deltacompress.cli.given.options import BaseArgument, FinetunedArgument
+from deltacompress.cli.shown.console import Console, verb
 from deltacompress.errors import InputError, option, switch
 
 
@@ -59,7 +59,7 @@ def analyze(
     if out is not None:
         early.folder(out)
     early.checkpoints(base, finetuned)
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     title = f"{finetuned} against {base}"
     if out is None:

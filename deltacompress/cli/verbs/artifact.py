@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from deltacompress.cli import early
-from deltacompress.cli.console import Console, verb
-from deltacompress.cli.models import model
-from deltacompress.cli.named import OverOne, beneath
-from deltacompress.cli.options import ArtifactArgument, BaseOption, ReplaceCheckpoint
-from deltacompress.cli.zoo_options import ZooOption
+from deltacompress.cli.given import early
+from deltacompress.cli.given.models import model
+from deltacompress.cli.given.named import OverOne, beneath
+from deltacompress.cli.given.options import ArtifactArgument, BaseOption, ReplaceCheckpoint
+from deltacompress.cli.shown.console import Console, verb
+from deltacompress.cli.zoo.options import ZooOption
 from deltacompress.errors import InputError, option, switch
 
 _SPARE = ("damp_fraction", "kept", "status", "shape", "kind")
@@ -32,7 +32,7 @@ def inspect(
     """Show what an artifact holds: per tensor its codec, bits per weight, bytes and loss; or what a PEFT adapter is."""
     from deltacompress.adapters.directory import is_adapter
     from deltacompress.artifact.delta import load_delta
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     with console.progress() as reporter:
         place = early.place(artifact, zoo, reporter=reporter)
@@ -66,7 +66,7 @@ def verify(
     """
     from deltacompress.adapters.directory import is_adapter, need_adapter
     from deltacompress.artifact.delta import verify as verify_artifact
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     if base is not None:
         early.checkpoints(base)
@@ -87,7 +87,7 @@ def verify(
 def _inspect_adapter(console: Console, place: Path, *, entropy: bool) -> None:
     from deltacompress.adapters.adapter import read_adapter
     from deltacompress.adapters.summary import summarize
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     if entropy:
         told = "is of the codes of an artifact, and this is a PEFT adapter"
@@ -105,7 +105,7 @@ def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path
     from deltacompress.adapters.adapter import read_adapter
     from deltacompress.adapters.summary import summarize
     from deltacompress.adapters.values import check_finite, check_values
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     if over is not None and base is not None:
         from deltacompress.artifact.delta import load_delta
@@ -140,7 +140,7 @@ def restore(
     force: ReplaceCheckpoint = False,
 ) -> None:
     """Write the fine-tuned model back as a Hugging Face checkpoint: base + delta."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     early.output(out, replaces="checkpoint")
     with console.progress() as reporter:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deltacompress.cli.console import Console, verb
+from deltacompress.cli.shown.console import Console, verb
 
 if TYPE_CHECKING:
     from deltacompress.codecs.recipe import Recipe
@@ -23,7 +23,7 @@ Shown = Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one
 @verb
 def recipes(console: Console, name: Shown = None) -> None:
     """List the recipes of `compress`, with advice on which to take; NAME shows one."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.codecs.recipe import Recipe
     from deltacompress.files.content import shipped_yaml
 
@@ -40,7 +40,7 @@ def recipes(console: Console, name: Shown = None) -> None:
 @verb
 def gates(console: Console, name: Shown = None) -> None:
     """List the policies of `gate` and `compress --gate`; NAME shows one."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.evaluation.gate.rules import Gate
     from deltacompress.files.content import shipped_yaml
 
@@ -64,7 +64,7 @@ def tasks(
     ] = None,
 ) -> None:
     """List the tasks of `eval`, and where their data comes from; NAME shows one in full."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.evaluation.tasks.load import check_task_dir, find_spec, task_names
 
     check_task_dir(task_dir)

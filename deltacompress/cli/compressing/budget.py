@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from deltacompress.cli import early, render
-from deltacompress.cli.console import Console
+from deltacompress.cli.given import early
+from deltacompress.cli.shown import render
+from deltacompress.cli.shown.console import Console
 from deltacompress.devices import DeviceName, check_driver, check_together, device_numbers
 from deltacompress.errors import CalibrationError, InputError, option
 

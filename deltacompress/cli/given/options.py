@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from deltacompress.cli.models import model
+from deltacompress.cli.given.models import model
 from deltacompress.devices import DeviceName
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from deltacompress.cli.console import Console, verb
-from deltacompress.cli.zoo_options import ZooOption, date
+from deltacompress.cli.shown.console import Console, verb
+from deltacompress.cli.zoo.options import ZooOption, date
 from deltacompress.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def list_(
     ] = None,
 ) -> None:
     """List the entries, or every version."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     if min_ratio is not None and not math.isfinite(min_ratio):
         raise InputError("give a finite number, such as 8", where=f"--min-ratio {min_ratio}")
@@ -85,7 +85,7 @@ def _row(one: Listed) -> dict[str, Any]:
 
 def _short(row: Mapping[str, Any], asked: Collection[str]) -> dict[str, Any]:
     """What a table has room for. asked: the scores that were asked for."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     state = "damaged" if row["problem"] else "removed" if row["removed"] else ""
     if row["alias_problems"]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deltacompress.cli import render
-from deltacompress.cli.console import Console
+from deltacompress.cli.shown import render
+from deltacompress.cli.shown.console import Console
 from deltacompress.errors import InputError, option
 
 if TYPE_CHECKING:

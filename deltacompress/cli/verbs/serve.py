@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deltacompress.cli import early, named
-from deltacompress.cli.console import Console, verb
-from deltacompress.cli.options import BaseArgument, Device, ServingBackend, ServingDtype, Tp
-from deltacompress.cli.zoo_options import ZooOption
+from deltacompress.cli.given import early, named
+from deltacompress.cli.given.options import BaseArgument, Device, ServingBackend, ServingDtype, Tp
+from deltacompress.cli.shown.console import Console, verb
+from deltacompress.cli.zoo.options import ZooOption
 from deltacompress.devices import check_driver
 from deltacompress.errors import InputError, option
 

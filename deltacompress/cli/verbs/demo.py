@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from deltacompress.cli import early
-from deltacompress.cli.console import Console, verb
+from deltacompress.cli.given import early
+from deltacompress.cli.shown.console import Console, verb
 
 
 @verb
@@ -19,7 +19,7 @@ def demo(
     force: Annotated[bool, typer.Option("--force", help="Run it anew; replace an earlier demo in --out.")] = False,
 ) -> None:
     """Compress, restore and score the shipped demo pair; needs no GPU and no network."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     early.folder(out)
     from deltacompress.demo.run import run_demo

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from deltacompress.cli import early
-from deltacompress.cli.console import Console, verb
-from deltacompress.cli.options import (
+from deltacompress.cli.given import early
+from deltacompress.cli.given.options import (
     BaseArgument,
     BatchSize,
     EvalBackend,
@@ -20,6 +19,7 @@ from deltacompress.cli.options import (
     TaskDir,
     Tasks,
 )
+from deltacompress.cli.shown.console import Console, verb
 from deltacompress.devices import check_driver
 
 Samples = Annotated[
@@ -58,7 +58,7 @@ def compare(
     force: MakeAnew = False,
 ) -> None:
     """Compress FINETUNED with several methods, and show size, quality, fidelity and time of each."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     early.tasks(tasks, task_dir, limit=limit)
     calibrates = early.methods(methods)

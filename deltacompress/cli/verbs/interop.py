@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from deltacompress.cli import early
-from deltacompress.cli.console import Console, verb
-from deltacompress.cli.models import model
-from deltacompress.cli.options import ArtifactArgument, ReplaceCheckpoint
-from deltacompress.cli.zoo_options import ZooOption
+from deltacompress.cli.given import early
+from deltacompress.cli.given.models import model
+from deltacompress.cli.given.options import ArtifactArgument, ReplaceCheckpoint
+from deltacompress.cli.shown.console import Console, verb
+from deltacompress.cli.zoo.options import ZooOption
 
 
 @verb
@@ -24,7 +24,7 @@ def export(
     force: ReplaceCheckpoint = False,
 ) -> None:
     """Write an artifact of recipe gptq-4bit as a GPTQ checkpoint, for engines that serve one model alone."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     early.output(out, replaces="checkpoint" if force else "nothing")
     with console.progress() as reporter:
@@ -45,7 +45,7 @@ def dequantize(
     force: ReplaceCheckpoint = False,
 ) -> None:
     """Write the dense checkpoint that a GPTQ checkpoint stands for, so that every other verb can take it."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     early.output(out, replaces="checkpoint" if force else "nothing")
     early.checkpoints(model)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from deltacompress.cli.console import Console, verb
-from deltacompress.cli.zoo_options import Name, ZooOption
+from deltacompress.cli.shown.console import Console, verb
+from deltacompress.cli.zoo.options import Name, ZooOption
 
 _LARGEST = 10
 """Tensors that `diff` names."""
@@ -66,7 +66,7 @@ def diff(
     """Compare two entries: facts, recipe, scores, tensors, and the bytes they share."""
     from rich.console import Group, RenderableType
 
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.zoo.exchange.resolve import open_zoo
     from deltacompress.zoo.views.diff import diff as diff_of
 
@@ -102,7 +102,7 @@ def export(
     everything: Annotated[bool, typer.Option("--all", help="Every version of every name.")] = False,
 ) -> None:
     """Write versions, with what is attached to them, to one tar file."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.errors import InputError
     from deltacompress.zoo.exchange import transfer
     from deltacompress.zoo.exchange.resolve import open_zoo
@@ -128,7 +128,7 @@ def import_(
     zoo: ZooOption = None,
 ) -> None:
     """Publish what an export holds and the zoo lacks; a name gets the next version here."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.zoo.exchange import transfer
     from deltacompress.zoo.exchange.resolve import open_zoo
 
@@ -143,7 +143,7 @@ def keygen(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Private key to write; the public one is FILE.pub.")],
 ) -> None:
     """Make an Ed25519 key pair to sign with (needs the extra `sign`)."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.zoo.entries.signing import make_key
 
     data = {"private": str(file), "public": f"{file}.pub", "public_key": make_key(file)}
@@ -159,7 +159,7 @@ def sign(
     zoo: ZooOption = None,
 ) -> None:
     """Sign a version; `zoo verify NAME --signed-by KEY.pub` checks it."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.zoo.entries.signing import sign as sign_entry
     from deltacompress.zoo.exchange.resolve import open_zoo
 
@@ -181,7 +181,7 @@ def attest(
     zoo: ZooOption = None,
 ) -> None:
     """Attach an evaluation report to the version that it measured; its numbers are scores that `list` filters by."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.zoo.exchange.resolve import open_zoo
 
     opened = open_zoo(zoo)
@@ -213,7 +213,7 @@ def _cell(what: str, value: object) -> str:
 
 def _sized(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with sizes in the place of bytes."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     sides = {"a_bytes": "A", "b_bytes": "B"}
     return {

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deltacompress.cli import early, interrupts, named
-from deltacompress.cli.console import Console, verb
-from deltacompress.cli.named import Over, OverOne
-from deltacompress.cli.options import (
+from deltacompress.cli import interrupts
+from deltacompress.cli.given import early, named
+from deltacompress.cli.given.named import Over, OverOne
+from deltacompress.cli.given.options import (
     ArtifactArgument,
     BaseOption,
     Bos,
@@ -28,7 +28,8 @@ from deltacompress.cli.options import (
     TopP,
     Tp,
 )
-from deltacompress.cli.zoo_options import ZooOption
+from deltacompress.cli.shown.console import Console, verb
+from deltacompress.cli.zoo.options import ZooOption
 from deltacompress.devices import check_driver
 from deltacompress.errors import InputError
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from deltacompress.cli import early, render
-from deltacompress.cli.budget import JudgeBy, MaxKl, MaxSize, TargetRatio, check_judge, compress_to_budget
-from deltacompress.cli.console import Console, verb
-from deltacompress.cli.failures import UsageError
-from deltacompress.cli.fleet import compress_jobs, plan_table
-from deltacompress.cli.models import model
-from deltacompress.cli.options import DeviceMemory, Devices
+from deltacompress.cli.compressing.budget import JudgeBy, MaxKl, MaxSize, TargetRatio, check_judge, compress_to_budget
+from deltacompress.cli.compressing.fleet import compress_jobs, plan_table
+from deltacompress.cli.given import early
+from deltacompress.cli.given.models import model
+from deltacompress.cli.given.options import DeviceMemory, Devices
+from deltacompress.cli.shown import render
+from deltacompress.cli.shown.console import Console, verb
+from deltacompress.cli.shown.failures import UsageError
 from deltacompress.devices import DeviceName, check_together, device_numbers
 from deltacompress.errors import InputError
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from deltacompress.cli.interrupts import check
-from deltacompress.cli.screen import screen
+from deltacompress.cli.shown.screen import screen
 from deltacompress.escape import escape
 from deltacompress.reporter import LineReporter, Pace, duration, measured
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from deltacompress.cli.console import Console, verb
-from deltacompress.cli.zoo_options import Name, ZooOption, date
+from deltacompress.cli.shown.console import Console, verb
+from deltacompress.cli.zoo.options import Name, ZooOption, date
 
 
 @verb
@@ -24,7 +24,7 @@ def tag(
     ] = None,
 ) -> None:
     """Let an alias point to a version; of two people who move it at the same time, one is told."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.zoo.exchange.resolve import open_zoo
 
     move = open_zoo(zoo).tag(name, alias, expect=expect)
@@ -37,7 +37,7 @@ def tag(
 @verb
 def history(console: Console, name: Name, *, zoo: ZooOption = None) -> None:
     """Every move of an alias (namespace/name@alias), oldest first."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.zoo.exchange.resolve import open_zoo
 
     rows = [asdict(move) | {"created": date(move.created)} for move in open_zoo(zoo).history(name)]
@@ -53,7 +53,7 @@ def rm(
     force: Annotated[bool, typer.Option("--force", help="Also if an alias points there.")] = False,
 ) -> None:
     """Remove a version (name@7), or all of them (name); `undelete` takes it back until the trash is emptied."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.zoo.exchange.resolve import open_zoo
     from deltacompress.zoo.ledger.names import parse
 
@@ -65,7 +65,7 @@ def rm(
 @verb
 def undelete(console: Console, name: Name, *, zoo: ZooOption = None) -> None:
     """Take back the removal of a version (name@7)."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.zoo.exchange.resolve import open_zoo
 
     with console.progress() as reporter:
@@ -159,7 +159,7 @@ def gc(
     ] = False,
 ) -> None:
     """Move what no version needs to the trash; safe beside publishers, readers and other collectors."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.zoo.care.gc import GRACE
     from deltacompress.zoo.exchange.resolve import open_zoo
 
@@ -173,7 +173,7 @@ def gc(
 @verb
 def du(console: Console, *, zoo: ZooOption = None) -> None:
     """Logical and physical size: what sharing saves, and what gc would free."""
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
     from deltacompress.zoo.exchange.resolve import open_zoo
 
     opened = open_zoo(zoo)
@@ -194,7 +194,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _report(console: Console, where: str, data: dict[str, Any]) -> None:
-    from deltacompress.cli import render
+    from deltacompress.cli.shown import render
 
     rows = [{"kind": one["kind"], "what": one["message"]} for one in data["problems"]]
     shown = {key: value for key, value in data.items() if key != "problems"} | ({"problems": rows} if rows else {})

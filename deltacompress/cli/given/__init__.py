@@ -1,0 +1,1 @@
+"""What the command line is given: the arguments and options that verbs share, and what is told of them early."""

@@ -1,0 +1,1 @@
+"""What the command line shows: results, progress and failures, all of it through `console`."""

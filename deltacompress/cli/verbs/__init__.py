@@ -1,0 +1,1 @@
+"""The verbs of `deltacompress`, a file for each group, but for those of the folders beside."""
