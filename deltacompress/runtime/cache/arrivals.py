@@ -52,8 +52,8 @@ class Arrivals:
         if not self._make_room(loaded):
             return False
         self._residents.enter(loaded)
-        self._model.others.prepare(loaded.variant)
         try:
+            self._model.others.prepare(loaded.variant)
             if self.stream is not None:
                 self.stream.wait_stream(torch.cuda.current_stream(self._model.device))  # evicted memory may be read
                 loaded.arriving = self._movers.submit(self._bring, loaded)

@@ -20,9 +20,10 @@ from runtime.parallel.conftest import both_of
 from runtime_cases import Served, random_ids
 from tolerances import SPLIT
 
-from deltacompress.errors import ChecksumError, IntegrityError, InternalError
+from deltacompress.errors import BackendError, ChecksumError, IntegrityError, InternalError
 from deltacompress.processes import meeting
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.modules.model import DecoupledModel
 from deltacompress.runtime.parallel.parts.variant import VariantPart
 from deltacompress.runtime.parallel.ranks.hearing import RankLostError
 from deltacompress.runtime.parallel.ranks.rank import Rank
@@ -154,6 +155,50 @@ def test_the_first_rank_fails_in_a_forward(make_pair: Callable[..., Pair], monke
         with pytest.raises(RankLostError, match=r"^the ranks are out of step, since a forward broke \(ZeroDivision"):
             both.many.logits(ASKED)
         assert gone(both.others)
+
+
+def test_an_interrupt_once_a_forward_is_told(make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others compute it: what comes after must not be taken for its second half."""
+    with both_of(make_pair("llama").base, 2) as both:
+        crew: Any = both.many.model.others
+        tell = crew._tell
+
+        def interrupted(order: Any) -> None:
+            tell(order)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(crew, "_tell", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                both.many.logits(ASKED)
+        with pytest.raises(
+            RankLostError, match=r"^the ranks are out of step, since a forward broke \(KeyboardInterrupt"
+        ):
+            both.many.logits([(None, [8, 9, 10])])
+        assert gone(both.others)
+
+
+def has_no_memory_at_first() -> None:
+    original, found = DecoupledModel.install, iter([torch.OutOfMemoryError("for tables")])
+
+    def install(self: DecoupledModel, *given: Any) -> None:
+        if error := next(found, None):
+            raise error
+        original(self, *given)
+
+    DecoupledModel.install = install  # type: ignore[method-assign]
+
+
+def test_no_memory_of_another_rank(served: Callable[..., Served]) -> None:
+    one = served("llama", "lossless")
+    with both_of(one.pair.base, 2, has_no_memory_at_first) as both:
+        with pytest.raises(BackendError, match=r"out of memory while a variant is loaded .*; lower budget_bytes"):
+            both.many.load(one.artifact, "a")
+        both.many.load(one.artifact, "a")
+        requests = [("a", [5, 6]), (None, [5])]
+        both.one.load(one.artifact, "a")
+        for mine, whole in zip(both.many.logits(requests), both.one.logits(requests), strict=True):
+            assert torch.allclose(mine, whole, atol=SPLIT.value)
 
 
 def finds_damage() -> None:

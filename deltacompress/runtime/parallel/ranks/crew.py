@@ -111,8 +111,9 @@ class Crew(Others):
     @contextmanager
     def forward(self, plan: Callable[[], Plan]) -> Iterator[None]:
         self.check()
-        self._tell(of_plan(plan()))
+        order = of_plan(plan())
         with self._telling():
+            self._tell(order)
             yield
 
     @override
@@ -155,8 +156,10 @@ class Crew(Others):
     @override
     def bring(self, slot: int, variant: Variant) -> None:
         self.check()
-        self._tell(Message(Order.BRING, [slot, self._numbers[variant]]))
-        _raise_first(self._hearing.wait("brought"))
+        with self._telling():
+            self._tell(Message(Order.BRING, [slot, self._numbers[variant]]))
+            answers = self._hearing.wait("brought")
+        _raise_first(answers)
 
     @override
     def leave(self, slot: int) -> None:

@@ -19,7 +19,7 @@ from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import ChecksumError, DeltaCompressError
 from deltacompress.runtime.batch import Batch, to_device
 from deltacompress.runtime.cache.loaded_variant import Sources
-from deltacompress.runtime.cache.transfer import Transfer
+from deltacompress.runtime.cache.transfer import Transfer, no_memory
 from deltacompress.runtime.engine.forwards import forward_sequences
 from deltacompress.runtime.engine.steps.decoder import Decoder
 from deltacompress.runtime.engine.steps.graphs import Graphs, Shape
@@ -156,8 +156,10 @@ class Rank:
         operands = self._transfer.place(sources, verify=True, resident=lambda: "as the first rank has them")
         try:
             self._model.install(slot, operands)
-        except BaseException:
+        except BaseException as error:
             self._model.uninstall(slot)
+            if isinstance(error, torch.OutOfMemoryError):  # of this variant alone, as on the first rank
+                raise no_memory(self._model.device, "as the first rank has them") from error
             raise
 
     # --- forwards ----------------------------------------------------------------------------------------------------
