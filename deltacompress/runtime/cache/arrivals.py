@@ -53,13 +53,13 @@ class Arrivals:
             return False
         self._residents.enter(loaded)
         try:
-            self._model.others.prepare(loaded.variant)
+            others_have_read = self._model.others.prepare(loaded.variant)
             if self.stream is not None:
                 self.stream.wait_stream(torch.cuda.current_stream(self._model.device))  # evicted memory may be read
-                loaded.arriving = self._movers.submit(self._bring, loaded)
+                loaded.arriving = self._movers.submit(self._bring, loaded, others_have_read)
             else:
                 started = time.perf_counter()
-                operands = self._brought(loaded)
+                operands = self._brought(loaded, others_have_read)
                 loaded.brought_s = time.perf_counter() - started
                 self._install(loaded, operands)
         except BaseException:
@@ -136,22 +136,24 @@ class Arrivals:
             counters.loads += 1
             counters.load_seconds += loaded.brought_s
 
-    def _bring(self, loaded: LoadedVariant) -> tuple[Operands, torch.cuda.Event | None]:
+    def _bring(
+        self, loaded: LoadedVariant, others_have_read: Callable[[], None]
+    ) -> tuple[Operands, torch.cuda.Event | None]:
         """On the mover's thread: host or disk -> device, on the copy stream."""
         started = time.perf_counter()
         with torch.cuda.stream(self.stream):
-            operands = self._brought(loaded)
+            operands = self._brought(loaded, others_have_read)
             event = torch.cuda.Event()
             event.record(self.stream)
         event.synchronize()
         loaded.brought_s = time.perf_counter() - started
         return operands, event
 
-    def _brought(self, loaded: LoadedVariant) -> Operands:
-        """Its operands on the device, from wherever it is."""
+    def _brought(self, loaded: LoadedVariant, others_have_read: Callable[[], None]) -> Operands:
+        """Its operands on the device, from wherever it is, once other ranks have read theirs."""
         sources = loaded.sources if loaded.sources is not None else self.read(loaded.variant)
         found = self.transfer.place(sources, verify=loaded.verify, resident=self._residents.describe)
-        self._model.others.wait_until_read(loaded.variant)
+        others_have_read()
         if self.stream is not None:  # on a CPU the operands themselves are all that is kept
             loaded.sources = sources
         return found

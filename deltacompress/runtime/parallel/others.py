@@ -33,14 +33,13 @@ class Others:
         """In this block the first rank computes what the others are not told, if it can; raises InputError."""
         return nullcontext()
 
-    def prepare(self, variant: Variant) -> None:
-        """The first rank begins to read a variant that it will bring."""
+    def prepare(self, variant: Variant) -> Callable[[], None]:
+        """The first rank begins to read a variant that it will bring.
 
-    def wait_until_read(self, variant: Variant) -> None:
-        """Until all have read what was prepared, so that to bring it is a moment; raises what went wrong there.
-
-        For a thread on which nobody waits.
+        Returns: what waits until all have read it, so that to bring it is a moment, and raises what went wrong there;
+        for a thread on which nobody waits.
         """
+        return lambda: None
 
     def bring(self, slot: int, variant: Variant) -> None:
         """The others install what they have of a variant, as this rank has; raises what went wrong there."""

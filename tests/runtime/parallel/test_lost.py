@@ -163,12 +163,12 @@ def test_an_interrupt_once_a_forward_is_told(make_pair: Callable[..., Pair], mon
         crew: Any = both.many.model.others
         tell = crew._tell
 
-        def interrupted(order: Any) -> None:
+        def told_and_interrupted(order: Any) -> None:
             tell(order)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(crew, "_tell", interrupted)
+            patch.setattr(crew, "_tell", told_and_interrupted)
             with pytest.raises(KeyboardInterrupt):
                 both.many.logits(ASKED)
         with pytest.raises(
@@ -235,12 +235,12 @@ def test_what_could_not_be_read_is_read_again(served: Callable[..., Served]) -> 
         others, base = both.many.model.others, both.many.model.base
         for wrong in (False, True):
             variant = others.opened(one.artifact, base, None)
-            others.prepare(variant)
+            read = others.prepare(variant)
             if wrong:
                 with pytest.raises(ChecksumError, match=r"^a part: differs; copy it again"):
-                    others.wait_until_read(variant)
-                others.prepare(variant)
-            others.wait_until_read(variant)
+                    read()
+                read = others.prepare(variant)
+            read()
 
 
 def test_damage_that_the_first_finds(served: Callable[..., Served], tmp_path: Path) -> None:
@@ -283,23 +283,72 @@ def test_all_else_goes_on_while_another_rank_reads(served: Callable[..., Served]
         others, base = both.many.model.others, both.many.model.base
         slow(copies[0]).touch()
         opened = [others.opened(one, base, None) for one in copies]
-        for one in opened:
-            others.prepare(one)
+        read = [others.prepare(one) for one in (*opened, opened[0])]  # of one variant twice, as of two names
         with ThreadPoolExecutor() as pool:
-            waiting = [pool.submit(others.wait_until_read, one) for one in opened]
+            waiting = [pool.submit(one) for one in read]
             wanted = both.one.logits(ASKED)[0]
             assert torch.allclose(both.many.logits(ASKED)[0], wanted, atol=SPLIT.value)
             assert not any(one.done() for one in waiting)
             slow(copies[0]).unlink()
-            assert [one.result(60) for one in waiting] == [None] * 4
+            assert [one.result(60) for one in waiting] == [None] * 5
         slow(copies[1]).touch()
         others.bring(0, opened[1])  # which was read, although others were to be after it
-        others.prepare(opened[1])
+        read_again = others.prepare(opened[1])
         with ThreadPoolExecutor() as pool:
-            again = pool.submit(others.wait_until_read, opened[1])
+            again = pool.submit(read_again)
             both.others[0].kill()
             with pytest.raises(RankLostError, match="was killed by signal 9"):
                 again.result(60)
+
+
+def test_a_runtime_that_is_closed_while_another_rank_reads(served: Callable[..., Served], tmp_path: Path) -> None:
+    shutil.copytree(served("llama", "lossless").artifact, copy := tmp_path / "copy")
+    with both_of(served("llama", "lossless").pair.base, 2, reads_when_it_may) as both:
+        others = both.many.model.others
+        slow(copy).touch()
+        variant = others.opened(copy, both.many.model.base, None)
+        read = others.prepare(variant)
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(read)
+            both.many.close()
+            with pytest.raises(RankLostError, match="the other ranks were ended; load the base again"):
+                waiting.result(60)
+        with pytest.raises(RankLostError, match="the other ranks were ended; load the base again"):
+            read()
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_a_variant_is_brought(
+    served: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer that comes later is not that of the next variant."""
+    one = served("llama", "lossless")
+    with both_of(one.pair.base, 2) as both:
+        with monkeypatch.context() as patch:
+            patch.setattr(both.many.model.others._hearing, "wait", interrupted)  # type: ignore[attr-defined]
+            with pytest.raises(KeyboardInterrupt):
+                both.many.load(one.artifact, "a")
+        with pytest.raises(
+            RankLostError, match=r"^the ranks are out of step, since a forward broke \(KeyboardInterrupt"
+        ):
+            both.many.load(one.artifact, "b")
+
+
+def test_an_interrupt_before_a_variant_comes(served: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds no slot that is empty."""
+    one = served("llama", "lossless")
+    with both_of(one.pair.base, 2) as both:
+        both.load(one.artifact, "a")
+        both.many.cache.evict("a")
+        with monkeypatch.context() as patch:
+            patch.setattr(both.many.model.others, "prepare", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                both.many.logits([("a", [5, 6])])
+        (mine,), (whole,) = (each.logits([("a", [5, 6])]) for each in (both.many, both.one))
+        assert torch.allclose(mine, whole, atol=SPLIT.value)
 
 
 def opens_another_at_first() -> None:

@@ -54,7 +54,6 @@ class Crew(Others):
         self._hearing = Hearing()
         self._others, self._sending, self._closed = self._hearing.others, threading.RLock(), False
         self._numbers: weakref.WeakKeyDictionary[Variant, int] = weakref.WeakKeyDictionary()
-        self._turns: weakref.WeakKeyDictionary[Variant, int] = weakref.WeakKeyDictionary()
         self._count, self._gone = 0, deque[int]()
         self._at_exit = weakref.finalize(self, _end, self._hearing, self._folder)
         try:
@@ -143,15 +142,12 @@ class Crew(Others):
         raise InputError("such forwards are not computed on several devices", way_out=f"leave out {option('tp')}")
 
     @override
-    def prepare(self, variant: Variant) -> None:
+    def prepare(self, variant: Variant) -> Callable[[], None]:
         with self._sending:
             self._count += 1
-            turn = self._turns[variant] = self._count
+            turn = self._count
         self._tell(Message(Order.PREPARE, [self._numbers[variant], turn]))
-
-    @override
-    def wait_until_read(self, variant: Variant) -> None:
-        _raise_first(self._hearing.read(self._turns[variant], self.check))
+        return lambda: _raise_first(self._hearing.read(turn, self.check))
 
     @override
     def bring(self, slot: int, variant: Variant) -> None:

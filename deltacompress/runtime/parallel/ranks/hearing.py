@@ -75,8 +75,10 @@ class Hearing:
 
     def read(self, turn: int, check: Callable[[], None]) -> list[Any]:
         """What every other rank tells of what it was to read then; check: raises why it never will."""
+        check()
+        count = len(self.others)  # of which none are left once they were ended, as `check` knows
         with self._news:
-            while len(self._reads.get(turn, ())) < len(self.others):
+            while len(self._reads.get(turn, ())) < count:
                 check()
                 self._news.wait(_POLL)
             return self._reads.pop(turn)
