@@ -104,8 +104,8 @@ def error_by_record(per: Tensor, record: Tensor) -> float:
     Args:
         per: a value of each token, [tokens]. record: int64 [tokens], which record it is of; two of them at least.
     """
-    mean, values = per.double().mean(), per.double()
-    off = torch.zeros(int(record.max()) + 1, dtype=torch.float64).index_add_(0, record, values - mean)
+    values = per.double()
+    off = torch.zeros(int(record.max()) + 1, dtype=torch.float64).index_add_(0, record, values - values.mean())
     return math.sqrt(len(off) / (len(off) - 1) * float(off.square().sum())) / len(per)
 
 
