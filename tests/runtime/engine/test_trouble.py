@@ -220,10 +220,10 @@ def test_what_a_load_takes_on_its_way_fails_nobody(runtime: Runtime, monkeypatch
     as_on_a_gpu(monkeypatch, runtime)
     bring, entered, gate = runtime.cache.arrivals._bring, threading.Event(), threading.Event()
 
-    def slow(loaded: Any) -> Any:
+    def slow(*given: Any) -> Any:
         entered.set()
         assert gate.wait(20)
-        return bring(loaded)
+        return bring(*given)
 
     def no_room(*_: Any, **__: Any) -> bool:
         taken = entered.is_set() and not gate.is_set()
