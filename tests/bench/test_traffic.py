@@ -11,7 +11,7 @@ import pytest
 
 from deltacompress.bench.traffic.arrivals import Arrival, cut, drawn
 from deltacompress.bench.traffic.files import read
-from deltacompress.bench.traffic.popularity import assigned
+from deltacompress.bench.traffic.popularity import BURST_LENGTH, assigned
 from deltacompress.errors import InputError
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -153,6 +153,17 @@ class TestPopularity:
 
     def test_seeds(self) -> None:
         assert assigned(50, 9, "uniform", 1) == assigned(50, 9, "uniform", 1) != assigned(50, 9, "uniform", 2)
+
+    def test_bursts(self) -> None:
+        found = assigned(20_000, 1000, "bursts", 3)
+        assert found == assigned(20_000, 1000, "bursts", 3) != assigned(20_000, 1000, "bursts", 4)
+        assert all(len({*found[at : at + 8]}) <= 8 for at in range(20_000))
+        rare = [at for at, number in enumerate(found) if number > 500]  # drawn again by chance hardly ever
+        starts = sum(1 for before, at in pairwise([-1000, *rare]) if found[at] != found[before] or at - before > 200)
+        assert len(rare) / starts == pytest.approx(BURST_LENGTH, rel=0.25)
+        gaps = [after - before for before, after in pairwise(rare) if found[before] == found[after]]
+        assert statistics.median(gaps) > 1  # others' requests lie between
+        assert found.count(0) > 10 * found.count(20) > 0
 
     @pytest.mark.parametrize(
         "popularity", ["zip", "zipf", "zipf-", "zipf-x", "zipf-0", "zipf-nan", "zipf--1", "zipf-99"]

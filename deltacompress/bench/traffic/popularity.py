@@ -7,14 +7,19 @@ from random import Random
 
 from deltacompress.errors import InputError, option
 
-POPULARITIES = ("uniform", "zipf-1.5", "zipf-4", "distinct", "one")
+POPULARITIES = ("uniform", "zipf-1.5", "zipf-4", "bursts", "distinct", "one")
+BURSTS = 4
+"""That go on at once."""
+BURST_LENGTH = 8
+"""Requests of one, on average."""
 
 
 def assigned(count: int, variants: int, popularity: str, seed: int) -> list[int]:
     """A variant's number, from 0, for each of `count` requests.
 
-    popularity: "uniform"; "zipf-A": number n with a weight of (n + 1)^-A; "distinct": one after the other, so that the
-    first `variants` requests ask for as many; "one": all for number 0.
+    popularity: "uniform"; "zipf-A": number n with a weight of (n + 1)^-A; "bursts": of BURSTS variants at a time, each
+    drawn as by zipf-1.5 and followed by another after BURST_LENGTH requests on average, as calls of serverless functions
+    come; "distinct": one after the other, so that the first `variants` requests ask for as many; "one": all for number 0.
 
     Raises:
         InputError: there is no such popularity, or variants are below 1.
@@ -25,11 +30,27 @@ def assigned(count: int, variants: int, popularity: str, seed: int) -> list[int]
         return [0] * count
     if popularity == "distinct":
         return [number % variants for number in range(count)]
-    weights = [1.0] * variants
-    if popularity != "uniform":
-        exponent = _exponent(popularity)
-        weights = [(number + 1) ** -exponent for number in range(variants)]
-    return Random(seed).choices(range(variants), cum_weights=list(accumulate(weights)), k=count)
+    random = Random(seed)
+    if popularity == "bursts":
+        return _in_bursts(count, _weights(variants, 1.5), random)
+    weights = _weights(variants, 0.0) if popularity == "uniform" else _weights(variants, _exponent(popularity))
+    return random.choices(range(variants), cum_weights=weights, k=count)
+
+
+def _weights(variants: int, exponent: float) -> list[float]:
+    """Cumulative."""
+    return list(accumulate((number + 1) ** -exponent for number in range(variants)))
+
+
+def _in_bursts(count: int, weights: list[float], random: Random) -> list[int]:
+    variants = range(len(weights))
+    going, found = random.choices(variants, cum_weights=weights, k=BURSTS), list[int]()
+    for _ in range(count):
+        burst = random.randrange(BURSTS)
+        found.append(going[burst])
+        if random.random() < 1 / BURST_LENGTH:
+            going[burst] = random.choices(variants, cum_weights=weights)[0]
+    return found
 
 
 def _exponent(popularity: str) -> float:

@@ -15,7 +15,7 @@ Rate = Annotated[
     float | None, typer.Option(help="Requests a second, to which a file's time is scaled.", show_default="a file's")
 ]
 Variation = Annotated[float, typer.Option(help="Of gamma's gaps: standard deviation over mean.")]
-Popularity = Annotated[str, typer.Option(help="uniform, zipf-1.5 (or another), distinct, one.")]
+Popularity = Annotated[str, typer.Option(help="uniform, zipf-1.5 (or another), bursts, distinct, one.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**50, help="Of arrivals and assignment.")]
 SloFirst = Annotated[float, typer.Option(help="Seconds to the first token that are good enough.")]
 SloToken = Annotated[float, typer.Option(help="Milliseconds for each other token.")]
