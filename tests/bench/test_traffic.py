@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deltacompress.bench.traffic.arrivals import Arrival, cut, drawn
+from deltacompress.bench.traffic.choice import chosen, following
 from deltacompress.bench.traffic.files import read
 from deltacompress.bench.traffic.popularity import BURST_LENGTH, assigned
 from deltacompress.errors import InputError
@@ -60,6 +61,17 @@ class TestCut:
         found = cut(self.trace, 2.0, 1.0, where="t")
         assert found == [Arrival(0.0, 1, 5), Arrival(0.5, 2, 5)]
 
+    def test_a_slow_beginning_has_the_rate_that_is_asked_for(self) -> None:
+        slow = [Arrival(at, 1, 1) for at in (0.0, 50.0, 60.0, 61.0, 62.0, 63.0)]
+        found = cut(slow, 4.0, 1.0, where="t")
+        assert [one.at_s for one in found] == [at / 62 for at in (0, 50, 60, 61)]
+        assert [one.at_s for one in cut(slow, 2.0, 1.0, where="t", skip=2)] == [0, 0.5]
+        assert [one.at_s for one in cut(slow, None, 2.0, where="t", skip=2)] == [0, 1]
+        with pytest.raises(InputError, match=r"6 requests within 63.0 s, 4 of which were taken before; 3, for"):
+            cut(slow, 2.0, 1.0, where="t", skip=4)
+        with pytest.raises(InputError, match="6 of which were taken before; 1 s are"):
+            cut(slow, None, 1.0, where="t", skip=6)
+
     def test_as_it_is(self) -> None:
         assert [one.at_s for one in cut(self.trace, None, 10.0, where="t")] == [0, 2, 4, 6, 8]
 
@@ -68,8 +80,8 @@ class TestCut:
         [
             (0.0, 1.0, "rate: is 0"),
             (1.0, 0.0, "seconds: is 0"),
-            (None, 10.5, "t: 6 requests, which come within 10.0 s"),
-            (5.0, 2.5, "t: 6 requests, which come within 1.0 s"),
+            (None, 10.5, "t: has 6 requests within 10.0 s; 10.5 s are"),
+            (2.0, 3.0, "t: has 6 requests within 10.0 s; 7, for 3 s at 2 a second, are"),
         ],
     )
     def test_what_cannot_be(self, rate: float | None, seconds: float, told: str) -> None:
@@ -79,6 +91,24 @@ class TestCut:
     def test_all_at_once_has_no_rate(self) -> None:
         with pytest.raises(InputError, match="no rate to scale"):
             cut([Arrival(1.0, 1, 1)] * 3, 2.0, 1.0, where="t")
+
+
+class TestFollowing:
+    def test_of_a_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "t.jsonl"
+        lines = [LINE.replace("0.5", str(at)).replace("3", str(at + 1)) for at in (0, 1, 2, 4, 6, 8)]
+        path.write_text("".join(lines))
+        assert [one.prompt_tokens for one in chosen(str(path), 1.0, 1.0, 2.0, 0)] == [1, 2]
+        assert following(str(path), 1.0, 1.0, 2.0, 3.0, 0) == (
+            [Arrival(0, 3, 4), Arrival(1, 5, 4), Arrival(2, 7, 4)],
+            2,
+        )
+
+    def test_of_chance(self) -> None:
+        whole, before = chosen("poisson", 5.0, 1.0, 30.0, 3), chosen("poisson", 5.0, 1.0, 10.0, 3)
+        rest, count = following("poisson", 5.0, 1.0, 10.0, 20.0, 3)
+        assert count == len(before) == len(whole) - len(rest)
+        assert [one.at_s + 10 for one in rest] == pytest.approx([one.at_s for one in whole[count:]])
 
 
 class TestFiles:

@@ -9,7 +9,7 @@ from typing import Any
 from deltacompress.bench.serve.calls import CONTEXT, scaled
 from deltacompress.bench.simulate.sweep import Asked, Choice, Problem, Room
 from deltacompress.bench.simulate.times import Times
-from deltacompress.bench.traffic.choice import BY_CHANCE, chosen, told
+from deltacompress.bench.traffic.choice import BY_CHANCE, following, told
 from deltacompress.bench.traffic.popularity import assigned
 from deltacompress.errors import InputError, option
 from deltacompress.serving.profile import Profile
@@ -77,14 +77,10 @@ def after(profile: Profile, trace: str | None, seconds: float) -> Asked:
         raise InputError(
             f"the profile was made with {traffic.trace}", where=option("trace"), way_out="give the path of that"
         )
-    arrivals = chosen(name, traffic.rate, traffic.variation, traffic.seconds + seconds, traffic.seed)
-    numbers = assigned(len(arrivals), traffic.variants, traffic.popularity, traffic.seed)
-    lengths, _ = scaled(arrivals, traffic.scale, CONTEXT)
-    found = [
-        (replace(one, at_s=one.at_s - traffic.seconds), f"v{number}")
-        for one, number in zip(lengths, numbers, strict=True)
-        if one.at_s >= traffic.seconds
-    ]
+    rest, before = following(name, traffic.rate, traffic.variation, traffic.seconds, seconds, traffic.seed)
+    numbers = assigned(before + len(rest), traffic.variants, traffic.popularity, traffic.seed)[before:]
+    lengths, _ = scaled(rest, traffic.scale, CONTEXT)
+    found = [(one, f"v{number}") for one, number in zip(lengths, numbers, strict=True)]
     if not found:
         raise InputError(f"no request comes in the {seconds:g} s after the profile's", way_out="ask for more seconds")
     return found

@@ -51,30 +51,38 @@ def drawn(
     return found
 
 
-def cut(trace: Sequence[Arrival], rate: float | None, seconds: float, *, where: str) -> list[Arrival]:
-    """What comes in the first `seconds` of a trace, its time scaled to `rate` requests a second; lengths stay.
+def cut(trace: Sequence[Arrival], rate: float | None, seconds: float, *, where: str, skip: int = 0) -> list[Arrival]:
+    """The piece of a trace that follows its first `skip` requests, its time counted from its first one; lengths stay.
 
-    rate: of the whole trace, (requests - 1) / (last - first arrival); None: as it is.
+    rate: as many requests as come in `seconds` at so many a second, their time scaled to fill these; None: what comes
+    in so many seconds of the trace as it is.
 
     Raises:
         InputError: rate or seconds are no numbers above 0, all comes at once, or the trace ends before.
     """
     _check_above_zero("seconds", seconds)
-    start, span = trace[0].at_s, trace[-1].at_s - trace[0].at_s
-    factor = 1.0
-    if rate is not None:
-        _check_above_zero("rate", rate)
-        if not span:
-            raise InputError("all requests come at the same time: no rate to scale", where=where)
-        factor = (len(trace) - 1) / span / rate
-    if span * factor < seconds:
-        raise InputError(
-            f"{len(trace)} requests, which come within {span * factor:.1f} s at this rate; {seconds:g} s are asked for",
-            where=where,
-            way_out="ask for fewer seconds or a lower rate",
-        )
-    scaled = (replace(one, at_s=(one.at_s - start) * factor) for one in trace)
-    return [one for one in scaled if one.at_s < seconds]
+    left = trace[skip:]
+    if rate is None:
+        if not left or left[-1].at_s - left[0].at_s < seconds:
+            raise _too_short(trace, skip, f"{seconds:g} s", where)
+        return [replace(one, at_s=one.at_s - left[0].at_s) for one in left if one.at_s - left[0].at_s < seconds]
+    _check_above_zero("rate", rate)
+    count = max(1, round(rate * seconds))
+    if len(left) <= count:  # the one that follows tells where the piece ends
+        raise _too_short(trace, skip, f"{count + 1}, for {seconds:g} s at {rate:g} a second,", where)
+    start, span = left[0].at_s, left[count].at_s - left[0].at_s
+    if not span:
+        raise InputError("all requests come at the same time: no rate to scale", where=where)
+    return [replace(one, at_s=(one.at_s - start) * seconds / span) for one in left[:count]]
+
+
+def _too_short(trace: Sequence[Arrival], skip: int, wanted: str, where: str) -> InputError:
+    told = f", {skip} of which were taken before" if skip else ""
+    return InputError(
+        f"has {len(trace)} requests within {trace[-1].at_s - trace[0].at_s:.1f} s{told}; {wanted} are asked for",
+        where=where,
+        way_out="ask for fewer seconds or another rate",
+    )
 
 
 def _length(random: Random, mean: int) -> int:

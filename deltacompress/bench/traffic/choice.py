@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from deltacompress.bench.traffic.arrivals import Arrival, cut, drawn
@@ -22,6 +23,20 @@ def chosen(trace: str, rate: float | None, variation: float, seconds: float, see
     if rate is None:
         raise InputError(f"{trace} needs one", where=option("rate"), way_out="give requests a second")
     return drawn(rate, seconds, seed, variation=1.0 if trace == "poisson" else variation)
+
+
+def following(
+    trace: str, rate: float | None, variation: float, before_s: float, seconds: float, seed: int
+) -> tuple[list[Arrival], int]:
+    """What comes in the `seconds` after `chosen` of `before_s`, its time counted from there, and how many came before.
+
+    Raises as chosen.
+    """
+    before = len(chosen(trace, rate, variation, before_s, seed))
+    if trace not in BY_CHANCE:
+        return cut(read(Path(trace)), rate, seconds, where=trace, skip=before), before
+    both = chosen(trace, rate, variation, before_s + seconds, seed)
+    return [replace(one, at_s=one.at_s - before_s) for one in both[before:]], before
 
 
 def told(trace: str) -> str:

@@ -18,8 +18,9 @@ def assigned(count: int, variants: int, popularity: str, seed: int) -> list[int]
     """A variant's number, from 0, for each of `count` requests.
 
     popularity: "uniform"; "zipf-A": number n with a weight of (n + 1)^-A; "bursts": of BURSTS variants at a time, each
-    drawn as by zipf-1.5 and followed by another after BURST_LENGTH requests on average, as calls of serverless functions
-    come; "distinct": one after the other, so that the first `variants` requests ask for as many; "one": all for number 0.
+    drawn as by zipf-1.5 and followed by another after BURST_LENGTH requests on average, as calls of serverless
+    functions come; "distinct": one after the other, so that the first `variants` requests ask for as many; "one": all
+    for number 0.
 
     Raises:
         InputError: there is no such popularity, or variants are below 1.
