@@ -37,7 +37,8 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
         cuda_graphs=on_gpu,
     )
     limits = EngineLimits(start.max_batch, start.max_queue, start.step_tokens, start.prefix_bytes)
-    return Served(runtime.engine(emit, limits), runtime, QueueFullError, lambda _: None)
+    engine = runtime.engine(emit, limits)
+    return Served(engine, runtime, QueueFullError, lambda _: None, warm=engine.warm)
 
 
 def argv(start: Start, engine: str) -> list[str]:

@@ -93,7 +93,9 @@ def made(
         write_delta(delta, shape, runtime.model.base.checkpoint, runtime.device)
         for name in names:
             runtime.load(delta, name)
-    return Models(runtime, shape, names, chosen, runtime.variants[names[0]].nbytes)
+    nbytes = runtime.variants[names[0]].nbytes
+    runtime.cache.residents.budget_bytes = chosen * nbytes  # the rest is for keys and values, as in a server
+    return Models(runtime, shape, names, chosen, nbytes)
 
 
 def base_runtime(root: Path, shape: ModelShape, device: str, backend: str, *, tp: int = 1) -> Runtime:
@@ -117,7 +119,8 @@ def base_runtime(root: Path, shape: ModelShape, device: str, backend: str, *, tp
 def with_slots(models: Models, slots: int) -> Models:
     """The same with so many variants on the device at once, none of them there."""
     start(models)
-    models.runtime.cache.residents.slots = slots
+    residents = models.runtime.cache.residents
+    residents.slots, residents.budget_bytes = slots, slots * models.variant_bytes
     return replace(models, slots=slots)
 
 
@@ -129,6 +132,11 @@ def start(models: Models) -> None:
     while engine.step():
         pass
     engine.close()
+    evict_all(models)
+
+
+def evict_all(models: Models) -> None:
+    """No variant is on the device."""
     cache = models.runtime.cache
     for one in list(cache.residents.by_slot.values()):
         cache.settle(one.name)

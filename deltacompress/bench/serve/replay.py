@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from threading import Event, Thread
 
 from deltacompress.bench.serve.calls import Asked, call_of
-from deltacompress.bench.serve.models import Models
+from deltacompress.bench.serve.models import Models, evict_all
 from deltacompress.bench.serve.records import Record, Recorder, Step
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.live.engine import Engine, EngineLimits
@@ -28,6 +28,9 @@ def replay(
     runtime, loads, start = models.runtime, Loads(models.runtime), time.monotonic()
     recorder = Recorder(asked, lambda: time.monotonic() - start, loads.seconds, limits.step_tokens)
     engine, counters = runtime.engine(recorder.emit, limits), runtime.cache.counters
+    engine.warm(models.names[:1])
+    evict_all(models)
+    start = time.monotonic()
     thread = _Submitting(engine, models, recorder, loads, start, seed)
     thread.start()
     try:

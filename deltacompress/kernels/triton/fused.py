@@ -20,7 +20,9 @@ from deltacompress.numerics.grid import constant_zero
 NormKind = Literal["plain", "unit offset"]
 """How a root-mean-square norm applies its weight; see norm_formula."""
 
-_COLUMNS = 64
+_COLUMNS = 128
+_SPLITS = 8
+"""Pieces of a row's columns, each a program of its own: one after the other, columns would be bound by latency."""
 _HEADS = 8
 
 
@@ -111,14 +113,18 @@ def attend(
     c // tokens]; mask bool [rows, 1, 1, columns]; what is allowed is one column at least.
     """
     from deltacompress.kernels.triton.fused_kernel import attend as kernel
+    from deltacompress.kernels.triton.fused_kernel import join
 
     rows, heads, _, size = q.shape
     out = torch.empty((rows, 1, heads, size), dtype=q.dtype, device=q.device)
-    kernel[(rows, heads)](
-        q, keys, values, table, mask, out, positions, scale, q.stride(0), q.stride(1), keys.stride(0),
+    parts = torch.empty((rows, heads, _SPLITS, size + 2), dtype=torch.float32, device=q.device)
+    block = _power_of_two(size)
+    kernel[(rows, heads, _SPLITS)](
+        q, keys, values, table, mask, parts, positions, scale, q.stride(0), q.stride(1), keys.stride(0),
         table.stride(0), mask.stride(0), HEADS=heads, GROUP=heads // keys.shape[0], PAGE=keys.shape[2], SIZE=size,
-        BLOCK=_power_of_two(size), COLUMNS=_COLUMNS, num_warps=8,
+        BLOCK=block, COLUMNS=_COLUMNS, SPLITS=_SPLITS, num_warps=8,
     )  # fmt: skip
+    join[(rows * heads,)](parts, out, SIZE=size, BLOCK=block, SPLITS=_SPLITS, num_warps=2)
     return out
 
 

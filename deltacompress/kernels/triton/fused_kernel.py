@@ -119,7 +119,7 @@ def attend(  # type: ignore[no-untyped-def]
     values,
     table,
     mask,
-    out,
+    parts,
     positions,
     scale,
     q_row,
@@ -133,17 +133,22 @@ def attend(  # type: ignore[no-untyped-def]
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     COLUMNS: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):
-    """One program a row and query head: attention of one token to the columns up to its own that the mask allows."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    """One program a row, query head and piece of the row's columns: their weighted values, largest score and weight.
+
+    A row's columns are cut by its own length alone, so it computes the same in any company.
+    """
+    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     d = tl.arange(0, BLOCK)
     inside = d < SIZE
     query = tl.load(q + row * q_row + head * q_head + d, mask=inside, other=0.0).to(tl.float32) * scale
     at = (head // GROUP) * head_size
     count = tl.load(positions + row).to(tl.int32) + 1
+    piece = tl.cdiv(tl.cdiv(count, SPLITS), COLUMNS) * COLUMNS
     top, total = -float("inf"), 0.0
     sums = tl.zeros([BLOCK], dtype=tl.float32)
-    for start in range(0, count, COLUMNS):
+    for start in range(split * piece, tl.minimum(split * piece + piece, count), COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         there = column < count
         page = tl.load(table + row * table_row + column // PAGE, mask=there, other=0)
@@ -161,7 +166,25 @@ def attend(  # type: ignore[no-untyped-def]
         sums = sums * shrink + tl.sum(weight[:, None] * value, 0)
         total = total * shrink + tl.sum(weight, 0)
         top = best
-    tl.store(out + (row * HEADS + head) * SIZE + d, (sums / total).to(out.dtype.element_ty), mask=inside)
+    mine = parts + ((row * HEADS + head) * SPLITS + split) * (SIZE + 2)
+    tl.store(mine + d, sums, mask=inside)
+    tl.store(mine + SIZE, top)
+    tl.store(mine + SIZE + 1, total)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def join(parts, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One program a row and head: attention to all columns, from that to each piece of them."""
+    one = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    inside = d < SIZE
+    mine = parts + (one * SPLITS + tl.arange(0, SPLITS)) * (SIZE + 2)
+    top = tl.load(mine + SIZE)
+    weight = tl.exp(top - tl.max(top, 0))
+    total = tl.sum(tl.load(mine + SIZE + 1) * weight, 0)
+    sums = tl.load(mine[:, None] + d[None, :], mask=inside[None, :], other=0.0)
+    found = tl.sum(sums * weight[:, None], 0) / total
+    tl.store(out + one * SIZE + d, found.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -24,6 +24,11 @@ class Residents:
         """Bytes of all of them."""
         return _bytes(self.by_slot.values())
 
+    @property
+    def coming_bytes(self) -> int | None:
+        """That others may still take; None without a budget."""
+        return None if self.budget_bytes is None else max(0, self.budget_bytes - self.nbytes)
+
     def enter(self, loaded: LoadedVariant) -> None:
         """Give it the lowest free slot; there must be one."""
         loaded.slot = next(number for number in range(1, self.slots + 1) if number not in self.by_slot)

@@ -8,7 +8,7 @@ others go on; one whose variant comes back damaged, or was unloaded, fails by it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from contextlib import AbstractContextManager
 from threading import RLock
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.errors import BackendError, DeltaCompressError
+from deltacompress.runtime.batch import BASE
 from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.engine.generation_config import Finish
 from deltacompress.runtime.engine.policy.state import Rules
@@ -23,8 +24,8 @@ from deltacompress.runtime.engine.requests import Listener, Picked, Request
 from deltacompress.runtime.engine.sampling.choose import choose
 from deltacompress.runtime.engine.steps.decoder import Decoder
 from deltacompress.runtime.engine.steps.graphs import Graphs
-from deltacompress.runtime.engine.steps.pages import PAGE, Pages
-from deltacompress.runtime.engine.steps.pieces import Pieces
+from deltacompress.runtime.engine.steps.pages import PAGE, SCRATCH, Pages
+from deltacompress.runtime.engine.steps.pieces import Piece, Pieces
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
 from deltacompress.runtime.engine.steps.prompts import Prompts
 from deltacompress.runtime.engine.turns import Turns
@@ -36,6 +37,8 @@ OFFLINE = Rules(skipping="free")
 """Nobody gives way: all requests are there from the start, and it is their sum that counts."""
 EXPECTED = 1024
 """Tokens of a request, prompt and answer, that memory is taken for at once where there is enough."""
+WARM_ROWS = 128
+"""Rows up to which steps are captured before there are any."""
 WAIT_S = 0.001
 """Seconds until another look, where nothing else can be done."""
 
@@ -54,24 +57,54 @@ class Scheduler:
         rules: Rules = OFFLINE,
         prefix_bytes: int = 0,
         kv_tokens: int | None = None,
+        expected_tokens: int = EXPECTED,
         cuda_graphs: bool = False,
     ) -> None:
         """step_tokens: of prompts, that a step computes; max_batch: requests that run at once; rules: who gives
-        way to whom; prefix_bytes: see Prefixes; kv_tokens: see Pages.
+        way to whom; prefix_bytes: see Prefixes; kv_tokens: see Pages; expected_tokens: of a request.
         """
         self.max_batch = max_batch
         self._listener, self._variants = listener, variants
-        self.pages = Pages(expected=max_batch * EXPECTED // PAGE, most_tokens=kv_tokens)
+        self.pages = Pages(expected=max_batch * expected_tokens // PAGE, most_tokens=kv_tokens)
+        self.pages.coming = lambda: variants.residents.coming_bytes
         self._others = model.others
         self.pages.cleared = self._others.forget
         self._turns = Turns(variants, self.pages, rules, step_tokens)
         self.prefixes = Prefixes(self.pages, prefix_bytes)
         self.graphs = Graphs(model, self.pages) if cuda_graphs else None
-        pieces = Pieces(model, self.pages, self.graphs)
-        self._prompts = Prompts(pieces, listener, step_tokens, self.pages, self.prefixes)
+        self._model, self._pieces = model, Pieces(model, self.pages, self.graphs)
+        self._prompts = Prompts(self._pieces, listener, step_tokens, self.pages, self.prefixes)
         self.decoder = Decoder(model, self.pages, self.graphs)
         self._logits: Tensor | None = None  # of the decoder's rows, on their way
         self._untold: list[tuple[Request, Picked]] = []
+
+    @torch.inference_mode()
+    def warm(self, names: Collection[str] | None = None) -> None:
+        """Take memory for keys and values, and have forwards captured, before anybody asks; where they are captured.
+
+        names: of variants that fit together: of each kind of theirs, one is captured with; None: those on the device.
+        """
+        if self.graphs is None:
+            return
+        if names is None:
+            names = [one.name for one in self._variants.residents.by_slot.values()]
+        slots, served = self._variants.acquire(names), frozenset[Hashable]()
+        tokens = getattr(self._model.config, "max_position_embeddings", EXPECTED)
+        try:
+            self._pieces.forward(Piece([BASE], [[0]], 0, [[SCRATCH]], [range(1)]))  # the pages' memory comes with it
+            self.pages.take_expected()
+            self.graphs.at_once = True
+            for slot in (BASE, *slots.values()):
+                traits = self._model.traits([slot])
+                if slot == BASE or (traits is not None and not traits <= served):
+                    served |= traits or frozenset()
+                    self._pieces.warm(slot, tokens)
+                    self.decoder.warm(slot, min(self.max_batch, WARM_ROWS))
+        except BackendError:
+            self._forget()  # what there is no memory for now comes when it is needed, or gives way then
+        finally:
+            self.graphs.at_once = False
+            self._variants.release(names)
 
     def submit(self, request: Request) -> None:
         """Put a request into the queue; it may join a batch that is running."""

@@ -127,7 +127,8 @@ class Served:
     """What the process works with.
 
     full: the error of `submit` that says that the queue is; context: tokens that a variant (None: the base) takes, None
-    for no end; check: raises what became of a device that is lost.
+    for no end; check: raises what became of a device that is lost; warm: does before the first call what that would
+    wait for.
     """
 
     engine: EngineLike
@@ -135,6 +136,7 @@ class Served:
     full: type[DeltaCompressError]
     context: Callable[[str | None], int | None]
     check: Callable[[], None] = lambda: None
+    warm: Callable[[], None] = lambda: None
 
 
 Build = Callable[[Start, Callable[[Event], None]], Served]
@@ -162,6 +164,7 @@ class Worker:
 
     def run(self) -> None:
         """Until it is told to stop."""
+        self._served.warm()
         self._teller.tell(Ready(self._state(), tuple(self.models.notes)))
         for work in (self._listen, self._change, self._report, self._beat):
             threading.Thread(target=work, daemon=True).start()

@@ -93,7 +93,7 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
         layout = runtime.model.base.layout if variant is None else runtime.variants[variant].variant.layout
         return layout.context
 
-    return Served(engine, runtime, QueueFullError, context, runtime.model.others.check)
+    return Served(engine, runtime, QueueFullError, context, runtime.model.others.check, engine.warm)
 
 
 def _limit_variants(runtime: Runtime) -> None:

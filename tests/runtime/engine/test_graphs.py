@@ -182,7 +182,8 @@ def test_when_forwards_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_shapes() -> None:
     assert [bucket(rows) for rows in (1, 2, 3, 8, 9, 16, 17, 32, 33, 100)] == [1, 2, 4, 8, 16, 16, 32, 32, 48, 112]
-    assert [run_limit(rows) for rows in (1, 2, 8, 9, 32, 33)] == [1, 8, 8, 32, 32, 48]
+    assert [run_limit(rows, 64) for rows in (1, 2, 8, 9, 33, 64)] == [1, 8, 8, 64, 64, 64]
+    assert [run_limit(rows, 160) for rows in (8, 9, 128, 129, 150)] == [8, 128, 128, 144, 160]
 
 
 def test_vectors_stay_in_place_until_a_higher_slot_has_one() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from threading import Condition, RLock
@@ -28,6 +28,9 @@ from deltacompress.runtime.engine.tokenizers import Tokenizers
 
 GROWS_AFTER = 64
 """Steps without trouble after which one more request may run at once, after there was no memory for more."""
+
+EXPECTED = 4096
+"""Tokens of a call that memory is taken for at once, as far as it is there: it need not move while calls run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class EngineLimits:
             "step_tokens": self.step_tokens,
             "prefix_bytes": self.prefix_bytes,
             "kv_tokens": self.kv_tokens,
+            "expected_tokens": EXPECTED,
             "rules": Rules(),
         }
 
@@ -155,6 +159,14 @@ class Engine:
         return len(self._inbox) + self._scheduler.counts[0]
 
     # --- for the thread that steps -----------------------------------------------------------------------------------
+
+    def warm(self, names: Sequence[str] | None = None) -> None:
+        """On a GPU, do what the first calls would wait for: take memory, and capture what steps launch as graphs.
+
+        names: of variants that fit together, one of each kind; by default all that are on the device.
+        """
+        with self._lock, self._memory("before any call"):
+            self._scheduler.warm(names)
 
     def step(self) -> bool:
         """One token for every call that runs; False if there is nothing to do.

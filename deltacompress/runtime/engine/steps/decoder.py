@@ -22,7 +22,7 @@ from deltacompress.runtime.engine.steps.pages import SCRATCH, Pages
 from deltacompress.runtime.modules.model import DecoupledModel
 from deltacompress.runtime.parallel.plan import Kind, Plan
 
-_WIDTH, _ROWS = 128, 64
+_WIDTH, _ROWS = 256, 64
 """Pages of a row, and rows, that the table has room for at the start."""
 
 
@@ -74,6 +74,23 @@ class Decoder:
         self._write(told)
         slots = [request.slot for request in self.rows]
         last, places = ([*column] for column in zip(*((r.tokens[-1], r.length - 1) for r in self.rows), strict=True))
+        return self._forward(slots, last, places, longest)
+
+    def warm(self, slot: int, most: int) -> None:
+        """Have steps of up to so many rows captured, of the base or with the variant of this slot; no row is there yet.
+
+        Only where a step's width is that of the table, whoever is in it.
+        """
+        if not self._model.paged:
+            return
+        self._fit(bucket(most), 0)
+        for rows in sorted({bucket(count) for count in range(1, most + 1)}):
+            runs = {0} if slot == BASE else {run_limit(count, rows) for count in range(1, rows + 1)}
+            for run in sorted(runs):
+                self._forward([BASE] * (rows - run) + [slot] * run, [0] * rows, [0] * rows, 1)
+
+    def _forward(self, slots: Sequence[int], last: list[int], places: list[int], longest: int) -> Tensor:
+        """Logits of rows of these slots; last: token of each, places: where it is; longest: pages of a row, at most."""
         device = self._model.device
         if self._graphs is not None:
             shape = self._shape(slots, longest)
@@ -99,7 +116,7 @@ class Decoder:
     def _plan(self, slots: Sequence[int], inputs: list[int], rows: int, width: int) -> Plan:
         """Of a step, for those who do not have the table: so many of its rows, and pages of each."""
         tables = (one.pages[:width] + [SCRATCH] * (width - len(one.pages)) for one in self.rows)
-        flat = [page for table in tables for page in table] + [SCRATCH] * (width * (rows - len(slots)))
+        flat = [page for table in tables for page in table] + [SCRATCH] * (width * (rows - len(self.rows)))
         return Plan(Kind.ROWS, slots, inputs + flat, rows, 1, (self._pages.number, self._pages.count), width)
 
     def _shape(self, slots: Sequence[int], longest: int) -> Shape:
@@ -107,7 +124,8 @@ class Decoder:
         width = self._table.shape[1]
         if not self._model.paged:  # what is gathered should not be much more than what is needed
             width = min(1 << (longest - 1).bit_length(), width)
-        return Shape(bucket(len(slots)), 1, run_limit(max(counts, default=1)), width, bool(counts))
+        rows = bucket(len(slots))
+        return Shape(rows, 1, run_limit(max(counts, default=1), rows), width, bool(counts))
 
     def forward_step(self, batch: Batch, inputs: Tensor, width: int) -> Tensor:
         """The device's part of a step: inputs int64 [2 x rows], ids and positions -> logits [rows, vocabulary].

@@ -43,9 +43,12 @@ def bucket(rows: int) -> int:
     return 1 << (rows - 1).bit_length() if rows <= 16 else -(-rows // 16) * 16
 
 
-def run_limit(rows: int) -> int:
-    """Rows that kernels are chosen for where a variant has so many: as far as they make a difference."""
-    return next((limit for limit in (1, 8, 32) if rows <= limit), bucket(rows))
+def run_limit(rows: int, most: int) -> int:
+    """Rows that kernels are chosen for where a variant has so many, of `most` at all: as far as they make a difference.
+
+    Those of packed deltas ask whether it is 1, 8, 128 or more (kernels/cuda/sbmm.py).
+    """
+    return min(next((limit for limit in (1, 8, 128) if rows <= limit), bucket(rows)), most)
 
 
 class GraphedStep:
@@ -82,7 +85,7 @@ class GraphedStep:
 class Graphs:
     """Those of one scheduler, by shape. captured: how many were, since the start; replays, plain: forwards each way.
 
-    last: that of the last replay.
+    last: that of the last replay. at_once: whether a shape is captured when it is first seen.
     """
 
     def __init__(self, model: DecoupledModel, pages: Pages) -> None:
@@ -90,6 +93,7 @@ class Graphs:
         self.captured = self.replays = self.plain = 0
         self.by_shape: dict[Shape, GraphedStep] = {}
         self.last: GraphedStep | None = None
+        self.at_once = False
         self._model, self._pages, self._version = model, pages, pages.version
         self._seen: dict[Shape, int] = {}
         self._pool = torch.cuda.graph_pool_handle()
@@ -146,7 +150,7 @@ class Graphs:
         if graph is not None and traits <= graph.traits:
             return True
         self._seen[shape] = self._seen.get(shape, 0) + 1
-        return self._seen[shape] > GRAPH_AFTER
+        return self.at_once or self._seen[shape] > GRAPH_AFTER
 
     def _capture(
         self,

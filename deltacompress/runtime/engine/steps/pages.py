@@ -27,7 +27,11 @@ _PATIENCE = 32
 """Times that `try_more` is asked, at most, until it is tried: an attempt in vain may move what is there."""
 _numbers = itertools.count(1)
 _OF_FREE = 0.5
-"""Of a GPU's memory that is left, what is taken at once for the pages that are expected."""
+"""Of a GPU's memory that is left, what pages take where nobody knows what variants are still to take."""
+_OF_ALL = 0.06
+"""Of a GPU's memory, what is left to steps, their graphs and what lies between tensors."""
+_WORTH = 1.25
+"""Times as many pages as there are: for fewer they do not move, and graphs do not go."""
 
 
 class Pages:
@@ -35,8 +39,8 @@ class Pages:
 
     size: tokens of a page; keys, values: by layer [heads, pages, tokens, size of a head], from its first forward on.
     version: counts how often they moved to another place. number: of these among all of the process. reclaim: asked to
-    free so many where there is no memory for more; says whether it could. reclaimable: how many it could. cleared: is
-    told when memory is given back.
+    free so many where there is no memory for more; says whether it could. reclaimable: how many it could. coming: bytes
+    that variants may still take of a GPU, None where nobody knows. cleared: is told when memory is given back.
     """
 
     def __init__(self, size: int = PAGE, *, expected: int = 0, most_tokens: int | None = None) -> None:
@@ -51,6 +55,7 @@ class Pages:
         self.number = next(_numbers)
         self.reclaim: Callable[[int], bool] = lambda _: False
         self.reclaimable: Callable[[], int] = lambda: 0
+        self.coming: Callable[[], int | None] = lambda: None
         self.cleared: Callable[[int], None] = lambda _: None
         self._given = None if most_tokens is None else max(most_tokens // size, 1) + 1
         self._most = self._given  # pages; once there was no memory for so many, fewer
@@ -151,10 +156,16 @@ class Pages:
         self._most, self._asked, self._patience = self._given, 0, 0
         self.cleared(self.number)
 
+    def take_expected(self) -> None:
+        """Have as many as are expected, as far as there is memory, so that they need not move later."""
+        with suppress(BackendError):
+            self._grow(self.count + 1)
+
     def try_more(self) -> None:
         """There may be memory again where there was none; after each attempt in vain, to be asked twice as often."""
         self._asked += 1
-        if self._asked >= self._patience:
+        there = self._there()
+        if self._asked >= self._patience and (there is None or there >= self.count * _WORTH):
             self._most, self._asked = self._given, 0
 
     def follow(self, count: int) -> None:
@@ -171,10 +182,13 @@ class Pages:
         """
         if least <= self.count:
             return
-        wanted, there = max(_FIRST, 2 * self.count), least - 1
-        if (one := next(iter(self.keys.values()), None)) is not None and one.is_cuda:
-            there = self.count + int(free_bytes(one.device) * _OF_FREE) // self.nbytes
-            wanted = min(max(wanted, self._expected), there)
+        wanted, there = max(_FIRST, 2 * self.count), self._there()
+        if there is not None:
+            wanted = max(wanted, self._expected)
+            if wanted >= there:  # it is all that there will be, and whoever admits requests should know
+                wanted = there
+                if self._most is None:
+                    self._most = max(there, least)
         if self._most is not None:
             wanted = min(wanted, self._most)
         for count in sorted({max(wanted, least), least}, reverse=True):
@@ -184,7 +198,7 @@ class Pages:
                 if count == least:
                     if self._most == self._given:  # else it is known, and this tells more of how little there is
                         self._asked, self._patience = 0, min(max(2 * self._patience, 1), _PATIENCE)
-                    self._most = max(self.count, min(least - 1, there))
+                    self._most = max(self.count, least - 1 if there is None else min(least - 1, there))
                 with suppress(BackendError):  # some of them were larger already, and may stay so
                     self._stretch(self.count)
                 if count == least:
@@ -194,6 +208,16 @@ class Pages:
                 self._holders += [0] * (count - self.count)
                 self._asked = self._patience = 0
                 return
+
+    def _there(self) -> int | None:
+        """Pages that a GPU has memory for beside all else, at least those that there are; None where nobody knows."""
+        one = next(iter(self.keys.values()), None)
+        if one is None or not one.is_cuda:
+            return None
+        free, coming = free_bytes(one.device), self.coming()
+        all_of_it = torch.cuda.get_device_properties(one.device).total_memory
+        left = int(free * _OF_FREE) if coming is None else max(0, free - coming - int(all_of_it * _OF_ALL))
+        return self.count + left // self.nbytes
 
     def _stretch(self, count: int) -> None:
         """All layers to so many pages."""

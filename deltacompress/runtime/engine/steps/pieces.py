@@ -24,6 +24,8 @@ _LARGEST = 1024
 """Tokens of the largest: what the host does for more than these, the device takes longer for."""
 _WIDTH = 32
 """Pages of the narrowest table of a captured piece; others are four times as wide, sixteen times, ..."""
+_WARM_WIDTH = 512
+"""Pages of the widest table that pieces are captured with before there are any."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,22 @@ class Pieces:
             batch = Batch(slots, device, keep=keep, kept=kept)
             found = self.run(batch, to_device(inputs, device), rows, columns, width, fresh=fresh)
         return found[: len(wanted)]
+
+    @property
+    def are_captured(self) -> bool:
+        """Whether those of one prompt are, after some time."""
+        return self._graphs is not None
+
+    def warm(self, slot: int, tokens: int) -> None:
+        """Have pieces of prompts of up to so many tokens captured, of the base or of the variant of this slot."""
+        width, most = _WIDTH, min(self._pages.needed(tokens), _WARM_WIDTH)
+        while (least := width // 4 + 1 if width > _WIDTH else 1) <= most:
+            columns = _SMALLEST
+            while columns <= min(_LARGEST, width * self._pages.size):
+                pages = [SCRATCH] * max(least, self._pages.needed(columns))
+                self.forward(Piece([slot], [[0] * columns], 0, [pages], [range(columns - 1, columns)]))
+                columns *= 2
+            width *= 4
 
     def check(self) -> None:
         """Once they were waited for: raises where they are of a rank that is lost."""

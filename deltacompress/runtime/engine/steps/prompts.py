@@ -59,10 +59,11 @@ class Prompts:
         return [request for group in self._groups for request in group.requests]
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Put requests at the end."""
+        """Put requests at the end, each by itself where captured forwards are: these are of one prompt."""
         together: list[Request] = []
+        most = 0 if self._pieces.are_captured else self._step_tokens
         for request in sorted(requests, key=lambda one: one.length):
-            if together and request.length * (len(together) + 1) > self._step_tokens:
+            if together and request.length * (len(together) + 1) > most:
                 self._groups.append(Group(together))
                 together = []
             together.append(request)
