@@ -154,7 +154,10 @@ class ForwardContext:
 
 
 class StepRows(Protocol):
-    """The cache of a decode step: one token of each row. table: int64 [rows, pages]; positions: int64 [rows]."""
+    """Keys and values in pages, of rows that attention reads by a table: int64 [rows, pages].
+
+    positions: int64 [rows] where each has one token, else [rows, tokens].
+    """
 
     table: Tensor
     positions: Tensor

@@ -62,33 +62,65 @@ def test_rotate(place: Place, angles: int) -> None:
         assert torch.equal(found, wanted)
 
 
+def laid(place: Place, each: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values of two heads in pages of ten tokens, and a table of so many pages for each of five rows."""
+    keys, values = (drawn(place, 2, 5 * each + 5, 10, 24, seed=seed) for seed in (0, 1))
+    order = torch.randperm(5 * each + 5, generator=torch.Generator().manual_seed(0))
+    return keys, values, order.to(place[0]).view(5, each + 1)[:, :each]
+
+
+def masked(positions: Tensor, columns: int, window: int | None) -> Tensor:
+    """Columns up to each position, within the window: [rows, 1, tokens, columns]."""
+    column = torch.arange(columns, device=positions.device)
+    mask = column <= positions[..., None]
+    if window is not None:
+        mask &= column > positions[..., None] - window
+    return mask[:, None]
+
+
+def attention(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, mask: Tensor) -> Tensor:
+    """In float64, over keys and values laid out for each row; heads in groups of three."""
+    rows = (one[:, table].flatten(2, 3).transpose(0, 1).repeat_interleave(3, 1).double() for one in (keys, values))
+    return functional.scaled_dot_product_attention(q.double(), *rows, mask, scale=0.3).transpose(1, 2).to(q.dtype)
+
+
 @pytest.mark.parametrize("place", PLACES, ids=str)
 @pytest.mark.parametrize("window", [None, 6])
-def test_store_and_attend(place: Place, window: int | None) -> None:
-    keys, values = drawn(place, 2, 50, 10, 24), drawn(place, 2, 50, 10, 24, seed=1)  # pages of ten tokens
+@pytest.mark.parametrize(
+    ("each", "positions"),
+    [(9, [0, 3, 89, 63, 64]), (150, [127, 128, 1023, 1024, 1499])],  # pieces of 128 columns; of 128 and of 256
+)
+def test_store_and_attend(place: Place, window: int | None, each: int, positions: list[int]) -> None:
+    keys, values, table = laid(place, each)
     k, v, q = drawn(place, 5, 2, 1, 24), drawn(place, 5, 2, 1, 24, seed=1), drawn(place, 5, 6, 1, 24)
-    positions = torch.tensor([0, 3, 89, 63, 64], device=place[0])
-    order = torch.randperm(50, generator=torch.Generator().manual_seed(0))
-    table = order.to(place[0]).view(5, 10)[:, :9]
-    rows = torch.arange(5, device=place[0])
-    page = table[rows, positions // 10]
+    at = torch.tensor(positions, device=place[0])
+    page = table[torch.arange(5, device=place[0]), at // 10]
     wanted_keys, wanted_values = keys.clone(), values.clone()
-    wanted_keys[:, page, positions % 10] = k[:, :, 0].transpose(0, 1)
-    wanted_values[:, page, positions % 10] = v[:, :, 0].transpose(0, 1)
-    fused.store(k, v, keys, values, table, positions)
+    wanted_keys[:, page, at % 10] = k[:, :, 0].transpose(0, 1)
+    wanted_values[:, page, at % 10] = v[:, :, 0].transpose(0, 1)
+    fused.store(k, v, keys, values, table, at)
     assert torch.equal(keys, wanted_keys)
     assert torch.equal(values, wanted_values)
-    columns = torch.arange(90, device=place[0])
-    mask = columns <= positions[:, None]
-    if window is not None:
-        mask &= columns > positions[:, None] - window
-    mask = mask[:, None, None]
+    mask = masked(at[:, None], 10 * each, window)
     assert fused.attends(q, keys, values, mask)
-    found = fused.attend(q, keys, values, table, mask, positions, 0.3)
-    laid = (one[:, table].flatten(2, 3).transpose(0, 1) for one in (keys, values))
-    more = (one.repeat_interleave(3, 1).double() for one in laid)
-    wanted = functional.scaled_dot_product_attention(q.double(), *more, mask, scale=0.3).transpose(1, 2)
-    close(found, wanted.to(place[1]))
+    found = fused.attend(q, keys, values, table, mask, at, 0.3)
+    close(found, attention(q, keys, values, table, mask))
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("tokens", [1, 70])
+def test_attend_to_pages_of_a_prompt(place: Place, window: int | None, tokens: int) -> None:
+    """Pieces that begin anywhere; of shorter ones the rest stands at their last position."""
+    keys, values, table = laid(place, 20)
+    q = drawn(place, 5, tokens, 6, 24).transpose(1, 2)
+    at = torch.tensor([0, 3, 60, 64, 130], device=place[0])[:, None] + torch.arange(tokens, device=place[0])
+    at[1, 30:] = at[1, min(29, tokens - 1)]
+    mask = masked(at, 200, window)
+    assert fused.attends(q, keys, values, mask)
+    found = fused.attend(q, keys, values, table, mask, at, 0.3)
+    assert found.shape == (5, tokens, 6, 24)
+    close(found, attention(q, keys, values, table, mask))
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)

@@ -23,6 +23,10 @@ NormKind = Literal["plain", "unit offset"]
 _COLUMNS = 128
 _SPLITS = 8
 """Pieces of a row's columns, each a program of its own: one after the other, columns would be bound by latency."""
+_TOKENS = 64
+"""Tokens of a prompt, and columns, that a program takes at once."""
+_LEAST = 16
+"""Columns of the smallest product of matrices."""
 _HEADS = 8
 
 
@@ -107,30 +111,38 @@ def store(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, table: Tensor, pos
 def attend(
     q: Tensor, keys: Tensor, values: Tensor, table: Tensor, mask: Tensor, positions: Tensor, scale: float
 ) -> Tensor:
-    """Attention of one token a row to columns 0 .. positions[row] that the mask allows: [rows, 1, heads, size].
+    """Attention of tokens to columns 0 .. their position that the mask allows: [rows, tokens, heads, size].
 
-    q [rows, heads, 1, size]; keys, values [key heads, pages, tokens, size]; column c of a row is in page table[row,
-    c // tokens]; mask bool [rows, 1, 1, columns]; what is allowed is one column at least.
+    q [rows, heads, tokens, size]; keys, values [key heads, pages, tokens of a page, size]; column c of a row is in page
+    table[row, c // tokens of a page]; mask bool [rows, 1, tokens, columns]; what is allowed is one column at least;
+    positions int64 [rows, tokens], or [rows] where each row has one token: its columns are cut into pieces then.
     """
-    from deltacompress.kernels.triton.fused_kernel import attend as kernel
-    from deltacompress.kernels.triton.fused_kernel import join
+    from deltacompress.kernels.triton import attention_kernel as kernels
 
-    rows, heads, _, size = q.shape
-    out = torch.empty((rows, 1, heads, size), dtype=q.dtype, device=q.device)
-    parts = torch.empty((rows, heads, _SPLITS, size + 2), dtype=torch.float32, device=q.device)
-    block = _power_of_two(size)
-    kernel[(rows, heads, _SPLITS)](
-        q, keys, values, table, mask, parts, positions, scale, q.stride(0), q.stride(1), keys.stride(0),
-        table.stride(0), mask.stride(0), HEADS=heads, GROUP=heads // keys.shape[0], PAGE=keys.shape[2], SIZE=size,
-        BLOCK=block, COLUMNS=_COLUMNS, SPLITS=_SPLITS, num_warps=8,
+    rows, heads, tokens, size = q.shape
+    out = torch.empty((rows, tokens, heads, size), dtype=q.dtype, device=q.device)
+    fixed = {"GROUP": heads // keys.shape[0], "PAGE": keys.shape[2], "SIZE": size, "BLOCK": _power_of_two(size)}
+    if positions.dim() == 1:
+        parts = torch.empty((rows, heads, _SPLITS, size + 2), dtype=torch.float32, device=q.device)
+        kernels.attend_row[(rows, heads, _SPLITS)](
+            q, keys, values, table, mask, parts, positions, scale, q.stride(0), q.stride(1), keys.stride(0),
+            table.stride(0), mask.stride(0), **fixed, HEADS=heads, COLUMNS=_COLUMNS, SPLITS=_SPLITS, num_warps=8,
+        )  # fmt: skip
+        block = fixed["BLOCK"]
+        kernels.join[(rows * heads,)](parts, out, SIZE=size, BLOCK=block, SPLITS=_SPLITS, num_warps=2)
+        return out
+    fixed["BLOCK"] = max(fixed["BLOCK"], _LEAST)
+    kernels.attend_piece[(rows * heads, -(-tokens // _TOKENS))](
+        q, keys, values, table, mask, out, positions, scale, q.stride(0), q.stride(1), q.stride(2), keys.stride(0),
+        table.stride(0), mask.stride(0), mask.stride(2), tokens, **fixed, HEADS=heads, TOKENS=_TOKENS,
+        COLUMNS=_TOKENS, num_warps=4,
     )  # fmt: skip
-    join[(rows * heads,)](parts, out, SIZE=size, BLOCK=block, SPLITS=_SPLITS, num_warps=2)
     return out
 
 
 def attends(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> bool:
     """Whether attend takes these."""
-    if mask is None or mask.dtype != torch.bool or q.shape[2] != 1 or mask.shape[1] != 1 or mask.stride(-1) != 1:
+    if mask is None or mask.dtype != torch.bool or mask.shape[1] != 1 or mask.stride(-1) != 1:
         return False
     return keys.shape == values.shape and q.stride(-1) == 1 and keys.shape[3] == q.shape[3]
 

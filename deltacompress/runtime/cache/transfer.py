@@ -21,7 +21,8 @@ class Transfer:
 
     def __init__(self, device: torch.device, kernels: Backend | None) -> None:
         self._device, self._kernels = device, kernels
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # what packs a variant is little, and would wait for room between the launches of what is served
+        self.stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._loader: Loader | None = None
         if kernels is not None and kernels.ingest is not None and self.stream is not None:
             self._loader = Loader(kernels, kernels.ingest, self.stream)

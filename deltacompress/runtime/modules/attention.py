@@ -1,4 +1,4 @@
-"""Attention over pages and rotary positions of a decode step in one launch each, inside the model's own modules.
+"""Attention over pages, and rotary positions of a decode step, in one launch each, inside the model's own modules.
 
 Nothing of an architecture is re-implemented: attention is swapped through transformers' registry of attention
 functions, and rotary positions by giving the module's own forward another `apply_rotary_pos_emb`, only where that

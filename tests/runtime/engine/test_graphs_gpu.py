@@ -79,7 +79,7 @@ def test_warm(trio: dict[str, Served]) -> None:
         captured, plain, version = graphs.captured, graphs.plain, running._scheduler.pages.version
         names = [None, *trio] * 4
         for i, name in enumerate(names):
-            running.submit(Call(str(i), name, tuple(random_ids(3 + 5 * i, i)), 20, LONG))
+            running.submit(Call(str(i), name, tuple(random_ids(3 + 3 * i, i)), 20, LONG))
             running.step()
         drain(running)
         found[warm] = [log.tokens(str(i)) for i in range(len(names))]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from typing_extensions import override
 
 from deltacompress.kernels.triton import fused
 from deltacompress.runtime.engine.steps.pages import Pages
@@ -20,20 +21,23 @@ from deltacompress.runtime.engine.steps.pages import Pages
 class PagedRows:
     """Quacks like a transformers Cache as far as a forward with given masks and positions needs it.
 
-    table: int64 [rows, n], the pages of each row; columns: tokens that n pages hold, what each row attends to at most.
+    table: int64 [rows, n], the pages of each row; columns: tokens that n pages hold, what each row attends to at most;
+    positions: int64 [rows, tokens], in its row.
     """
 
     is_compileable = False
 
-    def __init__(self, pages: Pages, table: Tensor, places: Tensor, positions: Tensor) -> None:
-        """places: int64 [rows, tokens], where each token goes, counted through all pages; positions: in its row."""
-        self.table, self.columns = table, table.shape[1] * pages.size
-        self._pages, self._places, self._positions = pages, places, positions
+    def __init__(self, pages: Pages, table: Tensor, places: Tensor, positions: Tensor, *, whole: bool = False) -> None:
+        """places: int64 [rows, tokens], where each token goes, counted through all pages; whole: attention is given
+        the pages themselves, of all rows, and reads them by the table.
+        """
+        self.table, self.columns, self.positions = table, table.shape[1] * pages.size, positions
+        self._pages, self._places, self._whole = pages, places, whole
 
     def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store [rows, heads, tokens, size]; returns [rows, heads, columns, size]."""
+        """Store [rows, heads, tokens, size]; returns [rows, heads, columns, size], or the pages."""
         keys, values = self.store(key, value, layer_idx)
-        return self.gathered(keys), self.gathered(values)
+        return (keys, values) if self._whole else (self.gathered(keys), self.gathered(values))
 
     def store(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [rows, heads, tokens, size] into pages; returns all of these."""
@@ -58,7 +62,7 @@ class PagedRows:
     @cached_property
     def _beyond(self) -> Tensor:
         column = torch.arange(self.columns, device=self.table.device)
-        return (column > self._positions.amax(1, keepdim=True))[:, None, :, None]
+        return (column > self.positions.view(len(self.table), -1).amax(1, keepdim=True))[:, None, :, None]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns before the present token, as far as masks go; models ask even where positions are given."""
@@ -69,24 +73,23 @@ class DecodedRows(PagedRows):
     """Of one token of each row. positions: int64 [rows]."""
 
     def __init__(self, pages: Pages, table: Tensor, positions: Tensor, *, fused: bool, whole: bool) -> None:
-        """fused: store through kernels/triton/fused.py; whole: attention is given the pages themselves, of all rows,
-        and reads them by the table.
-        """
-        super().__init__(pages, table, positions[:, None], positions[:, None])
-        self.positions, self._fused, self._whole = positions, fused, whole
+        """fused: store through kernels/triton/fused.py; whole: see PagedRows."""
+        super().__init__(pages, table, positions, positions, whole=whole)
+        self._fused = fused
 
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store [rows, heads, 1, size]; returns [rows, heads, columns, size], or the pages."""
+    @override
+    def store(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         if self._fused and key.stride(-1) == value.stride(-1) == 1 and key.shape == value.shape:
-            keys, values = self._pages.of_layer(layer_idx, key, value)
+            keys, values = self._pages.of_layer(layer, key, value)
             fused.store(key, value, keys, values, self.table, self.positions)
-        else:
-            keys, values = self.store(key, value, layer_idx)
-        return (keys, values) if self._whole else (self.gathered(keys), self.gathered(values))
+            return keys, values
+        return super().store(key, value, layer)
 
     @cached_property
+    @override
     def _where(self) -> tuple[Tensor, Tensor]:
-        return self.table.gather(1, self._positions // self._pages.size), self._positions % self._pages.size
+        positions = self.positions[:, None]
+        return self.table.gather(1, positions // self._pages.size), positions % self._pages.size
 
 
 class FirstTokens(DynamicCache):  # type: ignore[misc]

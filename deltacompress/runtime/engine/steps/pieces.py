@@ -149,9 +149,11 @@ class Pieces:
         fresh: nothing comes before these tokens. Never waits for the device, so it can be captured in a CUDA graph.
         """
         ids, positions, places = inputs[: 3 * rows * columns].view(3, rows, columns)
-        cache: Any = PagedRows(self._pages, inputs[3 * rows * columns :].view(rows, width), places, positions)
+        whole = self._model.paged and not fresh
+        tables = inputs[3 * rows * columns :].view(rows, width)
+        cache: Any = PagedRows(self._pages, tables, places, positions, whole=whole)
         masks = None if fresh else self._masks.of(positions, cache.columns)
-        with self._model.serving(batch):
+        with self._model.serving(batch, cache if whole else None):
             logits: Tensor = self._model.model(
                 input_ids=ids,
                 position_ids=None if fresh else positions,
