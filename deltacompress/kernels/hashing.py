@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.checkpoints.reader import tensor_bytes
+from deltacompress.devices import sent
 
 DIGEST_BYTES = 32
 SUBTREE = 256
@@ -35,7 +36,7 @@ class Spans:
         for begin, nbytes in spans:
             rows.append((begin, nbytes, subtrees))
             subtrees += max(1, -(-nbytes // (SUBTREE << 10)))
-        return cls(torch.tensor([*rows, (0, 0, subtrees)], dtype=torch.int64).to(device), subtrees)
+        return cls(sent(torch.tensor([*rows, (0, 0, subtrees)], dtype=torch.int64), device), subtrees)
 
     def __len__(self) -> int:
         return self.table.shape[0] - 1

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from deltacompress import kernels
+from deltacompress.devices import sent
 
 BASE = 0
 """The slot of the base."""
@@ -178,8 +179,7 @@ def to_device(values: Sequence[int], device: torch.device) -> Tensor:
 
 def upload(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Numbers on the device, copied without waiting for it."""
-    made = torch.tensor(values, dtype=dtype)
-    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made.to(device)
+    return sent(torch.tensor(values, dtype=dtype), device)
 
 
 def _runs(slots: Sequence[int], counts: Sequence[int]) -> tuple[Segment, ...]:

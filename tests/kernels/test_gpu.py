@@ -12,7 +12,7 @@ from kernels.sbmm_cases import Case, make_problem, plain, random_parts, relative
 
 from deltacompress.errors import FormatError
 from deltacompress.kernels import Backend, Segments, get_backend, hashing
-from deltacompress.kernels.cuda.sbmm import DECODE_ROWS
+from deltacompress.kernels.cuda.sbmm import NARROW_ROWS
 from deltacompress.kernels.ingest import PackTask
 
 pytestmark = [
@@ -30,7 +30,7 @@ BATCHES = {
     "more": ([20, 1, 9], [0, 1, 2]),
     "one variant": ([5], [0]),
     "base": ([4, 3], [-1, -1]),
-    "prefill": ([300, 1, 40, 2, 129, 100], [0, 1, -1, 2, 1, 0]),
+    "prefill": ([300, 1, 40, 2, 257, 129, 100], [0, 1, -1, 2, 1, 0, 2]),
 }
 
 
@@ -82,7 +82,7 @@ def test_prefill_of_more_tiles_than_blocks(columns: int, group: int, pattern: st
     backend = get_backend("cuda", "cuda")
     case = Case(1664, columns, 4, pattern, group, "midrise")  # 7 units of work for each 128 rows
     rows = 128 * (torch.cuda.get_device_properties(0).multi_processor_count // 7 + 3)
-    problem = make_problem(backend, case, [rows, DECODE_ROWS + 101, DECODE_ROWS + 1], [0, 1, 2], BF16)
+    problem = make_problem(backend, case, [rows, NARROW_ROWS + 101, NARROW_ROWS + 1], [0, 1, 2], BF16)
     found = []
     for _ in range(10):
         found.append(problem.y.clone())
@@ -93,7 +93,7 @@ def test_prefill_of_more_tiles_than_blocks(columns: int, group: int, pattern: st
 
 def test_prefill_of_many_variants() -> None:
     backend, case = get_backend("cuda", "cuda"), Case(144, 640, 4, "dense", 64, "symmetric")
-    problem = make_problem(backend, case, [DECODE_ROWS + 1] * 200, list(range(200)), BF16)
+    problem = make_problem(backend, case, [NARROW_ROWS + 1] * 200, list(range(200)), BF16)
     backend.sbmm(problem.x, problem.y, problem.segments, problem.table)
     assert relative(problem.y, problem.exact) <= tolerances.SBMM[str(BF16)].value
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.codecs.formats.packed import PackedSpec, Parts, part_shapes
+from deltacompress.devices import sent
 from deltacompress.errors import BackendError, FormatError
 from deltacompress.kernels.cuda import nvrtc, tiling
 from deltacompress.kernels.hashing import DIGEST_BYTES, SUBTREE, Spans
@@ -92,7 +93,7 @@ class CudaIngest(Ingest):
             places = (at["codes"], at.get("pattern", 0), at["scales"], at.get("zeros", -1), task.into)
             jobs[i] = (*places, layout.blocks_at, first, *layout.sizes, task.fault)
             first += layout.launched
-        table = torch.from_numpy(jobs.view(np.uint8)).to(self._device)
+        table = sent(torch.from_numpy(jobs.view(np.uint8)), self._device)
         spec = members[0].spec
         return _Launch(self._kernel("pack", spec.bits, is_24=spec.is_24), table, len(members), first)
 

@@ -29,6 +29,8 @@ from deltacompress.kernels.table import Table
 DECODE_ROWS = 128
 """Longest run that the decode kernel takes (fp32 activations: all of them), 16 rows at a time; a block of the prefill
 kernel walks over all columns, which takes as long for few rows as for many (docs/benchmarks-serving.md)."""
+NARROW, NARROW_ROWS = 8192, 256
+"""The same, where a linear has at most so many outputs: the prefill kernel does not fill the device with them then."""
 MAX_MEMBERS = 4
 """Linears of one launch of the decode kernel."""
 _EVERY = 2**31 - 1
@@ -123,12 +125,14 @@ class CudaBackend(Backend):
             raise InputError(f"activations must be bf16, fp16 or fp32 and alike, not {x.dtype} and {y.dtype}")
         if x.stride(-1) != 1 or y.stride(-1) != 1:
             raise InputError("the rows of x and y must be contiguous")
-        launches = _launches(segments, x.dtype)
         for members in _by_format(tables):
-            for name, wide, lo, hi in launches:
-                most = MAX_MEMBERS if name == "decode" else 1
-                for at in range(0, len(members), most):
-                    self._launch(name, wide, members[at : at + most], x, y, segments, lo, hi)
+            narrow = [one for one in members if one.spec.rows <= NARROW]
+            rest = [one for one in members if one.spec.rows > NARROW]
+            for some, rows in ((narrow, NARROW_ROWS), (rest, DECODE_ROWS)):
+                for name, wide, lo, hi in _launches(segments, x.dtype, rows) if some else ():
+                    most = MAX_MEMBERS if name == "decode" else 1
+                    for at in range(0, len(some), most):
+                        self._launch(name, wide, some[at : at + most], x, y, segments, lo, hi)
 
     def _launch(
         self, name: str, wide: int, members: list[_Member], x: Tensor, y: Tensor, segments: Segments,
@@ -213,8 +217,8 @@ def _by_format(tables: Sequence[Table]) -> list[list[_Member]]:
     return list(rounds.values())
 
 
-def _launches(segments: Segments, dtype: torch.dtype) -> list[tuple[str, int, int, int]]:
-    """(kernel, rows of its tiles, shortest run, longest run) that this batch needs.
+def _launches(segments: Segments, dtype: torch.dtype, few: int) -> list[tuple[str, int, int, int]]:
+    """(kernel, rows of its tiles, shortest run, longest run) that this batch needs; few: longest run of `decode`.
 
     Segments with a row_limit stand for any batch within it, so that a captured graph is good for all of them.
     """
@@ -224,14 +228,14 @@ def _launches(segments: Segments, dtype: torch.dtype) -> list[tuple[str, int, in
         return []
     if dtype == torch.float32:
         return [("decode", min(_tile_rows(longest), 8), 1, _EVERY)]
-    if longest <= DECODE_ROWS:
+    if longest <= few:
         return [("decode", _tile_rows(longest), 1, _EVERY)]
-    launches = [("prefill", 0, DECODE_ROWS + 1, _EVERY)]
-    short = [count for count in rows if 0 < count <= DECODE_ROWS]
+    launches = [("prefill", 0, few + 1, _EVERY)]
+    short = [count for count in rows if 0 < count <= few]
     if segments.fixed:
-        launches.append(("decode", _tile_rows(DECODE_ROWS), 1, DECODE_ROWS))
+        launches.append(("decode", _tile_rows(few), 1, few))
     elif short:
-        launches.append(("decode", _tile_rows(max(short)), 1, DECODE_ROWS))
+        launches.append(("decode", _tile_rows(max(short)), 1, few))
     return launches
 
 

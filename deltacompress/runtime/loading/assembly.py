@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deltacompress.devices import fetched, sent
 from deltacompress.errors import ChecksumError, FormatError
 from deltacompress.kernels import Backend
 from deltacompress.kernels.cuda.tiling import BAD_SCALE, FAULTS
@@ -31,7 +32,7 @@ class _Check:
         parts = {f"{one.name}.{name}": part for _, one in piece.members for name, part in one.parts.items()}
         wanted = bytearray.fromhex("".join(part.blake3 for part in parts.values()))
         spans = Spans.of([(piece.places[place(part)], part.nbytes) for part in parts.values()], device)
-        return cls(parts, spans, torch.frombuffer(wanted, dtype=torch.uint8).view(-1, DIGEST_BYTES).to(device))
+        return cls(parts, spans, sent(torch.frombuffer(wanted, dtype=torch.uint8).view(-1, DIGEST_BYTES), device))
 
 
 class Assembly:
@@ -84,8 +85,8 @@ class Assembly:
 
     def finish(self) -> dict[str, PackedDelta | PackedRows]:
         """All of it, once the device has found no fault; raises as Loader.load."""
-        faults: list[int] = self._faults.tolist()
-        differ: list[bool] = torch.cat(self._differ).tolist() if self._differ else []
+        faults: list[int] = fetched(self._faults).tolist()
+        differ: list[bool] = fetched(torch.cat(self._differ)).tolist() if self._differ else []
         parts = (item for check in self._checks for item in check.parts.items())
         for (name, part), differs in zip(parts, differ, strict=True):
             if differs:

@@ -76,7 +76,7 @@ def test_warm(trio: dict[str, Served]) -> None:
             running.warm()
         graphs = running._scheduler.graphs
         assert graphs is not None
-        captured, plain, version = graphs.captured, graphs.plain, running._scheduler.pages.version
+        shapes, plain, version = {*graphs.by_shape}, graphs.plain, running._scheduler.pages.version
         names = [None, *trio] * 4
         for i, name in enumerate(names):
             running.submit(Call(str(i), name, tuple(random_ids(3 + 3 * i, i)), 20, LONG))
@@ -84,7 +84,8 @@ def test_warm(trio: dict[str, Served]) -> None:
         drain(running)
         found[warm] = [log.tokens(str(i)) for i in range(len(names))]
         if warm:
-            assert (graphs.captured, graphs.plain, running._scheduler.pages.version) == (captured, plain, version)
+            assert {*graphs.by_shape} == shapes
+            assert (graphs.plain, running._scheduler.pages.version) == (plain, version)
     assert found[True] == found[False]
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from deltacompress.devices import fetched
 from deltacompress.numerics.likelihood import mask_beyond
 from deltacompress.runtime.batch import to_device
 from deltacompress.runtime.engine.requests import Picked, Request
@@ -30,7 +31,7 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> list[Picked]:
     model gives them, before any wish.
     """
     logits = mask_beyond(logits, [request.vocabulary for request in requests])
-    tokens: list[int] = _shaped(logits, requests).argmax(-1).tolist()
+    tokens: list[int] = fetched(_shaped(logits, requests).argmax(-1)).tolist()
     told = [row for row, one in enumerate(requests) if one.sampling.logprobs is not None]
     wanted = [Wanted(tokens[row], requests[row].sampling.logprobs or 0) for row in told]
     picked = [Picked(token, None, ()) for token in tokens]
@@ -47,7 +48,7 @@ def score(logits: Tensor, wanted: Sequence[Wanted]) -> list[Picked]:
     most = min(max(one.top for one in wanted), logits.shape[-1])
     values, indices = scores.topk(most, dim=-1)
     # tokens are whole numbers below 2^53: one copy brings all
-    numbers: list[list[float]] = torch.cat([chosen.double(), values.double(), indices.double()], -1).tolist()
+    numbers: list[list[float]] = fetched(torch.cat([chosen.double(), values.double(), indices.double()], -1)).tolist()
     return [
         Picked(
             one.token,

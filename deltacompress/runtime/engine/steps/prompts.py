@@ -94,7 +94,7 @@ class Prompts:
         alone: nobody waits for other tokens, so there may be more of these.
         """
         through: list[Request] = []
-        left = most = max(self._step_tokens, ALONE_TOKENS) if alone else self._step_tokens
+        left = most = self._most(alone)
         while self._groups and left > 0:
             group = self._groups[0]
             if not group.looked_up:
@@ -113,6 +113,13 @@ class Prompts:
                     self._prefixes.keep(request, ids, request.pages)
                 through += group.requests
         return through
+
+    def _most(self, alone: bool) -> int:
+        """Tokens of the coming step: half of them where little waits, so that those that decode wait half as long."""
+        if alone:
+            return max(self._step_tokens, ALONE_TOKENS)
+        waiting = sum(len(group.requests) * (group.columns - group.done) for group in self._groups)
+        return max(self._step_tokens // 2, 1) if waiting <= 2 * self._step_tokens else self._step_tokens
 
     def _let_go(self, group: Group) -> None:
         for request in group.requests:
