@@ -98,8 +98,8 @@ class Scheduler:
                 traits = self._model.traits([slot])
                 if slot == BASE or (traits is not None and not traits <= served):
                     served |= traits or frozenset()
+                    self.decoder.warm(slot, min(self.max_batch, WARM_ROWS))  # first: graphs go where its table grows
                     self._pieces.warm(slot, tokens)
-                    self.decoder.warm(slot, min(self.max_batch, WARM_ROWS))
         except BackendError:
             self._forget()  # what there is no memory for now comes when it is needed, or gives way then
         finally:

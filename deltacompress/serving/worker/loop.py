@@ -127,8 +127,7 @@ class Served:
     """What the process works with.
 
     full: the error of `submit` that says that the queue is; context: tokens that a variant (None: the base) takes, None
-    for no end; check: raises what became of a device that is lost; warm: does before the first call what that would
-    wait for.
+    for no end; check: raises what became of a device that is lost; warm: does what the first call would wait for.
     """
 
     engine: EngineLike

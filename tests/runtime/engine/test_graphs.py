@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from pairs import Pair, Weights, changed
 from runtime.graphed import Again, as_on_a_gpu
 from runtime_cases import noise, random_ids, serve
 
-from deltacompress.errors import InternalError
+from deltacompress.errors import BackendError, InternalError
 from deltacompress.kernels.adapters.select import ReferenceAdapters
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import FixedBatch
@@ -22,6 +23,7 @@ from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.engine import Engine
 from deltacompress.runtime.engine.steps import graphs
+from deltacompress.runtime.engine.steps.decoder import Decoder
 from deltacompress.runtime.engine.steps.graphs import Graphs, Shape, bucket, run_limit
 from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.modules.linear import DecoupledLinear
@@ -96,7 +98,7 @@ def test_graphs_outlive_arrivals_departures_loads_and_evictions(fleet: tuple[Pat
         assert (log.tokens(call.id), log.end(call.id).finish) == alone(plain, call)
     found = graphs_of(running)
     assert found.replays > 2 * found.plain > 0
-    assert found.captured <= 12 < len(asked)  # shapes, formats, and vectors that came to lie elsewhere
+    assert found.captured <= 15 < len(asked)  # shapes, formats, and vectors that came to lie elsewhere
     assert runtime.residency().loads > 8
 
 
@@ -109,7 +111,7 @@ def test_the_same_shapes_are_captured_once(fleet: tuple[Path, dict[str, Path]]) 
             running.submit(Call(f"{name} {number}", name, tuple(random_ids(5, number)), 12, LONG))
         drain(running)
         captured.append(graphs_of(running).captured)
-    assert captured == [1] * 4
+    assert captured[1:] == [4] * 3  # of rows, and of prompts; with one format, and with both
 
 
 @pytest.mark.usefixtures("graphed")
@@ -126,7 +128,80 @@ def test_what_the_host_decides_on_runs_plainly(fleet: tuple[Path, dict[str, Path
             running.submit(Call(name, name, (5,) * 24, 12 if name == "b" else 24, LONG))
         drain(running)
     found = graphs_of(running)
-    assert (found.plain, found.replays) == (11 + 3, 9)
+    assert (found.plain, found.replays) == (2 + 11 + 3, 9)  # their prompts, too
+
+
+@pytest.mark.usefixtures("graphed")
+def test_prompts_are_captured_before_there_are_any(fleet: tuple[Path, dict[str, Path]]) -> None:
+    runtime = runtime_of(fleet, slots=5)
+    running, log = engine(runtime, max_batch=4)
+    running.warm()
+    found = graphs_of(running)
+    prompts = {shape for shape in found.by_shape if shape.tokens > 1}
+    assert {(shape.tokens, shape.variants) for shape in prompts} >= {(64, False), (64, True)}
+    plain, pages = found.plain, running._scheduler.pages.version
+    assert all(one.users == 0 for one in runtime.variants.values())
+    asked = [Call(str(i), name, tuple(random_ids(9 + i, i)), 1, LONG) for i, name in enumerate([None, *"abcde"])]
+    for call in asked:  # of both formats; with a first token they end
+        running.submit(call)
+        drain(running)
+        assert (log.tokens(call.id), log.end(call.id).finish) == alone(runtime_of(fleet, cuda_graphs=False), call)
+    assert (found.plain, {*found.by_shape}, running._scheduler.pages.version) == (plain, prompts, pages)
+
+
+@pytest.mark.usefixtures("graphed")
+def test_steps_are_captured_before_there_are_any(fleet: tuple[Path, dict[str, Path]]) -> None:
+    runtime = runtime_of(fleet, slots=5)
+    running, _ = engine(runtime, max_batch=20)
+    decoder, found = running._scheduler.decoder, graphs_of(running)
+    found.at_once = True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime.model, "paged", True)
+        patch.setattr(Decoder, "forward_step", lambda self, batch, inputs, width: torch.zeros(len(inputs) // 2, 1))
+        for slot in (0, runtime.variants["c"].slot):
+            decoder.warm(slot, 20)
+    widths = {shape.pages for shape in found.by_shape}
+    assert widths == {decoder._table.shape[1]}
+    shapes = {(shape.rows, shape.run, shape.variants) for shape in found.by_shape}
+    base = {(rows, 1, False) for rows in (1, 2, 4, 8, 16, 32)}
+    few = {
+        (1, 1),
+        (2, 1),
+        (2, 2),
+        (4, 1),
+        (4, 4),
+        (8, 1),
+        (8, 8),
+        (16, 1),
+        (16, 8),
+        (16, 16),
+        (32, 1),
+        (32, 8),
+        (32, 32),
+    }
+    assert shapes == base | {(rows, run, True) for rows, run in few}
+
+
+@pytest.mark.usefixtures("graphed")
+def test_an_engine_that_has_no_memory_to_warm_up_serves(fleet: tuple[Path, dict[str, Path]]) -> None:
+    runtime = runtime_of(fleet, slots=5)
+    running, log = engine(runtime)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Decoder, "warm", Mock(side_effect=BackendError("no memory to capture a forward")))
+        running.warm(["a"])
+    assert not graphs_of(running).by_shape
+    assert (running._scheduler.pages.count, runtime.variants["a"].users) == (1, 0)
+    call = Call("a", "a", (5, 6, 7), 4, LONG)
+    running.submit(call)
+    drain(running)
+    assert log.tokens("a") == alone(runtime_of(fleet, cuda_graphs=False), call)[0]
+    assert not graphs_of(running).at_once
+
+
+def test_without_graphs_there_is_nothing_to_warm(fleet: tuple[Path, dict[str, Path]]) -> None:
+    running, _ = engine(runtime_of(fleet, cuda_graphs=False))
+    running.warm()
+    assert running._scheduler.pages.count == 1
 
 
 class Kinds:

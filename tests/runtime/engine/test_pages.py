@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -100,6 +101,53 @@ def test_where_not_even_the_way_back_finds_memory(monkeypatch: pytest.MonkeyPatc
     assert pages.room is not None
     assert pages.room < count + 5
     assert len(pages.take(count - 1)) == count - 1
+
+
+class OnGpu:
+    """Stands in for a GPU's keys of one layer: half a page's 100 bytes."""
+
+    is_cuda, device = True, torch.device("cuda")
+
+    def __init__(self, count: int) -> None:
+        self.shape, self.nbytes = (HEADS, count, 4, KEY), 50 * count
+
+
+def on_gpu(monkeypatch: pytest.MonkeyPatch, pages: Pages, free: int) -> None:
+    """One of 10,000 bytes, of which so many are free."""
+    monkeypatch.setattr(pages, "keys", {0: OnGpu(pages.count)})
+    monkeypatch.setattr(pages, "values", {0: OnGpu(pages.count)})
+    monkeypatch.setattr(steps_pages, "free_bytes", lambda device: free)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Mock(total_memory=10_000))
+    monkeypatch.setattr(steps_pages.functional, "pad", lambda one, sides: OnGpu(one.shape[1] + sides[-1]))
+
+
+@pytest.mark.parametrize(
+    ("coming", "expected", "count", "room"),
+    [
+        (None, 500, 1 + 45, 45),  # half of what is free, where nobody knows what variants take
+        (2000, 500, 1 + 64, 64),  # 9000 - 2000, and 600 for steps
+        (2000, 50, 64, None),  # what is expected is there, and more may be had
+        (8700, 500, 2, 1),  # the one that is wanted, whatever is left
+    ],
+)
+def test_a_gpus_memory(
+    monkeypatch: pytest.MonkeyPatch, coming: int | None, expected: int, count: int, room: int | None
+) -> None:
+    """All that is expected is taken at once; where there is less, it is known from then on, and for a few more that
+    come later nothing moves.
+    """
+    pages = Pages(4, expected=expected)
+    on_gpu(monkeypatch, pages, 9000)
+    pages.coming = lambda: coming
+    pages.take_expected()
+    assert (pages.count, pages.room) == (count, room)
+    if coming == 2000 and room is not None:
+        on_gpu(monkeypatch, pages, 2600 + 1500)
+        pages.try_more()
+        assert pages.room == room
+        on_gpu(monkeypatch, pages, 2600 + 1700)
+        pages.try_more()
+        assert pages.room is None
 
 
 def test_all_come_back_whatever_happens_to_calls(runtime: Runtime) -> None:

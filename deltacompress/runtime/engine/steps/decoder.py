@@ -81,9 +81,9 @@ class Decoder:
 
         Only where a step's width is that of the table, whoever is in it.
         """
+        self._fit(bucket(most), 0)
         if not self._model.paged:
             return
-        self._fit(bucket(most), 0)
         for rows in sorted({bucket(count) for count in range(1, most + 1)}):
             runs = {0} if slot == BASE else {run_limit(count, rows) for count in range(1, rows + 1)}
             for run in sorted(runs):
