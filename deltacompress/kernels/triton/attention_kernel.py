@@ -86,30 +86,10 @@ def join(parts, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constex
 
 @triton.jit  # type: ignore[untyped-decorator]
 def attend_piece(  # type: ignore[no-untyped-def]
-    q,
-    keys,
-    values,
-    table,
-    mask,
-    out,
-    positions,
-    scale,
-    q_row,
-    q_head,
-    q_token,
-    head_size,
-    table_row,
-    mask_row,
-    mask_token,
-    tokens,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    PAGE: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TOKENS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    q, keys, values, table, mask, out, positions, scale, q_row, q_head, q_token, head_size, table_row, mask_row,
+    mask_token, tokens, HEADS: tl.constexpr, GROUP: tl.constexpr, PAGE: tl.constexpr, SIZE: tl.constexpr,
+    BLOCK: tl.constexpr, TOKENS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """One program a row, query head and TOKENS tokens: each attends to columns up to its own that the mask allows.
 
     Softmax over blocks of columns, one after the other (Dao et al. 2022, arXiv:2205.14135).

@@ -168,10 +168,9 @@ class Worker:
         for work in (self._listen, self._change, self._report, self._beat):
             threading.Thread(target=work, daemon=True).start()
         try:
-            for number in itertools.count(1):
+            for self._step in itertools.count(1):
                 if self._stopping.is_set():
                     break
-                self._step = number
                 did = self.engine.step()
                 self._flush()
                 if not did:
@@ -216,10 +215,9 @@ class Worker:
             self._refuse_late(order)
         except Exception as error:  # noqa: BLE001 - one call fails, whatever it was, and no other
             told = failure(error, debug=True, again="")
-            known = (
-                "full" if isinstance(told, self._served.full) else "input" if isinstance(told, InputError) else "failed"
-            )
-            self._teller.tell(Refused(order.id, known, Failure.of(told)))
+            is_full = isinstance(told, self._served.full)
+            why = "full" if is_full else "input" if isinstance(told, InputError) else "failed"
+            self._teller.tell(Refused(order.id, why, Failure.of(told)))
         else:
             self._teller.tell(self._too_long(order, tokens) or Accepted(order.id, tokens))
 
