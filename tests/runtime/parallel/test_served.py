@@ -159,7 +159,8 @@ def test_more_pages_than_at_first(make_pair: Callable[..., Pair]) -> None:
         assert [one.tokens for one in both.many.complete(requests, 4)] == wanted
 
 
-def test_captured_forwards(tmp_path: Path) -> None:
+@pytest.mark.parametrize("warm", [False, True])
+def test_captured_forwards(tmp_path: Path, *, warm: bool) -> None:
     """They are captured, and replayed, on all ranks: requests and variants come and go, pages and tables grow."""
     variants = {name: write(tmp_path, kind) for name, kind in (("a", "lora"), ("b", "all-linear"))}
     write_tokenizer(variants["a"].base)
@@ -171,6 +172,8 @@ def test_captured_forwards(tmp_path: Path) -> None:
         for name, one in variants.items():
             both.load(one.path, name)
         running, log = engine(both.many, max_batch=5, step_tokens=16)
+        if warm:
+            running.warm()
         for call in calls:
             running.submit(call)
             running.step()
