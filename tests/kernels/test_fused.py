@@ -105,6 +105,7 @@ def test_store_and_attend(place: Place, window: int | None, each: int, positions
     assert fused.attends(q, keys, values, mask)
     found = fused.attend(q, keys, values, table, mask, at, 0.3)
     close(found, attention(q, keys, values, table, mask))
+    assert fused.attend(1e3 * q, keys, values, table, mask, at, 0.3).isfinite().all()
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
@@ -120,6 +121,7 @@ def test_attend_to_pages_of_a_prompt(place: Place, window: int | None, tokens: i
     assert fused.attends(q, keys, values, mask)
     found = fused.attend(q, keys, values, table, mask, at, 0.3)
     assert found.shape == (5, tokens, 6, 24)
+    assert fused.attend(1e3 * q, keys, values, table, mask, at, 0.3).isfinite().all()
     close(found, attention(q, keys, values, table, mask))
 
 
