@@ -89,7 +89,7 @@ class Scheduler:
         if names is None:
             names = [one.name for one in self._variants.residents.by_slot.values()]
         slots, served = self._variants.acquire(names), frozenset[Hashable]()
-        tokens = getattr(self._model.config, "max_position_embeddings", EXPECTED)
+        tokens = getattr(self._model.config, "max_position_embeddings", None) or EXPECTED
         try:
             self._pieces.forward(Piece([BASE], [[0]], 0, [[SCRATCH]], [range(1)]))  # the pages' memory comes with it
             self.pages.take_expected()
@@ -100,7 +100,7 @@ class Scheduler:
                     served |= traits or frozenset()
                     self.decoder.warm(slot, min(self.max_batch, WARM_ROWS))  # first: graphs go where its table grows
                     self._pieces.warm(slot, tokens)
-        except BackendError:
+        except (BackendError, torch.OutOfMemoryError):
             self._forget()  # what there is no memory for now comes when it is needed, or gives way then
         finally:
             self.graphs.at_once = False
