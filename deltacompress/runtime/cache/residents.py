@@ -26,8 +26,9 @@ class Residents:
 
     @property
     def coming_bytes(self) -> int | None:
-        """That others may still take; None without a budget."""
-        return None if self.budget_bytes is None else max(0, self.budget_bytes - self.nbytes)
+        """That variants may still take, those on their way included; None without a budget."""
+        there = _bytes(one for one in self.by_slot.values() if one.installed)
+        return None if self.budget_bytes is None else max(0, self.budget_bytes - there)
 
     def enter(self, loaded: LoadedVariant) -> None:
         """Give it the lowest free slot; there must be one."""

@@ -174,7 +174,7 @@ def test_an_engine_that_has_no_memory_to_warm_up_serves(fleet: tuple[Path, dict[
     running, log = engine(runtime)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoder, "warm", Mock(side_effect=BackendError("no memory to capture a forward")))
-        running.warm(["a"])
+        running.warm()
     assert not graphs_of(running).by_shape
     assert (running._scheduler.pages.count, runtime.variants["a"].users) == (1, 0)
     call = Call("a", "a", (5, 6, 7), 4, LONG)

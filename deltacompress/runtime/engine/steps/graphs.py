@@ -179,6 +179,11 @@ class Graphs:
         if self._version != self._pages.version:
             self.clear()
 
+    def forget_steps(self) -> None:
+        """Those of decode steps, which read a table that lies elsewhere now."""
+        self.by_shape = {shape: graph for shape, graph in self.by_shape.items() if shape.tokens > 1}
+        self.last = None
+
     def clear(self) -> None:
         """Forget all graphs, and give their memory back."""
         self._version, self.last = self._pages.version, None
