@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deltacompress.errors import BackendError, InternalError
+from deltacompress.errors import BackendError, InternalError, option
 from deltacompress.runtime.batch import BASE, FixedBatch
 from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.modules.model import DecoupledModel
@@ -200,5 +200,6 @@ def _memory() -> Iterator[None]:
         yield
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError) or isinstance(error.__context__, torch.OutOfMemoryError):
-            raise BackendError("no memory to capture a forward", way_out="lower max_batch or budget_bytes") from error
+            way_out = f"lower {option('max_batch')} or {option('budget_bytes')}"
+            raise BackendError("no memory to capture a forward", way_out=way_out) from error
         raise
