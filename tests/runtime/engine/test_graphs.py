@@ -111,7 +111,7 @@ def test_the_same_shapes_are_captured_once(fleet: tuple[Path, dict[str, Path]]) 
             running.submit(Call(f"{name} {number}", name, tuple(random_ids(5, number)), 12, LONG))
         drain(running)
         captured.append(graphs_of(running).captured)
-    assert captured[1:] == [4] * 3  # of rows, and of prompts; with one format, and with both
+    assert captured[1:] == [3] * 3  # of rows, and of prompts; with one format, and with both
 
 
 @pytest.mark.usefixtures("graphed")

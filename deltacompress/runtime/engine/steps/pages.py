@@ -37,10 +37,11 @@ _WORTH = 1.25
 class Pages:
     """All pages of one scheduler.
 
-    size: tokens of a page; expected: pages that are soon needed; keys, values: by layer [heads, pages, tokens, size of a head], from its first forward on.
-    version: counts how often they moved to another place. number: of these among all of the process. reclaim: asked to
-    free so many where there is no memory for more; says whether it could. reclaimable: how many it could. coming: bytes
-    that variants may still take of a GPU, None where nobody knows. cleared: is told when memory is given back.
+    size: tokens of a page; expected: pages that are soon needed; keys, values: by layer [heads, pages, tokens, size of a
+    head], from its first forward on. version: counts how often they moved to another place. number: of these among all
+    of the process. reclaim: asked to free so many where there is no memory for more; says whether it could.
+    reclaimable: how many it could. coming: bytes that variants may still take of a GPU, None where nobody knows.
+    cleared: is told when memory is given back.
     """
 
     def __init__(self, size: int = PAGE, *, expected: int = 0, most_tokens: int | None = None) -> None:
@@ -187,9 +188,8 @@ class Pages:
         if known is not None:
             wanted = min(wanted, known)
         wanted = max(wanted, least)
-        for count in sorted(
-            {wanted, (wanted + least) // 2, least} if there is not None else {wanted, least}, reverse=True
-        ):
+        between = {(wanted + least) // 2} if there is not None else set[int]()
+        for count in sorted({wanted, least} | between, reverse=True):
             try:
                 self._stretch(count)
             except BackendError:
