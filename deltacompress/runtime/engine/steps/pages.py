@@ -37,7 +37,7 @@ _WORTH = 1.25
 class Pages:
     """All pages of one scheduler.
 
-    size: tokens of a page; expected: pages that are soon needed; keys, values: by layer [heads, pages, tokens, size of a
+    size: tokens of a page; expected: that are soon needed; keys, values: by layer [heads, pages, tokens, size of a
     head], from its first forward on. version: counts how often they moved to another place. number: of these among all
     of the process. reclaim: asked to free so many where there is no memory for more; says whether it could.
     reclaimable: how many it could. coming: bytes that variants may still take of a GPU, None where nobody knows.
