@@ -21,7 +21,7 @@ from runtime_cases import Served, random_ids
 from tolerances import SPLIT
 
 from deltacompress.errors import BackendError, ChecksumError, IntegrityError, InternalError
-from deltacompress.processes import meeting
+from deltacompress.processes import meeting, other
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.modules.model import DecoupledModel
 from deltacompress.runtime.parallel.parts.variant import VariantPart
@@ -393,3 +393,47 @@ def test_a_runtime_that_is_closed_or_dropped(make_pair: Callable[..., Pair]) -> 
         runtime.close()  # whose group it is not
         assert later.logits(ASKED)
         later.close()
+
+
+def is_on_no_network() -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "nope0"
+
+
+def test_a_rank_that_cannot_meet_says_why(make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What gloo says of an interface that is not there, not that memory was short."""
+    monkeypatch.setattr(other, "LAST_WORDS", 0.2)
+    monkeypatch.setattr(meeting, "_MEETING", timedelta(seconds=3))
+    with forked(is_on_no_network) as started:
+        with pytest.raises(RankLostError, match=r"^rank 1 of 2 \(cpu\) does not reach the others .* nope0") as caught:
+            Runtime.from_base(make_pair("llama").base, tp=2)
+        assert "memory" not in str(caught.value)
+        assert not any(one.is_alive for one in started)
+
+
+def tells_nonsense() -> None:
+    from deltacompress.runtime.parallel.ranks import rank
+
+    def joined(*_: Any) -> None:
+        os.write(told, b"no message at all\n")
+        time.sleep(60)
+
+    told = os.dup(1)
+    rank.Group.joined = joined  # type: ignore[method-assign,assignment]
+
+
+def test_a_line_that_is_no_message(make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_MEETING", timedelta(seconds=1))
+    with forked(tells_nonsense) as started:
+        told = r"^rank 1 of 2 \(cpu\) told what is no message .*JSONDecodeError.*: no message at all"
+        with pytest.raises(RankLostError, match=told):
+            Runtime.from_base(make_pair("llama").base, tp=2)
+        assert not any(one.is_alive for one in started)
+
+
+def test_an_order_that_is_none(make_pair: Callable[..., Pair]) -> None:
+    """What the thread that receives orders raises is told, too."""
+    with both_of(make_pair("llama").base, 2) as both:
+        crew: Any = both.many.model.others
+        crew._others[0].tell(b"?" * 64)
+        with pytest.raises(RankLostError, match=r"^rank 1 of 2 \(cpu\): .* begins no message of the first rank"):
+            until_it_is_known(both.many)
