@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -19,12 +20,14 @@ from ranked import Follower, forked
 from runtime.parallel.conftest import both_of
 from runtime_cases import Served, random_ids
 from tolerances import SPLIT
+from torch import distributed
 
 from deltacompress.errors import BackendError, ChecksumError, IntegrityError, InternalError
 from deltacompress.processes import meeting, other
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.modules.model import DecoupledModel
 from deltacompress.runtime.parallel.parts.variant import VariantPart
+from deltacompress.runtime.parallel.ranks import crew
 from deltacompress.runtime.parallel.ranks.hearing import RankLostError
 from deltacompress.runtime.parallel.ranks.rank import Rank
 
@@ -437,3 +440,62 @@ def test_an_order_that_is_none(make_pair: Callable[..., Pair]) -> None:
         crew._others[0].tell(b"?" * 64)
         with pytest.raises(RankLostError, match=r"^rank 1 of 2 \(cpu\): .* begins no message of the first rank"):
             until_it_is_known(both.many)
+
+
+def interrupted_once_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this test Ctrl-C comes when the group is there, and nobody knows it yet."""
+    joined = crew.Group.joined
+
+    def then_interrupted(*given: Any) -> Any:
+        joined(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(crew.Group, "joined", then_interrupted)
+
+
+def test_an_interrupt_once_the_ranks_have_met(make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    base = make_pair("llama").base
+    with monkeypatch.context() as patch, forked() as started:
+        interrupted_once_met(patch)
+        with pytest.raises(KeyboardInterrupt):
+            Runtime.from_base(base, tp=2)
+        assert not any(one.is_alive for one in started)
+    assert not distributed.is_initialized()
+    with both_of(base, 2) as both:
+        assert both.many.logits(ASKED)[0].shape == (3, 96)
+
+
+def test_two_threads_that_load(make_pair: Callable[..., Pair]) -> None:
+    """One does, and the other is told that it cannot."""
+    base, at_once = make_pair("llama").base, Barrier(2)
+
+    def load() -> Runtime | BackendError:
+        at_once.wait(10)
+        try:
+            return Runtime.from_base(base, tp=2)
+        except BackendError as error:
+            return error
+
+    with forked() as started, ThreadPoolExecutor(2) as pool:
+        found = [one.result(60) for one in [pool.submit(load), pool.submit(load)]]
+        (runtime,) = (one for one in found if isinstance(one, Runtime))
+        (refused,) = (one for one in found if isinstance(one, BackendError))
+        assert str(refused).startswith("tp: this process ")
+        assert "already; give 1, or do it in a process of its own" in str(refused)
+        assert runtime.logits(ASKED)[0].shape == (3, 96)
+        runtime.close()
+        assert len(started) == 1
+
+
+def test_a_runtime_that_was_dropped_in_a_cycle(make_pair: Callable[..., Pair]) -> None:
+    """The next one is loaded all the same."""
+    base = make_pair("llama").base
+    with forked():
+        gc.disable()
+        try:
+            cycle: list[Any] = [Runtime.from_base(base, tp=2)]
+            cycle.append(cycle)
+            del cycle
+            Runtime.from_base(base, tp=2).close()
+        finally:
+            gc.enable()

@@ -23,7 +23,7 @@ import torch
 from typing_extensions import override
 
 from deltacompress.errors import InputError, option, spelled
-from deltacompress.processes.meeting import RanksParted, check_can_meet
+from deltacompress.processes.meeting import Place, RanksParted
 from deltacompress.processes.other import LAST_WORDS, Other, rebuilt
 from deltacompress.runtime.parallel.group import Group
 from deltacompress.runtime.parallel.others import Others
@@ -48,10 +48,10 @@ class Crew(Others):
         Raises:
             BackendError: this process is one of another group already.
         """
-        check_can_meet("tp", "give 1")
+        place = Place.take("tp", "give 1")
         self._devices, self._split = devices, split
         self._folder = tempfile.TemporaryDirectory(prefix="deltacompress-ranks-")
-        self._hearing = Hearing()
+        self._hearing = Hearing(place)
         self._others, self._sending, self._closed = self._hearing.others, threading.RLock(), False
         self._numbers: weakref.WeakKeyDictionary[Variant, int] = weakref.WeakKeyDictionary()
         self._count, self._gone = 0, deque[int]()
@@ -89,7 +89,6 @@ class Crew(Others):
                     self.check()
             meeting = Path(self._folder.name) / "meeting"
             group = Group.joined(len(self._devices), 0, self._devices[0], meeting, self.check)
-            self._hearing.met = True
             self.check()
             return group
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from deltacompress.errors import DeltaCompressError, InternalError
-from deltacompress.processes.meeting import part_ways
+from deltacompress.processes.meeting import Place
 from deltacompress.processes.other import Other
 
 _POLL = 0.01
@@ -20,11 +19,12 @@ class RankLostError(DeltaCompressError):
 
 
 class Hearing:
-    """others: the ranks; met: whether they are a group of torch.distributed."""
+    """others: the ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
+        """place: of this process among them."""
         self.others: list[Other] = []
-        self.met = False
+        self._place = place
         self._failure: DeltaCompressError | None = None
         self._lost = threading.Event()
         self._answers: queue.Queue[tuple[str, Any]] = queue.Queue()
@@ -57,11 +57,8 @@ class Hearing:
             other.stop()
 
     def part(self) -> None:
-        """End what is under way between the ranks; what others of this process meet for later is not theirs."""
-        if self.met:
-            self.met = False
-            with suppress(Exception):  # nothing is, or it ends by itself
-                part_ways()
+        """End what is under way between the ranks."""
+        self._place.leave()
 
     def known(self, seconds: float) -> DeltaCompressError | None:
         """What is wrong, if that is known within a time."""
