@@ -97,7 +97,7 @@ class Crew(Others):
         """In this block this rank loads its part; at its end all have theirs. Raises what went wrong with one."""
         with self._telling():
             yield
-            self._hearing.wait("loaded")
+            self._hearing.wait("loaded", self.check)
 
     # --- in order ----------------------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Crew(Others):
         self.check()
         with self._telling():
             self._tell(Message(Order.BRING, [slot, self._numbers[variant]]))
-            answers = self._hearing.wait("brought")
+            answers = self._hearing.wait("brought", self.check)
         _raise_first(answers)
 
     @override
@@ -203,7 +203,7 @@ class Crew(Others):
                 self._hearing.fail(known)
                 if not parted:
                     raise
-            if error is known or not isinstance(error, Exception):
+            if isinstance(error, RankLostError) or not isinstance(error, Exception):
                 raise
             raise known from error
 
@@ -215,8 +215,9 @@ def _raise_first(answers: list[dict[str, Any] | None]) -> None:
 
 
 def _end(hearing: Hearing, folder: tempfile.TemporaryDirectory[str]) -> None:
-    for other in hearing.others:
-        other.kill()
-    hearing.others.clear()
-    hearing.part()
-    folder.cleanup()
+    try:
+        for other in hearing.others:
+            other.kill()
+    finally:
+        hearing.part()
+        folder.cleanup()
