@@ -58,7 +58,7 @@ class Other(threading.Thread):
     def tell(self, order: bytes) -> None:
         """Send it something; that it is gone already is seen elsewhere."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
+        with suppress(BrokenPipeError, ValueError):  # whose pipe is closed
             self._process.stdin.write(order)
             self._process.stdin.flush()
 
@@ -88,6 +88,10 @@ class Other(threading.Thread):
             what = f"{self.label} told what is no message of its kind ({type(error).__name__}: {error}): {said}"
             told = told or InternalError(what)
         code = self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):  # what waits in it is for nobody any more
+                if pipe is not None:
+                    pipe.close()
         if self._stopping.is_set() or self.done.is_set():
             return
         if parted is not None and told is None:  # by another one, which says why
@@ -101,20 +105,14 @@ class Other(threading.Thread):
         return BackendError(f"{self.label} {how}", way_out="out of memory, perhaps: free some, and run it again")
 
     def stop(self) -> None:
-        """End it, wherever it is, and do not wait for that."""
+        """End it, wherever it is, and do not wait for that: its thread does."""
         self._stopping.set()
         self._process.kill()
 
     def kill(self) -> None:
         """End it, and forget it."""
         self.stop()
-        self._process.wait()
-        if threading.current_thread() is not self:  # whoever collects garbage may be
-            self.join()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):  # what waits in it is for nobody any more
-                if pipe is not None:
-                    pipe.close()
+        self.join()
 
 
 def rebuilt(told: dict[str, Any]) -> DeltaCompressError:

@@ -127,8 +127,8 @@ class Served:
     """What the process works with.
 
     full: the error of `submit` that says that the queue is; context: tokens that a variant (None: the base) takes, None
-    for no end; check: raises what became of a device that is lost; warm: does what the first call would wait for; close:
-    ends the processes of other devices.
+    for no end; check: raises what became of a device that is lost; warm: does what the first call would wait for;
+    close: ends the processes of other devices.
     """
 
     engine: EngineLike

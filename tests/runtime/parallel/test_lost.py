@@ -6,11 +6,12 @@ import gc
 import os
 import shutil
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -391,7 +392,7 @@ def test_a_runtime_that_is_closed_or_dropped(make_pair: Callable[..., Pair]) -> 
         Runtime.from_base(base, tp=2).close()  # the group of the first is gone
         assert Runtime.from_base(base, tp=2).logits(ASKED)
         gc.collect()
-        assert not any(one.is_alive for one in started)
+        assert gone(started)
         later = Runtime.from_base(base, tp=2)
         runtime.close()  # whose group it is not
         assert later.logits(ASKED)
@@ -499,3 +500,53 @@ def test_a_runtime_that_was_dropped_in_a_cycle(make_pair: Callable[..., Pair]) -
             Runtime.from_base(base, tp=2).close()
         finally:
             gc.enable()
+
+
+def test_whoever_collects_garbage_does_not_wait(
+    make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a process that takes its time to end."""
+    may_end, wait = Event(), Follower.wait
+
+    def slowly(self: Follower) -> int:
+        may_end.wait(30)
+        return wait(self)
+
+    with forked() as started, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(Follower, "wait", slowly)
+        assert Runtime.from_base(make_pair("llama").base, tp=2).describe()
+        collected = pool.submit(gc.collect)
+        try:
+            collected.result(10)
+        finally:
+            may_end.set()
+        assert gone(started)
+
+
+def test_a_runtime_that_is_closed_while_a_variant_is_brought(served: Callable[..., Served], tmp_path: Path) -> None:
+    """That nobody is left to answer is no answer of all."""
+    shutil.copytree(served("llama", "lossless").artifact, copy := tmp_path / "copy")
+    with both_of(served("llama", "lossless").pair.base, 2, reads_when_it_may) as both:
+        others = both.many.model.others
+        slow(copy).touch()
+        variant = others.opened(copy, both.many.model.base, None)
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(others.bring, 0, variant)
+            time.sleep(0.2)
+            both.many.close()
+            with pytest.raises(RankLostError, match="the other ranks were ended; load the base again"):
+                waiting.result(60)
+
+
+def test_each_time_it_is_asked_an_error_is_one_by_itself(make_pair: Callable[..., Pair]) -> None:
+    """A server that asks again and again would have a traceback without end."""
+    with both_of(make_pair("llama").base, 2) as both:
+        both.others[0].kill()
+        with pytest.raises(RankLostError, match="was killed by signal 9"):
+            until_it_is_known(both.many)
+        depths = set[int]()
+        for _ in range(3):
+            with pytest.raises(RankLostError) as caught:
+                both.many.model.others.check()
+            depths.add(len(list(traceback.walk_tb(caught.value.__traceback__))))
+        assert len(depths) == 1

@@ -169,6 +169,8 @@ class Crew(Others):
         with self._sending:
             self._closed = True
         self._at_exit()
+        for other in self._others:
+            other.kill()
 
     @override
     def check(self) -> None:
@@ -215,9 +217,10 @@ def _raise_first(answers: list[dict[str, Any] | None]) -> None:
 
 
 def _end(hearing: Hearing, folder: tempfile.TemporaryDirectory[str]) -> None:
+    """Whoever collects garbage may be at anything: nothing is waited for."""
     try:
         for other in hearing.others:
-            other.kill()
+            other.stop()
     finally:
         hearing.part()
         folder.cleanup()
