@@ -99,19 +99,21 @@ class Place:
         finally:
             with Place._guard:
                 self._meets = False
-                if self._left:
-                    self.leave()
+                self._part()
 
     def leave(self) -> None:
         """Leave the others, without a word: what is under way between them ends here, done or not; any thread may."""
         with Place._guard:
             self._left = True
-            if self._meets or Place.taken() is not self:
-                return
-            if self._begun:
-                with suppress(Exception):  # nothing is under way, or it ends by itself
-                    part_ways()
-            Place._taken = None
+            self._part()
+
+    def _part(self) -> None:
+        if not self._left or self._meets or Place.taken() is not self:
+            return
+        if self._begun:
+            with suppress(Exception):  # nothing is under way, or it ends by itself
+                part_ways()
+        Place._taken = None
 
 
 def meet(size: int, rank: int, device: torch.device, meeting: Path, check: Callable[[], None] = lambda: None) -> None:
