@@ -12,6 +12,7 @@ from deltacompress.errors import first_line, install_hint
 
 _LIBRARIES = ("torch", "transformers", "safetensors", "datasets", "numpy", "zstandard")
 _EXTRAS = {
+    "adapters": ("peft", "making adapters, which are read without it"),
     "eval": ("lm-eval", "eval and --gate"),
     "plot": ("matplotlib", "pictures"),
     "serve": ("uvicorn", "serving over HTTP"),

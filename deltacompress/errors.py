@@ -38,6 +38,8 @@ from deltacompress.escape import escape
 _Kind = TypeVar("_Kind", bound="DeltaCompressError")
 
 _on_command_line = False
+_OTHERWISE = {"budget_bytes": "budget"}
+"""Arguments whose options have another name: there a size has a unit."""
 
 
 class DeltaCompressError(Exception):
@@ -174,7 +176,7 @@ def spelled(on_command_line: str, in_python: str) -> str:
 
 def option(name: str) -> str:
     """How an option is called: `--seq-len` on the command line, `seq_len` in Python."""
-    return spelled(f"--{name.replace('_', '-')}", name)
+    return spelled(f"--{_OTHERWISE.get(name, name).replace('_', '-')}", name)
 
 
 def switch(name: str) -> str:

@@ -61,6 +61,16 @@ class Pair:
         ]
 
 
+def given_instead(argv: list[str], *options: str) -> list[str]:
+    """argv with options, each in the place of the one of that name: none may be given twice."""
+    kept = list(argv)
+    for name in options:
+        if name.startswith("--") and name in kept:
+            at = kept.index(name)
+            del kept[at : at + 2]
+    return [*kept, *options]
+
+
 def make_pair(root: Path, architecture: str, dtype: torch.dtype = torch.bfloat16, **overrides: Any) -> Pair:
     """Base and fine-tuned (every tensor perturbed but the first norm, which stays frozen) under `root`."""
     config = OVERRIDES.get(architecture, SMALL) | overrides

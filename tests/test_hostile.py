@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from forked import Forked, Outcome, usable
 from hostile import CASES, KINDS, Forgery, lay, put_in_place
-from pairs import Pair, write_data
+from pairs import Pair, given_instead, write_data
 
 from deltacompress.codecs.recipe import Recipe
 
@@ -163,7 +163,7 @@ def test_what_lies_in_the_place_of_a_file_that_is_named(
         lay(path, kind)
     lines = {
         "recipe": pair.argv(tmp_path / "out", recipe=str(made["recipe.yaml"])),
-        "calibration": [*pair.argv(tmp_path / "out"), "--calibration", str(made["data.jsonl"])],
+        "calibration": given_instead(pair.argv(tmp_path / "out"), "--calibration", str(made["data.jsonl"])),
         "policy": ["gate", str(tmp_path), str(made["policy.yaml"]), "--quiet"],
         "report": ["gate", str(made["report.json"]), "default", "--quiet"],
         "import": ["zoo", "import", str(made["export.tar"]), "--zoo", str(tmp_path / "zoo"), "--quiet"],
@@ -188,7 +188,7 @@ def test_data_of_endless_lines(pair: Pair, forked: Forked, tmp_path: Path) -> No
     with data.open("ab") as file:
         file.write(b'{"text": "')
         file.truncate(3 << 30)
-    line = [*pair.argv(tmp_path / "out"), "--calibration", str(data)]
+    line = given_instead(pair.argv(tmp_path / "out"), "--calibration", str(data))
     assert "line 61: over 67108864 bytes" in assert_refused(forked.run(*line), "a line of 3 GB")
 
 

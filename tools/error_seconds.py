@@ -74,6 +74,7 @@ def cases(model: str, zoo: str) -> dict[str, list[str]]:
         "serve: no size of the cache": ["serve", model, "--prefix-cache", "much"],
         "serve: no zoo to open": ["serve", model, "--open-zoo"],
         "serve: no such zoo": ["serve", model, "--open-zoo", "--zoo", NOWHERE],
+        "serve: no such zoo, from which nothing is loaded yet": ["serve", model, "--zoo", NOWHERE],
         "eval: no task of that name": ["eval", NOWHERE, *measured, "--tasks", "nothing"],
         "eval: no tasks": ["eval", NOWHERE, *measured, "--tasks", ",,"],
         "eval: no artifact": ["eval", NOWHERE, *measured, *task],

@@ -234,7 +234,10 @@ def load_delta(path: str | Path, *, device: str = "auto") -> Delta:
     if not root.is_dir():
         zoo = f"the zoo ({option('zoo')} or DELTACOMPRESS_ZOO)"
         way_out = f"give one that `compress` published, or the name of a zoo's entry and {zoo}"
-        raise InputError("no such artifact directory", where=root, way_out=way_out)
+        told = (
+            "is a file, where the directory of an artifact is needed" if root.exists() else "no such artifact directory"
+        )
+        raise InputError(told, where=root, way_out=way_out)
     manifest = read_manifest(root)
     check_present(root, manifest)
     specs = {

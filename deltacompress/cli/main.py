@@ -15,6 +15,7 @@ from deltacompress._version import __version__
 from deltacompress.cli.bench import verbs as bench
 from deltacompress.cli.compressing.analyze import analyze
 from deltacompress.cli.compressing.compress import compress
+from deltacompress.cli.given.once import Verbs
 from deltacompress.cli.interrupts import interrupts, wants_json
 from deltacompress.cli.shown.console import (
     EXIT_INPUT,
@@ -35,7 +36,7 @@ from deltacompress.cli.verbs.interop import dequantize, export
 from deltacompress.cli.verbs.serve import serve
 from deltacompress.cli.verbs.shipped import gates, recipes, tasks
 from deltacompress.cli.zoo import verbs as zoo
-from deltacompress.errors import InputError, Interrupted, OutputError
+from deltacompress.errors import DeltaCompressError, InputError, Interrupted, OutputError
 
 PROGRAM = "deltacompress"
 EPILOG = (
@@ -46,7 +47,7 @@ EPILOG = (
 _TYPERS_INTERRUPT = 130
 """What Typer returns for a KeyboardInterrupt while it parses."""
 
-app = typer.Typer(
+app = Verbs(
     name=PROGRAM,
     no_args_is_help=True,
     epilog=EPILOG,
@@ -126,6 +127,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             place = PROGRAM if context is None else context.command_path
             usage = _usage(context) if type(error).__name__ == "NoSuchOption" else ""
             print_failure(UsageError(message.rstrip("."), way_out=f"{usage}see {place} --help"), as_json=as_json)
+        return error.exit_code
+    except DeltaCompressError as error:  # our own, of the same kind
+        print_failure(error, as_json=as_json)
         return error.exit_code
     except SystemExit:  # what Typer makes of a help that nobody reads
         return 0

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from deltacompress.artifact.restoration import restore
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.driver import compress
-from deltacompress.errors import OutputError, option, switch
+from deltacompress.errors import Interrupted, OutputError, option, switch
 from deltacompress.evaluation.methods.names import DONORS, at_equal_bytes, load_method, load_methods
 from deltacompress.evaluation.report.comparison_plot import plot, require_matplotlib
 from deltacompress.evaluation.report.data import REPORT, Report
@@ -93,6 +94,7 @@ def compare(
 
     Raises:
         InputError: an unknown method (the nearest is told); no matplotlib; else as compress and evaluate.
+        Interrupted: stopped; the same call goes on.
     """
     reporter = reporter or SILENT
     require_matplotlib()
@@ -103,29 +105,34 @@ def compare(
     picture = _free_picture(target, force=force)
     pair = Checkpoint.open(base), Checkpoint.open(finetuned)
     work = _Work(*pair, target / "artifacts", calibration, samples, seq_len, seed, device, force, reporter)
-    made = work.all(recipes)
-    report = evaluate(
-        made.artifacts,
-        base=base,
-        tasks=tasks,
-        out=target,
-        finetuned=finetuned,
-        others=made.others,
-        with_base=True,
-        task_dir=task_dir,
-        limit=limit,
-        seed=seed,
-        device=device,
-        batch_size=batch_size,
-        backend=backend,
-        compress_seconds=made.seconds,
-        stored_as={label: work.folder / label for label in made.others},
-        policy=None,
-        force=force,
-        reporter=reporter,
-    )
+    measured: dict[str, Any] = {"base": base, "tasks": tasks, "task_dir": task_dir, "limit": limit, "seed": seed}
+    measured |= {"device": device, "force": force, "reporter": reporter}
+    with _telling_what_waits(target):
+        made = work.all(recipes)
+        report = evaluate(
+            made.artifacts,
+            out=target,
+            finetuned=finetuned,
+            others=made.others,
+            with_base=True,
+            batch_size=batch_size,
+            backend=backend,
+            compress_seconds=made.seconds,
+            stored_as={label: work.folder / label for label in made.others},
+            policy=None,
+            **measured,
+        )
     plot(report, picture)
     return Comparison(report, target)
+
+
+@contextmanager
+def _telling_what_waits(target: Path) -> Iterator[None]:
+    """What `compress` would say of an interrupt, --resume, is no option here: the next run goes on by itself."""
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as stop:
+        raise Interrupted("interrupted", way_out=f"what is finished stays in {target}: run it again to go on") from stop
 
 
 def _free_picture(target: Path, *, force: bool) -> Path:

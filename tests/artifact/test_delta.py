@@ -496,6 +496,9 @@ def test_no_artifact_at_all(tmp_path: Path, pair: Pair) -> None:
     assert_refused(tmp_path / "empty", pair.base, TruncatedFileError, "not an artifact")
     with pytest.raises(InputError, match=r"no such artifact directory; .*zoo or DELTACOMPRESS_ZOO"):
         load_delta(tmp_path / "gone")
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(InputError, match=r"file: is a file, where the directory of an artifact is needed; give one"):
+        load_delta(tmp_path / "file")
 
 
 def test_files_that_the_manifest_does_not_know_are_not_restored(copy: Path, pair: Pair, tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ def test_what_is_wrong_is_told_without_torch(wrong: dict[str, tuple[int, str, li
         ("serve: no size of the cache", "--prefix-cache much: is no size; give one such as 1GB, or 0"),
         ("serve: no zoo to open", "--open-zoo: needs a zoo; give --zoo"),
         ("serve: no such zoo", "/no/such/place: "),
+        ("serve: no such zoo, from which nothing is loaded yet", "/no/such/place: no such directory; make a zoo there"),
         ("bench pairs: no models", "/no/such/place: no such directory"),
     ],
 )

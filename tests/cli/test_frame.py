@@ -112,6 +112,7 @@ def test_without_a_verb_the_help_is_the_answer(argv: list[str], capsys: pytest.C
         (["bench", "pairs", "a", "b", "--out", "c", "--device", "tpu"], "--device"),
         (["inspect", "x", "--nonsense"], "--nonsense"),
         (["compress", "a", "b", "--out", "c"], "--recipe"),
+        (["compress", "a", "b", "--out", "c"], "--target-ratio, --max-size and --max-kl"),
         (["compress", "a", "b", "--recipe", "r"], "--out"),
         (["compress", "a", "b", "--recipe", "r", "--out", "c", "--samples", "0"], "--samples"),
         (["compress", "a", "b", "--recipe", "r", "--out", "c", "--samples", "many"], "--samples"),

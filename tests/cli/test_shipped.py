@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,15 @@ def test_the_doctor_tells_what_works_and_the_way_out_of_the_rest(
     assert "pip install 'matplotlib>=" in str(rows["extra plot"]["found"])
     assert rows["GPU"]["found"] == "does not work: OSError: libcudart.so: not there"
     assert "/no/such/place" in str(rows["zoo"]["found"])
+
+
+def test_the_doctor_knows_every_extra(repo_root: Path) -> None:
+    extras = tomllib.loads((repo_root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {row["what"] for row in room.diagnose() if row["what"].startswith("extra ")} == {
+        f"extra {name}" for name in extras if name != "dev"
+    }
+    for name, (package, _) in room._EXTRAS.items():
+        assert any(one.startswith(package) for one in extras[name]), name
 
 
 def test_how_to_install_an_extra_works_without_an_index_that_has_this_package(monkeypatch: pytest.MonkeyPatch) -> None:

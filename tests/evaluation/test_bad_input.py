@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from evaluation.reports import report
-from pairs import WORDS, write_tokenizer
+from pairs import WORDS, given_instead, write_tokenizer
 
 from deltacompress.cli.main import main
 from deltacompress.errors import InputError
@@ -104,7 +104,7 @@ def test_a_tokenizer_that_differs(pair: Pair, artifact: Path, task_dir: Path, tm
     other = tmp_path / "other"
     shutil.copytree(pair.base, other)
     write_tokenizer(other, WORDS[::-1])
-    line = refused(capsys, [*argv(pair, artifact, task_dir, tmp_path / "out"), "--base", str(other)])
+    line = refused(capsys, given_instead(argv(pair, artifact, task_dir, tmp_path / "out"), "--base", str(other)))
     assert "its tokenizer is not that of" in line
 
 

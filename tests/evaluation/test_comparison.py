@@ -15,7 +15,7 @@ from pairs import Recorder, write_data
 from deltacompress.artifact.delta import load_delta
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.codecs.recipe import CalibrationSpec, Recipe
-from deltacompress.errors import InputError, OutputError
+from deltacompress.errors import InputError, Interrupted, OutputError
 from deltacompress.evaluation import compare, comparison
 from deltacompress.evaluation.comparison import Comparison
 from deltacompress.evaluation.methods.names import DONORS, METHODS, load_method
@@ -87,6 +87,23 @@ def test_a_picture_of_others_is_not_replaced_unasked(
     with pytest.raises(OutputError, match=r"comparison\.png: would be replaced, and no earlier run left it there"):
         compare(pair.base, pair.finetuned, tasks=["colours"], task_dir=task_dir, out=tmp_path, calibration=pair.data)
     assert (tmp_path / "comparison.png").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("lm_eval")
+@pytest.mark.parametrize("stops", ["compress", "evaluate"])
+def test_who_interrupts_is_told_of_no_option_that_is_not_there(
+    pair: Pair, task_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: str
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt if stops == "evaluate" else Interrupted("interrupted", way_out="again with resume=True")
+
+    out = tmp_path / "out"
+    options: dict[str, Any] = {"tasks": ["colours"], "out": out, "calibration": pair.data, "task_dir": task_dir}
+    with monkeypatch.context() as patched:
+        patched.setattr(comparison, stops, interrupted)
+        with pytest.raises(Interrupted) as caught:
+            compare(pair.base, pair.finetuned, methods=["rtn-4bit"], **options)
+    assert str(caught.value) == f"interrupted; what is finished stays in {out}: run it again to go on"
 
 
 def work_in(folder: Path, pair: Pair, calibration: Path, *, force: bool = False) -> comparison._Work:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pairs import write_data
+from pairs import given_instead, write_data
 
 from deltacompress.artifact.delta import verify
 from deltacompress.artifact.manifest import read_manifest
@@ -131,7 +131,7 @@ def test_bad_input_is_refused_before_any_work(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([*gated_argv(pair, tmp_path / "out", policy, task_dir), *change]) == 2
+    assert main(given_instead(gated_argv(pair, tmp_path / "out", policy, task_dir), *change)) == 2
     assert told.format(task_dir=task_dir) in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["policy.yaml"]
 
@@ -260,7 +260,7 @@ def test_a_run_that_was_stopped_while_it_measured_goes_on_there(
         (["--resume", "--recipe", "int2-24"], "another recipe"),
         (["--resume", "--lossless", "none"], "another lossless stage"),
     ):
-        assert main([*argv, *change]) == 2
+        assert main(given_instead(argv, *change)) == 2
         assert told in capsys.readouterr().err
     assert main([*argv, "--resume"]) == 0
     assert read_manifest(out).digest == made

@@ -178,3 +178,31 @@ def test_rotary_scalings_that_switch_keep_below_the_switch() -> None:
     for kind, context in (("dynamic", 16), ("linear", 64)):
         config = LlamaConfig(max_position_embeddings=64, rope_parameters=rope | {"rope_type": kind})
         assert Layout({}, config).context == context
+
+
+@pytest.mark.parametrize(
+    ("requests", "told"),
+    [
+        ([(None, 3)], "the request: 3 is neither text nor token ids; give a string, or a list of whole numbers"),
+        ([(None, None)], "the request: None is neither text nor token ids"),
+        ([(None, [1]), (None, [2.5])], r"request 1: \[2.5\] is neither text nor token ids"),
+        ([(None, ["w1"])], r"the request: \['w1'\] is neither"),
+        ([(None, torch.tensor([1.5]))], r"the request: tensor\(\[1.5000\]\) is neither"),
+        ([(3, "w1")], r"request 0: \(3, 'w1'\) is not \(variant, prompt or ids\)"),
+        ([(["a"], "w1")], r"request 0: \(\['a'\], 'w1'\) is not \(variant"),
+        (3, "3 is no list of requests; give tuples of 2"),
+        ([3], "request 0: 3 is not"),
+    ],
+)
+def test_requests_that_are_none(base: Runtime, requests: Any, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        base.generate(requests, 1)
+
+
+def test_scores_and_logits_of_no_ids(base: Runtime) -> None:
+    wrong: Any = 3
+    with pytest.raises(InputError, match="the request: 3 is neither text nor token ids"):
+        base.logits([(None, wrong)])
+    for one in ([1], wrong), (wrong, [1]):
+        with pytest.raises(InputError, match="the request: 3 is neither text nor token ids"):
+            base.loglikelihood([(None, *one)])

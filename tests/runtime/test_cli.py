@@ -12,6 +12,7 @@ from runtime_cases import Served
 from typer.testing import CliRunner
 
 from deltacompress.cli import interrupts
+from deltacompress.cli.verbs import generate as generation
 from deltacompress.cli.verbs.generate import chat, generate
 from deltacompress.runtime import Runtime
 
@@ -105,6 +106,34 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(
     assert [one["content"] for one in conversations[-1]] == ["w1", first, "w2", "half an ", "w3"]
     calls[0], number[0] = 0, signal.SIGTERM
     code, _, err = run("chat", trio["b"].artifact, *options, typed="w1\nw2\nw3\n\n")
+    interrupts.forget()
+    assert code == 2
+    assert err.endswith("error: interrupted; run it again\n")
+
+
+def test_ctrl_c_at_the_prompt_ends_the_chat_like_the_end_of_the_input(
+    trio: dict[str, Served], runtime: Runtime, options: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quietly, and that is no failure; SIGTERM there is the system's stop."""
+    read, number = generation._read, signal.SIGINT
+    lines = [0]
+
+    def reading(*, whole: bool) -> str:
+        lines[0] += 1
+        if lines[0] == 2:
+            interrupts._state.number = number
+            raise KeyboardInterrupt
+        return read(whole=whole)
+
+    monkeypatch.setattr(generation, "_read", reading)
+    for quiet in ([], ["--quiet"]):
+        lines[0] = 0
+        code, out, err = run("chat", trio["b"].artifact, *options, *quiet, typed="w1\nw2\n")
+        assert (code, out) == (0, runtime.generate([("b", "w1")], 5)[0] + "\n")
+        assert "interrupted" not in err
+        assert interrupts._state.number is None
+    lines[0], number = 0, signal.SIGTERM
+    code, _, err = run("chat", trio["b"].artifact, *options, typed="w1\nw2\n")
     interrupts.forget()
     assert code == 2
     assert err.endswith("error: interrupted; run it again\n")

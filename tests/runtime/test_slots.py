@@ -15,7 +15,7 @@ from pairs import Pair
 from runtime_cases import as_on_a_gpu, random_ids
 from safetensors.torch import load_file, save_file
 
-from deltacompress.errors import BackendError, CheckpointError, InputError
+from deltacompress.errors import BackendError, CheckpointError, InputError, for_the_command_line
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import MAX_VARIANTS
 from deltacompress.runtime.variants.adapter import AdapterVariant
@@ -229,6 +229,8 @@ def test_a_pin_that_does_not_fit_is_refused(many: Many) -> None:
         rf"{size} bytes as it is served: pinned, it leaves {left - size} of the budget of {budget}, and 0 needs {size}"
     )
     with pytest.raises(BackendError, match=told + "; raise budget_bytes, or load it without pin"):
+        runtime.load(many.path(2), "2", pin=True)
+    with for_the_command_line(), pytest.raises(BackendError, match=told + "; raise --budget, or load it without pin"):
         runtime.load(many.path(2), "2", pin=True)
     runtime.unload("0")
     runtime.load(many.path(2), "2", pin=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from threading import Event, Thread
 
 from deltacompress.bench.serve.calls import Asked, call_of
@@ -28,24 +29,36 @@ def replay(
     runtime, loads, start = models.runtime, Loads(models.runtime), time.monotonic()
     recorder = Recorder(asked, lambda: time.monotonic() - start, loads.seconds, limits.step_tokens)
     engine, counters = runtime.engine(recorder.emit, limits), runtime.cache.counters
-    engine.warm(models.names[:1])
-    evict_all(models)
-    start = time.monotonic()
-    thread = _Submitting(engine, models, recorder, loads, start, seed)
-    thread.start()
-    try:
-        while recorder.left and thread.error is None and time.monotonic() - start < stop_s:
-            begun, before = time.perf_counter(), counters.loads
-            if not engine.step():
-                engine.wait(_WAIT_S)
-                continue
-            recorder.step(time.perf_counter() - begun, counters.loads - before)
-    finally:
-        thread.stop()
-        engine.close()
+    with closing(engine):
+        _warm(engine, models)
+        start = time.monotonic()
+        thread = _Submitting(engine, models, recorder, loads, start, seed)
+        thread.start()
+        try:
+            while recorder.left and thread.error is None and time.monotonic() - start < stop_s:
+                begun, before = time.perf_counter(), counters.loads
+                if not engine.step():
+                    engine.wait(_WAIT_S)
+                    continue
+                recorder.step(time.perf_counter() - begun, counters.loads - before)
+        finally:
+            thread.stop()
     if thread.error is not None:
         raise thread.error
     return list(recorder.records.values()), recorder.steps
+
+
+def _warm(engine: Engine, models: Models) -> None:
+    """As a server that has its variants; afterwards there are on the device, and counted, those that were before."""
+    cache = models.runtime.cache
+    is_empty, before = not cache.residents.by_slot, dict(vars(cache.counters))
+    if models.runtime.device.type == "cuda" and is_empty:
+        cache.acquire(models.names[:1])
+        cache.release(models.names[:1])
+    engine.warm()
+    if is_empty:
+        evict_all(models)
+        vars(cache.counters).update(before)
 
 
 class Loads:

@@ -93,7 +93,7 @@ class Steady:
         self._models, self._asked = models, asked
         self.flow = Flow()
         self.engine: Engine = models.runtime.engine(self.flow.emit, limits)
-        self.engine.warm(models.names[:1])
+        self.engine.warm()
         self._calls: deque[tuple[str, str]] = deque()  # the oldest first
         self._number = 0
         for name in models.names[: models.slots]:

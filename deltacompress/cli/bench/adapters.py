@@ -30,9 +30,12 @@ _SHOWN = (
 )
 
 
-Only = Annotated[str | None, typer.Option(metavar="NAMES", help=f"Some of {', '.join(PARTS)}.", show_default="all")]
+Only = Annotated[str | None, typer.Option(metavar="NAME,...", help=f"Some of {', '.join(PARTS)}.", show_default="all")]
 Adapters = Annotated[
-    str | None, typer.Option(help="Numbers of adapters.", show_default="2 to 1000, as published; on a CPU 2,4")
+    str | None,
+    typer.Option(
+        help="Numbers of adapters, separated by commas.", show_default="2 to 1000, as published; on a CPU 2,4"
+    ),
 ]
 AtOnce = Annotated[
     str | None, typer.Option(help="Requests at once, of closed loops.", show_default="1,16,32,64,96; on a CPU 1,4")

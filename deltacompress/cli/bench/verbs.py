@@ -12,6 +12,7 @@ from deltacompress.cli.bench import pairs, serve, simulate, tuning
 from deltacompress.cli.bench.pairs import parts_of, without
 from deltacompress.cli.given import early
 from deltacompress.cli.given.models import model
+from deltacompress.cli.given.once import Verbs
 from deltacompress.cli.given.options import BenchBackend, BenchDevice, DeviceMemory, Devices
 from deltacompress.cli.shown.console import Console, verb
 from deltacompress.devices import check_driver, check_together, device_numbers
@@ -20,7 +21,7 @@ from deltacompress.errors import InputError
 BenchShape = Literal["tiny", "llama-7b", "llama-13b", "llama-70b", "qwen3-30b-a3b"]
 ADAPTER_PARTS = ("lora16", "lora32", "lora64", "boft", "mixed")
 
-app = typer.Typer(help="Measure the speed of the parts on this machine.", no_args_is_help=True)
+app = Verbs(help="Measure the speed of the parts on this machine.", no_args_is_help=True)
 
 
 @app.command("obs")
@@ -185,7 +186,7 @@ def adapters(
     device: BenchDevice = "auto",
     backend: BenchBackend = "auto",
     only: Annotated[
-        str | None, typer.Option(metavar="NAMES", help=f"Some of {', '.join(ADAPTER_PARTS)}.", show_default="all")
+        str | None, typer.Option(metavar="NAME,...", help=f"Some of {', '.join(ADAPTER_PARTS)}.", show_default="all")
     ] = None,
     most: Annotated[
         int | None,

@@ -162,7 +162,9 @@ def compress(
     base, finetuned = _given("argument 'BASE'", base), _given("argument 'FINETUNED'", finetuned)
     by_budget = any(value is not None for value in asked.values())
     check_judge(judge, by_budget=by_budget)
-    recipe = recipe if by_budget else _given("option '--recipe'", recipe)
+    recipe = (
+        recipe if by_budget else _given("option '--recipe' (or one of --target-ratio, --max-size and --max-kl)", recipe)
+    )
     out = _given("option '--out'", out)
     if workers is not None:
         raise InputError("says how many work on a jobs file: give --jobs FILE", where=f"--workers {workers}")

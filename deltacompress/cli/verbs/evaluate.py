@@ -156,9 +156,8 @@ def _places(
     found = {label: early.place(one, zoo, base=base, reporter=reporter) for label, one in given.items()}
     for label, place in found.items():
         if not place.is_dir():
-            raise InputError(
-                f"no such artifact {place}", where=label, way_out="give a directory; for a name, give --zoo ZOO"
-            )
+            told = f"{place} is a file, not an artifact" if place.exists() else f"no such artifact {place}"
+            raise InputError(told, where=label, way_out="give a directory; for a name, give --zoo ZOO")
     early.labels([*given, *checkpoints[1]])
     early.measured(found, base, below)
     return found

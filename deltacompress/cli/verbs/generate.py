@@ -141,7 +141,7 @@ def chat(
 
     said: list[dict[str, str]] = []
     interrupts.tell(at_once=False)  # here it ends an answer, and that is told
-    while line := _ask(shows):
+    while line := _next_line(console, shows):
         said.append({"role": "user", "content": line})
         prompt = runtime.chat_ids(name, said)
         begun = time.perf_counter()
@@ -232,6 +232,18 @@ def _open(
     for note in (runtime.describe(), *runtime.notes):
         console.note(note)
     return runtime, name
+
+
+def _next_line(console: Console, shows: bool) -> str:
+    """What is said next; nothing where the chat is left: by an empty line, at the input's end, or by Ctrl-C."""
+    try:
+        return _ask(shows)
+    except KeyboardInterrupt:
+        if not interrupts.is_ctrl_c():
+            raise
+        interrupts.forget()
+        console.note("")  # the terminal has written ^C after the prompt
+        return ""
 
 
 def _ask(shows: bool) -> str:

@@ -96,7 +96,7 @@ def serve(
     settings = _settings(dict(locals()))
     settings.check()
     check_driver(device)
-    if open_zoo:
+    if zoo:  # also where no variant is of it yet: --open-zoo and /admin load from it later
         early.zoo(zoo)
     early.checkpoints(base)
     settings = _found(console, settings)

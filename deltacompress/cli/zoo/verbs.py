@@ -7,12 +7,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from deltacompress.cli.given.once import Verbs
 from deltacompress.cli.shown.console import Console, verb
 from deltacompress.cli.zoo import care, listing, tools
 from deltacompress.cli.zoo.options import Name, ZooOption, date
 from deltacompress.errors import InputError
 
-app = typer.Typer(help="Keep deltas, adapters and base identities in a zoo.", no_args_is_help=True)
+app = Verbs(help="Keep deltas, adapters and base identities in a zoo.", no_args_is_help=True)
 Relation = Literal["quantized", "recompressed", "merge", "distilled", "finetune"]
 
 

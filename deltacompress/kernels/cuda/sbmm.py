@@ -125,9 +125,10 @@ class CudaBackend(Backend):
             raise InputError(f"activations must be bf16, fp16 or fp32 and alike, not {x.dtype} and {y.dtype}")
         if x.stride(-1) != 1 or y.stride(-1) != 1:
             raise InputError("the rows of x and y must be contiguous")
+        is_long = _longest(segments) > DECODE_ROWS  # else all are of one launch, however wide
         for members in _by_format(tables):
-            narrow = [one for one in members if one.spec.rows <= NARROW]
-            rest = [one for one in members if one.spec.rows > NARROW]
+            narrow = [one for one in members if is_long and one.spec.rows <= NARROW]
+            rest = [one for one in members if one not in narrow]
             for some, rows in ((narrow, NARROW_ROWS), (rest, DECODE_ROWS)):
                 for name, wide, lo, hi in _launches(segments, x.dtype, rows) if some else ():
                     most = MAX_MEMBERS if name == "decode" else 1
@@ -222,8 +223,7 @@ def _launches(segments: Segments, dtype: torch.dtype, few: int) -> list[tuple[st
 
     Segments with a row_limit stand for any batch within it, so that a captured graph is good for all of them.
     """
-    rows = [segments.row_limit] if segments.fixed else segments.run_rows()
-    longest = max(rows, default=0)
+    rows, longest = [] if segments.fixed else segments.run_rows(), _longest(segments)
     if longest == 0:
         return []
     if dtype == torch.float32:
@@ -237,6 +237,10 @@ def _launches(segments: Segments, dtype: torch.dtype, few: int) -> list[tuple[st
     elif short:
         launches.append(("decode", _tile_rows(max(short)), 1, few))
     return launches
+
+
+def _longest(segments: Segments) -> int:
+    return segments.row_limit if segments.fixed else max(segments.run_rows(), default=0)
 
 
 def _tile_rows(longest: int) -> int:

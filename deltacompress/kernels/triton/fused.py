@@ -20,13 +20,14 @@ from deltacompress.numerics.grid import constant_zero
 NormKind = Literal["plain", "unit offset"]
 """How a root-mean-square norm applies its weight; see norm_formula."""
 
-_COLUMNS = 128
+_NUMBERS = 128 * 128
+"""Keys that a program of a decode step takes at once, times their size; 128 of them at most."""
 _SPLITS = 8
 """Pieces of a row's columns, each a program of its own: one after the other, columns would be bound by latency."""
-_TOKENS = 64
-"""Tokens of a prompt, and columns, that a program takes at once."""
+_TILE_BYTES = 64 * 128 * 2
+"""Of keys that a program of a prompt takes at once, as many as tokens; 64 of them at most. So it fits any GPU."""
 _LEAST = 16
-"""Columns of the smallest product of matrices."""
+"""Rows and columns of the smallest product of matrices."""
 _HEADS = 8
 
 
@@ -126,16 +127,18 @@ def attend(
         parts = torch.empty((rows, heads, _SPLITS, size + 2), dtype=torch.float32, device=q.device)
         kernels.attend_row[(rows, heads, _SPLITS)](
             q, keys, values, table, mask, parts, positions, scale, q.stride(0), q.stride(1), keys.stride(0),
-            table.stride(0), mask.stride(0), **fixed, HEADS=heads, COLUMNS=_COLUMNS, SPLITS=_SPLITS, num_warps=8,
+            table.stride(0), mask.stride(0), **fixed, HEADS=heads, COLUMNS=min(_NUMBERS // fixed["BLOCK"], 128),
+            SPLITS=_SPLITS, num_warps=8,
         )  # fmt: skip
         block = fixed["BLOCK"]
         kernels.join[(rows * heads,)](parts, out, SIZE=size, BLOCK=block, SPLITS=_SPLITS, num_warps=2)
         return out
     fixed["BLOCK"] = max(fixed["BLOCK"], _LEAST)
-    kernels.attend_piece[(rows * heads, -(-tokens // _TOKENS))](
+    each = max(min(_TILE_BYTES // (fixed["BLOCK"] * q.element_size()), 64), _LEAST)
+    kernels.attend_piece[(rows * heads, -(-tokens // each))](
         q, keys, values, table, mask, out, positions, scale, q.stride(0), q.stride(1), q.stride(2), keys.stride(0),
-        table.stride(0), mask.stride(0), mask.stride(2), tokens, **fixed, HEADS=heads, TOKENS=_TOKENS,
-        COLUMNS=_TOKENS, num_warps=4,
+        table.stride(0), mask.stride(0), mask.stride(2), tokens, **fixed, HEADS=heads, TOKENS=each, COLUMNS=each,
+        num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
 

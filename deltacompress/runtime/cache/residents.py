@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from deltacompress.errors import BackendError
+from deltacompress.errors import BackendError, option
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 
 
@@ -26,8 +26,9 @@ class Residents:
 
     @property
     def coming_bytes(self) -> int | None:
-        """That others may still take; None without a budget."""
-        return None if self.budget_bytes is None else max(0, self.budget_bytes - self.nbytes)
+        """That variants may still take, those on their way included; None without a budget."""
+        there = _bytes(one for one in self.by_slot.values() if one.installed)
+        return None if self.budget_bytes is None else max(0, self.budget_bytes - there)
 
     def enter(self, loaded: LoadedVariant) -> None:
         """Give it the lowest free slot; there must be one."""
@@ -79,7 +80,7 @@ class Residents:
     def _check_bytes(self, wanted: LoadedVariant, pinned: int, largest: LoadedVariant | None) -> None:
         if self.budget_bytes is None:
             return
-        told, way_out = f"{wanted.nbytes} bytes as it is served", "raise budget_bytes"
+        told, way_out = f"{wanted.nbytes} bytes as it is served", f"raise {option('budget_bytes')}"
         if wanted.nbytes > self.budget_bytes:
             why = f"{told}, more than the whole budget of {self.budget_bytes}"
         elif wanted.nbytes > (left := self.budget_bytes - pinned):
@@ -106,7 +107,7 @@ class Residents:
         return BackendError(
             f"the variants in use ({', '.join(sorted(kept))}) take {_bytes(kept.values())} bytes, the budget is "
             f"{self.budget_bytes}: no room for {wanted.name}",
-            way_out="raise budget_bytes or use fewer at once",
+            way_out=f"raise {option('budget_bytes')} or use fewer at once",
         )
 
     def describe(self) -> str:

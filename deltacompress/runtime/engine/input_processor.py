@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import index as as_int
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -34,8 +35,10 @@ def _numbered(requests: Sequence[T], fields: int) -> Iterator[tuple[int, str, T]
     Raises:
         InputError: one is not; a lone string, say.
     """
+    if not isinstance(requests, Sequence):
+        raise InputError(f"{requests!r:.60} is no list of requests", way_out=f"give tuples of {fields}")
     for index, one in enumerate(requests):
-        if not isinstance(one, tuple | list) or len(one) != fields:
+        if not isinstance(one, tuple | list) or len(one) != fields or not isinstance(one[0], str | None):
             wanted = "(variant, prompt or ids)" if fields == 2 else "(variant, context ids, continuation ids)"
             raise InputError(f"{one!r:.60} is not {wanted}", where=f"request {index}", way_out="give a list of those")
     for index, one in enumerate(requests):
@@ -67,7 +70,7 @@ class InputProcessor:
     def scored(self, requests: Sequence[tuple[str | None, Ids, Ids]]) -> Iterator[tuple[Item, list[int]]]:
         """Sequences whose continuations are to be scored, and these; raises as `Runtime.loglikelihood`."""
         for index, label, (variant, context, continuation) in _numbered(requests, 3):
-            before, after = _listed(context), _listed(continuation)
+            before, after = _listed(label, context), _listed(label, continuation)
             if not before or not after:
                 raise InputError("context and continuation need at least one token each", where=label)
             ids, loaded = before + after, self._loaded(variant)
@@ -107,7 +110,7 @@ class InputProcessor:
         return ids
 
     def _item(self, index: int, label: str, variant: str | None, ids: Ids) -> Item:
-        listed, loaded = _listed(ids), self._loaded(variant)
+        listed, loaded = _listed(label, ids), self._loaded(variant)
         self._check(label, loaded, listed)
         return Item(index, loaded, self._vocabulary(loaded), listed, 0, len(listed))
 
@@ -125,7 +128,7 @@ class InputProcessor:
                     "the prompt is empty", where=label, way_out="give some text, or ask for the bos token before it"
                 )
         else:
-            ids = _listed(prompt)
+            ids = _listed(label, prompt)
         self._check(label, loaded, ids, room=1)
         room, reason = self._room(label, len(ids), generation.max_new_tokens, layout.context)
         vocabulary = self._vocabulary(loaded)
@@ -193,5 +196,9 @@ class InputProcessor:
             )
 
 
-def _listed(ids: Ids) -> list[int]:
-    return [int(token) for token in (ids.flatten().tolist() if isinstance(ids, Tensor) else ids)]
+def _listed(label: str, ids: Ids) -> list[int]:
+    try:
+        return [as_int(token) for token in (ids.flatten().tolist() if isinstance(ids, Tensor) else ids)]
+    except TypeError as error:
+        told = f"{ids!r:.60} is neither text nor token ids"
+        raise InputError(told, where=label, way_out="give a string, or a list of whole numbers") from error

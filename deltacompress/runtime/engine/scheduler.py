@@ -23,13 +23,14 @@ from deltacompress.runtime.engine.policy.state import Rules
 from deltacompress.runtime.engine.requests import Listener, Picked, Request
 from deltacompress.runtime.engine.sampling.choose import choose
 from deltacompress.runtime.engine.steps.decoder import Decoder
-from deltacompress.runtime.engine.steps.graphs import Graphs
+from deltacompress.runtime.engine.steps.graphs import Graphs, bucket
 from deltacompress.runtime.engine.steps.pages import PAGE, SCRATCH, Pages
-from deltacompress.runtime.engine.steps.pieces import Piece, Pieces
+from deltacompress.runtime.engine.steps.pieces import WARM_WIDTH, Piece, Pieces
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
 from deltacompress.runtime.engine.steps.prompts import Prompts
 from deltacompress.runtime.engine.turns import Turns
 from deltacompress.runtime.modules.model import DecoupledModel
+from deltacompress.runtime.parallel.others import ALONE
 
 PROMPT_TOKENS = 8192
 """Tokens, padding included, of one forward over prompts, where nobody waits for the tokens of others."""
@@ -66,7 +67,8 @@ class Scheduler:
         self.max_batch = max_batch
         self._listener, self._variants = listener, variants
         self.pages = Pages(expected=max_batch * expected_tokens // PAGE, most_tokens=kv_tokens)
-        self.pages.coming = lambda: variants.residents.coming_bytes
+        # over several devices the first one does not know what the others have
+        self.pages.coming = lambda: variants.residents.coming_bytes if model.others is ALONE else None
         self._others = model.others
         self.pages.cleared = self._others.forget
         self._turns = Turns(variants, self.pages, rules, step_tokens)
@@ -79,32 +81,36 @@ class Scheduler:
         self._untold: list[tuple[Request, Picked]] = []
 
     @torch.inference_mode()
-    def warm(self, names: Collection[str] | None = None) -> None:
+    def warm(self) -> None:
         """Take memory for keys and values, and have forwards captured, before anybody asks; where they are captured.
 
-        names: of variants that fit together: of each kind of theirs, one is captured with; None: those on the device.
+        Of each kind of variant that is on the device, they are captured with one.
         """
-        if self.graphs is None:
+        if self.graphs is None or self.busy:
             return
-        if names is None:
-            names = [one.name for one in self._variants.residents.by_slot.values()]
-        slots, served = self._variants.acquire(names), frozenset[Hashable]()
-        tokens = getattr(self._model.config, "max_position_embeddings", EXPECTED)
+        held, served = [one for one in self._variants.variants.values() if one.installed], frozenset[Hashable]()
+        for one in held:
+            one.users += 1
+        tokens = getattr(self._model.config, "max_position_embeddings", None) or EXPECTED
         try:
             self._pieces.forward(Piece([BASE], [[0]], 0, [[SCRATCH]], [range(1)]))  # the pages' memory comes with it
             self.pages.take_expected()
+            self.decoder.fit(bucket(self.max_batch), min(self.pages.needed(tokens), WARM_WIDTH))
             self.graphs.at_once = True
-            for slot in (BASE, *slots.values()):
+            for slot in (BASE, *(one.slot for one in held)):
+                assert slot is not None
                 traits = self._model.traits([slot])
                 if slot == BASE or (traits is not None and not traits <= served):
                     served |= traits or frozenset()
-                    self.decoder.warm(slot, min(self.max_batch, WARM_ROWS))  # first: graphs go where its table grows
+                    self.decoder.warm(slot, min(self.max_batch, WARM_ROWS))
                     self._pieces.warm(slot, tokens)
-        except BackendError:
+        except (BackendError, torch.OutOfMemoryError):
             self._forget()  # what there is no memory for now comes when it is needed, or gives way then
+            self._others.check()  # of theirs nobody knows what is left
         finally:
             self.graphs.at_once = False
-            self._variants.release(names)
+            for one in held:
+                one.users -= 1
 
     def submit(self, request: Request) -> None:
         """Put a request into the queue; it may join a batch that is running."""
@@ -146,6 +152,7 @@ class Scheduler:
 
         One that has no room even alone fails, but not for what a variant on its way takes.
         """
+        self.pages.expected = self.pages.count // 2  # the step needs some of it
         ran = max(self._turns.ran, len(self.decoder.rows))  # those that have ended since had the device, too
         self._forget()
         self._turns.settle()

@@ -111,7 +111,7 @@ def test_the_same_shapes_are_captured_once(fleet: tuple[Path, dict[str, Path]]) 
             running.submit(Call(f"{name} {number}", name, tuple(random_ids(5, number)), 12, LONG))
         drain(running)
         captured.append(graphs_of(running).captured)
-    assert captured[1:] == [4] * 3  # of rows, and of prompts; with one format, and with both
+    assert captured[1:] == [3] * 3  # of rows, and of prompts; with one format, and with both
 
 
 @pytest.mark.usefixtures("graphed")
@@ -174,7 +174,7 @@ def test_an_engine_that_has_no_memory_to_warm_up_serves(fleet: tuple[Path, dict[
     running, log = engine(runtime)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoder, "warm", Mock(side_effect=BackendError("no memory to capture a forward")))
-        running.warm(["a"])
+        running.warm()
     assert not graphs_of(running).by_shape
     assert (running._scheduler.pages.count, runtime.variants["a"].users) == (1, 0)
     call = Call("a", "a", (5, 6, 7), 4, LONG)

@@ -127,7 +127,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, pages: Pages, free: int) -> None:
         (None, 500, 1 + 45, 45),  # half of what is free, where nobody knows what variants take
         (2000, 500, 1 + 64, 64),  # 9000 - 2000, and 600 for steps
         (2000, 50, 64, None),  # what is expected is there, and more may be had
-        (8700, 500, 2, 1),  # the one that is wanted, whatever is left
+        (8700, 500, 1 + 22, 22),  # a fourth of what is free, however much variants may take
     ],
 )
 def test_a_gpus_memory(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from threading import Condition, RLock
@@ -160,13 +160,13 @@ class Engine:
 
     # --- for the thread that steps -----------------------------------------------------------------------------------
 
-    def warm(self, names: Sequence[str] | None = None) -> None:
+    def warm(self) -> None:
         """On a GPU, do what the first calls would wait for: take memory, and capture what steps launch as graphs.
 
-        names: of variants that fit together, one of each kind; by default all that are on the device.
+        With one variant of each kind that is on the device; nothing is done while there are calls.
         """
         with self._lock, self._memory("before any call"):
-            self._scheduler.warm(names)
+            self._scheduler.warm()
 
     def step(self) -> bool:
         """One token for every call that runs; False if there is nothing to do.

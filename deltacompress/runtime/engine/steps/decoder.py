@@ -46,7 +46,7 @@ class Decoder:
                 self._pages.release(request.pages)
                 request.pages = []
         self.rows = sorted(kept, key=lambda request: request.slot)
-        self._fit(bucket(max(len(kept), 1)), max((len(request.pages) for request in kept), default=0))
+        self.fit(bucket(max(len(kept), 1)), max((len(request.pages) for request in kept), default=0))
         told = [(row, at, page) for row, one in enumerate(self.rows) for at, page in enumerate(one.pages)]
         told += [(row, 0, SCRATCH) for row in range(len(kept), self._table.shape[0])]  # rows of nobody write there
         self._write(told)
@@ -65,7 +65,7 @@ class Decoder:
             BackendError: the device is out of memory.
         """
         longest = self._pages.needed(max(request.length for request in self.rows))
-        self._fit(0, longest)
+        self.fit(0, longest)
         told = []
         for row, request in enumerate(self.rows):
             if len(request.pages) < self._pages.needed(request.length):
@@ -81,7 +81,6 @@ class Decoder:
 
         Only where a step's width is that of the table, whoever is in it.
         """
-        self._fit(bucket(most), 0)
         if not self._model.paged:
             return
         for rows in sorted({bucket(count) for count in range(1, most + 1)}):
@@ -149,8 +148,8 @@ class Decoder:
             ).logits
         return logits[:, -1]
 
-    def _fit(self, rows: int, width: int) -> None:
-        """Have so large a table; one that moves takes the graphs with it."""
+    def fit(self, rows: int, width: int) -> None:
+        """Have a table of so many rows, and pages of each; one that moves takes the graphs that read it with it."""
         table = self._table
         rows, wide = max(rows, table.shape[0]), table.shape[1]
         while wide < width:
@@ -161,7 +160,7 @@ class Decoder:
             self._table = torch.zeros(rows, wide, dtype=torch.int64, device=table.device)
             self._table[: table.shape[0], : table.shape[1]] = table
             if self._graphs is not None:
-                self._graphs.clear()
+                self._graphs.forget_steps()
 
     def _write(self, told: Sequence[tuple[int, int, int]]) -> None:
         """Write (row, number, page) into the table."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deltacompress.errors import BackendError, InternalError
+from deltacompress.errors import BackendError, InternalError, option
 from deltacompress.runtime.batch import BASE, FixedBatch
 from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.modules.model import DecoupledModel
@@ -179,6 +179,11 @@ class Graphs:
         if self._version != self._pages.version:
             self.clear()
 
+    def forget_steps(self) -> None:
+        """Those of decode steps, which read a table that lies elsewhere now."""
+        self.by_shape = {shape: graph for shape, graph in self.by_shape.items() if shape.tokens > 1}
+        self.last = None
+
     def clear(self) -> None:
         """Forget all graphs, and give their memory back."""
         self._version, self.last = self._pages.version, None
@@ -195,5 +200,6 @@ def _memory() -> Iterator[None]:
         yield
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError) or isinstance(error.__context__, torch.OutOfMemoryError):
-            raise BackendError("no memory to capture a forward", way_out="lower max_batch or budget_bytes") from error
+            way_out = f"lower {option('max_batch')} or {option('budget_bytes')}"
+            raise BackendError("no memory to capture a forward", way_out=way_out) from error
         raise

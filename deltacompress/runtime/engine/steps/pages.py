@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deltacompress.devices import free_bytes
-from deltacompress.errors import BackendError
+from deltacompress.errors import BackendError, option
 
 PAGE = 16
 """Tokens of a page, if nothing else is said."""
@@ -37,10 +37,11 @@ _WORTH = 1.25
 class Pages:
     """All pages of one scheduler.
 
-    size: tokens of a page; keys, values: by layer [heads, pages, tokens, size of a head], from its first forward on.
-    version: counts how often they moved to another place. number: of these among all of the process. reclaim: asked to
-    free so many where there is no memory for more; says whether it could. reclaimable: how many it could. coming: bytes
-    that variants may still take of a GPU, None where nobody knows. cleared: is told when memory is given back.
+    size: tokens of a page; expected: that are soon needed; keys, values: by layer [heads, pages, tokens, size of a
+    head], from its first forward on. version: counts how often they moved to another place. number: of these among all
+    of the process. reclaim: asked to free so many where there is no memory for more; says whether it could.
+    reclaimable: how many it could. coming: bytes that variants may still take of a GPU, None where nobody knows.
+    cleared: is told when memory is given back.
     """
 
     def __init__(self, size: int = PAGE, *, expected: int = 0, most_tokens: int | None = None) -> None:
@@ -48,7 +49,7 @@ class Pages:
 
         most_tokens: that there are pages for; None: as many as the device has memory for.
         """
-        self.size = size
+        self.size, self.expected = size, expected
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self.version = 0
@@ -60,7 +61,6 @@ class Pages:
         self._given = None if most_tokens is None else max(most_tokens // size, 1) + 1
         self._most = self._given  # pages; once there was no memory for so many, fewer
         self._asked = self._patience = 0  # how often for more since then; and how often until it is tried
-        self._expected = expected
         self._holders = [1]  # of each page; nobody gets SCRATCH
         self._free: list[int] = []
 
@@ -182,21 +182,19 @@ class Pages:
         """
         if least <= self.count:
             return
-        wanted, there = max(_FIRST, 2 * self.count), self._there()
+        wanted, there, known = max(_FIRST, 2 * self.count), self._there(), self._most
         if there is not None:
-            wanted = max(wanted, self._expected)
-            if wanted >= there:  # it is all that there will be, and whoever admits requests should know
-                wanted = there
-                if self._most is None:
-                    self._most = max(there, least)
-        if self._most is not None:
-            wanted = min(wanted, self._most)
-        for count in sorted({max(wanted, least), least}, reverse=True):
+            wanted = min(max(wanted, self.expected), there)
+        if known is not None:
+            wanted = min(wanted, known)
+        wanted = max(wanted, least)
+        between = {(wanted + least) // 2} if there is not None else set[int]()
+        for count in sorted({wanted, least} | between, reverse=True):
             try:
                 self._stretch(count)
             except BackendError:
                 if count == least:
-                    if self._most == self._given:  # else it is known, and this tells more of how little there is
+                    if known == self._given:  # else it is known, and this tells more of how little there is
                         self._asked, self._patience = 0, min(max(2 * self._patience, 1), _PATIENCE)
                     self._most = max(self.count, least - 1 if there is None else min(least - 1, there))
                 with suppress(BackendError):  # some of them were larger already, and may stay so
@@ -207,6 +205,8 @@ class Pages:
                 self._free += range(count - 1, self.count - 1, -1)
                 self._holders += [0] * (count - self.count)
                 self._asked = self._patience = 0
+                if there is not None and known is None and (count >= there or count < wanted):
+                    self._most = count  # it is all that there will be, and whoever admits requests should know
                 return
 
     def _there(self) -> int | None:
@@ -216,7 +216,10 @@ class Pages:
             return None
         free, coming = free_bytes(one.device), self.coming()
         all_of_it = torch.cuda.get_device_properties(one.device).total_memory
-        left = int(free * _OF_FREE) if coming is None else max(0, free - coming - int(all_of_it * _OF_ALL))
+        if coming is None:
+            left = int(free * _OF_FREE)
+        else:  # a budget as large as the GPU leaves some to them, too
+            left = max(free - coming - int(all_of_it * _OF_ALL), int(free * _OF_FREE / 2))
         return self.count + left // self.nbytes
 
     def _stretch(self, count: int) -> None:
@@ -243,5 +246,5 @@ def no_memory(tokens: int) -> BackendError:
     """What is raised where there are no pages for so many."""
     return BackendError(
         f"no memory for the keys and values of {tokens} tokens",
-        way_out="lower max_batch, max_new_tokens or budget_bytes",
+        way_out=f"lower {option('max_batch')}, {option('max_new_tokens')} or {option('budget_bytes')}",
     )

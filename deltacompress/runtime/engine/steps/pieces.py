@@ -18,13 +18,13 @@ from deltacompress.runtime.engine.steps.pages import SCRATCH, Pages
 from deltacompress.runtime.modules.model import DecoupledModel
 from deltacompress.runtime.parallel.plan import Kind, Plan, Way
 
-_SMALLEST = 64
+SMALLEST = 64
 """Tokens of the smallest piece that is captured; others are twice as large, four times, ..."""
 _LARGEST = 1024
 """Tokens of the largest: what the host does for more than these, the device takes longer for."""
 _WIDTH = 32
 """Pages of the narrowest table of a captured piece; others are four times as wide, sixteen times, ..."""
-_WARM_WIDTH = 512
+WARM_WIDTH = 512
 """Pages of the widest table that pieces are captured with before there are any."""
 
 
@@ -82,16 +82,15 @@ class Pieces:
             found = self.run(batch, to_device(inputs, device), rows, columns, width, fresh=fresh)
         return found[: len(wanted)]
 
-    @property
-    def are_captured(self) -> bool:
-        """Whether those of one prompt are, after some time."""
-        return self._graphs is not None
+    def captures(self, slot: int) -> bool:
+        """Whether pieces of a prompt of this slot are captured, after some time; only of a prompt by itself."""
+        return self._graphs is not None and self._model.traits([slot]) is not None
 
     def warm(self, slot: int, tokens: int) -> None:
         """Have pieces of prompts of up to so many tokens captured, of the base or of the variant of this slot."""
-        width, most = _WIDTH, min(self._pages.needed(tokens), _WARM_WIDTH)
+        width, most = _WIDTH, min(self._pages.needed(tokens), WARM_WIDTH)
         while (least := width // 4 + 1 if width > _WIDTH else 1) <= most:
-            columns = _SMALLEST
+            columns = SMALLEST
             while columns <= min(_LARGEST, width * self._pages.size):
                 pages = [SCRATCH] * max(least, self._pages.needed(columns))
                 self.forward(Piece([slot], [[0] * columns], 0, [pages], [range(columns - 1, columns)]))
@@ -104,7 +103,7 @@ class Pieces:
 
     def _from_graph(self, graphs: Graphs, piece: Piece) -> Tensor | None:
         """[1, vocabulary]; None if it has to run plainly."""
-        columns, width = _SMALLEST, _WIDTH
+        columns, width = SMALLEST, _WIDTH
         while columns < piece.columns:
             columns *= 2
         while width < len(piece.pages[0]):

@@ -15,7 +15,7 @@ from deltacompress.runtime.batch import to_device
 from deltacompress.runtime.engine.requests import Listener, Request
 from deltacompress.runtime.engine.sampling.choose import Wanted, choose, score
 from deltacompress.runtime.engine.steps.pages import Pages
-from deltacompress.runtime.engine.steps.pieces import Piece, Pieces
+from deltacompress.runtime.engine.steps.pieces import SMALLEST, Piece, Pieces
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
 
 ALONE_TOKENS = 1024
@@ -59,11 +59,13 @@ class Prompts:
         return [request for group in self._groups for request in group.requests]
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Put requests at the end, each by itself where captured forwards are: these are of one prompt."""
+        """Put requests at the end, by themselves where forwards are captured."""
         together: list[Request] = []
-        most = 0 if self._pieces.are_captured else self._step_tokens
         for request in sorted(requests, key=lambda one: one.length):
-            if together and request.length * (len(together) + 1) > most:
+            if self._pieces.captures(request.slot):
+                self._groups.append(Group([request]))
+                continue
+            if together and request.length * (len(together) + 1) > self._step_tokens:
                 self._groups.append(Group(together))
                 together = []
             together.append(request)
@@ -106,7 +108,7 @@ class Prompts:
             if rows * columns > left and left < most:
                 break  # it has a step of its own
             self._forward(group, columns)
-            left -= rows * columns
+            left -= max(rows * columns, SMALLEST if self._pieces.captures(group.requests[0].slot) else 0)
             if group.done == group.columns:
                 self._groups.popleft()
                 for request, ids in zip(group.requests, group.ids, strict=True):
