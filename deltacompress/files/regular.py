@@ -67,16 +67,22 @@ def open_regular(path: str | Path, *, links: Links = NEVER) -> io.BufferedReader
         flags &= ~os.O_NOFOLLOW
     elif links and os.path.islink(target):
         target = _within(target, links)
-    try:
+
+    def opened(target: str, _: int) -> int:
         descriptor = os.open(target, flags)
+        try:
+            check(descriptor, path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    try:
+        return open(target, "rb", opener=opened)  # once `opened` has returned, the file alone closes it
+    except UnfitFileError:
+        raise
     except OSError as error:
         raise _explained(error, path) from error
-    try:
-        check(descriptor, path)
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
 
 
 def check(descriptor: int, path: str | Path) -> os.stat_result:

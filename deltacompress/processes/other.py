@@ -23,6 +23,8 @@ from deltacompress.processes.meeting import NCCL
 
 LAST_WORDS = 10.0
 """Seconds in which a rank that is gone must have said why, or have been seen to end."""
+_SHOWN = 300
+"""Bytes of a line that is no message, in the error about it."""
 
 
 class Other(threading.Thread):
@@ -56,7 +58,7 @@ class Other(threading.Thread):
     def tell(self, order: bytes) -> None:
         """Send it something; that it is gone already is seen elsewhere."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
+        with suppress(BrokenPipeError, ValueError):  # whose pipe is closed
             self._process.stdin.write(order)
             self._process.stdin.flush()
 
@@ -68,46 +70,49 @@ class Other(threading.Thread):
         """Until its output ends."""
         assert self._process.stdout is not None
         told: DeltaCompressError | None = None
-        parted = False
+        parted, line = None, b""
         try:
             for line in self._process.stdout:
                 kind, value = next(iter(json.loads(line).items()))
                 if kind == "error":
                     told = rebuilt(value)
                 elif kind == "parted":
-                    parted = True
+                    parted = str(value)
                 elif kind in ("ready", "done"):
                     {"ready": self.ready, "done": self.done}[kind].set()
                 else:
                     self._heard(kind, value)
-        except Exception:  # noqa: BLE001 - a line that is none of ours, or a pipe that is closed: it is of no more use
+        except Exception as error:  # noqa: BLE001 - it is of no more use, whatever is wrong with what it tells
             self._process.kill()
+            said = line[:_SHOWN].decode(errors="replace").strip()
+            what = f"{self.label} told what is no message of its kind ({type(error).__name__}: {error}): {said}"
+            told = told or InternalError(what)
         code = self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):  # what waits in it is for nobody any more
+                if pipe is not None:
+                    pipe.close()
         if self._stopping.is_set() or self.done.is_set():
             return
-        if parted:  # by another one, which says why
+        if parted is not None and told is None:  # by another one, which says why
             self._stopping.wait(LAST_WORDS / 2)
-        self._ended(told or self._lost(code))
+        self._ended(told or self._lost(code, parted))
 
-    def _lost(self, code: int) -> BackendError:
+    def _lost(self, code: int, parted: str | None) -> BackendError:
+        if parted is not None:  # and no other one said why
+            return BackendError(f"{self.label} does not reach the others ({parted})", way_out="run it again")
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         return BackendError(f"{self.label} {how}", way_out="out of memory, perhaps: free some, and run it again")
 
     def stop(self) -> None:
-        """End it, wherever it is, and do not wait for that."""
+        """End it, wherever it is, and do not wait for that: its thread does."""
         self._stopping.set()
         self._process.kill()
 
     def kill(self) -> None:
         """End it, and forget it."""
         self.stop()
-        self._process.wait()
-        if threading.current_thread() is not self:  # whoever collects garbage may be
-            self.join()
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):  # what waits in it is for nobody any more
-                if pipe is not None:
-                    pipe.close()
+        self.join()
 
 
 def rebuilt(told: dict[str, Any]) -> DeltaCompressError:

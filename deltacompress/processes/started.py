@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from deltacompress.errors import DeltaCompressError, fields
+from deltacompress.errors import DeltaCompressError, failure, fields
 
 Order = TypeVar("Order")
 ORPHANED = 1
@@ -52,14 +52,20 @@ class Notes:
         self._told.send("note", self._label + message)
 
 
-def orders(receive: Callable[[], Order | None]) -> queue.Queue[Order]:
-    """All that come, on a thread; receive: the next one, None at the end, which ends this process, wherever it is."""
+def orders(receive: Callable[[], Order | None], told: Told) -> queue.Queue[Order]:
+    """All that come, on a thread.
+
+    receive: the next one, None at the end, which ends this process, wherever it is; so does what it raises, once that
+    is told.
+    """
     found = queue.Queue[Order]()
 
     def listen() -> None:
         try:
             while (order := receive()) is not None:
                 found.put(order)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the starter tells it
+            told.send("error", error_fields(failure(error, debug=True, again="")))
         finally:
             os._exit(ORPHANED)
 

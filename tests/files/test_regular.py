@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -116,6 +119,36 @@ def test_no_descriptor_is_left_open(root: Path) -> None:
         assert not os.get_inheritable(file.fileno())
         assert file.read() == b"content"
     assert len(os.listdir("/dev/fd")) == before
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_while_a_file_is_opened(root: Path) -> None:
+    """At each line that is run: it is what is told, and no descriptor is closed twice."""
+
+    def interrupted_at(number: int) -> bool:
+        left = iter(range(number))
+
+        def interrupt(frame: FrameType, event: str, returned: object) -> Any:
+            del returned  # or the traceback would keep it
+            if event in ("line", "return") and next(left, None) is None:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return interrupt
+
+        traced = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            regular.open_regular(root / "file").close()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(traced)
+        return False
+
+    number = 0
+    while interrupted_at(number):
+        number += 1
+    assert number > 10
 
 
 def test_no_more_is_read_than_may_be(root: Path) -> None:

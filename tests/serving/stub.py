@@ -208,7 +208,12 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
         raise ChecksumError("differs", where="model.safetensors", way_out="fetch it again")
     if "loads" in start.base:
         time.sleep(60)
-    return Served(StubEngine(start, emit), StubModels(), QueueFullError, lambda _: CONTEXT)
+
+    def close() -> None:
+        if os.path.isdir(start.base):
+            Path(start.base, "closed").touch()
+
+    return Served(StubEngine(start, emit), StubModels(), QueueFullError, lambda _: CONTEXT, close=close)
 
 
 if __name__ == "__main__":

@@ -103,6 +103,14 @@ def test_what_takes_longer_than_the_drain_is_told_so(process: Start) -> None:
     assert server.ended()[0] == 0
 
 
+def test_what_is_served_is_closed_in_the_end(process: Start, tmp_path: Path) -> None:
+    """Else the folder in which several devices met would stay."""
+    server = process(str(tmp_path))
+    server.popen.terminate()
+    assert server.ended() == (0, "")
+    assert (tmp_path / "closed").exists()
+
+
 def test_a_second_signal_ends_at_once(process: Start) -> None:
     server = process(drain=1000)
     with streaming(server.url, max_tokens=3000) as (thread, lines):

@@ -254,6 +254,7 @@ def test_the_engine_is_made_as_it_is_told(
 ) -> None:
     """And leaves room for keys and values on a GPU, where nothing is said of variants."""
     made: dict[str, Any] = {}
+    engine = SimpleNamespace(warm=print)
 
     class Fake:
         def __init__(self, base: str, **given: Any) -> None:
@@ -264,9 +265,12 @@ def test_the_engine_is_made_as_it_is_told(
         def describe(self) -> str:
             return "two"
 
-        def engine(self, emit: Any, limits: EngineLimits) -> str:
+        def close(self) -> None:
+            made.update(closed=True)
+
+        def engine(self, emit: Any, limits: EngineLimits) -> Any:
             made.update(limits=limits, emit=emit)
-            return "engine"
+            return engine
 
     monkeypatch.setattr(Runtime, "from_base", Fake)
     monkeypatch.setattr("deltacompress.devices.resolve_device", torch.device)
@@ -287,7 +291,9 @@ def test_the_engine_is_made_as_it_is_told(
         "limits": EngineLimits(max_batch=6, max_queue=7, step_tokens=8, prefix_bytes=9),
         "emit": print,
     }
-    assert (served.engine, served.full) == ("engine", QueueFullError)
+    assert (served.engine, served.full, served.warm) == (engine, QueueFullError, print)
     told = "variants take at most 9.0 of the 20.0 GB beside the base: budget changes that"
     assert served.models.notes == ["two", *([told] if budget != given else []), "one"]
     assert served.models.cache.residents.budget_bytes == budget
+    served.close()  # which ends the other devices' processes
+    assert made["closed"]

@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,7 +25,7 @@ from deltacompress.compression.planning import Plan
 from deltacompress.compression.ranks.plans import sent
 from deltacompress.compression.ranks.ranks import ALONE, Ranks, join
 from deltacompress.errors import BackendError, DeltaCompressError, spelled
-from deltacompress.processes.meeting import NCCL, RanksParted, check_can_meet, environment, part_ways
+from deltacompress.processes.meeting import NCCL, Place, RanksParted, environment
 from deltacompress.processes.other import LAST_WORDS, Other
 from deltacompress.reporter import Reporter
 
@@ -40,16 +40,16 @@ class Crew:
         self._job, self._checkpoints, self._devices = job, (base, finetuned), devices
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._others: list[Other] = []
-        self._met = False
+        self._place: Place | None = None
         self.notes: deque[str] = deque()
         self._told = threading.Event()
         self.failure: DeltaCompressError | None = None
 
     def __enter__(self) -> Self:
-        """Start the others: they prepare while this process does; raises as check_can_meet."""
+        """Start the others: they prepare while this process does; raises as Place.take."""
         if len(self._devices) == 1:
             return self
-        check_can_meet("devices", "give one GPU")
+        self._place = Place.take("devices", "give one GPU")
         self._folder = tempfile.TemporaryDirectory(prefix="deltacompress-ranks-")
         try:
             for rank in range(1, len(self._devices)):
@@ -100,7 +100,6 @@ class Crew:
                     self._check()
             with environment(NCCL):
                 ranks = join(len(self._devices), 0, self._devices[0], self._meeting, self._check)
-            self._met = True
             self._check()
             yield ranks
             if self._devices[0].type == "cuda":
@@ -141,10 +140,8 @@ class Crew:
         self._part()
 
     def _part(self) -> None:
-        if self._met:
-            self._met = False
-            with suppress(Exception):  # nothing is under way, or ends by itself
-                part_ways()
+        if self._place is not None:
+            self._place.leave()
 
     def reporting(self, reporter: Reporter) -> Reporter:
         """The same, which tells the others' notes too."""

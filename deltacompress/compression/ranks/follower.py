@@ -21,7 +21,8 @@ def main() -> int:
     """Work as the first line of the input says."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the first rank's to obey: this one ends when that does
         signal.signal(number, signal.SIG_IGN)
-    told, received = Told(), orders(line)
+    told = Told()
+    received = orders(line, told)
     order = received.get()
     with for_the_command_line() if order["command_line"] else nullcontext():
         return _told(order, received, told)

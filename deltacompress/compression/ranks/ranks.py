@@ -112,5 +112,5 @@ ALONE = Ranks()
 
 def join(size: int, rank: int, device: torch.device, meeting: Path, check: Callable[[], None]) -> Ranks:
     """Meet the other ranks of a run, at a file that only they know; waits for them."""
-    meet(size, rank, device, meeting)
+    meet(size, rank, device, meeting, check)
     return Ranks(size, rank, device, check)

@@ -32,7 +32,7 @@ class Group:
     ) -> Group:
         """Meet the others at a file that only they know; waits for them."""
         with environment(_ENVIRONMENT):
-            meet(size, rank, device, meeting)
+            meet(size, rank, device, meeting, check)
         return cls(size, device, check)
 
     @property

@@ -127,7 +127,8 @@ class Served:
     """What the process works with.
 
     full: the error of `submit` that says that the queue is; context: tokens that a variant (None: the base) takes, None
-    for no end; check: raises what became of a device that is lost; warm: does what the first call would wait for.
+    for no end; check: raises what became of a device that is lost; warm: does what the first call would wait for;
+    close: ends the processes of other devices.
     """
 
     engine: EngineLike
@@ -136,6 +137,7 @@ class Served:
     context: Callable[[str | None], int | None]
     check: Callable[[], None] = lambda: None
     warm: Callable[[], None] = lambda: None
+    close: Callable[[], None] = lambda: None
 
 
 Build = Callable[[Start, Callable[[Event], None]], Served]

@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,8 +47,14 @@ def main(make: Build | None = None) -> int:
     teller = Teller(start.reports)
     code = 0
     try:
-        with for_the_command_line():
-            Worker(start, make or build, teller).run()
+        with for_the_command_line(), ExitStack() as at_end:
+
+            def made(start: Start, emit: Callable[[Event], None]) -> Served:
+                served = (make or build)(start, emit)
+                at_end.callback(served.close)  # nothing else does: this process ends past all that Python does then
+                return served
+
+            Worker(start, made, teller).run()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and ends this process
         told = failure(error, debug=True, again="")
         teller.tell(Fatal(Failure.of(told), told.exit_code))
@@ -93,7 +100,7 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
         layout = runtime.model.base.layout if variant is None else runtime.variants[variant].variant.layout
         return layout.context
 
-    return Served(engine, runtime, QueueFullError, context, runtime.model.others.check, engine.warm)
+    return Served(engine, runtime, QueueFullError, context, runtime.model.others.check, engine.warm, runtime.close)
 
 
 def _limit_variants(runtime: Runtime) -> None:

@@ -6,10 +6,12 @@ import gc
 import os
 import shutil
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -19,12 +21,14 @@ from ranked import Follower, forked
 from runtime.parallel.conftest import both_of
 from runtime_cases import Served, random_ids
 from tolerances import SPLIT
+from torch import distributed
 
 from deltacompress.errors import BackendError, ChecksumError, IntegrityError, InternalError
-from deltacompress.processes import meeting
+from deltacompress.processes import meeting, other
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.modules.model import DecoupledModel
 from deltacompress.runtime.parallel.parts.variant import VariantPart
+from deltacompress.runtime.parallel.ranks import crew
 from deltacompress.runtime.parallel.ranks.hearing import RankLostError
 from deltacompress.runtime.parallel.ranks.rank import Rank
 
@@ -388,8 +392,161 @@ def test_a_runtime_that_is_closed_or_dropped(make_pair: Callable[..., Pair]) -> 
         Runtime.from_base(base, tp=2).close()  # the group of the first is gone
         assert Runtime.from_base(base, tp=2).logits(ASKED)
         gc.collect()
-        assert not any(one.is_alive for one in started)
+        assert gone(started)
         later = Runtime.from_base(base, tp=2)
         runtime.close()  # whose group it is not
         assert later.logits(ASKED)
         later.close()
+
+
+def is_on_no_network() -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "nope0"
+
+
+def test_a_rank_that_cannot_meet_says_why(make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What gloo says of an interface that is not there, not that memory was short."""
+    monkeypatch.setattr(other, "LAST_WORDS", 0.2)
+    monkeypatch.setattr(meeting, "_MEETING", timedelta(seconds=3))
+    with forked(is_on_no_network) as started:
+        with pytest.raises(RankLostError, match=r"^rank 1 of 2 \(cpu\) does not reach the others .* nope0") as caught:
+            Runtime.from_base(make_pair("llama").base, tp=2)
+        assert "memory" not in str(caught.value)
+        assert not any(one.is_alive for one in started)
+
+
+def tells_nonsense() -> None:
+    from deltacompress.runtime.parallel.ranks import rank
+
+    def joined(*_: Any) -> None:
+        os.write(told, b"no message at all\n")
+        time.sleep(60)
+
+    told = os.dup(1)
+    rank.Group.joined = joined  # type: ignore[method-assign,assignment]
+
+
+def test_a_line_that_is_no_message(make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_MEETING", timedelta(seconds=1))
+    with forked(tells_nonsense) as started:
+        told = r"^rank 1 of 2 \(cpu\) told what is no message .*JSONDecodeError.*: no message at all"
+        with pytest.raises(RankLostError, match=told):
+            Runtime.from_base(make_pair("llama").base, tp=2)
+        assert not any(one.is_alive for one in started)
+
+
+def test_an_order_that_is_none(make_pair: Callable[..., Pair]) -> None:
+    """What the thread that receives orders raises is told, too."""
+    with both_of(make_pair("llama").base, 2) as both:
+        crew: Any = both.many.model.others
+        crew._others[0].tell(b"?" * 64)
+        with pytest.raises(RankLostError, match=r"^rank 1 of 2 \(cpu\): .* begins no message of the first rank"):
+            until_it_is_known(both.many)
+
+
+def interrupted_once_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this test Ctrl-C comes when the group is there, and nobody knows it yet."""
+    joined = crew.Group.joined
+
+    def then_interrupted(*given: Any) -> Any:
+        joined(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(crew.Group, "joined", then_interrupted)
+
+
+def test_an_interrupt_once_the_ranks_have_met(make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    base = make_pair("llama").base
+    with monkeypatch.context() as patch, forked() as started:
+        interrupted_once_met(patch)
+        with pytest.raises(KeyboardInterrupt):
+            Runtime.from_base(base, tp=2)
+        assert not any(one.is_alive for one in started)
+    assert not distributed.is_initialized()
+    with both_of(base, 2) as both:
+        assert both.many.logits(ASKED)[0].shape == (3, 96)
+
+
+def test_two_threads_that_load(make_pair: Callable[..., Pair]) -> None:
+    """One does, and the other is told that it cannot."""
+    base, at_once = make_pair("llama").base, Barrier(2)
+
+    def load() -> Runtime | BackendError:
+        at_once.wait(10)
+        try:
+            return Runtime.from_base(base, tp=2)
+        except BackendError as error:
+            return error
+
+    with forked() as started, ThreadPoolExecutor(2) as pool:
+        found = [one.result(60) for one in [pool.submit(load), pool.submit(load)]]
+        (runtime,) = (one for one in found if isinstance(one, Runtime))
+        (refused,) = (one for one in found if isinstance(one, BackendError))
+        assert str(refused).startswith("tp: this process ")
+        assert "already; give 1, or do it in a process of its own" in str(refused)
+        assert runtime.logits(ASKED)[0].shape == (3, 96)
+        runtime.close()
+        assert len(started) == 1
+
+
+def test_a_runtime_that_was_dropped_in_a_cycle(make_pair: Callable[..., Pair]) -> None:
+    """The next one is loaded all the same."""
+    base = make_pair("llama").base
+    with forked():
+        gc.disable()
+        try:
+            cycle: list[Any] = [Runtime.from_base(base, tp=2)]
+            cycle.append(cycle)
+            del cycle
+            Runtime.from_base(base, tp=2).close()
+        finally:
+            gc.enable()
+
+
+def test_whoever_collects_garbage_does_not_wait(
+    make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a process that takes its time to end."""
+    may_end, wait = Event(), Follower.wait
+
+    def slowly(self: Follower) -> int:
+        may_end.wait(30)
+        return wait(self)
+
+    with forked() as started, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(Follower, "wait", slowly)
+        assert Runtime.from_base(make_pair("llama").base, tp=2).describe()
+        collected = pool.submit(gc.collect)
+        try:
+            collected.result(10)
+        finally:
+            may_end.set()
+        assert gone(started)
+
+
+def test_a_runtime_that_is_closed_while_a_variant_is_brought(served: Callable[..., Served], tmp_path: Path) -> None:
+    """That nobody is left to answer is no answer of all."""
+    shutil.copytree(served("llama", "lossless").artifact, copy := tmp_path / "copy")
+    with both_of(served("llama", "lossless").pair.base, 2, reads_when_it_may) as both:
+        others = both.many.model.others
+        slow(copy).touch()
+        variant = others.opened(copy, both.many.model.base, None)
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(others.bring, 0, variant)
+            time.sleep(0.2)
+            both.many.close()
+            with pytest.raises(RankLostError, match="the other ranks were ended; load the base again"):
+                waiting.result(60)
+
+
+def test_each_time_it_is_asked_an_error_is_one_by_itself(make_pair: Callable[..., Pair]) -> None:
+    """A server that asks again and again would have a traceback without end."""
+    with both_of(make_pair("llama").base, 2) as both:
+        both.others[0].kill()
+        with pytest.raises(RankLostError, match="was killed by signal 9"):
+            until_it_is_known(both.many)
+        depths = set[int]()
+        for _ in range(3):
+            with pytest.raises(RankLostError) as caught:
+                both.many.model.others.check()
+            depths.add(len(list(traceback.walk_tb(caught.value.__traceback__))))
+        assert len(depths) == 1

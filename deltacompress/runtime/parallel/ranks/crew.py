@@ -23,7 +23,7 @@ import torch
 from typing_extensions import override
 
 from deltacompress.errors import InputError, option, spelled
-from deltacompress.processes.meeting import RanksParted, check_can_meet
+from deltacompress.processes.meeting import Place, RanksParted
 from deltacompress.processes.other import LAST_WORDS, Other, rebuilt
 from deltacompress.runtime.parallel.group import Group
 from deltacompress.runtime.parallel.others import Others
@@ -48,10 +48,10 @@ class Crew(Others):
         Raises:
             BackendError: this process is one of another group already.
         """
-        check_can_meet("tp", "give 1")
+        place = Place.take("tp", "give 1")
         self._devices, self._split = devices, split
         self._folder = tempfile.TemporaryDirectory(prefix="deltacompress-ranks-")
-        self._hearing = Hearing()
+        self._hearing = Hearing(place)
         self._others, self._sending, self._closed = self._hearing.others, threading.RLock(), False
         self._numbers: weakref.WeakKeyDictionary[Variant, int] = weakref.WeakKeyDictionary()
         self._count, self._gone = 0, deque[int]()
@@ -89,7 +89,6 @@ class Crew(Others):
                     self.check()
             meeting = Path(self._folder.name) / "meeting"
             group = Group.joined(len(self._devices), 0, self._devices[0], meeting, self.check)
-            self._hearing.met = True
             self.check()
             return group
 
@@ -98,7 +97,7 @@ class Crew(Others):
         """In this block this rank loads its part; at its end all have theirs. Raises what went wrong with one."""
         with self._telling():
             yield
-            self._hearing.wait("loaded")
+            self._hearing.wait("loaded", self.check)
 
     # --- in order ----------------------------------------------------------------------------------------------------
 
@@ -154,7 +153,7 @@ class Crew(Others):
         self.check()
         with self._telling():
             self._tell(Message(Order.BRING, [slot, self._numbers[variant]]))
-            answers = self._hearing.wait("brought")
+            answers = self._hearing.wait("brought", self.check)
         _raise_first(answers)
 
     @override
@@ -170,6 +169,8 @@ class Crew(Others):
         with self._sending:
             self._closed = True
         self._at_exit()
+        for other in self._others:
+            other.kill()
 
     @override
     def check(self) -> None:
@@ -204,7 +205,7 @@ class Crew(Others):
                 self._hearing.fail(known)
                 if not parted:
                     raise
-            if error is known or not isinstance(error, Exception):
+            if isinstance(error, RankLostError) or not isinstance(error, Exception):
                 raise
             raise known from error
 
@@ -216,8 +217,10 @@ def _raise_first(answers: list[dict[str, Any] | None]) -> None:
 
 
 def _end(hearing: Hearing, folder: tempfile.TemporaryDirectory[str]) -> None:
-    for other in hearing.others:
-        other.kill()
-    hearing.others.clear()
-    hearing.part()
-    folder.cleanup()
+    """Whoever collects garbage may be at anything: nothing is waited for."""
+    try:
+        for other in hearing.others:
+            other.stop()
+    finally:
+        hearing.part()
+        folder.cleanup()

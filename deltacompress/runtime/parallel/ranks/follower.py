@@ -26,7 +26,8 @@ def main() -> int:
     """Obey."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the first rank's: this one ends when that does
         signal.signal(number, signal.SIG_IGN)
-    told, found = Told(), orders(_order)
+    told = Told()
+    found = orders(_order, told)
     start = json.loads(found.get().text)
     with for_the_command_line() if start["command_line"] else nullcontext():
         return _told(start, found, told)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from deltacompress.errors import DeltaCompressError, InternalError
-from deltacompress.processes.meeting import part_ways
+from deltacompress.processes.meeting import Place
 from deltacompress.processes.other import Other
 
 _POLL = 0.01
@@ -20,12 +19,13 @@ class RankLostError(DeltaCompressError):
 
 
 class Hearing:
-    """others: the ranks; met: whether they are a group of torch.distributed."""
+    """others: the ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
+        """place: of this process among them."""
         self.others: list[Other] = []
-        self.met = False
-        self._failure: DeltaCompressError | None = None
+        self._place = place
+        self._failure: RankLostError | None = None
         self._lost = threading.Event()
         self._answers: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._reads: dict[int, list[Any]] = {}  # by turn
@@ -47,50 +47,47 @@ class Hearing:
         told = failure.what if failure.what.startswith(label) else f"{label}: {where}{failure.what}"
         self.fail(RankLostError(told, way_out=failure.way_out))
 
-    def fail(self, failure: DeltaCompressError) -> None:
+    def fail(self, failure: RankLostError) -> None:
         """None of them is of any use from here on; any thread may say so."""
         if self._failure is None:
-            self._failure = failure  # first: whoever the next lines wake looks at it
+            self._failure = failure.retold(RankLostError)  # first: whoever the next lines wake looks at it
         self._lost.set()
         self.part()
         for other in self.others:
             other.stop()
 
     def part(self) -> None:
-        """End what is under way between the ranks; what others of this process meet for later is not theirs."""
-        if self.met:
-            self.met = False
-            with suppress(Exception):  # nothing is, or it ends by itself
-                part_ways()
+        """End what is under way between the ranks."""
+        self._place.leave()
 
-    def known(self, seconds: float) -> DeltaCompressError | None:
-        """What is wrong, if that is known within a time."""
+    def known(self, seconds: float) -> RankLostError | None:
+        """What is wrong, if that is known within a time: each time an error by itself, since it is raised."""
         self._lost.wait(seconds)
-        return self._failure
+        return None if self._failure is None else self._failure.retold(RankLostError)
 
     def check(self) -> None:
         """Raise what is wrong, if something is."""
-        if self._failure is not None:
-            raise self._failure
+        if (failure := self.known(0)) is not None:
+            raise failure
 
     def read(self, turn: int, check: Callable[[], None]) -> list[Any]:
         """What every other rank tells of what it was to read then; check: raises why it never will."""
         check()
-        count = len(self.others)  # of which none are left once they were ended, as `check` knows
         with self._news:
-            while len(self._reads.get(turn, ())) < count:
+            while len(self._reads.get(turn, ())) < len(self.others):
                 check()
                 self._news.wait(_POLL)
             return self._reads.pop(turn)
 
-    def wait(self, kind: str) -> list[Any]:
-        """What every other rank answers; raises as `check`."""
+    def wait(self, kind: str, check: Callable[[], None]) -> list[Any]:
+        """What every other rank answers; check: as `read` has it."""
+        check()
         found: list[Any] = []
         while len(found) < len(self.others):
             try:
                 told, value = self._answers.get(timeout=_POLL)
             except queue.Empty:
-                self.check()
+                check()
                 continue
             if told != kind:
                 raise InternalError(f"a rank answers {told!r} where {kind!r} was asked for")
