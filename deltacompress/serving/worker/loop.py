@@ -42,10 +42,8 @@ from deltacompress.serving.messages import (
 from deltacompress.serving.worker.conversations import Conversations
 from deltacompress.serving.worker.entries import Entries
 
-_TOLD_EVERY = 0.5
-"""Seconds between two reports of the state."""
-_BEATS_EVERY = 0.5
-"""Seconds between two signs of life; these wait for no lock, whatever a step or a load holds."""
+_TOLD_EVERY = _BEATS_EVERY = 0.5
+"""Seconds between two reports of the state, and between two signs of life, which wait for no lock."""
 _WAITS = 0.2
 """Seconds that an idle engine waits before it looks whether it is to stop."""
 
@@ -127,8 +125,7 @@ class Served:
     """What the process works with.
 
     full: the error of `submit` that says that the queue is; context: tokens that a variant (None: the base) takes, None
-    for no end; check: raises what became of a device that is lost; warm: does what the first call would wait for;
-    close: ends the processes of other devices.
+    for no end; check: raises what became of a device that is lost; warm: before the first call; close: after the last.
     """
 
     engine: EngineLike
