@@ -146,7 +146,7 @@ class FixedBatch(Batch):
 class ForwardContext:
     """What is being computed; one object, known to every module of a model.
 
-    batch: None for the plain base; rows: the cache that a decode step reads and writes.
+    batch: None for the plain base; rows: keys and values, where attention reads pages.
     """
 
     def __init__(self) -> None:

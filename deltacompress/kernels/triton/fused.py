@@ -1,4 +1,4 @@
-"""The small operations between the linears of a decode step, one launch each.
+"""The small operations between the linears of a decode step, one launch each; attention, also of prompts.
 
 In a decode step every operation works on a few rows, so that time goes by launches, not by bytes: plain PyTorch takes
 about forty for each layer of a Llama beside its products. Each function here computes what its docstring says in

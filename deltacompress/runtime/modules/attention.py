@@ -1,9 +1,9 @@
-"""Attention over pages, and rotary positions of a decode step, in one launch each, inside the model's own modules.
+"""Attention over pages, and rotary positions of a decode step, in a launch or two, inside the model's own modules.
 
 Nothing of an architecture is re-implemented: attention is swapped through transformers' registry of attention
 functions, and rotary positions by giving the module's own forward another `apply_rotary_pos_emb`, only where that
-function gives, bit by bit, what kernels/triton/fused.py stands for. Whatever is not a decode step, or of another
-shape, takes the way that it always takes.
+function gives, bit by bit, what kernels/triton/fused.py stands for. Whatever is of another shape takes the way
+that it always takes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNKNOWN = ("softcap", "s_aux", "position_bias", "sinks")  # what changes the re
 
 
 def fuse_attention(model: PreTrainedModel, context: ForwardContext) -> bool:
-    """Let the attention modules of a model that uses sdpa take the short way in decode steps.
+    """Let the attention modules of a model that uses sdpa take the short way over pages.
 
     Returns whether all of them hand on what the cache gives them as it is, so that it may be pages.
     """

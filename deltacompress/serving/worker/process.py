@@ -104,7 +104,7 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
 
 
 def _limit_variants(runtime: Runtime) -> None:
-    """Leave room for keys and values: their first pages take up to half of what is free then."""
+    """Leave room for keys and values, which take what this and steps leave."""
     from deltacompress.devices import free_bytes
 
     if runtime.device.type == "cuda":

@@ -46,7 +46,7 @@ def bucket(rows: int) -> int:
 def run_limit(rows: int, most: int) -> int:
     """Rows that kernels are chosen for where a variant has so many, of `most` at all: as far as they make a difference.
 
-    Those of packed deltas ask whether it is 1, 8, 128 or more (kernels/cuda/sbmm.py).
+    Those of packed deltas ask whether it is 1, 8, 128, 256 or more (kernels/cuda/sbmm.py).
     """
     return min(next((limit for limit in (1, 8, 128) if rows <= limit), bucket(rows)), most)
 
