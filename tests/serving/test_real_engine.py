@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import psutil
@@ -21,6 +22,7 @@ import torch
 from pairs import Pair
 from serving.harness import eventually
 
+from deltacompress.errors import BackendError
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.engine import EngineLimits, QueueFullError
@@ -254,7 +256,7 @@ def test_the_engine_is_made_as_it_is_told(
 ) -> None:
     """And leaves room for keys and values on a GPU, where nothing is said of variants."""
     made: dict[str, Any] = {}
-    engine = SimpleNamespace(warm=print)
+    engine = SimpleNamespace(warm=Mock(side_effect=[None, BackendError("no memory to capture a forward")]))
 
     class Fake:
         def __init__(self, base: str, **given: Any) -> None:
@@ -280,6 +282,13 @@ def test_the_engine_is_made_as_it_is_told(
         budget_bytes=given, max_batch=6, max_queue=7, step_tokens=8, prefix_bytes=9, tp=2,
     )  # fmt: skip
     served = build(start, print)
+    notes = [*served.models.notes]
+    served.warm()
+    assert served.models.notes == notes
+    served.warm()
+    told = "forwards are not captured before the first call: no memory to capture a forward"
+    assert served.models.notes == [*notes, told]
+    served.models.notes.remove(told)
     assert made == {
         "base": "b",
         "device": device,
@@ -291,7 +300,7 @@ def test_the_engine_is_made_as_it_is_told(
         "limits": EngineLimits(max_batch=6, max_queue=7, step_tokens=8, prefix_bytes=9),
         "emit": print,
     }
-    assert (served.engine, served.full, served.warm) == (engine, QueueFullError, print)
+    assert (served.engine, served.full, engine.warm.call_count) == (engine, QueueFullError, 2)
     told = "variants take at most 9.0 of the 20.0 GB beside the base: budget changes that"
     assert served.models.notes == ["two", *([told] if budget != given else []), "one"]
     assert served.models.cache.residents.budget_bytes == budget

@@ -85,6 +85,10 @@ class Scheduler:
         """Take memory for keys and values, and have forwards captured, before anybody asks; where they are captured.
 
         Of each kind of variant that is on the device, they are captured with one.
+
+        Raises:
+            BackendError, torch.OutOfMemoryError: there is no memory for all that; what was taken is given back, and
+                requests are served without.
         """
         if self.graphs is None or self.busy:
             return
@@ -104,9 +108,10 @@ class Scheduler:
                     served |= traits or frozenset()
                     self.decoder.warm(slot, min(self.max_batch, WARM_ROWS))
                     self._pieces.warm(slot, tokens)
-        except (BackendError, torch.OutOfMemoryError):
-            self._forget()  # what there is no memory for now comes when it is needed, or gives way then
+        except BaseException:
+            self._forget()
             self._others.check()  # of theirs nobody knows what is left
+            raise
         finally:
             self.graphs.at_once = False
             for one in held:

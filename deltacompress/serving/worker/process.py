@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from deltacompress.errors import InternalError, failure, for_the_command_line, option
+from deltacompress.errors import BackendError, InternalError, failure, for_the_command_line, option
 from deltacompress.processes.started import ORPHANED
 from deltacompress.runtime.engine.live.events import Event
 from deltacompress.serving.channel import Teller
@@ -100,7 +100,13 @@ def build(start: Start, emit: Callable[[Event], None]) -> Served:
         layout = runtime.model.base.layout if variant is None else runtime.variants[variant].variant.layout
         return layout.context
 
-    return Served(engine, runtime, QueueFullError, context, runtime.model.others.check, engine.warm, runtime.close)
+    def warm() -> None:
+        try:
+            engine.warm()
+        except BackendError as error:
+            runtime.notes.append(f"forwards are not captured before the first call: {error.what}")
+
+    return Served(engine, runtime, QueueFullError, context, runtime.model.others.check, warm, runtime.close)
 
 
 def _limit_variants(runtime: Runtime) -> None:

@@ -98,7 +98,7 @@ def test_graphs_outlive_arrivals_departures_loads_and_evictions(fleet: tuple[Pat
         assert (log.tokens(call.id), log.end(call.id).finish) == alone(plain, call)
     found = graphs_of(running)
     assert found.replays > 2 * found.plain > 0
-    assert found.captured <= 15 < len(asked)  # shapes, formats, and vectors that came to lie elsewhere
+    assert found.captured == 13 < len(asked)  # shapes, formats, and vectors that came to lie elsewhere
     assert runtime.residency().loads > 8
 
 
@@ -174,7 +174,8 @@ def test_an_engine_that_has_no_memory_to_warm_up_serves(fleet: tuple[Path, dict[
     running, log = engine(runtime)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoder, "warm", Mock(side_effect=BackendError("no memory to capture a forward")))
-        running.warm()
+        with pytest.raises(BackendError, match="no memory to capture"):
+            running.warm()
     assert not graphs_of(running).by_shape
     assert (running._scheduler.pages.count, runtime.variants["a"].users) == (1, 0)
     call = Call("a", "a", (5, 6, 7), 4, LONG)

@@ -164,6 +164,9 @@ class Engine:
         """On a GPU, do what the first calls would wait for: take memory, and capture what steps launch as graphs.
 
         With one variant of each kind that is on the device; nothing is done while there are calls.
+
+        Raises:
+            BackendError: there is no memory for that; calls are served without.
         """
         with self._lock, self._memory("before any call"):
             self._scheduler.warm()
