@@ -109,5 +109,5 @@ def give_pages(scheduler: Scheduler, rows: int) -> None:
     for layer in range(model.config.num_hidden_layers):
         shape = (2, 1, model.config.num_key_value_heads, 1, model.config.head_dim)
         pages.of_layer(layer, *torch.zeros(shape, dtype=model.dtype, device=model.device))
-    scheduler.decoder._fit(rows, 2)
+    scheduler.decoder.fit(rows, 2)
     scheduler.decoder._write([(row, at, page) for row in range(rows) for at, page in enumerate(pages.take(2))])

@@ -127,9 +127,8 @@ class CudaBackend(Backend):
             raise InputError("the rows of x and y must be contiguous")
         is_long = _longest(segments) > DECODE_ROWS  # else all are of one launch, however wide
         for members in _by_format(tables):
-            narrow = [one for one in members if is_long and one.spec.rows <= NARROW]
-            rest = [one for one in members if one not in narrow]
-            for some, rows in ((narrow, NARROW_ROWS), (rest, DECODE_ROWS)):
+            for is_narrow, rows in ((True, NARROW_ROWS), (False, DECODE_ROWS)):
+                some = [one for one in members if (is_long and one.spec.rows <= NARROW) == is_narrow]
                 for name, wide, lo, hi in _launches(segments, x.dtype, rows) if some else ():
                     most = MAX_MEMBERS if name == "decode" else 1
                     for at in range(0, len(some), most):

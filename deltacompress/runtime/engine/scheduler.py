@@ -92,6 +92,8 @@ class Scheduler:
         """
         if self.graphs is None or self.busy:
             return
+        self._variants.await_all()
+        self._variants.collect(())  # what was loaded and nobody has used yet
         held, served = [one for one in self._variants.variants.values() if one.installed], frozenset[Hashable]()
         for one in held:
             one.users += 1

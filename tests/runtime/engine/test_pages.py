@@ -127,7 +127,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, pages: Pages, free: int) -> None:
         (None, 500, 1 + 45, 45),  # half of what is free, where nobody knows what variants take
         (2000, 500, 1 + 64, 64),  # 9000 - 2000, and 600 for steps
         (2000, 50, 64, None),  # what is expected is there, and more may be had
-        (8700, 500, 1 + 22, 22),  # a fourth of what is free, however much variants may take
+        (8700, 500, 1 + 21, 21),  # a fourth of what they can have at all, however much variants may take
     ],
 )
 def test_a_gpus_memory(
@@ -148,6 +148,20 @@ def test_a_gpus_memory(
         on_gpu(monkeypatch, pages, 2600 + 1700)
         pages.try_more()
         assert pages.room is None
+
+
+def test_what_variants_may_take_is_not_taken_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = Pages(4, expected=500)
+    pages.coming = lambda: 8700
+    on_gpu(monkeypatch, pages, 9000)
+    pages.take_expected()
+    on_gpu(monkeypatch, pages, 9000 - 100 * (pages.count - 1))
+    pages.take(21)
+    for _ in range(40):
+        pages.try_more()
+        with pytest.raises(BackendError, match="no memory for the keys and values"):
+            pages.take(1)
+    assert pages.count == 1 + 21
 
 
 def test_all_come_back_whatever_happens_to_calls(runtime: Runtime) -> None:

@@ -218,8 +218,9 @@ class Pages:
         all_of_it = torch.cuda.get_device_properties(one.device).total_memory
         if coming is None:
             left = int(free * _OF_FREE)
-        else:  # a budget as large as the GPU leaves some to them, too
-            left = max(free - coming - int(all_of_it * _OF_ALL), int(free * _OF_FREE / 2))
+        else:  # a budget as large as the GPU leaves some to them, too, but no more of it each time that they grow
+            own = self.count * self.nbytes
+            left = max(free - coming - int(all_of_it * _OF_ALL), int((free + own) * _OF_FREE / 2) - own, 0)
         return self.count + left // self.nbytes
 
     def _stretch(self, count: int) -> None:
