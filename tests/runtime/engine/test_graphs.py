@@ -22,7 +22,7 @@ from deltacompress.runtime.batch import FixedBatch
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.engine import Engine
-from deltacompress.runtime.engine.steps import graphs
+from deltacompress.runtime.engine.steps import graphs, pieces, prompts
 from deltacompress.runtime.engine.steps.decoder import Decoder
 from deltacompress.runtime.engine.steps.graphs import Graphs, Shape, bucket, run_limit
 from deltacompress.runtime.engine.steps.pages import Pages
@@ -106,12 +106,42 @@ def test_graphs_outlive_arrivals_departures_loads_and_evictions(fleet: tuple[Pat
 def test_the_same_shapes_are_captured_once(fleet: tuple[Path, dict[str, Path]]) -> None:
     running, _ = engine(runtime_of(fleet, slots=5), max_batch=8)
     captured = []
-    for number in range(4):
+    for number in range(8):
         for name in "abcde":
             running.submit(Call(f"{name} {number}", name, tuple(random_ids(5, number)), 12, LONG))
         drain(running)
         captured.append(graphs_of(running).captured)
-    assert captured[1:] == [3] * 3  # of rows, and of prompts; with one format, and with both
+    assert captured[4:] == [3] * 4  # of rows, of one prompt, and of four; with one format, and with both
+
+
+@pytest.mark.usefixtures("graphed")
+def test_short_prompts_share_a_captured_piece(
+    fleet: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the base and of variants, of like length: four and three of up to 16 tokens, two of up to 32, a longer one."""
+    for module in (pieces, prompts):
+        monkeypatch.setattr(module, "SMALLEST", 16)
+        monkeypatch.setattr(module, "TOGETHER", 64)
+    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
+    running, log = engine(runtime, max_batch=16)
+    running.warm()
+    found = graphs_of(running)
+    shapes, before, plainly = {*found.by_shape}, found.replays, found.plain
+    lengths = {None: (3, 16), "a": (7, 20, 10), "b": (9, 40), "c": (11, 30), "d": (5,)}
+    asked = [
+        Call(f"{name} {size}", name, tuple(random_ids(size, size)), 1, LONG)
+        for name, sizes in lengths.items()
+        for size in sizes
+    ]
+    scored = Call("scored", "e", (5, 6, 7), 1, replace(LONG, prompt_logprobs=0))
+    for call in (*asked, scored):
+        running.submit(call)
+    drain(running)
+    for call in asked:
+        assert (log.tokens(call.id), log.end(call.id).finish) == alone(plain, call)
+    assert found.replays - before == 4
+    assert found.plain == plainly
+    assert {*found.by_shape} == shapes
 
 
 @pytest.mark.usefixtures("graphed")
@@ -137,8 +167,8 @@ def test_prompts_are_captured_before_there_are_any(fleet: tuple[Path, dict[str, 
     running, log = engine(runtime, max_batch=4)
     running.warm()
     found = graphs_of(running)
-    prompts = {shape for shape in found.by_shape if shape.tokens > 1}
-    assert {(shape.tokens, shape.variants) for shape in prompts} >= {(64, False), (64, True)}
+    of_prompts = {shape for shape in found.by_shape if shape.tokens > 1}
+    assert {(shape.tokens, shape.variants) for shape in of_prompts} >= {(64, False), (64, True)}
     plain, pages = found.plain, running._scheduler.pages.version
     assert all(one.users == 0 for one in runtime.variants.values())
     asked = [Call(str(i), name, tuple(random_ids(9 + i, i)), 1, LONG) for i, name in enumerate([None, *"abcde"])]
@@ -146,7 +176,7 @@ def test_prompts_are_captured_before_there_are_any(fleet: tuple[Path, dict[str, 
         running.submit(call)
         drain(running)
         assert (log.tokens(call.id), log.end(call.id).finish) == alone(runtime_of(fleet, cuda_graphs=False), call)
-    assert (found.plain, {*found.by_shape}, running._scheduler.pages.version) == (plain, prompts, pages)
+    assert (found.plain, {*found.by_shape}, running._scheduler.pages.version) == (plain, of_prompts, pages)
 
 
 @pytest.mark.usefixtures("graphed")

@@ -22,10 +22,21 @@ SMALLEST = 64
 """Tokens of the smallest piece that is captured; others are twice as large, four times, ..."""
 _LARGEST = 1024
 """Tokens of the largest: what the host does for more than these, the device takes longer for."""
+TOGETHER = 256
+"""Tokens of several short prompts that share a captured piece, padding included."""
 _WIDTH = 32
 """Pages of the narrowest table of a captured piece; others are four times as wide, sixteen times, ..."""
 WARM_WIDTH = 512
 """Pages of the widest table that pieces are captured with before there are any."""
+
+
+def padded(rows: int, columns: int) -> int:
+    """Tokens of the captured piece that serves so many prompts of so many tokens."""
+    return _power_of_two(rows) * max(_power_of_two(columns), SMALLEST)
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
 
 
 @dataclass(frozen=True)
@@ -65,12 +76,14 @@ class Pieces:
         Raises:
             BackendError: the device is out of memory.
         """
-        if self._graphs is not None and len(piece.slots) == 1 and len(piece.spans[0]) <= 1:
+        kept = [len(span) for span in piece.spans]
+        alone, last_alone = len(kept) == 1, max(kept) <= 1
+        if self._graphs is not None and last_alone and (alone or padded(len(kept), piece.columns) <= TOGETHER):
             logits = self._from_graph(self._graphs, piece)
             if logits is not None:
-                return logits[: len(piece.spans[0])]
+                return logits[: sum(kept)]
         columns, width, rows = piece.columns, max(map(len, piece.pages)), len(piece.slots)
-        wanted, kept = piece.keep(columns), [len(span) for span in piece.spans]
+        wanted = piece.keep(columns)
         keep, kept = (wanted, kept) if wanted else ([0], [1, *kept[1:]])
         inputs, fresh, slots = self._inputs(piece, columns, width), piece.first == 0, piece.slots
         pages = self._pages.number, self._pages.count
@@ -83,7 +96,7 @@ class Pieces:
         return found[: len(wanted)]
 
     def captures(self, slot: int) -> bool:
-        """Whether pieces of a prompt of this slot are captured, after some time; only of a prompt by itself."""
+        """Whether pieces of prompts of this slot are captured, after some time."""
         return self._graphs is not None and self._model.traits([slot]) is not None
 
     def warm(self, slot: int, tokens: int) -> None:
@@ -96,41 +109,51 @@ class Pieces:
                 self.forward(Piece([slot], [[0] * columns], 0, [pages], [range(columns - 1, columns)]))
                 columns *= 2
             width *= 4
+        rows = 2
+        while rows * SMALLEST <= TOGETHER:
+            columns = SMALLEST
+            while rows * columns <= TOGETHER:
+                ids, shared, span = [0] * columns, [SCRATCH] * self._pages.needed(columns), range(columns - 1, columns)
+                self.forward(Piece([slot] * rows, [ids] * rows, 0, [shared] * rows, [span] * rows))
+                columns *= 2
+            rows *= 2
 
     def check(self) -> None:
         """Once they were waited for: raises where they are of a rank that is lost."""
         self._model.others.check()
 
     def _from_graph(self, graphs: Graphs, piece: Piece) -> Tensor | None:
-        """[1, vocabulary]; None if it has to run plainly."""
-        columns, width = SMALLEST, _WIDTH
-        while columns < piece.columns:
-            columns *= 2
-        while width < len(piece.pages[0]):
+        """[prompts or more, vocabulary]; None if it has to run plainly."""
+        rows, width = _power_of_two(len(piece.slots)), _WIDTH
+        columns = padded(1, piece.columns)
+        while width < max(map(len, piece.pages)):
             width *= 4
         if columns > _LARGEST:
             return None
-        shape, keep = Shape(1, columns, columns, width, piece.slots[0] != BASE), piece.keep(columns) or [0]
+        shape = Shape(rows, columns, rows * columns, width, any(slot != BASE for slot in piece.slots))
+        keep = piece.keep(columns)
+        keep += [0] * (rows - len(keep))
 
         @cache
         def inputs() -> list[int]:
-            return self._inputs(piece, columns, width)
+            return self._inputs(piece, columns, width, rows)
 
         def plan(way: Way) -> Plan:
             pages, of_graph = (self._pages.number, self._pages.count), (way, shape.run, shape.variants)
-            return Plan(Kind.PIECES, piece.slots, inputs(), 1, columns, pages, width, False, keep, [1], *of_graph)
+            kept = [1] * rows
+            return Plan(Kind.PIECES, piece.slots, inputs(), rows, columns, pages, width, False, keep, kept, *of_graph)
 
         return graphs.run(
             shape,
             piece.slots,
             lambda: to_device(inputs(), self._model.device),
-            lambda batch, inputs: self.run(batch, inputs, 1, columns, width, fresh=False),
+            lambda batch, inputs: self.run(batch, inputs, rows, columns, width, fresh=False),
             plan,
             keep,
         )
 
-    def _inputs(self, piece: Piece, columns: int, width: int) -> list[int]:
-        """What `run` takes; tokens beyond a prompt go where nobody reads."""
+    def _inputs(self, piece: Piece, columns: int, width: int, rows: int = 0) -> list[int]:
+        """What `run` takes; tokens beyond a prompt go where nobody reads. rows: at least so many, the rest nobody's."""
         size = self._pages.size
         tokens, positions, places, tables = list[int](), list[int](), list[int](), list[int]()
         for ids, pages in zip(piece.ids, piece.pages, strict=True):
@@ -140,6 +163,11 @@ class Pieces:
             positions += [*own, *[max(len(ids) - 1, 0)] * spare]
             places += [*(pages[at // size] * size + at % size for at in own), *[SCRATCH * size] * spare]
             tables += [*pages, *[SCRATCH] * (width - len(pages))]
+        for _ in range(rows - len(piece.ids)):
+            tokens += [0] * columns
+            positions += [0] * columns
+            places += [SCRATCH * size] * columns
+            tables += [SCRATCH] * width
         return [*tokens, *positions, *places, *tables]
 
     def run(self, batch: Batch, inputs: Tensor, rows: int, columns: int, width: int, *, fresh: bool) -> Tensor:

@@ -15,7 +15,7 @@ from deltacompress.runtime.batch import to_device
 from deltacompress.runtime.engine.requests import Listener, Request
 from deltacompress.runtime.engine.sampling.choose import Wanted, choose, score
 from deltacompress.runtime.engine.steps.pages import Pages
-from deltacompress.runtime.engine.steps.pieces import SMALLEST, Piece, Pieces
+from deltacompress.runtime.engine.steps.pieces import SMALLEST, TOGETHER, Piece, Pieces, padded
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
 
 ALONE_TOKENS = 1024
@@ -59,18 +59,22 @@ class Prompts:
         return [request for group in self._groups for request in group.requests]
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Put requests at the end, by themselves where forwards are captured."""
-        together: list[Request] = []
+        """Put requests at the end; short ones of like length go together."""
+        waiting: dict[bool, list[Request]] = {True: [], False: []}  # by whether their forward is captured
         for request in sorted(requests, key=lambda one: one.length):
-            if self._pieces.captures(request.slot):
-                self._groups.append(Group([request]))
-                continue
-            if together and request.length * (len(together) + 1) > self._step_tokens:
-                self._groups.append(Group(together))
-                together = []
-            together.append(request)
-        if together:
-            self._groups.append(Group(together))
+            captured = self._captures(request)
+            rows = len(waiting[captured]) + 1
+            tokens = padded(rows, request.length) if captured else rows * request.length
+            if rows > 1 and tokens > min(self._step_tokens, TOGETHER if captured else self._step_tokens):
+                self._groups.append(Group(waiting[captured]))
+                waiting[captured] = []
+            waiting[captured].append(request)
+        self._groups += [Group(mates) for mates in waiting.values() if mates]
+
+    def _captures(self, request: Request) -> bool:
+        """Whether its prompt is computed in captured pieces; not where the logits of all its tokens are wanted."""
+        scored = request.sampling.prompt_logprobs is not None and not request.tokens
+        return self._pieces.captures(request.slot) and not scored
 
     def clear(self) -> None:
         """Forget all of them."""
@@ -108,7 +112,7 @@ class Prompts:
             if rows * columns > left and left < most:
                 break  # it has a step of its own
             self._forward(group, columns)
-            left -= max(rows * columns, SMALLEST if self._pieces.captures(group.requests[0].slot) else 0)
+            left -= max(rows * columns, rows * SMALLEST if self._captures(group.requests[0]) else 0)
             if group.done == group.columns:
                 self._groups.popleft()
                 for request, ids in zip(group.requests, group.ids, strict=True):
