@@ -98,7 +98,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> None:
     monkeypatch.setattr("torch.cuda.stream", lambda _: nullcontext())
     monkeypatch.setattr("torch.cuda.current_stream", lambda _: Stream())
     monkeypatch.setattr("torch.cuda.Event", Stream)
-    monkeypatch.setattr("deltacompress.runtime.operands.operand.Operand.pinned", lambda operand: operand)
+    monkeypatch.setattr("deltacompress.runtime.operands.operand.Operand.pinned", lambda operand, memory: operand)
     monkeypatch.setattr(runtime.cache.arrivals, "stream", Stream())
     monkeypatch.setattr(runtime.cache.arrivals.transfer, "stream", Stream())
 

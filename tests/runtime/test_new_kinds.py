@@ -22,7 +22,7 @@ from deltacompress.runtime.modules.linear import DecoupledLinear, LinearGroup
 from deltacompress.runtime.operands.dense_delta import DenseDelta
 from deltacompress.runtime.operands.embedding_rows import EmbeddingTable
 from deltacompress.runtime.operands.full_weight import FullWeight
-from deltacompress.runtime.operands.operand import Vector
+from deltacompress.runtime.operands.operand import PinnedMemory, Vector
 from deltacompress.runtime.operands.product import Combined, LinearOperand, Product
 from deltacompress.runtime.variants.precision import Numerics
 from deltacompress.runtime.variants.variant import Variant
@@ -269,7 +269,7 @@ def test_one_variant_may_bring_several_kinds_for_a_linear() -> None:
     assert both.nbytes == both.placed_bytes(None) == 4 * (24 + 16 + 6)
     made = DecoupledLinear(linear, context, None, is_head=False)
     context.batch = Batch([0, 1, 2], torch.device("cpu"))
-    made.set(1, both.pinned().placed(torch.device("cpu"), None) if torch.cuda.is_available() else both)
+    made.set(1, both.pinned(PinnedMemory()).placed(torch.device("cpu"), None) if torch.cuda.is_available() else both)
     made.set(2, Combined.of(Added({"a": d}), FullWeight({"weight": w})))
     x = torch.randn(3, 2, 4)
     with torch.inference_mode():

@@ -6,7 +6,7 @@ from threading import Lock
 
 from typing_extensions import override
 
-from deltacompress.runtime.operands.operand import Operand
+from deltacompress.runtime.operands.operand import Operand, PinnedMemory
 from deltacompress.runtime.variants.variant import Variant
 
 
@@ -42,7 +42,7 @@ class Copied(Variant):
     def operand(self, module_path: str) -> Operand | None:
         if module_path not in self._made:
             made = self._variant.operand(module_path)
-            made = made.pinned() if made is not None and self._pinned else made
+            made = made.pinned(PinnedMemory()) if made is not None and self._pinned else made
             with self._lock:
                 self._made.setdefault(module_path, made)
         return self._made[module_path]

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from deltacompress.runtime.operands.embedding_rows import EmbeddingTable
 from deltacompress.runtime.operands.full_weight import FullWeight
-from deltacompress.runtime.operands.operand import Operand, Vector
+from deltacompress.runtime.operands.operand import Operand, PinnedMemory, Vector
 from deltacompress.runtime.variants.variant import BaseSide, Variant
 
 Shared = dict[str, Operand]
@@ -38,7 +38,7 @@ class WholeModel(Variant):
     def operand(self, module_path: str) -> Operand:
         if module_path not in self._shared:
             made = self._made(module_path)
-            self._shared[module_path] = made.pinned() if self._pinned else made
+            self._shared[module_path] = made.pinned(PinnedMemory()) if self._pinned else made
         one = self._shared[module_path]
         if self._pinned:
             return one

@@ -10,9 +10,10 @@ import torch
 
 from deltacompress.errors import BackendError, InputError, option
 from deltacompress.kernels import Backend
+from deltacompress.numerics.compiled.threads import small_operations
 from deltacompress.runtime.cache.loaded_variant import Operands, Reading, Sources
 from deltacompress.runtime.loading.loader import Loader
-from deltacompress.runtime.operands.operand import Operand
+from deltacompress.runtime.operands.operand import Operand, PinnedMemory
 from deltacompress.runtime.variants.variant import Variant
 
 
@@ -60,14 +61,17 @@ class Transfer:
         return Sources(read(self._readers if self.stream is not None and variant.decodes else None), stored)
 
     def _operands(self, variant: Variant, paths: Sequence[str], threads: ThreadPoolExecutor | None) -> Operands:
+        pinned = PinnedMemory()
+
         def operand(path: str) -> Operand | None:
             found = variant.operand(path)
             said = variant.operand_bytes(path)
             if said is not None and said != (0 if found is None else found.nbytes):
                 raise InputError(f"brings for {path} other than the {said} bytes that it told", where=variant.folder)
-            return found if found is None or self.stream is None else found.pinned()
+            return found if found is None or self.stream is None else found.pinned(pinned)
 
-        found = threads.map(operand, paths) if threads else map(operand, paths)
+        with small_operations(torch.device("cpu")):  # also of each thread, which asks for how many at its first one
+            found = [*(threads.map(operand, paths) if threads else map(operand, paths))]
         return {path: one for path, one in zip(paths, found, strict=True) if one is not None}
 
     def place(self, sources: Sources, *, verify: bool, resident: Callable[[], str]) -> Operands:

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from deltacompress.codecs.formats import packed
 from deltacompress.codecs.formats.packed import PackedSpec
-from deltacompress.runtime.operands.operand import Operand, unlike
+from deltacompress.runtime.operands.operand import Operand, PinnedMemory, unlike
 
 if TYPE_CHECKING:
     from deltacompress.kernels import Backend
@@ -116,8 +116,8 @@ class RowsOver(EmbeddingRows, ABC):
         return replace(super().placed(device, kernels), under=under)
 
     @override
-    def pinned(self) -> Self:
-        return replace(super().pinned(), under=None if self.under is None else self.under.pinned())
+    def pinned(self, memory: PinnedMemory) -> Self:
+        return replace(super().pinned(memory), under=None if self.under is None else self.under.pinned(memory))
 
     def rows_under(self, ids: Tensor, base: Tensor) -> Tensor:
         """What is there without this, as `lookup` gives it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -17,6 +18,8 @@ Traits = set[Hashable]
 """What a captured step has to be captured with to serve a slot: see Seat in modules/model.py."""
 _SMALL = 1 << 16
 """Bytes of a copy that the driver takes at once, pinned or not."""
+_PIECE, _ALIGN = 4 << 20, 256
+"""Bytes of page-locked memory that are taken at once for parts of up to a fourth of them, and where parts begin."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,32 @@ class Operand:
         """The same operand, ready for use on `device`; from pinned memory the copies run beside other work."""
         return replace(self, tensors={name: part.to(device, non_blocking=True) for name, part in self.tensors.items()})
 
-    def pinned(self) -> Self:
+    def pinned(self, memory: PinnedMemory) -> Self:
         """The same operand in page-locked memory, from which copies to the device run beside other work."""
-        tensors = {name: part if part.nbytes < _SMALL else part.pin_memory() for name, part in self.tensors.items()}
-        return replace(self, tensors=tensors)
+        return replace(self, tensors={name: memory.of(part) for name, part in self.tensors.items()})
+
+
+class PinnedMemory:
+    """Page-locked memory for the operands of one variant; any thread may ask.
+
+    It is taken in pieces: to lock the pages of each of hundreds of tensors takes ten times as long as to fill them.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._piece, self._used = Lock(), torch.empty(0), _PIECE
+
+    def of(self, part: Tensor) -> Tensor:
+        """The same in it; as it is where that is of no use."""
+        if part.nbytes < _SMALL or part.is_pinned():
+            return part
+        if part.nbytes > _PIECE // 4:
+            return part.pin_memory()
+        with self._lock:
+            if self._used + part.nbytes > _PIECE:
+                self._piece, self._used = torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True), 0
+            own = self._piece[self._used : self._used + part.nbytes]
+            self._used += -(-part.nbytes // _ALIGN) * _ALIGN
+        return own.view(part.dtype).view(part.shape).copy_(part)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing_extensions import override
 from deltacompress.kernels import Backend
 from deltacompress.kernels.adapters import AdapterKernels
 from deltacompress.runtime.batch import BatchRows, Segment, kernel_slot
-from deltacompress.runtime.operands.operand import Operand, Traits
+from deltacompress.runtime.operands.operand import Operand, PinnedMemory, Traits
 
 
 class BaseProduct(Protocol):
@@ -107,8 +107,8 @@ class Combined(Operand):
         return replace(self, parts=tuple(part.placed(device, kernels) for part in self.parts))
 
     @override
-    def pinned(self) -> Self:
-        return replace(self, parts=tuple(part.pinned() for part in self.parts))
+    def pinned(self, memory: PinnedMemory) -> Self:
+        return replace(self, parts=tuple(part.pinned(memory) for part in self.parts))
 
 
 O = TypeVar("O", bound=LinearOperand)  # noqa: E741
