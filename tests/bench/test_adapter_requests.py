@@ -27,7 +27,7 @@ from deltacompress.bench.traffic.arrivals import Arrival
 from deltacompress.cli.bench import adapters as bench_adapters
 from deltacompress.cli.main import main
 from deltacompress.errors import InputError
-from deltacompress.runtime.engine.live.engine import EngineLimits
+from deltacompress.runtime.engine.live.engine import Engine, EngineLimits
 
 CPU = torch.device("cpu")
 SHORT = Lengths(output=6)
@@ -76,6 +76,14 @@ class TestRequests:
         assert all(one.asked.arrival.at_s == one.submitted_s for one in records)
         assert sum(at < min(end for end, _ in ends) for at, _ in starts) == 3
         assert all(one.hit for one in records)
+
+    def test_what_is_captured_is_so_before_the_first_request(
+        self, stand: Stand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        models, took = stand.registered(SYSTEMS["lora32"], 2, 8), []
+        monkeypatch.setattr(Engine, "warm", lambda engine: took.append(engine.counts))
+        closed(models, asked_of(models.names, 2, SHORT), LIMITS, 2, 0, warm=True)
+        assert [(counts.queued, counts.running) for counts in took] == [(0, 0)]
 
     def test_figures_of_known_requests(self) -> None:
         def record(number: int, at: float, first: float, end: float, tokens: int = 2) -> Record:

@@ -73,16 +73,26 @@ class _Keeping(Recorder):
 
 
 def closed(
-    models: Models, asked: Sequence[Asked], limits: EngineLimits, at_once: int, seed: int, kept: Collection[str] = ()
+    models: Models,
+    asked: Sequence[Asked],
+    limits: EngineLimits,
+    at_once: int,
+    seed: int,
+    kept: Collection[str] = (),
+    *,
+    warm: bool = False,
 ) -> tuple[list[Record], dict[str, list[int]]]:
     """Serve these, `at_once` at a time: one that ends lets the next in; what became of each, and the tokens of `kept`.
 
-    A request arrives when it is let in.
+    A request arrives when it is let in. warm: the engine is, as a server's.
     """
     waiting, loads, start = deque(asked), Loads(models.runtime), time.monotonic()
     recorder = _Keeping(kept, asked, lambda: time.monotonic() - start, loads.seconds, limits.step_tokens)
     engine = models.runtime.engine(recorder.emit, limits)
     try:
+        if warm:
+            engine.warm()
+            start = time.monotonic()
         while recorder.left:
             while waiting and recorder.left - len(waiting) < at_once:
                 one = waiting.popleft()

@@ -219,7 +219,9 @@ class _Bench:
             lengths = Lengths(study.lengths.output, study.lengths.prompt, study.lengths.seed + repeat)
             asked = asked_of(names, min(study.requests, study.rounds * at_once), lengths)
             kept = [one.id for one in asked[:: max(1, len(asked) // study.checked)][: study.checked]]
-            records, tokens = closed(models, asked, limits, at_once, lengths.seed, kept if not repeat else ())
+            records, tokens = closed(
+                models, asked, limits, at_once, lengths.seed, kept if not repeat else (), warm=True
+            )
             if not repeat:
                 told = alone(models, asked, tokens, lengths.seed)
             runs.append(records)
