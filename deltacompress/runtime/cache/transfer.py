@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import torch
 
@@ -15,6 +16,8 @@ from deltacompress.runtime.cache.loaded_variant import Operands, Reading, Source
 from deltacompress.runtime.loading.loader import Loader
 from deltacompress.runtime.operands.operand import Operand, PinnedMemory
 from deltacompress.runtime.variants.variant import Variant
+
+_HOST = torch.device("cpu")
 
 
 class Transfer:
@@ -70,7 +73,7 @@ class Transfer:
                 raise InputError(f"brings for {path} other than the {said} bytes that it told", where=variant.folder)
             return found if found is None or self.stream is None else found.pinned(pinned)
 
-        with small_operations(torch.device("cpu")):  # also of each thread, which asks for how many at its first one
+        with nullcontext() if self.stream is None else small_operations(_HOST):  # threads ask at their first one, too
             found = [*(threads.map(operand, paths) if threads else map(operand, paths))]
         return {path: one for path, one in zip(paths, found, strict=True) if one is not None}
 
