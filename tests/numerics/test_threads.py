@@ -1,17 +1,15 @@
-"""Threads of small operations: one inside, as many as before outside, whoever else is inside meanwhile."""
+"""Threads that compute by themselves change nothing for others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 import torch
 
-from deltacompress.numerics.compiled.threads import small_operations
-
-CPU = torch.device("cpu")
-Count = Callable[[], int]
+from deltacompress.numerics.compiled.threads import one_thread_here, small_operations
 
 
 @pytest.fixture(autouse=True)
@@ -27,27 +25,21 @@ def of_a_new_thread() -> int:
         return pool.submit(torch.get_num_threads).result()
 
 
-def test_one_inside_and_as_many_as_before_outside() -> None:
-    with small_operations(CPU):
+def test_threads_that_work_side_by_side() -> None:
+    met = Barrier(4)
+
+    def count(_: int) -> int:
+        met.wait()
+        return torch.get_num_threads()
+
+    with ThreadPoolExecutor(4, initializer=one_thread_here, initargs=(3,)) as pool:
+        assert [*pool.map(count, range(4))] == [1] * 4
+        assert torch.get_num_threads() == of_a_new_thread() == 3
+
+
+def test_small_operations() -> None:
+    with small_operations(torch.device("cpu")):
         assert torch.get_num_threads() == 1
-        with small_operations(CPU):
-            pass
-        assert torch.get_num_threads() == 1
-        assert of_a_new_thread() == 1
-    assert torch.get_num_threads() == of_a_new_thread() == 3
     with small_operations(torch.device("cuda")):
         assert torch.get_num_threads() == 3
-
-
-def test_a_thread_that_begins_and_ends_while_another_is_inside() -> None:
-    with ThreadPoolExecutor(1) as pool:
-        mine, other = small_operations(CPU), small_operations(CPU)
-        mine.__enter__()
-        pool.submit(other.__enter__).result()
-        assert pool.submit(torch.get_num_threads).result() == 1
-        mine.__exit__(None, None, None)
-        assert torch.get_num_threads() == 3
-        assert pool.submit(torch.get_num_threads).result() == 1
-        pool.submit(other.__exit__, None, None, None).result()
-        assert pool.submit(torch.get_num_threads).result() == 3
-    assert of_a_new_thread() == torch.get_num_threads() == 3
+    assert torch.get_num_threads() == of_a_new_thread() == 3

@@ -13,26 +13,27 @@ from contextlib import contextmanager
 import torch
 
 _guard = threading.Lock()
-_usual: list[int] = []
-"""Of each thread that is inside: how many it had; one that begins meanwhile would find the one of the others."""
-_here = threading.local()
 
 
 @contextmanager
 def small_operations(device: torch.device) -> Iterator[None]:
-    """Run the block on one CPU thread; nothing changes on other devices. Any thread may, also beside others."""
-    if device.type != "cpu" or getattr(_here, "inside", False):
+    """Run the block on one CPU thread; nothing changes on other devices."""
+    if device.type != "cpu":
         yield
         return
-    with _guard:
-        threads = _usual[0] if _usual else torch.get_num_threads()
-        _usual.append(threads)
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    _here.inside = True
     try:
         yield
     finally:
-        _here.inside = False
-        with _guard:
-            _usual.pop()
         torch.set_num_threads(threads)
+
+
+def one_thread_here(usual: int) -> None:
+    """From here on this thread computes by itself, as one of several that work side by side; usual: of all others."""
+    with _guard:
+        torch.get_num_threads()  # else this thread's first operation asks for what is usual
+        torch.set_num_threads(1)  # this becomes usual
+        back = threading.Thread(target=torch.set_num_threads, args=(usual,))
+        back.start()
+        back.join()

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import torch
 
-from deltacompress.errors import InputError, IntegrityError
+from deltacompress.errors import BackendError, InputError, IntegrityError
 from deltacompress.kernels import Backend
 from deltacompress.runtime.cache.loaded_variant import Counters, LoadedVariant, Operands, Sources
 from deltacompress.runtime.cache.residents import Residents
@@ -91,7 +91,7 @@ class Arrivals:
         for one in list(self._residents.by_slot.values()):
             if one.arriving is not None and not one.users and one.name not in but and (wait or one.arriving.done()):
                 if one.arriving.exception() is None:
-                    with suppress(InputError, IntegrityError, torch.OutOfMemoryError):  # it is let go of, too
+                    with suppress(InputError, IntegrityError, BackendError):  # it is let go of, too
                         self.settle(one)
                 else:
                     one.arriving = None

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 
 import torch
 
 from deltacompress.errors import BackendError, InputError, option
 from deltacompress.kernels import Backend
-from deltacompress.numerics.compiled.threads import small_operations
+from deltacompress.numerics.compiled.threads import one_thread_here
 from deltacompress.runtime.cache.loaded_variant import Operands, Reading, Sources
 from deltacompress.runtime.loading.loader import Loader
 from deltacompress.runtime.operands.operand import Operand, PinnedMemory
 from deltacompress.runtime.variants.variant import Variant
-
-_HOST = torch.device("cpu")
 
 
 class Transfer:
@@ -30,7 +27,9 @@ class Transfer:
         self._loader: Loader | None = None
         if kernels is not None and kernels.ingest is not None and self.stream is not None:
             self._loader = Loader(kernels, kernels.ingest, self.stream)
-        self._readers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), "deltacompress-read")
+        self._readers = ThreadPoolExecutor(
+            min(8, os.cpu_count() or 1), "deltacompress-read", one_thread_here, (torch.get_num_threads(),)
+        )
 
     def read(self, variant: Variant, check: Callable[[Operands], None] = lambda _: None) -> Sources:
         """Decode and check every part of a variant: its operands in host memory, pinned where copies follow; parts that
@@ -73,8 +72,7 @@ class Transfer:
                 raise InputError(f"brings for {path} other than the {said} bytes that it told", where=variant.folder)
             return found if found is None or self.stream is None else found.pinned(pinned)
 
-        with nullcontext() if self.stream is None else small_operations(_HOST):  # threads ask at their first one, too
-            found = [*(threads.map(operand, paths) if threads else map(operand, paths))]
+        found = threads.map(operand, paths) if threads else map(operand, paths)
         return {path: one for path, one in zip(paths, found, strict=True) if one is not None}
 
     def place(self, sources: Sources, *, verify: bool, resident: Callable[[], str]) -> Operands:

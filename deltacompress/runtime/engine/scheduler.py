@@ -84,7 +84,7 @@ class Scheduler:
     def warm(self) -> None:
         """Take memory for keys and values, and have forwards captured, before anybody asks; where they are captured.
 
-        Of each kind of variant that is on the device, they are captured with one.
+        Of each kind of variant that is on the device, or on its way there, they are captured with one.
 
         Raises:
             BackendError, torch.OutOfMemoryError: there is no memory for all that; what was taken is given back, and
@@ -109,7 +109,7 @@ class Scheduler:
                 if slot == BASE or (traits is not None and not traits <= served):
                     served |= traits or frozenset()
                     self.decoder.warm(slot, min(self.max_batch, WARM_ROWS))
-                    self._pieces.warm(slot, tokens)
+                    self._pieces.warm(slot, tokens, self.max_batch)
         except BaseException:
             self._forget()
             self._others.check()  # of theirs nobody knows what is left

@@ -125,7 +125,8 @@ class DecoupledLinear(nn.Linear):
         for product in active:
             product.after(y, rows)
         if late is not None and batch.fixed:
-            y += late.shaped(batch, 2)
+            each = y.view(len(batch.index), -1, y.shape[1])  # tokens of a request have one bias
+            each += late.shaped(batch, 3)
         elif late is not None:
             for piece in rows.segments:
                 bias = late.vector(piece.slot)

@@ -18,8 +18,8 @@ Traits = set[Hashable]
 """What a captured step has to be captured with to serve a slot: see Seat in modules/model.py."""
 _SMALL = 1 << 16
 """Bytes of a copy that the driver takes at once, pinned or not."""
-_PIECE, _ALIGN = 4 << 20, 256
-"""Bytes of page-locked memory that are taken at once for parts of up to a fourth of them, and where parts begin."""
+_FIRST, _MOST, _ALIGN = 1 << 18, 4 << 20, 256
+"""Bytes of page-locked memory that are taken at once, first and at most, each time twice as many; where parts begin."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,18 @@ class PinnedMemory:
     """
 
     def __init__(self) -> None:
-        self._lock, self._piece, self._used = Lock(), torch.empty(0), _PIECE
+        self._lock, self._piece, self._used = Lock(), torch.empty(0, dtype=torch.uint8), 0
 
     def of(self, part: Tensor) -> Tensor:
         """The same in it; as it is where that is of no use."""
         if part.nbytes < _SMALL or part.is_pinned():
             return part
-        if part.nbytes > _PIECE // 4:
+        if part.nbytes > _MOST // 4:
             return part.pin_memory()
         with self._lock:
-            if self._used + part.nbytes > _PIECE:
-                self._piece, self._used = torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True), 0
+            if self._used + part.nbytes > self._piece.numel():
+                size = min(max(2 * self._piece.numel(), _FIRST, 1 << (2 * part.nbytes).bit_length()), _MOST)
+                self._piece, self._used = torch.empty(size, dtype=torch.uint8, pin_memory=True), 0
             own = self._piece[self._used : self._used + part.nbytes]
             self._used += -(-part.nbytes // _ALIGN) * _ALIGN
         return own.view(part.dtype).view(part.shape).copy_(part)

@@ -56,9 +56,11 @@ def but_tokens(seed: int) -> Callable[[Weights], Weights]:
 
 
 @pytest.fixture(scope="module")
-def fleet(make_pair: Callable[..., Pair], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Path]]:
+def fleet(
+    request: pytest.FixtureRequest, make_pair: Callable[..., Pair], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, Path]]:
     """A base and five variants of it in two formats."""
-    pair, root = make_pair("llama"), tmp_path_factory.mktemp("fleet")
+    pair, root = make_pair(getattr(request, "param", "llama")), tmp_path_factory.mktemp("fleet")
     found = {}
     for seed, name in enumerate("abcde", start=5):
         (root / name).mkdir()
@@ -115,6 +117,7 @@ def test_the_same_shapes_are_captured_once(fleet: tuple[Path, dict[str, Path]]) 
 
 
 @pytest.mark.usefixtures("graphed")
+@pytest.mark.parametrize("fleet", ["llama", "qwen2"], indirect=True)  # the second has biases
 def test_short_prompts_share_a_captured_piece(
     fleet: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

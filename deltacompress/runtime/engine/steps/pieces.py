@@ -77,8 +77,8 @@ class Pieces:
             BackendError: the device is out of memory.
         """
         kept = [len(span) for span in piece.spans]
-        alone, last_alone = len(kept) == 1, max(kept) <= 1
-        if self._graphs is not None and last_alone and (alone or padded(len(kept), piece.columns) <= TOGETHER):
+        alone, short = kept in ([0], [1]), {*kept} == {1} and padded(len(kept), piece.columns) <= TOGETHER
+        if self._graphs is not None and (alone or short):
             logits = self._from_graph(self._graphs, piece)
             if logits is not None:
                 return logits[: sum(kept)]
@@ -99,8 +99,8 @@ class Pieces:
         """Whether pieces of prompts of this slot are captured, after some time."""
         return self._graphs is not None and self._model.traits([slot]) is not None
 
-    def warm(self, slot: int, tokens: int) -> None:
-        """Have pieces of prompts of up to so many tokens captured, of the base or of the variant of this slot."""
+    def warm(self, slot: int, tokens: int, together: int) -> None:
+        """Have pieces of up to `together` prompts of up to so many tokens captured, of the base or of this variant."""
         width, most = _WIDTH, min(self._pages.needed(tokens), WARM_WIDTH)
         while (least := width // 4 + 1 if width > _WIDTH else 1) <= most:
             columns = SMALLEST
@@ -110,7 +110,7 @@ class Pieces:
                 columns *= 2
             width *= 4
         rows = 2
-        while rows * SMALLEST <= TOGETHER:
+        while rows * SMALLEST <= TOGETHER and rows <= together:
             columns = SMALLEST
             while rows * columns <= TOGETHER:
                 ids, shared, span = [0] * columns, [SCRATCH] * self._pages.needed(columns), range(columns - 1, columns)
