@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from pairs import Pair
 from runtime_cases import as_on_a_gpu, random_ids
 from safetensors.torch import load_file, save_file
 
-from deltacompress.errors import BackendError, CheckpointError, InputError, for_the_command_line
+from deltacompress.errors import BackendError, CheckpointError, InputError, IntegrityError, for_the_command_line
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import MAX_VARIANTS
 from deltacompress.runtime.variants.adapter import AdapterVariant
@@ -341,14 +342,17 @@ def test_what_came_for_nobody_gives_way(many: Many, monkeypatch: pytest.MonkeyPa
     check_slots(runtime)
 
 
-def test_what_came_for_nobody_and_does_not_fit_troubles_nobody(many: Many, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It came, but cannot be installed: another device refuses its part, say."""
+@pytest.mark.parametrize("error", [IntegrityError("another device refuses its part"), torch.OutOfMemoryError("full")])
+def test_what_came_for_nobody_and_does_not_fit_troubles_nobody(
+    many: Many, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """It came, but cannot be installed."""
     runtime = many.runtime(slots=1)
     as_on_a_gpu(monkeypatch, runtime)
     for seed in range(2):
         runtime.load(many.path(seed), str(seed))
     with monkeypatch.context() as patch:
-        patch.setattr("deltacompress.runtime.modules.model.DecoupledModel.install", broken)
+        patch.setattr("deltacompress.runtime.modules.model.DecoupledModel.install", Mock(side_effect=error))
         [one] = runtime.cache.residents.by_slot.values()
         assert one.arriving is not None
         one.arriving.exception()
