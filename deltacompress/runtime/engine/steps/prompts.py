@@ -152,6 +152,7 @@ class Prompts:
         pages = [one.pages for one in group.requests]
         logits = self._pieces.forward(Piece(slots, [ids[:last] for ids in group.ids], first, pages, spans))
         group.done = last
+        self._listener.computed(sum(max(0, min(last, len(ids)) - first) for ids in group.ids))
         self._take(group, spans, logits)
 
     def _take(self, group: Group, spans: list[range], logits: Tensor) -> None:
