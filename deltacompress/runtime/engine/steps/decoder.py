@@ -73,8 +73,8 @@ class Decoder:
                 told.append((row, len(request.pages) - 1, request.pages[-1]))
         self._write(told)
         slots = [request.slot for request in self.rows]
-        last, places = ([*column] for column in zip(*((r.tokens[-1], r.length - 1) for r in self.rows), strict=True))
-        return self._forward(slots, last, places, longest)
+        last, positions = [one.tokens[-1] for one in self.rows], [one.length - 1 for one in self.rows]
+        return self._forward(slots, last, positions, longest)
 
     def warm(self, slot: int, most: int) -> None:
         """Have steps of up to so many rows captured, of the base or with the variant of this slot; no row is there yet.
@@ -88,13 +88,13 @@ class Decoder:
             for run in sorted(runs):
                 self._forward([BASE] * (rows - run) + [slot] * run, [0] * rows, [0] * rows, 1)
 
-    def _forward(self, slots: Sequence[int], last: list[int], places: list[int], longest: int) -> Tensor:
-        """Logits of rows of these slots; last: token of each, places: where it is; longest: pages of a row, at most."""
+    def _forward(self, slots: Sequence[int], last: list[int], positions: list[int], longest: int) -> Tensor:
+        """Logits of rows of these slots; last: token of each, positions: its own; longest: pages of a row, at most."""
         device = self._model.device
         if self._graphs is not None:
             shape = self._shape(slots, longest)
             spare = [0] * (shape.rows - len(slots))
-            padded = last + spare + places + spare
+            padded = last + spare + positions + spare
             found = self._graphs.run(
                 shape,
                 slots,
@@ -109,8 +109,8 @@ class Decoder:
             )
             if found is not None:
                 return found[: len(slots)]
-        with self._model.others.forward(lambda: self._plan(slots, last + places, len(slots), longest)):
-            return self.forward_step(Batch(slots, device), to_device(last + places, device), longest)
+        with self._model.others.forward(lambda: self._plan(slots, last + positions, len(slots), longest)):
+            return self.forward_step(Batch(slots, device), to_device(last + positions, device), longest)
 
     def _plan(self, slots: Sequence[int], inputs: list[int], rows: int, width: int) -> Plan:
         """Of a step, for those who do not have the table: so many of its rows, and pages of each."""
