@@ -35,6 +35,7 @@ class Decoder:
         self._model, self._pages, self._graphs, self._masks = model, pages, graphs, Masks(model)
         self._cache_argument = cache_argument(model.model)
         self._table = torch.zeros(0, _WIDTH, dtype=torch.int64, device=model.device)  # pages of each row
+        self._moved = False  # the table, since others were told
 
     def arrange(self, new: Sequence[Request], *, without: Collection[Request] = frozenset()) -> None:
         """Keep the rows of requests that still run, but for some, and add others, whose prompts are in their pages."""
@@ -116,7 +117,8 @@ class Decoder:
         """Of a step, for those who do not have the table: so many of its rows, and pages of each."""
         tables = (one.pages[:width] + [SCRATCH] * (width - len(one.pages)) for one in self.rows)
         flat = [page for table in tables for page in table] + [SCRATCH] * (width * (rows - len(self.rows)))
-        return Plan(Kind.ROWS, slots, inputs + flat, rows, 1, (self._pages.number, self._pages.count), width)
+        moved, self._moved = self._moved, False
+        return Plan(Kind.ROWS, slots, inputs + flat, rows, 1, (self._pages.number, self._pages.count), width, moved)
 
     def _shape(self, slots: Sequence[int], longest: int) -> Shape:
         counts = [slots.count(slot) for slot in {*slots} - {BASE}]
@@ -159,6 +161,7 @@ class Decoder:
                 rows = max(rows, 2 * table.shape[0], _ROWS)
             self._table = torch.zeros(rows, wide, dtype=torch.int64, device=table.device)
             self._table[: table.shape[0], : table.shape[1]] = table
+            self._moved = True
             if self._graphs is not None:
                 self._graphs.forget_steps()
 
