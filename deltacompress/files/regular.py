@@ -69,13 +69,15 @@ def open_regular(path: str | Path, *, links: Links = NEVER) -> io.BufferedReader
         target = _within(target, links)
 
     def opened(target: str, _: int) -> int:
-        descriptor = os.open(target, flags)
+        held: list[int] = []
         try:
-            check(descriptor, path)
+            held.extend(map(os.open, (target,), (flags,)))  # opened and held in one: no interrupt comes between
+            check(held[0], path)
+            return held[0]
         except BaseException:
-            os.close(descriptor)
+            for descriptor in held:
+                os.close(descriptor)
             raise
-        return descriptor
 
     try:
         return open(target, "rb", opener=opened)  # once `opened` has returned, the file alone closes it

@@ -181,7 +181,7 @@ class Client:
                         await self._process.wait()
                 self.kill()
             if self._tasks and self._process.returncode is not None:
-                await self._tasks[1]  # it has seen the end
+                await asyncio.wait(self._tasks[1:2])  # it has seen the end; or was cancelled, which is not raised here
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -20,6 +20,11 @@ SIZES = (
     "num_key_value_heads", "head_dim", "vocab_size",
 )  # fmt: skip
 """Of config.json, what decides how long a base takes and how much it holds; the values of its weights do not."""
+FORMAT = 2
+"""Of profiles, one more with each change of what their times mean or are fitted to.
+
+Of 1, which files do not say, they were fitted to full pieces of prompts in every step.
+"""
 _AGAIN = "tune again: deltacompress bench serve --tune"
 _MOST_BYTES = 1 << 20
 
@@ -55,6 +60,7 @@ class Profile(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    format: int = FORMAT
     version: str
     device: str
     backend: str
@@ -108,7 +114,7 @@ def read_profile(path: Path) -> Profile:
     """Read and check one.
 
     Raises:
-        InputError: there is none, it is none, or another version of this program made it.
+        InputError: there is none, it is none, or another version of this program made it, or one of its format.
     """
     try:
         data = load_json_object(read_bytes(path, at_most=_MOST_BYTES, links=ANYWHERE), str(path))
@@ -120,6 +126,9 @@ def read_profile(path: Path) -> Profile:
         raise InputError(f"is no profile ({error.what})", where=path, way_out=_AGAIN) from error
     if "traffic" in data and data.get("version") != __version__:
         told = f"was made by version {data.get('version')!r:.40}, this is {__version__}"
+        raise InputError(told, where=path, way_out=_AGAIN)
+    if "traffic" in data and data.get("format", 1) != FORMAT:
+        told = f"has times of format {data.get('format', 1)!r:.40}, this program's are of format {FORMAT}"
         raise InputError(told, where=path, way_out=_AGAIN)
     try:
         return Profile.model_validate(data)

@@ -193,6 +193,13 @@ class TestReplay:
         assert [one.load_s > 0 for one in records] == [False, True, False]
         assert let_go(packed)
 
+    def test_steps_have_the_tokens_that_the_engine_computed(self, packed: Models) -> None:
+        """Of a prompt of 13 beside one that decodes: half pieces of 8, as no more than 16 wait."""
+        start(packed)
+        asked = [Asked(0, None, Arrival(0.0, 9, 400)), Asked(1, None, Arrival(0.1, 13, 2))]
+        _, steps = replay(packed, asked, EngineLimits(step_tokens=8), 0)
+        assert [one.prompt_tokens for one in steps if one.prompt_tokens] == [9, 4, 4, 4, 1]
+
     def test_who_gives_way(self, packed: Models) -> None:
         """One slot: hot requests skip past a cold one, and give way when the one before it has ended."""
         start(packed)

@@ -53,7 +53,7 @@ class TestLengths:
 
 def recorded(events: list[tuple[float, Event]], asked: list[Asked], load_s: float = 0.25) -> Recorder:
     clock: Iterator[float] = iter([at for at, _ in events])
-    recorder = Recorder(asked, lambda: next(clock), lambda _: load_s, 512)
+    recorder = Recorder(asked, lambda: next(clock), lambda _: load_s)
     for _, event in events:
         recorder.emit(event)
     return recorder
@@ -133,42 +133,42 @@ class TestRecords:
             told([Record(ONE)], Slo())
 
     def test_what_steps_did(self) -> None:
-        """Prompts of 25, 9 and 9 in pieces of 10: the last two end together, and fill that step and the one before.
+        """Prompts of 25, 9 and 9: as much of them as the engine says, whatever ends in a step.
 
         r2 gives way after its second token, and its 11 are computed again. Rows look back at their prompt and answer.
         """
         prompts = (25, 9, 9)
         asked = [Asked(n, name, Arrival(0.0, prompts[n], 3)) for n, name in enumerate(("a", "a", None))]
-        recorder = Recorder(asked, lambda: 0.0, lambda _: 0.0, 10)
+        recorder = Recorder(asked, lambda: 0.0, lambda _: 0.0)
         tokens: list[Event] = [NewToken(one.id, 5, "", None) for one in asked]
         began: list[Event] = [Started(one.id, (), 0.0) for one in asked]
-        for events, loads in (
-            ([], 1),
-            ([], 0),
-            ([began[0], tokens[0], tokens[0]], 0),
-            ([tokens[0], Ended("r0", "length", 1)], 2),
-            ([began[1], tokens[1], began[2], tokens[2], tokens[1]], 0),
-            (tokens[1:], 0),
-            ([tokens[1]], 0),
-            ([tokens[2], tokens[2]], 0),
+        for events, loads, computed in (
+            ([], 1, 10),
+            ([], 0, 10),
+            ([began[0], tokens[0], tokens[0]], 0, 5),
+            ([tokens[0], Ended("r0", "length", 1)], 2, 5),
+            ([began[1], tokens[1], began[2], tokens[2], tokens[1]], 0, 13),
+            (tokens[1:], 0, 0),
+            ([tokens[1]], 0, 5),
+            ([tokens[2], tokens[2]], 0, 6),
         ):
             for event in events:
                 recorder.emit(event)
-            recorder.step(0.02, loads)
+            recorder.step(0.02, loads, computed)
         assert recorder.steps == [
-            Step(20.0, 0, 0, 5, 0, 1),
+            Step(20.0, 0, 0, 10, 0, 1),
             Step(20.0, 0, 0, 10, 0, 0),
-            Step(20.0, 1, 1, 10, 1, 0, 27),
-            Step(20.0, 1, 1, 8, 0, 2, 28),
-            Step(20.0, 1, 1, 10, 2, 0, 11),
+            Step(20.0, 1, 1, 5, 1, 0, 27),
+            Step(20.0, 1, 1, 5, 0, 2, 28),
+            Step(20.0, 1, 1, 13, 2, 0, 11),
             Step(20.0, 2, 1, 0, 0, 0, 23),
-            Step(20.0, 1, 1, 1, 0, 0, 13),
-            Step(20.0, 1, 0, 10, 1, 0, 13),
+            Step(20.0, 1, 1, 5, 0, 0, 13),
+            Step(20.0, 1, 0, 6, 1, 0, 13),
         ]
 
     def test_a_step_that_only_waits_is_none(self) -> None:
-        recorder = Recorder([ONE], lambda: 0.0, lambda _: 0.0, 10)
-        recorder.step(0.02, 1)
+        recorder = Recorder([ONE], lambda: 0.0, lambda _: 0.0)
+        recorder.step(0.02, 1, 0)
         assert recorder.steps == []
 
 

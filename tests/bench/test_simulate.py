@@ -61,13 +61,29 @@ class TestTimes:
 
 class TestWorld:
     def test_one_request(self) -> None:
-        """Load 500 ms; 25 tokens of prompt in chunks of 10: two steps of 10 + 10, 5 to the first token; 2 of 16."""
+        """Load 500 ms; 25 tokens of prompt, all at once where nobody decodes; 2 of 16."""
         world = served([(Arrival(2.0, 25, 3), "a")])
         (course,) = world.courses.values()
-        assert course.first_token_s == pytest.approx(2.5 + 0.020 + 0.020 + 0.005)
+        assert course.first_token_s == pytest.approx(2.5 + 0.025)
         assert course.end_s == pytest.approx(course.first_token_s + 0.032)
-        assert dict(world.counts) == {"loads": 1, "evictions": 0, "steps": 4}
+        assert dict(world.counts) == {"loads": 1, "evictions": 0, "steps": 2}
         assert not course.hit
+
+    @pytest.mark.parametrize(
+        ("prompts", "pieces"),
+        [
+            ([12], [5, 5, 2]),  # no more than 20 wait: half pieces
+            ([30], [10, 5, 5, 5, 5]),
+            ([6, 6], [5, 1, 5, 1]),  # what does not fit beside another waits for a step of its own
+            ([3, 2], [5]),
+            ([24, 24], [10, 10, 4, 10, 5, 5, 4]),
+        ],
+    )
+    def test_prompts_beside_a_row(self, prompts: list[int], pieces: list[int]) -> None:
+        """It decodes from 0.51 on; they come meanwhile. Each step takes 16 ms, and each token of theirs 1."""
+        world = served([(Arrival(0.0, 10, 40), "a"), *((Arrival(0.505, one, 1), "a") for one in prompts)])
+        *_, last = world.courses.values()
+        assert last.end_s == pytest.approx(0.526 + 0.016 * (len(pieces) - 1) + 0.001 * sum(pieces))
 
     def test_two_variants_at_once(self) -> None:
         """The second load waits for the first; a hit is a variant that is there when its request comes."""
@@ -93,21 +109,21 @@ class TestWorld:
     @pytest.mark.parametrize(
         ("swap_gb_s", "ends", "recomputed"),
         [
-            (1.0, [0.569, 0.591], 1),  # a token's KV is 1 MB: there and back 2 ms, to compute it again 1
-            (4.0, [0.57225, 0.5915], 0),
+            (1.0, [0.570, 0.583], 1),  # a token's KV is 1 MB: there and back 2 ms, to compute it again 1
+            (4.0, [0.5735, 0.593], 0),
         ],
     )
     def test_preemption_takes_its_time(self, swap_gb_s: float, ends: list[float], recomputed: int) -> None:
-        """Two requests outgrow the KV: at 0.553 they have 14 and 13 of 26 tokens, so the second gives its row.
+        """Two requests outgrow the KV: at 0.554 they have 14 of 26 tokens each, so the second gives its row.
 
-        Prompts of 10 take a step each, 10 ms to the first token, and 16 or (two rows) 17 to the second; then 16 for the
-        first alone. Then the second computes 12 tokens again, in pieces of 10: 20 ms, and 2 to its last token; or 13
-        tokens are copied in each step, 3.25 ms.
+        Prompts of 10 take 20 ms together, and 17 each to the second and the third token; then 16 for the first alone.
+        Then the second computes 13 tokens again, of which the last tells it its own; or 14 tokens are copied in each
+        step, 3.5 ms.
         """
         times = replace(TIMES, swap_gb_s=swap_gb_s, kv_tokens=26)
-        world = served([(Arrival(0.0, 10, 4), "a"), (Arrival(0.0, 10, 3), "a")], replace(SETTING, times=times, rows=2))
+        world = served([(Arrival(0.0, 10, 4), "a")] * 2, replace(SETTING, times=times, rows=2))
         courses = [*world.courses.values()]
-        assert [one.first_token_s for one in courses] == pytest.approx([0.510, 0.536])
+        assert [one.first_token_s for one in courses] == pytest.approx([0.520, 0.520])
         assert [one.end_s for one in courses] == pytest.approx(ends)
         assert [one.preempted for one in courses] == [0, 1]
         counted = (world.counts["out_of_kv"], world.counts["preempted"], world.counts["recomputed"])
@@ -127,11 +143,6 @@ class TestWorld:
         monkeypatch.setattr(Desk, "submit", noted)
         served([(Arrival(0.0, 6, 3), "a"), (Arrival(0.0, 6, 7), "a")], replace(SETTING, max_tokens=max_tokens))
         assert told == asked
-
-    def test_prompts_share_the_tokens_of_a_step(self) -> None:
-        """Two of 6: 6 and 4 of the other take 10 ms, 16 the first one's next token; 2 the rest of the other."""
-        world = served([(Arrival(0.0, 6, 2), "a"), (Arrival(0.0, 6, 1), "a")])
-        assert [one.first_token_s for one in world.courses.values()] == pytest.approx([0.510, 0.528])
 
     def test_what_loads_and_prompts_hold_up(self) -> None:
         """a runs, when b comes at 0.53: that step and each prompt's end take 7 and 3 ms longer."""

@@ -80,10 +80,11 @@ class TestProblem:
         assert own.climbed(Choice(1, 256, 2048)) == Choice(1, 256, 2048)
 
     def test_a_hundredth_is_not_worth_it(self) -> None:
-        """A prompt of 300 takes three steps or one, 20 ms beside a load of 0.5 or 100 s."""
-        for load_ms, chunk in ((500.0, 512), (100_000.0, 128)):
+        """Beside a row a prompt of 500 takes six steps or one, 70 ms beside a load of 0.5 or 100 s."""
+        for load_ms, chunk in ((500.0, 1024), (100_000.0, 128)):
             times = replace(TIMES, load_ms=load_ms, prefill_tokens_s=1e6)
-            own = Problem([(Arrival(0.0, 300, 1), "v0")], times, FREE, 1)
+            asked = [(Arrival(0.0, 10, 50), "v0"), (Arrival(load_ms / 1e3 + 0.005, 500, 1), "v0")]
+            own = Problem(asked, times, FREE, 1)
             assert own.climbed(Choice(1, 4, 128)) == Choice(1, 4, chunk)
 
 

@@ -66,11 +66,10 @@ class TestCut:
         found = cut(slow, 4.0, 1.0, where="t")
         assert [one.at_s for one in found] == [at / 62 for at in (0, 50, 60, 61)]
         assert [one.at_s for one in cut(slow, 2.0, 1.0, where="t", skip=2)] == [0, 0.5]
-        assert [one.at_s for one in cut(slow, None, 2.0, where="t", skip=2)] == [0, 1]
         with pytest.raises(InputError, match=r"6 requests within 63.0 s, 4 of which were taken before; 3, for"):
             cut(slow, 2.0, 1.0, where="t", skip=4)
-        with pytest.raises(InputError, match="6 of which were taken before; 1 s are"):
-            cut(slow, None, 1.0, where="t", skip=6)
+        with pytest.raises(InputError, match="6 of which were taken before; 2, for"):
+            cut(slow, 1.0, 1.0, where="t", skip=6)
 
     def test_as_it_is(self) -> None:
         assert [one.at_s for one in cut(self.trace, None, 10.0, where="t")] == [0, 2, 4, 6, 8]
@@ -103,6 +102,17 @@ class TestFollowing:
             [Arrival(0, 3, 4), Arrival(1, 5, 4), Arrival(2, 7, 4)],
             2,
         )
+
+    def test_of_a_file_as_it_is(self, tmp_path: Path) -> None:
+        """Nobody comes at once: the piece begins where the one before ended, not with its first request."""
+        path = tmp_path / "t.jsonl"
+        path.write_text("".join(LINE.replace("0.5", str(at)) for at in (1, 2, 4.5, 6, 9)))
+        assert [one.at_s for one in chosen(str(path), None, 1.0, 2.5, 0)] == [0, 1]
+        rest, count = following(str(path), None, 1.0, 2.5, 4.0, 0)
+        assert ([one.at_s for one in rest], count) == ([1.0, 2.5], 2)
+        assert following(str(path), None, 1.0, 1.5, 1.0, 0) == ([], 2)
+        with pytest.raises(InputError, match=r"5 requests within 8\.0 s; 8\.5 s are"):
+            following(str(path), None, 1.0, 2.5, 6.0, 0)
 
     def test_of_chance(self) -> None:
         whole, before = chosen("poisson", 5.0, 1.0, 30.0, 3), chosen("poisson", 5.0, 1.0, 10.0, 3)

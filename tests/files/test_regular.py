@@ -151,6 +151,23 @@ def test_an_interrupt_while_a_file_is_opened(root: Path) -> None:
     assert number > 10
 
 
+def test_an_interrupt_right_after_the_system_has_opened_a_file(root: Path) -> None:
+    """Python looks for signals when a call has returned, before its result is anywhere."""
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        if event == "c_return" and frame.f_code.co_name == "opened":
+            raise KeyboardInterrupt
+
+    profiled, before = sys.getprofile(), len(os.listdir("/dev/fd"))
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            regular.open_regular(root / "file")
+    finally:
+        sys.setprofile(profiled)
+    assert len(os.listdir("/dev/fd")) == before
+
+
 def test_no_more_is_read_than_may_be(root: Path) -> None:
     assert regular.read_bytes(root / "file", at_most=7) == b"content"
     with pytest.raises(UnfitFileError, match="7 bytes, more than the 6 it may have") as caught:

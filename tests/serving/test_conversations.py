@@ -6,8 +6,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
-from serving.harness import Live, eventually
+from serving.harness import Live, eventually, served
 
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.serving.messages import Submit
@@ -80,6 +81,20 @@ def test_one_that_stood_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert (heard.submitted, heard.refused) == (["runs"], ["stands"])
 
 
+def test_texts_have_a_line_of_their_own_and_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard()
+    heard.made.add(submit("conversation", "slow"))
+    for name in ("runs", "stands"):
+        heard.made.add(msgspec.structs.replace(submit(name, "slow"), prompt="text"))
+    eventually(lambda: set(heard.made._waiting) == {("slow", True), ("slow", False)})
+    monkeypatch.setattr(conversations, "WAITS", -1.0)
+    heard.gate.set()
+    eventually(heard.idle)
+    assert {*heard.submitted} == {"conversation", "runs", "stands"}
+    assert heard.submitted.index("runs") < heard.submitted.index("stands")
+    assert not heard.refused
+
+
 def test_over_http_others_are_served_meanwhile(live: Live) -> None:
     """The engine's process takes orders while a template computes, which the last of these makes an end of."""
 
@@ -94,6 +109,19 @@ def test_over_http_others_are_served_meanwhile(live: Live) -> None:
         assert not any(one.done() for one in hangs)
         assert chat("sql", "GO").json()["choices"][0]["message"]["content"] == "<user>GO<use"
         assert [one.result().json()["choices"][0]["message"]["content"] for one in hangs] == ["<user>HANG<u"] * 2
+
+
+def test_over_http_a_long_text_is_made_into_tokens_beside_everything_else() -> None:
+    with served() as live, ThreadPoolExecutor(1) as pool:
+
+        def complete(prompt: str) -> Any:
+            return live.post("/v1/completions", model="bot", prompt=prompt, max_tokens=3)
+
+        hangs = pool.submit(complete, "HANG" * 2500)
+        assert complete("abc").json()["choices"][0]["text"] == "abc"
+        assert not hangs.done()
+        assert complete("GO").status_code == 200
+        assert "10000 tokens, and the context takes 4096" in hangs.result().json()["error"]["message"]
 
 
 def test_over_http_a_template_that_has_no_place_is_a_503(live: Live) -> None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from serving.reliability.wire import Address, parsed, post
 
 from deltacompress.serving import client
 from deltacompress.serving.metrics import Metrics
+from deltacompress.serving.run import serve
 from deltacompress.serving.settings import Settings
 
 Start = Callable[..., Process]
@@ -171,6 +173,24 @@ def test_an_engine_that_hangs_is_given_up(process: Start, limits: dict[str, floa
     assert f"error: the engine's process {words}; see above where its threads were" in told
     assert ("stub.py" in told and "in step" in told) == (prompt == "STUCK")
     assert not is_alive(engine)
+
+
+def test_a_stop_that_had_to_wait_and_comes_while_the_engine_loads_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is raised amid the event loop, which then cancels everything there is."""
+    before = signal.getsignal(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path must be short
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                serve(Settings(Path("/models/tiny"), port=0), print, (sys.executable, "-c", "input(), input()"))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert not [*Path(folder).iterdir()]
 
 
 @pytest.mark.parametrize("is_held", [False, True])

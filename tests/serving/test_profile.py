@@ -76,6 +76,8 @@ def test_where_it_fits(tmp_path: Path) -> None:
     ("changes", "told"),
     [
         ({"version": "0.0.9"}, rf"was made by version '0\.0\.9', this is {__version__}"),
+        ({"format": 1}, "has times of format 1, this program's are of format 2; tune again"),
+        ({"format": "3"}, "has times of format '3', this"),
         ({"slots": 0}, r"is no profile \(slots: "),
         ({"extra": 1}, r"is no profile \(extra: "),
         ({"times": None}, r"is no profile \(times: "),
@@ -86,6 +88,18 @@ def test_what_is_none(changes: dict[str, Any], told: str, tmp_path: Path) -> Non
     path.write_text(json.dumps({**json.loads(profile().model_dump_json()), **changes}))
     with pytest.raises(InputError, match=rf"p\.json: {told}"):
         read_profile(path)
+
+
+@pytest.mark.parametrize("command", [["serve", "BASE"], ["bench", "serve", "--rate", "1"], ["bench", "sweep"]])
+def test_times_that_meant_something_else(
+    command: list[str], tmp_path: Path, repo_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that says no format is from before there was one."""
+    path, base = tmp_path / "p.json", str(repo_root / "registry" / "demo" / "base")
+    path.write_text(profile().model_dump_json(exclude={"format"}))
+    where = [str(path)] if "sweep" in command else ["--device", "cpu", "--profile", str(path)]
+    assert main([base if one == "BASE" else one for one in command] + where) == 2
+    assert f"{path.name}: has times of format 1, this program's are of format 2" in capsys.readouterr().err
 
 
 def test_what_is_no_json(tmp_path: Path) -> None:

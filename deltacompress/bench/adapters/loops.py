@@ -87,7 +87,7 @@ def closed(
     A request arrives when it is let in. warm: the engine is, as a server's.
     """
     waiting, loads, start = deque(asked), Loads(models.runtime), time.monotonic()
-    recorder = _Keeping(kept, asked, lambda: time.monotonic() - start, loads.seconds, limits.step_tokens)
+    recorder = _Keeping(kept, asked, lambda: time.monotonic() - start, loads.seconds)
     engine = models.runtime.engine(recorder.emit, limits)
     try:
         if warm:

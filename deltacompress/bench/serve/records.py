@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -110,19 +110,11 @@ class Step:
 class Recorder:
     """The engine's listener of a replay. steps: those that computed something."""
 
-    def __init__(
-        self,
-        asked: Iterable[Asked],
-        clock: Callable[[], float],
-        load_s: Callable[[Record], float],
-        step_tokens: int,
-    ) -> None:
-        """clock: seconds since the replay began; load_s: of the variant that a request has waited for; step_tokens: of
-        prompts in a step, at most.
-        """
+    def __init__(self, asked: Iterable[Asked], clock: Callable[[], float], load_s: Callable[[Record], float]) -> None:
+        """clock: seconds since the replay began; load_s: of the variant that a request has waited for."""
         self.records = {one.id: Record(one) for one in asked}
         self._left, self._clock, self._load_s = len(self.records), clock, load_s
-        self._told, self._steps, self._step_tokens = list[Event](), list[Step](), step_tokens
+        self._told, self._steps = list[Event](), list[Step]()
 
     @property
     def left(self) -> int:
@@ -134,12 +126,8 @@ class Recorder:
         """Those that computed something."""
         return [one for one in self._steps if one.rows or one.prompt_tokens]
 
-    def step(self, seconds: float, loads: int) -> None:
-        """A step has just been. loads: variants that came in it.
-
-        The engine does not tell in which steps a prompt was computed: the end of it in the one that began its answer,
-        and what does not fit there in those before.
-        """
+    def step(self, seconds: float, loads: int, prompt_tokens: int) -> None:
+        """A step has just been. loads: variants that came in it; prompt_tokens: that it computed, of prompts."""
         told, self._told = self._told, []
         tokens = Counter(event.id for event in told if isinstance(event, NewToken))
         began = {event.id for event in told if isinstance(event, Started)}
@@ -147,15 +135,8 @@ class Recorder:
         started = [name for name in tokens if name in began or tokens[name] > 1]
         decoded = [name for name in tokens if tokens[name] > (name in started)]
         held = sum(self.records[name].length for name in decoded)
-        variants = {self.records[name].asked.variant for name in decoded}
-        self._steps.append(Step(seconds * 1e3, len(decoded), len(variants - {None}), 0, len(started), loads, held))
-        left = sum(self.records[name].length - tokens[name] for name in started)
-        at = len(self._steps) - 1
-        while left and at >= 0:
-            one = self._steps[at]
-            taken = min(left, self._step_tokens - one.prompt_tokens)
-            self._steps[at] = replace(one, prompt_tokens=one.prompt_tokens + taken)
-            left, at = left - taken, at - 1
+        variants = len({self.records[name].asked.variant for name in decoded} - {None})
+        self._steps.append(Step(seconds * 1e3, len(decoded), variants, prompt_tokens, len(started), loads, held))
 
     def emit(self, event: Event) -> None:
         """Note what an event tells."""

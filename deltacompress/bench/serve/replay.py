@@ -27,7 +27,7 @@ def replay(
         InputError: a request cannot be served: it is longer than the context, say.
     """
     runtime, loads, start = models.runtime, Loads(models.runtime), time.monotonic()
-    recorder = Recorder(asked, lambda: time.monotonic() - start, loads.seconds, limits.step_tokens)
+    recorder = Recorder(asked, lambda: time.monotonic() - start, loads.seconds)
     engine, counters = runtime.engine(recorder.emit, limits), runtime.cache.counters
     with closing(engine):
         _warm(engine, models)
@@ -36,11 +36,12 @@ def replay(
         thread.start()
         try:
             while recorder.left and thread.error is None and time.monotonic() - start < stop_s:
-                begun, before = time.perf_counter(), counters.loads
+                begun, before, computed = time.perf_counter(), counters.loads, engine.computed_tokens
                 if not engine.step():
                     engine.wait(_WAIT_S)
                     continue
-                recorder.step(time.perf_counter() - begun, counters.loads - before)
+                seconds = time.perf_counter() - begun
+                recorder.step(seconds, counters.loads - before, engine.computed_tokens - computed)
         finally:
             thread.stop()
     if thread.error is not None:

@@ -10,6 +10,7 @@ from deltacompress.bench.simulate.times import Times
 from deltacompress.bench.traffic.arrivals import Arrival
 from deltacompress.runtime.engine.policy.desk import Desk
 from deltacompress.runtime.engine.policy.eviction import Eviction
+from deltacompress.runtime.engine.policy.portions import fits, most_tokens
 from deltacompress.runtime.engine.policy.state import Costs, Limits, Plan, Resident, Rules
 from deltacompress.runtime.engine.policy.ticket import Ticket
 
@@ -121,17 +122,22 @@ class World:
 
     def _step(self, held_s: float) -> None:
         """As the engine's: a prompt that comes to its end brings a token, and its request decodes in the same step."""
-        budget, prefill, ended = self._setting.chunk, 0, list[Ticket]()
-        for ticket in sorted((one for one in self._desk.running.values() if one.pending), key=lambda one: one.place):
-            taken = min(ticket.pending, budget - prefill)
+        running, ended = self._desk.running.values(), list[Ticket]()
+        pending = sorted((one for one in running if one.pending), key=lambda one: one.place)
+        waiting, alone = sum(one.pending for one in pending), len(pending) == len(running)
+        left = most = most_tokens(self._setting.chunk, waiting, alone=alone)
+        for ticket in pending:
+            taken = min(ticket.pending, most)
+            if not fits(taken, left, most):
+                break
             ticket.pending -= taken
-            prefill += taken
+            left -= taken
             if not ticket.pending:
                 ended.append(ticket)
-        self.now += held_s + self._setting.times.prompts_s(prefill, len(ended))
+        self.now += held_s + self._setting.times.prompts_s(most - left, len(ended))
         for ticket in ended:
             self._take(ticket)
-        decoded = [one for one in self._desk.running.values() if not one.pending]
+        decoded = [one for one in running if not one.pending]
         held = sum(one.kv for one in decoded)
         self.now += self._setting.times.decode_s(len(decoded), len({one.variant for one in decoded}), held)
         self.counts["steps"] += 1

@@ -52,21 +52,22 @@ def drawn(
 
 
 def cut(trace: Sequence[Arrival], rate: float | None, seconds: float, *, where: str, skip: int = 0) -> list[Arrival]:
-    """The piece of a trace that follows its first `skip` requests, its time counted from its first one; lengths stay.
+    """A piece of a trace, its time counted from its first request; lengths stay.
 
-    rate: as many requests as come in `seconds` at so many a second, their time scaled to fill these; None: what comes
-    in so many seconds of the trace as it is.
+    rate: as many requests as come in `seconds` at so many a second, after the first `skip`, their time scaled to fill
+    these; None: what comes in the first seconds of the trace as it is.
 
     Raises:
         InputError: rate or seconds are no numbers above 0, all comes at once, or the trace ends before.
     """
     _check_above_zero("seconds", seconds)
-    left = trace[skip:]
     if rate is None:
-        if not left or left[-1].at_s - left[0].at_s < seconds:
-            raise _too_short(trace, skip, f"{seconds:g} s", where)
-        return [replace(one, at_s=one.at_s - left[0].at_s) for one in left if one.at_s - left[0].at_s < seconds]
+        start = trace[0].at_s
+        if trace[-1].at_s - start < seconds:
+            raise _too_short(trace, 0, f"{seconds:g} s", where)
+        return [replace(one, at_s=one.at_s - start) for one in trace if one.at_s - start < seconds]
     _check_above_zero("rate", rate)
+    left = trace[skip:]
     count = max(1, round(rate * seconds))
     if len(left) <= count:  # the one that follows tells where the piece ends
         raise _too_short(trace, skip, f"{count + 1}, for {seconds:g} s at {rate:g} a second,", where)

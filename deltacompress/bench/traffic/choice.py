@@ -33,7 +33,7 @@ def following(
     Raises as chosen.
     """
     before = len(chosen(trace, rate, variation, before_s, seed))
-    if trace not in BY_CHANCE:
+    if trace not in BY_CHANCE and rate is not None:
         return cut(read(Path(trace)), rate, seconds, where=trace, skip=before), before
     both = chosen(trace, rate, variation, before_s + seconds, seed)
     return [replace(one, at_s=one.at_s - before_s) for one in both[before:]], before

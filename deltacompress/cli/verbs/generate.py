@@ -116,11 +116,12 @@ def chat(
     device: Device = "auto",
     dtype: ServingDtype = "auto",
     backend: ServingBackend = "auto",
+    tp: Tp = 1,
     zoo: ZooOption = None,
 ) -> None:
     """Talk to the variant in ARTIFACT, a line at a time; an empty line or the end of the input ends it.
 
-    Ctrl-C ends an answer, and at the prompt the chat.
+    Ctrl-C ends an answer, and at the prompt, or over several devices, the chat.
 
     The conversation goes through the model's chat template where it has one; else each line is a prompt of its own.
     """
@@ -130,16 +131,15 @@ def chat(
     _note_greedy(console, temperature, top_p, seed)
     sampling = Sampling(temperature, top_p, seed)
     below = _NONE if over is None else {_MAIN: over}
-    runtime, name = _open(console, artifact, base, zoo, device, dtype, backend, below=below)
+    runtime, name = _open(console, artifact, base, zoo, device, dtype, backend, below=below, tp=tp)
     shows = not console.settings.json
-    heard: list[str] = []
+    said, heard = list[dict[str, str]](), list[str]()
 
     def show(_: int, __: int, text: str) -> None:
         heard.append(text)
         if shows:
             console.write(text)
 
-    said: list[dict[str, str]] = []
     interrupts.tell(at_once=False)  # here it ends an answer, and that is told
     while line := _next_line(console, shows):
         said.append({"role": "user", "content": line})
@@ -150,7 +150,7 @@ def chat(
                 [(name, line if prompt is None else prompt)], max_new_tokens, on_token=show, sampling=sampling, bos=bos
             )[0]
         except KeyboardInterrupt:
-            if not interrupts.is_ctrl_c():
+            if tp > 1 or not interrupts.is_ctrl_c():  # the ranks are out of step
                 raise
             interrupts.forget()
             console.note("\nstopped; Ctrl-C at the prompt ends the chat")

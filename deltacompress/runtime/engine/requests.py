@@ -123,6 +123,9 @@ class Request:
 class Listener(Protocol):
     """Who is told what becomes of requests, from the thread that steps."""
 
+    def computed(self, tokens: int) -> None:
+        """So many tokens of prompts were, in this step."""
+
     def started(self, request: Request) -> None:
         """Its prompt was computed; its first token follows."""
 
@@ -135,6 +138,9 @@ class Told:
 
     def __init__(self, on_token: OnToken | None) -> None:
         self._on_token = on_token
+
+    def computed(self, tokens: int) -> None:
+        """Nobody asks."""
 
     def started(self, request: Request) -> None:
         """Nobody asks."""

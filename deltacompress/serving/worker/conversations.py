@@ -1,6 +1,7 @@
-"""Conversations on their way to tokens: those of a variant one after another, those of others meanwhile.
+"""Conversations and long texts on their way to tokens: those of a variant one after another, of others meanwhile.
 
-A variant's chat template may take its time (models/chat bounds it), which is the time of who asks for this variant.
+A variant's chat template may take its time (models/chat bounds it), which is the time of who asks for this variant; its
+texts stand in a line of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from collections.abc import Callable
 from deltacompress.serving.messages import Submit
 
 WAITS = 10.0
-"""Seconds that a conversation may stand behind others of its variant."""
+"""Seconds that a conversation may stand behind others of its variant; a text waits for as long as it takes."""
+_LONG = 8192
+"""Characters of a text that takes some milliseconds."""
+_Line = tuple[str | None, bool]
+"""A variant, and whether it is that of its conversations."""
 
 
 class Conversations:
@@ -27,18 +32,24 @@ class Conversations:
         """
         self._submit, self._refuse, self._cancel = submit, refuse, cancel
         self._lock = threading.Lock()
-        self._waiting: dict[str | None, deque[tuple[float, Submit]]] = {}  # of each variant that has a thread
+        self._waiting: dict[_Line, deque[tuple[float, Submit]]] = {}  # those that have a thread
         self._open: set[str] = set()
         self._cancelled: set[str] = set()
+
+    @staticmethod
+    def takes(order: Submit) -> bool:
+        """Whether others would wait until it is tokens."""
+        return order.is_conversation or (isinstance(order.prompt, str) and len(order.prompt) > _LONG)
 
     def add(self, order: Submit) -> None:
         """Take one."""
         with self._lock:
             self._open.add(order.id)
-            has_thread = order.variant in self._waiting
-            self._waiting.setdefault(order.variant, deque()).append((time.monotonic(), order))
+            line = order.variant, order.is_conversation
+            has_thread = line in self._waiting
+            self._waiting.setdefault(line, deque()).append((time.monotonic(), order))
         if not has_thread:
-            threading.Thread(target=self._work, args=(order.variant,), daemon=True).start()
+            threading.Thread(target=self._work, args=(line,), daemon=True).start()
 
     def cancel(self, name: str) -> None:
         """Whether it stands here or not."""
@@ -47,14 +58,15 @@ class Conversations:
                 self._cancelled.add(name)
         self._cancel(name)
 
-    def _work(self, variant: str | None) -> None:
+    def _work(self, line: _Line) -> None:
         while True:
             with self._lock:
-                if not self._waiting[variant]:
-                    del self._waiting[variant]
+                if not self._waiting[line]:
+                    del self._waiting[line]
                     return
-                since, order = self._waiting[variant].popleft()
-                is_wanted = order.id not in self._cancelled and time.monotonic() - since <= WAITS
+                since, order = self._waiting[line].popleft()
+                is_late = order.is_conversation and time.monotonic() - since > WAITS
+                is_wanted = not is_late and order.id not in self._cancelled
             (self._submit if is_wanted else self._refuse)(order)
             with self._lock:
                 self._open.discard(order.id)

@@ -192,7 +192,7 @@ class Worker:
         while not self._stopping.is_set():
             order: Order = ORDERS.decode(self._orders.recv())
             match order:
-                case Submit() if order.is_conversation:
+                case Submit() if self._conversations.takes(order):
                     self._conversations.add(order)
                 case Submit():
                     self._submit(order)

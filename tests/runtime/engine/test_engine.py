@@ -500,4 +500,5 @@ def test_prompts_are_bounded_only_beside_calls_that_write(runtime: Runtime, monk
     running.submit(Call("beside", "b", tuple(random_ids(12)), 2, LONG))
     drain(running)
     assert pieces == [20, 5, 2, 2, 2, 1]
+    assert running.computed_tokens == 32
     assert {log.end(name).finish for name in ("alone", "beside")} == {"length"}

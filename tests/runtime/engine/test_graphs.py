@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -31,8 +32,9 @@ from deltacompress.runtime.modules.vectors import VectorBank
 from deltacompress.runtime.operands.low_rank import LowRank, LowRankProduct
 from deltacompress.runtime.operands.operand import Vector
 from deltacompress.runtime.operands.product import Site
-from deltacompress.runtime.parallel.others import ALONE
-from deltacompress.runtime.parallel.plan import Way
+from deltacompress.runtime.parallel.others import ALONE, Others
+from deltacompress.runtime.parallel.plan import Plan, Way
+from deltacompress.runtime.parallel.ranks.rank import _KeysAndValues
 
 LONG = Sampling(ignore_eos=True)
 CPU = torch.device("cpu")
@@ -216,6 +218,33 @@ def test_an_engine_that_has_no_memory_to_warm_up_serves(fleet: tuple[Path, dict[
     drain(running)
     assert log.tokens("a") == alone(runtime_of(fleet, cuda_graphs=False), call)[0]
     assert not graphs_of(running).at_once
+
+
+@pytest.mark.usefixtures("graphed")
+def test_another_rank_forgets_what_the_first_forgets(
+    fleet: tuple[Path, dict[str, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captured steps over a table that has become too narrow: from 2 pages of a row to 8 and more."""
+    monkeypatch.setattr("deltacompress.runtime.engine.steps.decoder._WIDTH", 2)
+    runtime, plans = runtime_of(fleet), list[Plan]()
+    told = Others()
+    monkeypatch.setattr(told, "forward", lambda plan: (plans.append(plan()), nullcontext())[1])
+    monkeypatch.setattr(runtime.model, "others", told)
+    running, _ = engine(runtime, max_batch=4, step_tokens=16)
+    other = _KeysAndValues(runtime.model)
+    widths = set()
+    for number, name in enumerate((None, "a", "b")):
+        running.submit(Call(str(number), name, tuple(random_ids(9 + number, number)), 90 - 20 * number, LONG))
+    while running.step():
+        with torch.inference_mode():
+            for plan in plans:
+                other.forward(plan, plan.pages[1], torch.tensor(plan.inputs))
+        plans.clear()
+        if other._graphs is not None:
+            assert {*other._graphs.by_shape} == {*graphs_of(running).by_shape}
+            widths |= {shape.pages for shape in other._graphs.by_shape if shape.tokens == 1}
+    assert len(widths) > 2
+    assert len({shape.pages for shape in graphs_of(running).by_shape if shape.tokens == 1}) < len(widths)
 
 
 def test_without_graphs_there_is_nothing_to_warm(fleet: tuple[Path, dict[str, Path]]) -> None:

@@ -133,7 +133,7 @@ def test_scores_of_a_prompt_that_is_begun_anew(runtime: Runtime) -> None:
 
 
 def test_more_at_once_where_nobody_waits_for_tokens(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deltacompress.runtime.engine.steps.prompts.ALONE_TOKENS", 9)
+    monkeypatch.setattr("deltacompress.runtime.engine.policy.portions.ALONE_TOKENS", 9)
     for alone, pieces in ((False, [4, 4, 2, 2, 2]), (True, [9, 5])):
         prompts, made = prompts_of(runtime, 4), request(0, 14)
         prompts.add([made])

@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 from ranked import forked
 from runtime.test_cli import run
 from runtime_cases import Served
+
+from deltacompress.runtime import Runtime
 
 
 def test_generate(served: Callable[..., Served]) -> None:
@@ -27,6 +30,21 @@ def test_generate(served: Callable[..., Served]) -> None:
         assert not started[0].is_alive
     assert found[0]["answers"] == found[1]["answers"]
     assert found[1]["residency"]["device_bytes"] < 0.6 * found[0]["residency"]["device_bytes"]
+
+
+def test_chat(served: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same answers; Ctrl-C amid one ends it, since the ranks are out of step then."""
+    one = served("llama", "int4-24")
+    asked = ("chat", one.artifact, "--base", one.pair.base, "--max-new-tokens", 5, "--device", "cpu")
+    with forked() as started:
+        (_, alone, _), (code, out, err) = (run(*asked, "--tp", tp, typed="w1\nw2 w3\n") for tp in (1, 2))
+        assert (code, out) == (0, alone), err
+        assert out.strip()
+        assert ", over 2 devices" in err
+        assert len(started) == 1
+        monkeypatch.setattr(Runtime, "complete", Mock(side_effect=KeyboardInterrupt))
+        code, out, err = run(*asked, "--tp", 2, typed="w1\nw2\n")
+        assert (code, out, "stopped; Ctrl-C" in err) == (2, "", False)
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,11 @@ class Engine:
 
     # --- for the thread that steps -----------------------------------------------------------------------------------
 
+    @property
+    def computed_tokens(self) -> int:
+        """Of prompts, in all steps so far: what was known is not among them, what was computed again is."""
+        return self._told.computed_tokens
+
     def warm(self) -> None:
         """On a GPU, do what the first calls would wait for: take memory, and capture what steps launch as graphs.
 

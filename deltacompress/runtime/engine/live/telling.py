@@ -11,9 +11,10 @@ from deltacompress.runtime.engine.tokenizers import Tokenizers
 
 
 class Telling:
-    """The scheduler's listener."""
+    """The scheduler's listener. computed_tokens: of prompts, so far."""
 
     def __init__(self, tokenizers: Tokenizers, emit: Callable[[Event], None]) -> None:
+        self.computed_tokens = 0
         self._tokenizers, self._emit = tokenizers, emit
         self._ids: dict[Request, tuple[str, float]] = {}
 
@@ -24,6 +25,10 @@ class Telling:
     def id_of(self, request: Request) -> str:
         """Of its call."""
         return self._ids[request][0]
+
+    def computed(self, tokens: int) -> None:
+        """So many more of prompts."""
+        self.computed_tokens += tokens
 
     def started(self, request: Request) -> None:
         """Its prompt was computed."""

@@ -35,6 +35,7 @@ class Decoder:
         self._model, self._pages, self._graphs, self._masks = model, pages, graphs, Masks(model)
         self._cache_argument = cache_argument(model.model)
         self._table = torch.zeros(0, _WIDTH, dtype=torch.int64, device=model.device)  # pages of each row
+        self._moved = False  # the table, since others were told
 
     def arrange(self, new: Sequence[Request], *, without: Collection[Request] = frozenset()) -> None:
         """Keep the rows of requests that still run, but for some, and add others, whose prompts are in their pages."""
@@ -73,8 +74,8 @@ class Decoder:
                 told.append((row, len(request.pages) - 1, request.pages[-1]))
         self._write(told)
         slots = [request.slot for request in self.rows]
-        last, places = ([*column] for column in zip(*((r.tokens[-1], r.length - 1) for r in self.rows), strict=True))
-        return self._forward(slots, last, places, longest)
+        last, positions = [one.tokens[-1] for one in self.rows], [one.length - 1 for one in self.rows]
+        return self._forward(slots, last, positions, longest)
 
     def warm(self, slot: int, most: int) -> None:
         """Have steps of up to so many rows captured, of the base or with the variant of this slot; no row is there yet.
@@ -88,13 +89,13 @@ class Decoder:
             for run in sorted(runs):
                 self._forward([BASE] * (rows - run) + [slot] * run, [0] * rows, [0] * rows, 1)
 
-    def _forward(self, slots: Sequence[int], last: list[int], places: list[int], longest: int) -> Tensor:
-        """Logits of rows of these slots; last: token of each, places: where it is; longest: pages of a row, at most."""
+    def _forward(self, slots: Sequence[int], last: list[int], positions: list[int], longest: int) -> Tensor:
+        """Logits of rows of these slots; last: token of each, positions: its own; longest: pages of a row, at most."""
         device = self._model.device
         if self._graphs is not None:
             shape = self._shape(slots, longest)
             spare = [0] * (shape.rows - len(slots))
-            padded = last + spare + places + spare
+            padded = last + spare + positions + spare
             found = self._graphs.run(
                 shape,
                 slots,
@@ -109,14 +110,15 @@ class Decoder:
             )
             if found is not None:
                 return found[: len(slots)]
-        with self._model.others.forward(lambda: self._plan(slots, last + places, len(slots), longest)):
-            return self.forward_step(Batch(slots, device), to_device(last + places, device), longest)
+        with self._model.others.forward(lambda: self._plan(slots, last + positions, len(slots), longest)):
+            return self.forward_step(Batch(slots, device), to_device(last + positions, device), longest)
 
     def _plan(self, slots: Sequence[int], inputs: list[int], rows: int, width: int) -> Plan:
         """Of a step, for those who do not have the table: so many of its rows, and pages of each."""
         tables = (one.pages[:width] + [SCRATCH] * (width - len(one.pages)) for one in self.rows)
         flat = [page for table in tables for page in table] + [SCRATCH] * (width * (rows - len(self.rows)))
-        return Plan(Kind.ROWS, slots, inputs + flat, rows, 1, (self._pages.number, self._pages.count), width)
+        moved, self._moved = self._moved, False
+        return Plan(Kind.ROWS, slots, inputs + flat, rows, 1, (self._pages.number, self._pages.count), width, moved)
 
     def _shape(self, slots: Sequence[int], longest: int) -> Shape:
         counts = [slots.count(slot) for slot in {*slots} - {BASE}]
@@ -159,6 +161,7 @@ class Decoder:
                 rows = max(rows, 2 * table.shape[0], _ROWS)
             self._table = torch.zeros(rows, wide, dtype=torch.int64, device=table.device)
             self._table[: table.shape[0], : table.shape[1]] = table
+            self._moved = True
             if self._graphs is not None:
                 self._graphs.forget_steps()
 

@@ -27,9 +27,11 @@ class PagedRows:
 
     is_compileable = False
 
-    def __init__(self, pages: Pages, table: Tensor, places: Tensor, positions: Tensor, *, whole: bool = False) -> None:
-        """places: int64 [rows, tokens], where each token goes, counted through all pages; whole: attention is given
-        the pages themselves, of all rows, and reads them by the table.
+    def __init__(
+        self, pages: Pages, table: Tensor, places: Tensor | None, positions: Tensor, *, whole: bool = False
+    ) -> None:
+        """places: int64 [rows, tokens], where each token goes, counted through all pages, None where `_where` knows it
+        otherwise; whole: attention is given the pages themselves, of all rows, and reads them by the table.
         """
         self.table, self.columns, self.positions = table, table.shape[1] * pages.size, positions
         self._pages, self._places, self._whole = pages, places, whole
@@ -57,6 +59,7 @@ class PagedRows:
 
     @cached_property
     def _where(self) -> tuple[Tensor, Tensor]:
+        assert self._places is not None
         return self._places // self._pages.size, self._places % self._pages.size
 
     @cached_property
@@ -70,11 +73,16 @@ class PagedRows:
 
 
 class DecodedRows(PagedRows):
-    """Of one token of each row. positions: int64 [rows]."""
+    """Of one token of each row, which goes where its position says: the table tells the page.
+
+    A row's first token has position 0 and lies in the first column, whatever the model does with positions: prompts are
+    padded on the right only, pieces that are known begin where those before them end, a window of attention drops no
+    column, and rows of nobody have position 0, of which the page is SCRATCH.
+    """
 
     def __init__(self, pages: Pages, table: Tensor, positions: Tensor, *, fused: bool, whole: bool) -> None:
-        """fused: store through kernels/triton/fused.py; whole: see PagedRows."""
-        super().__init__(pages, table, positions, positions, whole=whole)
+        """positions: int64 [rows]; fused: store through kernels/triton/fused.py; whole: see PagedRows."""
+        super().__init__(pages, table, None, positions, whole=whole)
         self._fused = fused
 
     @override

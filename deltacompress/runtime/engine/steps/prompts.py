@@ -12,14 +12,12 @@ from collections.abc import Collection, Sequence
 from torch import Tensor
 
 from deltacompress.runtime.batch import to_device
+from deltacompress.runtime.engine.policy.portions import fits, most_tokens
 from deltacompress.runtime.engine.requests import Listener, Request
 from deltacompress.runtime.engine.sampling.choose import Wanted, choose, score
 from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.engine.steps.pieces import SMALLEST, TOGETHER, Piece, Pieces, padded
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
-
-ALONE_TOKENS = 1024
-"""Tokens that a step computes of prompts, at least, where no request waits for its next token."""
 
 
 class Group:
@@ -109,8 +107,8 @@ class Prompts:
             rows, columns = len(group.requests), group.columns - group.done
             if rows == 1:
                 columns = min(columns, most)
-            if rows * columns > left and left < most:
-                break  # it has a step of its own
+            if not fits(rows * columns, left, most):
+                break
             self._forward(group, columns)
             left -= max(rows * columns, rows * SMALLEST if self._captures(group.requests[0]) else 0)
             if group.done == group.columns:
@@ -121,11 +119,8 @@ class Prompts:
         return through
 
     def _most(self, alone: bool) -> int:
-        """Tokens of the coming step: half of them where little waits, so that those that decode wait half as long."""
-        if alone:
-            return max(self._step_tokens, ALONE_TOKENS)
         waiting = sum(len(group.requests) * (group.columns - group.done) for group in self._groups)
-        return max(self._step_tokens // 2, 1) if waiting <= 2 * self._step_tokens else self._step_tokens
+        return most_tokens(self._step_tokens, waiting, alone=alone)
 
     def _let_go(self, group: Group) -> None:
         for request in group.requests:
@@ -157,6 +152,7 @@ class Prompts:
         pages = [one.pages for one in group.requests]
         logits = self._pieces.forward(Piece(slots, [ids[:last] for ids in group.ids], first, pages, spans))
         group.done = last
+        self._listener.computed(sum(max(0, min(last, len(ids)) - first) for ids in group.ids))
         self._take(group, spans, logits)
 
     def _take(self, group: Group, spans: list[range], logits: Tensor) -> None:

@@ -186,6 +186,8 @@ class _KeysAndValues:
     def forward(self, plan: Plan, count: int, inputs: Tensor) -> None:
         """Of pieces or rows; count: pages that there are."""
         self._pages.follow(count)
+        if plan.kind == Kind.ROWS and plan.fresh and self._graphs is not None:
+            self._graphs.forget_steps()  # nobody will ask for them, and they hold memory
         if plan.way == Way.PLAIN:
             self._forward(plan, _batch(plan, inputs), inputs)
             return
