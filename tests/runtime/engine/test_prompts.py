@@ -148,6 +148,27 @@ def test_more_at_once_where_nobody_waits_for_tokens(runtime: Runtime, monkeypatc
         assert len({*made.pages}) == 4
 
 
+def test_prompts_that_share_a_captured_piece_take_a_step_with_all_that_it_is_padded_to(runtime: Runtime) -> None:
+    """Half of 64 tokens for a step, as few wait: one prompt of 18 leaves no room for two that are padded to 16 each."""
+    prompts, sizes = prompts_of(runtime, 64), list[int]()
+    made = [request(i, length) for i, length in enumerate((18, 3, 5, 2, 4, 3))]
+    made[3].sampling = made[4].sampling = Sampling(prompt_logprobs=0)  # together, and not captured
+    with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
+        for module in ("pieces", "prompts"):
+            patch.setattr(f"deltacompress.runtime.engine.steps.{module}.SMALLEST", 16)
+        patch.setattr(prompts._pieces, "captures", lambda slot: True)
+        patch.setattr(prompts._pieces, "forward", partial(noted, sizes, prompts._pieces.forward))
+        prompts.add(made[:1])
+        prompts.add(made[1:3])
+        prompts.add(made[3:5])
+        prompts.add(made[5:])
+        found = []
+        while prompts.requests:
+            found.append([one.index for one in prompts.step()])
+    assert found == [[0], [1, 2], [3, 4, 5]]
+    assert sizes == [18, 5, 4, 3]
+
+
 def noted(sizes: list[int], forward: Callable[[Piece], torch.Tensor], piece: Piece) -> torch.Tensor:
     sizes.append(piece.columns)
     return forward(piece)

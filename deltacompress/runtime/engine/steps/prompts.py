@@ -63,7 +63,7 @@ class Prompts:
             captured = self._captures(request)
             rows = len(waiting[captured]) + 1
             tokens = padded(rows, request.length) if captured else rows * request.length
-            if rows > 1 and tokens > min(self._step_tokens, TOGETHER if captured else self._step_tokens):
+            if rows > 1 and tokens > (min(self._step_tokens // 2, TOGETHER) if captured else self._step_tokens):
                 self._groups.append(Group(waiting[captured]))
                 waiting[captured] = []
             waiting[captured].append(request)
@@ -107,10 +107,13 @@ class Prompts:
             rows, columns = len(group.requests), group.columns - group.done
             if rows == 1:
                 columns = min(columns, most)
-            if not fits(rows * columns, left, most):
+            tokens = rows * columns
+            if self._captures(group.requests[0]):  # which a scored one counts as, too, once it has a token
+                tokens = padded(rows, columns) if rows > 1 else max(columns, SMALLEST)
+            if not fits(tokens, left, most):
                 break
             self._forward(group, columns)
-            left -= max(rows * columns, rows * SMALLEST if self._captures(group.requests[0]) else 0)
+            left -= tokens
             if group.done == group.columns:
                 self._groups.popleft()
                 for request, ids in zip(group.requests, group.ids, strict=True):
