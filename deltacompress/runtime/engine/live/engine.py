@@ -168,7 +168,8 @@ class Engine:
     def warm(self) -> None:
         """On a GPU, do what the first calls would wait for: take memory, and capture what steps launch as graphs.
 
-        With one variant of each kind that is on the device; nothing is done while there are calls.
+        With one variant of each kind that is on the device, or on its way there, which is waited for; nothing is done
+        while there are calls.
 
         Raises:
             BackendError: there is no memory for that; calls are served without.
