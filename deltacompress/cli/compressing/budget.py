@@ -85,7 +85,10 @@ def compress_to_budget(
     out = options["out"]
     console.note(f"recipe: {recipe_path(out)}")
     data = result.to_json()
-    console.result(data, lambda: render.summary_and_rows(f"delta in {out}", data, table="parts", more="budget"))
+    notes = {"kl": "as that on calibration, but on the records judged by"} | render.COMPRESSED
+    console.result(
+        data, lambda: render.summary_and_rows(f"delta in {out}", data, table="parts", more="budget", notes=notes)
+    )
 
 
 def _check(

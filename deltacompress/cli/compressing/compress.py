@@ -203,7 +203,8 @@ def _by_recipe(
         data = result.to_json()
         if name is not None:
             data["published"] = _publish(out, name, zoo, report, reporter)
-    console.result(data, lambda: render.summary_and_rows(f"delta in {out}", data, table="parts"))
+    notes = render.COMPRESSED
+    console.result(data, lambda: render.summary_and_rows(f"delta in {out}", data, table="parts", notes=notes))
 
 
 def _given(what: str, value: T | None) -> T:
