@@ -18,8 +18,7 @@ def program() -> NoReturn:
             code = main()
         except KeyboardInterrupt:
             if sys.stderr is not None:
-                wants_json = interrupts.wants_json(sys.argv)
-                sys.stderr.write(interrupts.INTERRUPTED_JSON if wants_json else "error: interrupted; run it again\n")
+                sys.stderr.write(interrupts.interrupted(sys.argv))
         interrupts.ignore()
         _flush()
         sys.exit(code)
