@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from typing import NoReturn
 
@@ -11,6 +13,13 @@ from deltacompress.cli import interrupts
 def program() -> NoReturn:
     """Run the command line; after it, no signal changes the exit code any more."""
     code = interrupts.STOPPED
+
+    @atexit.register  # the first that is registered is the last that runs
+    def end() -> None:
+        """Else Python would look for garbage in all of torch before it ends, for a second or more."""
+        _flush()
+        os._exit(code)
+
     with interrupts.interrupts():
         try:
             from deltacompress.cli.main import main

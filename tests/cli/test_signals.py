@@ -161,10 +161,25 @@ def test_no_signal_ends_a_process_that_ends(name: str, argv: list[str]) -> None:
     """While the interpreter shuts down, as libraries' own last words are run."""
     code, told = python(
         "import atexit\nfrom deltacompress.cli.program import program\n"
-        f"atexit.register(lambda: again(signal.{name}))\nsys.argv = ['deltacompress', *{argv!r}]\nprogram()"
+        f"def last():\n    again(signal.{name})\n    print('last words', file=sys.stderr)\n"
+        "ignore = interrupts.ignore\n"
+        "interrupts.ignore = lambda: (ignore(), atexit.register(last))\n"
+        f"sys.argv = ['deltacompress', *{argv!r}]\nprogram()"
     )
     assert code == (0 if argv == ["--version"] else 2)
-    assert told.count("\n") == (argv != ["--version"])
+    assert told.endswith("last words\n")
+    assert told.count("\n") == 1 + (argv != ["--version"])
+
+
+def test_the_end_waits_for_no_garbage() -> None:
+    """Of all of torch that takes seconds."""
+    code, told = python(
+        "import gc\nfrom deltacompress.cli.program import program\n"
+        "class Slow:\n    def __del__(self):\n        sys.stderr.write('collected')\n"
+        "circle = Slow()\ncircle.own = circle\ndel circle\ngc.disable()\n"
+        "sys.argv = ['deltacompress', '--version']\nprogram()"
+    )
+    assert (code, told) == (0, "")
 
 
 def test_an_obeyed_stop_is_forgotten() -> None:
