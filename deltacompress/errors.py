@@ -179,6 +179,14 @@ def option(name: str) -> str:
     return spelled(f"--{_OTHERWISE.get(name, name).replace('_', '-')}", name)
 
 
+def to_free_memory() -> str:
+    """The way out where a GPU's memory is full of a base, its variants and what they work on, whichever verb it is."""
+    return spelled(
+        "use fewer variants at once, or fewer or shorter prompts and answers; of `serve` lower --budget or --max-batch",
+        "lower budget_bytes, max_batch or max_new_tokens, or use fewer variants at once",
+    )
+
+
 def switch(name: str) -> str:
     """How an option that takes no value is given: `--resume` on the command line, `resume=True` in Python."""
     return spelled(option(name), f"{name}=True")

@@ -120,7 +120,7 @@ def test_the_table_of_recipes_is_the_programs_advice() -> None:
     table = README.split("| recipe | for whom |\n")[1].split("\n\n")[0]
     shipped = {path.stem for path in list_content("calibration/recipes", ".yaml")}
     advised = [word for word in re.findall(r"[\w-]+", ADVICE) if word in shipped]
-    assert re.findall(r"^\| `([\w-]+)` \|", table, flags=re.MULTILINE) == advised
+    assert re.findall(r"`([\w-]+)`", " ".join(line.split(" | ")[0] for line in table.splitlines())) == advised
 
 
 def test_the_help_of_make_names_every_target() -> None:

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from deltacompress import errors
-from deltacompress.errors import CheckpointError, DeltaCompressError, FormatError, InputError
+from deltacompress.errors import (
+    CheckpointError,
+    DeltaCompressError,
+    FormatError,
+    InputError,
+    for_the_command_line,
+    to_free_memory,
+)
 from deltacompress.evaluation.gate.rules import GateFailedError
 from deltacompress.files import regular
 from deltacompress.zoo import errors as zoo_errors
@@ -82,3 +89,10 @@ def test_a_file_that_cannot_be_read_keeps_its_own_way_out() -> None:
     assert regular.unreadable(CheckpointError, "a.json", unfit, "give another").way_out == "put a copy there"
     assert _fields(because(FormatError, "a.json", unfit)) == ("a.json", "a symbolic link", "put a copy there")
     assert because(FormatError, "a.json", denied).what == "no permission"
+
+
+def test_the_way_out_of_a_full_gpu_names_no_option_that_a_verb_lacks() -> None:
+    """`generate` and `chat` have none of them; in Python they are arguments."""
+    assert "budget_bytes, max_batch or max_new_tokens" in to_free_memory()
+    with for_the_command_line():
+        assert to_free_memory().endswith("; of `serve` lower --budget or --max-batch")

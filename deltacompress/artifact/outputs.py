@@ -6,17 +6,20 @@ another is refused, and replaced only if that is asked for: by then the new one 
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from deltacompress.artifact.manifest import read_manifest
 from deltacompress.checkpoints.side_files import is_side_file
-from deltacompress.errors import DeltaCompressError, OutputError, option
+from deltacompress.errors import DeltaCompressError, OutputError, option, switch
 from deltacompress.files.exchange import put_back, put_in_place
 from deltacompress.files.output import check_can_hold, output_errors, sync
 from deltacompress.files.places import CONFIG, MANIFEST, check_place
+from deltacompress.reporter import Reporter
 
 _WEIGHTS = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors|model\.safetensors\.index\.json|quantize_config\.json")
 """Files of a checkpoint that are no side files."""
@@ -122,3 +125,27 @@ def publish_directory(ready: Path, out: Path, *, replaces: Replaceable | None = 
         else:
             os.rename(ready, out)
             sync(out.parent)
+
+
+def publish_checkpoint(ready: Path, out: Path, *, force: bool, reporter: Reporter) -> None:
+    """As publish_directory, of a checkpoint: where `out` holds the very same, file by file, that is left there.
+
+    force: replace whatever checkpoint `out` holds.
+
+    Raises:
+        OutputError: `out` holds another checkpoint or anything else, or cannot be written.
+    """
+    if force or not holds_checkpoint(out):
+        publish_directory(ready, out, replaces=holds_checkpoint if force else None)
+        return
+    with output_errors(out):
+        new, there = (sorted(one.name for one in path.iterdir()) for path in (ready, out))
+        same = new == there and all(filecmp.cmp(ready / name, out / name, shallow=False) for name in new)
+        if not same:
+            raise OutputError(
+                "holds another checkpoint",
+                where=out,
+                way_out=f"choose another {option('out')}, or replace it with {switch('force')}",
+            )
+        shutil.rmtree(ready)
+    reporter.note(f"{out}: holds the same checkpoint already; compared file by file, and left there")

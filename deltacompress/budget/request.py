@@ -48,13 +48,6 @@ class Request:
         return self.size
 
     @property
-    def out_of_reach(self) -> tuple[str, str]:
-        """What a size or a ratio is that cannot be had, and what to ask for when told one that can."""
-        if self.ratio is not None:
-            return "too large", "ask for that ratio, or a smaller one"
-        return "too small", "ask for that size, or a larger one"
-
-    @property
     def told(self) -> str:
         """As whoever asked gave it, for messages."""
         if self.ratio is not None:

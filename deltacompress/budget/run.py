@@ -135,9 +135,11 @@ def _run(job: CompressionJob, request: Request, judge: Calibration | None, repor
     seconds = time.monotonic() - started
     try:
         attempts, missed = _attempts(job, request, surveyed, inputs, reporter)
-        one = _that_keeps(job.out, request, attempts, missed, reporter)
+        one = _that_keeps(request, attempts, missed, reporter)
     except UnreachedError as error:
         waits = f"what was measured waits in {surveyed.kept}, and is used again with {switch('resume')}"
+        if holds_artifact(attempt_path(job.out)):
+            waits = f"the last attempt lies in {attempt_path(job.out)}, and {waits}"
         raise error.retold(UnreachedError, also=waits) from error
     made = one.compressed
     if made is None:
@@ -200,15 +202,13 @@ def _check_places(job: CompressionJob) -> None:
                 )
 
 
-def _that_keeps(
-    out: Path, request: Request, attempts: Sequence[_Attempt], missed: str | None, reporter: Reporter
-) -> _Attempt:
+def _that_keeps(request: Request, attempts: Sequence[_Attempt], missed: str | None, reporter: Reporter) -> _Attempt:
     """The last attempt, else the last one before it that keeps what was asked; raises UnreachedError: none does."""
     if attempts[-1].keeps:
         return attempts[-1]
     kept = [earlier for earlier in attempts if earlier.keeps]
     if not kept:
-        told = f"{missed} after {len(attempts)} attempts; the last one lies in {attempt_path(out)}"
+        told = f"{missed} after {len(attempts)} attempts"
         raise UnreachedError(told, where=request.told, way_out="ask for a little more")
     reporter.note(f"attempt {ATTEMPTS}: {missed}; compressed again by the recipe of one that kept it")
     return replace(kept[-1], compressed=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from deltacompress.budget.measuring.judge import Judged
 from deltacompress.budget.measuring.kept import Tried
 from deltacompress.budget.request import Request
 from deltacompress.budget.survey import AFTER_TRIAL, Survey
-from deltacompress.errors import InputError
+from deltacompress.errors import InputError, option
 
 _AIM, _AIM_AGAIN, _AIM_KL = 0.995, 0.99, 0.9
 """Of what is asked, what is aimed at, as predictions miss; again: where the first one missed by more than that."""
@@ -18,6 +19,9 @@ _BOUND = 1.25
 """The upper bound of a KL over it, until one was measured."""
 _NEAR = {"size": 0.98, "kl": 0.4}
 """Of what is asked, what is too little: another compression comes nearer."""
+_MARGIN = {"size": 1.01, "kl": 3.0}
+"""Over the least that is estimated, what is told to ask for: a compression may come to more. Of the pairs in
+registry/demo sizes came to 1.00 of it, bounds of a KL to 2.0."""
 
 
 class UnreachedError(InputError):
@@ -34,11 +38,12 @@ def check_size(request: Request, *, fixed: int, finetuned: int) -> None:
     if size is not None and size < fixed:
         told = f"{_told_fixed(request, fixed)} alone ({finetuned / fixed:,.0f}x); nothing was measured"
         way_out = "ask for less" if request.ratio is not None else "ask for more"
-        raise UnreachedError(told, where=request.told, way_out=f"{way_out} than that")
+        raise UnreachedError(told, where=request.told, way_out=f"{way_out} than that: all else comes on top")
 
 
 def _told_fixed(request: Request, nbytes: int) -> str:
-    return f"{request.out_of_reach[0]}: {nbytes:,} bytes are exact tensors, side files and manifest"
+    wrong = "small" if request.ratio is None else "large"
+    return f"too {wrong}: {nbytes:,} bytes are exact tensors, side files and manifest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +90,13 @@ class Target:
             picks = smallest(rungs, self.survey.sum_at(kl / self.bound))
         if picks is None:
             best = [one.index(min(one, key=lambda rung: rung[1])) for one in rungs]
-            least = self.survey.kl(best) * self.bound * 1.005  # as it is shortened: whoever asks for it gets it
-            told = f"no choice is predicted to lose so little: the least upper bound is {least:.3g}"
+            least = self.survey.kl(best) * self.bound
+            told = f"no choice is predicted to lose so little: the least upper bound is {least:.3g}, as estimated"
+            enough = f"{option('max_kl')} {least * _MARGIN['kl']:.2g}"
             raise UnreachedError(
                 f"{told}, at {self._told_size(best)}",
                 where=self.request.told,
-                way_out="ask for that, or use a recipe",
+                way_out=f"use {enough} or more, which leaves a margin, or a recipe",
             )
         return picks
 
@@ -100,12 +106,20 @@ class Target:
         told = f"{_told_fixed(self.request, self.survey.fixed_bytes)}, and the least for all else, as estimated,"
         told += f" makes it {self._told_size(least)}"
         told += f", at a predicted KL of {self.survey.kl(least):.3g}"
-        return UnreachedError(told, where=self.request.told, way_out=self.request.out_of_reach[1])
+        nbytes = math.ceil(self.survey.bytes(least) * _MARGIN["size"])
+        if self.request.ratio is None:
+            enough = f"{option('max_size')} {nbytes} or more"
+        else:
+            enough = f"{option('target_ratio')} {self._ratio(nbytes):.2f} or less"
+        return UnreachedError(told, where=self.request.told, way_out=f"use {enough}, which leaves a margin")
 
     def _told_size(self, picks: Sequence[int]) -> str:
         nbytes = self.survey.bytes(picks)
-        ratio = 100 * self.survey.finetuned_bytes // nbytes / 100  # rounded down: whoever asks for it gets it
-        return f"{nbytes:,} bytes ({ratio:.2f}x)"
+        return f"{nbytes:,} bytes ({self._ratio(nbytes):.2f}x)"
+
+    def _ratio(self, nbytes: int) -> float:
+        """Rounded down to what is told: whoever asks for it gets no fewer bytes than these."""
+        return 100 * self.survey.finetuned_bytes // nbytes / 100
 
     def above(self, nbytes: int, judged: Judged) -> bool:
         """Whether an artifact is larger, or may lose more, than was asked."""

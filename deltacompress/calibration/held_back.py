@@ -4,6 +4,7 @@ a file of their own.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,23 +79,32 @@ def held_back(
     records = encode_marked(opened.shuffled(spec.seed), opened.format, tokenizer, max_record_tokens=longest)
     used, calibrated = 0, spec.samples * spec.seq_len if judge is None else 0
     found: Records = []
+    last = deque[int](maxlen=FEWEST)
     tokens = written = 0
     for ids, given in records:
-        if enough.reached(tokens, written):
+        if len(found) >= FEWEST and enough.reached(tokens, written):
             break
         if used >= calibrated and len(ids) > max(given, 1):
             cut = max(len(ids) - spec.seq_len, 0)
             found.append((ids[cut:], max(given - cut, 1)))
             tokens, written = tokens + len(ids) - cut, written + len(ids) - max(given, cut + 1)
         used += len(ids)
+        last.append(len(ids))
     if len(found) < FEWEST and judge is not None:
         way_out = f"give at least {FEWEST}, of the kind that the model is asked"
         where = f"{option('judge')} {name_of(judge)}"
         raise CalibrationError(f"{len(found)} records to judge by", where=where, way_out=way_out)
     if len(found) < FEWEST:
-        told = f"{len(found)} records are left beyond the {spec.samples} x {spec.seq_len} tokens that are calibrated on"
-        way_out = f"give more data, records of their own ({option('judge')}), or use fewer {option('samples')}"
-        raise CalibrationError(told, where=name_of(source), way_out=f"{way_out}: some are held back, to judge by")
+        rows = (used - sum(last)) // spec.seq_len
+        samples, seq_len = f"{option('samples')} {spec.samples}", f"{option('seq_len')} {spec.seq_len}"
+        told = f"holds {used} tokens, {samples} x {seq_len} needs {calibrated}"
+        way_out = f"use {option('samples')} {rows} or fewer, " if rows > 0 else ""
+        way_out += f"give more data, or records of their own ({option('judge')})"
+        raise CalibrationError(
+            f"{told}, and {FEWEST} records more to judge by; there are {len(found)}",
+            where=name_of(source),
+            way_out=way_out,
+        )
     return found
 
 

@@ -1,7 +1,8 @@
 """Signals that stop the program, so that a scheduler's stop cleans up, and can be resumed, as Ctrl-C does.
 
 The first one raises KeyboardInterrupt in the main thread, but never in the middle of an import: a library that is half
-imported may swallow it, or end the process. It then waits for the end of the import. Others that come soon after are
+imported may swallow it, or end the process. It then waits for the end of the import; where nothing was begun yet, it
+ends the process at once. Others that come soon after are
 the same stop (a scheduler tells every process, an impatient user presses twice); one that comes later ends the process
 at once, whatever it does: also if the first still waits, for an import that hangs or a reader that reads no more.
 Nothing of that once the work is done and told: its exit code stands.
@@ -29,8 +30,9 @@ _SAME_STOP = 2.0
 _OURS = ("deltacompress.cli.main", "deltacompress.cli.program")
 _FIELDS = '{"error": {"type": "Interrupted", "where": null, "what": "%s", "way_out": %s, "exit_code": 2}}\n'
 """As failures.in_json writes them, which a program that ends early or at once does not import."""
-_ENDED_JSON = (_FIELDS % ("interrupted again; ended at once", "null")).encode()
+_ENDED = "error: interrupted again; ended at once\n", _FIELDS % ("interrupted again; ended at once", "null")
 INTERRUPTED_JSON = _FIELDS % ("interrupted", '"run it again"')
+_INTERRUPTED = "error: interrupted; run it again\n", INTERRUPTED_JSON
 _AGAIN = 0.05
 """Seconds until a stop that had to wait is tried again."""
 
@@ -41,7 +43,8 @@ class _State:
 
     number: of the signal that came first; since: when it came, in seconds; waiting: it was not raised yet, or
     swallowed; holds: what is done is being told; over: it is told, and nothing is left to stop; ends: the process does,
-    and no signal may do it in another way. told: whether a stop is told as soon as it comes.
+    and no signal may do it in another way. told: whether a stop is told as soon as it comes. begun: there may be
+    something to clean up.
     """
 
     number: int | None = None
@@ -51,6 +54,7 @@ class _State:
     over: bool = False
     ends: bool = False
     told: bool = False
+    begun: bool = True
 
 
 _state = _State()
@@ -86,6 +90,22 @@ def interrupts() -> Iterator[None]:
             sys.unraisablehook = unraisable
         for number, before in replaced:
             signal.signal(number, before)
+
+
+def interrupted(argv: Sequence[str]) -> str:
+    """What is told where nothing else is known of a stop."""
+    return _INTERRUPTED[wants_json(argv)]
+
+
+@contextmanager
+def nothing_begun() -> Iterator[None]:
+    """In this block, of imports that take seconds, a signal ends the process at once: there is nothing to clean up."""
+    check()
+    _state.begun = False
+    try:
+        yield
+    finally:
+        _state.begun = True
 
 
 def tell(*, at_once: bool) -> None:
@@ -145,13 +165,15 @@ def ignore() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
+    if not _state.begun:
+        _end_at_once(_INTERRUPTED)
     if _state.number is None:
         _state.number, _state.since, _state.waiting = number, time.monotonic(), True
         if _state.told and not _state.over:
             _write(b"stopping; what is done is kept or cleaned up (again after 2 seconds: end at once)\n")
         _raise(frame)
     elif not _state.over and time.monotonic() - _state.since > _SAME_STOP:
-        _end_at_once()
+        _end_at_once(_ENDED)
 
 
 def _try_again(_: int, frame: FrameType | None) -> None:
@@ -190,9 +212,10 @@ def _raise_again(before: Callable[[sys.UnraisableHookArgs], object]) -> Callable
     return hook
 
 
-def _end_at_once() -> None:
+def _end_at_once(told: tuple[str, str]) -> None:
+    """told: as text, as JSON."""
     try:
-        _write(_ENDED_JSON if wants_json(sys.argv) else b"error: interrupted again; ended at once\n", ends=True)
+        _write(told[wants_json(sys.argv)].encode(), ends=True)
     finally:
         os._exit(STOPPED)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from typing import NoReturn
 
@@ -11,6 +13,13 @@ from deltacompress.cli import interrupts
 def program() -> NoReturn:
     """Run the command line; after it, no signal changes the exit code any more."""
     code = interrupts.STOPPED
+
+    @atexit.register  # the first that is registered is the last that runs
+    def end() -> None:
+        """Else Python would look for garbage in all of torch before it ends, for a second or more."""
+        _flush()
+        os._exit(code)
+
     with interrupts.interrupts():
         try:
             from deltacompress.cli.main import main
@@ -18,8 +27,7 @@ def program() -> NoReturn:
             code = main()
         except KeyboardInterrupt:
             if sys.stderr is not None:
-                wants_json = interrupts.wants_json(sys.argv)
-                sys.stderr.write(interrupts.INTERRUPTED_JSON if wants_json else "error: interrupted; run it again\n")
+                sys.stderr.write(interrupts.interrupted(sys.argv))
         interrupts.ignore()
         _flush()
         sys.exit(code)

@@ -61,6 +61,7 @@ class Workspace:
         self._lock: int | None = lock
         self._made = made
         self._reporter: Reporter = SILENT
+        self._resumes = False
         self._spans: dict[str, dict[str, TensorSpan]] = {}
         self.published = False
 
@@ -90,7 +91,7 @@ class Workspace:
         except BaseException:
             remove_empty(made)
             raise
-        work.replaces, work._reporter = replaces, reporter
+        work.replaces, work._reporter, work._resumes = replaces, reporter, resume
         work._settle(identity, resume)
         return work
 
@@ -257,7 +258,8 @@ class Workspace:
                 self._reporter.note(f"{self.out} is published; only the look at its fidelity failed")
         elif self.keep():  # a full disk, a busy or lost device, out of memory: what is finished is good
             mend = "mend the cause and " if isinstance(error, InputError) else ""
-            self._reporter.note(f"{waits}: {mend}{again}")
+            # also whoever always resumes and has no such option (compare, the demo)
+            self._reporter.note(f"{waits}: {mend}{'run it again' if self._resumes else again}")
 
     def close(self) -> None:
         """Release the lock; what is there stays."""

@@ -268,6 +268,12 @@ def test_records_held_back_are_beyond_those_calibrated_on(pair: Pair) -> None:
     assert {given for _, given in records} == {1}
 
 
+def test_long_records_are_no_fewer_than_it_takes_to_judge(pair: Pair) -> None:
+    """Where a few of them already have tokens enough."""
+    opened = Checkpoint.open(pair.finetuned)
+    assert len(held_back(opened, pair.data, SPEC, Enough(20, 0, 20))) == FEWEST
+
+
 def test_records_that_calibration_cuts_are_counted_as_cut(pair: Pair, tmp_path: Path) -> None:
     """What is calibrated on is cut to the model's context, so that more records are used than by their whole length."""
     short = changed(pair, tmp_path, lambda weights: weights, max_position_embeddings=16).finetuned

@@ -148,16 +148,22 @@ def test_a_size_below_what_is_exact_is_told_before_anything_is_measured(pair: Pa
         ({"max_size": 5}, "too small", "more"),
         ({"target_ratio": 10000}, "too large", "less"),
     ):
-        with pytest.raises(InputError, match=rf"{told}: [\d,]+ {alone} {way_out} than that$"):
+        with pytest.raises(InputError, match=rf"{told}: [\d,]+ {alone} {way_out} than that: all else comes on top$"):
             budget(pair, tmp_path / "new" / "out", reporter=recorder, **asked)
     assert recorder.steps == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_too_little_data_to_hold_any_back(pair: Pair, tmp_path: Path) -> None:
-    with pytest.raises(CalibrationError, match=r"4 records are left beyond the 34 x 16 tokens .* samples"):
+    """The samples that are told can be had."""
+    told = r"\d+ tokens, samples 34 x seq_len 16 needs 544, and 8 records more to judge by; there are 4; use samples "
+    with pytest.raises(CalibrationError, match=told) as error:
         budget(pair, tmp_path / "out", target_ratio=2, samples=34)
     assert list(tmp_path.iterdir()) == []
+    rows = int(str(error.value).split("use samples ")[1].split()[0])
+    assert rows >= 30
+    with pytest.raises(InputError, match="nothing was measured"):
+        budget(pair, tmp_path / "out", max_size=5, samples=rows)
 
 
 def test_no_data(pair: Pair, tmp_path: Path) -> None:
@@ -203,7 +209,7 @@ def test_all_attempts_miss(
 ) -> None:
     """It says what is left; there is nothing else."""
     monkeypatch.setattr(target.Target, "above", lambda *_: True)
-    with pytest.raises(InputError, match=r"after 3 attempts; the last one lies in .*attempt; ask .*out\.budget\.json"):
+    with pytest.raises(InputError, match=r"3 attempts; ask .* last attempt lies in .*attempt, and .*out\.budget\.json"):
         budget(pair, tmp_path / "out", max_size=sum(ladder) // 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.attempt", "out.budget.json"]
     monkeypatch.undo()

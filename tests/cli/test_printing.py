@@ -121,6 +121,14 @@ def test_what_a_terminal_would_obey_is_escaped_wherever_it_is_printed(
     assert captured.out.count("a\\x1b[2Jb") == 1 + 2 + 2 + 1 + 1
 
 
+def test_what_a_figure_means_is_told_where_it_has_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    data = {"kl_on_calibration": 0.5, "seconds": None, "rows": [{"loss": None, "kept": 1.0}, {"loss": 0.1}]}
+    notes = {"kl_on_calibration": "A", "seconds": "B", "loss": "C", "kept": "D", "other": "E"}
+    console = Console(OutputOptions())
+    console.result(data, lambda: render.summary_and_rows("title", data, table="rows", notes=notes))
+    assert capsys.readouterr().out.endswith("\nkl on calibration: A\nloss: C\nkept: D\n")
+
+
 def test_escaping_keeps_what_can_be_seen() -> None:
     assert escape(EVIL) == SAFE
     assert escape("Müller/模型 (1).safetensors") == "Müller/模型 (1).safetensors"

@@ -82,6 +82,55 @@ def test_a_signal_long_after_the_first_ends_it_at_once() -> None:
     assert (code, told) == (2, "error: interrupted again; ended at once\n")
 
 
+def test_a_signal_in_an_import_before_anything_is_begun_does_not_wait(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nprint('went on')\n")
+    code, told = python(
+        "def work():\n    with interrupts.nothing_begun():\n        import slow\nend(work)\nprint('went on')",
+        cwd=tmp_path,
+    )
+    assert (code, told) == STOPPED
+
+
+def test_a_signal_that_came_before_does_not_wait_either() -> None:
+    assert (
+        python(
+            "def work():\n"
+            "    try:\n"
+            "        again()\n"
+            "    except KeyboardInterrupt:\n"
+            "        pass\n"
+            "    with interrupts.nothing_begun():\n"
+            "        time.sleep(30)\n"
+            "end(work)"
+        )
+        == STOPPED
+    )
+
+
+def test_compress_ends_at_once_while_it_imports_torch(tmp_path: Path, repo_root: Path) -> None:
+    demo = repo_root / "registry" / "demo"
+    argv = [
+        "compress",
+        str(demo / "base"),
+        str(demo / "palindrome"),
+        "--recipe",
+        "lossless",
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    command = [sys.executable, "-v", "-m", "deltacompress", *argv]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while not process.stderr.readline().startswith("import 'torch._C'"):
+            pass
+        process.send_signal(signal.SIGINT)
+        told = process.stderr.read()
+    assert process.returncode == 2
+    assert told.endswith("error: interrupted; run it again\n")
+    assert "import 'torch' " not in told
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("block", ["with interrupts.held():\n            hang()", "import hangs"])
 def test_a_later_signal_ends_what_hangs_while_the_first_waits(block: str, tmp_path: Path) -> None:
     """A reader of the result that reads no more, a module on a file system that is gone."""
@@ -112,10 +161,25 @@ def test_no_signal_ends_a_process_that_ends(name: str, argv: list[str]) -> None:
     """While the interpreter shuts down, as libraries' own last words are run."""
     code, told = python(
         "import atexit\nfrom deltacompress.cli.program import program\n"
-        f"atexit.register(lambda: again(signal.{name}))\nsys.argv = ['deltacompress', *{argv!r}]\nprogram()"
+        f"def last():\n    again(signal.{name})\n    print('last words', file=sys.stderr)\n"
+        "ignore = interrupts.ignore\n"
+        "interrupts.ignore = lambda: (ignore(), atexit.register(last))\n"
+        f"sys.argv = ['deltacompress', *{argv!r}]\nprogram()"
     )
     assert code == (0 if argv == ["--version"] else 2)
-    assert told.count("\n") == (argv != ["--version"])
+    assert told.endswith("last words\n")
+    assert told.count("\n") == 1 + (argv != ["--version"])
+
+
+def test_the_end_waits_for_no_garbage() -> None:
+    """Of all of torch that takes seconds."""
+    code, told = python(
+        "import gc\nfrom deltacompress.cli.program import program\n"
+        "class Slow:\n    def __del__(self):\n        sys.stderr.write('collected')\n"
+        "circle = Slow()\ncircle.own = circle\ndel circle\ngc.disable()\n"
+        "sys.argv = ['deltacompress', '--version']\nprogram()"
+    )
+    assert (code, told) == (0, "")
 
 
 def test_an_obeyed_stop_is_forgotten() -> None:

@@ -138,7 +138,7 @@ def test_verbs(artifact: Path, pair: Pair, tmp_path: Path, capsys: pytest.Captur
     assert main(["dequantize", str(out), "--out", str(dense), "--json"]) == 0
     assert main(["dequantize", str(dense), "--out", str(tmp_path / "again")]) == 2
     assert "dense already" in capsys.readouterr().err
-    assert main(["dequantize", str(out), "--out", str(dense)]) == 2
+    assert main(["dequantize", str(out), "--out", str(dense)]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "out"]
 
 
@@ -307,10 +307,8 @@ def faded(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
-def test_an_existing_place_is_refused(artifact: Path, exported: Path) -> None:
-    with pytest.raises(OutputError, match="exported"):
-        export_gptq(artifact, out=exported)
-    with pytest.raises(OutputError, match="exported"):
+def test_a_place_that_is_read_is_refused(exported: Path) -> None:
+    with pytest.raises(OutputError, match="exported, which is read"):
         dequantize(exported, out=exported)
 
 
@@ -323,10 +321,15 @@ def test_force_replaces_a_checkpoint_and_nothing_else(
     argv = [verb, str(given), "--quiet", "--out"]
     assert main([*argv, str(fresh)]) == 0
     shutil.copytree(fresh, out)
+    before = files_of(out), out.stat().st_ino
+    assert main(argv[:2] + argv[3:] + [str(out)]) == 0
+    assert f"{out}: holds the same checkpoint already; compared file by file, and left" in capsys.readouterr().err
+    assert (files_of(out), out.stat().st_ino) == before
     (out / "generation_config.json").write_text("{}")  # of the old one only
     before = files_of(out)
     assert main([*argv, str(out)]) == 2
-    assert f"{out}: exists already" in capsys.readouterr().err
+    told = f"{out}: holds another checkpoint; choose another --out, or replace it with --force"
+    assert told in capsys.readouterr().err
     assert files_of(out) == before
     assert main([*argv, str(out), "--force"]) == 0
     assert files_of(out) == files_of(fresh)

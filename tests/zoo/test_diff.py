@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from zoo.checkpoints import LORA, lora, weights, write_adapter, write_base
 
 from deltacompress.artifact.manifest import read_manifest
+from deltacompress.codecs.recipe import Recipe
 from deltacompress.errors import InputError
 from deltacompress.zoo import Zoo
 from deltacompress.zoo.entries import linking
@@ -19,7 +20,7 @@ from deltacompress.zoo.entries.reports import describe_report, scores
 from deltacompress.zoo.entries.scores import Condition
 from deltacompress.zoo.errors import NotFoundError
 from deltacompress.zoo.store import osfs
-from deltacompress.zoo.views.diff import diff
+from deltacompress.zoo.views.diff import _recipe_rows, diff
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "v1"
 
@@ -55,6 +56,25 @@ def test_two_recipes(zoo: Zoo) -> None:
     assert found["same_tensors"] == len(first) - len({row["tensor"] for row in found["tensors"]})
     assert found["shared_bytes"] > 0
     assert json.loads(json.dumps(found)) == found
+
+
+def test_of_a_recipe_what_only_one_has_by_default_is_not_told() -> None:
+    """Nor is each of the tensors that a rule names a row."""
+    (plain,) = Recipe.load("lossless").model_dump(mode="json")["rules"]
+    names = ("a.weight", "b.weight")
+    rule = {"name": names, "codec": "obs", "bits": 2, "grid": "symmetric", "step": 2.1}
+    solved = Recipe.model_validate({"name": "mine", "rules": [rule, plain]})
+    told = list(_recipe_rows(Recipe.load("lossless").model_dump(mode="json"), solved.model_dump(mode="json")))
+    rows = {row["what"]: (row["a"], row["b"]) for row in told if row["what"].startswith("rules")}
+    assert rows == {
+        "rules.0.bits": (None, 2),
+        "rules.0.codec": ("exact", "obs"),
+        "rules.0.grid": (None, "symmetric"),
+        "rules.0.name": (None, "a.weight, b.weight"),
+        "rules.0.step": (None, 2.1),
+        "rules.1.codec": (None, "exact"),
+    }
+    assert {"what": "rules.0.old", "a": 1, "b": None} in list(_recipe_rows({"rules": [{"old": 1}]}, {}))
 
 
 def test_an_entry_and_itself(zoo: Zoo) -> None:

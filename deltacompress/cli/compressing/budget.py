@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from deltacompress.cli.given import early
+from deltacompress.cli.interrupts import nothing_begun
 from deltacompress.cli.shown import render
 from deltacompress.cli.shown.console import Console
 from deltacompress.devices import DeviceName, check_driver, check_together, device_numbers
@@ -78,14 +79,17 @@ def compress_to_budget(
         InputError: two things are asked that may not agree; as compress_to.
     """
     _check(base, finetuned, asked, options, beside)
-    from deltacompress.budget.run import compress_to, recipe_path
-
+    with nothing_begun():
+        from deltacompress.budget.run import compress_to, recipe_path
     with console.progress() as reporter:
         result = compress_to(base, finetuned, **asked, **options, reporter=reporter)
     out = options["out"]
     console.note(f"recipe: {recipe_path(out)}")
     data = result.to_json()
-    console.result(data, lambda: render.summary_and_rows(f"delta in {out}", data, table="parts", more="budget"))
+    notes = {"kl": "as that on calibration, but on the records judged by"} | render.COMPRESSED
+    console.result(
+        data, lambda: render.summary_and_rows(f"delta in {out}", data, table="parts", more="budget", notes=notes)
+    )
 
 
 def _check(

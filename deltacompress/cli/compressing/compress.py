@@ -12,6 +12,7 @@ from deltacompress.cli.compressing.fleet import compress_jobs, plan_table
 from deltacompress.cli.given import early
 from deltacompress.cli.given.models import model
 from deltacompress.cli.given.options import DeviceMemory, Devices
+from deltacompress.cli.interrupts import nothing_begun
 from deltacompress.cli.shown import render
 from deltacompress.cli.shown.console import Console, verb
 from deltacompress.cli.shown.failures import UsageError
@@ -203,7 +204,8 @@ def _by_recipe(
         data = result.to_json()
         if name is not None:
             data["published"] = _publish(out, name, zoo, report, reporter)
-    console.result(data, lambda: render.summary_and_rows(f"delta in {out}", data, table="parts"))
+    notes = render.COMPRESSED
+    console.result(data, lambda: render.summary_and_rows(f"delta in {out}", data, table="parts", notes=notes))
 
 
 def _given(what: str, value: T | None) -> T:
@@ -268,8 +270,9 @@ def _compress(
     reporter: Reporter,
 ) -> tuple[CompressResult, Report | None]:
     """The result, and the report that a gate let pass."""
-    from deltacompress.codecs.recipe import Recipe
-    from deltacompress.compression.driver import compress as compress_pair
+    with nothing_begun():
+        from deltacompress.codecs.recipe import Recipe
+        from deltacompress.compression.driver import compress as compress_pair
 
     options = options | {"recipe": Recipe.load(options["recipe"]), "reporter": reporter}
     if gate is None:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _UNBOUNDED = 10_000
+COMPRESSED = {
+    "kl_on_calibration": "KL(fine-tuned || compressed) in nats/token on the data calibrated on; new data: `eval`"
+}
+"""What the figures of a compression mean whose names do not say it."""
 
 
 def summary(title: str, data: Mapping[str, Any]) -> RenderableType:
@@ -117,16 +121,26 @@ def _table(title: str, data: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def summary_and_rows(
-    title: str, data: Mapping[str, Any], *, table: str, more: str = "", spare: Sequence[str] = ()
+    title: str,
+    data: Mapping[str, Any],
+    *,
+    table: str,
+    more: str = "",
+    spare: Sequence[str] = (),
+    notes: Mapping[str, str] | None = None,
 ) -> RenderableType:
     """The summary of `data`, under the table of its list `data[table]` (and of a second list, `data[more]`).
 
-    spare: as `rows` takes it, of both.
+    spare: as `rows` takes it, of both. notes: what keys mean, told of those that have a value anywhere here.
     """
     from rich.console import Group
+    from rich.text import Text
 
-    tables = [rows(name, data.get(name, ()), spare=spare) for name in (table, more) if name]
-    return Group(*tables, summary(title, data))
+    lists = {name: data.get(name, ()) for name in (table, more) if name}
+    every = [data, *(row for found in lists.values() for row in found)]
+    shown = {key for one in every for key, value in one.items() if value is not None}
+    told = [Text(f"{key.replace('_', ' ')}: {note}") for key, note in (notes or {}).items() if key in shown]
+    return Group(*(rows(name, found, spare=spare) for name, found in lists.items()), summary(title, data), *told)
 
 
 def _format(key: str, value: Any) -> str:

@@ -17,6 +17,12 @@ from deltacompress.errors import InputError, option, switch
 
 _SPARE = ("damp_fraction", "kept", "status", "shape", "kind")
 """Columns that a narrow screen is spared."""
+_NOTES = {
+    "loss": "squared error over that of storing nothing; obs: of outputs on the calibration data, others: of weights",
+    "kept": "obs: the share of the delta's effect on those outputs that is stored (1: all of it)",
+    "damp_fraction": "obs: what steadied the solver, added to the Hessian's diagonal, over the mean of that",
+}
+"""What the columns mean whose names do not say it."""
 
 
 @verb
@@ -40,7 +46,10 @@ def inspect(
             _inspect_adapter(console, place, entropy=entropy)
             return
         data = load_delta(place).summary(entropy=entropy)
-    console.result(data, lambda: render.summary_and_rows(artifact, data, table="tensors", more="parts", spare=_SPARE))
+    console.result(
+        data,
+        lambda: render.summary_and_rows(artifact, data, table="tensors", more="parts", spare=_SPARE, notes=_NOTES),
+    )
 
 
 @verb

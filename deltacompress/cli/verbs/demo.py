@@ -26,7 +26,8 @@ def demo(
 
     with console.progress() as reporter:
         data = run_demo(out, force=force, reporter=reporter).to_json()
-    console.result(data, lambda: render.summary_and_rows(f"results in {out}", data, table="variants"))
+    notes = {"loss": "in nats per token of the completions"}
+    console.result(data, lambda: render.summary_and_rows(f"results in {out}", data, table="variants", notes=notes))
     console.note(
         "next, a pair of your own: deltacompress compress BASE FINETUNED --recipe int2-24 --calibration DATA.jsonl "
         "--out DELTA (`deltacompress recipes` says which recipe for whom)"

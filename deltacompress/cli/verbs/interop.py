@@ -26,7 +26,7 @@ def export(
     """Write an artifact of recipe gptq-4bit as a GPTQ checkpoint, for engines that serve one model alone."""
     from deltacompress.cli.shown import render
 
-    early.output(out, replaces="checkpoint" if force else "nothing")
+    early.output(out, replaces="checkpoint")
     with console.progress() as reporter:
         place = early.artifact(artifact, zoo, reporter=reporter)
         from deltacompress.interop import export_gptq
@@ -47,7 +47,7 @@ def dequantize(
     """Write the dense checkpoint that a GPTQ checkpoint stands for, so that every other verb can take it."""
     from deltacompress.cli.shown import render
 
-    early.output(out, replaces="checkpoint" if force else "nothing")
+    early.output(out, replaces="checkpoint")
     early.checkpoints(model)
     from deltacompress.interop import dequantize as dequantize_model
 

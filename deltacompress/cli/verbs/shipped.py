@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from deltacompress.evaluation.tasks.load import LocalSpec, SuiteSpec
 
 ADVICE = (
-    "start with int2-24; int4-24 where quality comes first; sign-24 where size does; lossless where every bit counts, "
-    "or for a model that cannot be calibrated; gptq-4bit for other engines"
+    "start with int2-24; int4-24 where quality comes first; storage, storage-small for the least loss at their bytes "
+    "on disk; sign-24 where size comes first; lossless where every bit counts, or for a model that cannot be "
+    "calibrated; gptq-4bit for other engines"
 )
 Shown = Annotated[str | None, typer.Argument(metavar="NAME", help="Show this one as it is written.")]
 

@@ -14,6 +14,8 @@ from deltacompress.cli.zoo.options import Name, ZooOption
 
 _LARGEST = 10
 """Tensors that `diff` names."""
+_LONGEST = 100
+"""Characters of a cell, such as the names of a rule's tensors; --json has all of them."""
 
 
 @verb
@@ -208,7 +210,9 @@ def _cell(what: str, value: object) -> str:
         return f"{value:,} B"
     if isinstance(value, str) and len(value) == 64 and not value.strip("0123456789abcdef"):
         return f"{value[:12]}..."
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return told if len(told := str(value)) <= _LONGEST else f"{told[:_LONGEST]}..."
 
 
 def _sized(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from deltacompress.arguments import checked
-from deltacompress.artifact.outputs import check_free, check_outside, holds_checkpoint, publish_directory
+from deltacompress.artifact.outputs import check_free, check_outside, holds_checkpoint, publish_checkpoint
 from deltacompress.artifact.restoration import fresh_directory
 from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.header import load_json_object
@@ -56,17 +56,16 @@ def dequantize(model: str | Path, *, out: str | Path, force: bool = False, repor
 
     Codes of 2, 3, 4 or 8 bits, any groups, reordered columns (desc_act), formats `gptq` and `gptq_v2`. The dtype is
     that of config.json, else that of the tensors that are not quantized.
-    force: replace another checkpoint that `out` holds.
+    A checkpoint that `out` holds already is left there if it is the very same; force: replaced if it is another.
 
     Raises:
         CheckpointError: `model` cannot be read, or its tensors do not belong together; says which.
         InputError: it is not quantized, or not as GPTQ does.
-        OutputError: `out` exists or cannot be written.
+        OutputError: `out` holds something else, or cannot be written.
     """
     reporter = reporter or SILENT
     target = Path(out)
-    replaces = holds_checkpoint if force else None
-    check_free(target, replaces=replaces)
+    check_free(target, replaces=holds_checkpoint)
     source = Checkpoint.open(model)
     check_outside(target, source.path)
     settings = _settings(source)
@@ -82,7 +81,7 @@ def dequantize(model: str | Path, *, out: str | Path, force: bool = False, repor
                 continue
             with source.open_side_file(file) as opened:
                 write_file(ready / file.name, iter(partial(opened.read, _CHUNK), b""))
-        publish_directory(ready, target, replaces=replaces)
+        publish_checkpoint(ready, target, force=force, reporter=reporter)
     return target
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from deltacompress.arguments import checked
 from deltacompress.artifact.delta import Delta, load_delta
-from deltacompress.artifact.outputs import check_free, check_outside, holds_checkpoint, publish_directory
+from deltacompress.artifact.outputs import check_free, check_outside, holds_checkpoint, publish_checkpoint
 from deltacompress.artifact.records import TensorRecord
 from deltacompress.artifact.restoration import copy_side_files, fresh_directory, tensor_info
 from deltacompress.checkpoints.header import load_json_object
@@ -43,17 +43,17 @@ def export_gptq(
     """Write the directory `out`, a checkpoint that transformers (with GPTQModel), vLLM and others load; returns it.
 
     Linear weights become int32 words of their codes, scales fp16; everything else is restored as it was. No base is
-    needed, since whole weights decode on their own. force: replace another checkpoint that `out` holds.
+    needed, since whole weights decode on their own. A checkpoint that `out` holds already is left there if it is the
+    very same; force: replaced if it is another.
 
     Raises:
         InputError: the artifact holds deltas, or codes that GPTQ checkpoints cannot hold; says which tensor.
         IntegrityError: the artifact is damaged.
-        OutputError: `out` exists or cannot be written.
+        OutputError: `out` holds something else, or cannot be written.
     """
     reporter = reporter or SILENT
     target = Path(out)
-    replaces = holds_checkpoint if force else None
-    check_free(target, replaces=replaces)
+    check_free(target, replaces=holds_checkpoint)
     delta = load_delta(artifact)
     settings = _settings(delta)
     check_outside(target, delta.path)
@@ -61,7 +61,7 @@ def export_gptq(
     with fresh_directory(target) as ready:
         write_checkpoint(ready, _Writer(delta, reporter).tensors())
         _write_side_files(delta, settings, ready)
-        publish_directory(ready, target, replaces=replaces)
+        publish_checkpoint(ready, target, force=force, reporter=reporter)
     return target
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from deltacompress.errors import BackendError, option
+from deltacompress.errors import BackendError, to_free_memory
 from deltacompress.runtime.cache.variant_cache import VariantCache
 from deltacompress.runtime.modules.model import DecoupledModel
 
@@ -21,5 +21,5 @@ def explained(model: DecoupledModel, cache: VariantCache, doing: str) -> Iterato
         base = sum(one.nbytes for one in model.model.parameters())
         raise BackendError(
             f"{model.device} is out of memory ({doing}; base {base} bytes, {cache.describe()})",
-            way_out=f"lower {option('budget_bytes')} or {option('max_batch')}, give fewer sequences or shorter ones",
+            way_out=to_free_memory(),
         ) from error

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from deltacompress.errors import BackendError, InputError, option
+from deltacompress.errors import BackendError, InputError, to_free_memory
 from deltacompress.kernels import Backend
 from deltacompress.numerics.compiled.threads import one_thread_here
 from deltacompress.runtime.cache.loaded_variant import Operands, Reading, Sources
@@ -103,5 +103,5 @@ def no_memory(device: torch.device, resident: str) -> BackendError:
     """What is told of a variant that finds none on its way; resident: what is on the device, in words."""
     return BackendError(
         f"{device} is out of memory while a variant is loaded ({resident})",
-        way_out=f"lower {option('budget_bytes')}, {option('max_batch')} or the number of variants in use",
+        way_out=to_free_memory(),
     )

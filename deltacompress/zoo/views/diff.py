@@ -7,7 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from deltacompress.checkpoints.header import ITEMSIZE
+from deltacompress.codecs.recipe import Recipe
 from deltacompress.zoo.catalog import Catalog
 from deltacompress.zoo.entries.artifact import manifest_in
 from deltacompress.zoo.entries.bases import identity_in
@@ -39,7 +42,8 @@ class _Side:
 def diff(zoo: Catalog, a: str, b: str) -> dict[str, Any]:
     """Compare two entries of one zoo; what `zoo diff --json` prints.
 
-    facts, recipe, scores: rows {what, a, b} of what differs (None: not there); tensors: rows {tensor, what, a, b}, with
+    facts, recipe, scores: rows {what, a, b} of what differs (None: not there; of a recipe, that is not told of what the
+    other has by default); tensors: rows {tensor, what, a, b}, with
     a `what` of "tensor" where only one has it; changed: a row {tensor, kind, change, a_bytes, b_bytes} for each tensor
     of those, the largest first; changes: they are counted, {kind, change, tensors, a_bytes, b_bytes}; same_tensors: how
     many are equal in everything; shared_bytes, a_bytes, b_bytes: stored once for both, or for one of them only.
@@ -56,7 +60,7 @@ def diff(zoo: Catalog, a: str, b: str) -> dict[str, Any]:
         "b": str(right.found),
         "same": left.found.manifest == right.found.manifest,
         "facts": list(_rows(_facts(left), _facts(right))),
-        "recipe": list(_rows(dict(_flat(left.recipe)), dict(_flat(right.recipe)))),
+        "recipe": list(_recipe_rows(left.recipe, right.recipe)),
         "scores": list(_rows(left.scores, right.scores)),
         "tensors": rows,
         "changed": changed,
@@ -108,6 +112,22 @@ def _rows(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, Any]
     for key in (*a, *(key for key in b if key not in a)):
         if a.get(key) != b.get(key):
             yield {"what": key, "a": a.get(key), "b": b.get(key)}
+
+
+def _recipe_rows(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """As _rows, without what only one has, and by default."""
+    chosen = _chosen(a) | _chosen(b)
+    for row in _rows(dict(_flat(a)), dict(_flat(b))):
+        if row["what"] in chosen or row["what"].endswith(".codec") or None not in (row["a"], row["b"]):
+            yield row
+
+
+def _chosen(recipe: Mapping[str, Any]) -> set[str]:
+    """The paths of what is not there by default; of a recipe of another version, which is not known, all."""
+    try:
+        return {path for path, _ in _flat(Recipe.model_validate(recipe).model_dump(mode="json", exclude_defaults=True))}
+    except ValidationError:
+        return {path for path, _ in _flat(recipe)}
 
 
 def _tensors(a: Mapping[str, Mapping[str, Any]], b: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -162,6 +182,8 @@ def _flat(data: Any) -> Iterator[tuple[str, Any]]:
         path, value = todo.pop()
         if isinstance(value, Mapping):
             todo += [(f"{path}.{key}", one) for key, one in reversed(list(value.items()))]
+        elif isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+            yield path.lstrip("."), ", ".join(value)  # a rule's names
         elif isinstance(value, list | tuple):
             todo += [(f"{path}.{number}", one) for number, one in reversed(list(enumerate(value)))]
         else:

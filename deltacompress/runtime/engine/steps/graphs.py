@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deltacompress.errors import BackendError, InternalError, option
+from deltacompress.errors import BackendError, InternalError, to_free_memory
 from deltacompress.runtime.batch import BASE, FixedBatch
 from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.modules.model import DecoupledModel
@@ -200,6 +200,5 @@ def _memory() -> Iterator[None]:
         yield
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError) or isinstance(error.__context__, torch.OutOfMemoryError):
-            way_out = f"lower {option('max_batch')} or {option('budget_bytes')}"
-            raise BackendError("no memory to capture a forward", way_out=way_out) from error
+            raise BackendError("no memory to capture a forward", way_out=to_free_memory()) from error
         raise

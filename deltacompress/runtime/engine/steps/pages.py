@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deltacompress.devices import free_bytes
-from deltacompress.errors import BackendError, option
+from deltacompress.errors import BackendError, to_free_memory
 
 PAGE = 16
 """Tokens of a page, if nothing else is said."""
@@ -247,5 +247,5 @@ def no_memory(tokens: int) -> BackendError:
     """What is raised where there are no pages for so many."""
     return BackendError(
         f"no memory for the keys and values of {tokens} tokens",
-        way_out=f"lower {option('max_batch')}, {option('max_new_tokens')} or {option('budget_bytes')}",
+        way_out=to_free_memory(),
     )
