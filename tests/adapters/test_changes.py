@@ -119,9 +119,7 @@ def test_names_of_the_base_that_leave_out_the_prefix(tmp_path: Path) -> None:
 
 SAVED = LORA | {"modules_to_save": ["lm_head"]}
 NOT_THE_BASES: dict[str, tuple[dict[str, Any], Tensors, str]] = {
-    "rank": (LORA | {"r": 3}, lora(), r"lora A has shape \[2, 8\], the base needs \[3, 8\] \(base team/llama@1\)"),
-    "rank of one": (LORA | {"rank_pattern": {"q_proj": 3}}, lora(), r"the base needs \[3, 8\]"),
-    "outputs": (LORA, lora(outputs=8), r"lora B has shape \[8, 2\], the base needs \[4, 2\]"),
+    "outputs": (LORA, lora(outputs=8), r"lora B has shape \[8, 2\], the base needs \[4, 2\] \(base team/llama@1\)"),
     "inputs": (LORA, lora(inputs=4), r"lora A has shape \[2, 4\]"),
     "swapped": (LORA | {"fan_in_fan_out": True}, lora(), r"the base needs \[2, 4\]"),
     "module": (LORA | {"target_modules": ["w"]}, lora("model.w"), "module model.w is not in the base"),
@@ -175,6 +173,9 @@ NOT_THE_BASES: dict[str, tuple[dict[str, Any], Tensors, str]] = {
     "token": (TOKENS | {"trainable_token_indices": [1, 12]}, lora() | rows(), "token 12 is beyond the 12 rows"),
 }
 AT_ODDS: dict[str, tuple[dict[str, Any], Tensors, str]] = {
+    "rank": (LORA | {"r": 3}, lora(), "q_proj: A and B are of rank 2, by the config it is 3"),
+    "rank of one": (LORA | {"rank_pattern": {"q_proj": 3}}, lora(), "are of rank 2, by the config it is 3"),
+    "rank of an embedding": (LORA | {"r": 3, "target_modules": ["embed_tokens"]}, embedded(12), "are of rank 2"),
     "A alone": (LORA, {f"{AT}{Q}.lora_A.weight": numbers(2, 8)}, "has A only; A and B belong together"),
     "B alone": (LORA, {f"{AT}{Q}.lora_B.weight": numbers(4, 2)}, "has B only"),
     "mixed": (LORA, lora() | {f"{AT}{Q}.lora_embedding_A": numbers(2, 8)}, "A and B belong together"),

@@ -100,7 +100,7 @@ def test_the_delta_is_found_by_the_name_of_its_model(
     with pytest.raises(ConflictError, match=r"several deltas could be meant .*say which with --base"):
         linking.add(zoo, own, "team/styled")
     (own / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "acme/none"}))
-    with pytest.raises(NotFoundError, match="its base 'acme/none' is not in this zoo"):
+    with pytest.raises(NotFoundError, match="no base of this zoo is known as 'acme/none'"):
         linking.add(zoo, own, "team/styled")
 
 

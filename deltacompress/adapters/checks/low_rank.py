@@ -24,6 +24,7 @@ def low_rank(brought: Brought, tensors: Tensors, settings: AdapterConfig, output
     rank = settings.rank_of(module)
     if rank < 1:
         raise ValueError(f"module {module} has A and B, but its rank is {rank}")
+    _agree(module, tensors[roles["A"]], tensors[roles["B"]], rank)
     wanted = {"A": (rank, inputs), "B": (outputs, rank), "B bias": (outputs,), "magnitude": (outputs,)}
     for role, shape in wanted.items():
         if role in roles:
@@ -41,6 +42,7 @@ def embedding(brought: Brought, tensors: Tensors, settings: AdapterConfig, rows:
     module, roles = brought.module, brought.roles
     _need(brought, ("embedding A", "embedding B"), settings)
     rank = settings.rank_of(module)
+    _agree(module, tensors[roles["embedding A"]], tensors[roles["embedding B"]], rank)
     wanted = {"embedding A": (rank, rows), "embedding B": (columns, rank), "magnitude": (columns,)}
     for role, shape in wanted.items():
         if role in roles:
@@ -48,6 +50,12 @@ def embedding(brought: Brought, tensors: Tensors, settings: AdapterConfig, rows:
     return EmbeddingLowRank(
         roles["embedding A"], roles["embedding B"], rank, settings.scale_of(module), magnitude=roles.get("magnitude")
     )
+
+
+def _agree(module: str, a: TensorInfo, b: TensorInfo, rank: int) -> None:
+    """Where they are of one rank, it must be that of the config: else it is not the base that they do not fit."""
+    if len(a.shape) == len(b.shape) == 2 and a.shape[0] == b.shape[1] != rank:
+        raise ValueError(f"module {module}: A and B are of rank {a.shape[0]}, by the config it is {rank}")
 
 
 def _need(brought: Brought, pair: tuple[str, str], settings: AdapterConfig) -> None:

@@ -221,8 +221,8 @@ def _open(
             one: early.served(source, zoo, base=base, over=under.get(one), reporter=reporter)
             for one, source in sources.items()
         }
-    from deltacompress.runtime import Runtime
-
+    with interrupts.nothing_begun():
+        from deltacompress.runtime import Runtime
     runtime = Runtime.from_base(base, device=device, dtype=dtype, backend=backend, tp=tp)
     place = places.pop(_MAIN)
     own = None if place == Path(artifact) else artifact  # an entry's own name, not that of a cache

@@ -195,10 +195,11 @@ def _add_adapter(
         candidates = [one for one in candidates if revision is None or one.summary.get("revision") in (revision, None)]
         wanted = _only(candidates, str(source)) or _only_delta(deltas_of(claimed or "", listed), str(source))
         if wanted is None:
+            there = ", ".join([*dict.fromkeys(one.name for one in base_refs(zoo, listed=listed))][:4])
             raise NotFoundError(
-                f"its base {str(claimed)[:200]!a} is not in this zoo",
+                f"no base of this zoo is known as {str(claimed)[:200]!a}, which it names as its own",
                 where=source,
-                way_out="add it (`zoo add BASE_MODEL NAME`), or name the entry with --base",
+                way_out=f"say which with --base ({there})" if there else "add it (`zoo add BASE_MODEL NAME`)",
             )
     beneath = model_of(zoo, wanted)
     described = describe_adapter(source, beneath)
