@@ -85,6 +85,8 @@ def test_an_entry_is_loaded_when_it_is_named_and_once(live: Live) -> None:
     assert names(live) == ["tiny", "bot", "sql"]
     for model in ("team/bot@prod", "team/bot@1", "team/bot@prod"):
         assert ask(live, model) == (200, "ab")
+        answer = live.post("/v1/completions", model=model, prompt="ab", max_tokens=2).json()
+        assert answer["model"] == "team/bot@1"  # of which version it is
     assert names(live) == ["tiny", "bot", "sql", "team/bot@1"]
     assert ask(live, "team/bot") == ask(live, "team/bot@latest") == (200, "ab")
     assert names(live) == ["tiny", "bot", "sql", "team/bot@1", "team/bot@2"]

@@ -30,8 +30,9 @@ class Choice:
 class Answers:
     """All answers of one request, whole or chunk by chunk; of one that is no stream, chunks are None."""
 
-    def __init__(self, asked: Asked, request: str, prompt_tokens: Sequence[int]) -> None:
-        self._asked = asked
+    def __init__(self, asked: Asked, request: str, prompt_tokens: Sequence[int], variant: str | None) -> None:
+        """variant: that answers; of an entry of a zoo the version that its name meant. None: the base."""
+        self._asked, self._model = asked, variant or asked.model
         self._id = f"{'chatcmpl' if asked.chat else 'cmpl'}-{request}"
         self._created = int(time.time())
         self._prompt_tokens = sum(prompt_tokens[:: asked.n])
@@ -101,7 +102,7 @@ class Answers:
             "id": self._id,
             "object": kind,
             "created": self._created,
-            "model": self._asked.model,
+            "model": self._model,
             "system_fingerprint": f"deltacompress-{__version__}",
             "choices": choices,
         }

@@ -38,7 +38,7 @@ async def generate(
             if client.gone.is_set():
                 raise no_engine(failed=client.failure is not None) from None
             raise of_refusal(error.refused, asked.model) from None
-        answers = Answers(asked, number, group.prompt_tokens)
+        answers = Answers(asked, number, group.prompt_tokens, variant)
         async with _watched(exchange, group):
             if asked.stream:
                 await _stream(exchange, asked, group, answers, client, log)
