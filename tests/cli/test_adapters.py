@@ -110,8 +110,10 @@ def test_an_entry_is_compared_with_its_digests(
     own = ["--zoo", tmp_path / "zoo"]
     code, out, err = command("verify", "team/bot", "--base", pair.base, *own, "--json")
     assert (code, json.loads(out)["compared_with"]) == (0, "the digests of team/bot")
+    assert json.loads(out)["adapter"] == "team/bot"
     assert "no recorded hashes" not in err
-    assert json.loads(command("inspect", "team/bot", *own, "--json")[1])["modules"] == 4
+    shown = json.loads(command("inspect", "team/bot", *own, "--json")[1])
+    assert (shown["adapter"], shown["modules"]) == ("team/bot", 4)
     more = ["w1", "--base", pair.base, "--max-new-tokens", 2, "--also", "other=team/bot", "--json"]
     answers = json.loads(command("generate", "team/bot", *own, *more)[1])["answers"]
     assert [one["name"] for one in answers] == ["team/bot", "other"]

@@ -228,7 +228,7 @@ def test_debug_from_the_environment(
 def test_json_is_all_there_is_on_stdout(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out) == SUMMARY
+    assert json.loads(captured.out) == SUMMARY | {"artifact": "x"}
     assert captured.err == ""
 
 

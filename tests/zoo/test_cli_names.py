@@ -36,6 +36,18 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     return GOLDEN / "base", tmp_path / "finetuned"
 
 
+def test_an_entry_is_told_of_by_its_name(verb: Verb, run: Run, tmp_path: Path) -> None:
+    """Not by the directory of the cache in which it lies."""
+    where = tmp_path / "zoo"
+    run("init", where)
+    run("add", GOLDEN / "base", "t/base", "--zoo", where)
+    run("add", GOLDEN / "int4-24", "t/bot", "--zoo", where)
+    assert data(verb("inspect", "t/bot", "--zoo", where, "--json"))["artifact"] == "t/bot"
+    export = ("export", "t/bot", "--zoo", where, "--out", tmp_path / "out")
+    assert verb(*export)[2].splitlines()[-1].startswith("error: t/bot: holds deltas, ")
+    assert json.loads(verb(*export, "--json")[2])["error"]["where"] == "t/bot"
+
+
 def test_compress_publishes(verb: Verb, run: Run, pair: tuple[Path, Path], tmp_path: Path) -> None:
     where = tmp_path / "zoo"
     run("init", where)

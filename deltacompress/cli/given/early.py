@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from deltacompress.cli.shown.failures import CALLED
 from deltacompress.devices import check_driver
 from deltacompress.errors import option
 from deltacompress.files.output import check_can_hold
@@ -139,7 +140,9 @@ def place(spec: str, zoo: str | None, *, base: Path | None = None, reporter: Rep
         return Path(spec)
     from deltacompress.zoo.exchange.resolve import artifact_path
 
-    return artifact_path(spec, zoo, base=base, reporter=reporter)
+    found = artifact_path(spec, zoo, base=base, reporter=reporter)
+    CALLED[str(found)] = spec
+    return found
 
 
 def entry(spec: str, zoo: str | None) -> str | None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
 import typer
 
 from deltacompress.cli.interrupts import check, finish, held, tell
-from deltacompress.cli.shown.failures import failure, in_json
+from deltacompress.cli.shown.failures import as_given, failure, in_json
 from deltacompress.cli.shown.screen import ReaderGoneError, discard, screen
 from deltacompress.errors import DeltaCompressError, InputError, OutputError, for_the_command_line
 from deltacompress.escape import escape
@@ -247,7 +247,7 @@ def print_failure(error: DeltaCompressError, *, as_json: bool) -> None:
 
 def print_error(message: str) -> None:
     """One line on stderr, however many the message has."""
-    _stderr("error: " + " ".join(message.split()), style="red")
+    _stderr("error: " + " ".join(as_given(message).split()), style="red")
 
 
 def _stderr(message: str, *, style: str | None = None) -> None:

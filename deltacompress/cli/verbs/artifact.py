@@ -43,9 +43,9 @@ def inspect(
     with console.progress() as reporter:
         place = early.place(artifact, zoo, reporter=reporter)
         if is_adapter(place):
-            _inspect_adapter(console, place, entropy=entropy)
+            _inspect_adapter(console, artifact, place, entropy=entropy)
             return
-        data = load_delta(place).summary(entropy=entropy)
+        data = load_delta(place).summary(entropy=entropy) | {"artifact": artifact}
     console.result(
         data,
         lambda: render.summary_and_rows(artifact, data, table="tensors", more="parts", spare=_SPARE, notes=_NOTES),
@@ -93,7 +93,7 @@ def verify(
     console.result(data, lambda: render.summary("verified", data))
 
 
-def _inspect_adapter(console: Console, place: Path, *, entropy: bool) -> None:
+def _inspect_adapter(console: Console, given: str, place: Path, *, entropy: bool) -> None:
     from deltacompress.adapters.adapter import read_adapter
     from deltacompress.adapters.summary import summarize
     from deltacompress.cli.shown import render
@@ -101,10 +101,10 @@ def _inspect_adapter(console: Console, place: Path, *, entropy: bool) -> None:
     if entropy:
         told = "is of the codes of an artifact, and this is a PEFT adapter"
         raise InputError(told, where=switch("entropy"), way_out="leave it out")
-    data = summarize(read_adapter(place))
+    data = summarize(read_adapter(place)) | {"adapter": given}
     if data["left_out"]:
         console.note(f"not the adapter's own, and passed over: {', '.join(data['left_out'])}")
-    console.result(data, lambda: render.summary_and_rows(str(place), data, table="changes"))
+    console.result(data, lambda: render.summary_and_rows(given, data, table="changes"))
 
 
 def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path | None, *, entry: str | None) -> None:
@@ -131,7 +131,7 @@ def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path
         told = {"kind": adapter.kind, "modules": adapter.modules, "digest": adapter.digest}
     if entry is None:
         console.note(f"a PEFT adapter's directory has no recorded hashes: its {shapes} were checked")
-    data = {"adapter": str(place), "base": None if base is None else str(base), "kind": told["kind"]}
+    data = {"adapter": entry or str(place), "base": None if base is None else str(base), "kind": told["kind"]}
     data |= {} if over is None else {"over": str(over)}
     data |= {"modules": told["modules"], "digest": told["digest"], "verified": True}
     data["compared_with"] = None if entry is None else f"the digests of {entry}"
