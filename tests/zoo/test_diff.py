@@ -88,6 +88,14 @@ def test_an_entry_and_itself(zoo: Zoo) -> None:
         diff(zoo, "t/bot", "t/none")
 
 
+def test_the_same_under_another_link(zoo: Zoo) -> None:
+    first = zoo.add(GOLDEN / "int4-24", "t/bot")
+    zoo.add(GOLDEN / "int4-24", "t/bot", parents=["t/bot@1"], relation="recompressed")
+    found = diff(zoo, "t/bot@1", "t/bot@2")
+    facts = {row["what"]: (row["a"], row["b"]) for row in found["facts"]}
+    assert facts == {"relation": ("quantized", "recompressed"), "linked_to": (None, first.manifest[:12])}
+
+
 def test_bases_and_adapters(zoo: Zoo, tmp_path: Path) -> None:
     linking.add(zoo, write_base(tmp_path / "a"), "t/a", hub_id="acme/llama")
     changed = weights() | {"extra": weights(1)["model.layers.0.input_layernorm.weight"]}

@@ -103,6 +103,7 @@ def _facts(side: _Side) -> dict[str, Any]:
         "finetuned": told.finetuned_name,
         "finetuned_hash": told.finetuned and told.finetuned[:12],
         "relation": told.relation,
+        "linked_to": ", ".join(sorted(one[:12] for one in told.parents)) or None,
         "entry_bytes": side.entry.logical_bytes,
     }
     return facts | dict(side.entry.summary) | facts
