@@ -168,7 +168,7 @@ def test_there_is_no_place_for_it(family: Family, runtime: Runtime, tmp_path: Pa
         ({"peft_type": "IA3"}, "peft_type 'IA3'"),
         ({"init_lora_weights": "pissa"}, "PiSSA changes the weights of the base"),
         ({"target_modules": ["q_proj"]}, "is not among target_modules"),
-        ({"r": 3}, "has shape"),
+        ({"r": 3}, "are of rank 8, by the config it is 3"),
     ],
 )
 def test_configs_that_are_not_read(
