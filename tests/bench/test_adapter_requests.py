@@ -105,9 +105,7 @@ class TestAnswers:
         asked = asked_of(models.names, 5, SHORT)
         _, tokens = closed(models, asked, LIMITS, 5, 0, [one.id for one in asked])
         assert [len(one) for one in tokens.values()] == [6] * 5
-        found = alone(models, asked, tokens, 0)
-        assert found["checked"] == 5
-        assert found["gap"] < 1e-4  # two logits may be that near, and a busy machine sums with fewer threads
+        assert alone(models, asked, tokens, 0) == {"checked": 5, "alike": 5, "gap": 0.0}
         found = alone(models, asked, {"r0": tokens["r1"]}, 0)
         assert (found["checked"], found["alike"]) == (1, 0)
         assert found["gap"] > GAP

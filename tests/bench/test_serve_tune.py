@@ -20,12 +20,6 @@ from deltacompress.serving.profile import read_profile
 SHORT = ["--device", "cpu", "--scale", "0.03", "--rate", "25", "--seconds", "1", "--variants", "3", "--json"]
 
 
-@pytest.fixture(autouse=True)
-def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second there has few steps."""
-    monkeypatch.setattr("deltacompress.bench.serve.check.FEWEST", 8)
-
-
 def test_tuned_and_served(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The simulator asks for one more run, of its choice; one of both is kept, and can be served with."""
     monkeypatch.setattr(Problem, "climbed", lambda _self, start: Choice(2, 8, 128))

@@ -61,7 +61,7 @@ def test_whoever_comes_and_goes(trio: dict[str, Served], tmp_path: Path, dtype: 
         assert running._scheduler.pages.held == 0
     for call in asked:
         assert logs[1].tokens(call.id) == logs[0].tokens(call.id)
-    assert 0 < captured < 3 * len(asked) // 4
+    assert 0 < captured < len(asked) // 2
 
 
 def test_warm(trio: dict[str, Served]) -> None:
