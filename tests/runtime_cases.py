@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 import torch
 import transformers
 from pairs import Pair, Weights
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from deltacompress.artifact.restoration import restore
@@ -111,3 +113,18 @@ def give_pages(scheduler: Scheduler, rows: int) -> None:
         pages.of_layer(layer, *torch.zeros(shape, dtype=model.dtype, device=model.device))
     scheduler.decoder.fit(rows, 2)
     scheduler.decoder._write([(row, at, page) for row in range(rows) for at, page in enumerate(pages.take(2))])
+
+
+def lora(folder: Path, base: Path, seed: int, rank: int) -> Path:
+    """For two linears of each layer."""
+    weights, draw, tensors = load_file(base / "model.safetensors"), torch.Generator().manual_seed(seed), {}
+    for name, weight in weights.items():
+        if "q_proj" in name or "down_proj" in name:
+            stem = f"base_model.model.{name.removesuffix('.weight')}.lora_"
+            tensors[f"{stem}A.weight"] = torch.randn(rank, weight.shape[1], generator=draw)
+            tensors[f"{stem}B.weight"] = torch.randn(weight.shape[0], rank, generator=draw) / rank
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["q_proj", "down_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder

@@ -20,10 +20,13 @@ class Again:
 
     def __init__(self, step: Any, inputs: torch.Tensor, _: object, batch: FixedBatch, traits: Any):
         self._step, self._size, self.batch, self.traits = step, len(inputs), batch, traits
+        self.serves = batch.active()
         self.replay(inputs)  # as before a capture
 
     def replay(self, inputs: torch.Tensor) -> torch.Tensor:
         assert len(inputs) == self._size
+        # what was launched for slots that are empty by now is launched for these
+        self.batch._active = tuple(dict.fromkeys((*self.serves, *self.batch.slots)))
         return self._step(inputs)
 
 

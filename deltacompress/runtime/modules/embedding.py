@@ -6,7 +6,7 @@ numbers as tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 import torch
@@ -48,15 +48,19 @@ class Embeddings:
             return set()
         return {self._formats[slot]} if self._fuse and self._formats[slot] is not None else None
 
+    def launched(self, slots: Collection[int]) -> Traits:
+        """See Seat."""
+        return {*self._pointers} if any(slot in self._own for slot in slots) else set()
+
     def touched(self, batch: Batch) -> bool:
         """Whether a request of this batch has a table of its own."""
         return any(slot in self._own for slot in batch.active())
 
     def rows(self, ids: Tensor, batch: Batch) -> Tensor:
         """Rows [tokens, hidden] of `ids` [tokens], in the dtype of the base's table."""
-        formats = dict.fromkeys(self._formats[slot] for slot in batch.active() if slot in self._own)
+        formats = {self._formats[slot] for slot in batch.active() if slot in self._own}
         if self._fuse and None not in formats:
-            return self._fused_rows(ids, batch, [one for one in formats if one is not None])
+            return self._fused_rows(ids, batch, [one for one in self._pointers if batch.fixed or one in formats])
         pieces = [
             self._own[piece.slot].lookup(ids[piece.first : piece.last], self._weight)
             if piece.slot in self._own

@@ -11,7 +11,7 @@ from names but seen in a forward.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby, pairwise
 from typing import Any, ClassVar
@@ -91,6 +91,10 @@ class DecoupledLinear(nn.Linear):
                     return None
                 found |= more
         return found
+
+    def launched(self, slots: Collection[int]) -> Traits:
+        """See Seat."""
+        return {one for product in self.products(slots) for one in product.launched(slots)}
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]; a head that keeps some rows only: [requests, tokens, in] -> [1, kept rows, out].

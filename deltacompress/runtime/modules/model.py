@@ -6,7 +6,7 @@ know that rows differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,13 +56,20 @@ class Seat(Protocol):
         None: what it does for this slot is decided on the host at every forward.
         """
 
+    def launched(self, slots: Collection[int]) -> Traits:
+        """What a forward that is captured over these slots, each of which has traits, serves in this place.
+
+        More than their traits, where a launch for one format is followed by those for all others that were ever there.
+        """
+
 
 @dataclass(eq=False)
 class DecoupledModel:
     """A model whose modules serve many variants.
 
     context: the batch that its modules read; base: names, roles and checkpoint of the base, all of it even where the
-    model is a part. others: the ranks that have the other parts. _seats: by module tensor path.
+    model is a part. others: the ranks that have the other parts. installed: slots of variants. _seats: by module tensor
+    path.
     """
 
     model: PreTrainedModel
@@ -75,6 +82,7 @@ class DecoupledModel:
     fused: bool = False  # whether decode steps use kernels/triton/fused.py
     paged: bool = False  # whether its attention takes pages (modules/attention.py)
     others: Others = ALONE
+    installed: set[int] = field(default_factory=set)
     _traits: dict[frozenset[int], frozenset[Hashable] | None] = field(default_factory=dict)
 
     @property
@@ -113,6 +121,10 @@ class DecoupledModel:
             self._traits[key] = None if plain else frozenset(pairs)
         return self._traits[key]
 
+    def launched(self, slots: Collection[int]) -> frozenset[Hashable]:
+        """All that a forward serves which is captured over these slots; they have traits."""
+        return frozenset((path, trait) for path, seat in self._seats.items() for trait in seat.launched(slots))
+
     def _parameter(self, path: str) -> nn.Parameter:
         """The base's; any thread may ask, also while a forward has something else in its place (vectors.Shadow)."""
         module, _, name = path.rpartition(".")
@@ -139,6 +151,7 @@ class DecoupledModel:
     def install(self, slot: int, operands: dict[str, Operand]) -> None:
         """Let `slot` use these operands, by module tensor path."""
         self._traits.clear()  # to make room for it, tables may move
+        self.installed.add(slot)
         for path, operand in operands.items():
             self._seats[path].set(slot, operand)
 
@@ -146,6 +159,7 @@ class DecoupledModel:
     def uninstall(self, slot: int) -> None:
         """Let go of everything of `slot`."""
         self._traits.clear()
+        self.installed.discard(slot)
         for seat in self._seats.values():
             seat.set(slot, None)
 

@@ -7,6 +7,7 @@ forward of its own, because its kernel takes one vector for all rows.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, ClassVar
 
 import torch
@@ -62,6 +63,10 @@ class VectorBank:
             return set()
         assert self._stack is not None
         return {self._stack}
+
+    def launched(self, slots: Collection[int]) -> Traits:
+        """See Seat."""
+        return {one for slot in slots for one in self.traits(slot) or ()}
 
     def vector(self, slot: int) -> Tensor:
         """The vector of one slot."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -70,6 +70,10 @@ class PackedProduct(Product[PackedDelta]):
     @override
     def traits(self, slot: int) -> Traits | None:
         return None if slot in self._grown else {self.operands[slot].spec}
+
+    @override
+    def launched(self, slots: Collection[int]) -> Traits:
+        return set(self._table.formats)
 
     @override
     def width(self, slot: int) -> int:

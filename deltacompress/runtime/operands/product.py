@@ -10,7 +10,7 @@ rows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -138,6 +138,10 @@ class Product(Generic[O]):
     def traits(self, slot: int) -> Traits | None:
         """Of a slot of its own, see Seat (modules/model.py); what loops over segments has None."""
         return None
+
+    def launched(self, slots: Collection[int]) -> Traits:
+        """See Seat; of slots of which one is its own."""
+        return {one for slot in slots if slot in self.operands for one in self.traits(slot) or ()}
 
     def serves(self, slots: Iterable[int]) -> bool:
         """Whether one of these slots has an operand of this kind."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from engine_calls import drain, engine
-from runtime_cases import Served, random_ids
-from safetensors.torch import load_file, save_file
+from runtime_cases import Served, lora, random_ids
 
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.generation_config import Sampling
@@ -17,21 +15,6 @@ from deltacompress.runtime.engine.live.call import Call
 
 pytestmark = pytest.mark.gpu
 LONG = Sampling(ignore_eos=True)
-
-
-def lora(folder: Path, base: Path, seed: int, rank: int) -> Path:
-    """For two linears of each layer."""
-    weights, draw, tensors = load_file(base / "model.safetensors"), torch.Generator().manual_seed(seed), {}
-    for name, weight in weights.items():
-        if "q_proj" in name or "down_proj" in name:
-            stem = f"base_model.model.{name.removesuffix('.weight')}.lora_"
-            tensors[f"{stem}A.weight"] = torch.randn(rank, weight.shape[1], generator=draw)
-            tensors[f"{stem}B.weight"] = torch.randn(weight.shape[0], rank, generator=draw) / rank
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["q_proj", "down_proj"]}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -160,14 +160,13 @@ class Graphs:
         step: Callable[[FixedBatch, Tensor], Tensor],
         keep: Sequence[int],
     ) -> GraphedStep:
-        """For these slots, and for what the one before it served, as far as that is still on the device."""
-        serves, before = {BASE, *slots}, self.by_shape.get(shape)
-        if before is not None:
-            serves |= {slot for slot in before.batch.active() if self._model.traits([slot, *slots]) is not None}
-        traits = self._model.traits(serves)
-        assert traits is not None
+        """For these slots; where one is not enough, for all that is on the device: kinds of variants take turns."""
+        serves = {BASE, *slots}
+        if shape in self.by_shape:
+            serves |= {slot for slot in self._model.installed if self._model.traits([slot]) is not None}
         batch = FixedBatch(shape.rows, shape.run, serves, inputs.device, tokens=shape.tokens)
         batch.take(slots, keep)
+        traits = self._model.launched(serves)
         with _memory():
             made = GraphedStep(lambda inputs: step(batch, inputs), inputs, self._pool, batch, traits)
         self.by_shape[shape] = made
