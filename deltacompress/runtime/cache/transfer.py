@@ -59,8 +59,11 @@ class Transfer:
             sizes = [size for path in rest if (size := variant.operand_bytes(path)) is not None]
             if len(sizes) == len(rest):
                 return Sources(Reading(self._readers.submit(read), sum(sizes)), stored)
-        # threads help where there is something to decode; small tensors only wait for each other's Python
-        return Sources(read(self._readers if self.stream is not None and variant.decodes else None), stored)
+        if self.stream is None:
+            return Sources(read(), stored)
+        # threads help where there is something to decode; small tensors only wait for each other's Python, and one that
+        # is computed by all of a machine's threads takes longer to give them their share than to be done with
+        return Sources(read(self._readers) if variant.decodes else self._readers.submit(read).result(), stored)
 
     def _operands(self, variant: Variant, paths: Sequence[str], threads: ThreadPoolExecutor | None) -> Operands:
         pinned = PinnedMemory()
@@ -72,8 +75,9 @@ class Transfer:
                 raise InputError(f"brings for {path} other than the {said} bytes that it told", where=variant.folder)
             return found if found is None or self.stream is None else found.pinned(pinned)
 
-        found = threads.map(operand, paths) if threads else map(operand, paths)
-        return {path: one for path, one in zip(paths, found, strict=True) if one is not None}
+        with variant.reading():
+            found = threads.map(operand, paths) if threads else map(operand, paths)
+            return {path: one for path, one in zip(paths, found, strict=True) if one is not None}
 
     def place(self, sources: Sources, *, verify: bool, resident: Callable[[], str]) -> Operands:
         """Operands on the device, laid out as its kernels want them.

@@ -10,6 +10,7 @@ every value, and that the runtime has a place for it.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -82,6 +83,10 @@ class AdapterVariant(Variant):
     def decodes(self) -> bool:
         made = self.adapter.kind in ("dora", "boft")
         return made or (self.over is not None and self.over.decodes)
+
+    @override
+    def reading(self) -> AbstractContextManager[object]:
+        return self._operands.tensors.opened()
 
     @property
     @override

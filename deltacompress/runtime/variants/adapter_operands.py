@@ -85,8 +85,10 @@ class AdapterOperands:
     # --- by kind -----------------------------------------------------------------------------------------------------
 
     def _low_rank(self, change: Change, record: LowRank, under: Weight) -> list[LinearOperand]:
-        a, b = self.tensors.wide(record.A), self.tensors.wide(record.B) * record.scale
-        tensors = {"a": self._served(change, "A", a), "b": self._served(change, "B times its scale", b)}
+        a, b = self.tensors.read(record.A), self.tensors.wide(record.B) * record.scale
+        # what was looked at when the adapter was opened and is served as it is needs no second look
+        own = a if a.dtype == self.tensors.dtype else self._served(change, "A", a)
+        tensors = {"a": own, "b": self._served(change, "B times its scale", b)}
         if record.bias is not None:
             bias = self.tensors.wide(record.bias) * record.scale
             tensors["bias"] = self._served(change, "the bias of B times its scale", bias)

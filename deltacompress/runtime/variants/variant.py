@@ -7,6 +7,7 @@ operands that there are do not say what it computes, with an operand and its pro
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -68,6 +69,10 @@ class Variant(ABC):
     def operand_bytes(self, module_path: str) -> int | None:
         """Bytes of what `operand` gives, in host memory as on the device; None where only reading it tells."""
         return None
+
+    def reading(self) -> AbstractContextManager[object]:
+        """In this block files that operands are made of stay open, where that is of use."""
+        return nullcontext()
 
     @property
     def decodes(self) -> bool:

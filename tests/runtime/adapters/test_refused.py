@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,10 @@ from deltacompress.errors import (
     InputError,
     UnsupportedModelError,
 )
+from deltacompress.files.regular import open_regular
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.variants import adapter as serving
+from deltacompress.runtime.variants import adapter_tensors
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 Edit = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
@@ -187,3 +191,35 @@ def test_an_artifact_with_an_adapter_config_is_an_artifact(family: Family, runti
     ids = random_ids(5)
     assert_close(runtime.logits([("a", ids)])[0], family.kinds["int4-24"].logits(ids), UNMERGED.value)
     runtime.unload("a")
+
+
+def test_a_file_is_opened_once_and_read_in_pieces(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many tensors it has, and however few bytes the system gives at a time."""
+    opened, read = list[Path](), os.preadv
+
+    def a_few(descriptor: int, views: list[memoryview], at: int) -> int:
+        return read(descriptor, [views[0][:100]], at)
+
+    def counted(path: Path, **options: Any) -> BufferedReader:
+        opened.append(path)
+        return open_regular(path, **options)
+
+    monkeypatch.setattr(adapter_tensors.os, "preadv", a_few)
+    monkeypatch.setattr(adapter_tensors, "open_regular", counted)
+    runtime = Runtime.from_base(family.pair.base)
+    lora = family.kinds["lora"]
+    runtime.load(lora.path, "a")
+    assert opened == [lora.path / "adapter_model.safetensors"]
+    monkeypatch.undo()
+    runtime.load(lora.path, "b")
+    ids = random_ids(5)
+    assert torch.equal(*runtime.logits([("a", ids), ("b", ids)]))
+    variant = runtime.variants["a"].variant
+    assert isinstance(variant, serving.AdapterVariant)
+    tensors = variant._operands.tensors
+    with tensors.opened() as one, tensors.opened() as other:
+        assert one == other
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(one)

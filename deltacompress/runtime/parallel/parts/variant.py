@@ -5,6 +5,7 @@ A hash is of a whole tensor, so every rank reads the tensors of which it has a p
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from typing_extensions import override
@@ -49,6 +50,10 @@ class VariantPart(Variant):
     @override
     def decodes(self) -> bool:
         return True  # to be cut takes as long
+
+    @override
+    def reading(self) -> AbstractContextManager[object]:
+        return self.whole.reading()
 
     @property
     @override
