@@ -112,6 +112,7 @@ def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path
     compared when it was pulled.
     """
     from deltacompress.adapters.adapter import read_adapter
+    from deltacompress.adapters.directory import base_note
     from deltacompress.adapters.summary import summarize
     from deltacompress.adapters.values import check_finite, check_values
     from deltacompress.cli.shown import render
@@ -129,6 +130,8 @@ def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path
         shapes, adapter = "config, names, shapes and values", early.adapter(place, base, over)
         check_values(adapter)
         told = {"kind": adapter.kind, "modules": adapter.modules, "digest": adapter.digest}
+        if over is None and base is not None and (note := base_note(place, base)) is not None:
+            console.note(f"{entry or place}: {note}")
     if entry is None:
         console.note(f"a PEFT adapter's directory has no recorded hashes: its {shapes} were checked")
     data = {"adapter": entry or str(place), "base": None if base is None else str(base), "kind": told["kind"]}
