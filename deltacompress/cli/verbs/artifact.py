@@ -11,6 +11,7 @@ from deltacompress.cli.given import early
 from deltacompress.cli.given.models import model
 from deltacompress.cli.given.named import OverOne, beneath
 from deltacompress.cli.given.options import ArtifactArgument, BaseOption, ReplaceCheckpoint
+from deltacompress.cli.interrupts import nothing_begun
 from deltacompress.cli.shown.console import Console, verb
 from deltacompress.cli.zoo.options import ZooOption
 from deltacompress.errors import InputError, option, switch
@@ -157,7 +158,8 @@ def restore(
     early.output(out, replaces="checkpoint")
     with console.progress() as reporter:
         place = early.artifact(artifact, zoo, base=base, reporter=reporter)
-        from deltacompress.artifact.restoration import restore as restore_checkpoint
+        with nothing_begun():
+            from deltacompress.artifact.restoration import restore as restore_checkpoint
 
         restore_checkpoint(place, base=base, out=out, force=force, reporter=reporter)
     data = {"artifact": artifact, "base": str(base), "out": str(out)}
