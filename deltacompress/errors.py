@@ -158,15 +158,14 @@ class InternalError(DeltaCompressError):
 
 
 def install_hint(extra: str) -> str:
-    """How to install what an optional extra asks for, wherever this was installed from; to end a message with."""
-    from importlib.metadata import PackageNotFoundError, requires
+    """How to install an optional extra, to end a message with. Of what is installed pip asks no index."""
+    from importlib.metadata import PackageNotFoundError, version
 
     try:
-        wanted = [one.partition(";") for one in requires("deltacompress") or ()]
+        version("deltacompress")
     except PackageNotFoundError:  # straight from a checkout
-        wanted = []
-    names = [name.strip() for name, _, marker in wanted if marker.replace('"', "'").endswith(f"extra == '{extra}'")]
-    return "pip install " + (" ".join(f"'{name}'" for name in names) or f"'.[{extra}]' in a checkout")
+        return f"pip install '.[{extra}]' in a checkout"
+    return f"pip install 'deltacompress[{extra}]'"
 
 
 def spelled(on_command_line: str, in_python: str) -> str:

@@ -14,6 +14,7 @@ from deltacompress.checkpoints.weight_files import INDEX
 from deltacompress.errors import CheckpointError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 
 
@@ -37,6 +38,15 @@ def model_directory(path: str | Path) -> Path | None:
             "no such directory", where=root, way_out="give one with config.json and the weights, or a hub id: org/name"
         )
     return None
+
+
+def hub_origin(path: Path) -> tuple[str, str | None]:
+    """(name, revision) of a checkpoint directory: hub id and commit in a hub cache, else the directory's own name."""
+    whole = path.absolute()
+    repository, kind, commit = whole.parent.parent.name, whole.parent.name, whole.name
+    if kind == "snapshots" and repository.startswith("models--") and _COMMIT.fullmatch(commit):
+        return repository.removeprefix("models--").replace("--", "/"), commit
+    return whole.resolve().name, None
 
 
 def fetched(model: str) -> Path:

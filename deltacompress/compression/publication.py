@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from deltacompress.artifact.outputs import publish_directory
 from deltacompress.artifact.records import CalibrationRecord, FileRecord, Manifest, ModelRecord, TensorRecord
 from deltacompress.artifact.side_by_side import side_by_side
 from deltacompress.calibration.data import CalibrationTokens
+from deltacompress.checkpoints.hub import hub_origin
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.checkpoints.writer import METADATA, Make, shard_chunks, split_into_shards, write_file, write_hashed
 from deltacompress.compression.encoding import alias_record
@@ -28,7 +28,6 @@ from deltacompress.types import TensorInfo
 _WRITERS = 8
 _SHARD = 2**29
 """Bytes of a shard: a core hashes and a disk takes so much in about a second, and some are written at once."""
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def publish(plan: Plan, work: Workspace, steps: Steps, codec: str, tokens: CalibrationTokens | None) -> Manifest:
@@ -113,15 +112,6 @@ def _model(checkpoint: Checkpoint) -> ModelRecord:
         bytes=checkpoint.nbytes,
         tensors=len(checkpoint.tensors),
     )
-
-
-def hub_origin(path: Path) -> tuple[str, str | None]:
-    """(name, revision) of a checkpoint directory: hub id and commit in a hub cache, else the directory's own name."""
-    whole = path.absolute()
-    repository, kind, commit = whole.parent.parent.name, whole.parent.name, whole.name
-    if kind == "snapshots" and repository.startswith("models--") and _COMMIT.fullmatch(commit):
-        return repository.removeprefix("models--").replace("--", "/"), commit
-    return whole.resolve().name, None
 
 
 def _calibration(tokens: CalibrationTokens | None) -> CalibrationRecord | None:

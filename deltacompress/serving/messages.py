@@ -185,10 +185,10 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """A loaded variant; identity: of its content; place: device, arriving, host or disk; nbytes: on the device."""
+    """A variant; identity: of what is loaded; place: device, arriving, host, disk or zoo; nbytes: on the device."""
 
     name: str
-    identity: str
+    identity: str | None
     place: str
     nbytes: int
     pin: bool

@@ -18,7 +18,7 @@ from deltacompress.zoo.care.usage import Usage, usage
 from deltacompress.zoo.care.verify import VerifyReport, verify
 from deltacompress.zoo.catalog import Catalog
 from deltacompress.zoo.exchange import pull
-from deltacompress.zoo.ledger import names, referrers, tags
+from deltacompress.zoo.ledger import names, referrers, tags, versions
 from deltacompress.zoo.ledger.publish import Published
 from deltacompress.zoo.ledger.read import copy_sources, need_kind, open_entry
 from deltacompress.zoo.ledger.tags import Move
@@ -76,10 +76,16 @@ class Zoo(Catalog):
         ).published
 
     def push(self, name: str, other: Zoo, target: str | None = None, *, reporter: Reporter = SILENT) -> Published:
-        """Copy a version, and what is attached to it, to another zoo, under `target` or its own name."""
+        """Copy a version, and what is attached to it, to another zoo, under `target` or its own name.
+
+        What a version there holds already is a version again, which takes no room; `reporter` is told.
+        """
         found = self.resolve(name)
         entry = open_entry(self.store, found)
+        there = versions.version_with(other.store, names.parse_name(target or found.name), found.manifest)
         new = other.publish(entry, copy_sources(self.store, entry), target or found.name, reporter=reporter)
+        if there is not None:
+            reporter.note(f"{new} holds the same as {there}, byte for byte")
         for _, attached in referrers.open_attached(self.store, found.manifest):
             referrers.attach(other.store, attached, copy_sources(self.store, attached), reporter)
         return new

@@ -84,6 +84,25 @@ def test_verify_holds_it_against_a_base(
     assert command("verify", adapter)[0] == 0  # which nobody was asked about
 
 
+@pytest.mark.parametrize(
+    ("claimed", "told"),
+    [
+        (None, "its config does not say which base it is of; its shapes fit"),
+        ("acme/else", "its config calls its base 'acme/else', and this is 'base'; its shapes fit"),
+        ("acme/Base", None),
+    ],
+)
+def test_a_base_that_the_config_does_not_name_is_noted_once_a_load(
+    adapter: Path, pair: Pair, command: Callable[..., tuple[int, str, str]], claimed: str | None, told: str | None
+) -> None:
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": claimed}))
+    for verb in (("verify", adapter), ("generate", adapter, "w1", "--max-new-tokens", 1)):
+        code, _, err = command(*verb, "--base", pair.base)
+        assert (code, err.count("its shapes fit")) == (0, 0 if told is None else 1)
+        assert told is None or told in err
+
+
 def test_verify_finds_what_cannot_be(adapter: Path, pair: Pair, command: Callable[..., tuple[int, str, str]]) -> None:
     def broken(tensors: dict[str, Any]) -> dict[str, Any]:
         tensors[min(tensors)].view(-1)[-1] = torch.nan

@@ -529,7 +529,10 @@ class TestRender:
             return capsys.readouterr().out.splitlines()
 
         monkeypatch.delenv("COLUMNS", raising=False)
-        assert max(map(len, shown())) > 200
+        title, *_, head, first, second = [line for line in shown() if line]
+        assert (title, head.split()) == ("a title", ["name", "for"])  # and no rule
+        assert [first.split()[0], second.split()[0]] == ["a", "longer"]
+        assert first.endswith(" ".join(["a word"] * 30))
         monkeypatch.setenv("COLUMNS", "70")
         lines = shown()
         assert 60 < max(map(len, lines)) <= 70
@@ -553,6 +556,18 @@ class TestRender:
             assert kept in out
         folded = out[out.index("digest") + len("digest") : out.index("linear bits per weight")]
         assert "".join(folded.split()) == found["digest"]
+
+    def test_one_long_value_moves_no_other_away(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+        data = {"out": "/a/path" * 60, "bytes": 5}
+        Console(OutputOptions()).result({}, lambda: render.summary("t", data))
+        lines = [line.split() for line in capsys.readouterr().out.splitlines() if line]
+        assert lines == [["t"], ["out", "/a/path" * 60], ["bytes", "5", "B"]]
+        monkeypatch.setenv("COLUMNS", "500")
+        Console(OutputOptions()).result({}, lambda: render.summary("t", data))
+        assert max(len(line) for line in capsys.readouterr().out.splitlines() if "bytes" in line) < 30
 
     def test_rows_of_nothing(self) -> None:
         assert text(render.rows("tensors", [])) == "tensors: none\n"

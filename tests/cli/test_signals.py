@@ -107,18 +107,22 @@ def test_a_signal_that_came_before_does_not_wait_either() -> None:
     )
 
 
-def test_compress_ends_at_once_while_it_imports_torch(tmp_path: Path, repo_root: Path) -> None:
-    demo = repo_root / "registry" / "demo"
-    argv = [
-        "compress",
-        str(demo / "base"),
-        str(demo / "palindrome"),
-        "--recipe",
-        "lossless",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    command = [sys.executable, "-v", "-m", "deltacompress", *argv]
+@pytest.mark.parametrize(
+    "line",
+    [
+        "compress BASE FINETUNED --recipe lossless --out OUT",
+        "analyze BASE FINETUNED",
+        "restore ARTIFACT --base BASE --out OUT",
+        "demo --out OUT",
+    ],
+)
+def test_a_verb_ends_at_once_while_it_imports_torch(line: str, tmp_path: Path, repo_root: Path) -> None:
+    demo, golden = repo_root / "registry" / "demo", repo_root / "tests" / "golden" / "v1"
+    given = {"BASE": demo / "base", "FINETUNED": demo / "palindrome", "OUT": tmp_path / "out"}
+    argv = line.split()
+    if "ARTIFACT" in argv:
+        given |= {"BASE": golden / "base", "ARTIFACT": golden / "int4-24"}
+    command = [sys.executable, "-v", "-m", "deltacompress", *(str(given.get(one, one)) for one in argv)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         while not process.stderr.readline().startswith("import 'torch._C'"):

@@ -15,12 +15,16 @@ import torch
 from blake3 import blake3
 from pairs import Pair, edit, weights_of
 from runtime_cases import Served, noise, serve
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import LlamaConfig
 
 from deltacompress.artifact.manifest import read_manifest
 from deltacompress.checkpoints.header import read_header
 from deltacompress.errors import BackendError, BaseMismatchError, CheckpointError, FormatError, InputError, PairError
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.engine.live.call import Call
+from deltacompress.runtime.engine.live.events import Event
 from deltacompress.runtime.variants.layout import Layout
 
 
@@ -105,6 +109,20 @@ def test_requests(base: Runtime, requests: list[tuple[str | None, list[int]]], m
 def test_options(base: Runtime, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         base.generate([(None, [5])], **options)
+
+
+def test_an_empty_prompt_is_served_where_the_tokenizer_puts_a_token_before_it(pair: Pair, tmp_path: Path) -> None:
+    """As vLLM does: elsewhere there is nothing to go on from."""
+    told: list[Event] = []
+    engine = Runtime.from_base(pair.base).engine(told.append)
+    with pytest.raises(InputError, match="the prompt is empty; give some text, or the bos token"):
+        engine.submit(Call("a", None, "", max_tokens=1))
+    shutil.copytree(pair.base, tmp_path / "base")
+    file = tmp_path / "base" / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.save(str(file))
+    assert Runtime.from_base(tmp_path / "base").engine(told.append).submit(Call("a", None, "", max_tokens=1)) == 1
 
 
 def test_a_prompt_that_fills_the_context(base: Runtime) -> None:

@@ -65,6 +65,11 @@ def told(answer: httpx.Response) -> dict[str, Any]:
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5"),
         ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {"5": 1, "05": 2}}, "logit_bias"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt"),
+        ({"prompt": [2**30]}, "prompt"),
+        ({"prompt": "x" * 5000}, "prompt"),
         ({"seed": 0.5}, "seed"),
         ({"seed": 2**63}, "seed"),
         ({"stop": ""}, "stop"),
@@ -163,6 +168,27 @@ def test_no_json(live: Live, raw: bytes) -> None:
     answer = live.http.post("/v1/completions", content=raw, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert told(answer)["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("completions", TEXT | {"prompt": "a\ud800"}, "prompt"),
+        ("completions", TEXT | {"stop": ["b", "\udc00"]}, "stop"),
+        ("completions", TEXT | {"model": "\ud800"}, "model"),
+        ("completions", TEXT | {"\ud800": 1}, "?"),
+        ("chat/completions", CHAT | {"messages": [{"role": "user", "content": "\udfff"}]}, "messages"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_told_by_its_field(live: Live, path: str, body: dict[str, Any], field: str) -> None:
+    """It is JSON, and so is the whole pair."""
+    headers = {"content-type": "application/json"}
+    answer = live.http.post(f"/v1/{path}", content=json.dumps(body), headers=headers)
+    error = told(answer)
+    assert (answer.status_code, error["param"], error["code"]) == (400, field, "invalid_value")
+    assert error["message"].startswith(f"{field}: has half of a surrogate pair")
+    whole = json.dumps(TEXT | {"prompt": "\U0001f600"})
+    assert live.http.post("/v1/completions", content=whole, headers=headers).status_code == 200
 
 
 def test_the_base_never_takes_the_place_of_an_unknown_model(live: Live) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from serving.harness import ADMIN_KEY, Live, eventually, served
+from zoo.checkpoints import write_base
 from zoo.samples import make_artifact
 
 from deltacompress.errors import BackendError, BaseMismatchError, InputError
@@ -103,13 +104,27 @@ def test_where_it_came_from_is_told(live: Live, zoo: Zoo, tmp_path: Path) -> Non
     assert (told["id"], told["entry"], told["version"]) == ("team/n4@1", "team/n4", 1)
     assert told["scores"] == zoo.scores("team/n4@1") == {"accuracy": 0.75}
     assert live.http.get("/v1/models/team%2Fn4%401").json() == told
-    assert live.http.get("/v1/models/team/n4").status_code == 404
+    assert live.http.get("/v1/models/team/n4").json() == told
     assert not {"entry", "version", "scores"} & set(live.http.get("/v1/models/bot").json())
     admin = {"authorization": f"Bearer {ADMIN_KEY}"}
     body = {"name": "mine", "source": "team/bot@prod"}
     assert live.http.post("/admin/load", json=body, headers=admin).status_code == 200
     told = live.http.get("/v1/models/mine").json()
     assert (told["entry"], told["version"], told["scores"]) == ("team/bot", 1, {})
+
+
+def test_an_entry_that_is_not_loaded_is_told_as_what_a_completion_would_load(shared: Live, zoo: Zoo) -> None:
+    (bot,) = [one for one in shared.http.get("/v1/models").json()["data"] if one["id"] == "bot"]
+    for model, version in (("team/bot", 2), ("team/bot@prod", 1), ("team/bot@2", 2)):
+        answer = shared.http.get(f"/v1/models/{model}")
+        told = {"place": "zoo", "bytes": 0, "identity": None, "entry": "team/bot", "version": version, "scores": {}}
+        assert (answer.status_code, answer.json()) == (200, bot | {"id": f"team/bot@{version}"} | told)
+    assert names(shared) == ["tiny", "bot", "sql"]  # and loads nothing
+    zoo.add_base(write_base(Path(zoo.where).parent / "model"), "team/a-base")
+    for model, status in (("team/nobody", 404), ("team/bot@3", 404), ("nobody", 404), ("", 404), ("team/lost", 503)):
+        assert shared.http.get(f"/v1/models/{model}").status_code == status, model
+    answer = shared.http.get("/v1/models/team/a-base")
+    assert (answer.status_code, "a base-ref, not" in answer.json()["error"]["message"]) == (404, True)
 
 
 def test_an_adapter_of_a_delta_is_loaded_over_it(live: Live, zoo: Zoo) -> None:
@@ -205,9 +220,9 @@ def test_those_who_ask_meanwhile_wait_for_the_same_load_and_others_go_on(live: L
         ("../zoo/names", 404, "does not exist"),
         ("Team/bot", 404, "does not exist"),
         ("team/other-base", 400, "was made from another base"),
-        ("team/odd", 400, "cannot be served beside this base (UnsupportedModelError)"),
-        ("team/broken", 503, "cannot be served (DamagedBlobError)"),
-        ("team/lost", 503, "cannot be served (DamagedRecordError)"),
+        ("team/odd", 400, "cannot be served beside this base; the log has why"),
+        ("team/broken", 503, "cannot be served: it is damaged"),
+        ("team/lost", 503, "cannot be served: it is damaged"),
     ],
 )
 def test_what_cannot_be_had(shared: Live, zoo: Zoo, model: str, status: int, told: str) -> None:

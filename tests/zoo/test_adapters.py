@@ -44,6 +44,18 @@ def zoo(tmp_path: Path) -> Zoo:
     return made
 
 
+def test_a_base_has_one_name_however_it_was_given(tmp_path: Path, zoo: Zoo) -> None:
+    """Its hub id, or the name of its directory, and not that of its entry."""
+    linking.add(zoo, write_base(tmp_path / "plain", weights(1)), "team/plain")
+    for name, base, told in (
+        ("a", None, "acme/llama"),
+        ("b", "team/llama", "acme/llama"),
+        ("c", "team/plain", "plain"),
+    ):
+        linking.add(zoo, write_adapter(tmp_path / name), f"team/{name}", base=base)
+        assert zoo.show(f"team/{name}")[1].lineage.base_name == told
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_adapter_comes_back_byte_for_byte(tmp_path: Path, zoo: Zoo, kind: str) -> None:
     config, tensors, recipe = KINDS[kind]

@@ -104,6 +104,9 @@ def test_moves_between_zoos(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
     for name in ("second", "third", "fourth"):
         run("init", tmp_path / name)
     assert data(run("push", "t/bot@1", tmp_path / "second", "--as", "u/bot", "--json"))["name"] == "u/bot"
+    code, _, err = run("push", "t/bot@1", tmp_path / "second", "--as", "u/bot")
+    assert (code, err.splitlines()[-1]) == (0, "u/bot@2 holds the same as u/bot@1, byte for byte")
+    assert "holds the same" not in run("push", "t/bot@2", tmp_path / "second", "--as", "u/bot")[2]
     assert data(run("pull", "t/bot", tmp_path / "third", "--json"))["version"] == 1
     assert run("export", tmp_path / "x.tar", "--all")[0] == 0
     rows = data(run("import", tmp_path / "x.tar", "--zoo", tmp_path / "fourth", "--json"))

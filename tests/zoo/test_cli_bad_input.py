@@ -84,6 +84,12 @@ def test_what_says_nothing_of_a_kind_is_refused(run: Run, cli_zoo: Path, source:
     assert len(data(run("list", "--all-versions", "--json"))) == before
 
 
+def test_a_history_is_of_an_alias(run: Run, cli_zoo: Path) -> None:
+    for name in ("t/bot", "t/bot@1"):
+        failed(run("history", name), 2, f"{name}: names no alias", "write t/bot@ALIAS")
+    failed(run("history", "t/bot@none"), 2, "t/bot has no alias none")
+
+
 NASTY = "\x1b[2Jx\ny\x1b]0;z\x07\u202e\x9b31m"
 """Clears a screen, begins a line, sets a title, rings, turns text around."""
 

@@ -18,6 +18,7 @@ from deltacompress.cli.compressing.budget import (
 )
 from deltacompress.cli.given import early
 from deltacompress.cli.given.options import BaseArgument, FinetunedArgument
+from deltacompress.cli.interrupts import nothing_begun
 from deltacompress.cli.shown.console import Console, verb
 from deltacompress.errors import InputError, option, switch
 
@@ -63,13 +64,15 @@ def analyze(
 
     title = f"{finetuned} against {base}"
     if out is None:
-        from deltacompress.analysis.pair import analyze as analyze_pair
+        with nothing_begun():
+            from deltacompress.analysis.pair import analyze as analyze_pair
 
         with console.progress() as reporter:
             found = analyze_pair(base, finetuned, reporter=reporter)
         data, rows = found.to_json(), found.summary_rows()
     else:
-        from deltacompress.analysis.output import analyze_into
+        with nothing_begun():
+            from deltacompress.analysis.output import analyze_into
 
         with console.progress() as reporter:
             written = analyze_into(out, base, finetuned, force=force, reporter=reporter)

@@ -11,6 +11,7 @@ import typer
 from deltacompress.cli.given import early
 from deltacompress.cli.given.models import model
 from deltacompress.errors import InputError
+from deltacompress.evaluation.labels import BASE_LABEL
 from deltacompress.reporter import Reporter
 
 Over = Annotated[
@@ -36,13 +37,15 @@ def also(given: Sequence[str]) -> dict[str, str]:
     """NAME=SOURCE as a mapping.
 
     Raises:
-        InputError: one is not of that form, or a name is there twice.
+        InputError: one is not of that form, or a name is there twice, or the base's.
     """
     found: dict[str, str] = {}
     for one in given:
         name, separator, source = one.partition("=")
         if not (name and separator and source):
             raise InputError("is not NAME=SOURCE", where=f"--also {one}", way_out="such as --also bot=path/of/adapter")
+        if name == BASE_LABEL:
+            raise InputError(f"is taken by the {name}", where=f"--also {one}", way_out="give another (NAME=SOURCE)")
         if name in found:
             raise InputError(f"the name {name} is given twice", where="--also", way_out="name each once")
         found[name] = source

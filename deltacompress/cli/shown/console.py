@@ -14,6 +14,7 @@ import functools
 import inspect
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ P = ParamSpec("P")
 EXIT_INPUT = InputError.exit_code
 
 _UNBOUNDED = 10_000
+_RULE = re.compile(" *─+")
 _PANEL = "Output"
 JsonFlag = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on stdout.", show_default=False, rich_help_panel=_PANEL)
@@ -121,8 +123,10 @@ class Console:
             with _printing():
                 place.print(drawn)
             return
-        lines = place.render_lines(drawn, pad=False)  # their cells are padded all the same
-        text = "".join("".join(part.text for part in line).rstrip(" ") + "\n" for line in lines)
+        drawn_lines = place.render_lines(drawn, pad=False)  # their cells are padded all the same
+        lines = ("".join(part.text for part in line).rstrip(" ") for line in drawn_lines)
+        # Whole cells, in columns, and nothing that is drawn: a rule as long as the longest cell helps nobody there.
+        text = "".join(f"{line}\n" for line in lines if not _RULE.fullmatch(line))
         with _printing():
             sys.stdout.write(text)
 

@@ -31,7 +31,7 @@ def summary(title: str, data: Mapping[str, Any]) -> RenderableType:
 
     table = Table(title=Text(escape(title)), title_justify="left", box=SIMPLE_HEAD, show_header=False)
     table.add_column("what")
-    table.add_column("value", justify="right", overflow="fold")
+    table.add_column("value", overflow="fold")  # to the left: the longest, a path say, moves no other away
     for key, value in data.items():
         if isinstance(value, str | int | float) or value is None:
             table.add_row(Text(escape(key.replace("_", " "))), _Folding(_format(key, value)))

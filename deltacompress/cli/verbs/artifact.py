@@ -11,6 +11,7 @@ from deltacompress.cli.given import early
 from deltacompress.cli.given.models import model
 from deltacompress.cli.given.named import OverOne, beneath
 from deltacompress.cli.given.options import ArtifactArgument, BaseOption, ReplaceCheckpoint
+from deltacompress.cli.interrupts import nothing_begun
 from deltacompress.cli.shown.console import Console, verb
 from deltacompress.cli.zoo.options import ZooOption
 from deltacompress.errors import InputError, option, switch
@@ -112,6 +113,7 @@ def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path
     compared when it was pulled.
     """
     from deltacompress.adapters.adapter import read_adapter
+    from deltacompress.adapters.directory import base_note
     from deltacompress.adapters.summary import summarize
     from deltacompress.adapters.values import check_finite, check_values
     from deltacompress.cli.shown import render
@@ -129,6 +131,8 @@ def _verify_adapter(console: Console, place: Path, base: Path | None, over: Path
         shapes, adapter = "config, names, shapes and values", early.adapter(place, base, over)
         check_values(adapter)
         told = {"kind": adapter.kind, "modules": adapter.modules, "digest": adapter.digest}
+        if over is None and base is not None and (note := base_note(place, base)) is not None:
+            console.note(f"{entry or place}: {note}")
     if entry is None:
         console.note(f"a PEFT adapter's directory has no recorded hashes: its {shapes} were checked")
     data = {"adapter": entry or str(place), "base": None if base is None else str(base), "kind": told["kind"]}
@@ -154,7 +158,8 @@ def restore(
     early.output(out, replaces="checkpoint")
     with console.progress() as reporter:
         place = early.artifact(artifact, zoo, base=base, reporter=reporter)
-        from deltacompress.artifact.restoration import restore as restore_checkpoint
+        with nothing_begun():
+            from deltacompress.artifact.restoration import restore as restore_checkpoint
 
         restore_checkpoint(place, base=base, out=out, force=force, reporter=reporter)
     data = {"artifact": artifact, "base": str(base), "out": str(out)}

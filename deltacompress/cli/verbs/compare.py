@@ -19,6 +19,7 @@ from deltacompress.cli.given.options import (
     TaskDir,
     Tasks,
 )
+from deltacompress.cli.interrupts import nothing_begun
 from deltacompress.cli.shown.console import Console, verb
 from deltacompress.devices import check_driver
 
@@ -68,7 +69,8 @@ def compare(
     early.checkpoints(base, finetuned)
     if not calibrates:
         console.note(f"{calibration}: not read, since none of these methods calibrates")
-    from deltacompress.evaluation import compare as run
+    with nothing_begun():
+        from deltacompress.evaluation import compare as run
 
     with console.progress() as reporter:
         found = run(

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from deltacompress.cli.given import early
+from deltacompress.cli.interrupts import nothing_begun
 from deltacompress.cli.shown.console import Console, verb
 
 
@@ -22,7 +23,8 @@ def demo(
     from deltacompress.cli.shown import render
 
     early.folder(out)
-    from deltacompress.demo.run import run_demo
+    with nothing_begun():
+        from deltacompress.demo.run import run_demo
 
     with console.progress() as reporter:
         data = run_demo(out, force=force, reporter=reporter).to_json()

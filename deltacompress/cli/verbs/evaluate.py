@@ -11,6 +11,7 @@ from deltacompress.cli.given import early, named
 from deltacompress.cli.given.models import model
 from deltacompress.cli.given.named import Checkpoints, Over
 from deltacompress.cli.given.options import BatchSize, EvalBackend, EvalDevice, Limit, MakeAnew, TaskDir, Tasks
+from deltacompress.cli.interrupts import nothing_begun
 from deltacompress.cli.shown.console import Console, verb
 from deltacompress.cli.zoo.options import ZooOption
 from deltacompress.devices import check_driver
@@ -164,7 +165,8 @@ def _places(
 
 
 def _measure(found: dict[str, Path], checkpoints: Checkpoints, **options: Any) -> Report:
-    from deltacompress.evaluation import evaluate as run
+    with nothing_begun():
+        from deltacompress.evaluation import evaluate as run
 
     finetuned, others, with_base = checkpoints
     return run(found, finetuned=finetuned, others=others, with_base=with_base, **options)

@@ -10,6 +10,7 @@ import typer
 from deltacompress.cli.given import early
 from deltacompress.cli.given.models import model
 from deltacompress.cli.given.options import ArtifactArgument, ReplaceCheckpoint
+from deltacompress.cli.interrupts import nothing_begun
 from deltacompress.cli.shown.console import Console, verb
 from deltacompress.cli.zoo.options import ZooOption
 
@@ -29,7 +30,8 @@ def export(
     early.output(out, replaces="checkpoint")
     with console.progress() as reporter:
         place = early.artifact(artifact, zoo, reporter=reporter)
-        from deltacompress.interop import export_gptq
+        with nothing_begun():
+            from deltacompress.interop import export_gptq
 
         export_gptq(place, out=out, force=force, reporter=reporter)
     data = {"artifact": artifact, "out": str(out), "format": "gptq"}
@@ -49,7 +51,8 @@ def dequantize(
 
     early.output(out, replaces="checkpoint")
     early.checkpoints(model)
-    from deltacompress.interop import dequantize as dequantize_model
+    with nothing_begun():
+        from deltacompress.interop import dequantize as dequantize_model
 
     with console.progress() as reporter:
         dequantize_model(model, out=out, force=force, reporter=reporter)

@@ -101,8 +101,8 @@ def _source(source: str) -> tuple[Path, str | None, str | None]:
         return path, None, None
     if source.count("/") != 1 or source.startswith((".", "/", "~")):  # told before torch is imported, for seconds
         raise InputError("no such directory", where=source, way_out="give one, or the hub id of a base model: org/name")
+    from deltacompress.checkpoints.hub import hub_origin
     from deltacompress.checkpoints.reader import Checkpoint
-    from deltacompress.compression.publication import hub_origin
 
     path = Checkpoint.open(source).path  # a base model of the hub, or a clear error
     return path, *hub_origin(path)

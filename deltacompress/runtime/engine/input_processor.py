@@ -124,9 +124,7 @@ class InputProcessor:
             check_text(f"{label}: the prompt", prompt)
             ids = self._tokenizers.encode(variant, prompt, bos=generation.bos, context=layout.context)
             if not ids:
-                raise InputError(
-                    "the prompt is empty", where=label, way_out="give some text, or ask for the bos token before it"
-                )
+                raise InputError("the prompt is empty", where=label, way_out="give some text, or the bos token")
         else:
             ids = _listed(label, prompt)
         self._check(label, loaded, ids, room=1)
@@ -134,7 +132,8 @@ class InputProcessor:
         vocabulary = self._vocabulary(loaded)
         for token, _ in generation.sampling.logit_bias:
             if not 0 <= token < vocabulary:
-                raise InputError(f"{label} has a logit_bias of token {token}, out of a vocabulary of {vocabulary}")
+                told = f"token {token} is not in the vocabulary ({vocabulary} tokens)"
+                raise InputError(told, where=f"{label}: logit_bias")
         return Request(
             index,
             variant,

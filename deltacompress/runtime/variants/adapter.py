@@ -21,6 +21,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.adapters.adapter import Adapter, adapter_identity, open_adapter
+from deltacompress.adapters.directory import base_note
 from deltacompress.adapters.records import Change, TokenRows
 from deltacompress.adapters.values import check_values
 from deltacompress.errors import UnsupportedModelError
@@ -43,6 +44,7 @@ class AdapterVariant(Variant):
     def __init__(self, adapter: Adapter, layout: Layout, base: BaseSide, over: DeltaVariant | None) -> None:
         super().__init__(adapter.path, layout, base)
         self.adapter, self.over = adapter, over
+        self._base_note = None if over is not None else base_note(adapter.path, base.checkpoint.path)
         self._operands = AdapterOperands(adapter, AdapterTensors(adapter, base.numerics.dtype))
         self._weights = {f"{module}.weight": one for module, one in adapter.changes.items() if _changes_weight(one)}
         self._biases = {
@@ -162,6 +164,8 @@ class AdapterVariant(Variant):
             told.append(f"over the delta {self.over.folder.name}")
             if note := self.over.note():
                 told.append(note)
+        if self._base_note is not None:  # over a delta it was said what it is of
+            told.append(self._base_note)
         return "; ".join(told)
 
     # --- inside ------------------------------------------------------------------------------------------------------

@@ -15,13 +15,14 @@ import msgspec
 from deltacompress._version import __version__
 from deltacompress.serving.client import Client
 from deltacompress.serving.http import admin, asked
-from deltacompress.serving.http.errors import ApiError, draining, no_engine, too_many, unknown_model
+from deltacompress.serving.http.errors import ApiError, draining, no_engine, too_many
 from deltacompress.serving.http.exchange import Exchange, GoneError, Receive, Scope, Send
 from deltacompress.serving.http.fields import Fields, parse
 from deltacompress.serving.http.generate import generate
 from deltacompress.serving.http.opened import Opener
 from deltacompress.serving.keys import Key, owner
 from deltacompress.serving.logs import Log
+from deltacompress.serving.messages import Variant
 from deltacompress.serving.metrics import CONTENT_TYPE, Metrics
 from deltacompress.serving.rates import Rates
 from deltacompress.serving.settings import Settings
@@ -154,20 +155,25 @@ class App:
 
     async def _model(self, exchange: Exchange) -> None:
         name = exchange.path.removeprefix(_MODEL)
-        found = [one for one in self._all_models() if one["id"] == name]
-        if not found:
-            raise unknown_model(name)
-        await exchange.answer(200, found[0])
+        found = {one["id"]: one for one in self._all_models()}
+        if name not in found:
+            origin = await self._opener.origin(name)  # what a completion would load
+            name = f"{origin.entry}@{origin.version}"
+            found.setdefault(name, self._told(Variant(name, None, "zoo", 0, pin=False, origin=origin)))
+        await exchange.answer(200, found[name])
 
     def _all_models(self) -> list[dict[str, Any]]:
+        return [self._told(None), *map(self._told, self._client.state.variants)]
+
+    def _told(self, one: Variant | None) -> dict[str, Any]:
+        """A variant, or the base, as a model of OpenAI's API."""
         base = self._settings.base_name
         common = {"object": "model", "created": self._created, "owned_by": "deltacompress"}
-        found: list[dict[str, Any]] = [{"id": base, **common, "parent": None}]
-        for one in self._client.state.variants:
-            its = {"identity": one.identity, "place": one.place, "bytes": one.nbytes, "pin": one.pin}
-            origin = {} if one.origin is None else msgspec.structs.asdict(one.origin)
-            found.append({"id": one.name, **common, "parent": base, **its, **origin})
-        return found
+        if one is None:
+            return {"id": base, **common, "parent": None}
+        its = {"identity": one.identity, "place": one.place, "bytes": one.nbytes, "pin": one.pin}
+        origin = {} if one.origin is None else msgspec.structs.asdict(one.origin)
+        return {"id": one.name, **common, "parent": base, **its, **origin}
 
     async def _completions(self, exchange: Exchange) -> None:
         await self._generate(exchange, asked.completion)

@@ -192,10 +192,12 @@ def _bias(fields: Fields) -> tuple[tuple[int, float], ...]:
         raise wrong("logit_bias", "logit_bias must be an object of token ids and numbers", "invalid_type")
     if len(part) > 1024:
         raise wrong("logit_bias", "logit_bias: at most 1024 tokens")
-    found = []
+    found: list[tuple[int, float]] = []
     for token in part:
         if not (token.isascii() and token.isdecimal() and len(token) < 10):
             raise wrong("logit_bias", f"logit_bias: {token!r:.40} is no token id")
+        if any(known == int(token) for known, _ in found):
+            raise wrong("logit_bias", f"logit_bias: token {int(token)} is there twice")
         inner = Fields(part, "logit_bias.")
         found.append((int(token), inner.number(token, 0.0, -100, 100)))
     return tuple(found)

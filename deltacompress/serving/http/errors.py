@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from deltacompress.errors import BackendError, DeltaCompressError, IntegrityError
 from deltacompress.serving.messages import Over, Refused
+from deltacompress.zoo.errors import StoreError
 
 _KINDS = {
     401: "authentication_error",
@@ -57,9 +59,17 @@ def unavailable(message: str, code: str, retry_after: int = 5) -> ApiError:
     return ApiError(503, message, code=code, headers={"retry-after": str(retry_after)})
 
 
-def model_unavailable(model: str, kind: str | None) -> ApiError:
-    """A variant that cannot be had; kind: of the error, all of which is for the log alone."""
-    why = "" if kind is None else f" ({kind})"
+def model_unavailable(model: str, error: DeltaCompressError | None) -> ApiError:
+    """A variant that cannot be had; what the error says names files, and is for the log alone."""
+    match error:
+        case IntegrityError():
+            why = ": it is damaged"
+        case BackendError():
+            why = ": there is no room for it, or the device does not take it"
+        case StoreError():
+            why = ": its zoo cannot be read"
+        case _:
+            why = ""
     return unavailable(f"the model {model!r:.200} cannot be served{why}", "model_unavailable", 30)
 
 
@@ -89,8 +99,8 @@ def no_engine(*, failed: bool) -> ApiError:
     return engine_gone() if failed else draining()
 
 
-def of_refusal(refused: Refused, model: str) -> ApiError:
-    """Why the engine did not take a call."""
+def of_refusal(refused: Refused, model: str, prompt: str) -> ApiError:
+    """Why the engine did not take a call. prompt: the field that what it says is about, unless it names another."""
     match refused.reason:
         case "model":
             return unknown_model(model)
@@ -101,7 +111,8 @@ def of_refusal(refused: Refused, model: str) -> ApiError:
         case "context":
             return wrong("max_tokens", str(refused.failure), "context_length_exceeded")
         case "input":
-            return wrong(None, str(refused.failure))
+            where = refused.failure.where or ""
+            return wrong("logit_bias" if where.endswith(": logit_bias") else prompt, str(refused.failure))
         case _:
             return ApiError(500, "the request could not be taken", code="internal")
 
@@ -112,7 +123,7 @@ def of_end(over: Over, model: str, *, gone: bool, stopping: bool) -> ApiError | 
         case "failed" if gone:
             return engine_gone()
         case "failed":  # what is wrong with it names files: that is for the log
-            return model_unavailable(model, None if over.error is None else over.error.kind)
+            return model_unavailable(model, None if over.error is None else over.error.error())
         case "timeout":
             return too_late()
         case "cancelled" if stopping:

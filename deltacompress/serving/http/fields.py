@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from deltacompress.serving.http.errors import ApiError, wrong
 
 _MOST_PARSED = 20
 """Times the limit of a body that what it is parsed to may take."""
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 def parse(raw: bytes, most: int) -> dict[str, Any]:
@@ -27,10 +30,27 @@ def parse(raw: bytes, most: int) -> dict[str, Any]:
             raise wrong(None, "the body nests too deep", "invalid_json")
         found = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if (field := _with_half_a_pair(raw)) is not None:
+            told = f"{field}: has half of a surrogate pair (\\ud800 to \\udfff), which is no text"
+            raise wrong(field, told) from None
         raise wrong(None, f"the body is not JSON: {error}", "invalid_json") from error
     if not isinstance(found, dict):
         raise wrong(None, "the body must be a JSON object", "invalid_json")
     return found
+
+
+def _with_half_a_pair(raw: bytes) -> str | None:
+    """The field of a body in which half of a surrogate pair stands, which is JSON, and no Unicode; None: nowhere."""
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    fields = found.items() if isinstance(found, dict) else ()
+    return next((_HALF.sub("?", field)[:100] for field, value in fields if _HALF.search(_texts(field, value))), None)
+
+
+def _texts(*values: Any) -> str:
+    return json.dumps(values, ensure_ascii=False)
 
 
 class Fields:

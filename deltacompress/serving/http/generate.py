@@ -37,7 +37,7 @@ async def generate(
         except RefusedError as error:
             if client.gone.is_set():
                 raise no_engine(failed=client.failure is not None) from None
-            raise of_refusal(error.refused, asked.model) from None
+            raise of_refusal(error.refused, asked.model, "messages" if asked.chat else "prompt") from None
         answers = Answers(asked, number, group.prompt_tokens, variant)
         async with _watched(exchange, group):
             if asked.stream:

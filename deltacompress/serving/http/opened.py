@@ -23,11 +23,13 @@ from deltacompress.serving.http.errors import (
     wrong,
 )
 from deltacompress.serving.logs import Log
-from deltacompress.serving.messages import Load, Unload
+from deltacompress.serving.messages import Load, Origin, Unload
 from deltacompress.serving.metrics import Metrics
 from deltacompress.serving.settings import Settings
+from deltacompress.serving.worker.entries import Entries
 from deltacompress.zoo.errors import InvalidNameError, NotFoundError
 from deltacompress.zoo.ledger import names
+from deltacompress.zoo.ledger.read import need_kind
 
 if TYPE_CHECKING:
     from deltacompress.zoo.zoo import Zoo
@@ -78,6 +80,24 @@ class Opener:
             finally:
                 one.users -= 1
                 self._make_room()
+
+    async def origin(self, model: str) -> Origin:
+        """The version of an entry that a name means, which may be loaded, and need not be.
+
+        Raises:
+            ApiError: there is none, or what it is cannot be read.
+        """
+        if not self._settings.opens_zoo:
+            raise unknown_model(model)
+        try:
+            return await asyncio.to_thread(self._origin, await self._resolved(model))
+        except DeltaCompressError as error:
+            raise self._refusal(error, model) from None
+
+    def _origin(self, name: str) -> Origin:
+        assert self._zoo is not None
+        need_kind(*self._zoo.show(name), "delta", "adapter")
+        return Entries(self._settings.zoo, str(self._settings.base)).origin(name)
 
     async def _open(self, model: str) -> tuple[str, _Opened]:
         """The variant of an entry, loaded, and used from here on."""
@@ -192,7 +212,7 @@ class Opener:
             case BaseMismatchError():
                 return wrong("model", f"the model {model!r:.200} was made from another base", "base_mismatch")
             case UnsupportedModelError() | PairError():
-                told = f"the model {model!r:.200} cannot be served beside this base ({type(error).__name__})"
+                told = f"the model {model!r:.200} cannot be served beside this base; the log has why"
                 return wrong("model", told, "unsupported_model")
             case _:
-                return model_unavailable(model, type(error).__name__)
+                return model_unavailable(model, error)

@@ -48,9 +48,7 @@ def model_of(zoo: Catalog, name: str) -> Beneath:
     told = entry.lineage
     if entry.kind == "base-ref":
         base = identity_in(zoo.store, entry, str(found))
-        lineage = Lineage(
-            base=base.content_hash, base_name=base.hub_id or str(found), parents=(found.manifest,), relation="adapter"
-        )
+        lineage = told.model_copy(update={"parents": (found.manifest,), "relation": "adapter"})
         return Beneath(str(found), {one.name: one.shape for one in base.tensors}, base.bytes, lineage, None)
     manifest = manifest_in(zoo.store, entry, str(found))
     refs = {one.manifest for one in zoo.list(all_versions=True) if one.kind == "base-ref"}

@@ -21,7 +21,7 @@ from pathlib import Path
 from deltacompress.files.places import check_place
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo.catalog import Catalog
-from deltacompress.zoo.errors import ConflictError, DamagedRecordError, NotFoundError, PullError
+from deltacompress.zoo.errors import ConflictError, PullError
 from deltacompress.zoo.exchange.export_format import (
     INDEX,
     MAX_INDEX_BYTES,
@@ -39,7 +39,7 @@ from deltacompress.zoo.ledger import blobs, canonical
 from deltacompress.zoo.ledger.blobs import Blob
 from deltacompress.zoo.ledger.entry import EntryManifest
 from deltacompress.zoo.ledger.records import encode
-from deltacompress.zoo.ledger.versions import open_version, state_of
+from deltacompress.zoo.ledger.versions import version_with
 from deltacompress.zoo.store import osfs
 from deltacompress.zoo.store.durable import NO_HARD_LINKS, again, because, sync_directory, write_new
 
@@ -107,7 +107,7 @@ def import_(zoo: Catalog, path: Path, *, reporter: Reporter = SILENT) -> list[Im
     found = []
     for version in archive.record.versions:
         entry = archive.entries[version.manifest]
-        there = _version_with(zoo, version.name, version.manifest)
+        there = version_with(zoo.store, version.name, version.manifest)
         target = there
         if target is None:
             target = str(zoo.publish(entry, archive.blobs(entry), version.name, reporter=reporter))
@@ -125,19 +125,6 @@ def _add(zoo: Catalog, sources: dict[str, Blob], entry: EntryManifest) -> int:
     for digest, size in entry.blobs.items():
         sources.setdefault(digest, blobs.stored(zoo.store, digest, size))
     return len(raw)
-
-
-def _version_with(zoo: Catalog, name: str, manifest: str) -> str | None:
-    """A present version of `name` that is this manifest."""
-    state = state_of(zoo.store, name)
-    for version in reversed(state.versions):
-        try:
-            found = open_version(zoo.store, state, version)
-        except (NotFoundError, DamagedRecordError):  # removed, or damaged: publish it again
-            continue
-        if found.manifest == manifest:
-            return str(found)
-    return None
 
 
 def _check_target(out: Path) -> None:

@@ -59,7 +59,8 @@ class Descriptor(Strict):
 class Lineage(Strict):
     """What an entry descends from.
 
-    base, finetuned: content hashes of checkpoints (content_hash); parents: digests of entries; relation: how
+    base, finetuned: content hashes of checkpoints (content_hash); base_name, finetuned_name: what they are called where
+    they came from: hub id, or name of the directory; parents: digests of entries; relation: how
     the entry came from them, in Hugging Face's words for base_model_relation or ours.
     """
 

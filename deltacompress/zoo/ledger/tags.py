@@ -109,9 +109,12 @@ def known_history(store: Store, reference: Reference) -> list[Move]:
     Raises:
         NotFoundError: there is no such alias.
     """
-    moves = history(store, reference.name, reference.alias or "")
+    if reference.alias is None:
+        way_out = f"write {reference.name}@ALIAS; `zoo list` shows the aliases"
+        raise NotFoundError("names no alias, and only aliases move", where=reference, way_out=way_out)
+    moves = history(store, reference.name, reference.alias)
     if not moves:
-        raise NotFoundError(f"{reference.name} has no alias {reference.alias or '(none given)'}", where=store.where)
+        raise NotFoundError(f"{reference.name} has no alias {reference.alias}", where=store.where)
     return moves
 
 

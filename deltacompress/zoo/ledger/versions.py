@@ -91,6 +91,19 @@ def open_version(store: Store, state: NameState, version: int, alias: str | None
     return Resolved(state.name, version, record.manifest, record.size, record.created, alias)
 
 
+def version_with(store: Store, name: str, manifest: str) -> str | None:
+    """The newest present version of `name` that is this manifest."""
+    state = state_of(store, name)
+    for version in reversed(state.versions):
+        try:
+            found = open_version(store, state, version)
+        except (NotFoundError, DamagedRecordError):  # removed, or damaged: publish it again
+            continue
+        if found.manifest == manifest:
+            return str(found)
+    return None
+
+
 def state_of(store: Store, name: str) -> NameState:
     """What keys a name has."""
     return states(list(store.list(name_prefix(name)))).get(name) or NameState(name, (), {}, {})

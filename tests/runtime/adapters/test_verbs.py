@@ -62,6 +62,7 @@ def test_several_answer_in_one_batch(family: Family, adapters: tuple[Path, Path]
         (["bot"], "--also bot: is not NAME=SOURCE"),
         (["=x"], "--also =x: is not NAME=SOURCE"),
         (["a=x", "a=y"], "--also: the name a is given twice"),
+        (["base=x"], "--also base=x: is taken by the base; give another (NAME=SOURCE)"),
         (["a=gone"], "gone: no such artifact directory"),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deltacompress.compression.publication import hub_origin
+from deltacompress.checkpoints.hub import hub_origin
 
 COMMIT = "0123456789" * 4
 
