@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
@@ -265,30 +267,42 @@ def test_replaced_while_the_old_one_is_on_its_way() -> None:
     assert stream[0].unique().tolist() == [1.0]
 
 
+@contextmanager
+def held(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """What is put on this stream in the block, and after what is on it already, waits until the block ends."""
+    driver = pytest.importorskip("cuda.bindings.driver")
+    assert stream is not None
+    gate = torch.zeros(1, dtype=torch.int32).pin_memory()
+    code, *_ = driver.cuStreamWaitValue32(stream.cuda_stream, gate.data_ptr(), 1, 0)
+    assert code == driver.CUresult.CUDA_SUCCESS
+    try:
+        yield
+    finally:
+        gate.fill_(1)
+        stream.synchronize()  # the gate is memory of this block
+
+
 @pytest.mark.gpu
 def test_a_copy_under_way_holds_up_no_other_batch() -> None:
     """Neither a store the fetch of another batch, nor a fetch a batch that is on the device."""
-    long = 6_000_000_000  # cycles: three seconds, about, so that a busy host does not outlast them
     stream = on_the_gpu(1.0, 3)
-    with torch.cuda.stream(stream._storing):
-        torch.cuda._sleep(long)
-    stream[0] = torch.full((2, 1024, 1024), 50.0, device="cuda")
-    computed = stream[1] * 2
-    torch.cuda.current_stream().synchronize()
-    assert not stream._stored[0].query()
-    assert computed.unique().tolist() == [4.0]
+    with held(stream._storing):
+        stream[0] = torch.full((2, 1024, 1024), 50.0, device="cuda")
+        computed = stream[1] * 2
+        torch.cuda.current_stream().synchronize()
+        assert not stream._stored[0].query()
+        assert computed.unique().tolist() == [4.0]
     assert stream[0].unique().tolist() == [50.0]
     stream = on_the_gpu(0.5, 4)
     assert waiting_on_host(0.5, 4) == [1, 3]
-    with torch.cuda.stream(stream._fetching):
-        torch.cuda._sleep(long)
-    computed = stream[0] * 2
-    stream[2] = stream[2] * 2
-    torch.cuda.current_stream().synchronize()
-    [(_, arrived)] = stream._coming.values()
-    assert arrived is not None
-    assert not arrived.query()
-    assert computed.unique().tolist() == [2.0]
+    with held(stream._fetching):
+        computed = stream[0] * 2
+        stream[2] = stream[2] * 2
+        torch.cuda.current_stream().synchronize()
+        [(_, arrived)] = stream._coming.values()
+        assert arrived is not None
+        assert not arrived.query()
+        assert computed.unique().tolist() == [2.0]
     assert [one.unique().tolist() for one in stream] == [[1.0], [2.0], [6.0], [4.0]]
 
 
