@@ -84,30 +84,37 @@ def run(
     asked = Asked(checkpoint, data, wanted, out, tuple(seeds), Plan(steps, rows), held_out, limit, where)
     examples = {task: _examples(data / task, checkpoint, held_out, limit) for task in tasks}
     bench = [TaskBench(task, asked, one) for task, one in examples.items()]
-    found: list[dict[str, Any]] = []
     reporter.phase("training and measuring")
     try:
-        together(
-            out / LOCKS,
-            lambda: [(one, job) for one in bench for job in one.runs.missing(wanted, seeds)],
-            lambda item: f"{item[0].name}.{item[1].key}",
-            lambda item: item[0].runs.train(item[1], reporter),
-        )
-        together(
-            out / LOCKS,
-            lambda: [(one, seed) for one in bench for seed in seeds if not one.is_measured(seed)],
-            lambda item: f"{item[0].name}.{item[1]}",
-            lambda item: item[0].measured(item[1], reporter),
-        )
-        with alone(out / LOCKS):  # times, and nobody beside them
-            for one in bench:
-                served = one.served(reporter)
-                for seed in seeds:
-                    found += one.rows(seed, served, reporter)
-                    write_once(out / TABLE, to_markdown(means(found)).encode(), replace=True)
+        found = _rows(bench, asked, reporter)
     except (KeyboardInterrupt, Interrupted) as stop:
         raise Interrupted("interrupted", way_out=f"what is finished stays in {out}: run it again") from stop
     return Tuning(out, tuple(found), tuple(means(found)))
+
+
+def _rows(bench: Sequence[TaskBench], asked: Asked, reporter: Reporter) -> list[dict[str, Any]]:
+    """Train, then measure, both together with other calls; then the rows of the table, which is written."""
+    locks, seeds = asked.out / LOCKS, asked.seeds
+    together(
+        locks,
+        lambda: [(one, job) for one in bench for job in one.runs.missing(asked.methods, seeds)],
+        lambda item: f"{item[0].name}.{item[1].key}",
+        lambda item: item[0].runs.train(item[1], reporter),
+    )
+    together(
+        locks,
+        lambda: [(one, seed) for one in bench for seed in seeds if not one.is_measured(seed)],
+        lambda item: f"{item[0].name}.{item[1]}",
+        lambda item: item[0].measured(item[1], reporter),
+    )
+    found: list[dict[str, Any]] = []
+    with alone(locks):  # times, and nobody beside them
+        for one in bench:
+            served = one.served(reporter)
+            for seed in seeds:
+                found += one.rows(seed, served, reporter)
+                write_once(asked.out / TABLE, to_markdown(means(found)).encode(), replace=True)
+    return found
 
 
 def _examples(folder: Path, base: Checkpoint, held_out: int, limit: int | None) -> Examples:
