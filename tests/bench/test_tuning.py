@@ -6,7 +6,10 @@ import json
 import math
 import random
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +23,7 @@ from deltacompress.bench.tuning import adapters, runs, serving
 from deltacompress.bench.tuning import run as tuning
 from deltacompress.bench.tuning.adapters import Trained
 from deltacompress.bench.tuning.methods import FAMILIES, chosen
+from deltacompress.bench.tuning.sharing import alone, together
 from deltacompress.bench.tuning.table import to_markdown
 from deltacompress.bench.tuning.training import Examples, Plan, batches, mean_loss, padded, train
 from deltacompress.checkpoints.reader import Checkpoint
@@ -86,7 +90,8 @@ def test_every_method_is_measured_and_nothing_is_trained_twice(
         assert row["loss"] > 0
         assert (row["p"] is None) == (row["method"] == "full")
         assert (row["rate"] is None) == (row["method"] in ("base", "int4-24"))
-        assert (row["load_ms"] is None) == (row["added_ms"] is None) == (row["method"] in ("base", "full"))
+        untimed = row["method"] in ("base", "full")
+        assert (row["load_ms"] is None) == (row["added_ms"] is None) == untimed
     sizes = {row["method"]: row["bytes"] for row in found.rows}
     assert sizes["lora-r4"] < sizes["int4-24"] < sizes["full"]
     assert {one["seeds"] for one in found.means} == {2}
@@ -143,7 +148,50 @@ def test_the_rate_is_that_of_the_least_loss_held_out(
     monkeypatch.setattr(runs, "mean_loss", lambda model, rows: math.nan)
     with pytest.raises(NumericsError, match="lora-r16 diverges at every learning rate"):
         every.made(FAMILIES["lora"][1], 0, 0, tmp_path, SILENT)
-    every.close()
+
+
+def test_calls_at_once_share_the_work(pair: Pair, examples: Examples, tmp_path: Path) -> None:
+    """None is done twice, none is left out, and other seeds wait for the rate, whoever finds it."""
+    methods, base, begun = chosen(["lora-r4"]), Checkpoint.open(pair.base), list[str]()
+    dawn = threading.Barrier(3)
+
+    def call() -> None:
+        own = runs.Runs(base, examples, Plan(1, 2), tmp_path / "models", "cpu", {})
+        dawn.wait()
+
+        def do(job: runs.Job) -> None:
+            begun.append(job.key)
+            own._losses.add(job.key, job.rate)
+            (own._models / job.key).mkdir(parents=True)
+            time.sleep(0.01)
+
+        together(tmp_path / "locks", lambda: own.missing(methods, (0, 1)), lambda job: job.key, do)
+        assert own.missing(methods, (0, 1)) == []
+
+    with ThreadPoolExecutor(3) as pool:
+        for one in [pool.submit(call) for _ in range(3)]:
+            one.result()
+    tried = [f"{one.label}.0.{rate:g}" for one in methods for rate in one.rates]
+    assert sorted(begun) == sorted([*tried, "full.1.0.0001", "lora-r4.1.0.0003"])
+    kept = sorted(
+        one.name for one in runs.Runs(base, examples, Plan(1, 2), tmp_path / "models", "cpu", {})._models.iterdir()
+    )
+    assert kept == ["full.0.0.0001", "full.1.0.0001", "lora-r4.0.0.0003", "lora-r4.1.0.0003"]
+
+
+def test_times_are_taken_alone(tmp_path: Path) -> None:
+    order = list[int]()
+
+    def call() -> None:
+        with alone(tmp_path / "locks"):
+            order.append(1)
+            time.sleep(0.01)
+            order.append(-1)
+
+    with ThreadPoolExecutor(4) as pool:
+        for one in [pool.submit(call) for _ in range(4)]:
+            one.result()
+    assert order == [1, -1] * 4
 
 
 @pytest.mark.parametrize("label", [one for one in ALL if one not in ("full", "int4-24")])

@@ -4,7 +4,7 @@
     seed: the full fine-tune as the reference, deltas and adapters beside the base in one batch -> a table
 
 All see the same samples in the same order, so many tokens each. OUT/models keeps what was trained and OUT/reports what
-was measured: the same call goes on where it was stopped.
+was measured: the same call goes on where it was stopped, and begun several times at once shares the work.
 """
 
 from __future__ import annotations
@@ -15,29 +15,22 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-import torch
-
-from deltacompress._version import __version__
 from deltacompress.artifact.outputs import check_outside
 from deltacompress.bench.tuning.adapters import require_peft
-from deltacompress.bench.tuning.methods import FULL, Method, chosen
-from deltacompress.bench.tuning.runs import Made, Runs
-from deltacompress.bench.tuning.serving import Served, Times
+from deltacompress.bench.tuning.methods import chosen
+from deltacompress.bench.tuning.sharing import alone, together
 from deltacompress.bench.tuning.table import to_markdown
+from deltacompress.bench.tuning.task import Asked, TaskBench
 from deltacompress.bench.tuning.training import Examples, Plan
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.demo.score import read_task
 from deltacompress.devices import resolve_device
 from deltacompress.errors import InputError, Interrupted, option
-from deltacompress.evaluation.report.data import Report
-from deltacompress.evaluation.run import evaluate
-from deltacompress.files.canonical_json import canonical_digest
-from deltacompress.files.hashing import hash_file
 from deltacompress.files.output import write_once
 from deltacompress.models.tokenizers import load_tokenizer
 from deltacompress.reporter import SILENT, Reporter
 
-TABLE = "tuning.md"
+TABLE, LOCKS = "tuning.md", "locks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,30 +80,41 @@ def run(
         missing = "tasks" if not tasks else "seeds"
         raise InputError("names none, or one twice", where=option(missing), way_out="give one or more, each once")
     check_outside(out, base, data)
-    checkpoint, plan = Checkpoint.open(base), Plan(steps, rows)
+    checkpoint = Checkpoint.open(base)
+    asked = Asked(checkpoint, data, wanted, out, tuple(seeds), Plan(steps, rows), held_out, limit, where)
     examples = {task: _examples(data / task, checkpoint, held_out, limit) for task in tasks}
-    found: list[dict[str, Any]] = []
+    bench = [TaskBench(task, asked, one) for task, one in examples.items()]
     reporter.phase("training and measuring")
     try:
-        for task in tasks:
-            file = data / task / "train.jsonl"
-            identity = _identity(checkpoint, file, plan, held_out, where)
-            runs = Runs(checkpoint, examples[task], plan, out / "models" / task, where, identity)
-            times = Times(base, out / "served" / task, where, identity)
-            try:
-                for seed in seeds:
-                    made = {one.label: runs.made(one, seed, seeds[0], file, reporter) for one in wanted}
-                    asked = canonical_digest([identity, [one.label for one in wanted], seeds[0], limit])[:16]
-                    report = _measured(base, data, task, made, out / "reports" / f"{task}.{seed}.{asked}", limit, where)
-                    served = times.of([one.path for one in made.values() if one.path != made[FULL].path], reporter)
-                    found += _rows(report, task, seed, wanted, made, served)
-                    write_once(out / TABLE, to_markdown(means(found)).encode(), replace=True)
-            finally:
-                runs.close()
-                times.close()
+        found = _rows(bench, asked, reporter)
     except (KeyboardInterrupt, Interrupted) as stop:
         raise Interrupted("interrupted", way_out=f"what is finished stays in {out}: run it again") from stop
     return Tuning(out, tuple(found), tuple(means(found)))
+
+
+def _rows(bench: Sequence[TaskBench], asked: Asked, reporter: Reporter) -> list[dict[str, Any]]:
+    """Train, then measure, both together with other calls; then the rows of the table, which is written."""
+    locks, seeds = asked.out / LOCKS, asked.seeds
+    together(
+        locks,
+        lambda: [(one, job) for one in bench for job in one.runs.missing(asked.methods, seeds)],
+        lambda item: f"{item[0].name}.{item[1].key}",
+        lambda item: item[0].runs.train(item[1], reporter),
+    )
+    together(
+        locks,
+        lambda: [(one, seed) for one in bench for seed in seeds if not one.is_measured(seed)],
+        lambda item: f"{item[0].name}.{item[1]}",
+        lambda item: item[0].measured(item[1], reporter),
+    )
+    found: list[dict[str, Any]] = []
+    with alone(locks):  # times, and nobody beside them
+        for one in bench:
+            served = one.served(reporter)
+            for seed in seeds:
+                found += one.rows(seed, served, reporter)
+                write_once(asked.out / TABLE, to_markdown(means(found)).encode(), replace=True)
+    return found
 
 
 def _examples(folder: Path, base: Checkpoint, held_out: int, limit: int | None) -> Examples:
@@ -129,65 +133,6 @@ def _examples(folder: Path, base: Checkpoint, held_out: int, limit: int | None) 
             way_out=f"give {option('held_out')} less",
         )
     return Examples.of(samples, load_tokenizer(base.path), held_out)
-
-
-def _identity(base: Checkpoint, file: Path, plan: Plan, held_out: int, device: str) -> dict[str, Any]:
-    return {
-        "base": base.fingerprint(),
-        "files": base.side_file_hashes(),
-        "data": hash_file(file)[0],
-        "plan": [plan.steps, plan.rows, held_out],
-        "device": device,
-        "versions": [__version__, torch.__version__],
-    }
-
-
-def _measured(
-    base: Path, data: Path, task: str, made: Mapping[str, Made], out: Path, limit: int | None, device: str
-) -> Report:
-    others = {label: one.path for label, one in made.items() if label != FULL}
-    own: dict[str, Any] = {"tasks": [task], "task_dir": data, "limit": limit, "device": device, "policy": None}
-    return evaluate(others, base=base, finetuned=made[FULL].path, with_base=True, out=out, **own)
-
-
-def _rows(
-    report: Report,
-    task: str,
-    seed: int,
-    methods: Sequence[Method],
-    made: Mapping[str, Made],
-    served: Mapping[Path, Served],
-) -> list[dict[str, Any]]:
-    """The base's row, then one for each method. Accuracy and its standard error in percent; p: of a difference from
-    the full fine-tune on the same samples; loss: of the right answers, nats/token; bytes: of all files; load_ms,
-    added_ms: see Served, of what is served beside the base.
-    """
-    found = []
-    reference = next((one.fidelity.reference_loss for one in report.scores if one.fidelity), None)
-    for label in ("base", *(one.label for one in methods)):
-        name = "finetuned" if label == FULL else label
-        score = report.score(task, name)
-        assert score is not None
-        loss = score.fidelity.loss if score.fidelity else reference
-        own = made.get(label)
-        beside = served.get(own.path) if own else None
-        found.append(
-            {
-                "task": task,
-                "method": label,
-                "seed": seed,
-                "accuracy": 100 * score.value,
-                "stderr": 100 * score.stderr,
-                "p": score.paired.p_value if score.paired else None,
-                "loss": loss,
-                "bytes": report.subject(name).bytes,
-                "load_ms": beside.load_ms if beside else None,
-                "added_ms": beside.added_ms if beside else None,
-                "rate": own.rate if own else None,
-                "held_out": own.held_out if own else None,
-            }
-        )
-    return found
 
 
 def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

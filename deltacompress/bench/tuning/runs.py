@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 
 from deltacompress.bench.tuning.adapters import Trained
 from deltacompress.bench.tuning.methods import FAMILIES, FULL, Method
+from deltacompress.bench.tuning.sharing import Kept
 from deltacompress.bench.tuning.training import Examples, Plan, mean_loss, train
 from deltacompress.checkpoints.dtypes import DTYPES
 from deltacompress.checkpoints.reader import Checkpoint
@@ -22,7 +23,6 @@ from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.driver import compress
 from deltacompress.errors import NumericsError
 from deltacompress.evaluation.scoring.checkpoints import load_model
-from deltacompress.evaluation.scoring.store import AnswerStore
 from deltacompress.files.output import output_errors
 from deltacompress.models.quiet import quiet
 from deltacompress.reporter import Reporter
@@ -37,6 +37,20 @@ class Made:
     held_out: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training."""
+
+    method: Method
+    seed: int
+    rate: float
+
+    @property
+    def key(self) -> str:
+        """What it is kept as."""
+        return f"{self.method.label}.{self.seed}.{self.rate:g}"
+
+
 class Runs:
     """The models of one task from one base; what was trained before, of the same input, is not trained again.
 
@@ -48,56 +62,39 @@ class Runs:
     ) -> None:
         """folder: of models and losses of this task; identity: everything that decides on them but method and seed."""
         self._base, self._examples, self._plan, self._device = base, examples, plan, device
-        self._losses = AnswerStore(folder, identity)
+        self._losses = Kept(folder, identity)
         self._models = self._losses.path.with_suffix("")
         self._rates: dict[str, float] = {}
 
-    def close(self) -> None:
-        """Let go of files."""
-        self._losses.close()
-
-    def made(self, method: Method, seed: int, first: int, calibration: Path, reporter: Reporter) -> Made:
-        """A method's model of a seed; first: the seed that rates are chosen with; calibration: data of deltas.
+    def missing(self, methods: Sequence[Method], seeds: Sequence[int]) -> list[Job]:
+        """What is to be trained, as far as is known: a method's other seeds wait for its rate.
 
         Raises:
-            NumericsError: it diverges at every rate. OutputError: the folder cannot be written.
+            NumericsError: a method diverges at every rate.
         """
-        if method.kind == "delta":
-            return Made(self._delta(method, seed, first, calibration, reporter), None, None)
-        rate = self._rate(method, first, reporter)
-        return Made(self._trained(method, seed, rate, reporter), rate, self._losses[_key(method, seed, rate)])
+        found = list[Job]()
+        for method in (one for one in methods if one.kind != "delta"):
+            untried = self._untried(method, seeds[0])
+            rate = None if untried else self._rate(method, seeds[0])
+            known = [] if rate is None else [Job(method, seed, rate) for seed in seeds]
+            found += [*untried, *(one for one in known if not self._there(one))]
+        return found
 
-    def _rate(self, method: Method, first: int, reporter: Reporter) -> float:
-        """The rate with the least loss on what is held out; the models of the others are removed."""
-        if method.label not in self._rates:
-            found = {}
-            for rate in method.rates:
-                if _key(method, first, rate) not in self._losses:
-                    self._trained(method, first, rate, reporter)
-                held_out = self._losses[_key(method, first, rate)]
-                found[rate] = math.inf if held_out is None else held_out
-            best = min(found, key=lambda one: found[one])
-            if found[best] == math.inf:
-                raise NumericsError(f"{method.label} diverges at every learning rate", where=self._base.path)
-            for rate in set(found) - {best}:
-                shutil.rmtree(self._models / _key(method, first, rate), ignore_errors=True)
-            self._rates[method.label] = best
-        return self._rates[method.label]
-
-    def _trained(self, method: Method, seed: int, rate: float, reporter: Reporter) -> Path:
-        key = _key(method, seed, rate)
-        out = self._models / key
-        if key in self._losses and out.is_dir():
+    def train(self, job: Job, reporter: Reporter) -> Path:
+        """The model of a job, trained now or before."""
+        out = self._models / job.key
+        if self._there(job):
             return out
-        reporter.step(f"training {key}")
+        reporter.step(f"training {job.key}")
+        method = job.method
         with _whole(out) as partial, torch.random.fork_rng(), torch.enable_grad():
-            torch.manual_seed(seed)
+            torch.manual_seed(job.seed)
             model: Any = load_model(self._base, device=self._device)
             model.requires_grad_(True)
             dtype = DTYPES[next(iter(self._base.tensors.values())).dtype]
             rows = self._examples.train
             adapter = None if method.label == FULL else Trained(model, method, rows)
-            train(model if adapter is None else adapter.model, rows, self._plan, rate, seed)
+            train(model if adapter is None else adapter.model, rows, self._plan, job.rate, job.seed)
             held_out = mean_loss(model if adapter is None else adapter.model, self._examples.held_out)
             if adapter is None:
                 with quiet():
@@ -107,14 +104,49 @@ class Runs:
                         shutil.copyfile(file, partial / file.name)
             else:
                 adapter.save(partial, dtype)
-        self._losses.add([(key, held_out if math.isfinite(held_out) else None)])
+        self._losses.add(job.key, held_out if math.isfinite(held_out) else None)
         return out
+
+    def made(self, method: Method, seed: int, first: int, calibration: Path, reporter: Reporter) -> Made:
+        """A method's model of a seed; first: the seed that rates are chosen with; calibration: data of deltas.
+
+        Raises:
+            NumericsError: it diverges at every rate. OutputError: the folder cannot be written.
+        """
+        if method.kind == "delta":
+            return Made(self._delta(method, seed, first, calibration, reporter), None, None)
+        for one in self._untried(method, first):
+            self.train(one, reporter)
+        job = Job(method, seed, self._rate(method, first))
+        return Made(self.train(job, reporter), job.rate, self._losses[job.key])
+
+    def _there(self, job: Job) -> bool:
+        return job.key in self._losses and (self._models / job.key).is_dir()
+
+    def _untried(self, method: Method, first: int) -> list[Job]:
+        if method.label in self._rates:
+            return []
+        return [one for rate in method.rates if (one := Job(method, first, rate)).key not in self._losses]
+
+    def _rate(self, method: Method, first: int) -> float:
+        """The rate with the least loss on what is held out, all being tried; the models of the others are removed."""
+        if method.label not in self._rates:
+            found = {}
+            for rate in method.rates:
+                held_out = self._losses[Job(method, first, rate).key]
+                found[rate] = math.inf if held_out is None else held_out
+            best = min(found, key=lambda one: found[one])
+            if found[best] == math.inf:
+                raise NumericsError(f"{method.label} diverges at every learning rate", where=self._base.path)
+            for rate in set(found) - {best}:
+                shutil.rmtree(self._models / Job(method, first, rate).key, ignore_errors=True)
+            self._rates[method.label] = best
+        return self._rates[method.label]
 
     def _delta(self, method: Method, seed: int, first: int, calibration: Path, reporter: Reporter) -> Path:
         """The full fine-tune of that seed, compressed; calibrated on the training data."""
         assert method.recipe is not None
-        (full,) = FAMILIES[FULL]
-        path = self._trained(full, seed, self._rate(full, first, reporter), reporter)
+        path = self.made(FAMILIES[FULL][0], seed, first, calibration, reporter).path
         out = self._models / f"{method.label}.{path.name}"
         if not out.is_dir():
             reporter.step(f"compressing {out.name}")
@@ -124,10 +156,6 @@ class Runs:
             options["samples"] = max(1, min(recipe.calibration.samples, there))
             compress(self._base.path, path, recipe=recipe, out=out, **options)
         return out
-
-
-def _key(method: Method, seed: int, rate: float) -> str:
-    return f"{method.label}.{seed}.{rate:g}"
 
 
 @contextmanager

@@ -73,7 +73,8 @@ def padded(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
 def train(model: nn.Module, rows: Sequence[Row], plan: Plan, rate: float, seed: int) -> None:
     """Train what of `model` asks for a gradient, in place, on its own device."""
     weights = [one for one in model.parameters() if one.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+    fused = weights[0].is_cuda  # of a small model, a step is as long as what launches its kernels
+    optimizer = torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
     warm = max(1, round(_WARM * plan.steps))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / warm, (plan.steps - step) / max(1, plan.steps - warm), 1.0)
