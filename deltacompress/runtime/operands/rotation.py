@@ -9,7 +9,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.kernels.adapters import AdapterKernels, RotationTable
-from deltacompress.kernels.adapters.rotate import strided_order
 from deltacompress.numerics.adapters.butterfly import rotate
 from deltacompress.runtime.batch import MAX_VARIANTS, BatchRows
 from deltacompress.runtime.operands.operand import Traits, unlike
@@ -50,7 +49,6 @@ class RotationProduct(TableProduct[Rotation]):
     def make(self, kernels: AdapterKernels) -> None:
         self._device = kernels.device
         self._tables: list[RotationTable] = []  # one for each turn of the longest chain
-        self._orders: dict[tuple[int, int, int], Tensor | None] = {}  # by size of a block, stride, chunk
 
     @override
     def fits(self, operand: Rotation) -> bool:
@@ -61,8 +59,7 @@ class RotationProduct(TableProduct[Rotation]):
         while len(self._tables) < len(operand.layout):
             self._tables.append(RotationTable(MAX_VARIANTS, self.site.in_features, self._device, self.site.dtype))
         for table, blocks, (stride, chunk) in zip(self._tables, operand.turns, operand.layout, strict=False):
-            order = self._order(blocks.shape[-1], stride, chunk)
-            table.set(place, blocks.contiguous(), order, order)
+            table.set(place, blocks.contiguous(), stride, chunk)
 
     @override
     def clear(self, place: int) -> None:
@@ -79,7 +76,7 @@ class RotationProduct(TableProduct[Rotation]):
             turns = max(len(operand.layout) for _, operand in self.own(rows))
             for table in self._tables[:turns]:  # rows of shorter chains, or of none, are copied
                 found = x.new_empty(x.shape)
-                kernels.rotate(x, found, rows.on_device, table)
+                kernels.rotate(x, found[None], rows.on_device, [table])
                 x = found
             return x
         found = x.clone()
@@ -89,11 +86,3 @@ class RotationProduct(TableProduct[Rotation]):
                 turned = rotate(turned, blocks, stride, chunk)
             found[piece.rows] = turned
         return found
-
-    def _order(self, size: int, stride: int, chunk: int) -> Tensor | None:
-        """The features of blocks one after another, on the device: what a rotation reads and what it writes."""
-        key = size, stride, chunk
-        if key not in self._orders:
-            order = strided_order(self.site.in_features, *key)
-            self._orders[key] = None if order is None else order.to(self._device)
-        return self._orders[key]

@@ -277,9 +277,9 @@ class Noted(ReferenceAdapters):
         self.ran.append(("sparse", len(tables)))
         super().add_sparse_rows(x, y, segments, tables)
 
-    def rotate(self, x: Tensor, out: Tensor, segments: Any, table: Any) -> None:
-        self.ran.append(("rotate", 1))
-        super().rotate(x, out, segments, table)
+    def rotate(self, x: Tensor, out: Tensor, segments: Any, tables: Any) -> None:
+        self.ran.append(("rotate", len(tables)))
+        super().rotate(x, out, segments, tables)
 
     def scale(self, y: Tensor, segments: Any, tables: Any) -> None:
         self.ran.append(("scale", len(tables)))
