@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _whole(number, by):  # type: ignore[no-untyped-def]
     """number // by, by way of the inverse: exact up to 2^20, in a tenth of the code."""
     return ((number.to(tl.float32) + 0.5) * (1.0 / by.to(tl.float32))).to(tl.int32)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _column(block, k, size, stride, chunk):  # type: ignore[no-untyped-def]
     """The feature that is value k of a block."""
     group = _whole(block, stride)
@@ -157,8 +157,8 @@ def rotate(  # type: ignore[no-untyped-def]
         chunk = tl.load(record + 3, mask=slot >= 0, other=0).to(tl.int32)
         blocks = tl.multiple_of(tl.multiple_of(address, 16).to(tl.pointer_type(BLOCK)), 16)
         if BM == 1:
-            x_row = x + member * x_member + first.to(tl.int64) * x_stride
-            out_row = out + member * out_member + first.to(tl.int64) * out_stride
+            x_row = x + member * x_member + tl.cast(first, tl.int64) * x_stride
+            out_row = out + member * out_member + tl.cast(first, tl.int64) * out_stride
             if size == 0:
                 n = column + tl.arange(0, COLUMNS)
                 tl.store(out_row + n, tl.load(x_row + n, mask=n < FEATURES), mask=n < FEATURES)
