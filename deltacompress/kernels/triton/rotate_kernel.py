@@ -106,6 +106,60 @@ def _tile(  # type: ignore[no-untyped-def]
     tl.store(out_rows[:, None] + to[None, :], acc.to(out_rows.dtype.element_ty), mask=ok)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _turned_row(  # type: ignore[no-untyped-def]
+    x_row,
+    out_row,
+    blocks,
+    size,
+    stride,
+    chunk,
+    column,
+    FEATURES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STEPS: tl.constexpr,
+):
+    """COLUMNS columns of one row, as its blocks are; size 0: it has none."""
+    if size == 0:
+        n = column + tl.arange(0, COLUMNS)
+        tl.store(out_row + n, tl.load(x_row + n, mask=n < FEATURES), mask=n < FEATURES)
+    elif size % 8 != 0:
+        _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 1, 1)
+    elif size <= 4 * DEPTH:
+        _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 4, 8)
+    else:
+        _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, STEPS, 8)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _turned_rows(  # type: ignore[no-untyped-def]
+    x_rows,
+    out_rows,
+    ok,
+    blocks,
+    size,
+    stride,
+    chunk,
+    column,
+    FEATURES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BM: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
+    """COLUMNS columns of BM rows, as their blocks are; size 0: they have none."""
+    if size == 0:
+        n = column + tl.arange(0, COLUMNS)
+        both = ok[:, None] & (n < FEATURES)[None, :]
+        tl.store(out_rows[:, None] + n[None, :], tl.load(x_rows[:, None] + n[None, :], mask=both), mask=both)
+    elif (size % 8 == 0) & (chunk % 8 == 0):
+        _tile(x_rows, out_rows, ok, blocks, size, stride, chunk, column, FEATURES, COLUMNS, BM, DEPTH, 8, PLAIN)
+    else:
+        for part in range(0, COLUMNS, 16):  # blocks of 4 have no more columns that are not 0
+            _tile(x_rows, out_rows, ok, blocks, size, stride, chunk, column + part, FEATURES, 16, BM, 16, 1, PLAIN)
+
+
 @triton.jit(do_not_specialize=["rows", "capacity"])  # type: ignore[untyped-decorator]
 def rotate(  # type: ignore[no-untyped-def]
     x,
@@ -130,8 +184,7 @@ def rotate(  # type: ignore[no-untyped-def]
 ):
     """out[member, row] = x[member, row] R of the row's slot in the member's table, rows after the last run included.
 
-    Programs: COLUMNS columns, a share of the row tiles, member. RUNS: a power of two above the capacity, and so
-    many runs are counted: the last of them are the rows after all others, and empty ones.
+    Programs: COLUMNS columns, a share of the row tiles, member. RUNS: a power of two above the capacity.
     """
     member = tl.program_id(2).to(tl.int64)
     records = tl.load(members + member * 3).to(tl.pointer_type(tl.int64))
@@ -147,8 +200,7 @@ def rotate(  # type: ignore[no-untyped-def]
         passed = tl.sum(tl.where(upto <= tile, tiles * (2 * RUNS) + 1, 0), 0)
         run = passed % (2 * RUNS)
         first = tile if BM == 1 else tl.load(offsets + run) + (tile - passed // (2 * RUNS)) * BM
-        last = tl.load(offsets + run + 1, mask=run < capacity, other=0)
-        last = tl.where(run < capacity, last, rows)
+        last = tl.where(run < capacity, tl.load(offsets + run + 1, mask=run < capacity, other=0), rows)
         slot = tl.load(slots + run, mask=run < capacity, other=-1)
         record = records + slot.to(tl.int64) * 4
         address = tl.load(record, mask=slot >= 0, other=0)
@@ -156,33 +208,16 @@ def rotate(  # type: ignore[no-untyped-def]
         stride = tl.load(record + 2, mask=slot >= 0, other=0).to(tl.int32)
         chunk = tl.load(record + 3, mask=slot >= 0, other=0).to(tl.int32)
         blocks = tl.multiple_of(tl.multiple_of(address, 16).to(tl.pointer_type(BLOCK)), 16)
+        x_own, out_own = x + member * x_member, out + member * out_member
         if BM == 1:
-            x_row = x + member * x_member + tl.cast(first, tl.int64) * x_stride
-            out_row = out + member * out_member + tl.cast(first, tl.int64) * out_stride
-            if size == 0:
-                n = column + tl.arange(0, COLUMNS)
-                tl.store(out_row + n, tl.load(x_row + n, mask=n < FEATURES), mask=n < FEATURES)
-            elif size % 8 != 0:
-                _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 1, 1)
-            elif size <= 4 * DEPTH:
-                _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 4, 8)
-            else:
-                _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, STEPS, 8)
+            at = tl.cast(first, tl.int64)
+            _turned_row(
+                x_own + at * x_stride, out_own + at * out_stride, blocks, size, stride, chunk, column, FEATURES,
+                COLUMNS, DEPTH, STEPS,
+            )  # fmt: skip
         else:
-            row = first + tl.arange(0, BM)
-            ok = row < last
-            x_rows = x + member * x_member + row.to(tl.int64) * x_stride
-            out_rows = out + member * out_member + row.to(tl.int64) * out_stride
-            if size == 0:
-                n = column + tl.arange(0, COLUMNS)
-                both = ok[:, None] & (n < FEATURES)[None, :]
-                tl.store(out_rows[:, None] + n[None, :], tl.load(x_rows[:, None] + n[None, :], mask=both), mask=both)
-            elif (size % 8 == 0) & (chunk % 8 == 0):
-                _tile(
-                    x_rows, out_rows, ok, blocks, size, stride, chunk, column, FEATURES, COLUMNS, BM, DEPTH, 8, PLAIN
-                )  # fmt: skip
-            else:
-                for part in range(0, COLUMNS, 16):  # blocks of 4 have no more columns that are not 0
-                    _tile(
-                        x_rows, out_rows, ok, blocks, size, stride, chunk, column + part, FEATURES, 16, BM, 16, 1, PLAIN
-                    )  # fmt: skip
+            row = first + tl.arange(0, BM)  # so, in 32 bits: sums of addresses take twice the registers
+            _turned_rows(
+                x_own + row.to(tl.int64) * x_stride, out_own + row.to(tl.int64) * out_stride, row < last, blocks, size,
+                stride, chunk, column, FEATURES, COLUMNS, BM, DEPTH, PLAIN,
+            )  # fmt: skip
