@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,7 @@ from deltacompress.kernels.adapters import (
     ScaleTable,
     SparseRowsTable,
 )
-from deltacompress.kernels.adapters.rotate import strided_order
+from deltacompress.numerics.adapters.butterfly import rotate
 
 Run = Callable[[], Any]
 
@@ -80,29 +81,30 @@ def _low_rank(kernels: AdapterKernels, shape: Shape, segments: Segments, dtype: 
 
 def _rotate(kernels: AdapterKernels, shape: Shape, segments: Segments, dtype: torch.dtype) -> Work:
     """Blocks of one order of magnitude, in the order of features of butterfly factors, which is the same for all."""
-    device, variants, size, features = kernels.device, shape.variants, shape.size, shape.columns
-    blocks = _random(device, dtype, variants, features // size, size, size)
-    table = RotationTable(variants, features, device, dtype)
-    order = strided_order(features, size, shape.stride, max(size // 16, 1))
-    order = None if order is None else order.to(device)
-    for slot in range(variants):
-        table.set(slot, blocks[slot], order, order)
+    device, variants, size, features, linears = kernels.device, shape.variants, shape.size, shape.columns, shape.linears
+    chunk = max(size // 16, 1) if shape.stride > 1 else size
+    blocks = _random(device, dtype, linears, variants, features // size, size, size)
+    tables = [RotationTable(variants, features, device, dtype) for _ in range(linears)]
+    for linear, slot in product(range(linears), range(variants)):
+        tables[linear].set(slot, blocks[linear, slot], shape.stride, chunk)
     x = _random(device, dtype, shape.rows, features)
-    out = torch.empty_like(x)
-    at = torch.arange(features, device=device) if order is None else order.long()
+    out = torch.empty(linears, *x.shape, dtype=dtype, device=device)
 
     def loop() -> None:
         for start, stop, slot in segments.runs():
-            rows = x[start:stop, at].view(-1, features // size, size).transpose(0, 1)
-            out[start:stop, at] = torch.bmm(rows, blocks[slot]).transpose(0, 1).flatten(1)
+            for linear in range(linears):
+                out[linear, start:stop] = rotate(x[start:stop], blocks[linear, slot], shape.stride, chunk)
 
     def stacked() -> None:
-        rows = x[:, at].view(variants, -1, features // size, size).transpose(1, 2)
-        product = torch.bmm(rows.reshape(-1, rows.shape[2], size), blocks.view(-1, size, size))
-        out[:, at] = product.view(rows.shape).transpose(1, 2).reshape(shape.rows, features)
+        apart = (variants, -1, features // size // shape.stride, size // chunk, shape.stride, chunk)
+        rows = x.view(apart).permute(0, 2, 4, 1, 3, 5).reshape(-1, shape.rows // variants, size)
+        for linear in range(linears):
+            turned = torch.bmm(rows, blocks[linear].view(-1, size, size))
+            turned = turned.view(variants, apart[2], shape.stride, -1, apart[3], chunk).permute(0, 3, 1, 4, 2, 5)
+            out[linear] = turned.reshape(shape.rows, features)
 
-    moved = blocks.nbytes + (0 if order is None else order.nbytes) + x.nbytes + out.nbytes
-    return Work(lambda: kernels.rotate(x, out, segments, table), out, moved, {"loop": loop, "bmm": stacked})
+    moved = blocks.nbytes + x.nbytes + out.nbytes
+    return Work(lambda: kernels.rotate(x, out, segments, tables), out, moved, {"loop": loop, "bmm": stacked})
 
 
 def _sparse_rows(kernels: AdapterKernels, shape: Shape, segments: Segments, dtype: torch.dtype) -> Work:

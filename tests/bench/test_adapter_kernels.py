@@ -34,9 +34,11 @@ def slow_clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 SHAPES = {
     # A [4, 32] and B [4, 16] of 3 slots in 2 linears; x, y read, y written
     Shape("low rank", 4, 32, 16, 3, 6, linears=2): 4 * (3 * 2 * 4 * (32 + 16) + 6 * 32 + 2 * 6 * 2 * 16),
-    # blocks of 3 slots; x, out; the order of features
+    # blocks of 3 slots; x; out
     Shape("rotate", 8, 32, 32, 3, 6): 4 * (3 * 32 * 8 + 2 * 6 * 32),
-    Shape("rotate", 8, 32, 32, 3, 6, stride=2): 4 * (3 * 32 * 8 + 2 * 6 * 32 + 32),
+    Shape("rotate", 8, 32, 32, 3, 6, stride=2): 4 * (3 * 32 * 8 + 2 * 6 * 32),
+    # of two linears, which read one x
+    Shape("rotate", 16, 32, 32, 3, 6, linears=2): 4 * (2 * 3 * 32 * 16 + 3 * 6 * 32),
     # 17 offsets, 5 columns and values in each row of 3 slots; x, y read, y written
     Shape("sparse rows", 5, 32, 16, 3, 6): 4 * (3 * (17 + 2 * 5 * 16) + 6 * 32 + 2 * 6 * 16),
     # scales of 3 slots; y read, y written

@@ -108,18 +108,19 @@ class Rotated:
     table: RotationTable
     dense: list[Tensor]
 
-    def put(self, slot: int, size: int, moved: str, seed: int) -> None:
-        """moved: which permutations there are, of "into" and "onto"."""
+    def put(self, slot: int, size: int, stride: int, chunk: int, seed: int) -> None:
+        """Another rotation in the place of what is there."""
         table, generator = self.table, torch.Generator().manual_seed(seed)
         features, device = table.features, table.device
-        blocks = drawn(generator, features // size, size, size).to(table.dtype)
-        orders = {name: torch.randperm(features, generator=generator) for name in ("into", "onto") if name in moved}
+        blocks = (drawn(generator, features // size, size, size) / size**0.5).to(table.dtype)
         dense = torch.zeros(features, features, dtype=torch.float64)
-        into, onto = (orders.get(name, torch.arange(features)) for name in ("into", "onto"))
-        for i in range(features // size):
-            rows = slice(i * size, (i + 1) * size)
-            dense[into[rows, None], onto[None, rows]] = blocks[i].double()
-        table.set(slot, blocks.to(device), **{name: one.int().to(device) for name, one in orders.items()})
+        free = torch.ones(features, dtype=torch.bool)
+        for block in blocks.double():  # each begins at the first feature that none has yet
+            first = int(free.nonzero()[0])
+            of = torch.tensor([first + r * stride * chunk + o for r in range(size // chunk) for o in range(chunk)])
+            dense[of[:, None], of[None, :]] = block
+            free[of] = False
+        table.set(slot, blocks.to(device), stride, chunk)
         self.dense[slot] = dense.to(device)
 
     def exact(self, x: Tensor, segments: Segments) -> Tensor:
@@ -129,11 +130,19 @@ class Rotated:
         return result
 
 
-def make_rotated(device: str, dtype: torch.dtype, features: int, sizes: Sequence[int]) -> Rotated:
-    """size 0: the slot is empty. Each has its own permutations: both, none, one of them, by its place."""
+def layouts(features: int, size: int) -> list[tuple[int, int]]:
+    """(stride, chunk) of every kind that such blocks can have: neighbours, wide runs and narrow ones, some apart."""
+    strides = [stride for stride in (2, 3, 16) if features % (size * stride) == 0]
+    chunks = sorted({chunk for chunk in (1, 2, size // 2, size) if chunk and size % chunk == 0})
+    return [(1, chunks[-1]), *((stride, chunk) for stride in strides for chunk in chunks)]
+
+
+def make_rotated(device: str, dtype: torch.dtype, features: int, sizes: Sequence[int], *, seed: int = 0) -> Rotated:
+    """size 0: the slot is empty. Each has a layout of its own, by its place and the seed."""
     table = RotationTable(len(sizes), features, device, dtype)
     rotated = Rotated(table, [torch.eye(features, dtype=torch.float64, device=device) for _ in sizes])
     for slot, size in enumerate(sizes):
         if size:
-            rotated.put(slot, size, ("into onto", "", "into", "onto")[slot % 4], seed=slot)
+            known = layouts(features, size)
+            rotated.put(slot, size, *known[(slot + seed) % len(known)], seed=100 * seed + slot)
     return rotated

@@ -46,8 +46,10 @@ class AdapterKernels(ABC):
         """
 
     @abstractmethod
-    def rotate(self, x: Tensor, out: Tensor, segments: Segments, table: RotationTable) -> None:
-        """out[rows] = x[rows] R_s for rows of slots with a rotation, x[rows] for all others; both [N, features].
+    def rotate(self, x: Tensor, out: Tensor, segments: Segments, tables: Sequence[RotationTable]) -> None:
+        """out[i, rows] = x[rows] R_s for rows of slots with a rotation in table i, x[rows] for all others.
+
+        x [N, features], which all linears read, or [linears, N, features]; out [linears, N, features].
 
         Raises:
             InputError: sizes, dtypes or strides that do not fit, or x and out are one tensor.

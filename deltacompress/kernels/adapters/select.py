@@ -27,8 +27,8 @@ class ReferenceAdapters(AdapterKernels):
         lowrank.add_reference(x, y, segments, tables)
 
     @override
-    def rotate(self, x: Tensor, out: Tensor, segments: Segments, table: rotate.RotationTable) -> None:
-        rotate.rotate_reference(x, out, segments, table)
+    def rotate(self, x: Tensor, out: Tensor, segments: Segments, tables: Sequence[rotate.RotationTable]) -> None:
+        rotate.rotate_reference(x, out, segments, tables)
 
     @override
     def add_sparse_rows(

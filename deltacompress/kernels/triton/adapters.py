@@ -65,6 +65,38 @@ def _low_rank_tiles(limit: int, itemsize: int, plain: bool) -> _LowRankTiles:
     return _MANY_ROWS_PLAIN if plain else _MANY_ROWS
 
 
+@dataclass(frozen=True, slots=True)
+class _RotationTiles:
+    """Tiles of the launch of rotations, for runs of so many rows.
+
+    bm, columns: rows and columns of a tile. depth: rows of blocks in a step; steps: so many are loaded at once where
+    there is one row. programs: those of a column tile at most, which share its row tiles.
+    """
+
+    bm: int
+    columns: int
+    depth: int
+    steps: int
+    programs: int
+    warps: int
+    stages: int
+
+
+TURN_ONE_ROW = _RotationTiles(1, 256, 4, 8, programs=512, warps=4, stages=1)
+TURN_FEW_ROWS = _RotationTiles(16, 64, 64, 1, programs=32, warps=4, stages=2)
+TURN_MANY_ROWS = _RotationTiles(64, 64, 64, 1, programs=32, warps=4, stages=2)
+TURN_PLAIN = {"columns": 32, "depth": 32}
+"""What differs for products of fp32, on ordinary cores."""
+
+
+def _rotation_tiles(limit: int, plain: bool) -> _RotationTiles:
+    """For runs of at most `limit` rows."""
+    if limit <= 1:
+        return TURN_ONE_ROW
+    tiles = TURN_FEW_ROWS if limit <= 32 else TURN_MANY_ROWS
+    return replace(tiles, **TURN_PLAIN) if plain else tiles
+
+
 _LONG_RUN = 64
 
 
@@ -110,21 +142,19 @@ class TritonAdapters(AdapterKernels):
         )  # fmt: skip
 
     @override
-    def rotate(self, x: Tensor, out: Tensor, segments: Segments, table: RotationTable) -> None:
+    def rotate(self, x: Tensor, out: Tensor, segments: Segments, tables: Sequence[RotationTable]) -> None:
         from deltacompress.kernels.triton import rotate_kernel as kernel
 
-        check_rotation(x, out, segments, table)
-        limit, rows = segments.row_limit, x.shape[0]
-        bm = 1 if limit <= 1 else 16 if limit <= 32 else 64
-        columns = 256
-        plain = interpreted() or x.dtype == torch.float32 or x.dtype != table.dtype
-        # the base's runs are copied too, and may be longer than those that row_limit is about
-        longest = limit if segments.fixed else max(limit, *_lengths(segments), rows - segments.rows, 1)
-        kernel.rotate[-(-table.features // columns), -(-longest // bm), segments.capacity + 1](
-            x, out, x.stride(0), out.stride(0), rows, segments.capacity, segments.offsets, segments.slots,
-            table.records, FEATURES=table.features, BLOCK=triton_type(table.dtype), BM=bm, COLUMNS=columns,
-            MOST_STEPS=32 // table.dtype.itemsize, MOST_TILE=32 if plain else 64, PLAIN=plain, num_warps=4,
-            num_stages=2,
+        check_rotation(x, out, segments, tables)
+        limit, first, rows, capacity = segments.row_limit, tables[0], out.shape[1], segments.capacity
+        plain = interpreted() or x.dtype == torch.float32 or x.dtype != first.dtype
+        tiles = _rotation_tiles(limit, plain)
+        most = -(-rows // tiles.bm) + (0 if tiles.bm == 1 else capacity + 1)  # tiles that so many runs can have
+        kernel.rotate[-(-first.features // tiles.columns), max(min(most, rows, tiles.programs), 1), len(tables)](
+            x, out, x.stride(0) if x.dim() == 3 else 0, x.stride(-2), out.stride(0), out.stride(1), rows, capacity,
+            segments.offsets, segments.slots, self._described(tables), RUNS=max(128, 1 << capacity.bit_length()),
+            FEATURES=first.features, BLOCK=triton_type(first.dtype), BM=tiles.bm, COLUMNS=tiles.columns,
+            DEPTH=tiles.depth, STEPS=tiles.steps, PLAIN=plain, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
 
     @override
@@ -191,10 +221,6 @@ def _add_long_runs(x: Tensor, y: Tensor, segments: Segments, tables: Sequence[Sp
                 rows.addmm_(x[start:stop], matrix.T)
             else:
                 rows.copy_(rows.float().addmm_(x[start:stop].float(), matrix.float().T))
-
-
-def _lengths(segments: Segments) -> list[int]:
-    return [b - a for a, b in zip(segments.host_offsets, segments.host_offsets[1:], strict=False)]
 
 
 def triton_type(dtype: torch.dtype) -> object:

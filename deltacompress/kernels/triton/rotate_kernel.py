@@ -1,8 +1,9 @@
 """The Triton kernel of rotations: x R for rows of slots that have one, a copy of all others (kernels/adapters/rotate).
 
-One program per (256 columns in the order of the blocks, rows of one run, run). Blocks of 16, 32, ... 256 have code of
-their own, chosen when the program has read the slot's size, with loads as wide as memory gives: sums of products for
-one row a run (BM 1), tl.dot for more. Other sizes, those under 16 above all, take sums of products element by element.
+Programs share the row tiles of all runs, which they count themselves: a launch has no more of them than rows can need,
+whatever its runs may be. One row a run (BM 1) is a sum of products that streams the blocks; more take tl.dot, with
+blocks smaller than a tile along its diagonal. Sizes are runtime values and there is little code, since where
+each launch finds the cache of instructions cold, code is as slow to read as blocks are.
 """
 
 from __future__ import annotations
@@ -12,245 +13,211 @@ import triton.language as tl
 
 
 @triton.jit
-def _moved(permutation, at, ok):  # type: ignore[no-untyped-def]
-    """permutation[at], int32 at an address; 0: the identity. Without a branch, so that loads stay together."""
-    given = permutation + at * 0 != 0  # a mask of the shape of `ok`: the interpreter takes no scalar beside it
-    return tl.load(permutation.to(tl.pointer_type(tl.int32)) + at, mask=ok & given, other=at)
+def _whole(number, by):  # type: ignore[no-untyped-def]
+    """number // by, by way of the inverse: exact up to 2^20, in a tenth of the code."""
+    return ((number.to(tl.float32) + 0.5) * (1.0 / by.to(tl.float32))).to(tl.int32)
+
+
+@triton.jit
+def _column(block, k, size, stride, chunk):  # type: ignore[no-untyped-def]
+    """The feature that is value k of a block."""
+    group = _whole(block, stride)
+    return group * (stride * size) + (block - group * stride) * chunk + k + _whole(k, chunk) * ((stride - 1) * chunk)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _copy(  # type: ignore[no-untyped-def]
-    x,
-    out,
-    x_stride,
-    out_stride,
-    begin,
-    end,
-    step,
-    column,
-    FEATURES: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BM: tl.constexpr,
-):
-    """COLUMNS columns of rows begin .. end - 1, BM rows in each step."""
-    n = column + tl.arange(0, COLUMNS)
-    for first in range(begin, end, step):
-        row = first + tl.arange(0, BM)
-        at = row.to(tl.int64)[:, None]
-        ok = (row < end)[:, None] & (n < FEATURES)[None, :]
-        tl.store(out + at * out_stride + n[None, :], tl.load(x + at * x_stride + n[None, :], mask=ok), mask=ok)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _row_of_blocks(  # type: ignore[no-untyped-def]
+def _row(  # type: ignore[no-untyped-def]
     x_row,
     out_row,
     blocks,
-    into,
-    onto,
+    size,
+    stride,
+    chunk,
     column,
     FEATURES: tl.constexpr,
-    B: tl.constexpr,
     COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
     STEPS: tl.constexpr,
+    V: tl.constexpr,
 ):
-    """COLUMNS columns of one row, four rows of each block in a step: STEPS loads of 16 bytes a thread at once.
+    """COLUMNS columns of one row, DEPTH rows of each block in each of STEPS loads at once; V divides the size.
 
     The few values of x of a step lie as the weights do: no thread waits for another before the last sum.
     """
-    block = column // B + tl.arange(0, COLUMNS // B)
-    there = block < FEATURES // B
-    j = tl.arange(0, B)
-    acc = tl.zeros((COLUMNS // B, 4, B), dtype=tl.float32)
-    for first in range(0, B, 4 * STEPS):
+    size = size // V * V  # says so to the compiler, as a hint about an argument does not
+    q = column + tl.arange(0, COLUMNS // V) * V
+    there = (q < FEATURES)[None, :]
+    block = _whole(q, size)
+    own = q - block * size
+    acc = tl.zeros((DEPTH, COLUMNS // V, V), dtype=tl.float32)
+    for first in range(0, size, DEPTH * STEPS):
         for step in tl.static_range(STEPS):
-            p = block[:, None] * B + (first + 4 * step + tl.arange(0, 4))[None, :]
-            ok = there[:, None] & (p < FEATURES)
-            at = blocks + p[:, :, None] * B + j[None, None, :]
-            weight = tl.load(at, mask=ok[:, :, None], other=0.0, eviction_policy="evict_first")
-            value = tl.load(x_row + _moved(into, p, ok), mask=ok, other=0.0).to(tl.float32)
+            k = (first + step * DEPTH + tl.arange(0, DEPTH))[:, None]
+            ok = there & (k < size)
+            at = (block * size * size + own)[None, :] + k * size
+            lane = tl.arange(0, V)[None, None, :]
+            weight = tl.load(blocks + (at[:, :, None] + lane), ok[:, :, None], 0.0, eviction_policy="evict_first")
+            value = tl.load(x_row + _column(block[None, :], k, size, stride, chunk), ok, 0.0).to(tl.float32)
             acc += weight.to(tl.float32) * value[:, :, None]
-    q = block[:, None] * B + j[None, :]
-    ok = there[:, None] & (q < FEATURES)
-    tl.store(out_row + _moved(onto, q, ok), tl.sum(acc, axis=1).to(out_row.dtype.element_ty), mask=ok)
+    to = _column(block[:, None], own[:, None] + tl.arange(0, V)[None, :], size, stride, chunk)
+    tl.store(out_row + to, tl.sum(acc, axis=0).to(out_row.dtype.element_ty), (q < FEATURES)[:, None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _row_of_any(  # type: ignore[no-untyped-def]
-    x_row,
-    out_row,
+def _tile(  # type: ignore[no-untyped-def]
+    x_rows,
+    out_rows,
+    row_ok,
     blocks,
-    into,
-    onto,
     size,
+    stride,
+    chunk,
     column,
     FEATURES: tl.constexpr,
     COLUMNS: tl.constexpr,
-    K: tl.constexpr,
+    BM: tl.constexpr,
+    DEPTH: tl.constexpr,
+    V: tl.constexpr,
+    PLAIN: tl.constexpr,
 ):
-    """COLUMNS columns of one row in blocks of any size, K rows of each block at a time."""
+    """COLUMNS columns of BM rows, DEPTH rows of their blocks at a time; V divides the size and the chunks."""
+    size, chunk = size // V * V, chunk // V * V
     q = column + tl.arange(0, COLUMNS)
-    start = q // size * size
-    acc = tl.zeros((COLUMNS, K), dtype=tl.float32)
-    for first in range(0, size, K):
-        k = first + tl.arange(0, K)
-        ok = (q < FEATURES)[:, None] & (k < size)[None, :]
-        p = start[:, None] + k[None, :]
-        weight = tl.load(blocks + p * size + (q - start)[:, None], mask=ok, other=0.0).to(tl.float32)
-        acc += weight * tl.load(x_row + _moved(into, p, ok), mask=ok, other=0.0).to(tl.float32)
-    ok = q < FEATURES
-    tl.store(out_row + _moved(onto, q, ok), tl.sum(acc, axis=1).to(out_row.dtype.element_ty), mask=ok)
+    block = _whole(q, size)
+    start = _whole(column, size) * size
+    stop = tl.minimum((_whole(column + COLUMNS - 1, size) + 1) * size, FEATURES)
+    acc = tl.zeros((BM, COLUMNS), dtype=tl.float32)
+    for first in range(start, stop, DEPTH):
+        p = first + tl.arange(0, DEPTH)
+        from_block = _whole(p, size)
+        source = _column(from_block, p - from_block * size, size, stride, chunk)
+        source = tl.max_contiguous(tl.multiple_of(source, V), V)
+        ok = tl.max_constancy(row_ok[:, None] & (p < FEATURES)[None, :], [1, V])
+        value = tl.load(x_rows[:, None] + source[None, :], mask=ok, other=0.0)
+        at = p[:, None] * size + tl.max_contiguous(tl.multiple_of(q - block * size, V), V)[None, :]
+        same = (from_block[:, None] == block[None, :]) & (q < FEATURES)[None, :]
+        weight = tl.load(blocks + at, mask=tl.max_constancy(same, [1, V]), other=0.0)
+        if PLAIN:
+            acc = tl.dot(value.to(tl.float32), weight.to(tl.float32), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(value, weight, acc)
+    to = tl.max_contiguous(tl.multiple_of(_column(block, q - block * size, size, stride, chunk), V), V)
+    ok = tl.max_constancy(row_ok[:, None] & (q < FEATURES)[None, :], [1, V])
+    tl.store(out_rows[:, None] + to[None, :], acc.to(out_rows.dtype.element_ty), mask=ok)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tiles_of_blocks(  # type: ignore[no-untyped-def]
-    x_rows,
-    out_rows,
-    row_ok,
-    blocks,
-    into,
-    onto,
-    column,
-    FEATURES: tl.constexpr,
-    B: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BM: tl.constexpr,
-    K: tl.constexpr,
-    J: tl.constexpr,
-    PLAIN: tl.constexpr,
-):
-    """COLUMNS columns of BM rows, in tiles of J columns, K rows of a block at a time."""
-    for tile in range(0, COLUMNS, J):
-        start = tl.multiple_of((column + tile) // B * B, B)
-        if start < FEATURES:
-            j = tl.multiple_of((column + tile) % B, J) + tl.arange(0, J)
-            acc = tl.zeros((BM, J), dtype=tl.float32)
-            for first in range(0, B, K):
-                p = start + first + tl.arange(0, K)
-                source = _moved(into, p, p < FEATURES)
-                value = tl.load(x_rows[:, None] + source[None, :], mask=row_ok[:, None], other=0.0)
-                weight = tl.load(blocks + p[:, None] * B + j[None, :])
-                if PLAIN:
-                    acc = tl.dot(value.to(tl.float32), weight.to(tl.float32), acc, input_precision="ieee")
-                else:
-                    acc = tl.dot(value, weight, acc)
-            q = start + j
-            to = out_rows[:, None] + _moved(onto, q, q < FEATURES)[None, :]
-            tl.store(to, acc.to(out_rows.dtype.element_ty), mask=row_ok[:, None])
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _tiles_of_any(  # type: ignore[no-untyped-def]
-    x_rows,
-    out_rows,
-    row_ok,
-    blocks,
-    into,
-    onto,
-    size,
-    column,
-    FEATURES: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BM: tl.constexpr,
-    C: tl.constexpr,
-):
-    """COLUMNS columns of BM rows in blocks of any size, C columns and one row of their blocks at a time."""
-    for tile in range(0, COLUMNS, C):
-        q = column + tile + tl.arange(0, C)
-        ok = q < FEATURES
-        start = q // size * size
-        acc = tl.zeros((BM, C), dtype=tl.float32)
-        for k in range(size):
-            p = start + k
-            weight = tl.load(blocks + p * size + (q - start), mask=ok, other=0.0).to(tl.float32)
-            source = _moved(into, p, ok)
-            value = tl.load(x_rows[:, None] + source[None, :], mask=row_ok[:, None] & ok[None, :], other=0.0)
-            acc += value.to(tl.float32) * weight[None, :]
-        to = out_rows[:, None] + _moved(onto, q, ok)[None, :]
-        tl.store(to, acc.to(out_rows.dtype.element_ty), mask=row_ok[:, None] & ok[None, :])
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _blocks_of(  # type: ignore[no-untyped-def]
-    x_rows,
-    out_rows,
-    row_ok,
+def _turned_row(  # type: ignore[no-untyped-def]
     x_row,
     out_row,
     blocks,
-    into,
-    onto,
+    size,
+    stride,
+    chunk,
     column,
     FEATURES: tl.constexpr,
-    B: tl.constexpr,
     COLUMNS: tl.constexpr,
-    BM: tl.constexpr,
-    MOST_STEPS: tl.constexpr,
-    MOST_TILE: tl.constexpr,
-    PLAIN: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STEPS: tl.constexpr,
 ):
-    """COLUMNS columns of some rows in blocks of B."""
-    if BM == 1:
-        STEPS: tl.constexpr = min(B // 4, MOST_STEPS)
-        _row_of_blocks(x_row, out_row, blocks, into, onto, column, FEATURES, B, COLUMNS, STEPS)
+    """COLUMNS columns of one row, as its blocks are; size 0: it has none."""
+    if size == 0:
+        n = column + tl.arange(0, COLUMNS)
+        tl.store(out_row + n, tl.load(x_row + n, mask=n < FEATURES), mask=n < FEATURES)
+    elif size % 8 != 0:
+        _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 1, 1)
+    elif size <= 4 * DEPTH:
+        _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 4, 8)
     else:
-        T: tl.constexpr = min(B, MOST_TILE)
-        _tiles_of_blocks(
-            x_rows, out_rows, row_ok, blocks, into, onto, column, FEATURES, B, COLUMNS, BM, T, T, PLAIN
-        )  # fmt: skip
+        _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, STEPS, 8)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _turned_rows(  # type: ignore[no-untyped-def]
+    x_rows,
+    out_rows,
+    ok,
+    blocks,
+    size,
+    stride,
+    chunk,
+    column,
+    FEATURES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BM: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
+    """COLUMNS columns of BM rows, as their blocks are; size 0: they have none."""
+    if size == 0:
+        n = column + tl.arange(0, COLUMNS)
+        both = ok[:, None] & (n < FEATURES)[None, :]
+        tl.store(out_rows[:, None] + n[None, :], tl.load(x_rows[:, None] + n[None, :], mask=both), mask=both)
+    elif (size % 8 == 0) & (chunk % 8 == 0):
+        _tile(x_rows, out_rows, ok, blocks, size, stride, chunk, column, FEATURES, COLUMNS, BM, DEPTH, 8, PLAIN)
+    else:
+        for part in range(0, COLUMNS, 16):  # blocks of 4 have no more columns that are not 0
+            _tile(x_rows, out_rows, ok, blocks, size, stride, chunk, column + part, FEATURES, 16, BM, 16, 1, PLAIN)
+
+
+@triton.jit(do_not_specialize=["rows", "capacity"])  # type: ignore[untyped-decorator]
 def rotate(  # type: ignore[no-untyped-def]
     x,
     out,
+    x_member,
     x_stride,
+    out_member,
     out_stride,
     rows,
-    runs,
+    capacity,
     offsets,
     slots,
-    records,
+    members,
+    RUNS: tl.constexpr,
     FEATURES: tl.constexpr,
     BLOCK: tl.constexpr,
     BM: tl.constexpr,
     COLUMNS: tl.constexpr,
-    MOST_STEPS: tl.constexpr,
-    MOST_TILE: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STEPS: tl.constexpr,
     PLAIN: tl.constexpr,
 ):
-    """out[row] = x[row] R of the row's slot. Programs: COLUMNS columns, row tile, run (the last: rows after all runs).
+    """out[member, row] = x[member, row] R of the row's slot in the member's table, rows after the last run included.
 
-    Runs of slots with a rotation have no more rows than the row tiles of a launch; the base's may have.
+    Programs: COLUMNS columns, a share of the row tiles, member. RUNS: a power of two above the capacity.
     """
+    member = tl.program_id(2).to(tl.int64)
+    records = tl.load(members + member * 3).to(tl.pointer_type(tl.int64))
+    each = tl.arange(0, RUNS)
+    ends = tl.where(each < capacity, tl.load(offsets + each + 1, mask=each < capacity, other=0), rows)
+    begins = tl.where(each <= capacity, tl.load(offsets + each, mask=each <= capacity, other=0), rows)
+    tiles = (ends - begins + BM - 1) // BM
+    upto = ends if BM == 1 else tl.cumsum(tiles, 0)
+    count = rows if BM == 1 else tl.sum(tiles, 0)
     column = tl.program_id(0) * COLUMNS
-    run = tl.program_id(2)
-    slot = tl.load(slots + run, mask=run < runs, other=-1)
-    end = tl.load(offsets + run + 1, mask=run < runs, other=rows)
-    begin = tl.load(offsets + run) + tl.program_id(1) * BM
-    record = records + slot.to(tl.int64) * 4
-    address = tl.load(record, mask=slot >= 0, other=0)
-    size = tl.load(record + 1, mask=address != 0, other=0).to(tl.int32)
-    into = tl.load(record + 2, mask=address != 0, other=0)
-    onto = tl.load(record + 3, mask=address != 0, other=0)
-    blocks = tl.multiple_of(tl.multiple_of(address, 16).to(tl.pointer_type(BLOCK)), 16)
-    row = begin + tl.arange(0, BM)
-    ok = row < end
-    x_rows = x + row.to(tl.int64) * x_stride
-    out_rows = out + row.to(tl.int64) * out_stride
-    x_row = x + begin.to(tl.int64) * x_stride
-    out_row = out + begin.to(tl.int64) * out_stride
-    if size == 0:
-        _copy(x, out, x_stride, out_stride, begin, end, tl.num_programs(1) * BM, column, FEATURES, COLUMNS, BM)
-    elif begin < end:
-        if (size >= 16) & (size <= 256) & ((size & (size - 1)) == 0):
-            for power in tl.static_range(4, 9):
-                if size == 1 << power:
-                    _blocks_of(
-                        x_rows, out_rows, ok, x_row, out_row, blocks, into, onto, column, FEATURES, 1 << power, COLUMNS,
-                        BM, MOST_STEPS, MOST_TILE, PLAIN,
-                    )  # fmt: skip
-        elif BM == 1:
-            _row_of_any(x_row, out_row, blocks, into, onto, size, column, FEATURES, COLUMNS, 4)
+    for tile in range(tl.program_id(1), count, tl.num_programs(1)):
+        # how many runs come before this tile's, and how many tiles they have, in one sum
+        passed = tl.sum(tl.where(upto <= tile, tiles * (2 * RUNS) + 1, 0), 0)
+        run = passed % (2 * RUNS)
+        first = tile if BM == 1 else tl.load(offsets + run) + (tile - passed // (2 * RUNS)) * BM
+        last = tl.where(run < capacity, tl.load(offsets + run + 1, mask=run < capacity, other=0), rows)
+        slot = tl.load(slots + run, mask=run < capacity, other=-1)
+        record = records + slot.to(tl.int64) * 4
+        address = tl.load(record, mask=slot >= 0, other=0)
+        size = tl.load(record + 1, mask=slot >= 0, other=0).to(tl.int32)
+        stride = tl.load(record + 2, mask=slot >= 0, other=0).to(tl.int32)
+        chunk = tl.load(record + 3, mask=slot >= 0, other=0).to(tl.int32)
+        blocks = tl.multiple_of(tl.multiple_of(address, 16).to(tl.pointer_type(BLOCK)), 16)
+        x_own, out_own = x + member * x_member, out + member * out_member
+        if BM == 1:
+            at = tl.cast(first, tl.int64)
+            _turned_row(
+                x_own + at * x_stride, out_own + at * out_stride, blocks, size, stride, chunk, column, FEATURES,
+                COLUMNS, DEPTH, STEPS,
+            )  # fmt: skip
         else:
-            _tiles_of_any(x_rows, out_rows, ok, blocks, into, onto, size, column, FEATURES, COLUMNS, BM, 64)
+            row = first + tl.arange(0, BM)  # so, in 32 bits: sums of addresses take twice the registers
+            _turned_rows(
+                x_own + row.to(tl.int64) * x_stride, out_own + row.to(tl.int64) * out_stride, row < last, blocks, size,
+                stride, chunk, column, FEATURES, COLUMNS, BM, DEPTH, PLAIN,
+            )  # fmt: skip

@@ -65,8 +65,7 @@ class DecoupledLinear(nn.Linear):
         """Its product of this kind."""
         if kind not in self._products:
             made = self._products | {kind: kind(self._site)}
-            # whole weights first, since the others add to what they write; and the same order in every process
-            self._products = dict(sorted(made.items(), key=lambda one: (not one[0].replaces, one[0].__name__)))
+            self._products = {one: made[one] for one in _ordered(made)}
         return self._products[kind]
 
     def products(self, slots: Iterable[int]) -> list[Product[Any]]:
@@ -109,19 +108,19 @@ class DecoupledLinear(nn.Linear):
         if self.is_head and batch.keep is not None:
             x = x.reshape(-1, x.shape[-1]).index_select(0, batch.keep).unsqueeze(0)
         active = self.products(batch.active())
-        own_bias = self.biases is not None and self.biases.touched(batch)
-        if not active and not own_bias:
+        if not active and not self._own_bias(batch):
             return self.base(x)
         flat = x.reshape(-1, x.shape[-1])
-        y = self._combined(flat, batch, active, own_bias=own_bias)
+        for product in active:
+            flat = product.before(flat, batch.rows(flat.shape[0], head=self.is_head))
+        y = self.combined(flat, batch)
         return y.view(*x.shape[:-1], y.shape[-1])
 
-    def _combined(self, x: Tensor, batch: Batch, active: list[Product[Any]], *, own_bias: bool) -> Tensor:
-        """The base's product and all others, as operands/product.py says."""
-        rows = batch.rows(x.shape[0], head=self.is_head)
-        for product in active:
-            x = product.before(x, rows)
-        late = self.biases if own_bias or any(one.acts_after or one.replaces for one in active) else None
+    def combined(self, x: Tensor, batch: Batch) -> Tensor:
+        """The base's product and all others, as operands/product.py says, of x [rows, in] as all `before`s left it."""
+        rows, active = batch.rows(x.shape[0], head=self.is_head), self.products(batch.active())
+        acts_late = self._own_bias(batch) or any(one.acts_after or one.replaces for one in active)
+        late = self.biases if acts_late else None
         replaced = {slot for product in active if product.replaces for slot in product.operands}
         y = self._base_rows(x, rows, active, replaced, with_bias=late is None)
         for product in active:
@@ -136,6 +135,9 @@ class DecoupledLinear(nn.Linear):
                 bias = late.vector(piece.slot)
                 y[piece.rows, : bias.shape[0]] += bias
         return y
+
+    def _own_bias(self, batch: Batch) -> bool:
+        return self.biases is not None and self.biases.touched(batch)
 
     def _base_rows(
         self, x: Tensor, rows: BatchRows, active: list[Product[Any]], replaced: AbstractSet[int], *, with_bias: bool
@@ -187,8 +189,19 @@ class LinearGroup:
             self._waiting = None
         return found
 
-    def _results(self, x: Tensor, batch: Batch) -> tuple[Tensor, list[Tensor]] | None:
-        """(x, output of each member); None where variants bring what cannot be added for all members at once."""
+    def _results(self, x: Tensor, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """(x, output of each member)."""
+        flat = x.reshape(-1, x.shape[-1])
+        kinds = self._joint(batch)
+        if kinds is None:
+            return x, [one.view(*x.shape[:-1], one.shape[-1]) for one in self._apart(flat, batch)]
+        y = self._base(flat)
+        for kind in kinds:
+            kind.add_group(y, flat, batch.rows(flat.shape[0]), [member.product(kind) for member in self._members])
+        return x, list(y.view(*x.shape[:-1], y.shape[-1]).split(self._sizes, -1))
+
+    def _joint(self, batch: Batch) -> list[type[Product[Any]]] | None:
+        """What is added for all members at once; None where variants bring what cannot be."""
         slots, kinds = batch.active(), set[type[Product[Any]]]()
         for member in self._members:
             if member.biases is not None and member.biases.touched(batch):
@@ -197,11 +210,23 @@ class LinearGroup:
                 if not product.joins(slots):
                     return None
                 kinds.add(type(product))
-        flat = x.reshape(-1, x.shape[-1])
-        y = self._base(flat)
-        for kind in sorted(kinds, key=lambda one: one.__name__):  # sums in one order in every process
-            kind.add_group(y, flat, batch.rows(flat.shape[0]), [member.product(kind) for member in self._members])
-        return x, list(y.view(*x.shape[:-1], y.shape[-1]).split(self._sizes, -1))
+        return _ordered(kinds)
+
+    def _apart(self, x: Tensor, batch: Batch) -> list[Tensor]:
+        """The output of each member by a product of its own, of what all `before`s at once make of x [rows, in]."""
+        inputs, rows = [x] * len(self._members), batch.rows(x.shape[0])
+        active = [{type(one): one for one in member.products(batch.active())} for member in self._members]
+        for kind in _ordered({kind for own in active for kind in own}):
+            of = [at for at, own in enumerate(active) if kind in own]
+            made = kind.before_group([inputs[at] for at in of], rows, [active[at][kind] for at in of])
+            for at, one in zip(of, made, strict=True):
+                inputs[at] = one
+        return [member.combined(one, batch) for member, one in zip(self._members, inputs, strict=True)]
+
+
+def _ordered(kinds: Iterable[type[Product[Any]]]) -> list[type[Product[Any]]]:
+    """Whole weights first, since the others add to what they write; and the same order in every process."""
+    return sorted(kinds, key=lambda one: (not one.replaces, one.__name__))
 
 
 def group_linears(model: Any, linears: Sequence[DecoupledLinear]) -> None:

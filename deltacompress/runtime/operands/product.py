@@ -155,6 +155,11 @@ class Product(Generic[O]):
         """What the base and all products take in place of x [rows, in], which must not be written to."""
         return x
 
+    @classmethod
+    def before_group(cls, inputs: Sequence[Tensor], rows: BatchRows, products: Sequence[Self]) -> Sequence[Tensor]:
+        """`before` for linears of one batch, each with its input, which may be one for all."""
+        return [one.before(x, rows) for x, one in zip(inputs, products, strict=True)]
+
     def add(self, y: Tensor, x: Tensor, rows: BatchRows) -> None:
         """Add to y [rows, at least out], in place, for rows of its slots; x [rows, in]: as all `before`s left it."""
 

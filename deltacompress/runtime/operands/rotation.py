@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.kernels.adapters import AdapterKernels, RotationTable
-from deltacompress.kernels.adapters.rotate import strided_order
 from deltacompress.numerics.adapters.butterfly import rotate
 from deltacompress.runtime.batch import MAX_VARIANTS, BatchRows
 from deltacompress.runtime.operands.operand import Traits, unlike
@@ -44,13 +45,12 @@ class Rotation(LinearOperand):
 
 
 class RotationProduct(TableProduct[Rotation]):
-    """x[rows] -> x[rows] R for its rows. In a group of linears each has an input of its own then."""
+    """x[rows] -> x[rows] R for its rows, one launch for all linears of a group: each has an input of its own then."""
 
     @override
     def make(self, kernels: AdapterKernels) -> None:
         self._device = kernels.device
         self._tables: list[RotationTable] = []  # one for each turn of the longest chain
-        self._orders: dict[tuple[int, int, int], Tensor | None] = {}  # by size of a block, stride, chunk
 
     @override
     def fits(self, operand: Rotation) -> bool:
@@ -58,11 +58,8 @@ class RotationProduct(TableProduct[Rotation]):
 
     @override
     def fill(self, place: int, operand: Rotation) -> None:
-        while len(self._tables) < len(operand.layout):
-            self._tables.append(RotationTable(MAX_VARIANTS, self.site.in_features, self._device, self.site.dtype))
-        for table, blocks, (stride, chunk) in zip(self._tables, operand.turns, operand.layout, strict=False):
-            order = self._order(blocks.shape[-1], stride, chunk)
-            table.set(place, blocks.contiguous(), order, order)
+        for turn, (blocks, (stride, chunk)) in enumerate(zip(operand.turns, operand.layout, strict=True)):
+            self._table(turn).set(place, blocks.contiguous(), stride, chunk)
 
     @override
     def clear(self, place: int) -> None:
@@ -75,13 +72,23 @@ class RotationProduct(TableProduct[Rotation]):
 
     @override
     def before(self, x: Tensor, rows: BatchRows) -> Tensor:
-        if (kernels := self.kernels_for(rows)) is not None:
-            turns = max(len(operand.layout) for _, operand in self.own(rows))
-            for table in self._tables[:turns]:  # rows of shorter chains, or of none, are copied
-                found = x.new_empty(x.shape)
-                kernels.rotate(x, found, rows.on_device, table)
-                x = found
-            return x
+        return self.before_group([x], rows, [self])[0]
+
+    @classmethod
+    @override
+    def before_group(cls, inputs: Sequence[Tensor], rows: BatchRows, products: Sequence[Self]) -> Sequence[Tensor]:
+        kernels = next((them for one in products if (them := one.kernels_for(rows)) is not None), None)
+        if kernels is None:
+            return [one._looped(x, rows) for x, one in zip(inputs, products, strict=True)]
+        x = inputs[0] if all(one is inputs[0] for one in inputs) else torch.stack([*inputs])
+        for turn in range(max(len(operand.layout) for one in products for _, operand in one.own(rows))):
+            # rows of shorter chains, or of none, are copied
+            found = x.new_empty(len(products), *x.shape[-2:])
+            kernels.rotate(x, found, rows.on_device, [one._table(turn) for one in products])
+            x = found
+        return x.unbind()
+
+    def _looped(self, x: Tensor, rows: BatchRows) -> Tensor:
         found = x.clone()
         for piece, operand in self.loops(rows):
             turned = x[piece.rows]
@@ -90,10 +97,8 @@ class RotationProduct(TableProduct[Rotation]):
             found[piece.rows] = turned
         return found
 
-    def _order(self, size: int, stride: int, chunk: int) -> Tensor | None:
-        """The features of blocks one after another, on the device: what a rotation reads and what it writes."""
-        key = size, stride, chunk
-        if key not in self._orders:
-            order = strided_order(self.site.in_features, *key)
-            self._orders[key] = None if order is None else order.to(self._device)
-        return self._orders[key]
+    def _table(self, turn: int) -> RotationTable:
+        """Of the turn with this number."""
+        while len(self._tables) <= turn:
+            self._tables.append(RotationTable(MAX_VARIANTS, self.site.in_features, self._device, self.site.dtype))
+        return self._tables[turn]

@@ -15,7 +15,7 @@ from deltacompress.kernels import get_backend
 from deltacompress.kernels.adapters import AdapterKernels, get_adapter_kernels
 from deltacompress.kernels.adapters.select import ReferenceAdapters
 from deltacompress.numerics.adapters.butterfly import rotate, rotations
-from deltacompress.runtime.batch import Batch, ForwardContext
+from deltacompress.runtime.batch import Batch, FixedBatch, ForwardContext
 from deltacompress.runtime.modules.embedding import decouple_embedding
 from deltacompress.runtime.modules.linear import DecoupledLinear, LinearGroup
 from deltacompress.runtime.operands.dense_delta import DeltaOfRows, DenseDelta
@@ -58,6 +58,7 @@ def sparse(matrix: Tensor) -> Sparse:
 A, B, BIAS = drawn(3, INPUTS), drawn(OUT, 3, seed=1), drawn(OUT, seed=2)
 D, S = drawn(OUT, INPUTS, seed=3), drawn(OUT, INPUTS, seed=4) * (drawn(OUT, INPUTS, seed=5) > 1)
 R = drawn(2, 4, 4, 4, seed=6)
+CHAIN = Rotation({"blocks0": drawn(4, 4, 4, seed=12), "blocks1": drawn(2, 8, 8, seed=13)}, ((2, 2), (1, 8)))
 SCALE, WHOLE, OWN = drawn(OUT, seed=8), drawn(OUT, INPUTS, seed=9), drawn(OUT, seed=10)
 ROWS, FEW = torch.tensor([4, 1]), drawn(2, INPUTS, seed=11)
 PARTS: dict[str, LinearOperand] = {
@@ -66,6 +67,7 @@ PARTS: dict[str, LinearOperand] = {
     "delta": DenseDelta({"delta": D}),
     "sparse": sparse(S),
     "rotation": rotation(R),
+    "chain": CHAIN,
     "scale": Scale({"scale": SCALE}),
     "whole": FullWeight({"weight": WHOLE}),
     "few rows": DeltaOfRows({"rows": ROWS, "delta": FEW}),
@@ -76,6 +78,7 @@ SETS = [
     ("whole", "low rank", "scale"),
     ("delta", "rotation", "scale"),
     ("whole", "rotation", "scale"),
+    ("low rank", "chain", "sparse"),
     ("low rank", "sparse"),
     ("whole", "sparse", "few rows"),
     ("delta", "low rank", "sparse", "few rows", "scale"),
@@ -87,6 +90,9 @@ def formula(x: Tensor, weight: Tensor, bias: Tensor | None, parts: tuple[str, ..
     x, w = x.double(), (WHOLE if "whole" in parts else weight).double()
     if "rotation" in parts:
         x = x @ dense(R)
+    if "chain" in parts:
+        for blocks, (stride, chunk) in zip(CHAIN.turns, CHAIN.layout, strict=True):
+            x = rotate(x, blocks.double(), stride, chunk)
     y = x @ (w + ("delta" in parts) * D.double()).T
     if low := [name for name in parts if name.startswith("low rank")]:
         y = y + x @ A.double().T @ B.double().T + ("bias" in low[0]) * BIAS.double()
@@ -277,9 +283,9 @@ class Noted(ReferenceAdapters):
         self.ran.append(("sparse", len(tables)))
         super().add_sparse_rows(x, y, segments, tables)
 
-    def rotate(self, x: Tensor, out: Tensor, segments: Any, table: Any) -> None:
-        self.ran.append(("rotate", 1))
-        super().rotate(x, out, segments, table)
+    def rotate(self, x: Tensor, out: Tensor, segments: Any, tables: Any) -> None:
+        self.ran.append(("rotate", len(tables)))
+        super().rotate(x, out, segments, tables)
 
     def scale(self, y: Tensor, segments: Any, tables: Any) -> None:
         self.ran.append(("scale", len(tables)))
@@ -310,8 +316,37 @@ def test_one_launch_of_each_kind_for_all_variants_and_linears() -> None:
     assert ran(0, 1, 2) == [("low rank", 3)]
     assert ran(1, 1, 2, 3) == [("low rank", 3), ("sparse", 3)]
     assert ran(3) == [("sparse", 3)]
-    assert ran(0, 4) == [("rotate", 1), ("scale", 1)] * 2
-    assert ran(1, 4, 4, 5) == [("rotate", 1), ("low rank", 1), ("scale", 1)] * 2
+    assert ran(0, 4) == [("rotate", 2), *[("scale", 1)] * 2]
+    assert ran(1, 4, 4, 5) == [("rotate", 2), *[("low rank", 1), ("scale", 1)] * 2]
+    # a chain of one linear beside a single turn of another, which is copied in the second launch
+    members[0].set(6, CHAIN)
+    assert ran(4, 6) == [*[("rotate", 2)] * 2, *[("scale", 1)] * 2]
+    assert ran(6) == [*[("rotate", 1)] * 2]
+
+
+def test_a_fixed_batch_turns_the_rows_of_whatever_requests_it_is_of() -> None:
+    """Slots that it stands for need not be in it: what runs does not depend on them."""
+    kernels, context = Noted(), ForwardContext()
+    members = [DecoupledLinear(nn.Linear(INPUTS, OUT), context, None, kernels, is_head=False) for _ in range(3)]
+    LinearGroup(members)
+    for slot, names in enumerate(
+        [("rotation", "low rank"), ("chain",), ("low rank",), ("sparse", "rotation")], start=1
+    ):
+        for member in members[slot % 2 :]:
+            member.set(slot, Combined.of(*(PARTS[name] for name in names)))
+    x, fixed = drawn(5, 3, INPUTS, seed=50), FixedBatch(5, 9, range(5), CPU, tokens=3)
+    for slots in ([1, 2, 2, 4], [0, 3], [4, 1, 0, 2, 3], [0]):
+        fixed.take(slots, [0] * len(fixed.index))
+        answers, ran = [], []
+        for batch, rows in ((fixed, x), (Batch(slots, CPU), x[: len(slots)])):
+            kernels.ran.clear()
+            context.batch = batch
+            with torch.inference_mode():
+                answers.append([member(rows)[: len(slots)] for member in members])
+            ran.append([*kernels.ran])
+        for one, other in zip(*answers, strict=True):
+            torch.testing.assert_close(one, other)
+        assert ran[0].count(("rotate", 3)) == 2
 
 
 def test_matrices_placed_for_kernels() -> None:
