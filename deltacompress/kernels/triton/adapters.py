@@ -82,7 +82,7 @@ class _RotationTiles:
     stages: int
 
 
-TURN_ONE_ROW = _RotationTiles(1, 256, 4, 8, programs=512, warps=4, stages=1)
+TURN_ONE_ROW = _RotationTiles(1, 256, 4, 4, programs=512, warps=4, stages=1)
 TURN_FEW_ROWS = _RotationTiles(16, 64, 64, 1, programs=32, warps=4, stages=2)
 TURN_MANY_ROWS = _RotationTiles(64, 64, 64, 1, programs=32, warps=4, stages=2)
 TURN_PLAIN = {"columns": 32, "depth": 32}

@@ -101,9 +101,13 @@ def _tile(  # type: ignore[no-untyped-def]
             acc = tl.dot(value.to(tl.float32), weight.to(tl.float32), acc, input_precision="ieee")
         else:
             acc = tl.dot(value, weight, acc)
-    to = tl.max_contiguous(tl.multiple_of(_column(block, q - block * size, size, stride, chunk), V), V)
-    ok = tl.max_constancy(row_ok[:, None] & (q < FEATURES)[None, :], [1, V])
-    tl.store(out_rows[:, None] + to[None, :], acc.to(out_rows.dtype.element_ty), mask=ok)
+    # V neighbours are a dimension of their own: of hints Triton 3.6 makes nothing here, and stores two bytes at a time
+    g = column + tl.arange(0, COLUMNS // V) * V
+    block = _whole(g, size)
+    to = _column(block, g - block * size, size, stride, chunk)[None, :, None] + tl.arange(0, V)[None, None, :]
+    ok = row_ok[:, None] & (g < FEATURES)[None, :]
+    found = tl.reshape(acc.to(out_rows.dtype.element_ty), (BM, COLUMNS // V, V))
+    tl.store(out_rows[:, None, None] + to, found, mask=ok[:, :, None])
 
 
 @triton.jit  # type: ignore[untyped-decorator]
