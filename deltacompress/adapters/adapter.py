@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +27,15 @@ class ReadAdapter:
 
     path: Path
     settings: AdapterConfig
-    digest: str
+    hashing: Future[str]
     weights: Path
     stamp: Stamp
     tensors: Mapping[str, TensorSpan]
+
+    @property
+    def digest(self) -> str:
+        """See Adapter."""
+        return self.hashing.result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +44,27 @@ class Adapter:
 
     path: its directory; settings: what its config says; weights: its file of tensors; tensors: name -> where it lies
     there, in file order; changes: module, as the model calls it -> what is brought for it, in file order.
-    digest: hex SHA-256 of what it is: of the canonical JSON of [[file, hex SHA-256], ...], sorted, of its config and
-    weights. stamp: of the file that digest and tensors are of: what is read later is to be of that very file.
+    hashing: gives `digest`, while what follows goes on. stamp: of the file that digest and tensors are of: what is read
+    later is to be of that very file.
     """
 
     path: Path
     settings: AdapterConfig
-    digest: str
+    hashing: Future[str]
     weights: Path
     stamp: Stamp
     tensors: Mapping[str, TensorSpan]
     changes: Mapping[str, Change]
+
+    @property
+    def digest(self) -> str:
+        """Hex SHA-256 of what it is: of the canonical JSON of [[file, hex SHA-256], ...], sorted, of its config and
+        weights; waits until these are read.
+
+        Raises:
+            CheckpointError: they cannot be, or were replaced meanwhile.
+        """
+        return self.hashing.result()
 
     @property
     def kind(self) -> str:
@@ -89,8 +105,8 @@ def open_adapter(directory: Path, base_shapes: Mapping[str, Shape], *, base_name
     base_shapes: tensor name -> shape of the base's checkpoint; base_name: of the base, for messages.
 
     Raises:
-        CheckpointError: no adapter that is read here, damaged, pickled, at odds with its own config, or replaced while
-            it was read.
+        CheckpointError: no adapter that is read here, damaged, pickled, or at odds with its own config; of one that is
+            replaced while it is read, `digest` tells.
         BaseMismatchError: it does not fit the base.
     """
     read = read_adapter(directory)
@@ -106,24 +122,32 @@ def open_adapter(directory: Path, base_shapes: Mapping[str, Shape], *, base_name
         raise CheckpointError(
             str(error), where=read.weights, way_out="save it again with PEFT, or get it again"
         ) from None
-    return Adapter(directory, read.settings, read.digest, read.weights, read.stamp, read.tensors, changes)
+    return Adapter(directory, read.settings, read.hashing, read.weights, read.stamp, read.tensors, changes)
 
 
 def read_adapter(directory: Path) -> ReadAdapter:
     """What a directory says of itself.
 
     Raises:
-        CheckpointError: no adapter that is read here, damaged, pickled, or replaced while it was read.
+        CheckpointError: no adapter that is read here, damaged, or pickled; of one that is replaced while it is read,
+            `digest` tells.
     """
     config, raw = read_config(directory)
     settings = parse_settings(config, str(directory / ADAPTER_CONFIG))
     weights = weights_of(directory)
     before = _stamp(weights)
     tensors = read_header(weights, links=link_homes(directory)).tensors
-    digest = _digest(raw, weights)
-    if _stamp(weights) != before:
-        raise CheckpointError("changed while it was read", where=weights, way_out="run it again")
-    return ReadAdapter(directory, settings, digest, weights, before, tensors)
+
+    def hash_both() -> str:
+        digest = _digest(raw, weights)
+        if _stamp(weights) != before:
+            raise CheckpointError("changed while it was read", where=weights, way_out="run it again")
+        return digest
+
+    beside = ThreadPoolExecutor(1, "deltacompress-hash")
+    hashing = beside.submit(hash_both)
+    beside.shutdown(wait=False)
+    return ReadAdapter(directory, settings, hashing, weights, before, tensors)
 
 
 def digest_in(directory: Path) -> str:

@@ -10,7 +10,8 @@ every value, and that the runtime has a place for it.
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -87,8 +88,11 @@ class AdapterVariant(Variant):
         return made or (self.over is not None and self.over.decodes)
 
     @override
-    def reading(self) -> AbstractContextManager[object]:
-        return self._operands.tensors.opened()
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        with self._operands.tensors.opened():
+            yield
+        _ = self.identity  # what was read was hashed meanwhile, and that may have failed
 
     @property
     @override

@@ -85,7 +85,10 @@ class AdapterOperands:
     # --- by kind -----------------------------------------------------------------------------------------------------
 
     def _low_rank(self, change: Change, record: LowRank, under: Weight) -> list[LinearOperand]:
-        a, b = self.tensors.read(record.A), self.tensors.wide(record.B) * record.scale
+        a, b = self.tensors.read(record.A), self.tensors.read(record.B)
+        if b.dtype != self.tensors.dtype or record.magnitude is not None:
+            b = b.float()
+        b = b * record.scale  # computed in float32, whatever its dtype
         # what was looked at when the adapter was opened and is served as it is needs no second look
         own = a if a.dtype == self.tensors.dtype else self._served(change, "A", a)
         tensors = {"a": own, "b": self._served(change, "B times its scale", b)}

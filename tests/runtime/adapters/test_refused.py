@@ -223,3 +223,22 @@ def test_a_file_is_opened_once_and_read_in_pieces(
         assert one == other
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(one)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_matrices_are_scaled_before_they_are_rounded(family: Family, tmp_path: Path, dtype: torch.dtype) -> None:
+    """Once, in float32, whatever dtype the file and the runtime have."""
+    path = shutil.copytree(family.kinds["rslora"].path, tmp_path / "a")
+    peft_models.change(path, lambda tensors: {name: one.to(dtype) for name, one in tensors.items()})
+    for served in (dtype, torch.bfloat16):
+        runtime = Runtime.from_base(family.pair.base, dtype=served)
+        runtime.load(path, "a")
+        variant = runtime.variants["a"].variant
+        assert isinstance(variant, serving.AdapterVariant)
+        operand = variant.operand("model.layers.0.self_attn.q_proj.weight")
+        change = variant.adapter.changes["model.layers.0.self_attn.q_proj"]
+        assert operand is not None
+        assert change.low_rank is not None
+        b = variant._operands.tensors.read(change.low_rank.B)
+        assert b.dtype == dtype
+        assert torch.equal(operand.tensors["b"], (b.float() * change.low_rank.scale).to(served))
