@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-_TRAITS = 4096
-"""Sets of slots whose traits are remembered."""
+Kind = frozenset[Hashable] | None
+"""Traits of a slot, in all places; None: no captured forward serves it."""
 ATTENTION = ("sdpa", "eager")
 """Implementations of transformers that the masks of the scheduler are for."""
 
@@ -83,7 +83,8 @@ class DecoupledModel:
     paged: bool = False  # whether its attention takes pages (modules/attention.py)
     others: Others = ALONE
     installed: set[int] = field(default_factory=set)
-    _traits: dict[frozenset[int], frozenset[Hashable] | None] = field(default_factory=dict)
+    _kinds: dict[int, Kind] = field(default_factory=dict)  # of slots that were asked for
+    _joint: dict[frozenset[Kind], Kind] = field(default_factory=dict)
 
     @property
     def config(self) -> Any:
@@ -111,15 +112,31 @@ class DecoupledModel:
 
     def traits(self, slots: Iterable[int]) -> frozenset[Hashable] | None:
         """Of these slots in all places; None: there is one that no captured forward serves."""
-        key = frozenset(slots) - {BASE}
-        if key not in self._traits:
-            if len(self._traits) >= _TRAITS:
-                self._traits.clear()
-            each = [(path, seat.traits(slot)) for path, seat in self._seats.items() for slot in key]
-            plain = any(found is None for _, found in each)
-            pairs = ((path, trait) for path, found in each for trait in found or ())
-            self._traits[key] = None if plain else frozenset(pairs)
-        return self._traits[key]
+        kinds = frozenset([self._kind(slot) for slot in slots if slot != BASE])  # few, however many slots there are
+        if kinds not in self._joint:
+            known = [kind for kind in kinds if kind is not None]
+            self._joint[kinds] = frozenset[Hashable]().union(*known) if len(known) == len(kinds) else None
+        return self._joint[kinds]
+
+    def _kind(self, slot: int) -> Kind:
+        if slot not in self._kinds:
+            own = self._found_kind(slot)
+            alike = (kind for kind in self._kinds.values() if kind == own)
+            self._kinds[slot] = next(alike, own)  # one object for all, which compares fast
+        return self._kinds[slot]
+
+    def _found_kind(self, slot: int) -> Kind:
+        each = [(path, seat.traits(slot)) for path, seat in self._seats.items()]
+        plain = any(found is None for _, found in each)
+        return None if plain else frozenset((path, trait) for path, found in each for trait in found or ())
+
+    def _look_again(self, slot: int) -> None:
+        """A slot has another variant, for which tables may have moved: for all slots of a kind, or for none."""
+        self._kinds.pop(slot, None)
+        for kind, one in {kind: one for one, kind in self._kinds.items()}.items():
+            if self._found_kind(one) != kind:
+                self._kinds = {other: its for other, its in self._kinds.items() if its != kind}
+                self._joint.clear()
 
     def launched(self, slots: Collection[int]) -> frozenset[Hashable]:
         """All that a forward serves which is captured over these slots; they have traits."""
@@ -150,18 +167,20 @@ class DecoupledModel:
     @torch.inference_mode()
     def install(self, slot: int, operands: dict[str, Operand]) -> None:
         """Let `slot` use these operands, by module tensor path."""
-        self._traits.clear()  # to make room for it, tables may move
         self.installed.add(slot)
-        for path, operand in operands.items():
-            self._seats[path].set(slot, operand)
+        try:
+            for path, operand in operands.items():
+                self._seats[path].set(slot, operand)
+        finally:
+            self._look_again(slot)
 
     @torch.inference_mode()
     def uninstall(self, slot: int) -> None:
         """Let go of everything of `slot`."""
-        self._traits.clear()
         self.installed.discard(slot)
         for seat in self._seats.values():
             seat.set(slot, None)
+        self._look_again(slot)
 
 
 class Part(Protocol):

@@ -131,6 +131,32 @@ def test_kinds_that_take_turns_are_captured_once(fleet: tuple[Path, dict[str, Pa
 
 
 @pytest.mark.usefixtures("graphed")
+def test_what_a_slot_needs_is_known_when_tables_move(fleet: tuple[Path, dict[str, Path]], tmp_path: Path) -> None:
+    """For adapters of more ranks than these had, while variants come and go."""
+    runtime, found = runtime_of(fleet, slots=9), set()
+
+    def look() -> None:
+        model = runtime.model
+        slots = [0, *(one.slot for one in runtime.variants.values() if one.slot is not None)]
+        each = {slot: model._found_kind(slot) for slot in slots}
+        assert {slot: model.traits([slot]) for slot in slots} == each
+        assert model.traits(slots) == frozenset(one for kind in each.values() for one in kind or ())
+
+    look()
+    for rank in (4, 40, 200, 300):
+        runtime.load(lora(tmp_path / str(rank), fleet[0], rank, rank), f"lora{rank}")
+        runtime.cache.acquire([f"lora{rank}"])
+        look()
+        found.add(runtime.model.traits([runtime.variants["lora4"].slot or 0]))
+    assert len(found) == 3  # of 64 ranks, of 256, of 512
+    for name in ("b", "lora4", "c"):
+        if name == "lora4":
+            runtime.cache.release([name])
+        runtime.unload(name)
+        look()
+
+
+@pytest.mark.usefixtures("graphed")
 def test_the_same_shapes_are_captured_once(fleet: tuple[Path, dict[str, Path]]) -> None:
     running, _ = engine(runtime_of(fleet, slots=5), max_batch=8)
     captured = []
