@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 from deltacompress.adapters.changes import changes_of
 from deltacompress.adapters.checks.base import DoesNotFitError, Shape
@@ -138,15 +139,18 @@ def read_adapter(directory: Path) -> ReadAdapter:
     before = _stamp(weights)
     tensors = read_header(weights, links=link_homes(directory)).tensors
 
-    def hash_both() -> str:
-        digest = _digest(raw, weights)
-        if _stamp(weights) != before:
-            raise CheckpointError("changed while it was read", where=weights, way_out="run it again")
-        return digest
+    hashing: Future[str] = Future()
 
-    beside = ThreadPoolExecutor(1, "deltacompress-hash")
-    hashing = beside.submit(hash_both)
-    beside.shutdown(wait=False)
+    def hash_both() -> None:
+        try:
+            digest = _digest(raw, weights)
+            if _stamp(weights) != before:
+                raise CheckpointError("changed while it was read", where=weights, way_out="run it again")
+            hashing.set_result(digest)
+        except CheckpointError as error:
+            hashing.set_exception(error)
+
+    Thread(target=hash_both, name="deltacompress-hash", daemon=True).start()  # a process that ends waits for no hash
     return ReadAdapter(directory, settings, hashing, weights, before, tensors)
 
 

@@ -84,7 +84,8 @@ def _locked(file: Path, *, wait: bool) -> Iterator[bool]:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         if wait:
-            wait_for_lock(descriptor)
+            with output_errors(file.parent):  # of file systems that lock nothing
+                wait_for_lock(descriptor)
         yield wait or try_lock(descriptor)
     finally:
         os.close(descriptor)

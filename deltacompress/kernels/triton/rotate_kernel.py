@@ -130,8 +130,6 @@ def _turned_row(  # type: ignore[no-untyped-def]
         tl.store(out_row + n, tl.load(x_row + n, mask=n < FEATURES), mask=n < FEATURES)
     elif size % 8 != 0:
         _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 1, 1)
-    elif size <= 4 * DEPTH:
-        _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, 4, 8)
     else:
         _row(x_row, out_row, blocks, size, stride, chunk, column, FEATURES, COLUMNS, DEPTH, STEPS, 8)
 

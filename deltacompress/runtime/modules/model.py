@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
+_JOINT = 1024
+"""Sets of kinds of which is remembered what they need together."""
 Kind = frozenset[Hashable] | None
 """Traits of a slot, in all places; None: no captured forward serves it."""
 ATTENTION = ("sdpa", "eager")
@@ -114,6 +116,8 @@ class DecoupledModel:
         """Of these slots in all places; None: there is one that no captured forward serves."""
         kinds = frozenset([self._kind(slot) for slot in slots if slot != BASE])  # few, however many slots there are
         if kinds not in self._joint:
+            if len(self._joint) >= _JOINT:
+                self._joint.clear()
             known = [kind for kind in kinds if kind is not None]
             self._joint[kinds] = frozenset[Hashable]().union(*known) if len(known) == len(kinds) else None
         return self._joint[kinds]

@@ -90,7 +90,15 @@ class Opener:
         if not self._settings.opens_zoo:
             raise unknown_model(model)
         try:
-            return await asyncio.to_thread(self._origin, await self._resolved(model))
+            async with asyncio.timeout(self._settings.limits.request_s):
+                name = await self._resolved(model)
+                try:
+                    return await asyncio.to_thread(self._origin, name)
+                except DeltaCompressError as error:
+                    self._log.line("open_failed", model=model, error=str(error))
+                    raise
+        except TimeoutError:
+            raise too_late() from None
         except DeltaCompressError as error:
             raise self._refusal(error, model) from None
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from io import BufferedReader
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import peft_models
@@ -18,6 +19,7 @@ from runtime.adapters.family import Family
 from runtime_cases import assert_close, random_ids
 from tolerances import UNMERGED
 
+from deltacompress.adapters import adapter as adapters
 from deltacompress.adapters.adapter import Adapter
 from deltacompress.adapters.values import check_values
 from deltacompress.errors import (
@@ -129,6 +131,33 @@ def test_what_takes_its_place_before_it_is_served(
 
     monkeypatch.setattr(serving, "check_values", checked)
     with pytest.raises(ChecksumError, match="changed since it was opened; load the adapter again"):
+        runtime.load(path, "a")
+    assert not runtime.variants
+
+
+def test_what_takes_its_place_while_it_is_hashed(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is hashed beside what follows: what was read is served under no other digest than its own."""
+    path = shutil.copytree(family.kinds["lora"].path, tmp_path / "a")
+    runtime, work, read = Runtime.from_base(family.pair.base), adapters._digest, Event()
+
+    def late(*arguments: Any) -> str:
+        assert read.wait(60)
+        peft_models.change(path, put("lora_B.weight", (0, 0), 3.0))
+        return work(*arguments)
+
+    monkeypatch.setattr(adapters, "_digest", late)
+    reading = serving.AdapterVariant.operand
+
+    def operand(self: serving.AdapterVariant, module_path: str) -> Any:
+        found = reading(self, module_path)
+        if module_path == self.paths()[-1]:
+            read.set()
+        return found
+
+    monkeypatch.setattr(serving.AdapterVariant, "operand", operand)
+    with pytest.raises(CheckpointError, match="changed while it was read"):
         runtime.load(path, "a")
     assert not runtime.variants
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from deltacompress.errors import BackendError, InternalError, to_free_memory
 from deltacompress.runtime.batch import BASE, FixedBatch
 from deltacompress.runtime.engine.steps.pages import Pages
-from deltacompress.runtime.modules.model import DecoupledModel
+from deltacompress.runtime.modules.model import DecoupledModel, Kind
 from deltacompress.runtime.parallel.plan import Plan, Way
 
 GRAPH_AFTER = 3
@@ -96,6 +96,7 @@ class Graphs:
         self.at_once = False
         self._model, self._pages, self._version = model, pages, pages.version
         self._seen: dict[Shape, int] = {}
+        self._kinds: dict[Shape, set[Kind]] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     def run(
@@ -160,10 +161,11 @@ class Graphs:
         step: Callable[[FixedBatch, Tensor], Tensor],
         keep: Sequence[int],
     ) -> GraphedStep:
-        """For these slots; where one is not enough, for all that is on the device: kinds of variants take turns."""
-        serves = {BASE, *slots}
-        if shape in self.by_shape:
-            serves |= {slot for slot in self._model.installed if self._model.traits([slot]) is not None}
+        """For these slots, and others of the kinds that this shape was captured for before: kinds take turns."""
+        kinds = self._kinds.setdefault(shape, set())
+        kinds |= {self._model.traits([slot]) for slot in slots}
+        a_slot = {self._model.traits([slot]): slot for slot in (*self._model.installed, *slots)}
+        serves = {BASE, *slots, *(slot for kind, slot in a_slot.items() if kind in kinds)}
         batch = FixedBatch(shape.rows, shape.run, serves, inputs.device, tokens=shape.tokens)
         batch.take(slots, keep)
         traits = self._model.launched(serves)
@@ -187,6 +189,7 @@ class Graphs:
         """Forget all graphs, and give their memory back."""
         self._version, self.last = self._pages.version, None
         self._seen.clear()
+        self._kinds.clear()
         if self.by_shape:
             self.by_shape.clear()
             self._pool = torch.cuda.graph_pool_handle()  # torch takes a pool that no graph holds any more for gone
