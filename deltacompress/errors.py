@@ -86,6 +86,10 @@ class InputError(DeltaCompressError):
     """Usage or input the program cannot work with."""
 
 
+class PromptTooLongError(InputError):
+    """A prompt of more tokens than a model's context takes."""
+
+
 class CheckpointError(InputError):
     """A checkpoint directory that is missing, unreadable or unsafe."""
 

@@ -164,8 +164,8 @@ class Accepted(_Message, frozen=True):
 class Refused(_Message, frozen=True):
     """A call that is not taken; reason: why.
 
-    "input": it makes no sense; "context": prompt and max_tokens are more than that; "model": no such variant; "full":
-    the queue is; "busy": its variant's chat template is; "failed".
+    "input": it makes no sense; "prompt": more than the context takes; "context": prompt and max_tokens are; "model": no
+    such variant; "full": the queue is; "busy": its variant's chat template is; "failed".
     """
 
     id: str

@@ -21,7 +21,15 @@ from transformers import LlamaConfig
 
 from deltacompress.artifact.manifest import read_manifest
 from deltacompress.checkpoints.header import read_header
-from deltacompress.errors import BackendError, BaseMismatchError, CheckpointError, FormatError, InputError, PairError
+from deltacompress.errors import (
+    BackendError,
+    BaseMismatchError,
+    CheckpointError,
+    FormatError,
+    InputError,
+    PairError,
+    PromptTooLongError,
+)
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.events import Event
@@ -126,7 +134,7 @@ def test_an_empty_prompt_is_served_where_the_tokenizer_puts_a_token_before_it(pa
 
 
 def test_a_prompt_that_fills_the_context(base: Runtime) -> None:
-    with pytest.raises(InputError, match="the request has 64 tokens, the context of the base is 64"):
+    with pytest.raises(PromptTooLongError, match="the request has 64 tokens, the context of the base is 64"):
         base.generate([(None, [5] * 64)])
     with pytest.raises(InputError, match="the prompt is empty"):
         base.generate([(None, "")])

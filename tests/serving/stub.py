@@ -20,7 +20,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from deltacompress.errors import BaseMismatchError, ChecksumError, DeltaCompressError, InputError, UnsupportedModelError
+from deltacompress.errors import (
+    BaseMismatchError,
+    ChecksumError,
+    DeltaCompressError,
+    InputError,
+    PromptTooLongError,
+    UnsupportedModelError,
+)
 from deltacompress.models.chat.places import TemplateBusyError
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.events import Ended, Event, NewToken, Scored, Started, TokenScore
@@ -94,7 +101,9 @@ class StubEngine:
             raise InputError("tokens out of the vocabulary", where="prompt")
         wanted = CONTEXT if call.max_tokens is None else call.max_tokens
         if len(prompt) >= CONTEXT:
-            raise InputError(f"{len(prompt)} tokens, and the context takes {CONTEXT}", way_out="shorten the prompt")
+            raise PromptTooLongError(
+                f"{len(prompt)} tokens, and the context takes {CONTEXT}", way_out="shorten the prompt"
+            )
         if len(self._queue) >= self._start.max_queue:
             raise QueueFullError("too many wait")
         self._queue.append(Running(call, prompt, time.monotonic(), wanted))

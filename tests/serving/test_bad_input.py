@@ -236,7 +236,10 @@ def test_context_and_vocabulary(live: Live) -> None:
     error = told(answer)
     assert (error["param"], error["code"]) == ("max_tokens", "context_length_exceeded")
     assert "the prompt has 100 tokens and max_tokens is 4096, but the context takes 4096" in error["message"]
-    assert live.post("/v1/completions", **(TEXT | {"prompt": "x" * 4096})).status_code == 400
+    for limit in ({}, {"max_tokens": 1}):
+        answer = live.post("/v1/completions", **(TEXT | {"prompt": "x" * 4096} | limit))
+        assert answer.status_code == 400
+        assert (told(answer)["param"], told(answer)["code"]) == ("prompt", "context_length_exceeded")
     eventually(lambda: live.client.state.running == 0)
     assert live.post("/v1/completions", **(TEXT | {"prompt": "x" * 4080, "max_tokens": 16})).status_code == 200
     assert live.post("/v1/completions", **(TEXT | {"prompt": [2**30]})).status_code == 400

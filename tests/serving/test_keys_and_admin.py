@@ -63,7 +63,10 @@ def test_keys_and_prompts_are_in_no_log_and_no_answer(guarded: Live) -> None:
 def test_a_failure_is_told_in_the_log_alone(live: Live) -> None:
     answer = live.post("/v1/completions", model="bot", prompt="FAIL")
     assert "/secret/path" not in answer.text
-    assert answer.json()["error"]["message"] == "the model 'bot' cannot be served: it is damaged"
+    assert (
+        answer.json()["error"]["message"]
+        == "the model 'bot' cannot be served: it is damaged, or was changed since it was loaded"
+    )
     assert "/secret/path" in live.log.getvalue()
 
 

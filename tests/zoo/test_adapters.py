@@ -166,6 +166,9 @@ def test_its_base_must_be_known(tmp_path: Path, zoo: Zoo) -> None:
     source = write_adapter(tmp_path / "adapter", LORA | {"base_model_name_or_path": "else/where"})
     with pytest.raises(NotFoundError, match=r"known as 'else/where', .* say which with --base \(team/llama\)"):
         linking.add(zoo, source, "team/tuned")
+    nameless = write_adapter(tmp_path / "nameless", LORA | {"base_model_name_or_path": None})
+    with pytest.raises(NotFoundError, match=r"does not say which base it is of; say which with --base \(team/llama\)"):
+        linking.add(zoo, nameless, "team/tuned")
     assert linking.add(zoo, source, "team/tuned", base="team/llama").base == "team/llama@1"
     linking.add(zoo, write_base(tmp_path / "second", weights(1)), "team/second", hub_id="acme/llama")
     again = write_adapter(tmp_path / "again")

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from deltacompress.errors import InputError, option
+from deltacompress.errors import InputError, PromptTooLongError, option
 from deltacompress.models.generation import token_ids
 from deltacompress.runtime.cache.loaded_variant import LoadedVariant
 from deltacompress.runtime.engine.forwards import Item
@@ -190,7 +190,7 @@ class InputProcessor:
             raise InputError(f"token {odd[0]} is not in the vocabulary of {who} ({known} tokens)", where=label)
         context = self._layout(loaded).context
         if context is not None and len(ids) + room > context:
-            raise InputError(
+            raise PromptTooLongError(
                 f"{label} has {len(ids)} tokens, the context of {who} is {context}", way_out="shorten the prompt"
             )
 

@@ -173,7 +173,8 @@ class App:
             return {"id": base, **common, "parent": None}
         its = {"identity": one.identity, "place": one.place, "bytes": one.nbytes, "pin": one.pin}
         origin = {} if one.origin is None else msgspec.structs.asdict(one.origin)
-        return {"id": one.name, **common, "parent": base, **its, **origin}
+        parent = None if one.place == "zoo" else base  # whether it is of this base is seen when it is loaded
+        return {"id": one.name, **common, "parent": parent, **its, **origin}
 
     async def _completions(self, exchange: Exchange) -> None:
         await self._generate(exchange, asked.completion)

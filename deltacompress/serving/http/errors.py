@@ -63,7 +63,7 @@ def model_unavailable(model: str, error: DeltaCompressError | None) -> ApiError:
     """A variant that cannot be had; what the error says names files, and is for the log alone."""
     match error:
         case IntegrityError():
-            why = ": it is damaged"
+            why = ": it is damaged, or was changed since it was loaded"
         case BackendError():
             why = ": there is no room for it, or the device does not take it"
         case StoreError():
@@ -108,6 +108,8 @@ def of_refusal(refused: Refused, model: str, prompt: str) -> ApiError:
             return ApiError(429, "too many requests wait", code="queue_full", headers={"retry-after": "1"})
         case "busy":
             return unavailable("the model's chat template is busy with other conversations", "template_busy")
+        case "prompt":
+            return wrong(prompt, str(refused.failure), "context_length_exceeded")
         case "context":
             return wrong("max_tokens", str(refused.failure), "context_length_exceeded")
         case "input":

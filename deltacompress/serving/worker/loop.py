@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import zmq
 
-from deltacompress.errors import DeltaCompressError, InputError, failure
+from deltacompress.errors import DeltaCompressError, InputError, PromptTooLongError, failure
 from deltacompress.models.chat.places import TemplateBusyError
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.events import Event
@@ -216,6 +216,7 @@ class Worker:
             told = failure(error, debug=True, again="")
             is_full = isinstance(told, self._served.full)
             why = "full" if is_full else "input" if isinstance(told, InputError) else "failed"
+            why = "prompt" if isinstance(told, PromptTooLongError) else why
             self._teller.tell(Refused(order.id, why, Failure.of(told)))
         else:
             self._teller.tell(self._too_long(order, tokens) or Accepted(order.id, tokens))

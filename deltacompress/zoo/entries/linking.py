@@ -197,7 +197,9 @@ def _add_adapter(
         if wanted is None:
             there = ", ".join([*dict.fromkeys(one.name for one in base_refs(zoo, listed=listed))][:4])
             raise NotFoundError(
-                f"no base of this zoo is known as {str(claimed)[:200]!a}, which it names as its own",
+                f"no base of this zoo is known as {claimed[:200]!a}, which it names as its own"
+                if claimed
+                else "its config does not say which base it is of",
                 where=source,
                 way_out=f"say which with --base ({there})" if there else "add it (`zoo add BASE_MODEL NAME`)",
             )
