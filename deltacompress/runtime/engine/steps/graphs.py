@@ -97,6 +97,7 @@ class Graphs:
         self._model, self._pages, self._version = model, pages, pages.version
         self._seen: dict[Shape, int] = {}
         self._kinds: dict[Shape, set[Kind]] = {}
+        self._found: dict[Shape, tuple[GraphedStep, set[frozenset[Hashable]]]] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     def run(
@@ -117,8 +118,7 @@ class Graphs:
         if traits is None or not self._there(shape, traits):
             self.plain += 1
             return None
-        graph = self.by_shape.get(shape)
-        way = Way.CAPTURED if graph is None or not traits <= graph.traits else Way.REPLAYED
+        way = Way.REPLAYED if self._serves(shape, traits) else Way.CAPTURED
         with self._model.others.forward(lambda: plan(way)):
             return self.forward(shape, way, slots, inputs(), step, keep)
 
@@ -137,7 +137,9 @@ class Graphs:
             graph = self._capture(shape, slots, inputs, step, keep)
         else:
             graph, traits = self.by_shape[shape], self._model.traits(slots)
-            if traits is None or not traits <= graph.traits:  # it would compute something else, and nobody would know
+            if traits is None or not self._serves(
+                shape, traits
+            ):  # it would compute something else, and nobody would know
                 raise InternalError("a rank's graphs are not those of the first one")
         graph.batch.take(slots, keep)
         self.replays += 1
@@ -147,11 +149,21 @@ class Graphs:
     def _there(self, shape: Shape, traits: frozenset[Hashable]) -> bool:
         """Whether there is one, or it is time that there were."""
         self._keep_up()
-        graph = self.by_shape.get(shape)
-        if graph is not None and traits <= graph.traits:
+        if self._serves(shape, traits):
             return True
         self._seen[shape] = self._seen.get(shape, 0) + 1
         return self.at_once or self._seen[shape] > GRAPH_AFTER
+
+    def _serves(self, shape: Shape, traits: frozenset[Hashable]) -> bool:
+        """Whether the graph of this shape does; asked for each forward, so what it was found to serve is remembered."""
+        graph, found = self.by_shape.get(shape), self._found.get(shape)
+        if graph is None:
+            return False
+        if found is None or found[0] is not graph:
+            found = self._found[shape] = (graph, set())
+        if traits not in found[1] and traits <= graph.traits:
+            found[1].add(traits)
+        return traits in found[1]
 
     def _capture(
         self,
@@ -183,6 +195,7 @@ class Graphs:
     def forget_steps(self) -> None:
         """Those of decode steps, which read a table that lies elsewhere now."""
         self.by_shape = {shape: graph for shape, graph in self.by_shape.items() if shape.tokens > 1}
+        self._found.clear()
         self.last = None
 
     def clear(self) -> None:
@@ -190,6 +203,7 @@ class Graphs:
         self._version, self.last = self._pages.version, None
         self._seen.clear()
         self._kinds.clear()
+        self._found.clear()
         if self.by_shape:
             self.by_shape.clear()
             self._pool = torch.cuda.graph_pool_handle()  # torch takes a pool that no graph holds any more for gone
