@@ -2,8 +2,8 @@
 
 Programs share the row tiles of all runs, which they count themselves: a launch has no more of them than rows can need,
 whatever its runs may be. One row a run (BM 1) is a sum of products that streams the blocks; more take tl.dot, with
-blocks smaller than a tile along its diagonal. Sizes are runtime values and there is little code, since where
-each launch finds the cache of instructions cold, code is as slow to read as blocks are.
+blocks smaller than a tile along its diagonal. Sizes are runtime
+values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def _whole(number, by):  # type: ignore[no-untyped-def]
-    """number // by, by way of the inverse: exact up to 2^20, in a tenth of the code."""
+    """number // by, by way of the inverse: exact up to 2^20."""
     return ((number.to(tl.float32) + 0.5) * (1.0 / by.to(tl.float32))).to(tl.int32)
 
 

@@ -35,7 +35,7 @@ class Rotation:
 def cayley(parameters: Tensor) -> Tensor:
     """(I - K)(I + K)^-1 with K the skew part of each of `parameters` [..., b, b]; float64.
 
-    I + K always has an inverse, since the eigenvalues of K are imaginary. As 2 (I + K)^-1 - I it takes half the time.
+    I + K always has an inverse, since the eigenvalues of K are imaginary. Computed as 2 (I + K)^-1 - I.
     """
     wide = parameters.double()
     sum_ = (wide - wide.mT) / 2
