@@ -111,8 +111,8 @@ def give_pages(scheduler: Scheduler, rows: int) -> None:
     for layer in range(model.config.num_hidden_layers):
         shape = (2, 1, model.config.num_key_value_heads, 1, model.config.head_dim)
         pages.of_layer(layer, *torch.zeros(shape, dtype=model.dtype, device=model.device))
-    scheduler.decoder.fit(rows, 2)
-    scheduler.decoder._write([(row, at, page) for row in range(rows) for at, page in enumerate(pages.take(2))])
+    scheduler.decoder.fit(rows + 1, 2)
+    scheduler.decoder._write([(seat, at, page) for seat in range(1, rows + 1) for at, page in enumerate(pages.take(2))])
 
 
 def lora(folder: Path, base: Path, seed: int, rank: int) -> Path:

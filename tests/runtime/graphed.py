@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from deltacompress.kernels.adapters.select import ReferenceAdapters
+from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import FixedBatch
 from deltacompress.runtime.engine.steps import graphs
 from deltacompress.runtime.modules.embedding import Embeddings
@@ -79,3 +81,13 @@ def pretend(_kept: list[object] = []) -> None:  # noqa: B006 - what is kept is n
     block = as_on_a_gpu()
     block.__enter__()
     _kept.append(block)
+
+
+def runtime_of(fleet: tuple[Path, dict[str, Path]], *, slots: int = 2, cuda_graphs: bool = True) -> Runtime:
+    base, artifacts = fleet
+    made = Runtime.from_base(base, merge_rounding=False)
+    made._cuda_graphs = cuda_graphs
+    made.cache.residents.slots = slots
+    for name, artifact in artifacts.items():
+        made.load(artifact, name)
+    return made

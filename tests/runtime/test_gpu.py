@@ -107,7 +107,7 @@ def test_a_step_never_waits_for_the_device(trio: dict[str, Served], backend: str
     scheduler = Scheduler(runtime.model, runtime.cache, Told(None), max_batch=8)
     give_pages(scheduler, 4)
     batch = Batch([0, 1, 2, 3], runtime.device)
-    inputs = to_device([5, 6, 7, 8, 3, 9, 1, 0], runtime.device)
+    inputs = to_device([5, 6, 7, 8, 3, 9, 1, 0, 1, 2, 3, 4], runtime.device)
     with torch.inference_mode():
         scheduler.decoder.forward_step(batch, inputs, 2)  # makes what is made at first use
         torch.cuda.synchronize()

@@ -76,6 +76,11 @@ class Request:
         """Tokens so far, prompt included."""
         return len(self.ids) + len(self.tokens)
 
+    @property
+    def known(self) -> list[int]:
+        """The tokens so far."""
+        return self.ids + self.tokens
+
     def stand(self, now: float) -> None:
         """It stands in line from now on, if it does not already."""
         if self.stands_since is None:

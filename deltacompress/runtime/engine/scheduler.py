@@ -23,7 +23,7 @@ from deltacompress.runtime.engine.policy.state import Rules
 from deltacompress.runtime.engine.requests import Listener, Picked, Request
 from deltacompress.runtime.engine.sampling.choose import choose
 from deltacompress.runtime.engine.steps.decoder import Decoder
-from deltacompress.runtime.engine.steps.graphs import Graphs, bucket
+from deltacompress.runtime.engine.steps.graphs import Graphs
 from deltacompress.runtime.engine.steps.pages import PAGE, SCRATCH, Pages
 from deltacompress.runtime.engine.steps.pieces import WARM_WIDTH, Piece, Pieces
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
@@ -101,7 +101,7 @@ class Scheduler:
         try:
             self._pieces.forward(Piece([BASE], [[0]], 0, [[SCRATCH]], [range(1)]))  # the pages' memory comes with it
             self.pages.take_expected()
-            self.decoder.fit(bucket(self.max_batch), min(self.pages.needed(tokens), WARM_WIDTH))
+            self.decoder.fit(self.max_batch + 1, min(self.pages.needed(tokens), WARM_WIDTH))
             self.graphs.at_once = True
             for slot in (BASE, *(one.slot for one in held)):
                 assert slot is not None
@@ -200,12 +200,13 @@ class Scheduler:
         self._prompts.add(self._turns.take(self.max_batch, self._prompts.requests, self._give_way))
         if self._prompts.requests:
             self._tell()  # before the device is busy with them
-        through = self._prompts.step(alone=not self.decoder.rows)
-        if through or any(request.finished is not None for request in self.decoder.rows):
-            self.decoder.arrange(through)
+        through, joining = self._prompts.step(alone=not self.decoder.rows)
+        if through or joining or any(request.finished is not None for request in self.decoder.rows):
+            self.decoder.arrange(through, joining=joining)
         self._turns.settle()
         if self.decoder.rows:
             self._logits = self.decoder.step()
+            self._prompts.joined()
         self._tell()
         ended = self._turns.ended()
         if not self._turns.running:
@@ -238,6 +239,8 @@ class Scheduler:
         self._others.check()  # what came of a rank that is lost is no answer
         for request, picked in zip(rows, found, strict=True):
             if request.finished is None:  # nobody has cancelled it, and its text did not end it
+                if not request.tokens:
+                    self._listener.started(request)
                 request.note(picked.token)
                 self._untold.append((request, picked))
 

@@ -93,7 +93,7 @@ def test_a_step_never_waits_for_the_device(family: Family, backend: str) -> None
     give_pages(scheduler, len(NAMES))
     slots = sorted(0 if name is None else runtime.variants[name].slot for name in NAMES)
     batch = Batch(slots, runtime.device)
-    inputs = to_device([start + i for start in (5, 1) for i in range(len(slots))], runtime.device)
+    inputs = to_device([start + i for start in (5, 1, 1) for i in range(len(slots))], runtime.device)
     with torch.inference_mode():
         scheduler.decoder.forward_step(batch, inputs, 2)  # makes what is made at first use
         torch.cuda.synchronize()

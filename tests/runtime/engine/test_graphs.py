@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +11,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 from engine_calls import alone, drain, engine
-from pairs import Pair, Weights, changed
-from runtime.graphed import Again, as_on_a_gpu
-from runtime_cases import lora, noise, random_ids, serve
+from runtime.graphed import Again, as_on_a_gpu, runtime_of
+from runtime_cases import lora, random_ids
 
 from deltacompress.errors import BackendError, InternalError
 from deltacompress.kernels.adapters.select import ReferenceAdapters
-from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import FixedBatch
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.call import Call
@@ -45,41 +42,6 @@ def graphed() -> Iterator[None]:
     """Forwards are captured, in a way."""
     with as_on_a_gpu():
         yield
-
-
-def but_tokens(seed: int) -> Callable[[Weights], Weights]:
-    """Another fine-tuning, of all but embedding and head, whose rows on a CPU are decided on at every step."""
-
-    def change(weights: Weights) -> Weights:
-        made = noise(seed, 0.05)(weights)
-        return {name: weights[name] if "embed" in name or "lm_head" in name else one for name, one in made.items()}
-
-    return change
-
-
-@pytest.fixture(scope="module")
-def fleet(
-    request: pytest.FixtureRequest, make_pair: Callable[..., Pair], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict[str, Path]]:
-    """A base and five variants of it in two formats."""
-    pair, root = make_pair(getattr(request, "param", "llama")), tmp_path_factory.mktemp("fleet")
-    found = {}
-    for seed, name in enumerate("abcde", start=5):
-        (root / name).mkdir()
-        shutil.copytree(pair.base, root / name / "base")
-        made = changed(replace(pair, finetuned=pair.base), root / name, but_tokens(seed))
-        found[name] = serve(made, root / name, "int4-24" if seed % 2 else "int2-24").artifact
-    return pair.base, found
-
-
-def runtime_of(fleet: tuple[Path, dict[str, Path]], *, slots: int = 2, cuda_graphs: bool = True) -> Runtime:
-    base, artifacts = fleet
-    made = Runtime.from_base(base, merge_rounding=False)
-    made._cuda_graphs = cuda_graphs
-    made.cache.residents.slots = slots
-    for name, artifact in artifacts.items():
-        made.load(artifact, name)
-    return made
 
 
 def graphs_of(running: Engine) -> Graphs:
@@ -242,7 +204,7 @@ def test_steps_are_captured_before_there_are_any(fleet: tuple[Path, dict[str, Pa
     found.at_once = True
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime.model, "paged", True)
-        patch.setattr(Decoder, "forward_step", lambda self, batch, inputs, width: torch.zeros(len(inputs) // 2, 1))
+        patch.setattr(Decoder, "forward_step", lambda self, batch, inputs, width: torch.zeros(len(inputs) // 3, 1))
         for slot in (0, runtime.variants["c"].slot):
             decoder.warm(slot, 20)
     widths = {shape.pages for shape in found.by_shape}
@@ -250,7 +212,9 @@ def test_steps_are_captured_before_there_are_any(fleet: tuple[Path, dict[str, Pa
     shapes = {(shape.rows, shape.run, shape.variants) for shape in found.by_shape}
     base = {(rows, 1, False) for rows in (1, 2, 4, 8, 16, 32)}
     few = {(rows, run) for rows in (1, 2, 4, 8, 16, 32) for run in {1, min(8, rows), rows}}
-    assert shapes == base | {(rows, run, True) for rows, run in few}
+    joined = {(64, 64, False), (128, 128, False), (192, 128, False)}
+    all_of_one = {(64, 64, True), (128, 128, True), (192, 128, True), (192, 192, True)}
+    assert shapes == base | {(rows, run, True) for rows, run in few} | joined | all_of_one
 
 
 @pytest.mark.usefixtures("graphed")

@@ -52,7 +52,7 @@ def test_pieces_are_the_whole(runtime: Runtime, lengths: list[int], step_tokens:
         patch.setattr(runtime.model.model, "forward", watched)
         while prompts.requests or len(through) == 0:
             before = len(sizes)
-            through += prompts.step()
+            through += prompts.step().through
             assert 0 < sum(sizes[before:]) <= step_tokens
     assert sorted(one.index for one in through) == [*range(len(lengths))]
     wanted = runtime.logits([(None, one.ids) for one in made])
@@ -62,7 +62,7 @@ def test_pieces_are_the_whole(runtime: Runtime, lengths: list[int], step_tokens:
         alone, again = prompts_of(runtime, 8192), request(one.index, len(one.ids))
         alone.add([again])
         with torch.inference_mode():
-            assert alone.step() == [again]
+            assert alone.step().through == [again]
         for part in ("keys", "values"):
             for layer in range(2):
                 found, own = (
@@ -111,10 +111,10 @@ def test_those_that_ended_or_gave_way_are_left_out(runtime: Runtime) -> None:
     serving = runtime.model.serving
     runtime.model.serving = lambda batch, *rest: (rows.append(len(batch.slots)), serving(batch, *rest))[1]  # type: ignore[method-assign]
     with torch.inference_mode():
-        found = [one.index for _ in range(2) for one in prompts.step()]
+        found = [one.index for _ in range(2) for one in prompts.step().through]
     assert found == [0, 3, 5]
     assert rows == [1, 2]
-    assert prompts.step() == []
+    assert prompts.step().through == []
 
 
 def test_scores_of_a_prompt_that_is_begun_anew(runtime: Runtime) -> None:
@@ -123,11 +123,11 @@ def test_scores_of_a_prompt_that_is_begun_anew(runtime: Runtime) -> None:
     made.sampling = Sampling(prompt_logprobs=0)
     prompts.add([made])
     with torch.inference_mode():
-        assert prompts.step() == []
+        assert prompts.step().through == []
         assert len(made.prompt_scores) == 4
         prompts.drop({made})
         prompts.add([made])
-        while not prompts.step():
+        while not prompts.step().through:
             pass
     assert [one.token for one in made.prompt_scores] == made.ids[1:]
 
@@ -142,7 +142,7 @@ def test_more_at_once_where_nobody_waits_for_tokens(runtime: Runtime, monkeypatc
         with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
             sizes: list[int] = []
             patch.setattr(prompts._pieces, "forward", partial(noted, sizes, before))
-            while not prompts.step(alone=alone):
+            while not prompts.step(alone=alone).through:
                 pass
         assert sizes == pieces
         assert len({*made.pages}) == 4
@@ -164,7 +164,7 @@ def test_prompts_that_share_a_captured_piece_take_a_step_with_all_that_it_is_pad
         prompts.add(made[5:])
         found = []
         while prompts.requests:
-            found.append([one.index for one in prompts.step()])
+            found.append([one.index for one in prompts.step().through])
     assert found == [[0], [1, 2], [3, 4, 5]]
     assert sizes == [18, 5, 4, 3]
 

@@ -1,13 +1,14 @@
 """The device's part of decoding: the rows of a running batch, their pages, and one token for each.
 
 Rows are sorted by slot, so each variant's rows are contiguous; each has its own positions and pages, so a request
-computes what it computes alone.
+computes what it computes alone. A short prompt is as many rows of one request: all are written into its pages before
+any looks at them, so that each sees those before it. So prompts cost a step some rows, and no forward of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from deltacompress.models.architectures.caches import cache_argument
 from deltacompress.runtime.batch import BASE, Batch, to_device
 from deltacompress.runtime.engine.requests import Request
-from deltacompress.runtime.engine.steps.graphs import Graphs, Shape, bucket, run_limit
+from deltacompress.runtime.engine.steps.graphs import Graphs, Shape, bucket, joined_bucket, run_limit
 from deltacompress.runtime.engine.steps.kvcache import DecodedRows
 from deltacompress.runtime.engine.steps.masks import Masks
 from deltacompress.runtime.engine.steps.pages import SCRATCH, Pages
@@ -23,7 +24,31 @@ from deltacompress.runtime.modules.model import DecoupledModel
 from deltacompress.runtime.parallel.plan import Kind, Plan
 
 _WIDTH, _ROWS = 256, 64
-"""Pages of a row, and rows, that the table has room for at the start."""
+"""Pages of a seat, and seats, that the table has room for at the start. Seat 0 is nobody's: its pages are SCRATCH."""
+
+
+JOINED = 128
+"""Tokens of prompts that join a step, at most: about where rows begin to cost a product more than its weights do."""
+
+
+@dataclass
+class _Tokens:
+    """What a step computes. seats: rows of the table; pages: those that these name."""
+
+    slots: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    seats: list[int] = field(default_factory=list)
+    pages: list[Sequence[int]] = field(default_factory=list)
+
+    def add(self, request: Request, seat: int, ids: Sequence[int]) -> None:
+        """The last tokens of a request."""
+        count = len(ids)
+        self.slots += [request.slot] * count
+        self.ids += ids
+        self.positions += range(request.length - count, request.length)
+        self.seats += [seat] * count
+        self.pages += [request.pages] * count
 
 
 class Decoder:
@@ -34,29 +59,46 @@ class Decoder:
         self.rows: list[Request] = []
         self._model, self._pages, self._graphs, self._masks = model, pages, graphs, Masks(model)
         self._cache_argument = cache_argument(model.model)
-        self._table = torch.zeros(0, _WIDTH, dtype=torch.int64, device=model.device)  # pages of each row
+        self._table = torch.zeros(0, _WIDTH, dtype=torch.int64, device=model.device)  # pages of each seat
+        self._seats: dict[Request, int] = {}
+        self._begins: dict[Request, int] = {}  # of prompts that join the coming step: what of them is in pages
         self._moved = False  # the table, since others were told
 
-    def arrange(self, new: Sequence[Request], *, without: Collection[Request] = frozenset()) -> None:
-        """Keep the rows of requests that still run, but for some, and add others, whose prompts are in their pages."""
+    def arrange(
+        self,
+        new: Sequence[Request],
+        *,
+        joining: Mapping[Request, int] | None = None,
+        without: Collection[Request] = frozenset(),
+    ) -> None:
+        """Keep the rows of requests that still run, but for some, and add others, whose prompts are in their pages.
+
+        joining: more of them, and how many tokens of their prompts are there; the coming step computes the rest.
+        """
+        self._begins = dict(joining or {})
         kept: list[Request] = []
-        for request in (*self.rows, *new):
+        for request in (*self.rows, *new, *self._begins):
             if request.finished is None and request not in without:
                 kept.append(request)
             else:
                 self._pages.release(request.pages)
                 request.pages = []
         self.rows = sorted(kept, key=lambda request: request.slot)
-        self.fit(bucket(max(len(kept), 1)), max((len(request.pages) for request in kept), default=0))
-        told = [(row, at, page) for row, one in enumerate(self.rows) for at, page in enumerate(one.pages)]
-        told += [(row, 0, SCRATCH) for row in range(len(kept), self._table.shape[0])]  # rows of nobody write there
+        self.fit(len(kept) + 1, max((len(request.pages) for request in kept), default=0))
+        self._seats = {request: self._seats[request] for request in kept if request in self._seats}
+        free = iter({*range(1, len(kept) + 1)} - {*self._seats.values()}) if len(self._seats) < len(kept) else iter(())
+        told = []
+        for request in kept:
+            if request not in self._seats:
+                self._seats[request] = seat = next(free)
+                told += [(seat, at, page) for at, page in enumerate(request.pages)]
         self._write(told)
 
     def clear(self) -> None:
         """Forget all rows; their pages are the caller's affair."""
         for request in self.rows:
             request.pages = []
-        self.rows = []
+        self.rows, self._seats, self._begins = [], {}, {}
         self._table = self._table.new_zeros(0, _WIDTH)  # what it named may soon not be there
 
     def step(self) -> Tensor:
@@ -67,15 +109,19 @@ class Decoder:
         """
         longest = self._pages.needed(max(request.length for request in self.rows))
         self.fit(0, longest)
-        told = []
-        for row, request in enumerate(self.rows):
+        told, tokens, lasts = [], _Tokens(), []
+        for request in self.rows:
+            seat = self._seats[request]
             if len(request.pages) < self._pages.needed(request.length):
                 request.pages += self._pages.take(1)
-                told.append((row, len(request.pages) - 1, request.pages[-1]))
+                told.append((seat, len(request.pages) - 1, request.pages[-1]))
+            begin = self._begins.get(request)
+            tokens.add(request, seat, request.tokens[-1:] if begin is None else request.known[begin:])
+            lasts.append(len(tokens.ids) - 1)
         self._write(told)
-        slots = [request.slot for request in self.rows]
-        last, positions = [one.tokens[-1] for one in self.rows], [one.length - 1 for one in self.rows]
-        return self._forward(slots, last, positions, longest)
+        joined, self._begins = bool(self._begins), {}
+        logits = self._forward(tokens, longest, joined=joined)
+        return logits[to_device(lasts, logits.device)] if joined else logits
 
     def warm(self, slot: int, most: int) -> None:
         """Have steps of up to so many rows captured, of the base or with the variant of this slot; no row is there yet.
@@ -84,25 +130,32 @@ class Decoder:
         """
         if not self._model.paged:
             return
-        for rows in sorted({bucket(count) for count in range(1, most + 1)}):
-            runs = {0} if slot == BASE else {run_limit(count, rows) for count in range(1, rows + 1)}
-            for run in sorted(runs):
-                self._forward([BASE] * (rows - run) + [slot] * run, [0] * rows, [0] * rows, 1)
+        plain = {bucket(count) for count in range(1, most + 1)}
+        for rows in sorted(plain):
+            self._warm(slot, rows, {run_limit(count, rows) for count in range(1, rows + 1)}, joined=False)
+        for rows in sorted({joined_bucket(count + 1) for count in range(1, most + JOINED)}):
+            self._warm(slot, rows, {min(JOINED, rows), rows}, joined=True)
 
-    def _forward(self, slots: Sequence[int], last: list[int], positions: list[int], longest: int) -> Tensor:
-        """Logits of rows of these slots; last: token of each, positions: its own; longest: pages of a row, at most."""
-        device = self._model.device
+    def _warm(self, slot: int, rows: int, runs: set[int], *, joined: bool) -> None:
+        for run in sorted({0} if slot == BASE else runs):
+            nobody = [0] * rows
+            slots = [BASE] * (rows - run) + [slot] * run
+            self._forward(_Tokens(slots, nobody, nobody, nobody, [()] * rows), 1, joined=joined)
+
+    def _forward(self, tokens: _Tokens, longest: int, *, joined: bool) -> Tensor:
+        """Logits of all tokens; longest: pages of a seat, at most; joined: whether some are of prompts."""
+        device, slots = self._model.device, tokens.slots
         if self._graphs is not None:
-            shape = self._shape(slots, longest)
+            shape = self._shape(slots, longest, joined=joined)
             spare = [0] * (shape.rows - len(slots))
-            padded = last + spare + positions + spare
+            padded = [*tokens.ids, *spare, *tokens.positions, *spare, *tokens.seats, *spare]
             found = self._graphs.run(
                 shape,
                 slots,
                 lambda: to_device(padded, device),
                 lambda batch, inputs: self.forward_step(batch, inputs, shape.pages),
                 lambda way: replace(
-                    self._plan(slots, padded, shape.rows, shape.pages),
+                    self._plan(tokens, padded, shape.rows, shape.pages),
                     way=way,
                     run=shape.run,
                     variants=shape.variants,
@@ -110,33 +163,40 @@ class Decoder:
             )
             if found is not None:
                 return found[: len(slots)]
-        with self._model.others.forward(lambda: self._plan(slots, last + positions, len(slots), longest)):
-            return self.forward_step(Batch(slots, device), to_device(last + positions, device), longest)
+        inputs = tokens.ids + tokens.positions + tokens.seats
+        with self._model.others.forward(lambda: self._plan(tokens, inputs, len(slots), longest)):
+            return self.forward_step(Batch(slots, device), to_device(inputs, device), longest)
 
-    def _plan(self, slots: Sequence[int], inputs: list[int], rows: int, width: int) -> Plan:
+    def _plan(self, tokens: _Tokens, inputs: list[int], rows: int, width: int) -> Plan:
         """Of a step, for those who do not have the table: so many of its rows, and pages of each."""
-        tables = (one.pages[:width] + [SCRATCH] * (width - len(one.pages)) for one in self.rows)
-        flat = [page for table in tables for page in table] + [SCRATCH] * (width * (rows - len(self.rows)))
+        tables = ([*pages[:width], *[SCRATCH] * (width - len(pages))] for pages in tokens.pages)
+        flat = [page for table in tables for page in table] + [SCRATCH] * (width * (rows - len(tokens.pages)))
         moved, self._moved = self._moved, False
-        return Plan(Kind.ROWS, slots, inputs + flat, rows, 1, (self._pages.number, self._pages.count), width, moved)
+        of_pages = self._pages.number, self._pages.count
+        return Plan(Kind.ROWS, tokens.slots, inputs[: 2 * rows] + flat, rows, 1, of_pages, width, moved)
 
-    def _shape(self, slots: Sequence[int], longest: int) -> Shape:
+    def _shape(self, slots: Sequence[int], longest: int, *, joined: bool) -> Shape:
         counts = [slots.count(slot) for slot in {*slots} - {BASE}]
         width = self._table.shape[1]
         if not self._model.paged:  # what is gathered should not be much more than what is needed
             width = min(1 << (longest - 1).bit_length(), width)
-        rows = bucket(len(slots))
-        return Shape(rows, 1, run_limit(max(counts, default=1), rows), width, bool(counts))
+        most = max(counts, default=1)
+        if joined:  # whosever prompt it is, so that there are fewer shapes
+            rows, most = joined_bucket(len(slots)), max(most, JOINED)
+        else:
+            rows = bucket(len(slots))
+        return Shape(rows, 1, run_limit(min(most, rows), rows), width, bool(counts))
 
     def forward_step(self, batch: Batch, inputs: Tensor, width: int) -> Tensor:
-        """The device's part of a step: inputs int64 [2 x rows], ids and positions -> logits [rows, vocabulary].
+        """The device's part of a step: inputs int64 [3 x rows], ids, positions and seats -> logits [rows, vocabulary].
 
         width: pages of the table to attend to. Never waits for the device, so it can be captured in a CUDA graph.
         """
-        return self.forward_rows(batch, inputs, self._table[: inputs.shape[0] // 2, :width])
+        rows = inputs.shape[0] // 3
+        return self.forward_rows(batch, inputs[: 2 * rows], self._table[:, :width].index_select(0, inputs[2 * rows :]))
 
     def forward_rows(self, batch: Batch, inputs: Tensor, table: Tensor) -> Tensor:
-        """As forward_step; table: int64 [rows, width]."""
+        """As forward_step; inputs: without seats; table: int64 [rows, width]."""
         model, whole = self._model, self._model.paged
         ids, positions = inputs.view(2, -1, 1)
         cache = DecodedRows(self._pages, table, positions[:, 0], fused=model.fused, whole=whole)
@@ -151,7 +211,7 @@ class Decoder:
         return logits[:, -1]
 
     def fit(self, rows: int, width: int) -> None:
-        """Have a table of so many rows, and pages of each; one that moves takes the graphs that read it with it."""
+        """Have a table of so many seats, and pages of each; one that moves takes the graphs that read it with it."""
         table = self._table
         rows, wide = max(rows, table.shape[0]), table.shape[1]
         while wide < width:
@@ -166,8 +226,8 @@ class Decoder:
                 self._graphs.forget_steps()
 
     def _write(self, told: Sequence[tuple[int, int, int]]) -> None:
-        """Write (row, number, page) into the table."""
+        """Write (seat, number, page) into the table."""
         if told:
             flat = [value for column in zip(*told, strict=True) for value in column]
-            row, number, page = to_device(flat, self._table.device).view(3, -1)
-            self._table[row, number] = page
+            seat, number, page = to_device(flat, self._table.device).view(3, -1)
+            self._table[seat, number] = page

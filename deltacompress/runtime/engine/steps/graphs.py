@@ -43,6 +43,11 @@ def bucket(rows: int) -> int:
     return 1 << (rows - 1).bit_length() if rows <= 16 else -(-rows // 16) * 16
 
 
+def joined_bucket(rows: int) -> int:
+    """The same where some of them are of prompts: by 64, since these are captured besides."""
+    return -(-rows // 64) * 64
+
+
 def run_limit(rows: int, most: int) -> int:
     """Rows that kernels are chosen for where a variant has so many, of `most` at all: as far as they make a difference.
 

@@ -99,6 +99,10 @@ class Pieces:
         """Whether pieces of prompts of this slot are captured, after some time."""
         return self._graphs is not None and self._model.traits([slot]) is not None
 
+    def joins(self, slot: int) -> bool:
+        """Whether short prompts of this slot can be rows of a decode step: where these read pages, and are captured."""
+        return self._model.paged and self.captures(slot)
+
     def warm(self, slot: int, tokens: int, together: int) -> None:
         """Have pieces of up to `together` prompts of up to so many tokens captured, of the base or of this variant."""
         width, most = _WIDTH, min(self._pages.needed(tokens), WARM_WIDTH)

@@ -1,13 +1,15 @@
 """Prompts on their way: computed in pieces of a bounded number of tokens, so that running requests never wait for long.
 
 Prompts of like length share a forward, padded on the right (where causal attention never looks); one that is longer
-than a step's tokens goes through in pieces, over the keys and values of the pieces before it.
+than a step's tokens goes through in pieces, over the keys and values of the pieces before it. Where others decode,
+short ones join their step instead (decoder.py), and so do the last tokens of longer ones.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,9 +17,24 @@ from deltacompress.runtime.batch import to_device
 from deltacompress.runtime.engine.policy.portions import fits, most_tokens
 from deltacompress.runtime.engine.requests import Listener, Request
 from deltacompress.runtime.engine.sampling.choose import Wanted, choose, score
+from deltacompress.runtime.engine.steps.decoder import JOINED
 from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.engine.steps.pieces import SMALLEST, TOGETHER, Piece, Pieces, padded
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
+
+_LOOKED_AT = 128 * 128
+"""Tokens that those of prompts that join a step look at in all, at most: each reads its own, as a decoded one does."""
+
+
+class Through(NamedTuple):
+    """What became of prompts in a step.
+
+    through: those that have a first token, and are in pages; joining: those of which the decoder computes the rest, and
+    how many of their tokens are in pages.
+    """
+
+    through: list[Request]
+    joining: dict[Request, int]
 
 
 class Group:
@@ -50,6 +67,7 @@ class Prompts:
         self._pieces, self._listener, self._step_tokens = pieces, listener, step_tokens
         self._pages, self._prefixes = pages, prefixes
         self._groups: deque[Group] = deque()
+        self._joined: list[tuple[Request, list[int]]] = []  # and the tokens of each
 
     @property
     def requests(self) -> list[Request]:
@@ -79,6 +97,7 @@ class Prompts:
         for group in self._groups:
             self._let_go(group)
         self._groups.clear()
+        self._joined.clear()
 
     def drop(self, gone: Collection[Request]) -> None:
         """Forget some, and those that have ended."""
@@ -92,17 +111,20 @@ class Prompts:
             if left:
                 self._groups.append(Group(left))
 
-    def step(self, *, alone: bool = False) -> list[Request]:
-        """Compute so many tokens as a step has; returns those that are through: with a first token, and in pages.
+    def step(self, *, alone: bool = False) -> Through:
+        """Compute so many tokens as a step has.
 
-        alone: nobody waits for other tokens, so there may be more of these.
+        alone: nobody waits for other tokens, so there may be more of these, and there is no step to join.
         """
-        through: list[Request] = []
+        found = Through([], {})
         left = most = self._most(alone)
         while self._groups and left > 0:
             group = self._groups[0]
             if not group.looked_up:
                 self._look_up(self._groups.popleft())
+                continue
+            if not alone and (tokens := self._join(group, left, found.joining)):
+                left -= tokens
                 continue
             rows, columns = len(group.requests), group.columns - group.done
             if rows == 1:
@@ -118,8 +140,41 @@ class Prompts:
                 self._groups.popleft()
                 for request, ids in zip(group.requests, group.ids, strict=True):
                     self._prefixes.keep(request, ids, request.pages)
-                through += group.requests
-        return through
+                found.through.extend(group.requests)
+        return found
+
+    def joined(self) -> None:
+        """Those that joined the step are in their pages, which others may look at from now on."""
+        for request, ids in self._joined:
+            self._prefixes.keep(request, ids, request.pages)
+        self._joined.clear()
+
+    def _join(self, group: Group, left: int, joining: dict[Request, int]) -> int:
+        """Let those of the first group that can join the coming step; returns how many tokens these are."""
+        taken, looked_at = 0, 0
+        for request, begin in joining.items():
+            taken += request.length - begin
+            looked_at += (request.length - begin) * request.length
+        room, rest, before = min(JOINED, taken + left), list[Request](), taken
+        for request in group.requests:
+            count = request.length - group.done
+            looks = count * request.length
+            short = taken + count <= room and looked_at + looks <= _LOOKED_AT
+            if short and self._captures(request) and self._pieces.joins(request.slot):
+                request.pages += self._pages.take(max(0, self._pages.needed(request.length) - len(request.pages)))
+                self._joined.append((request, request.known))
+                self._listener.computed(count)
+                joining[request] = group.done
+                taken, looked_at = taken + count, looked_at + looks
+            else:
+                rest.append(request)
+        if taken > before:
+            self._groups.popleft()
+            if rest:
+                left_over = Group(rest)
+                left_over.looked_up = True
+                self._groups.appendleft(left_over)
+        return taken - before
 
     def _most(self, alone: bool) -> int:
         waiting = sum(len(group.requests) * (group.columns - group.done) for group in self._groups)

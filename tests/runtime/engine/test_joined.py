@@ -1,0 +1,253 @@
+"""Short prompts are rows of a decode step: what they and their neighbours answer is what each answers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_calls import Log, alone, drain, engine, free
+from runtime.graphed import as_on_a_gpu, runtime_of
+from runtime_cases import random_ids
+
+from deltacompress.errors import BackendError
+from deltacompress.runtime import Runtime
+from deltacompress.runtime.batch import Batch
+from deltacompress.runtime.engine import scheduler
+from deltacompress.runtime.engine.generation_config import Sampling
+from deltacompress.runtime.engine.live.call import Call
+from deltacompress.runtime.engine.live.engine import Engine, EngineLimits
+from deltacompress.runtime.engine.live.events import Started
+from deltacompress.runtime.engine.steps import decoder, prompts
+from deltacompress.runtime.engine.steps.decoder import Decoder
+from deltacompress.runtime.engine.steps.graphs import joined_bucket
+from deltacompress.runtime.engine.steps.pages import Pages
+from deltacompress.runtime.engine.steps.pieces import Piece, Pieces
+from deltacompress.runtime.parallel.others import Others
+from deltacompress.runtime.parallel.plan import Plan
+from deltacompress.runtime.parallel.ranks import rank
+
+Fleet = tuple[Path, dict[str, Path]]
+LONG = Sampling(ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def joins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Prompts join steps here, though attention gathers its pages on a CPU; pages are small."""
+    monkeypatch.setattr(Pieces, "joins", Pieces.captures)
+    monkeypatch.setattr(scheduler, "Pages", lambda **_: Pages(4))
+    with as_on_a_gpu():
+        yield
+
+
+class Watched:
+    """How many rows each step had, and how many tokens each piece."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows, self.pieces = list[int](), list[int]()
+        forward, piecewise = Decoder._forward, Pieces.forward
+
+        def rows(own: Decoder, tokens: Any, longest: int, *, joined: bool) -> torch.Tensor:
+            self.rows.append(len(tokens.ids))
+            return forward(own, tokens, longest, joined=joined)
+
+        def pieces(own: Pieces, piece: Piece) -> torch.Tensor:
+            self.pieces.append(piece.columns * len(piece.slots))
+            return piecewise(own, piece)
+
+        monkeypatch.setattr(Decoder, "_forward", rows)
+        monkeypatch.setattr(Pieces, "forward", pieces)
+
+
+def begun(runtime: Runtime, *names: str | None, **limits: int) -> tuple[Engine, Log]:
+    """An engine in which a call of each of these decodes."""
+    running, log = engine(runtime, **limits)
+    for at, name in enumerate(names):
+        running.submit(Call(f"first {at}", name, tuple(random_ids(6 + at, 90 + at)), 40, LONG))
+    running.step()
+    return running, log
+
+
+def held(running: Engine, log: Log, runtime: Runtime, asked: list[Call]) -> None:
+    """To their ends, as each is alone, and nothing is left."""
+    drain(running)
+    for call in asked:
+        assert (log.tokens(call.id), log.end(call.id).finish) == alone(runtime, call)
+    assert running._scheduler.pages.held == len(running._scheduler.prefixes._known)
+
+
+def test_answers_are_those_of_each_alone(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
+    running, log = begun(runtime, None, "a", max_batch=8)
+    seen = Watched(monkeypatch)
+    lengths = {None: (1, 9, 40), "a": (3, 17), "b": (20, 2), "c": (33,), "e": (5,)}
+    asked = [Call(f"{a} {n}", a, tuple(random_ids(n, n)), 6, LONG) for a, many in lengths.items() for n in many]
+    for call in asked:
+        running.submit(call)
+        running.step()
+        running.step()
+    drain(running)
+    assert seen.pieces == []
+    assert [rows for rows in seen.rows if rows > 40] == [2 + 40 + len(lengths[None]) - 1]
+    held(running, log, plain, asked)
+    assert free(runtime)
+
+
+def test_several_at_once_and_what_does_not_fit_by_itself(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 128 tokens at most in a step; the rest has a forward of its own, in the same step."""
+    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
+    running, log = begun(runtime, "a", max_batch=16)
+    seen = Watched(monkeypatch)
+    asked = [Call(f"{at}", "abc"[at % 3], tuple(random_ids(30, at)), 5, LONG) for at in range(6)]
+    for call in asked:
+        running.submit(call)
+    running.step()
+    assert (seen.rows, seen.pieces) == ([1 + 4 * 30 + 2], [2 * 30])
+    held(running, log, plain, asked)
+
+
+def test_the_end_of_a_long_prompt_joins(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
+    running, log = begun(runtime, "b", None, step_tokens=40)
+    seen = Watched(monkeypatch)
+    asked = [Call("long", "a", tuple(random_ids(50, 1)), 5, LONG)]
+    running.submit(asked[0])
+    drain(running)
+    assert seen.pieces == [20, 20]  # half of a step's tokens, since few wait
+    assert seen.rows[2] == 2 + 50 - 40
+    held(running, log, plain, asked)
+
+
+@pytest.mark.parametrize(("name", "most"), [("JOINED", 20), ("_LOOKED_AT", 20 * 20)])
+def test_what_is_too_long_does_not_join(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, name: str, most: int) -> None:
+    """By its own tokens, or by what these look at."""
+    monkeypatch.setattr(prompts, name, most)
+    running, _ = begun(runtime_of(fleet, slots=5), "a")
+    seen = Watched(monkeypatch)
+    for at, length in enumerate((21, 20)):
+        running.submit(Call(f"{at}", "a", tuple(random_ids(length, at)), 5, LONG))
+        running.step()
+    assert (seen.rows, seen.pieces) == ([2, 2 + 20], [21])
+
+
+def test_prompt_scores_have_a_forward_of_their_own(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, log = begun(runtime_of(fleet, slots=5), "a")
+    seen = Watched(monkeypatch)
+    running.submit(Call("scored", "a", (5, 6, 7), 1, Sampling(prompt_logprobs=0)))
+    drain(running)
+    assert seen.pieces == [3]
+    assert log.end("scored").tokens == 1
+
+
+def test_what_joined_is_known_to_later_prompts(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the next forward on: a prompt of the same beginning that has a forward of its own before it computes all."""
+    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
+    log = Log()
+    running = runtime.engine(log, EngineLimits(prefix_bytes=1 << 30))
+    running.submit(Call("first", "a", (5, 6), 60, LONG))
+    running.step()
+    seen = Watched(monkeypatch)
+    monkeypatch.setattr(prompts, "JOINED", 24)
+    same = random_ids(22, 3)
+    asked = [Call(f"{at}", "a", (*same, *random_ids(at, at)), 4, LONG) for at in (1, 8)]
+    for call in asked:
+        running.submit(call)
+    running.step()
+    assert (seen.rows, seen.pieces) == ([1 + 23 + 1], [30])
+    asked.append(Call("later", "a", (*same, 9), 4, LONG))
+    running.submit(asked[-1])
+    running.step()
+    assert seen.rows[-1] == 3 + 23 - 20  # five pages of four are known
+    drain(running)
+    started = [one for one in log.events["later"] if isinstance(one, Started)]
+    assert len(started) == 1
+    for call in asked:
+        assert log.tokens(call.id) == alone(plain, call)[0]
+
+
+def test_one_that_is_cancelled_while_it_joins(fleet: Fleet) -> None:
+    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
+    running, log = begun(runtime, "a", "b")
+    other = Call("other", "c", tuple(random_ids(12, 9)), 6, LONG)
+    running.submit(Call("gone", "c", tuple(random_ids(9, 8)), 6, LONG))
+    running.submit(other)
+    running.step()
+    running.cancel("gone")
+    held(running, log, plain, [other])
+    assert (log.tokens("gone"), log.end("gone").finish) == ((), "cancelled")
+
+
+def test_no_memory_for_a_step_that_prompts_join(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
+    running, log = begun(runtime, "a", "b")
+    asked = [Call(f"{at}", "c", tuple(random_ids(12, at)), 6, LONG) for at in range(2)]
+    for call in asked:
+        running.submit(call)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Decoder, "_forward", no_memory)
+        running.step()
+    held(running, log, plain, asked)
+
+
+def no_memory(*_: object, **__: object) -> torch.Tensor:
+    raise BackendError("no memory")
+
+
+def test_seats_are_given_again(fleet: Fleet) -> None:
+    """A table has as many seats as there are rows at most, whoever comes and goes."""
+    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
+    running, log = engine(runtime, max_batch=3)
+    asked = [Call(f"{at}", "abc"[at % 3], tuple(random_ids(3 + at % 9, at)), 2 + at % 5, LONG) for at in range(30)]
+    for call in asked:
+        running.submit(call)
+        running.step()
+        seats = running._scheduler.decoder._seats
+        assert {*seats} == {*running._scheduler.decoder.rows}
+        assert len({*seats.values()}) == len(seats)
+        assert all(1 <= seat <= 3 for seat in seats.values())
+    held(running, log, plain, asked)
+
+
+def test_steps_that_prompts_join_are_captured_and_told_to_other_ranks(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These compute the same, from tables of their own."""
+    runtime, plans, given = runtime_of(fleet, slots=5), list[Plan](), list[torch.Tensor]()
+    told = Others()
+    monkeypatch.setattr(told, "forward", lambda plan: (plans.append(plan()), nullcontext())[1])
+    monkeypatch.setattr(runtime.model, "others", told)
+    serving = Decoder.forward_rows
+
+    def noted(own: Decoder, batch: Batch, inputs: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        given.append(serving(own, batch, inputs, table))
+        return given[-1]
+
+    monkeypatch.setattr(Decoder, "forward_rows", noted)
+    monkeypatch.setattr(rank, "Pages", lambda: Pages(4))
+    running, _ = begun(runtime, "a", "b")
+    other = rank._KeysAndValues(runtime.model)
+    alike = 0
+    for at in range(12):
+        running.submit(Call(f"{at}", (None, *"abc")[at % 4], tuple(random_ids(5 + at, at)), 7, LONG))
+        running.step()
+        with torch.inference_mode():
+            own = given[-1]
+            for plan in plans:
+                other.forward(plan, plan.pages[1], torch.tensor(plan.inputs))
+            torch.testing.assert_close(given[-1], own)
+            alike += len(own) == joined_bucket(len(own))
+        plans.clear()
+        given.clear()
+    found = running._scheduler.graphs
+    assert found is not None
+    assert alike > 3
+    assert other._graphs is not None
+    assert {*other._graphs.by_shape} == {*found.by_shape}
+
+
+def test_rows_beside_a_prompt_are_few_shapes() -> None:
+    assert [joined_bucket(rows) for rows in (1, 64, 65, 128, 129, 250)] == [64, 64, 128, 128, 192, 256]
+    assert decoder.JOINED == 128
