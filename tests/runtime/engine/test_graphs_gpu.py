@@ -12,6 +12,7 @@ from runtime_cases import Served, lora, random_ids
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.call import Call
+from deltacompress.runtime.engine.steps.pieces import Pieces
 
 pytestmark = pytest.mark.gpu
 LONG = Sampling(ignore_eos=True)
@@ -71,6 +72,33 @@ def test_warm(trio: dict[str, Served]) -> None:
             assert {*graphs.by_shape} == shapes
             assert (graphs.plain, running._scheduler.pages.version) == (plain, version)
     assert found[True] == found[False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_short_prompts_join_steps(trio: dict[str, Served], dtype: torch.dtype) -> None:
+    """They answer what they answer in forwards of their own, as do those whose step they join."""
+    runtime = Runtime.from_base(trio["a"].pair.base, device="cuda", dtype=dtype, cuda_graphs=True)
+    for name, one in trio.items():
+        runtime.load(one.artifact, name)
+    asked = [Call(str(i), (None, *trio)[i % 4], tuple(random_ids(3 + 9 * i % 50, i)), 24, LONG) for i in range(24)]
+    found = {}
+    for joins in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            if not joins:
+                patch.setattr(Pieces, "joins", lambda self, slot: False)
+            running, log = engine(runtime, max_batch=12)
+            running.warm()
+            for call in asked:
+                running.submit(call)
+                running.step()
+            drain(running)
+            graphs = running._scheduler.graphs
+            assert graphs is not None
+            found[joins] = [log.tokens(call.id) for call in asked], graphs.plain, graphs.replays
+    assert found[True][1] == 0
+    assert found[True][2] < found[False][2] - 15  # of 24, but for the first and what comes to one that is through
+    same = sum(one == other for one, other in zip(found[True][0], found[False][0], strict=True))
+    assert same == len(asked) if dtype == torch.float32 else same > len(asked) // 2
 
 
 def test_attention_takes_pages(trio: dict[str, Served]) -> None:

@@ -182,7 +182,8 @@ class Decoder:
             width = min(1 << (longest - 1).bit_length(), width)
         most = max(counts, default=1)
         if joined:  # whosever prompt it is, so that there are fewer shapes
-            rows, most = joined_bucket(len(slots)), max(most, JOINED)
+            rows = joined_bucket(len(slots))
+            most = JOINED if most <= JOINED else rows
         else:
             rows = bucket(len(slots))
         return Shape(rows, 1, run_limit(min(most, rows), rows), width, bool(counts))
