@@ -212,8 +212,9 @@ def test_steps_are_captured_before_there_are_any(fleet: tuple[Path, dict[str, Pa
     shapes = {(shape.rows, shape.run, shape.variants) for shape in found.by_shape}
     base = {(rows, 1, False) for rows in (1, 2, 4, 8, 16, 32)}
     few = {(rows, run) for rows in (1, 2, 4, 8, 16, 32) for run in {1, min(8, rows), rows}}
-    joined = {(64, 64, False), (128, 128, False), (192, 128, False)}
-    all_of_one = {(64, 64, True), (128, 128, True), (192, 128, True), (192, 192, True)}
+    sizes = (64, 128, 192, 256, 384, 512, 640)
+    joined = {(rows, min(rows, 128), False) for rows in sizes}
+    all_of_one = {(rows, run, True) for rows in sizes for run in (min(rows, 128), rows)}
     assert shapes == base | {(rows, run, True) for rows, run in few} | joined | all_of_one
 
 

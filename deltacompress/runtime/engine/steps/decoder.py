@@ -27,8 +27,10 @@ _WIDTH, _ROWS = 256, 64
 """Pages of a seat, and seats, that the table has room for at the start. Seat 0 is nobody's: its pages are SCRATCH."""
 
 
-JOINED = 128
-"""Tokens of prompts that join a step, at most: about where rows begin to cost a product more than its weights do."""
+JOINED = 512
+"""Tokens of prompts that join a step, at most; from here on a forward of their own loses little."""
+_RUN = 128
+"""Rows of one variant that kernels are chosen for in such a step, if it has no more; else all rows."""
 
 
 @dataclass
@@ -134,7 +136,7 @@ class Decoder:
         for rows in sorted(plain):
             self._warm(slot, rows, {run_limit(count, rows) for count in range(1, rows + 1)}, joined=False)
         for rows in sorted({joined_bucket(count + 1) for count in range(1, most + JOINED)}):
-            self._warm(slot, rows, {min(JOINED, rows), rows}, joined=True)
+            self._warm(slot, rows, {min(_RUN, rows), rows}, joined=True)
 
     def _warm(self, slot: int, rows: int, runs: set[int], *, joined: bool) -> None:
         for run in sorted({0} if slot == BASE else runs):
@@ -183,7 +185,7 @@ class Decoder:
         most = max(counts, default=1)
         if joined:  # whosever prompt it is, so that there are fewer shapes
             rows = joined_bucket(len(slots))
-            most = JOINED if most <= JOINED else rows
+            most = _RUN if most <= _RUN else rows
         else:
             rows = bucket(len(slots))
         return Shape(rows, 1, run_limit(min(most, rows), rows), width, bool(counts))

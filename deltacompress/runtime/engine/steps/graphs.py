@@ -44,8 +44,9 @@ def bucket(rows: int) -> int:
 
 
 def joined_bucket(rows: int) -> int:
-    """The same where some of them are of prompts: by 64, since these are captured besides."""
-    return -(-rows // 64) * 64
+    """The same where some of them are of prompts, which are captured besides: by 64, from 256 on by 128."""
+    each = 64 if rows <= 256 else 128
+    return -(-rows // each) * each
 
 
 def run_limit(rows: int, most: int) -> int:

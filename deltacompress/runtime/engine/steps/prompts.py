@@ -22,7 +22,7 @@ from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.engine.steps.pieces import SMALLEST, TOGETHER, Piece, Pieces, padded
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
 
-_LOOKED_AT = 128 * 128
+_LOOKED_AT = 128 * 128 // 2
 """Tokens that those of prompts that join a step look at in all, at most: each reads its own, as a decoded one does."""
 
 
@@ -151,14 +151,11 @@ class Prompts:
 
     def _join(self, group: Group, left: int, joining: dict[Request, int]) -> int:
         """Let those of the first group that can join the coming step; returns how many tokens these are."""
-        taken, looked_at = 0, 0
-        for request, begin in joining.items():
-            taken += request.length - begin
-            looked_at += (request.length - begin) * request.length
+        taken = sum(request.length - begin for request, begin in joining.items())
+        looked_at = sum(_looks(request.length, begin) for request, begin in joining.items())
         room, rest, before = min(JOINED, taken + left), list[Request](), taken
         for request in group.requests:
-            count = request.length - group.done
-            looks = count * request.length
+            count, looks = request.length - group.done, _looks(request.length, group.done)
             short = taken + count <= room and looked_at + looks <= _LOOKED_AT
             if short and self._captures(request) and self._pieces.joins(request.slot):
                 request.pages += self._pages.take(max(0, self._pages.needed(request.length) - len(request.pages)))
@@ -240,3 +237,8 @@ class Prompts:
 def _wanted(tokens: int, first: int, last: int, every: bool) -> range:
     """Positions in [first, last) of a prompt whose logits are wanted: every one's, or the last one's alone."""
     return range(first if every else max(first, tokens - 1), max(first, min(last, tokens)))
+
+
+def _looks(length: int, begin: int) -> int:
+    """Tokens that all from `begin` on look at, each at those before it."""
+    return (length - begin) * (begin + length) // 2
