@@ -46,8 +46,8 @@ def test_in_its_own_process() -> None:
 @pytest.mark.parametrize(("dtype", "kept"), [(F32, F32), (F16, F16), (BF16, F32)], ids=str)
 @pytest.mark.parametrize(
     ("rows", "slots"),
-    [([1, 0, 1, 1, 1], [1, 0, -1, 2, 0]), ([9, 2, 1, 3], [1, -1, 0, 2]), ([2], [-1]), ([], [])],
-    ids=["one row each", "more", "the base's alone", "nothing"],
+    [([1, 0, 1, 1, 1], [1, 0, -1, 2, 0]), ([9, 2, 1, 3], [1, -1, 0, 2]), ([70, 60], [1, 0]), ([2], [-1]), ([], [])],
+    ids=["one row each", "more", "long", "the base's alone", "nothing"],
 )
 def test_all_slots_of_linears_side_by_side(
     place: Place, rows: list[int], slots: list[int], dtype: torch.dtype, kept: torch.dtype

@@ -56,11 +56,30 @@ _FEW_ROWS_PLAIN = replace(_FEW_ROWS, bk=64, steps=16, bn=64, expand_br=32, stage
 _MANY_ROWS_PLAIN = _LowRankTiles(32, 32, 2, 32, 32, 64, 512, 32, warps=4, expand_warps=4, stages=2, expand_stages=1)
 
 
-def _low_rank_tiles(limit: int, itemsize: int, plain: bool) -> _LowRankTiles:
+_SHORT = 32
+"""Rows of a run that tiles of few rows are for."""
+
+
+def _are_many(segments: Segments, rows: int) -> bool:
+    """Whether runs of a batch of so many rows are short on average, whatever one of them may be."""
+    return rows < _SHORT * segments.capacity
+
+
+def _are_short(segments: Segments, rows: int) -> bool:
+    """Whether tiles of few rows serve a batch of so many: all runs are short, or most, as where prompts join a step."""
+    return segments.row_limit <= _SHORT or _are_many(segments, rows)
+
+
+def _row_tiles(segments: Segments, rows: int, bm: int) -> int:
+    """Programs that share the tiles of a run: where runs are many, one."""
+    return 1 if _are_many(segments, rows) else -(-segments.row_limit // bm)
+
+
+def _low_rank_tiles(limit: int, itemsize: int, plain: bool, *, short: bool) -> _LowRankTiles:
     """For runs of at most `limit` rows; itemsize: of the factors; plain: products of fp32, on ordinary cores."""
     if limit == 1:
         return _ONE_ROW if itemsize == 2 else _ONE_ROW_WIDE
-    if limit <= 32:
+    if short:
         return _FEW_ROWS_PLAIN if plain else _FEW_ROWS
     return _MANY_ROWS_PLAIN if plain else _MANY_ROWS
 
@@ -89,11 +108,11 @@ TURN_PLAIN = {"columns": 32, "depth": 32}
 """What differs for products of fp32, on ordinary cores."""
 
 
-def _rotation_tiles(limit: int, plain: bool) -> _RotationTiles:
+def _rotation_tiles(limit: int, plain: bool, *, short: bool) -> _RotationTiles:
     """For runs of at most `limit` rows."""
     if limit <= 1:
         return TURN_ONE_ROW
-    tiles = TURN_FEW_ROWS if limit <= 32 else TURN_MANY_ROWS
+    tiles = TURN_FEW_ROWS if short else TURN_MANY_ROWS
     return replace(tiles, **TURN_PLAIN) if plain else tiles
 
 
@@ -119,9 +138,9 @@ class TritonAdapters(AdapterKernels):
         if limit == 0:
             return
         plain = interpreted() or x.dtype == torch.float32 or x.dtype != first.dtype
-        tiles = _low_rank_tiles(limit, first.dtype.itemsize, plain)
+        tiles = _low_rank_tiles(limit, first.dtype.itemsize, plain, short=_are_short(segments, x.shape[0]))
         span, count, rows = tiles.bk * tiles.steps, len(tables), x.shape[0]
-        splits, row_tiles = -(-first.in_features // span), -(-limit // tiles.bm)
+        splits, row_tiles = -(-first.in_features // span), _row_tiles(segments, rows, tiles.bm)
         ranks = max(one.rank_limit for one in tables)
         parts = torch.empty(splits, count, rows, ranks, dtype=torch.float32, device=x.device)
         members = self._described(tables)
@@ -148,7 +167,7 @@ class TritonAdapters(AdapterKernels):
         check_rotation(x, out, segments, tables)
         limit, first, rows, capacity = segments.row_limit, tables[0], out.shape[1], segments.capacity
         plain = interpreted() or x.dtype == torch.float32 or x.dtype != first.dtype
-        tiles = _rotation_tiles(limit, plain)
+        tiles = _rotation_tiles(limit, plain, short=_are_short(segments, rows))
         most = -(-rows // tiles.bm) + (0 if tiles.bm == 1 else capacity + 1)  # tiles that so many runs can have
         kernel.rotate[-(-first.features // tiles.columns), max(min(most, rows, tiles.programs), 1), len(tables)](
             x, out, x.stride(0) if x.dim() == 3 else 0, x.stride(-2), out.stride(0), out.stride(1), rows, capacity,
@@ -171,7 +190,7 @@ class TritonAdapters(AdapterKernels):
         if limit == 0:
             return
         bm, bn, bk = (1, 32, 32) if limit == 1 else (4, 16, 32) if limit <= 4 else (16, 16, 16)
-        row_tiles, widest = -(-limit // bm), max(one.out_features for one in tables)
+        row_tiles, widest = _row_tiles(segments, x.shape[0], bm), max(one.out_features for one in tables)
         kernel.add[row_tiles * -(-widest // bn), len(tables), segments.capacity](
             x, y, x.stride(0), y.stride(0), limit, segments.offsets, segments.slots, self._described(tables),
             VALUE=triton_type(tables[0].dtype), ROW_TILES=row_tiles, BM=bm, BN=bn, BK=bk, num_warps=4,
@@ -186,7 +205,7 @@ class TritonAdapters(AdapterKernels):
         if limit == 0:
             return
         bm, bn = (1, 1024) if limit == 1 else (8, 256)
-        row_tiles = -(-limit // bm)
+        row_tiles = _row_tiles(segments, y.shape[0], bm)
         kernel.scale[row_tiles * -(-widest // bn), len(tables), segments.capacity](
             y, y.stride(0), segments.offsets, segments.slots, self._described(tables),
             SCALE=triton_type(tables[0].dtype), ALIGN=_align(tables), ROW_TILES=row_tiles, BM=bm, BN=bn, num_warps=4,

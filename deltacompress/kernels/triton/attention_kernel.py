@@ -34,7 +34,7 @@ def attend_row(  # type: ignore[no-untyped-def]
 ):
     """One program a row, query head and piece of the row's columns: their weighted values, largest score and weight.
 
-    A row's columns are cut by its own length alone, so it computes the same in any company.
+    A row's columns are cut by its own length alone, so among as many rows it computes the same in any company.
     """
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     d = tl.arange(0, BLOCK)

@@ -8,7 +8,7 @@ PyTorch, with fp32 sums and roundings in the same places; the order of sums is i
 from __future__ import annotations
 
 import importlib.util
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,10 +20,26 @@ from deltacompress.numerics.grid import constant_zero
 NormKind = Literal["plain", "unit offset"]
 """How a root-mean-square norm applies its weight; see norm_formula."""
 
-_NUMBERS = 128 * 128
-"""Keys that a program of a decode step takes at once, times their size; 128 of them at most."""
-_SPLITS = 8
-"""Pieces of a row's columns, each a program of its own: one after the other, columns would be bound by latency."""
+
+class Cut(NamedTuple):
+    """How columns of rows that decode are cut, and what a program of these is.
+
+    numbers: keys that it takes at once, times their size; splits: pieces of a row's columns, each a program of its own:
+    one after the other, columns of few rows would be bound by latency; warps: of a program.
+    """
+
+    numbers: int
+    splits: int
+    warps: int
+
+
+def cut_of(rows: int) -> Cut:
+    """Of so many rows: few take large steps, many fill the device by themselves, and most of theirs are short."""
+    if rows <= 8:
+        return Cut(128 * 128, 8, 4)
+    return Cut(16 * 128, 8 if rows <= 32 else 4 if rows <= 128 else 2, 1)
+
+
 _TILE_BYTES = 64 * 128 * 2
 """Of keys that a program of a prompt takes at once, as many as tokens; 64 of them at most. So it fits any GPU."""
 _LEAST = 16
@@ -124,14 +140,14 @@ def attend(
     out = torch.empty((rows, tokens, heads, size), dtype=q.dtype, device=q.device)
     fixed = {"GROUP": heads // keys.shape[0], "PAGE": keys.shape[2], "SIZE": size, "BLOCK": _power_of_two(size)}
     if positions.dim() == 1:
-        parts = torch.empty((rows, heads, _SPLITS, size + 2), dtype=torch.float32, device=q.device)
-        kernels.attend_row[(rows, heads, _SPLITS)](
+        cut, block = cut_of(rows), fixed["BLOCK"]
+        parts = torch.empty((rows, heads, cut.splits, size + 2), dtype=torch.float32, device=q.device)
+        kernels.attend_row[(rows, heads, cut.splits)](
             q, keys, values, table, mask, parts, positions, scale, q.stride(0), q.stride(1), keys.stride(0),
-            table.stride(0), mask.stride(0), **fixed, HEADS=heads, COLUMNS=min(_NUMBERS // fixed["BLOCK"], 128),
-            SPLITS=_SPLITS, num_warps=8,
+            table.stride(0), mask.stride(0), **fixed, HEADS=heads, COLUMNS=max(min(cut.numbers // block, 128), 1),
+            SPLITS=cut.splits, num_warps=cut.warps,
         )  # fmt: skip
-        block = fixed["BLOCK"]
-        kernels.join[(rows * heads,)](parts, out, SIZE=size, BLOCK=block, SPLITS=_SPLITS, num_warps=2)
+        kernels.join[(rows * heads,)](parts, out, SIZE=size, BLOCK=block, SPLITS=cut.splits, num_warps=2)
         return out
     fixed["BLOCK"] = max(fixed["BLOCK"], _LEAST)
     each = max(min(_TILE_BYTES // (fixed["BLOCK"] * q.element_size()), 64), _LEAST)

@@ -77,7 +77,8 @@ def shrink(  # type: ignore[no-untyped-def]
 ):
     """parts[split, member, row, r] = the sum over the columns of a split of x[row] * A[r].
 
-    Programs: (split, rank tile, row tile), member, run. parts: fp32 [SPLITS, members, rows, RANKS].
+    Programs: (split, rank tile, row tile), member, run; those of a run share its row tiles. parts: fp32 [SPLITS,
+    members, rows, RANKS].
     """
     split = tl.program_id(0) % SPLITS
     share = tl.program_id(0) // SPLITS % RANK_PROGRAMS
@@ -99,14 +100,15 @@ def shrink(  # type: ignore[no-untyped-def]
                 sums = _shrink_row(x + one * x_stride, down, r, r_ok, column, IN, BK)
                 tl.store(mine + one * RANKS + r, sums, mask=r_ok)
             else:
-                row = start + tl.arange(0, BM)
-                row_ok = row < end
-                at = row.to(tl.int64)
-                tile = _shrink_tile(
-                    x + at * x_stride, row_ok, down, r, r_ok, column, IN, BM, BR, BK, STEPS, PLAIN
-                )  # fmt: skip
-                ok = row_ok[:, None] & r_ok[None, :]
-                tl.store(mine + at[:, None] * RANKS + r[None, :], tile, mask=ok)
+                for tile_start in range(start, end, ROW_TILES * BM):
+                    row = tile_start + tl.arange(0, BM)
+                    row_ok = row < end
+                    at = row.to(tl.int64)
+                    tile = _shrink_tile(
+                        x + at * x_stride, row_ok, down, r, r_ok, column, IN, BM, BR, BK, STEPS, PLAIN
+                    )  # fmt: skip
+                    ok = row_ok[:, None] & r_ok[None, :]
+                    tl.store(mine + at[:, None] * RANKS + r[None, :], tile, mask=ok)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -218,7 +220,7 @@ def expand(  # type: ignore[no-untyped-def]
 ):
     """y[row, first column of the member + n] += scale * sum_r u[row, r] * B^T[r, n].
 
-    Programs: (row tile, CHUNK columns), member, run. ALIGN divides the out_features of all members.
+    Programs: (row tile, CHUNK columns), member, run, as above. ALIGN divides the out_features of all members.
     """
     member = tl.program_id(1)
     run = tl.program_id(2)
@@ -244,10 +246,10 @@ def expand(  # type: ignore[no-untyped-def]
             sums = tl.load(to, mask=n_ok, other=0.0).to(tl.float32) + scale * acc
             tl.store(to, sums.to(y.dtype.element_ty), mask=n_ok)
         else:
-            row = start + tl.arange(0, BM)
-            row_ok = row < end
-            at = row.to(tl.int64)
-            _expand_tiles(
-                mine + at * y_stride, sums_of + at * RANKS, row_ok, part_size, up, rank, scale, out, column, SPLITS, BM,
-                BR, BN, CHUNK, PLAIN,
-            )  # fmt: skip
+            for tile_start in range(start, end, ROW_TILES * BM):
+                row = tile_start + tl.arange(0, BM)
+                at = row.to(tl.int64)
+                _expand_tiles(
+                    mine + at * y_stride, sums_of + at * RANKS, row < end, part_size, up, rank, scale, out, column,
+                    SPLITS, BM, BR, BN, CHUNK, PLAIN,
+                )  # fmt: skip

@@ -21,7 +21,10 @@ def scale(  # type: ignore[no-untyped-def]
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """y[row, first column of the member + n] *= scales[n]. Programs: (row tile, BN columns), member, run."""
+    """y[row, first column of the member + n] *= scales[n].
+
+    Programs: (row tile, BN columns), member, run; those of a run share its row tiles.
+    """
     member = tl.program_id(1)
     run = tl.program_id(2)
     first = tl.load(offsets + run) + tl.program_id(0) % ROW_TILES * BM
@@ -31,10 +34,11 @@ def scale(  # type: ignore[no-untyped-def]
     column = tl.program_id(0) // ROW_TILES * BN
     if (record != 0) & (column < out):
         n = column + tl.arange(0, BN)
-        row = first + tl.arange(0, BM)
         factor = tl.load(part(record, 0, SCALE) + n, mask=n < out, other=0.0).to(tl.float32)
         mine = y + tl.multiple_of(tl.load(members + member * 3 + 2), ALIGN)
-        to = mine + row.to(tl.int64)[:, None] * y_stride + n[None, :]
-        ok = (row < end)[:, None] & (n < out)[None, :]
-        value = tl.load(to, mask=ok, other=0.0).to(tl.float32) * factor[None, :]
-        tl.store(to, value.to(y.dtype.element_ty), mask=ok)
+        for start in range(first, end, ROW_TILES * BM):
+            row = start + tl.arange(0, BM)
+            to = mine + row.to(tl.int64)[:, None] * y_stride + n[None, :]
+            ok = (row < end)[:, None] & (n < out)[None, :]
+            value = tl.load(to, mask=ok, other=0.0).to(tl.float32) * factor[None, :]
+            tl.store(to, value.to(y.dtype.element_ty), mask=ok)

@@ -1,7 +1,7 @@
 """The Triton kernel of sparse deltas: y += x S^T with S in compressed rows. See kernels/adapters/sparse_rows.py.
 
-One program per (BN outputs, BM rows of one run, linear, run): it reads BK values of each output's row of S at a time,
-and fetches the activations that they stand beside, which lie in the cache.
+One program per (BN outputs, BM rows of one run or more, linear, run): it reads BK values of each output's row of S at
+a time, and fetches the activations that they stand beside, which lie in the cache.
 """
 
 from __future__ import annotations
@@ -42,19 +42,20 @@ def add(  # type: ignore[no-untyped-def]
         n_ok = n < out
         start = tl.load(bounds + n, mask=n_ok, other=0)
         stop = tl.load(bounds + n + 1, mask=n_ok, other=0)
-        row = first + tl.arange(0, BM)
-        row_ok = row < end
-        x_rows = x + row.to(tl.int64) * x_stride
-        acc = tl.zeros((BM, BN, BK), dtype=tl.float32)
-        for step in range(0, tl.max(stop - start, 0), BK):
-            at = start[:, None] + step + tl.arange(0, BK)[None, :]
-            ok = at < stop[:, None]
-            k = tl.load(columns + at, mask=ok, other=0)
-            weight = tl.load(values + at, mask=ok, other=0.0).to(tl.float32)
-            both = row_ok[:, None, None] & ok[None, :, :]
-            value = tl.load(x_rows[:, None, None] + k[None, :, :], mask=both, other=0.0).to(tl.float32)
-            acc += value * weight[None, :, :]
-        to = y + tl.load(members + member * 3 + 2) + row.to(tl.int64)[:, None] * y_stride + n[None, :]
-        ok = row_ok[:, None] & n_ok[None, :]
-        sums = tl.load(to, mask=ok, other=0.0).to(tl.float32) + tl.sum(acc, axis=2)
-        tl.store(to, sums.to(y.dtype.element_ty), mask=ok)
+        for tile in range(first, end, ROW_TILES * BM):
+            row = tile + tl.arange(0, BM)
+            row_ok = row < end
+            x_rows = x + row.to(tl.int64) * x_stride
+            acc = tl.zeros((BM, BN, BK), dtype=tl.float32)
+            for step in range(0, tl.max(stop - start, 0), BK):
+                at = start[:, None] + step + tl.arange(0, BK)[None, :]
+                ok = at < stop[:, None]
+                k = tl.load(columns + at, mask=ok, other=0)
+                weight = tl.load(values + at, mask=ok, other=0.0).to(tl.float32)
+                both = row_ok[:, None, None] & ok[None, :, :]
+                value = tl.load(x_rows[:, None, None] + k[None, :, :], mask=both, other=0.0).to(tl.float32)
+                acc += value * weight[None, :, :]
+            to = y + tl.load(members + member * 3 + 2) + row.to(tl.int64)[:, None] * y_stride + n[None, :]
+            ok = row_ok[:, None] & n_ok[None, :]
+            sums = tl.load(to, mask=ok, other=0.0).to(tl.float32) + tl.sum(acc, axis=2)
+            tl.store(to, sums.to(y.dtype.element_ty), mask=ok)

@@ -118,23 +118,39 @@ class DecoupledLinear(nn.Linear):
 
     def combined(self, x: Tensor, batch: Batch) -> Tensor:
         """The base's product and all others, as operands/product.py says, of x [rows, in] as all `before`s left it."""
+        y, rows = self.summed(x, batch), batch.rows(x.shape[0], head=self.is_head)
+        for product in self.products(batch.active()):
+            product.after(y, rows)
+        self.add_late_bias(y, batch)
+        return y
+
+    def summed(self, x: Tensor, batch: Batch, out: Tensor | None = None) -> Tensor:
+        """The base's product and what others add to it; out: where to, if nothing takes the base's place."""
         rows, active = batch.rows(x.shape[0], head=self.is_head), self.products(batch.active())
-        acts_late = self._own_bias(batch) or any(one.acts_after or one.replaces for one in active)
-        late = self.biases if acts_late else None
-        replaced = {slot for product in active if product.replaces for slot in product.operands}
-        y = self._base_rows(x, rows, active, replaced, with_bias=late is None)
+        with_bias = not self._acts_late(active, batch)
+        if out is None:
+            replaced = {slot for product in active if product.replaces for slot in product.operands}
+            y = self._base_rows(x, rows, active, replaced, with_bias=with_bias)
+        else:
+            y = self.base(x, with_bias=with_bias, out=out)
         for product in active:
             product.add(y, x, rows)
-        for product in active:
-            product.after(y, rows)
-        if late is not None and batch.fixed:
-            each = y.view(len(batch.index), -1, y.shape[1])  # tokens of a request have one bias
-            each += late.shaped(batch, 3)
-        elif late is not None:
-            for piece in rows.segments:
-                bias = late.vector(piece.slot)
-                y[piece.rows, : bias.shape[0]] += bias
         return y
+
+    def add_late_bias(self, y: Tensor, batch: Batch) -> None:
+        """To y [rows, at least out], where `summed` left the bias out: it comes after everything else."""
+        if self.biases is None or not self._acts_late(self.products(batch.active()), batch):
+            return
+        if batch.fixed:
+            each = y.view(len(batch.index), -1, y.shape[1])  # tokens of a request have one bias
+            each += self.biases.shaped(batch, 3)
+            return
+        for piece in batch.rows(y.shape[0], head=self.is_head).segments:
+            bias = self.biases.vector(piece.slot)
+            y[piece.rows, : bias.shape[0]] += bias
+
+    def _acts_late(self, active: list[Product[Any]], batch: Batch) -> bool:
+        return self._own_bias(batch) or any(one.acts_after or one.replaces for one in active)
 
     def _own_bias(self, batch: Batch) -> bool:
         return self.biases is not None and self.biases.touched(batch)
@@ -213,7 +229,10 @@ class LinearGroup:
         return _ordered(kinds)
 
     def _apart(self, x: Tensor, batch: Batch) -> list[Tensor]:
-        """The output of each member by a product of its own, of what all `before`s at once make of x [rows, in]."""
+        """The output of each member by a product of its own, of what all `before`s at once make of x [rows, in].
+
+        They lie side by side, unless something takes the base's place, so that all `after`s of a kind are one launch.
+        """
         inputs, rows = [x] * len(self._members), batch.rows(x.shape[0])
         active = [{type(one): one for one in member.products(batch.active())} for member in self._members]
         for kind in _ordered({kind for own in active for kind in own}):
@@ -221,7 +240,17 @@ class LinearGroup:
             made = kind.before_group([inputs[at] for at in of], rows, [active[at][kind] for at in of])
             for at, one in zip(of, made, strict=True):
                 inputs[at] = one
-        return [member.combined(one, batch) for member, one in zip(self._members, inputs, strict=True)]
+        if any(kind.replaces for own in active for kind in own):
+            return [member.combined(one, batch) for member, one in zip(self._members, inputs, strict=True)]
+        y = x.new_empty(x.shape[0], sum(self._sizes))
+        parts = y.split(self._sizes, -1)
+        for member, one, part in zip(self._members, inputs, parts, strict=True):
+            member.summed(one, batch, part)
+        for kind in _ordered({kind for own in active for kind in own if kind.acts_after}):
+            kind.after_group(y, rows, [member.product(kind) for member in self._members])
+        for member, part in zip(self._members, parts, strict=True):
+            member.add_late_bias(part, batch)
+        return list(parts)
 
 
 def _ordered(kinds: Iterable[type[Product[Any]]]) -> list[type[Product[Any]]]:

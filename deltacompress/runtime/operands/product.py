@@ -28,8 +28,8 @@ from deltacompress.runtime.operands.operand import Operand, PinnedMemory, Traits
 class BaseProduct(Protocol):
     """The base's part of a linear, or of several that read one input and lie side by side."""
 
-    def __call__(self, x: Tensor, *, with_bias: bool = True) -> Tensor:
-        """[..., in] -> [..., out]."""
+    def __call__(self, x: Tensor, *, with_bias: bool = True, out: Tensor | None = None) -> Tensor:
+        """[..., in] -> [..., out]; out: where to, columns of a wider tensor, say; x is [rows, in] then."""
 
 
 class LocalProduct(BaseProduct):
@@ -39,8 +39,11 @@ class LocalProduct(BaseProduct):
         self.weight, self.bias = weight, bias
 
     @override
-    def __call__(self, x: Tensor, *, with_bias: bool = True) -> Tensor:
-        return functional.linear(x, self.weight, self.bias if with_bias else None)
+    def __call__(self, x: Tensor, *, with_bias: bool = True, out: Tensor | None = None) -> Tensor:
+        bias = self.bias if with_bias else None
+        if out is None:
+            return functional.linear(x, self.weight, bias)
+        return torch.mm(x, self.weight.T, out=out) if bias is None else torch.addmm(bias, x, self.weight.T, out=out)
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,14 @@ class Product(Generic[O]):
 
     def after(self, y: Tensor, rows: BatchRows) -> None:
         """Change y in place, for rows of its slots, once everything but the biases is in it."""
+
+    @classmethod
+    def after_group(cls, y: Tensor, rows: BatchRows, products: Sequence[Self]) -> None:
+        """`after` for linears whose results lie side by side in y."""
+        at = 0
+        for one in products:
+            one.after(y[:, at : at + one.site.out_features], rows)
+            at += one.site.out_features
 
     def joins(self, slots: Iterable[int]) -> bool:
         """Whether `add` alone, in one `add_group`, serves these slots in linears that read one input."""

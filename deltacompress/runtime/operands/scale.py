@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -53,6 +55,18 @@ class ScaleProduct(TableProduct[Scale]):
     def after(self, y: Tensor, rows: BatchRows) -> None:
         if (kernels := self.kernels_for(rows)) is not None:
             kernels.scale(self.own_columns(y), rows.on_device, [self._table])
+        self._scale_looped(y, rows)
+
+    @classmethod
+    @override
+    def after_group(cls, y: Tensor, rows: BatchRows, products: Sequence[Self]) -> None:
+        kernels = next((them for one in products if (them := one.kernels_for(rows)) is not None), None)
+        if kernels is not None:
+            kernels.scale(y, rows.on_device, [one._table for one in products])
+        for one, part in zip(products, y.split([one.site.out_features for one in products], -1), strict=True):
+            one._scale_looped(part, rows)
+
+    def _scale_looped(self, y: Tensor, rows: BatchRows) -> None:
         for piece, operand in self.loops(rows):
             scale = operand.tensors["scale"]
             y[piece.rows, : scale.shape[0]] *= scale

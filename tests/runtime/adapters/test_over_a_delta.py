@@ -134,9 +134,9 @@ def base_products() -> Iterator[list[tuple[int, ...]]]:
 
     seen, plain = [], product.LocalProduct.__call__
 
-    def call(self: Any, x: torch.Tensor, *, with_bias: bool = True) -> torch.Tensor:
+    def call(self: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
         seen.append(tuple(self.weight.shape))
-        return plain(self, x, with_bias=with_bias)
+        return plain(self, x, **options)
 
     product.LocalProduct.__call__ = call  # type: ignore[method-assign]
     yield seen

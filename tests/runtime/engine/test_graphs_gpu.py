@@ -19,8 +19,12 @@ LONG = Sampling(ignore_eos=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_whoever_comes_and_goes(trio: dict[str, Served], tmp_path: Path, dtype: torch.dtype) -> None:
+def test_whoever_comes_and_goes(
+    trio: dict[str, Served], tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More variants than slots, of three formats and two ranks; fewer captures than requests."""
+    if dtype == torch.bfloat16:  # plain prompts join no step, whose kernels round otherwise: see below
+        monkeypatch.setattr(Pieces, "joins", lambda self, slot: False)
     base, logs, captured = trio["a"].pair.base, [], 0
     adapters = {f"lora{rank}": lora(tmp_path / str(rank), base, rank, rank) for rank in (4, 40)}
     names = [None, "a", "b", "a", "c", "lora4", "b", None, "lora40", "c", "a", "lora4"] * 4
@@ -97,8 +101,13 @@ def test_short_prompts_join_steps(trio: dict[str, Served], dtype: torch.dtype) -
             found[joins] = [log.tokens(call.id) for call in asked], graphs.plain, graphs.replays
     assert found[True][1] == 0
     assert found[True][2] < found[False][2] - 15  # of 24, but for the first and what comes to one that is through
-    same = sum(one == other for one, other in zip(found[True][0], found[False][0], strict=True))
-    assert same == len(asked) if dtype == torch.float32 else same > len(asked) // 2
+    for call, own, other in zip(asked, found[True][0], found[False][0], strict=True):
+        at = next((at for at, (mine, its) in enumerate(zip(own, other, strict=True)) if mine != its), None)
+        if at is not None:  # they were as good as equal
+            assert dtype == torch.bfloat16
+            assert isinstance(call.prompt, tuple)
+            last = runtime.logits([(call.variant, [*call.prompt, *own[:at]])])[0][-1].float()
+            assert abs(float(last[own[at]] - last[other[at]])) < 0.05 * float(last.std())
 
 
 def test_attention_takes_pages(trio: dict[str, Served]) -> None:
