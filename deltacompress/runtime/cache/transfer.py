@@ -14,7 +14,7 @@ from deltacompress.numerics.compiled.threads import one_thread_here
 from deltacompress.runtime.cache.loaded_variant import Operands, Reading, Sources
 from deltacompress.runtime.loading.loader import Loader
 from deltacompress.runtime.operands.operand import Operand, PinnedMemory
-from deltacompress.runtime.variants.variant import Variant
+from deltacompress.runtime.variants.variant import Variant, plain_memory
 
 
 class Transfer:
@@ -61,9 +61,7 @@ class Transfer:
                 return Sources(Reading(self._readers.submit(read), sum(sizes)), stored)
         if self.stream is None:
             return Sources(read(), stored)
-        # threads help where there is something to decode; small tensors only wait for each other's Python, and one that
-        # is computed by all of a machine's threads takes longer to give them their share than to be done with
-        return Sources(read(self._readers) if variant.decodes else self._readers.submit(read).result(), stored)
+        return Sources(read(self._readers), stored)
 
     def _operands(self, variant: Variant, paths: Sequence[str], threads: ThreadPoolExecutor | None) -> Operands:
         pinned = PinnedMemory()
@@ -75,8 +73,15 @@ class Transfer:
                 raise InputError(f"brings for {path} other than the {said} bytes that it told", where=variant.folder)
             return found if found is None or self.stream is None else found.pinned(pinned)
 
-        with variant.reading():
-            found = threads.map(operand, paths) if threads else map(operand, paths)
+        with variant.reading(plain_memory if self.stream is None else pinned.alone, threads):
+            if threads is None:
+                found = map(operand, paths)
+            elif variant.decodes:
+                found = threads.map(operand, paths)
+            else:
+                # small tensors only wait for each other's Python, and one that is computed by all of a machine's
+                # threads takes longer to give them their share than to be done with
+                found = iter(threads.submit(lambda: [*map(operand, paths)]).result())
             return {path: one for path, one in zip(paths, found, strict=True) if one is not None}
 
     def place(self, sources: Sources, *, verify: bool, resident: Callable[[], str]) -> Operands:

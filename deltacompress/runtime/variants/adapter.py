@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -36,7 +37,7 @@ from deltacompress.runtime.variants.adapter_operands import AdapterOperands
 from deltacompress.runtime.variants.adapter_tensors import AdapterTensors
 from deltacompress.runtime.variants.delta import DeltaVariant
 from deltacompress.runtime.variants.layout import Layout
-from deltacompress.runtime.variants.variant import BaseSide, Variant
+from deltacompress.runtime.variants.variant import BaseSide, Memory, Variant, plain_memory
 
 
 class AdapterVariant(Variant):
@@ -89,10 +90,9 @@ class AdapterVariant(Variant):
 
     @override
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        with self._operands.tensors.opened():
+    def reading(self, memory: Memory = plain_memory, threads: Executor | None = None) -> Iterator[None]:
+        with self._operands.tensors.gathered(memory, threads):
             yield
-        _ = self.identity  # what was read was hashed meanwhile, and that may have failed
 
     @property
     @override

@@ -85,21 +85,27 @@ class AdapterOperands:
     # --- by kind -----------------------------------------------------------------------------------------------------
 
     def _low_rank(self, change: Change, record: LowRank, under: Weight) -> list[LinearOperand]:
+        a, b = (self.tensors.ready(name) for name in (record.A, record.B))
+        if a is not None and b is not None:
+            return [low_rank.LowRank({"a": a, "b": b} | self._bias_of(change, record))]
         a, b = self.tensors.read(record.A), self.tensors.read(record.B)
         if b.dtype != self.tensors.dtype or record.magnitude is not None:
             b = b.float()
         b = b * record.scale  # computed in float32, whatever its dtype
         # what was looked at when the adapter was opened and is served as it is needs no second look
         own = a if a.dtype == self.tensors.dtype else self._served(change, "A", a)
-        tensors = {"a": own, "b": self._served(change, "B times its scale", b)}
-        if record.bias is not None:
-            bias = self.tensors.wide(record.bias) * record.scale
-            tensors["bias"] = self._served(change, "the bias of B times its scale", bias)
+        tensors = {"a": own, "b": self._served(change, "B times its scale", b)} | self._bias_of(change, record)
         parts: list[LinearOperand] = [low_rank.LowRank(tensors)]
         if record.magnitude is not None:
             scale = self._over_norms(change, record.magnitude, row_norms(under(), a, b))
             parts.append(Scale({"scale": self._served(change, "magnitude over norm", scale)}))
         return parts
+
+    def _bias_of(self, change: Change, record: LowRank) -> dict[str, Tensor]:
+        if record.bias is None:
+            return {}
+        bias = self.tensors.wide(record.bias) * record.scale
+        return {"bias": self._served(change, "the bias of B times its scale", bias)}
 
     def _rotation(self, change: Change, record: RotationRecord) -> list[LinearOperand]:
         turns = rotations(self.tensors.read(record.R))
