@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from io import BufferedReader
 from threading import Lock
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from deltacompress.adapters.adapter import Adapter
 from deltacompress.checkpoints.dtypes import DTYPES
-from deltacompress.checkpoints.reader import tensor_bytes
+from deltacompress.checkpoints.reader import Checkpoint, tensor_bytes
 from deltacompress.checkpoints.side_files import link_homes
 from deltacompress.errors import ChecksumError, InputError, IntegrityError
 from deltacompress.files.regular import open_regular, stamp, unreadable
@@ -22,6 +23,22 @@ from deltacompress.runtime.variants.adapter_runs import Run, each, factors_of, r
 from deltacompress.runtime.variants.variant import Memory
 
 _AGAIN = "load the adapter again"
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfBase:
+    """A matrix of the base's checkpoint, of which rows are read: a whole one takes as long to find memory for."""
+
+    checkpoint: Checkpoint
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.checkpoint.tensors[self.name].shape
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        columns = self.shape[1]
+        return self.checkpoint.read_flat(self.name, rows.start * columns, rows.stop * columns).view(-1, columns)
 
 
 class AdapterTensors:
