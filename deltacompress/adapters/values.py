@@ -162,7 +162,9 @@ def _pieces(spans: Iterable[TensorSpan]) -> list[_Piece]:
         else:
             runs.append((dtype, begin, nbytes))
     return [
-        (dtype, begin + at, min(_BYTES, nbytes - at)) for dtype, begin, nbytes in runs for at in range(0, nbytes, _BYTES)
+        (dtype, begin + at, min(_BYTES, nbytes - at))
+        for dtype, begin, nbytes in runs
+        for at in range(0, nbytes, _BYTES)
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -15,6 +15,9 @@ from deltacompress.runtime.cache.loaded_variant import Operands, Reading, Source
 from deltacompress.runtime.loading.loader import Loader
 from deltacompress.runtime.operands.operand import Operand, PinnedMemory
 from deltacompress.runtime.variants.variant import Variant, plain_memory
+
+_READERS = 16
+"""Threads: what BOFT and DoRA make of a 7B's modules is a second's work."""
 
 
 class Transfer:
@@ -28,7 +31,7 @@ class Transfer:
         if kernels is not None and kernels.ingest is not None and self.stream is not None:
             self._loader = Loader(kernels, kernels.ingest, self.stream)
         self._readers = ThreadPoolExecutor(
-            min(8, os.cpu_count() or 1), "deltacompress-read", one_thread_here, (torch.get_num_threads(),)
+            min(_READERS, os.cpu_count() or 1), "deltacompress-read", one_thread_here, (torch.get_num_threads(),)
         )
 
     def read(self, variant: Variant, check: Callable[[Operands], None] = lambda _: None) -> Sources:
@@ -75,13 +78,13 @@ class Transfer:
 
         with variant.reading(plain_memory if self.stream is None else pinned.alone, threads):
             if threads is None:
-                found = map(operand, paths)
+                found: Iterable[Operand | None] = map(operand, paths)
             elif variant.decodes:
                 found = threads.map(operand, paths)
             else:
                 # small tensors only wait for each other's Python, and one that is computed by all of a machine's
                 # threads takes longer to give them their share than to be done with
-                found = iter(threads.submit(lambda: [*map(operand, paths)]).result())
+                found = threads.submit(lambda: [*map(operand, paths)]).result()
             return {path: one for path, one in zip(paths, found, strict=True) if one is not None}
 
     def place(self, sources: Sources, *, verify: bool, resident: Callable[[], str]) -> Operands:

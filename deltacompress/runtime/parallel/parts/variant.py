@@ -53,9 +53,7 @@ class VariantPart(Variant):
         return True  # to be cut takes as long
 
     @override
-    def reading(
-        self, memory: Memory = plain_memory, threads: Executor | None = None
-    ) -> AbstractContextManager[object]:
+    def reading(self, memory: Memory = plain_memory, threads: Executor | None = None) -> AbstractContextManager[object]:
         return self.whole.reading(plain_memory, threads)  # what is cut out of it is copied
 
     @property
