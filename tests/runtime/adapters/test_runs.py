@@ -1,4 +1,4 @@
-"""What is served as it is stored is read in runs: the same numbers as tensor by tensor, whoever reads, and no others."""
+"""What is served as it is stored is read in runs: the same numbers as tensor by tensor, whoever reads."""
 
 from __future__ import annotations
 
