@@ -19,6 +19,7 @@ from torch import Tensor
 from deltacompress.artifact.restoration import restore
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.scheduler import Scheduler
+from deltacompress.runtime.variants.variant import plain_memory
 
 LOGITS = 1e-4
 """Largest difference to the restored checkpoint, as a share of the largest logit: what the runtime promises in fp32."""
@@ -101,6 +102,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch, runtime: Runtime) -> None:
     monkeypatch.setattr("torch.cuda.current_stream", lambda _: Stream())
     monkeypatch.setattr("torch.cuda.Event", Stream)
     monkeypatch.setattr("deltacompress.runtime.operands.operand.Operand.pinned", lambda operand, memory: operand)
+    monkeypatch.setattr("deltacompress.runtime.operands.operand.PinnedMemory.alone", staticmethod(plain_memory))
     monkeypatch.setattr(runtime.cache.arrivals, "stream", Stream())
     monkeypatch.setattr(runtime.cache.arrivals.transfer, "stream", Stream())
 

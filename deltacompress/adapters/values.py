@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
@@ -28,9 +30,15 @@ _PIECE = 1 << 20  # elements
 _BAND = 1 << 27  # places of a weight whose entries are told apart at once, a bit each
 _DTYPES = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "BF16": "<u2", "I16": "<u2", "I32": "<i4", "I64": "<i8"}
 """BF16 as its bits. I16, which only columns are stored as, unsigned: the fork that writes them lets them overflow."""
-_EXPONENT = 0x7F80  # of BF16; all of it set: NaN or an infinity
+_EXPONENTS = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF0000000000000}
+"""Bits of the exponent; all of them set: NaN or an infinity."""
+_BYTES = 1 << 20  # of a piece that is looked at: a core's cache holds it
+_THREADS = 4
 _COPY = ".modules_to_save.weight"
 _AGAIN = "get the adapter again"
+_SHORT = "it ends before its tensors do"
+_Piece = tuple[str, int, int]
+"""dtype, where it begins in the file, and its bytes."""
 
 
 def check_values(adapter: Adapter) -> None:
@@ -57,9 +65,19 @@ def check_finite(weights: Path, expected: Stamp, spans: Iterable[TensorSpan]) ->
     Raises:
         CheckpointError: a number that is not finite; or the file has changed or cannot be read.
     """
+    floats = [span for span in spans if span.info.dtype in FLOATS]
     with _opened(weights, expected) as file:
-        for span in spans:
-            if span.info.dtype in FLOATS and not _is_finite(file, span):
+        pieces, threads = _pieces(floats), min(_THREADS, os.cpu_count() or 1)
+        parts = [pieces[first::threads] for first in range(threads) if pieces[first:]]
+        if len(parts) < 2:
+            fine = all(_are_finite(file, part) for part in parts)
+        else:
+            with ThreadPoolExecutor(threads, "deltacompress-look") as pool:
+                fine = all([*pool.map(partial(_are_finite, file), parts)])
+        if fine:
+            return
+        for span in floats:
+            if not _are_finite(file, _pieces([span])):
                 what = f"tensor {span.info.name} holds NaN or an infinity"
                 raise CheckpointError(what, where=weights, way_out="train it again, or get it again")
 
@@ -135,13 +153,33 @@ def _whole(adapter: Adapter, span: TensorSpan, found: NDArray[Any]) -> Integers:
     return whole
 
 
-def _is_finite(file: BufferedReader, span: TensorSpan) -> bool:
-    for begin in range(0, span.info.numel, _PIECE):
-        piece = _read(file, span, begin, min(_PIECE, span.info.numel - begin))
-        if span.info.dtype == "BF16":
-            if ((piece & _EXPONENT) == _EXPONENT).any():
-                return False
-        elif not np.isfinite(piece).all():
+def _pieces(spans: Iterable[TensorSpan]) -> list[_Piece]:
+    """These tensors in pieces of _BYTES at most; small ones that lie side by side are in one piece."""
+    runs: list[_Piece] = []
+    for dtype, begin, nbytes in sorted((one.info.dtype, one.begin, one.info.nbytes) for one in spans):
+        if runs and runs[-1][0] == dtype and sum(runs[-1][1:]) == begin:
+            runs[-1] = (dtype, runs[-1][1], runs[-1][2] + nbytes)
+        else:
+            runs.append((dtype, begin, nbytes))
+    return [
+        (dtype, begin + at, min(_BYTES, nbytes - at))
+        for dtype, begin, nbytes in runs
+        for at in range(0, nbytes, _BYTES)
+    ]
+
+
+def _are_finite(file: BufferedReader, pieces: Iterable[_Piece]) -> bool:
+    """Any thread may ask."""
+    buffer = memoryview(bytearray(_BYTES))
+    for dtype, begin, nbytes in pieces:
+        got = 0
+        while got < nbytes and (more := os.preadv(file.fileno(), [buffer[got:nbytes]], begin + got)):
+            got += more
+        if got != nbytes:
+            raise OSError(_SHORT)
+        bits = np.frombuffer(buffer[:nbytes], dtype=f"<u{ITEMSIZE[dtype]}")
+        np.bitwise_and(bits, _EXPONENTS[dtype], out=bits)
+        if bits.max() == _EXPONENTS[dtype]:
             return False
     return True
 
@@ -165,7 +203,7 @@ def _bytes(file: BufferedReader, begin: int, count: int) -> bytes:
     file.seek(begin)
     raw = file.read(count)
     if len(raw) != count:
-        raise OSError("it ends before its tensors do")
+        raise OSError(_SHORT)
     return raw
 
 

@@ -38,7 +38,7 @@ def cayley(parameters: Tensor) -> Tensor:
     I + K always has an inverse, since the eigenvalues of K are imaginary. Computed as 2 (I + K)^-1 - I.
     """
     wide = parameters.double()
-    sum_ = (wide - wide.mT) / 2
+    sum_ = (wide - wide.mT).div_(2)
     sum_.diagonal(dim1=-2, dim2=-1).add_(1)
     found: Tensor = torch.linalg.inv(sum_).mul_(2)
     found.diagonal(dim1=-2, dim2=-1).sub_(1)
@@ -69,12 +69,21 @@ def rotations(parameters: Tensor) -> list[Rotation]:
 
 def rotate(x: Tensor, blocks: Tensor, stride: int, chunk: int) -> Tensor:
     """x [rows, in] turned by a `Rotation`, a new tensor of its dtype."""
+    return _together(torch.bmm(_apart(x, blocks.shape[1], stride, chunk), blocks), stride, chunk)
+
+
+def _apart(x: Tensor, size: int, stride: int, chunk: int) -> Tensor:
+    """x [rows, in] as what each block of `size` features turns, [n, rows, size]."""
     rows, features = x.shape
-    number, size, _ = blocks.shape
-    apart = (rows, number // stride, size // chunk, stride, chunk)
-    pieces = x.reshape(apart).permute(1, 3, 0, 2, 4).reshape(number, rows, size)
-    turned = torch.bmm(pieces, blocks).view(apart[1], stride, rows, apart[2], chunk)
-    return turned.permute(2, 0, 3, 1, 4).reshape(rows, features)
+    apart = (rows, features // (size * stride), size // chunk, stride, chunk)
+    return x.reshape(apart).permute(1, 3, 0, 2, 4).reshape(features // size, rows, size)
+
+
+def _together(turned: Tensor, stride: int, chunk: int) -> Tensor:
+    """Back to [rows, in]."""
+    number, rows, size = turned.shape
+    apart = (number // stride, stride, rows, size // chunk, chunk)
+    return turned.view(apart).permute(2, 0, 3, 1, 4).reshape(rows, number * size)
 
 
 def _merged(turns: Tensor, low: int, high: int) -> Rotation:
@@ -84,10 +93,13 @@ def _merged(turns: Tensor, low: int, high: int) -> Rotation:
         return Rotation(turns[0].float(), 1, block)
     chunk, stride, size = block // 2, 1 << low, block << (high - low - 1)
     blocks = number * block // size
-    # row e of every block at once: their rows of the identity, side by side where the features of the block lie
-    rows = torch.eye(size, dtype=turns.dtype, device=turns.device).view(size, 1, size // chunk, 1, chunk)
-    rows = rows.expand(size, blocks // stride, size // chunk, stride, chunk).reshape(size, number * block)
-    for factor in reversed(range(low, high)):
-        rows = rotate(rows, turns[factor], 1 << factor, chunk)
-    found = rows.view(size, blocks // stride, size // chunk, stride, chunk).permute(1, 3, 0, 2, 4)
-    return Rotation(found.reshape(blocks, size, size).float(), stride, chunk)
+    # row e of every block at once, side by side where the features of the block lie: those of the identity, turned by
+    # the first factor, are its own rows
+    own = torch.arange(size, device=turns.device).view(1, size // chunk, 1, chunk)
+    own = own.expand(blocks // stride, size // chunk, stride, chunk).reshape(1, number * block)
+    at = _apart(own, block, 1 << (high - 1), chunk).mT.expand(number, block, block)
+    turned = turns.new_zeros(number, size, block).scatter_(1, at, turns[high - 1])
+    for factor in reversed(range(low, high - 1)):
+        rows = _together(turned, 2 << factor, chunk)
+        turned = torch.bmm(_apart(rows, block, 1 << factor, chunk), turns[factor])
+    return Rotation(_apart(_together(turned.float(), stride, chunk), size, stride, chunk), stride, chunk)

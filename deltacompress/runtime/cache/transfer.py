@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -14,7 +14,10 @@ from deltacompress.numerics.compiled.threads import one_thread_here
 from deltacompress.runtime.cache.loaded_variant import Operands, Reading, Sources
 from deltacompress.runtime.loading.loader import Loader
 from deltacompress.runtime.operands.operand import Operand, PinnedMemory
-from deltacompress.runtime.variants.variant import Variant
+from deltacompress.runtime.variants.variant import Variant, plain_memory
+
+_READERS = 16
+"""Threads: what BOFT and DoRA make of a 7B's modules is a second's work."""
 
 
 class Transfer:
@@ -28,7 +31,7 @@ class Transfer:
         if kernels is not None and kernels.ingest is not None and self.stream is not None:
             self._loader = Loader(kernels, kernels.ingest, self.stream)
         self._readers = ThreadPoolExecutor(
-            min(8, os.cpu_count() or 1), "deltacompress-read", one_thread_here, (torch.get_num_threads(),)
+            min(_READERS, os.cpu_count() or 1), "deltacompress-read", one_thread_here, (torch.get_num_threads(),)
         )
 
     def read(self, variant: Variant, check: Callable[[Operands], None] = lambda _: None) -> Sources:
@@ -61,9 +64,7 @@ class Transfer:
                 return Sources(Reading(self._readers.submit(read), sum(sizes)), stored)
         if self.stream is None:
             return Sources(read(), stored)
-        # threads help where there is something to decode; small tensors only wait for each other's Python, and one that
-        # is computed by all of a machine's threads takes longer to give them their share than to be done with
-        return Sources(read(self._readers) if variant.decodes else self._readers.submit(read).result(), stored)
+        return Sources(read(self._readers), stored)
 
     def _operands(self, variant: Variant, paths: Sequence[str], threads: ThreadPoolExecutor | None) -> Operands:
         pinned = PinnedMemory()
@@ -75,8 +76,15 @@ class Transfer:
                 raise InputError(f"brings for {path} other than the {said} bytes that it told", where=variant.folder)
             return found if found is None or self.stream is None else found.pinned(pinned)
 
-        with variant.reading():
-            found = threads.map(operand, paths) if threads else map(operand, paths)
+        with variant.reading(plain_memory if self.stream is None else pinned.alone, threads):
+            if threads is None:
+                found: Iterable[Operand | None] = map(operand, paths)
+            elif variant.decodes:
+                found = threads.map(operand, paths)
+            else:
+                # small tensors only wait for each other's Python, and one that is computed by all of a machine's
+                # threads takes longer to give them their share than to be done with
+                found = threads.submit(lambda: [*map(operand, paths)]).result()
             return {path: one for path, one in zip(paths, found, strict=True) if one is not None}
 
     def place(self, sources: Sources, *, verify: bool, resident: Callable[[], str]) -> Operands:

@@ -34,6 +34,7 @@ def admit(
             cache.add(loaded)
         note = variant.note()  # while it comes
         cache.confirm(loaded)  # and this one
+        _ = variant.identity  # what was read was hashed meanwhile, and that may have failed
         with lock:
             tokenizers.add(name, variant.tokenizer_folder)
             cache.publish(loaded)

@@ -59,6 +59,11 @@ class PinnedMemory:
     def __init__(self) -> None:
         self._lock, self._piece, self._used = Lock(), torch.empty(0, dtype=torch.uint8), 0
 
+    @staticmethod
+    def alone(nbytes: int) -> Tensor:
+        """So many bytes by themselves, uint8."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
     def of(self, part: Tensor) -> Tensor:
         """The same in it; as it is where that is of no use."""
         if part.nbytes < _SMALL or part.is_pinned():

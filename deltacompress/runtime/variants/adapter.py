@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
@@ -28,15 +29,16 @@ from deltacompress.adapters.values import check_values
 from deltacompress.errors import UnsupportedModelError
 from deltacompress.models.tokenizers import has_tokenizer
 from deltacompress.numerics.adapters.butterfly import MERGED
+from deltacompress.numerics.adapters.magnitude import Rows
 from deltacompress.runtime.operands.embedding_rows import EmbeddingRows
 from deltacompress.runtime.operands.operand import Operand, Vector
 from deltacompress.runtime.operands.product import Combined, LinearOperand
 from deltacompress.runtime.operands.stored import Stored
 from deltacompress.runtime.variants.adapter_operands import AdapterOperands
-from deltacompress.runtime.variants.adapter_tensors import AdapterTensors
+from deltacompress.runtime.variants.adapter_tensors import AdapterTensors, RowsOfBase
 from deltacompress.runtime.variants.delta import DeltaVariant
 from deltacompress.runtime.variants.layout import Layout
-from deltacompress.runtime.variants.variant import BaseSide, Variant
+from deltacompress.runtime.variants.variant import BaseSide, Memory, Variant, plain_memory
 
 
 class AdapterVariant(Variant):
@@ -89,10 +91,9 @@ class AdapterVariant(Variant):
 
     @override
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        with self._operands.tensors.opened():
+    def reading(self, memory: Memory = plain_memory, threads: Executor | None = None) -> Iterator[None]:
+        with self._operands.tensors.gathered(memory, threads):
             yield
-        _ = self.identity  # what was read was hashed meanwhile, and that may have failed
 
     @property
     @override
@@ -146,7 +147,9 @@ class AdapterVariant(Variant):
         assert under is None or isinstance(under, LinearOperand)
         parts = [] if under is None else [under]
         if change is not None:
-            parts += self._operands.linear(change, lambda: self._under(module_path))
+            parts += self._operands.linear(
+                change, lambda: self._under(module_path), lambda: self._rows_under(module_path)
+            )
         if rows is not None:
             module = module_path.removesuffix(".weight")
             parts.append(self._operands.delta_of_rows(rows, lambda: self._under(module_path), module))
@@ -196,6 +199,12 @@ class AdapterVariant(Variant):
         if self.over is not None:
             return self.over.weight(module_path, restored=restored)
         return self._base.checkpoint.read(self._base.layout.places[module_path].name)
+
+    def _rows_under(self, module_path: str) -> Rows:
+        """The same, but rows of the base are read when they are asked for."""
+        if self.over is not None:
+            return self.over.weight(module_path)
+        return RowsOfBase(self._base.checkpoint, self._base.layout.places[module_path].name)
 
     def _grown(self, layout: Layout) -> Layout:
         """The same with the vocabulary that the adapter brings, if it brings one."""

@@ -17,7 +17,7 @@ from deltacompress.adapters.records import Rotation as RotationRecord
 from deltacompress.adapters.values import entries
 from deltacompress.errors import CheckpointError
 from deltacompress.numerics.adapters.butterfly import rotations
-from deltacompress.numerics.adapters.magnitude import row_norms
+from deltacompress.numerics.adapters.magnitude import Rows, row_norms
 from deltacompress.runtime.operands import low_rank
 from deltacompress.runtime.operands.dense_delta import DeltaOfRows
 from deltacompress.runtime.operands.embedding_rows import EmbeddingRows, EmbeddingTable, LowRankRows, ReplacedRows
@@ -39,8 +39,9 @@ class AdapterOperands:
     adapter: Adapter
     tensors: AdapterTensors
 
-    def linear(self, change: Change, under: Weight) -> list[LinearOperand]:
-        """Of a linear or head, but for a bias; under: without what the change itself brings whole.
+    def linear(self, change: Change, under: Weight, rows: Callable[[], Rows]) -> list[LinearOperand]:
+        """Of a linear or head, but for a bias; under: without what the change itself brings whole; rows: the same, as
+        one that is read row by row.
 
         Raises:
             CheckpointError, InputError, IntegrityError: values that cannot be served; names the module.
@@ -49,17 +50,17 @@ class AdapterOperands:
         if change.whole is not None and change.whole.weight is not None:
             own = self._whole_with_rows(change)
             parts.append(FullWeight({"weight": self._served(change, "weight", own)}))
-            under = lambda: own  # noqa: E731
+            rows = lambda: own  # noqa: E731
         elif change.rows is not None:
             parts.append(self.delta_of_rows(change.rows, under, change.module))
         if change.low_rank is not None:
-            parts += self._low_rank(change, change.low_rank, under)
+            parts += self._low_rank(change, change.low_rank, rows)
         if change.rotation is not None:
             parts += self._rotation(change, change.rotation)
         if change.sparse is not None:
-            rows, columns = (torch.from_numpy(one) for one in entries(self.adapter, change))
+            lines, columns = (torch.from_numpy(one) for one in entries(self.adapter, change))
             values = self._served(change, "entries", self.tensors.read(change.sparse.values))
-            parts.append(Sparse.of(rows, columns, values, change.outputs))
+            parts.append(Sparse.of(lines, columns, values, change.outputs))
         return parts
 
     def embedding(self, change: Change, beneath: EmbeddingRows | None, under: Weight) -> EmbeddingRows:
@@ -84,22 +85,28 @@ class AdapterOperands:
 
     # --- by kind -----------------------------------------------------------------------------------------------------
 
-    def _low_rank(self, change: Change, record: LowRank, under: Weight) -> list[LinearOperand]:
+    def _low_rank(self, change: Change, record: LowRank, rows: Callable[[], Rows]) -> list[LinearOperand]:
+        a, b = (self.tensors.ready(name) for name in (record.A, record.B))
+        if a is not None and b is not None:
+            return [low_rank.LowRank({"a": a, "b": b} | self._bias_of(change, record))]
         a, b = self.tensors.read(record.A), self.tensors.read(record.B)
         if b.dtype != self.tensors.dtype or record.magnitude is not None:
             b = b.float()
         b = b * record.scale  # computed in float32, whatever its dtype
         # what was looked at when the adapter was opened and is served as it is needs no second look
         own = a if a.dtype == self.tensors.dtype else self._served(change, "A", a)
-        tensors = {"a": own, "b": self._served(change, "B times its scale", b)}
-        if record.bias is not None:
-            bias = self.tensors.wide(record.bias) * record.scale
-            tensors["bias"] = self._served(change, "the bias of B times its scale", bias)
+        tensors = {"a": own, "b": self._served(change, "B times its scale", b)} | self._bias_of(change, record)
         parts: list[LinearOperand] = [low_rank.LowRank(tensors)]
         if record.magnitude is not None:
-            scale = self._over_norms(change, record.magnitude, row_norms(under(), a, b))
+            scale = self._over_norms(change, record.magnitude, row_norms(rows(), a, b))
             parts.append(Scale({"scale": self._served(change, "magnitude over norm", scale)}))
         return parts
+
+    def _bias_of(self, change: Change, record: LowRank) -> dict[str, Tensor]:
+        if record.bias is None:
+            return {}
+        bias = self.tensors.wide(record.bias) * record.scale
+        return {"bias": self._served(change, "the bias of B times its scale", bias)}
 
     def _rotation(self, change: Change, record: RotationRecord) -> list[LinearOperand]:
         turns = rotations(self.tensors.read(record.R))

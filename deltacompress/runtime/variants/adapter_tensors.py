@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from io import BufferedReader
 from threading import Lock
 
@@ -13,12 +15,30 @@ from torch import Tensor
 
 from deltacompress.adapters.adapter import Adapter
 from deltacompress.checkpoints.dtypes import DTYPES
-from deltacompress.checkpoints.reader import tensor_bytes
+from deltacompress.checkpoints.reader import Checkpoint, tensor_bytes
 from deltacompress.checkpoints.side_files import link_homes
 from deltacompress.errors import ChecksumError, InputError, IntegrityError
 from deltacompress.files.regular import open_regular, stamp, unreadable
+from deltacompress.runtime.variants.adapter_runs import Run, each, factors_of, runs_of
+from deltacompress.runtime.variants.variant import Memory
 
 _AGAIN = "load the adapter again"
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfBase:
+    """A matrix of the base's checkpoint, of which rows are read: a whole one takes as long to find memory for."""
+
+    checkpoint: Checkpoint
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.checkpoint.tensors[self.name].shape
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        columns = self.shape[1]
+        return self.checkpoint.read_flat(self.name, rows.start * columns, rows.stop * columns).view(-1, columns)
 
 
 class AdapterTensors:
@@ -29,6 +49,33 @@ class AdapterTensors:
         self._adapter, self.dtype = adapter, dtype
         self._links = link_homes(adapter.path)
         self._lock, self._readers, self._file = Lock(), 0, ExitStack()
+        self._factors = factors_of(adapter.changes.values(), adapter.tensors, dtype)
+        self._runs = runs_of(adapter.tensors[name] for name in self._factors)
+        self._ready: dict[str, Tensor] = {}
+
+    @contextmanager
+    def gathered(self, memory: Memory, threads: Executor | None) -> Iterator[None]:
+        """In this block `ready` has what is served as it is stored, but for a factor; memory: that it is read into."""
+        with self.opened():
+            self._ready = each(lambda run: self._gather(run, memory), self._runs, threads)
+            try:
+                yield
+            finally:
+                self._ready = {}
+
+    def ready(self, name: str) -> Tensor | None:
+        """Tensor `name` times its factor, as it is served, where that is at hand."""
+        return self._ready.get(name)
+
+    def _gather(self, run: Run, memory: Memory) -> dict[str, Tensor]:
+        """Tensors of a run, ready; none where something is wrong with one: who reads that by itself tells of it."""
+        content = memory(run.nbytes)
+        with self.opened() as descriptor:
+            try:
+                whole = self._fill(descriptor, tensor_bytes(content), run.begin)
+            except (OSError, ChecksumError):
+                whole = False
+        return run.served(content, self._factors) if whole else {}
 
     @contextmanager
     def opened(self) -> Iterator[int]:
@@ -66,16 +113,21 @@ class AdapterTensors:
         tensor = torch.empty(span.info.shape, dtype=DTYPES[span.info.dtype])
         with self.opened() as descriptor:
             try:
-                if stamp(os.fstat(descriptor)) != self._adapter.stamp:
-                    raise ChecksumError("changed since it was opened", where=file_name, way_out=_AGAIN)
-                view, got = tensor_bytes(tensor), 0
-                while got < span.info.nbytes and (more := os.preadv(descriptor, [view[got:]], span.begin + got)):
-                    got += more
+                whole = self._fill(descriptor, tensor_bytes(tensor), span.begin)
             except OSError as error:
                 raise unreadable(IntegrityError, file_name, error, _AGAIN) from error
-        if got != span.info.nbytes:
+        if not whole:
             raise ChecksumError(f"tensor {name} is cut short", where=file_name, way_out=_AGAIN)
         return tensor
+
+    def _fill(self, descriptor: int, view: memoryview, begin: int) -> bool:
+        """Read bytes from `begin` on of the very file that was opened; False if it ends before."""
+        if stamp(os.fstat(descriptor)) != self._adapter.stamp:
+            raise ChecksumError("changed since it was opened", where=self._adapter.weights, way_out=_AGAIN)
+        got = 0
+        while got < view.nbytes and (more := os.preadv(descriptor, [view[got:]], begin + got)):
+            got += more
+        return got == view.nbytes
 
     def wide(self, name: str) -> Tensor:
         """Tensor `name` as float32; raises as `read`."""

@@ -7,10 +7,15 @@ operands that there are do not say what it computes, with an operand and its pro
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import torch
+from torch import Tensor
 
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.runtime.operands.operand import Operand
@@ -19,6 +24,13 @@ from deltacompress.runtime.variants.layout import Layout
 from deltacompress.runtime.variants.precision import Numerics
 
 Role = Literal["linear", "head", "embedding", "vector"]
+Memory = Callable[[int], Tensor]
+"""So many bytes of host memory, uint8."""
+
+
+def plain_memory(nbytes: int) -> Tensor:
+    """Not page-locked."""
+    return torch.empty(nbytes, dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -70,8 +82,11 @@ class Variant(ABC):
         """Bytes of what `operand` gives, in host memory as on the device; None where only reading it tells."""
         return None
 
-    def reading(self) -> AbstractContextManager[object]:
-        """In this block files that operands are made of stay open, where that is of use."""
+    def reading(self, memory: Memory = plain_memory, threads: Executor | None = None) -> AbstractContextManager[object]:
+        """In this block files that operands are made of stay open, where that is of use.
+
+        What many of them are made of is read at once, into `memory`, by `threads`, or by this one.
+        """
         return nullcontext()
 
     @property

@@ -5,6 +5,7 @@ A hash is of a whole tensor, so every rank reads the tensors of which it has a p
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from deltacompress.runtime.operands.operand import Operand
 from deltacompress.runtime.parallel.parts.operands import OperandParts
 from deltacompress.runtime.parallel.parts.split import Split
 from deltacompress.runtime.variants.opening import open_variant
-from deltacompress.runtime.variants.variant import BaseSide, Variant
+from deltacompress.runtime.variants.variant import BaseSide, Memory, Variant, plain_memory
 
 
 class VariantPart(Variant):
@@ -52,8 +53,8 @@ class VariantPart(Variant):
         return True  # to be cut takes as long
 
     @override
-    def reading(self) -> AbstractContextManager[object]:
-        return self.whole.reading()
+    def reading(self, memory: Memory = plain_memory, threads: Executor | None = None) -> AbstractContextManager[object]:
+        return self.whole.reading(plain_memory, threads)  # what is cut out of it is copied
 
     @property
     @override

@@ -1,0 +1,106 @@
+"""What is served as it is stored is read in runs: the same numbers as tensor by tensor, whoever reads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import peft_models
+import pytest
+import torch
+from runtime.adapters.family import Family
+
+from deltacompress.checkpoints.header import TensorSpan
+from deltacompress.errors import DeltaCompressError
+from deltacompress.runtime import Runtime
+from deltacompress.runtime.variants import adapter_runs
+from deltacompress.runtime.variants.adapter import AdapterVariant
+from deltacompress.runtime.variants.adapter_runs import Run, runs_of
+from deltacompress.runtime.variants.variant import plain_memory
+from deltacompress.types import TensorInfo
+
+
+def opened(path: Path, runtime: Runtime) -> AdapterVariant:
+    return AdapterVariant.open(path, runtime.model.base)
+
+
+@pytest.mark.parametrize("most", [4 << 20, 3000, 1])
+def test_the_same_as_one_by_one(family: Family, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(adapter_runs, "_MOST", most)
+    variant = opened(family.kinds["lora"].path, Runtime.from_base(family.pair.base))
+    tensors = variant._operands.tensors
+    alone = {path: variant.operand(path) for path in variant.paths()}
+    with ThreadPoolExecutor(3) as pool:
+        for threads in (None, pool):
+            taken = list[int]()
+
+            def memory(nbytes: int, taken: list[int] = taken) -> torch.Tensor:
+                taken.append(nbytes)
+                return plain_memory(nbytes)
+
+            with variant.reading(memory, threads):
+                names = [name for change in variant.adapter.changes.values() for name in change.tensors]
+                assert all(tensors.ready(name) is not None for name in names)
+                together = {path: variant.operand(path) for path in variant.paths()}
+            assert tensors.ready(names[0]) is None
+            assert sum(taken) == sum(variant.adapter.tensors[name].info.nbytes for name in names)
+            assert len(taken) == (len(names) if most == 1 else 1 if most > 3000 else len(taken))
+            for path, one in alone.items():
+                other = together[path]
+                assert one is not None
+                assert other is not None
+                assert all(torch.equal(part, other.tensors[name]) for name, part in one.tensors.items())
+
+
+def test_what_is_computed_is_not_read_in_runs(family: Family) -> None:
+    """Magnitudes go with matrices that are not rounded; another dtype is another number."""
+    runtime = Runtime.from_base(family.pair.base)
+    assert not opened(family.kinds["dora"].path, runtime)._operands.tensors._runs
+    narrow = Runtime.from_base(family.pair.base, dtype=torch.bfloat16)
+    assert not opened(family.kinds["lora"].path, narrow)._operands.tensors._runs
+
+
+def test_what_is_wrong_is_told_by_who_reads_it_alone(family: Family, tmp_path: Path) -> None:
+    path = shutil.copytree(family.kinds["rslora"].path, tmp_path / "a")
+    peft_models.change(path, lambda tensors: {name: one * 3e38 / one.abs().max() for name, one in tensors.items()})
+    runtime = Runtime.from_base(family.pair.base)
+    variant = opened(path, runtime)
+    with pytest.raises(DeltaCompressError) as alone:
+        [variant.operand(one) for one in variant.paths()]
+    with variant.reading(), pytest.raises(DeltaCompressError) as together:
+        [variant.operand(one) for one in variant.paths()]
+    assert str(together.value) == str(alone.value)
+    with pytest.raises(DeltaCompressError) as loaded:
+        runtime.load(path, "a")
+    assert str(loaded.value) == str(alone.value)
+
+    whole = shutil.copytree(family.kinds["lora"].path, tmp_path / "b")
+    variant = opened(whole, runtime)
+    os.utime(variant.adapter.weights, (1, 1))
+    with variant.reading(), pytest.raises(DeltaCompressError, match="changed since it was opened"):
+        variant.operand(variant.paths()[0])
+
+
+def span(name: str, begin: int, count: int, dtype: str = "F32") -> TensorSpan:
+    nbytes = count * (4 if dtype == "F32" else 2)
+    return TensorSpan(TensorInfo(name, dtype, (count,), nbytes), begin, begin + nbytes)
+
+
+def test_runs_end_at_gaps_and_other_dtypes() -> None:
+    spans = [span("b", 12, 2), span("a", 8, 1), span("c", 20, 1, "BF16"), span("d", 22, 1, "BF16"), span("e", 30, 1)]
+    assert [[one.info.name for one in run.spans] for run in runs_of(spans)] == [["a", "b"], ["c", "d"], ["e"]]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_value_that_is_not_finite_leaves_none_of_the_run(bad: float, dtype: torch.dtype) -> None:
+    name = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]
+    run = Run((span("a", 0, 40, name), span("b", 40 * dtype.itemsize, 3, name)))
+    content = torch.arange(43).to(dtype)
+    found = run.served(content.clone().view(torch.uint8), {"a": 1.0, "b": 0.5})
+    assert torch.equal(found["a"], content[:40])
+    assert torch.equal(found["b"], content[40:] * 0.5)
+    content[41] = bad
+    assert not run.served(content.view(torch.uint8), {"a": 1.0, "b": 0.5})
