@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deltacompress.bench import figures
-from deltacompress.bench.adapters.loops import Lengths, asked_of, first_token_s
+from deltacompress.bench.adapters.loops import Asker, Lengths, asked_of
 from deltacompress.bench.adapters.served import Stand, System
 from deltacompress.bench.serve.records import Record
 from deltacompress.bench.serve.replay import replay
@@ -32,7 +32,8 @@ def many(
     models = stand.registered(system, registered, room)
     count = max(1, round(rate * seconds))
     chosen = [models.names[number] for number in assigned(count, registered, POPULARITY, lengths.seed)]
-    first_token_s(models, models.names[0], "first", lengths)  # what is compiled once
+    with Asker(models, lengths) as asker:
+        asker.first_token_s(models.names[0])  # what is compiled once
     for name in models.names:
         stand.away(name)
     asked = asked_of(chosen, count, lengths, rate)
@@ -66,23 +67,28 @@ def met(records: Sequence[Record]) -> dict[str, Any]:
 def ways(stand: Stand, kind: str, times: int, lengths: Lengths) -> list[dict[str, Any]]:
     """From nothing to a first token, in milliseconds: Runtime.load of files that were read before (rotations are made
     and merged in it) and a request; a request for what has left the device; one for what is there.
+
+    Requests are asked of one engine, which is as warm as a server's that has served one of the kind.
     """
     stand.clear()
     stand.runtime.cache.residents.slots = 1
     folder, models = stand.folder(kind), stand.bare()
     left = "from pinned host memory" if stand.on_gpu else "from files, once more"
     found: dict[str, list[float]] = {"load, from the page cache": [], left: [], "on the device": []}
-    for number in range(-1, times):  # the first one also compiles
-        name, began = f"{kind} {number}", time.perf_counter()
-        stand.runtime.load(folder, name)
-        loaded = time.perf_counter() - began
-        seconds = [loaded + first_token_s(models, name, "way", lengths)]
-        stand.away(name)
-        seconds += [first_token_s(models, name, "way", lengths) for _ in range(2)]
-        for way, one in zip(found, seconds, strict=True):
-            if number >= 0:
-                found[way].append(one * 1e3)
-        stand.runtime.unload(name)
+    with Asker(models, lengths) as asker:
+        for number in range(-1, times):
+            name, began = f"{kind} {number}", time.perf_counter()
+            stand.runtime.load(folder, name)
+            loaded = time.perf_counter() - began
+            if number < 0:
+                asker.warm()  # which also compiles
+            seconds = [loaded + asker.first_token_s(name)]
+            stand.away(name)
+            seconds += [asker.first_token_s(name) for _ in range(2)]
+            for way, one in zip(found, seconds, strict=True):
+                if number >= 0:
+                    found[way].append(one * 1e3)
+            stand.runtime.unload(name)
     there = figures.median(found["on the device"])
     return [
         {

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 from typing_extensions import override
 
@@ -138,29 +138,44 @@ def row_of(runs: Sequence[Sequence[Record]]) -> dict[str, Any]:
     return {"requests": len(runs[0]), "repeats": len(runs), **medians, "spread": spread}
 
 
-def first_token_s(models: Models, name: str | None, seed: str, lengths: Lengths) -> float:
-    """Seconds from a call to its first token, with nobody beside it; the prompt is as long as they get.
+class Asker:
+    """One engine that is asked for a first token, again and again, with nobody beside it."""
 
-    Raises:
-        DeltaCompressError: it fails.
-    """
-    seen, errors = list[float](), list[DeltaCompressError]()
-    ids = prompt(lengths.prompt[1], models.shape.vocabulary, seed)
+    def __init__(self, models: Models, lengths: Lengths) -> None:
+        """lengths: of which prompts are as long as they get."""
+        self._vocabulary, self._tokens = models.shape.vocabulary, lengths.prompt[1]
+        self._seen, self._errors, self._asked = list[float](), list[DeltaCompressError](), 0
+        self._engine = models.runtime.engine(self._emit, EngineLimits(max_batch=1, prefix_bytes=0))
 
-    def emit(event: Event) -> None:
-        if isinstance(event, NewToken):
-            seen.append(time.perf_counter())
-        elif isinstance(event, Ended) and event.error is not None:
-            errors.append(event.error)
+    def __enter__(self) -> Self:
+        return self
 
-    engine = models.runtime.engine(emit, EngineLimits(max_batch=1, prefix_bytes=0))
-    began = time.perf_counter()
-    try:
-        engine.submit(Call("first", name, ids, 1))
-        while engine.step():
+    def __exit__(self, *_: object) -> None:
+        self._engine.close()
+
+    def warm(self) -> None:
+        """As a server is, before anybody asks: of the kinds of variants that are there."""
+        self._engine.warm()
+
+    def first_token_s(self, name: str | None) -> float:
+        """Seconds from a call to its first token.
+
+        Raises:
+            DeltaCompressError: it fails.
+        """
+        self._seen.clear()
+        self._asked += 1
+        ids = prompt(self._tokens, self._vocabulary, f"asked {self._asked}")
+        began = time.perf_counter()
+        self._engine.submit(Call(f"{self._asked}", name, ids, 1))
+        while self._engine.step():
             pass
-    finally:
-        engine.close()
-    if errors:
-        raise errors[0]
-    return seen[0] - began
+        if self._errors:
+            raise self._errors[0]
+        return self._seen[0] - began
+
+    def _emit(self, event: Event) -> None:
+        if isinstance(event, NewToken):
+            self._seen.append(time.perf_counter())
+        elif isinstance(event, Ended) and event.error is not None:
+            self._errors.append(event.error)
