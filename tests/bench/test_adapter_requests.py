@@ -9,13 +9,14 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from deltacompress.bench.adapters import coming, rivals, study
 from deltacompress.bench.adapters.coming import met, ways
-from deltacompress.bench.adapters.loops import GAP, Lengths, alone, asked_of, closed, first_token_s, row_of
+from deltacompress.bench.adapters.loops import GAP, Asker, Lengths, alone, asked_of, closed, row_of
 from deltacompress.bench.adapters.rivals import rebuilt
 from deltacompress.bench.adapters.served import DIRECTORIES, SYSTEMS, Stand
 from deltacompress.bench.adapters.study import TINY, Study, run
@@ -189,12 +190,14 @@ class TestComing:
 
     def test_ways_to_a_first_token(self, stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[tuple[str, bool]] = []
+        real, warmed = Asker.first_token_s, Mock()
 
-        def first(models: Any, name: str, seed: str, lengths: Lengths) -> float:
-            seen.append((name, models.runtime.variants[name].installed))
-            return first_token_s(models, name, seed, lengths)
+        def first(asker: Asker, name: str) -> float:
+            seen.append((name, stand.runtime.variants[name].installed))
+            return real(asker, name)
 
-        monkeypatch.setattr(coming, "first_token_s", first)
+        monkeypatch.setattr(Asker, "first_token_s", first)
+        monkeypatch.setattr(Asker, "warm", lambda _: warmed([*stand.runtime.variants]))
         rows = ways(stand, "boft", 2, SHORT)
         assert [there for _, there in seen] == [True, False, True] * 3
         assert [row["way"] for row in rows] == ["load, from the page cache", "from files, once more", "on the device"]
@@ -203,6 +206,7 @@ class TestComing:
             row["first_token_ms"] - rows[-1]["first_token_ms"] for row in rows[:2]
         ]
         assert not stand.runtime.variants
+        warmed.assert_called_once_with(["boft -1"])
 
 
 class TestRivals:
