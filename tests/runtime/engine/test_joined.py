@@ -21,6 +21,7 @@ from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.engine import Engine, EngineLimits
 from deltacompress.runtime.engine.live.events import Started
+from deltacompress.runtime.engine.requests import Request
 from deltacompress.runtime.engine.steps import prompts
 from deltacompress.runtime.engine.steps.decoder import Decoder
 from deltacompress.runtime.engine.steps.graphs import joined_bucket
@@ -195,6 +196,51 @@ def test_no_memory_for_a_step_that_prompts_join(fleet: Fleet, monkeypatch: pytes
 
 def no_memory(*_: object, **__: object) -> torch.Tensor:
     raise BackendError("no memory")
+
+
+def test_no_memory_for_a_prompt_beside_those_that_join(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has a page after that, those included that were to join and have no row yet."""
+    monkeypatch.setattr(prompts, "JOINED", 16)
+    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
+    running, log = begun(runtime, "a", "b")
+    asked = [Call(f"{at}", "c", tuple(random_ids(12, at)), 6, LONG) for at in range(2)]
+    for call in asked:
+        running.submit(call)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pieces, "forward", no_memory)
+        running.step()
+    assert not any(one.pages for one in running._known.values())
+    held(running, log, plain, asked)
+
+
+def test_one_that_gave_way_with_the_token_that_ends_it(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text is made after that; when its turn comes it neither joins nor takes others with it."""
+    monkeypatch.setattr(scheduler, "Pages", lambda **given: Pages(4, **given))
+    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
+    running, log = engine(runtime, max_batch=3, kv_tokens=10 * 4)
+    tell = Request.tell
+
+    def told(own: Request) -> str:
+        piece = tell(own)
+        if own.gave_way and own.finished is None:
+            own.finished = "stop"
+        return piece
+
+    asked = [Call(str(new), "a", tuple(random_ids(5, new)), new, LONG) for new in (24, 10, 23)]
+    for call in asked:
+        running.submit(call)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Request, "tell", told)
+        drain(running)
+    assert [(log.end(one.id).finish, log.end(one.id).preempted) for one in asked] == [
+        ("length", 0),
+        ("length", 0),
+        ("stop", 1),
+    ]
+    for call in asked:
+        tokens = log.tokens(call.id)
+        assert tokens == alone(plain, call)[0][: len(tokens)]
+    assert running._scheduler.pages.held == len(running._scheduler.prefixes._known)
 
 
 def test_seats_are_given_again(fleet: Fleet) -> None:
