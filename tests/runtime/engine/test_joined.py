@@ -135,6 +135,24 @@ def test_what_is_too_long_does_not_join(fleet: Fleet, monkeypatch: pytest.Monkey
     assert (seen.rows, seen.pieces) == ([2, 2 + 20], [21])
 
 
+@pytest.mark.parametrize("step_tokens", [512, 180])
+@pytest.mark.parametrize(("name", "most"), [("JOINED", 39), ("_LOOKED_AT", 20 * 20 - 1)])
+def test_what_is_too_long_beside_others_does_not_join(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, name: str, most: int, step_tokens: int
+) -> None:
+    """Two that came together, or one after the other: step_tokens is too little for a piece of both."""
+    monkeypatch.setattr(prompts, name, most)
+    running, _ = begun(runtime_of(fleet, slots=5), "a", step_tokens=step_tokens)
+    seen = Watched(monkeypatch)
+    for at in range(2):
+        running.submit(Call(f"{at}", "a", tuple(random_ids(20, at)), 5, LONG))
+    running.step()
+    assert (seen.rows, seen.pieces) == ([1 + 20 + 1], [20])
+    running.submit(Call("later", "a", tuple(random_ids(20, 2)), 5, LONG))
+    running.step()
+    assert (seen.rows[1:], seen.pieces[1:]) == ([3 + 20], [])
+
+
 def test_prompt_scores_have_a_forward_of_their_own(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     running, log = begun(runtime_of(fleet, slots=5), "a")
     seen = Watched(monkeypatch)
@@ -144,11 +162,17 @@ def test_prompt_scores_have_a_forward_of_their_own(fleet: Fleet, monkeypatch: py
     assert log.end("scored").tokens == 1
 
 
-def test_what_joined_is_known_to_later_prompts(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the next forward on: a prompt of the same beginning that has a forward of its own before it computes all."""
+@pytest.mark.parametrize("step_tokens", [512, 180])
+def test_what_joined_is_known_to_later_prompts(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, step_tokens: int
+) -> None:
+    """From the next forward on: a prompt of the same beginning that has a forward of its own before it computes all.
+
+    step_tokens: so many that the two are looked up together, or so few that they are one after the other.
+    """
     runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
     log = Log()
-    running = runtime.engine(log, EngineLimits(prefix_bytes=1 << 30))
+    running = runtime.engine(log, EngineLimits(prefix_bytes=1 << 30, step_tokens=step_tokens))
     running.submit(Call("first", "a", (5, 6), 60, LONG))
     running.step()
     seen = Watched(monkeypatch)
