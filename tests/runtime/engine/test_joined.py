@@ -127,7 +127,7 @@ def test_several_at_once_and_what_does_not_fit_by_itself(fleet: Fleet, monkeypat
         running.submit(call)
     running.step()
     assert (seen.rows, seen.pieces) == ([1 + 4 * 30 + 2], [2 * 30])
-    assert running.counts.prompt_tokens == 6 + 6 * 30  # each was looked up once
+    assert running.counts.prompt_tokens == running.computed_tokens == 6 + 6 * 30  # each was looked up once
     held(running, log, plain, asked)
 
 
