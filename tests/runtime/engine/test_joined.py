@@ -117,8 +117,8 @@ def test_where_nobody_decodes_or_pages_are_gathered_there_is_nothing_to_join(
 
 
 def test_several_at_once_and_what_does_not_fit_by_itself(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest has a forward of its own, in the same step."""
-    monkeypatch.setattr(prompts, "JOINED", 128)
+    """The rest of those that are together, four here, has a forward of its own, in the same step."""
+    monkeypatch.setattr(prompts, "JOINED", 70)
     runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
     running, log = begun(runtime, "a", max_batch=16)
     seen = Watched(monkeypatch)
@@ -126,8 +126,12 @@ def test_several_at_once_and_what_does_not_fit_by_itself(fleet: Fleet, monkeypat
     for call in asked:
         running.submit(call)
     running.step()
-    assert (seen.rows, seen.pieces) == ([1 + 4 * 30 + 2], [2 * 30])
-    assert running.counts.prompt_tokens == running.computed_tokens == 6 + 6 * 30  # each was looked up once
+    assert (seen.rows, seen.pieces) == ([1 + 2 * 30 + 2], [2 * 30])
+    assert {call.id for call in asked if log.tokens(call.id)} < {*"0123"}
+    assert running.counts.prompt_tokens == 6 + 6 * 30  # each was looked up once
+    running.step()
+    assert (seen.rows[1:], seen.pieces[1:]) == ([5 + 2 * 30], [])
+    assert running.counts.prompt_tokens == running.computed_tokens == 6 + 6 * 30
     held(running, log, plain, asked)
 
 
@@ -228,6 +232,18 @@ def test_what_joined_is_known_to_later_prompts(fleet: Fleet, monkeypatch: pytest
     assert len(started) == 1
     for call in asked:
         assert log.tokens(call.id) == alone(plain, call)[0]
+
+
+def test_what_joined_and_nothing_else_is_known(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
+    running, log = begun(runtime, "a")
+    seen = Watched(monkeypatch)
+    asked = [Call(f"{new}", "a", (*random_ids(14, 3), *range(5, 5 + new)), 4, LONG) for new in (0, 2)]
+    for call in asked:
+        running.submit(call)
+        running.step()
+    assert (seen.rows, seen.pieces) == ([1 + 14, 2 + 16 - 12], [])  # three pages of four are known
+    held(running, log, plain, asked)
 
 
 def test_one_that_is_cancelled_while_it_joins(fleet: Fleet) -> None:
