@@ -183,6 +183,8 @@ class Scheduler:
         self._prompts.clear()
         self.prefixes.clear()
         self.decoder.clear()
+        for request in self._turns.running:  # also those that are in neither, between prompts and rows
+            request.pages = []
         self.pages.clear()
         if self.graphs is not None:
             self.graphs.clear()
@@ -200,6 +202,7 @@ class Scheduler:
         self._prompts.add(self._turns.take(self.max_batch, self._prompts.requests, self._give_way))
         if self._prompts.requests:
             self._tell()  # before the device is busy with them
+            self._prompts.drop(())  # one that gave way before its text was told, which ended it
         through, joining = self._prompts.step(alone=not self.decoder.rows)
         if through or joining or any(request.finished is not None for request in self.decoder.rows):
             self.decoder.arrange(through, joining=joining)

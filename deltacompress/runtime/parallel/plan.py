@@ -30,8 +30,8 @@ class Plan:
     pages: which keys and values, by Pages.number, and how many pages these have (0, 0: none). rows, columns: requests,
     and tokens of each; width: pages of a row's table; fresh: of pieces as in Pieces, of rows whether the first rank's
     table has moved, so that its captured steps are gone. slots, keep, kept: as in Batch. inputs: what the forward
-    takes: ids; of pieces also positions and places; of rows positions; and tables. way: of the forward; run, variants:
-    as in a graph's Shape, whose rows, tokens and pages are rows, columns and width.
+    takes: ids; of pieces also positions and places; of rows positions, and the number of each row's table; and tables.
+    way: of the forward; run, variants: as in a graph's Shape, whose rows, tokens and pages are rows, columns and width.
     """
 
     kind: Kind

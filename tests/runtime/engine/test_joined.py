@@ -14,6 +14,7 @@ from runtime.graphed import as_on_a_gpu, runtime_of
 from runtime_cases import random_ids
 
 from deltacompress.errors import BackendError
+from deltacompress.kernels.triton import fused
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import Batch
 from deltacompress.runtime.engine import scheduler
@@ -21,11 +22,13 @@ from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.live.call import Call
 from deltacompress.runtime.engine.live.engine import Engine, EngineLimits
 from deltacompress.runtime.engine.live.events import Started
-from deltacompress.runtime.engine.steps import prompts
+from deltacompress.runtime.engine.requests import Request
+from deltacompress.runtime.engine.steps import decoder, pages, prompts
 from deltacompress.runtime.engine.steps.decoder import Decoder
 from deltacompress.runtime.engine.steps.graphs import joined_bucket
 from deltacompress.runtime.engine.steps.pages import Pages
 from deltacompress.runtime.engine.steps.pieces import Piece, Pieces
+from deltacompress.runtime.modules.attention import fuse_attention
 from deltacompress.runtime.parallel.others import Others
 from deltacompress.runtime.parallel.plan import Plan
 from deltacompress.runtime.parallel.ranks import rank
@@ -65,10 +68,14 @@ class Watched:
 def begun(runtime: Runtime, *names: str | None, **limits: int) -> tuple[Engine, Log]:
     """An engine in which a call of each of these decodes."""
     running, log = engine(runtime, **limits)
-    for at, name in enumerate(names):
-        running.submit(Call(f"first {at}", name, tuple(random_ids(6 + at, 90 + at)), 40, LONG))
+    for call in firsts(*names):
+        running.submit(call)
     running.step()
     return running, log
+
+
+def firsts(*names: str | None) -> list[Call]:
+    return [Call(f"first {at}", name, tuple(random_ids(6 + at, 90 + at)), 40, LONG) for at, name in enumerate(names)]
 
 
 def held(running: Engine, log: Log, runtime: Runtime, asked: list[Call]) -> None:
@@ -77,6 +84,7 @@ def held(running: Engine, log: Log, runtime: Runtime, asked: list[Call]) -> None
     for call in asked:
         assert (log.tokens(call.id), log.end(call.id).finish) == alone(runtime, call)
     assert running._scheduler.pages.held == len(running._scheduler.prefixes._known)
+    assert not running._scheduler._prompts._joined
 
 
 def test_answers_are_those_of_each_alone(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,9 +104,21 @@ def test_answers_are_those_of_each_alone(fleet: Fleet, monkeypatch: pytest.Monke
     assert free(runtime)
 
 
+def test_where_nobody_decodes_or_pages_are_gathered_there_is_nothing_to_join(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Watched(monkeypatch)
+    running, _ = begun(runtime_of(fleet, slots=5), "a")
+    assert (seen.rows, seen.pieces) == ([1], [6])
+    monkeypatch.setattr(Pieces, "joins", lambda *_: False)
+    running.submit(Call("later", "a", (5, 6, 7), 5, LONG))
+    running.step()
+    assert (seen.rows, seen.pieces) == ([1, 2], [6, 3])
+
+
 def test_several_at_once_and_what_does_not_fit_by_itself(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest has a forward of its own, in the same step."""
-    monkeypatch.setattr(prompts, "JOINED", 128)
+    """The rest of those that are together, four here, has a forward of its own, in the same step."""
+    monkeypatch.setattr(prompts, "JOINED", 70)
     runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
     running, log = begun(runtime, "a", max_batch=16)
     seen = Watched(monkeypatch)
@@ -106,19 +126,42 @@ def test_several_at_once_and_what_does_not_fit_by_itself(fleet: Fleet, monkeypat
     for call in asked:
         running.submit(call)
     running.step()
-    assert (seen.rows, seen.pieces) == ([1 + 4 * 30 + 2], [2 * 30])
+    assert (seen.rows, seen.pieces) == ([1 + 2 * 30 + 2], [2 * 30])
+    assert {call.id for call in asked if log.tokens(call.id)} < {*"0123"}
+    assert running.counts.prompt_tokens == 6 + 6 * 30  # each was looked up once
+    running.step()
+    assert (seen.rows[1:], seen.pieces[1:]) == ([5 + 2 * 30], [])
+    assert running.counts.prompt_tokens == running.computed_tokens == 6 + 6 * 30
     held(running, log, plain, asked)
 
 
-def test_the_end_of_a_long_prompt_joins(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_joins_is_of_what_a_step_has(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of its tokens, since few wait."""
+    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
+    running, log = begun(runtime, "a", step_tokens=180)
+    seen = Watched(monkeypatch)
+    asked = [Call(f"{at}", "b", tuple(random_ids(40, at)), 5, LONG) for at in range(3)]
+    for call in asked:
+        running.submit(call)
+    for _ in range(2):
+        running.step()
+    assert (seen.rows, seen.pieces) == ([1 + 2 * 40, 3 + 40], [])
+    held(running, log, plain, asked)
+
+
+@pytest.mark.parametrize("looks", [10 * 45 - 1, 10 * 45])
+def test_the_end_of_a_long_prompt_joins(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
+    """Unless what its tokens look at is too much: 40 and those before each."""
+    monkeypatch.setattr(prompts, "_LOOKED_AT", looks)
     runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
     running, log = begun(runtime, "b", None, step_tokens=40)
     seen = Watched(monkeypatch)
     asked = [Call("long", "a", tuple(random_ids(50, 1)), 5, LONG)]
     running.submit(asked[0])
     drain(running)
-    assert seen.pieces == [20, 20]  # half of a step's tokens, since few wait
-    assert seen.rows[2] == 2 + 50 - 40
+    joins = looks == 10 * 45
+    assert seen.pieces == [20, 20] + [10] * (not joins)  # half of a step's tokens, since few wait
+    assert seen.rows[2] == (2 + 10 if joins else 3)
     held(running, log, plain, asked)
 
 
@@ -134,6 +177,24 @@ def test_what_is_too_long_does_not_join(fleet: Fleet, monkeypatch: pytest.Monkey
     assert (seen.rows, seen.pieces) == ([2, 2 + 20], [21])
 
 
+@pytest.mark.parametrize("step_tokens", [512, 180])
+@pytest.mark.parametrize(("name", "most"), [("JOINED", 39), ("_LOOKED_AT", 20 * 20 - 1)])
+def test_what_is_too_long_beside_others_does_not_join(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, name: str, most: int, step_tokens: int
+) -> None:
+    """Two that came together, or one after the other: step_tokens is too little for a piece of both."""
+    monkeypatch.setattr(prompts, name, most)
+    running, _ = begun(runtime_of(fleet, slots=5), "a", step_tokens=step_tokens)
+    seen = Watched(monkeypatch)
+    for at in range(2):
+        running.submit(Call(f"{at}", "a", tuple(random_ids(20, at)), 5, LONG))
+    running.step()
+    assert (seen.rows, seen.pieces) == ([1 + 20 + 1], [20])
+    running.submit(Call("later", "a", tuple(random_ids(20, 2)), 5, LONG))
+    running.step()
+    assert (seen.rows[1:], seen.pieces[1:]) == ([3 + 20], [])
+
+
 def test_prompt_scores_have_a_forward_of_their_own(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     running, log = begun(runtime_of(fleet, slots=5), "a")
     seen = Watched(monkeypatch)
@@ -143,11 +204,15 @@ def test_prompt_scores_have_a_forward_of_their_own(fleet: Fleet, monkeypatch: py
     assert log.end("scored").tokens == 1
 
 
-def test_what_joined_is_known_to_later_prompts(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the next forward on: a prompt of the same beginning that has a forward of its own before it computes all."""
+@pytest.mark.parametrize("step_tokens", [512, 180])
+def test_what_joined_is_known_to_later_prompts(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, step_tokens: int) -> None:
+    """From the next forward on: a prompt of the same beginning that has a forward of its own before it computes all.
+
+    step_tokens: so many that the two are looked up together, or so few that they are one after the other.
+    """
     runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
     log = Log()
-    running = runtime.engine(log, EngineLimits(prefix_bytes=1 << 30))
+    running = runtime.engine(log, EngineLimits(prefix_bytes=1 << 30, step_tokens=step_tokens))
     running.submit(Call("first", "a", (5, 6), 60, LONG))
     running.step()
     seen = Watched(monkeypatch)
@@ -167,6 +232,18 @@ def test_what_joined_is_known_to_later_prompts(fleet: Fleet, monkeypatch: pytest
     assert len(started) == 1
     for call in asked:
         assert log.tokens(call.id) == alone(plain, call)[0]
+
+
+def test_what_joined_and_nothing_else_is_known(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
+    running, log = begun(runtime, "a")
+    seen = Watched(monkeypatch)
+    asked = [Call(f"{new}", "a", (*random_ids(14, 3), *range(5, 5 + new)), 4, LONG) for new in (0, 2)]
+    for call in asked:
+        running.submit(call)
+        running.step()
+    assert (seen.rows, seen.pieces) == ([1 + 14, 2 + 16 - 12], [])  # three pages of four are known
+    held(running, log, plain, asked)
 
 
 def test_one_that_is_cancelled_while_it_joins(fleet: Fleet) -> None:
@@ -190,15 +267,61 @@ def test_no_memory_for_a_step_that_prompts_join(fleet: Fleet, monkeypatch: pytes
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoder, "_forward", no_memory)
         running.step()
-    held(running, log, plain, asked)
+    held(running, log, plain, [*firsts("a", "b"), *asked])
 
 
 def no_memory(*_: object, **__: object) -> torch.Tensor:
     raise BackendError("no memory")
 
 
-def test_seats_are_given_again(fleet: Fleet) -> None:
-    """A table has as many seats as there are rows at most, whoever comes and goes."""
+def test_no_memory_for_a_prompt_beside_those_that_join(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has a page after that, those included that were to join and have no row yet."""
+    monkeypatch.setattr(prompts, "JOINED", 16)
+    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
+    running, log = begun(runtime, "a", "b")
+    asked = [Call(f"{at}", "c", tuple(random_ids(12, at)), 6, LONG) for at in range(2)]
+    for call in asked:
+        running.submit(call)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pieces, "forward", no_memory)
+        running.step()
+    assert not any(one.pages for one in running._known.values())
+    held(running, log, plain, asked)
+
+
+def test_one_that_gave_way_with_the_token_that_ends_it(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text is made after that; when its turn comes it neither joins nor takes others with it."""
+    monkeypatch.setattr(scheduler, "Pages", lambda **given: Pages(4, **given))
+    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
+    running, log = engine(runtime, max_batch=3, kv_tokens=10 * 4)
+    tell = Request.tell
+
+    def told(own: Request) -> str:
+        piece = tell(own)
+        if own.gave_way and own.finished is None:
+            own.finished = "stop"
+        return piece
+
+    asked = [Call(str(new), "a", tuple(random_ids(5, new)), new, LONG) for new in (24, 10, 23)]
+    for call in asked:
+        running.submit(call)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Request, "tell", told)
+        drain(running)
+    assert [(log.end(one.id).finish, log.end(one.id).preempted) for one in asked] == [
+        ("length", 0),
+        ("length", 0),
+        ("stop", 1),
+    ]
+    for call in asked:
+        tokens = log.tokens(call.id)
+        assert tokens == alone(plain, call)[0][: len(tokens)]
+    assert running._scheduler.pages.held == len(running._scheduler.prefixes._known)
+
+
+def test_seats_are_given_again(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table has as many seats as there are rows at most, whoever comes and goes, and one for nobody."""
+    monkeypatch.setattr(decoder, "_ROWS", 1)
     runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
     running, log = engine(runtime, max_batch=3)
     asked = [Call(f"{at}", "abc"[at % 3], tuple(random_ids(3 + at % 9, at)), 2 + at % 5, LONG) for at in range(30)]
@@ -247,6 +370,40 @@ def test_steps_that_prompts_join_are_captured_and_told_to_other_ranks(
     assert alike > 3
     assert other._graphs is not None
     assert {*other._graphs.by_shape} == {*found.by_shape}
+
+
+def test_steps_that_prompts_join_are_captured_before_there_are_any(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention is given pages here, as on a GPU, which it gathers by itself."""
+    monkeypatch.setattr(fused, "attends", lambda *_: False)
+    monkeypatch.setattr(pages, "_FIRST", 1024)  # as a GPU's memory is taken at once
+    monkeypatch.setattr(decoder, "_ROWS", 1)
+    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
+    runtime.model.paged = fuse_attention(runtime.model.model, runtime.model.context)
+    assert runtime.model.paged
+    running, log = engine(runtime, max_batch=18, step_tokens=2048)
+    running.warm()
+    graphs = running._scheduler.graphs
+    assert graphs is not None
+    shapes, before = {*graphs.by_shape}, graphs.plain
+    table = running._scheduler.decoder._table
+    seen = Watched(monkeypatch)
+    asked = [Call(f"{at}", name, (7, 8), 40, LONG) for at, name in enumerate(("a", None))]
+    waves = [[32] * 16, [25] * 7, [3], [60, 60], [45] * 8]
+    for at, wave in enumerate(waves):
+        for number, length in enumerate(wave):
+            asked.append(Call(f"{at} {number}", "a", tuple(random_ids(length, number)), 2, LONG))
+    sent = iter(asked)
+    for wave in [[2, 2], *waves]:
+        for _ in wave:
+            running.submit(next(sent))
+        for _ in range(3):
+            running.step()
+    assert max(seen.rows) == 2 + 512
+    assert ({*graphs.by_shape}, graphs.plain) == (shapes, before)
+    assert running._scheduler.decoder._table is table
+    held(running, log, plain, asked)
 
 
 def test_rows_beside_a_prompt_are_few_shapes() -> None:

@@ -35,13 +35,13 @@ _RUN = 128
 
 @dataclass
 class _Tokens:
-    """What a step computes. seats: rows of the table; pages: those that these name."""
+    """What a step computes. seats: rows of the table; pages: those that it names for each of these."""
 
     slots: list[int] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     seats: list[int] = field(default_factory=list)
-    pages: list[Sequence[int]] = field(default_factory=list)
+    pages: dict[int, Sequence[int]] = field(default_factory=lambda: {0: ()})
 
     def add(self, request: Request, seat: int, ids: Sequence[int]) -> None:
         """The last tokens of a request."""
@@ -50,7 +50,7 @@ class _Tokens:
         self.ids += ids
         self.positions += range(request.length - count, request.length)
         self.seats += [seat] * count
-        self.pages += [request.pages] * count
+        self.pages[seat] = request.pages
 
 
 class Decoder:
@@ -142,7 +142,7 @@ class Decoder:
         for run in sorted({0} if slot == BASE else runs):
             nobody = [0] * rows
             slots = [BASE] * (rows - run) + [slot] * run
-            self._forward(_Tokens(slots, nobody, nobody, nobody, [()] * rows), 1, joined=joined)
+            self._forward(_Tokens(slots, nobody, nobody, nobody), 1, joined=joined)
 
     def _forward(self, tokens: _Tokens, longest: int, *, joined: bool) -> Tensor:
         """Logits of all tokens; longest: pages of a seat, at most; joined: whether some are of prompts."""
@@ -170,12 +170,14 @@ class Decoder:
             return self.forward_step(Batch(slots, device), to_device(inputs, device), longest)
 
     def _plan(self, tokens: _Tokens, inputs: list[int], rows: int, width: int) -> Plan:
-        """Of a step, for those who do not have the table: so many of its rows, and pages of each."""
-        tables = ([*pages[:width], *[SCRATCH] * (width - len(pages))] for pages in tokens.pages)
-        flat = [page for table in tables for page in table] + [SCRATCH] * (width * (rows - len(tokens.pages)))
+        """Of a step, for those who do not have the table: its seats that rows have, and so many pages of each."""
+        at = {seat: number for number, seat in enumerate(tokens.pages)}
+        seats = [at[seat] for seat in inputs[2 * rows :]]
+        tables = ([*pages[:width], *[SCRATCH] * (width - len(pages))] for pages in tokens.pages.values())
+        told = [*inputs[: 2 * rows], *seats, *(page for table in tables for page in table)]
         moved, self._moved = self._moved, False
         of_pages = self._pages.number, self._pages.count
-        return Plan(Kind.ROWS, tokens.slots, inputs[: 2 * rows] + flat, rows, 1, of_pages, width, moved)
+        return Plan(Kind.ROWS, tokens.slots, told, rows, 1, of_pages, width, moved)
 
     def _shape(self, slots: Sequence[int], longest: int, *, joined: bool) -> Shape:
         counts = [slots.count(slot) for slot in {*slots} - {BASE}]

@@ -186,6 +186,9 @@ class _KeysAndValues:
     def forward(self, plan: Plan, count: int, inputs: Tensor) -> None:
         """Of pieces or rows; count: pages that there are."""
         self._pages.follow(count)
+        if plan.kind == Kind.ROWS:  # many may have the same table, which is told once
+            seats, tables = inputs[2 * plan.rows : 3 * plan.rows], inputs[3 * plan.rows :].view(-1, plan.width)
+            inputs = torch.cat([inputs[: 2 * plan.rows], tables.index_select(0, seats).flatten()])
         if plan.kind == Kind.ROWS and plan.fresh and self._graphs is not None:
             self._graphs.forget_steps()  # nobody will ask for them, and they hold memory
         if plan.way == Way.PLAIN:
