@@ -61,12 +61,12 @@ _SHORT = 32
 
 
 def _are_many(segments: Segments, rows: int) -> bool:
-    """Whether runs of a batch of so many rows are short on average, whatever one of them may be."""
-    return rows < _SHORT * segments.capacity
+    """Whether one of many short runs may be long: where prompts join a step. Else a long one may be all there is."""
+    return _SHORT < segments.row_limit < rows < _SHORT * segments.capacity
 
 
 def _are_short(segments: Segments, rows: int) -> bool:
-    """Whether tiles of few rows serve a batch of so many: all runs are short, or most, as where prompts join a step."""
+    """Whether tiles of few rows serve a batch of so many: all runs are short, or most."""
     return segments.row_limit <= _SHORT or _are_many(segments, rows)
 
 
