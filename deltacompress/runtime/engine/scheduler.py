@@ -64,7 +64,7 @@ class Scheduler:
         """step_tokens: of prompts, that a step computes; max_batch: requests that run at once; rules: who gives
         way to whom; prefix_bytes: see Prefixes; kv_tokens: see Pages; expected_tokens: of a request.
         """
-        self.max_batch = max_batch
+        self.max_batch, self._step_tokens = max_batch, step_tokens
         self._listener, self._variants = listener, variants
         self.pages = Pages(expected=max_batch * expected_tokens // PAGE, most_tokens=kv_tokens)
         # over several devices the first one does not know what the others have
@@ -108,7 +108,7 @@ class Scheduler:
                 traits = self._model.traits([slot])
                 if slot == BASE or (traits is not None and not traits <= served):
                     served |= traits or frozenset()
-                    self.decoder.warm(slot, min(self.max_batch, WARM_ROWS))
+                    self.decoder.warm(slot, min(self.max_batch, WARM_ROWS), self._step_tokens)
                     self._pieces.warm(slot, tokens, self.max_batch)
         except BaseException:
             self._forget()

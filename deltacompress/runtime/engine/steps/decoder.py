@@ -125,17 +125,19 @@ class Decoder:
         logits = self._forward(tokens, longest, joined=joined)
         return logits[to_device(lasts, logits.device)] if joined else logits
 
-    def warm(self, slot: int, most: int) -> None:
+    def warm(self, slot: int, most: int, joined: int) -> None:
         """Have steps of up to so many rows captured, of the base or with the variant of this slot; no row is there yet.
 
-        Only where a step's width is that of the table, whoever is in it.
+        joined: tokens of prompts that join them, at most. Only where a step's width is that of the table, whoever is in
+        it.
         """
         if not self._model.paged:
             return
         plain = {bucket(count) for count in range(1, most + 1)}
         for rows in sorted(plain):
             self._warm(slot, rows, {run_limit(count, rows) for count in range(1, rows + 1)}, joined=False)
-        for rows in sorted({joined_bucket(count + 1) for count in range(1, most + JOINED)}):
+        beside = range(2, most + min(joined, JOINED)) if most > 1 else ()  # one decodes, at least, and one joins
+        for rows in sorted({joined_bucket(count) for count in beside}):
             self._warm(slot, rows, {min(_RUN, rows), rows}, joined=True)
 
     def _warm(self, slot: int, rows: int, runs: set[int], *, joined: bool) -> None:
