@@ -147,7 +147,7 @@ def read_adapter(directory: Path) -> ReadAdapter:
             if _stamp(weights) != before:
                 raise CheckpointError("changed while it was read", where=weights, way_out="run it again")
             hashing.set_result(digest)
-        except CheckpointError as error:
+        except BaseException as error:  # noqa: BLE001 - of any other, who waits would never hear
             hashing.set_exception(error)
 
     Thread(target=hash_both, name="deltacompress-hash", daemon=True).start()  # a process that ends waits for no hash

@@ -80,6 +80,7 @@ def check_finite(weights: Path, expected: Stamp, spans: Iterable[TensorSpan]) ->
             if not _are_finite(file, _pieces([span])):
                 what = f"tensor {span.info.name} holds NaN or an infinity"
                 raise CheckpointError(what, where=weights, way_out="train it again, or get it again")
+        raise CheckpointError("changed while it was read", where=weights, way_out="run it again")
 
 
 def entries(adapter: Adapter, change: Change) -> tuple[Integers, Integers]:

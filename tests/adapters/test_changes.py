@@ -70,6 +70,7 @@ def test_records(tmp_path: Path) -> None:
 
 def test_the_digest_is_of_config_and_weights_only(tmp_path: Path) -> None:
     one = opened(tmp_path / "a", LORA, lora())
+    assert one.digest  # waits for it, before the file is written again
     (tmp_path / "a" / "README.md").write_text("a card")
     assert opened(tmp_path / "a", LORA, lora()).digest == opened(tmp_path / "b", LORA, lora()).digest == one.digest
     raw = [(tmp_path / "a" / name).read_bytes() for name in ("adapter_config.json", "adapter_model.safetensors")]

@@ -133,3 +133,20 @@ def test_memory_does_not_grow_with_the_adapter(tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 120 << 20  # a piece of 2^20 entries in some arrays of 8 bytes each, and a bit for each place
+
+
+def test_what_is_whole_when_it_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows then which of both was read."""
+    tensors = lora()
+    next(iter(tensors.values())).flat[0] = np.nan
+    adapter, look = open_adapter(write(tmp_path / "a", LORA, tensors), BASE), values._are_finite
+    whole = (write(tmp_path / "b", LORA, lora()) / "adapter_model.safetensors").read_bytes()
+
+    def replaced(file: Any, pieces: Any) -> bool:
+        found = look(file, pieces)
+        adapter.weights.write_bytes(whole)
+        return found
+
+    monkeypatch.setattr(values, "_are_finite", replaced)
+    with pytest.raises(CheckpointError, match="changed while it was read; run it again"):
+        check_values(adapter)

@@ -93,9 +93,8 @@ class AdapterOperands:
         if b.dtype != self.tensors.dtype or record.magnitude is not None:
             b = b.float()
         b = b * record.scale  # computed in float32, whatever its dtype
-        # what was looked at when the adapter was opened and is served as it is needs no second look
-        own = a if a.dtype == self.tensors.dtype else self._served(change, "A", a)
-        tensors = {"a": own, "b": self._served(change, "B times its scale", b)} | self._bias_of(change, record)
+        tensors = {"a": self._served(change, "A", a), "b": self._served(change, "B times its scale", b)}
+        tensors |= self._bias_of(change, record)
         parts: list[LinearOperand] = [low_rank.LowRank(tensors)]
         if record.magnitude is not None:
             scale = self._over_norms(change, record.magnitude, row_norms(rows(), a, b))

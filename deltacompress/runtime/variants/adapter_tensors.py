@@ -55,13 +55,18 @@ class AdapterTensors:
 
     @contextmanager
     def gathered(self, memory: Memory, threads: Executor | None) -> Iterator[None]:
-        """In this block `ready` has what is served as it is stored, but for a factor; memory: that it is read into."""
-        with self.opened():
+        """In this block `ready` has what is served as it is stored, but for a factor; memory: that it is read into.
+
+        Raises:
+            IntegrityError: the file has changed since the adapter was opened, or cannot be read.
+        """
+        with self.opened() as descriptor:
             self._ready = each(lambda run: self._gather(run, memory), self._runs, threads)
             try:
                 yield
             finally:
                 self._ready = {}
+            self._check(descriptor)  # it may have changed under the last read, after it was hashed
 
     def ready(self, name: str) -> Tensor | None:
         """Tensor `name` times its factor, as it is served, where that is at hand."""
@@ -122,12 +127,15 @@ class AdapterTensors:
 
     def _fill(self, descriptor: int, view: memoryview, begin: int) -> bool:
         """Read bytes from `begin` on of the very file that was opened; False if it ends before."""
-        if stamp(os.fstat(descriptor)) != self._adapter.stamp:
-            raise ChecksumError("changed since it was opened", where=self._adapter.weights, way_out=_AGAIN)
+        self._check(descriptor)
         got = 0
         while got < view.nbytes and (more := os.preadv(descriptor, [view[got:]], begin + got)):
             got += more
         return got == view.nbytes
+
+    def _check(self, descriptor: int) -> None:
+        if stamp(os.fstat(descriptor)) != self._adapter.stamp:
+            raise ChecksumError("changed since it was opened", where=self._adapter.weights, way_out=_AGAIN)
 
     def wide(self, name: str) -> Tensor:
         """Tensor `name` as float32; raises as `read`."""

@@ -162,6 +162,66 @@ def test_what_takes_its_place_while_it_is_hashed(
     assert not runtime.variants
 
 
+def test_what_is_changed_under_the_last_read(family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When its hash is known already, and no other read follows."""
+    path = shutil.copytree(family.kinds["lora"].path, tmp_path / "a")
+    runtime, read = Runtime.from_base(family.pair.base), os.preadv
+
+    def hashed(adapter: Adapter) -> None:
+        assert adapter.digest
+
+    def changed(*arguments: Any) -> int:
+        with (path / "adapter_model.safetensors").open("r+b") as file:
+            file.seek(-8, os.SEEK_END)
+            file.write(bytes(8))
+        return read(*arguments)
+
+    monkeypatch.setattr(serving, "check_values", hashed)
+    monkeypatch.setattr(adapter_tensors.os, "preadv", changed)
+    with pytest.raises(ChecksumError, match="changed since it was opened; load the adapter again"):
+        runtime.load(path, "a")
+    assert not runtime.variants
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("boo")])
+def test_a_hash_that_breaks_is_told(
+    family: Family, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Whatever it was: who waits for it would wait for ever."""
+
+    def broken(*_: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(adapters, "_digest", broken)
+    for kind in ("lora", "dora"):
+        with pytest.raises(type(error), match=str(error)):
+            runtime.load(family.kinds[kind].path, "a")
+    assert not runtime.variants
+    assert not runtime.cache.residents.by_slot
+
+
+@pytest.mark.parametrize("name", ["lora", "dora"])
+def test_what_is_read_damaged_though_it_was_looked_at(
+    family: Family, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A disk may give other bytes the second time."""
+    monkeypatch.setattr(serving, "check_values", lambda _: None)
+    path = family.kinds[name].path
+    begin = adapters.read_adapter(path).tensors[f"{Q}.lora_A.weight"].begin
+    read = os.preadv
+
+    def damaged(descriptor: int, views: list[memoryview], at: int) -> int:
+        got = read(descriptor, views, at)
+        if at <= begin < at + got:
+            views[0][begin - at : begin - at + 4] = b"\x00\x00\xc0\x7f"
+        return got
+
+    monkeypatch.setattr(adapter_tensors.os, "preadv", damaged)
+    with pytest.raises(DeltaCompressError, match="q_proj: A has values"):
+        runtime.load(path, "a")
+    assert not runtime.variants
+
+
 def test_what_is_changed_after_it_was_opened(family: Family, tmp_path: Path) -> None:
     path = shutil.copytree(family.kinds["lora"].path, tmp_path / "a")
     small = Runtime.from_base(family.pair.base)
