@@ -109,6 +109,21 @@ def test_store_and_attend(place: Place, window: int | None, each: int, positions
 
 
 @pytest.mark.parametrize("place", PLACES, ids=str)
+@pytest.mark.parametrize("rows", [8, 9, 33, 129])
+def test_columns_are_cut_otherwise_for_more_rows(place: Place, rows: int) -> None:
+    """Of one column, and of more than a step takes; each row has the same 20 pages, in an order of its own."""
+    keys, values = (drawn(place, 1, 20, 10, 24, seed=seed) for seed in (0, 1))
+    draw = torch.Generator().manual_seed(rows)
+    table = torch.stack([torch.randperm(20, generator=draw) for _ in range(rows)]).to(place[0])
+    at = torch.randint(0, 200, (rows,), generator=draw).to(place[0])
+    at[:3] = torch.tensor([0, 63, 199])
+    q = drawn(place, rows, 3, 1, 24)
+    mask = masked(at[:, None], 200, None)
+    found = fused.attend(q, keys, values, table, mask, at, 0.3)
+    close(found, attention(q, keys, values, table, mask))
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("tokens", [1, 70])
 def test_attend_to_pages_of_a_prompt(place: Place, window: int | None, tokens: int) -> None:

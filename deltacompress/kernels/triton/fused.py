@@ -144,7 +144,7 @@ def attend(
         parts = torch.empty((rows, heads, cut.splits, size + 2), dtype=torch.float32, device=q.device)
         kernels.attend_row[(rows, heads, cut.splits)](
             q, keys, values, table, mask, parts, positions, scale, q.stride(0), q.stride(1), keys.stride(0),
-            table.stride(0), mask.stride(0), **fixed, HEADS=heads, COLUMNS=max(min(cut.numbers // block, 128), 1),
+            table.stride(0), mask.stride(0), **fixed, HEADS=heads, COLUMNS=min(cut.numbers // block, 128),
             SPLITS=cut.splits, num_warps=cut.warps,
         )  # fmt: skip
         kernels.join[(rows * heads,)](parts, out, SIZE=size, BLOCK=block, SPLITS=cut.splits, num_warps=2)

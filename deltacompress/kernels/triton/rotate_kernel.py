@@ -2,8 +2,7 @@
 
 Programs share the row tiles of all runs, which they count themselves: a launch has no more of them than rows can need,
 whatever its runs may be. One row a run (BM 1) is a sum of products that streams the blocks; more take tl.dot, with
-blocks smaller than a tile along its diagonal. Sizes are runtime
-values.
+blocks smaller than a tile along its diagonal. Sizes are runtime values.
 """
 
 from __future__ import annotations

@@ -258,35 +258,28 @@ def test_one_that_is_cancelled_while_it_joins(fleet: Fleet) -> None:
     assert (log.tokens("gone"), log.end("gone").finish) == ((), "cancelled")
 
 
-def test_no_memory_for_a_step_that_prompts_join(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name", "most"), [(Decoder, "_forward", 512), (Pieces, "forward", 16)], ids=["step", "prompt beside it"]
+)
+def test_no_memory_for_what_prompts_join(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, kind: type, name: str, most: int
+) -> None:
+    """Nobody has a page after that, those included that were to join and have no row yet."""
+    monkeypatch.setattr(prompts, "JOINED", most)
     runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
     running, log = begun(runtime, "a", "b")
     asked = [Call(f"{at}", "c", tuple(random_ids(12, at)), 6, LONG) for at in range(2)]
     for call in asked:
         running.submit(call)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Decoder, "_forward", no_memory)
+        patch.setattr(kind, name, no_memory)
         running.step()
+    assert not any(one.pages for one in running._known.values())
     held(running, log, plain, [*firsts("a", "b"), *asked])
 
 
 def no_memory(*_: object, **__: object) -> torch.Tensor:
     raise BackendError("no memory")
-
-
-def test_no_memory_for_a_prompt_beside_those_that_join(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has a page after that, those included that were to join and have no row yet."""
-    monkeypatch.setattr(prompts, "JOINED", 16)
-    runtime, plain = runtime_of(fleet, slots=5), runtime_of(fleet, cuda_graphs=False)
-    running, log = begun(runtime, "a", "b")
-    asked = [Call(f"{at}", "c", tuple(random_ids(12, at)), 6, LONG) for at in range(2)]
-    for call in asked:
-        running.submit(call)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pieces, "forward", no_memory)
-        running.step()
-    assert not any(one.pages for one in running._known.values())
-    held(running, log, plain, asked)
 
 
 def test_one_that_gave_way_with_the_token_that_ends_it(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,10 +25,8 @@ from deltacompress.runtime.parallel.plan import Kind, Plan
 
 _WIDTH, _ROWS = 256, 64
 """Pages of a seat, and seats, that the table has room for at the start. Seat 0 is nobody's: its pages are SCRATCH."""
-
-
 JOINED = 512
-"""Tokens of prompts that join a step, at most; from here on a forward of their own loses little."""
+"""Tokens of prompts that join a step, at most: each size of such steps is captured, in some memory."""
 _RUN = 128
 """Rows of one variant that kernels are chosen for in such a step, if it has no more; else all rows."""
 

@@ -46,7 +46,7 @@ class Group:
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = sorted(requests, key=lambda one: one.slot)
-        self.ids = [one.ids + one.tokens for one in self.requests]  # one that had to give way has tokens already
+        self.ids = [one.known for one in self.requests]  # one that had to give way has tokens already
         self.scored = [one.sampling.prompt_logprobs is not None and not one.tokens for one in self.requests]
         for request, scored in zip(self.requests, self.scored, strict=True):
             if scored:

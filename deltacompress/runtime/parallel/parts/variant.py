@@ -1,6 +1,6 @@
 """A rank's part of a variant: opened whole, and each of its operands made whole, checked, and cut.
 
-A hash is of a whole tensor, so every rank reads the tensors of which it has a part, one at a time.
+A hash is of a whole tensor, so every rank reads all of those of which it has a part.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class VariantPart(Variant):
 
     @override
     def reading(self, memory: Memory = plain_memory, threads: Executor | None = None) -> AbstractContextManager[object]:
-        return self.whole.reading(plain_memory, threads)  # what is cut out of it is copied
+        return self.whole.reading(plain_memory, threads)  # a part of a run is no reason to pin all of it
 
     @property
     @override
