@@ -30,10 +30,17 @@ def test_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
         ("boft", 4, 5),
         ("boft", 5, 5),
         ("base alone", 0, 5),
+        ("lora16 of a mixed batch", 1, 5),
+        ("boft of a mixed batch", 1, 5),
+        ("dora16 of a mixed batch", 1, 5),
+        ("delta of a mixed batch", 1, 5),
         ("mixed", 4, 5),
     ]
+    before, (one, *others, mixed) = found["rows"][:4], found["rows"][4:]
+    assert mixed["over_sum"] == pytest.approx(mixed["ms"] / (sum(row["ms"] for row in others) - 3 * one["ms"]))
+    assert all(row["over_sum"] is None for row in [*before, one, *others])
     assert [(row["kind"], row["adapters"]) for row in found["loads"]] == [
-        ("boft", 5), ("boft", 1), ("dora16", 1), ("delta", 1), ("lora16", 1)
+        ("boft", 5), ("lora16", 1), ("boft", 1), ("dora16", 1), ("delta", 1)
     ]  # fmt: skip
     assert all(row["ms"] > 0 for row in found["rows"] + found["loads"])
 
@@ -73,6 +80,31 @@ def test_the_figures_of_known_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     for row in found["loads"]:
         assert row["bytes"] == _own_bytes(row["kind"])
         assert (row["device_bytes"], row["device_over_own"]) == (2 * row["bytes"], 2)  # fp32 of bf16
+
+
+def test_the_kinds_of_a_mixed_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third each of LoRA and BOFT, a sixth of DoRA, one row of the base, the rest packed deltas; 2 ms and 1 ms for
+    each variant add up, but for 4 ms that all together take besides.
+    """
+    asked: list[list[str]] = []
+
+    def steps(_runtime: Any, _shape: Any, names: Sequence[str | None], count: int) -> tuple[list[float], list[float]]:
+        kinds = sorted((name or "base").split()[0] for name in names)
+        asked.append([f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)])
+        ms = 2.0 + len({name for name in names if name is not None}) + 4 * (len(asked[-1]) == 5)
+        return [ms] * count, [ms] * count
+
+    monkeypatch.setattr(bench, "timed_steps", steps)
+    rows = bench.run(device="cpu", parts=["mixed"], most=12, steps=3).to_json()["rows"]
+    assert asked == [
+        ["12 base"],
+        ["8 base", "4 lora16"],
+        ["8 base", "4 boft"],
+        ["10 base", "2 dora16"],
+        ["11 base", "1 delta"],
+        ["1 base", "4 boft", "1 delta", "2 dora16", "4 lora16"],
+    ]
+    assert rows[-1]["over_sum"] == pytest.approx(17 / 13)
 
 
 def _own_bytes(kind: str) -> int:

@@ -29,14 +29,15 @@ from deltacompress.runtime.variants.opening import open_variant
 
 PARTS = ("lora16", "lora32", "lora64", "boft", "mixed")
 _TIMED_LOADS = 4
-_MIXED = ("boft", "dora16", "delta", "lora16")
-"""Kinds of a mixed batch, beside the base."""
+_MIXED = {"lora16": 3, "boft": 3, "dora16": 6}
+"""Kinds of a mixed batch and of how many rows one is theirs; of the others one is the base's, and packed deltas' the rest.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterDecodeBench:
     """rows: times of one step in milliseconds, over_base: against the base alone with as many rows, timed just before;
-    loads: a row for each kind.
+    over_sum, of a mixed batch: against the base's step and what each kind adds to it alone; loads: a row for each kind.
     """
 
     device: str
@@ -137,12 +138,18 @@ class _Bench:
         self._unload()
 
     def mixed(self) -> None:
-        """The base and every kind, packed deltas among them, about as many rows of each."""
-        each = -(-self._few // (1 + len(_MIXED)))
-        names: list[str | None] = [None] * each
-        for kind in _MIXED:
-            names += self._load(kind, each)
-        self._row("mixed", names, self._base(len(names)))
+        """The base and every kind, packed deltas among them, in one batch; before it each kind with the base alone."""
+        counts = {kind: max(1, self._most // part) for kind, part in _MIXED.items()}
+        counts["delta"] = max(1, self._most - sum(counts.values()) - 1)
+        names: list[str | None] = [None]
+        base = summed = self._base(1 + sum(counts.values()))
+        for kind, count in counts.items():
+            own = self._load(kind, count)
+            self._row(f"{kind} of a mixed batch", [*own, *[None] * (1 + sum(counts.values()) - count)], base)
+            summed += self.rows[-1]["ms"] - base
+            names += own
+        self._row("mixed", names, base)
+        self.rows[-1]["over_sum"] = self.rows[-1]["ms"] / summed
         self._unload()
 
     def _base(self, rows: int) -> float:
@@ -162,6 +169,7 @@ class _Bench:
                 "spread": figures.spread(times),
                 "served_ms": figures.median(served),
                 "over_base": 1.0 if base is None else ms / base,
+                "over_sum": None,
             }
         )
 

@@ -35,12 +35,13 @@ class Rotation:
 def cayley(parameters: Tensor) -> Tensor:
     """(I - K)(I + K)^-1 with K the skew part of each of `parameters` [..., b, b]; float64.
 
-    I + K always has an inverse, since the eigenvalues of K are imaginary. Computed as 2 (I + K)^-1 - I.
+    I + K always has an inverse, since the eigenvalues of K are imaginary: nobody asks whether there was one, for which a
+    GPU would be waited for. Computed as 2 (I + K)^-1 - I.
     """
     wide = parameters.double()
     sum_ = (wide - wide.mT).div_(2)
     sum_.diagonal(dim1=-2, dim2=-1).add_(1)
-    found: Tensor = torch.linalg.inv(sum_).mul_(2)
+    found: Tensor = torch.linalg.inv_ex(sum_).inverse.mul_(2)
     found.diagonal(dim1=-2, dim2=-1).sub_(1)
     return found
 
