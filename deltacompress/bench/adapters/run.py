@@ -30,8 +30,7 @@ from deltacompress.runtime.variants.opening import open_variant
 PARTS = ("lora16", "lora32", "lora64", "boft", "mixed")
 _TIMED_LOADS = 4
 _MIXED = {"lora16": 3, "boft": 3, "dora16": 6}
-"""Kinds of a mixed batch and of how many rows one is theirs; of the others one is the base's, and packed deltas' the rest.
-"""
+"""Kinds of a mixed batch: of how many rows one is theirs. One row is the base's, those that are left packed deltas'."""
 
 
 @dataclass(frozen=True, slots=True)

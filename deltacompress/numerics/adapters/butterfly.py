@@ -35,8 +35,8 @@ class Rotation:
 def cayley(parameters: Tensor) -> Tensor:
     """(I - K)(I + K)^-1 with K the skew part of each of `parameters` [..., b, b]; float64.
 
-    I + K always has an inverse, since the eigenvalues of K are imaginary: nobody asks whether there was one, for which a
-    GPU would be waited for. Computed as 2 (I + K)^-1 - I.
+    I + K always has an inverse, since the eigenvalues of K are imaginary: nobody waits to hear whether there was one.
+    Computed as 2 (I + K)^-1 - I.
     """
     wide = parameters.double()
     sum_ = (wide - wide.mT).div_(2)
