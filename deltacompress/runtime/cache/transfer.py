@@ -76,7 +76,8 @@ class Transfer:
                 raise InputError(f"brings for {path} other than the {said} bytes that it told", where=variant.folder)
             return found if found is None or self.stream is None else found.pinned(pinned)
 
-        with variant.reading(plain_memory if self.stream is None else pinned.alone, threads):
+        memory, device = (plain_memory, None) if self.stream is None else (pinned.alone, self._device)
+        with torch.cuda.stream(self.stream), variant.reading(memory, threads, device):
             if threads is None:
                 found: Iterable[Operand | None] = map(operand, paths)
             elif variant.decodes:

@@ -91,8 +91,13 @@ class AdapterVariant(Variant):
 
     @override
     @contextmanager
-    def reading(self, memory: Memory = plain_memory, threads: Executor | None = None) -> Iterator[None]:
-        with self._operands.tensors.gathered(memory, threads):
+    def reading(
+        self,
+        memory: Memory = plain_memory,
+        threads: Executor | None = None,
+        device: torch.device | None = None,
+    ) -> Iterator[None]:
+        with self._operands.tensors.gathered(memory, threads, device):
             yield
 
     @property

@@ -16,7 +16,6 @@ from deltacompress.adapters.records import Change, EmbeddingLowRank, LowRank, To
 from deltacompress.adapters.records import Rotation as RotationRecord
 from deltacompress.adapters.values import entries
 from deltacompress.errors import CheckpointError
-from deltacompress.numerics.adapters.butterfly import rotations
 from deltacompress.numerics.adapters.magnitude import Rows, row_norms
 from deltacompress.runtime.operands import low_rank
 from deltacompress.runtime.operands.dense_delta import DeltaOfRows
@@ -108,7 +107,7 @@ class AdapterOperands:
         return {"bias": self._served(change, "the bias of B times its scale", bias)}
 
     def _rotation(self, change: Change, record: RotationRecord) -> list[LinearOperand]:
-        turns = rotations(self.tensors.read(record.R))
+        turns = self.tensors.turns(record.R)
         blocks = {f"blocks{k}": self._served(change, "rotation", one.blocks) for k, one in enumerate(turns)}
         scale = self._served(change, "boft_s", self.tensors.read(record.s).flatten())
         return [Rotation(blocks, tuple((one.stride, one.chunk) for one in turns)), Scale({"scale": scale})]

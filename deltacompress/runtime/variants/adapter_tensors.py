@@ -19,7 +19,9 @@ from deltacompress.checkpoints.reader import Checkpoint, tensor_bytes
 from deltacompress.checkpoints.side_files import link_homes
 from deltacompress.errors import ChecksumError, InputError, IntegrityError
 from deltacompress.files.regular import open_regular, stamp, unreadable
+from deltacompress.numerics.adapters.butterfly import Rotation, rotations
 from deltacompress.runtime.variants.adapter_runs import Run, each, factors_of, runs_of
+from deltacompress.runtime.variants.adapter_turns import turns_of
 from deltacompress.runtime.variants.variant import Memory
 
 _AGAIN = "load the adapter again"
@@ -52,25 +54,35 @@ class AdapterTensors:
         self._factors = factors_of(adapter.changes.values(), adapter.tensors, dtype)
         self._runs = runs_of(adapter.tensors[name] for name in self._factors)
         self._ready: dict[str, Tensor] = {}
+        self._turns: dict[str, list[Rotation]] = {}
 
     @contextmanager
-    def gathered(self, memory: Memory, threads: Executor | None) -> Iterator[None]:
+    def gathered(self, memory: Memory, threads: Executor | None, device: torch.device | None = None) -> Iterator[None]:
         """In this block `ready` has what is served as it is stored, but for a factor; memory: that it is read into.
+
+        device: a GPU that makes rotations, beside threads that read; None: they are made when they are asked for.
 
         Raises:
             IntegrityError: the file has changed since the adapter was opened, or cannot be read.
         """
         with self.opened() as descriptor:
             self._ready = each(lambda run: self._gather(run, memory), self._runs, threads)
+            if device is not None and threads is not None:
+                of = self._adapter
+                self._turns = turns_of(of.changes.values(), of.tensors, self.read, self.dtype, memory, threads, device)
             try:
                 yield
             finally:
-                self._ready = {}
+                self._ready, self._turns = {}, {}
             self._check(descriptor)  # it may have changed under the last read, after it was hashed
 
     def ready(self, name: str) -> Tensor | None:
         """Tensor `name` times its factor, as it is served, where that is at hand."""
         return self._ready.get(name)
+
+    def turns(self, name: str) -> list[Rotation]:
+        """`butterfly.rotations` of the parameters `name`, in the order in which an input takes them."""
+        return self._turns[name] if name in self._turns else rotations(self.read(name))
 
     def _gather(self, run: Run, memory: Memory) -> dict[str, Tensor]:
         """Tensors of a run, ready; none where something is wrong with one: who reads that by itself tells of it."""

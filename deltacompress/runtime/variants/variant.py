@@ -82,10 +82,16 @@ class Variant(ABC):
         """Bytes of what `operand` gives, in host memory as on the device; None where only reading it tells."""
         return None
 
-    def reading(self, memory: Memory = plain_memory, threads: Executor | None = None) -> AbstractContextManager[object]:
+    def reading(
+        self,
+        memory: Memory = plain_memory,
+        threads: Executor | None = None,
+        device: torch.device | None = None,
+    ) -> AbstractContextManager[object]:
         """In this block files that operands are made of stay open, where that is of use.
 
-        What many of them are made of is read at once, into `memory`, by `threads`, or by this one.
+        What many of them are made of is read at once, into `memory`, by `threads`, or by this one; device: a GPU that
+        may compute some of it, on the current stream.
         """
         return nullcontext()
 

@@ -14,8 +14,9 @@ from runtime.adapters.family import Family
 
 from deltacompress.checkpoints.header import TensorSpan
 from deltacompress.errors import DeltaCompressError
+from deltacompress.numerics.adapters import butterfly
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.variants import adapter_runs
+from deltacompress.runtime.variants import adapter_runs, adapter_turns
 from deltacompress.runtime.variants.adapter import AdapterVariant
 from deltacompress.runtime.variants.adapter_runs import Run, runs_of
 from deltacompress.runtime.variants.variant import plain_memory
@@ -104,3 +105,46 @@ def test_a_value_that_is_not_finite_leaves_none_of_the_run(bad: float, dtype: to
     assert torch.equal(found["b"], content[40:] * 0.5)
     content[41] = bad
     assert not run.served(content.view(torch.uint8), {"a": 1.0, "b": 0.5})
+
+
+@pytest.mark.parametrize("at_once", [4 << 20, 1])
+@pytest.mark.parametrize("kind", ["boft b4 m1", "boft b8 m3", "boft b32 m2"])
+def test_rotations_made_together_are_those_of_each_module(
+    family: Family, kind: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_turns, "_AT_ONCE", at_once)
+    made = list[int]()
+
+    def rotations(parameters: torch.Tensor) -> list[butterfly.Rotation]:
+        made.append(parameters.shape[1])
+        return butterfly.rotations(parameters)
+
+    monkeypatch.setattr(adapter_turns, "rotations", rotations)
+    variant = opened(family.kinds[kind].path, Runtime.from_base(family.pair.base))
+    alone = {path: variant.operand(path) for path in variant.paths()}
+    assert not made
+    with ThreadPoolExecutor(3) as pool, variant.reading(plain_memory, pool, torch.device("cpu")):
+        together = {path: variant.operand(path) for path in variant.paths()}
+    assert (len(made) == len(alone)) == (at_once == 1)
+    for path, one in alone.items():
+        other = together[path]
+        assert one is not None
+        assert other is not None
+        assert one.tensors.keys() == other.tensors.keys()
+        assert all(torch.equal(part, other.tensors[name]) for name, part in one.tensors.items())
+    assert not variant._operands.tensors._turns
+
+
+def test_what_a_gpu_has_no_room_for_is_made_on_the_cpu(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = opened(family.kinds["boft b8 m3"].path, Runtime.from_base(family.pair.base))
+    alone = variant.operand(variant.paths()[0])
+
+    def full(_parameters: torch.Tensor) -> list[butterfly.Rotation]:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(adapter_turns, "rotations", full)
+    with ThreadPoolExecutor(1) as pool, variant.reading(plain_memory, pool, torch.device("cpu")):
+        found = variant.operand(variant.paths()[0])
+    assert alone is not None
+    assert found is not None
+    assert all(torch.equal(part, found.tensors[name]) for name, part in alone.tensors.items())

@@ -9,6 +9,7 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import torch
 from typing_extensions import override
 
 from deltacompress.errors import UnsupportedModelError, option
@@ -53,8 +54,13 @@ class VariantPart(Variant):
         return True  # to be cut takes as long
 
     @override
-    def reading(self, memory: Memory = plain_memory, threads: Executor | None = None) -> AbstractContextManager[object]:
-        return self.whole.reading(plain_memory, threads)  # a part of a run is no reason to pin all of it
+    def reading(
+        self,
+        memory: Memory = plain_memory,
+        threads: Executor | None = None,
+        device: torch.device | None = None,
+    ) -> AbstractContextManager[object]:
+        return self.whole.reading(plain_memory, threads, device)  # a part of a run is no reason to pin all of it
 
     @property
     @override
