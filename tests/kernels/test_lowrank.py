@@ -74,7 +74,7 @@ def test_columns_of_more_than_one_program(place: Place, rows: int) -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("limit", [1, 4, 40])
 def test_a_row_depends_on_its_adapter_alone(place: Place, limit: int) -> None:
-    """Slots that hold the same give the same bits, whoever sits beside them; x and y are parts of wider tensors."""
+    """Slots that hold the same give the same bits, whoever may sit beside them; x and y are parts of wider tensors."""
     low = make_low(place[1], F32, 72, (40,), (17, 3, 0))
     low.put(0, 0, 17, seed=1)
     low.put(0, 2, 17, seed=1)
@@ -83,7 +83,8 @@ def test_a_row_depends_on_its_adapter_alone(place: Place, limit: int) -> None:
     x[2], y[2] = x[0], y[0]
     around, one = result.clone(), kernels_of(place)
     alone = y[:1].clone()
-    one.add_low_rank(x[:1], alone, Segments.build([0, 1], [0], place[1], row_limit=limit), low.tables)
+    spacious = Segments.build([0, 1], [0], place[1], row_limit=limit, capacity=20)
+    one.add_low_rank(x[:1], alone, spacious, low.tables)
     one.add_low_rank(x, y, Segments.build([0, 1, 2, 3], [0, 1, 2], place[1], row_limit=limit), low.tables)
     assert torch.equal(y[0], y[2])
     assert torch.equal(y[0], alone[0])

@@ -149,6 +149,20 @@ def test_more_rows_than_programs(place: Place, each: int, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("wide", [2, 8])
+def test_programs_of_several_tiles_side_by_side(place: Place, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of neighbours, some wider than a tile, others, and none; the last program has fewer tiles."""
+    monkeypatch.setattr(adapters, "TURN_PROGRAMS", 1)
+    monkeypatch.setattr(adapters, "TURN_MANY_ROWS", replace(adapters.TURN_MANY_ROWS, wide=wide))
+    rotated = make_rotated(place[1], F32, 320, [0] * 6)
+    for slot, (size, stride, chunk) in enumerate([(64, 1, 64), (32, 1, 8), (160, 1, 160), (80, 2, 40), (4, 5, 2)]):
+        rotated.put(slot, size, stride, chunk, seed=slot)
+    segments = Segments.build(rising([40, 33, 1, 35, 2, 3]), [0, 1, 2, 3, 4, 5], place[1])
+    x = activations(place, F32, segments.rows + 2, 320)
+    assert relative(turned(place, x, segments, rotated), rotated.exact(x, segments)) <= bound(place, F32)
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_a_batch_of_no_run_is_copied(place: Place) -> None:
     rotated = make_rotated(place[1], F32, 96, [16])
     x = activations(place, F32, 3, 96)

@@ -30,8 +30,9 @@ from deltacompress.kernels.triton.sbmm import interpreted
 class _LowRankTiles:
     """Tiles of the two launches of low rank, for runs of so many rows.
 
-    bm: rows. br: ranks of a tile; rank_programs share those of a slot. bk, steps: columns of x of one program, whose
-    sums are parts that the second launch adds up. bn, chunk: columns of y of a tile, of a program.
+    bm, expand_bm: rows. br: ranks of a tile; rank_programs share those of a slot. bk, steps: columns of x of one
+    program, whose sums are parts that the second launch adds up. bn, chunk: columns of y of a tile, of a program.
+    expand_registers: of a thread, None: any number.
     """
 
     bm: int
@@ -39,23 +40,48 @@ class _LowRankTiles:
     rank_programs: int
     bk: int
     steps: int
+    warps: int
+    stages: int
+    expand_bm: int
+    expand_br: int
     bn: int
     chunk: int
-    expand_br: int
-    warps: int
     expand_warps: int
-    stages: int
     expand_stages: int
+    expand_registers: int | None = None
 
 
-_ONE_ROW = _LowRankTiles(1, 16, 4, 1024, 1, 512, 512, 16, warps=4, expand_warps=2, stages=1, expand_stages=1)
-_ONE_ROW_WIDE = replace(_ONE_ROW, bk=512)  # factors of four bytes
-_FEW_ROWS = _LowRankTiles(16, 32, 2, 128, 8, 128, 256, 64, warps=4, expand_warps=4, stages=4, expand_stages=1)
-_MANY_ROWS = _LowRankTiles(64, 64, 1, 64, 16, 64, 512, 64, warps=4, expand_warps=4, stages=3, expand_stages=1)
-_FEW_ROWS_PLAIN = replace(_FEW_ROWS, bk=64, steps=16, bn=64, expand_br=32, stages=2)
-_MANY_ROWS_PLAIN = _LowRankTiles(32, 32, 2, 32, 32, 64, 512, 32, warps=4, expand_warps=4, stages=2, expand_stages=1)
+LOW_ONE_ROW = _LowRankTiles(
+    1, 16, 4, 1024, 1, 4, 1, expand_bm=1, expand_br=16, bn=512, chunk=512, expand_warps=2, expand_stages=1
+)
+LOW_ONE_ROW_WIDE = replace(LOW_ONE_ROW, bk=512)  # factors of four bytes
+LOW_FEW_ROWS = _LowRankTiles(
+    16, 32, 2, 128, 8, 4, 4, expand_bm=16, expand_br=64, bn=128, chunk=256, expand_warps=4, expand_stages=1
+)
+LOW_MANY_ROWS = _LowRankTiles(
+    64,
+    64,
+    1,
+    64,
+    16,
+    4,
+    3,
+    expand_bm=64,
+    expand_br=64,
+    bn=64,
+    chunk=512,
+    expand_warps=4,
+    expand_stages=2,
+    expand_registers=168,
+)
+LOW_FEW_ROWS_PLAIN = replace(LOW_FEW_ROWS, bk=64, steps=16, bn=64, expand_br=32, stages=2)
+LOW_MANY_ROWS_PLAIN = _LowRankTiles(
+    32, 32, 2, 32, 32, 4, 2, expand_bm=32, expand_br=32, bn=64, chunk=512, expand_warps=4, expand_stages=1
+)
 
 
+FEW_SLOTS, SPREAD = 8, {"br": 4, "rank_programs": 16}
+"""Slots of one row that would leave most processors idle, and tiles for them that give the same sums."""
 _SHORT = 32
 """Rows of a run that tiles of few rows are for."""
 
@@ -78,10 +104,10 @@ def _row_tiles(segments: Segments, rows: int, bm: int) -> int:
 def _low_rank_tiles(limit: int, itemsize: int, plain: bool, *, short: bool) -> _LowRankTiles:
     """For runs of at most `limit` rows; itemsize: of the factors; plain: products of fp32, on ordinary cores."""
     if limit == 1:
-        return _ONE_ROW if itemsize == 2 else _ONE_ROW_WIDE
+        return LOW_ONE_ROW if itemsize == 2 else LOW_ONE_ROW_WIDE
     if short:
-        return _FEW_ROWS_PLAIN if plain else _FEW_ROWS
-    return _MANY_ROWS_PLAIN if plain else _MANY_ROWS
+        return LOW_FEW_ROWS_PLAIN if plain else LOW_FEW_ROWS
+    return LOW_MANY_ROWS_PLAIN if plain else LOW_MANY_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +115,8 @@ class _RotationTiles:
     """Tiles of the launch of rotations, for runs of so many rows.
 
     bm, columns: rows and columns of a tile. depth: rows of blocks in a step; steps: so many are loaded at once where
-    there is one row. programs: those of a column tile at most, which share its row tiles.
+    there is one row. programs: those of a column tile at most, which share its row tiles. wide: tiles side by side of
+    one program at most, where there are enough for all processors. registers: of a thread, None: any number.
     """
 
     bm: int
@@ -99,11 +126,15 @@ class _RotationTiles:
     programs: int
     warps: int
     stages: int
+    wide: int = 1
+    registers: int | None = None
 
 
 TURN_ONE_ROW = _RotationTiles(1, 256, 4, 4, programs=512, warps=4, stages=1)
 TURN_FEW_ROWS = _RotationTiles(16, 64, 64, 1, programs=32, warps=4, stages=2)
-TURN_MANY_ROWS = _RotationTiles(64, 64, 64, 1, programs=32, warps=4, stages=2)
+TURN_MANY_ROWS = _RotationTiles(64, 64, 64, 1, programs=32, warps=4, stages=3, wide=8, registers=168)
+TURN_PROGRAMS = 256
+"""So many at least, before one takes several tiles side by side."""
 TURN_PLAIN = {"columns": 32, "depth": 32}
 """What differs for products of fp32, on ordinary cores."""
 
@@ -126,6 +157,8 @@ class TritonAdapters(AdapterKernels):
 
     def __init__(self, device: torch.device | str, why: str) -> None:
         super().__init__(device, why)
+        hopper = self.device.type == "cuda" and torch.cuda.get_device_capability(self.device) >= (9, 0)
+        self._begins_early = hopper and not interpreted() and torch.version.hip is None
         self._members: WeakKeyDictionary[LinearTable[Any], dict[tuple[int, ...], Tensor]] = WeakKeyDictionary()
 
     @override
@@ -139,25 +172,28 @@ class TritonAdapters(AdapterKernels):
             return
         plain = interpreted() or x.dtype == torch.float32 or x.dtype != first.dtype
         tiles = _low_rank_tiles(limit, first.dtype.itemsize, plain, short=_are_short(segments, x.shape[0]))
+        if limit == 1 and segments.capacity <= FEW_SLOTS:
+            tiles = replace(tiles, **SPREAD)
         span, count, rows = tiles.bk * tiles.steps, len(tables), x.shape[0]
         splits, row_tiles = -(-first.in_features // span), _row_tiles(segments, rows, tiles.bm)
-        ranks = max(one.rank_limit for one in tables)
+        ranks = -(-max(one.rank_limit for one in tables) // kernel.WIDE.value) * kernel.WIDE.value
         parts = torch.empty(splits, count, rows, ranks, dtype=torch.float32, device=x.device)
-        members = self._described(tables)
+        members, early = self._described(tables), self._begins_early
         common: dict[str, Any] = {
-            "RANKS": ranks, "SPLITS": splits, "FACTOR": triton_type(first.dtype), "BM": tiles.bm,
-            "PLAIN": plain,
+            "RANKS": ranks, "SPLITS": splits, "FACTOR": triton_type(first.dtype), "PLAIN": plain, "EARLY": early,
         }  # fmt: skip
         kernel.shrink[row_tiles * tiles.rank_programs * splits, count, segments.capacity](
             x, x.stride(0), parts, rows, segments.offsets, segments.slots, members,
-            IN=first.in_features, ROW_TILES=row_tiles, RANK_PROGRAMS=tiles.rank_programs, BR=tiles.br, BK=tiles.bk,
-            STEPS=tiles.steps, **common, num_warps=tiles.warps, num_stages=tiles.stages,
+            IN=first.in_features, ROW_TILES=row_tiles, RANK_PROGRAMS=tiles.rank_programs, BM=tiles.bm, BR=tiles.br,
+            BK=tiles.bk, STEPS=tiles.steps, **common, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         chunks = -(-max(one.out_features for one in tables) // tiles.chunk)
+        row_tiles = _row_tiles(segments, rows, tiles.expand_bm)
         kernel.expand[chunks * row_tiles, count, segments.capacity](
             y, y.stride(0), parts, rows, segments.offsets, segments.slots, members,
-            ALIGN=_align(tables), ROW_TILES=row_tiles, BR=tiles.expand_br, BN=tiles.bn,
-            CHUNK=tiles.chunk, **common, num_warps=tiles.expand_warps, num_stages=tiles.expand_stages,
+            ALIGN=_align(tables), ROW_TILES=row_tiles, BM=tiles.expand_bm, BR=tiles.expand_br,
+            BN=tiles.bn, CHUNK=tiles.chunk, **common, num_warps=tiles.expand_warps, num_stages=tiles.expand_stages,
+            **_only(maxnreg=tiles.expand_registers, launch_pdl=early or None),
         )  # fmt: skip
 
     @override
@@ -169,11 +205,14 @@ class TritonAdapters(AdapterKernels):
         plain = interpreted() or x.dtype == torch.float32 or x.dtype != first.dtype
         tiles = _rotation_tiles(limit, plain, short=_are_short(segments, rows))
         most = -(-rows // tiles.bm) + (0 if tiles.bm == 1 else capacity + 1)  # tiles that so many runs can have
-        kernel.rotate[-(-first.features // tiles.columns), max(min(most, rows, tiles.programs), 1), len(tables)](
+        across = -(-first.features // tiles.columns)
+        wide = max(min(across * -(-rows // tiles.bm) * len(tables) // TURN_PROGRAMS, tiles.wide), 1)
+        kernel.rotate[-(-across // wide), max(min(most, rows, tiles.programs), 1), len(tables)](
             x, out, x.stride(0) if x.dim() == 3 else 0, x.stride(-2), out.stride(0), out.stride(1), rows, capacity,
-            segments.offsets, segments.slots, self._described(tables), RUNS=max(128, 1 << capacity.bit_length()),
+            wide, segments.offsets, segments.slots, self._described(tables), RUNS=max(128, 1 << capacity.bit_length()),
             FEATURES=first.features, BLOCK=triton_type(first.dtype), BM=tiles.bm, COLUMNS=tiles.columns,
             DEPTH=tiles.depth, STEPS=tiles.steps, PLAIN=plain, num_warps=tiles.warps, num_stages=tiles.stages,
+            **_only(maxnreg=tiles.registers),
         )  # fmt: skip
 
     @override
@@ -222,6 +261,11 @@ class TritonAdapters(AdapterKernels):
                 at += one.out_features
             known[key] = torch.tensor(rows, dtype=torch.int64, device=tables[0].device)
         return known[key]
+
+
+def _only(**options: int | None) -> dict[str, int]:
+    """Options of a launch that have a value: the interpreter knows none of them."""
+    return {} if interpreted() else {name: value for name, value in options.items() if value is not None}
 
 
 def _align(tables: Sequence[LinearTable[Any]]) -> int:

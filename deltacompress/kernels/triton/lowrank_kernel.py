@@ -4,6 +4,9 @@ A run's rank is read from the table, so tiles of ranks are a loop. The columns o
 which leaves its part of u in `parts`; `expand` adds them up, always in one order. With one row a run (BM 1) both are
 sums of products that stream A and B; else tl.dot. `expand` multiplies fp32 by 16-bit factors: u goes through the tensor
 cores in two halves, so that nothing but y is rounded.
+
+EARLY: expand may begin while shrink runs (programmatic dependent launch): it looks up its adapter and loads what shrink
+does not write, then waits. Every program waits, or a kernel after both could begin before shrink has ended.
 """
 
 from __future__ import annotations
@@ -13,14 +16,24 @@ import triton.language as tl
 
 from deltacompress.kernels.triton.found import find, part
 
+WIDE = tl.constexpr(4)
+"""Ranks of a row of parts that are loaded and stored at once: there are zeros after the last, up to so many."""
+
+
+@triton.jit
+def _padded(rank):  # type: ignore[no-untyped-def]
+    """The ranks of a row of parts, with the zeros after them."""
+    return (rank + WIDE - 1) // WIDE * WIDE
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _shrink_row(x_row, down, r, r_ok, column, IN: tl.constexpr, BK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """[BR] sums of one row and BK columns, all loads at once."""
+    """[BR] sums of one row and BK columns; the barrier keeps ptxas from adding up before all of A is on its way."""
     k = column + tl.arange(0, BK)
     k_ok = k < IN
     ok = r_ok[:, None] & k_ok[None, :]
     weight = tl.load(down + r[:, None] * IN + k[None, :], mask=ok, other=0.0, eviction_policy="evict_first")
+    tl.debug_barrier()
     value = tl.load(x_row + k, mask=k_ok, other=0.0)
     return tl.sum(weight.to(tl.float32) * value.to(tl.float32)[None, :], axis=1)
 
@@ -74,12 +87,15 @@ def shrink(  # type: ignore[no-untyped-def]
     BK: tl.constexpr,
     STEPS: tl.constexpr,
     PLAIN: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """parts[split, member, row, r] = the sum over the columns of a split of x[row] * A[r].
 
     Programs: (split, rank tile, row tile), member, run; those of a run share its row tiles. parts: fp32 [SPLITS,
-    members, rows, RANKS].
+    members, rows, RANKS], RANKS a multiple of WIDE.
     """
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     split = tl.program_id(0) % SPLITS
     share = tl.program_id(0) // SPLITS % RANK_PROGRAMS
     member = tl.program_id(1)
@@ -95,10 +111,11 @@ def shrink(  # type: ignore[no-untyped-def]
         for first in range(share * BR, rank, RANK_PROGRAMS * BR):
             r = first + tl.arange(0, BR)
             r_ok = r < rank
+            stored = r < _padded(rank)
             if BM == 1:
                 one = start.to(tl.int64)
                 sums = _shrink_row(x + one * x_stride, down, r, r_ok, column, IN, BK)
-                tl.store(mine + one * RANKS + r, sums, mask=r_ok)
+                tl.store(mine + one * RANKS + r, tl.where(r_ok, sums, 0.0), mask=stored)
             else:
                 for tile_start in range(start, end, ROW_TILES * BM):
                     row = tile_start + tl.arange(0, BM)
@@ -107,60 +124,60 @@ def shrink(  # type: ignore[no-untyped-def]
                     tile = _shrink_tile(
                         x + at * x_stride, row_ok, down, r, r_ok, column, IN, BM, BR, BK, STEPS, PLAIN
                     )  # fmt: skip
-                    ok = row_ok[:, None] & r_ok[None, :]
-                    tl.store(mine + at[:, None] * RANKS + r[None, :], tile, mask=ok)
+                    ok = row_ok[:, None] & stored[None, :]
+                    tl.store(mine + at[:, None] * RANKS + r[None, :], tl.where(r_ok[None, :], tile, 0.0), mask=ok)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _loaded(up, first, rank, out, n, BR: tl.constexpr, POLICY: tl.constexpr):  # type: ignore[no-untyped-def]
+    """BR rows of B^T from `first` on, columns n; zeros after the last."""
+    r = first + tl.arange(0, BR)
+    ok = (r < rank)[:, None] & (n < out)[None, :]
+    return tl.load(up + r[:, None] * out + n[None, :], mask=ok, other=0.0, eviction_policy=POLICY)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _expand_row(  # type: ignore[no-untyped-def]
-    part_row,
-    part_size,
-    up,
-    rank,
-    out,
-    n,
-    n_ok,
-    SPLITS: tl.constexpr,
-    BR: tl.constexpr,
-    BN: tl.constexpr,
+    part_row, part_size, up, rank, out, n, SPLITS: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr
 ):
-    """[BN] sums of one row."""
+    """[BN] sums of one row; the first rows of B^T are loaded before u is waited for."""
     acc = tl.zeros((BN,), dtype=tl.float32)
+    weight = _loaded(up, 0, rank, out, n, BR, "evict_first")
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     for first in range(0, rank, BR):
+        if first > 0:
+            weight = _loaded(up, first, rank, out, n, BR, "evict_first")
         r = first + tl.arange(0, BR)
-        r_ok = r < rank
-        ok = r_ok[:, None] & n_ok[None, :]
-        weight = tl.load(up + r[:, None] * out + n[None, :], mask=ok, other=0.0, eviction_policy="evict_first")
         u = tl.zeros((BR,), dtype=tl.float32)
         for split in tl.static_range(SPLITS):
-            u += tl.load(part_row + split * part_size + r, mask=r_ok, other=0.0)
+            u += tl.load(part_row + split * part_size + r, mask=r < _padded(rank), other=0.0)
         acc += tl.sum(weight.to(tl.float32) * u[:, None], axis=0)
     return acc
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _summed(part_rows, row_ok, part_size, first, rank, SPLITS: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """u [BM, BR] of ranks from `first` on: its parts, added up."""
+def _summed(  # type: ignore[no-untyped-def]
+    part_rows, row_ok, part_size, first, rank, SPLITS: tl.constexpr, BR: tl.constexpr, TYPE: tl.constexpr
+):
+    """u [BM, BR] of ranks from `first` on: its parts, added up; rounded to TYPE, and what that leaves (fp32: whole)."""
     r = first + tl.arange(0, BR)
-    ok = row_ok[:, None] & (r < rank)[None, :]
-    u = tl.zeros((BM, BR), dtype=tl.float32)
-    for split in tl.static_range(SPLITS):
-        u += tl.load(part_rows[:, None] + split * part_size + r[None, :], mask=ok, other=0.0)
-    return u
+    ok = row_ok[:, None] & (r < _padded(rank))[None, :]
+    at = part_rows[:, None] + r[None, :]
+    u = tl.load(at, mask=ok, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        u += tl.load(at + split * part_size, mask=ok, other=0.0)
+    high = u.to(TYPE)
+    return high, (u - high.to(tl.float32)).to(TYPE)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _multiplied(acc, u, up, first, rank, out, n, n_ok, BR: tl.constexpr, PLAIN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """acc [BM, BN] + u [BM, BR] of ranks from `first` on, times their rows of B^T."""
-    r = first + tl.arange(0, BR)
-    ok = (r < rank)[:, None] & n_ok[None, :]
-    weight = tl.load(up + r[:, None] * out + n[None, :], mask=ok, other=0.0)
+def _multiplied(acc, high, low, weight, PLAIN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """acc [BM, BN] + u [BM, BR] * weight [BR, BN]."""
     if PLAIN:
-        acc = tl.dot(u, weight.to(tl.float32), acc, input_precision="ieee")
+        acc = tl.dot(high, weight.to(tl.float32), acc, input_precision="ieee")
     else:
-        high = u.to(weight.dtype)
-        acc = tl.dot(high, weight, acc)
-        acc = tl.dot((u - high.to(tl.float32)).to(weight.dtype), weight, acc)
+        acc = tl.dot(low, weight, tl.dot(high, weight, acc))
     return acc
 
 
@@ -181,21 +198,41 @@ def _expand_tiles(  # type: ignore[no-untyped-def]
     BN: tl.constexpr,
     CHUNK: tl.constexpr,
     PLAIN: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    """CHUNK columns of BM rows; the first ranks, mostly all of them, are added up once for all tiles."""
-    u = _summed(part_rows, row_ok, part_size, 0, rank, SPLITS, BM, BR)
-    for step in range(0, CHUNK, BN):
-        n = column + step + tl.arange(0, BN)
-        n_ok = n < out
-        tile = tl.zeros((BM, BN), dtype=tl.float32)
-        tile = _multiplied(tile, u, up, 0, rank, out, n, n_ok, BR, PLAIN)
-        for first in tl.range(BR, rank, BR, num_stages=1):
-            more = _summed(part_rows, row_ok, part_size, first, rank, SPLITS, BM, BR)
-            tile = _multiplied(tile, more, up, first, rank, out, n, n_ok, BR, PLAIN)
-        to = y_rows[:, None] + n[None, :]
-        ok = row_ok[:, None] & n_ok[None, :]
-        sums = tl.load(to, mask=ok, other=0.0).to(tl.float32) + scale * tile
-        tl.store(to, sums.to(y_rows.dtype.element_ty), mask=ok)
+    """CHUNK columns of BM rows; the first ranks, mostly all of them, are added up once for all tiles.
+
+    The loop for those has no other in it, so that it pipelines; y of a tile is loaded while the one before it is made.
+    """
+    TYPE: tl.constexpr = tl.float32 if PLAIN else up.dtype.element_ty
+    each = tl.arange(0, BN)
+    here = y_rows[:, None] + (column + each)[None, :]
+    ahead = tl.load(here, mask=row_ok[:, None] & (column + each < out)[None, :], other=0.0)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    high, low = _summed(part_rows, row_ok, part_size, 0, rank, SPLITS, BR, TYPE)
+    if rank <= BR:
+        for step in range(0, CHUNK, BN):
+            n = column + step + each
+            sums, to = ahead, y_rows[:, None] + n[None, :]
+            following = (step + BN < CHUNK) & (n + BN < out)
+            ahead = tl.load(to + BN, mask=row_ok[:, None] & following[None, :], other=0.0)
+            weight = _loaded(up, 0, rank, out, n, BR, "")
+            tile = _multiplied(tl.zeros((BM, BN), dtype=tl.float32), high, low, weight, PLAIN)
+            sums = sums.to(tl.float32) + scale * tile
+            tl.store(to, sums.to(to.dtype.element_ty), mask=row_ok[:, None] & (n < out)[None, :])
+    else:
+        for step in range(0, CHUNK, BN):
+            n = column + step + each
+            weight = _loaded(up, 0, rank, out, n, BR, "")
+            tile = _multiplied(tl.zeros((BM, BN), dtype=tl.float32), high, low, weight, PLAIN)
+            for first in tl.range(BR, rank, BR, num_stages=1):
+                more, rest = _summed(part_rows, row_ok, part_size, first, rank, SPLITS, BR, TYPE)
+                weight = _loaded(up, first, rank, out, n, BR, "")
+                tile = _multiplied(tile, more, rest, weight, PLAIN)
+            to, ok = y_rows[:, None] + n[None, :], row_ok[:, None] & (n < out)[None, :]
+            sums = tl.load(to, mask=ok, other=0.0).to(tl.float32) + scale * tile
+            tl.store(to, sums.to(to.dtype.element_ty), mask=ok)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -217,6 +254,7 @@ def expand(  # type: ignore[no-untyped-def]
     BN: tl.constexpr,
     CHUNK: tl.constexpr,
     PLAIN: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """y[row, first column of the member + n] += scale * sum_r u[row, r] * B^T[r, n].
 
@@ -240,16 +278,17 @@ def expand(  # type: ignore[no-untyped-def]
         if BM == 1:
             one = start.to(tl.int64)
             n = column + tl.arange(0, BN)
-            n_ok = n < out
-            acc = _expand_row(sums_of + one * RANKS, part_size, up, rank, out, n, n_ok, SPLITS, BR, BN)
             to = mine + one * y_stride + n
-            sums = tl.load(to, mask=n_ok, other=0.0).to(tl.float32) + scale * acc
-            tl.store(to, sums.to(y.dtype.element_ty), mask=n_ok)
+            sums = tl.load(to, mask=n < out, other=0.0).to(tl.float32)
+            acc = _expand_row(sums_of + one * RANKS, part_size, up, rank, out, n, SPLITS, BR, BN, EARLY)
+            tl.store(to, (sums + scale * acc).to(y.dtype.element_ty), mask=n < out)
         else:
             for tile_start in range(start, end, ROW_TILES * BM):
                 row = tile_start + tl.arange(0, BM)
                 at = row.to(tl.int64)
                 _expand_tiles(
                     mine + at * y_stride, sums_of + at * RANKS, row < end, part_size, up, rank, scale, out, column,
-                    SPLITS, BM, BR, BN, CHUNK, PLAIN,
+                    SPLITS, BM, BR, BN, CHUNK, PLAIN, EARLY,
                 )  # fmt: skip
+    elif EARLY:
+        tl.extra.cuda.gdc_wait()

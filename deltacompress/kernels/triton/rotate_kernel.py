@@ -110,6 +110,50 @@ def _tile(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _neighbours(  # type: ignore[no-untyped-def]
+    x_rows,
+    out_rows,
+    row_ok,
+    blocks,
+    size,
+    column,
+    tiles,
+    FEATURES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BM: tl.constexpr,
+    PLAIN: tl.constexpr,
+):
+    """Tiles of COLUMNS columns of BM rows, side by side, where features lie as the blocks have them.
+
+    The size or COLUMNS divides the other. One loop for the tiles and the steps of each, so that it pipelines.
+    """
+    size = size // 8 * 8
+    steps = tl.maximum(size // COLUMNS, 1)
+    each = tl.arange(0, COLUMNS)
+    acc = tl.zeros((BM, COLUMNS), dtype=tl.float32)
+    for at in range(tiles * steps):
+        tile = at // steps
+        step = at - tile * steps
+        begin = column + tile * COLUMNS
+        p = begin // (steps * COLUMNS) * (steps * COLUMNS) + step * COLUMNS + each
+        q = begin + each
+        block, from_block = _whole(q, size), _whole(p, size)
+        value = tl.load(x_rows[:, None] + p[None, :], mask=row_ok[:, None] & (p < FEATURES)[None, :], other=0.0)
+        own = tl.max_contiguous(tl.multiple_of(q - block * size, 8), 8)
+        same = (from_block[:, None] == block[None, :]) & (q < FEATURES)[None, :]
+        same = tl.max_constancy(same, [1, 8])
+        weight = tl.load(blocks + (p[:, None] * size + own[None, :]), mask=same, other=0.0)
+        if PLAIN:
+            acc = tl.dot(value.to(tl.float32), weight.to(tl.float32), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(value, weight, acc)
+        if step == steps - 1:
+            ok = row_ok[:, None] & (q < FEATURES)[None, :]
+            tl.store(out_rows[:, None] + q[None, :], acc.to(out_rows.dtype.element_ty), mask=ok)
+            acc = tl.zeros((BM, COLUMNS), dtype=tl.float32)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _turned_row(  # type: ignore[no-untyped-def]
     x_row,
     out_row,
@@ -143,25 +187,42 @@ def _turned_rows(  # type: ignore[no-untyped-def]
     stride,
     chunk,
     column,
+    tiles,
     FEATURES: tl.constexpr,
     COLUMNS: tl.constexpr,
     BM: tl.constexpr,
     DEPTH: tl.constexpr,
     PLAIN: tl.constexpr,
 ):
-    """COLUMNS columns of BM rows, as their blocks are; size 0: they have none."""
+    """`tiles` times COLUMNS columns of BM rows, as their blocks are; size 0: they have none."""
+    step = tl.minimum(size, COLUMNS)
     if size == 0:
-        n = column + tl.arange(0, COLUMNS)
-        both = ok[:, None] & (n < FEATURES)[None, :]
-        tl.store(out_rows[:, None] + n[None, :], tl.load(x_rows[:, None] + n[None, :], mask=both), mask=both)
-    elif (size % 8 == 0) & (chunk % 8 == 0):
-        _tile(x_rows, out_rows, ok, blocks, size, stride, chunk, column, FEATURES, COLUMNS, BM, DEPTH, 8, PLAIN)
+        for part in range(0, tiles * COLUMNS, COLUMNS):
+            n = column + part + tl.arange(0, COLUMNS)
+            both = ok[:, None] & (n < FEATURES)[None, :]
+            tl.store(out_rows[:, None] + n[None, :], tl.load(x_rows[:, None] + n[None, :], mask=both), mask=both)
+    elif (stride == 1) & (size % 8 == 0) & (COLUMNS % step == 0) & (size % step == 0):
+        _neighbours(x_rows, out_rows, ok, blocks, size, column, tiles, FEATURES, COLUMNS, BM, PLAIN)
+    elif (size % 4 == 0) & (chunk % 4 == 0):
+        for part in range(0, tiles * COLUMNS, COLUMNS):
+            here = column + part
+            _tile(x_rows, out_rows, ok, blocks, size, stride, chunk, here, FEATURES, COLUMNS, BM, DEPTH, 4, PLAIN)
     else:
-        for part in range(0, COLUMNS, 16):  # blocks of 4 have no more columns that are not 0
-            _tile(x_rows, out_rows, ok, blocks, size, stride, chunk, column + part, FEATURES, 16, BM, 16, 1, PLAIN)
+        for part in range(0, tiles * COLUMNS, 16):  # blocks of 4 have no more columns that are not 0
+            here = column + part
+            _tile(x_rows, out_rows, ok, blocks, size, stride, chunk, here, FEATURES, 16, BM, 16, 1, PLAIN)
 
 
-@triton.jit(do_not_specialize=["rows", "capacity"])  # type: ignore[untyped-decorator]
+@triton.jit  # type: ignore[untyped-decorator]
+def _found(record, ok, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The fields of a slot (kernels/adapters/rotate); not ok: those of one that has none."""
+    address = tl.multiple_of(tl.load(record, mask=ok, other=0), 16)
+    size, stride = tl.load(record + 1, mask=ok, other=0), tl.load(record + 2, mask=ok, other=0)
+    blocks = tl.multiple_of(address.to(tl.pointer_type(BLOCK)), 16)
+    return blocks, size.to(tl.int32), stride.to(tl.int32), tl.load(record + 3, mask=ok, other=0).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["rows", "capacity", "wide"])  # type: ignore[untyped-decorator]
 def rotate(  # type: ignore[no-untyped-def]
     x,
     out,
@@ -171,6 +232,7 @@ def rotate(  # type: ignore[no-untyped-def]
     out_stride,
     rows,
     capacity,
+    wide,
     offsets,
     slots,
     members,
@@ -185,7 +247,7 @@ def rotate(  # type: ignore[no-untyped-def]
 ):
     """out[member, row] = x[member, row] R of the row's slot in the member's table, rows after the last run included.
 
-    Programs: COLUMNS columns, a share of the row tiles, member. RUNS: a power of two above the capacity.
+    Programs: `wide` times COLUMNS columns, a share of the row tiles, member. RUNS: a power of two above the capacity.
     """
     member = tl.program_id(2).to(tl.int64)
     records = tl.load(members + member * 3).to(tl.pointer_type(tl.int64))
@@ -195,7 +257,8 @@ def rotate(  # type: ignore[no-untyped-def]
     tiles = (ends - begins + BM - 1) // BM
     upto = ends if BM == 1 else tl.cumsum(tiles, 0)
     count = rows if BM == 1 else tl.sum(tiles, 0)
-    column = tl.program_id(0) * COLUMNS
+    column = tl.program_id(0) * wide * COLUMNS
+    across = tl.minimum(wide, tl.cdiv(FEATURES - column, COLUMNS))
     for tile in range(tl.program_id(1), count, tl.num_programs(1)):
         # how many runs come before this tile's, and how many tiles they have, in one sum
         passed = tl.sum(tl.where(upto <= tile, tiles * (2 * RUNS) + 1, 0), 0)
@@ -203,12 +266,7 @@ def rotate(  # type: ignore[no-untyped-def]
         first = tile if BM == 1 else tl.load(offsets + run) + (tile - passed // (2 * RUNS)) * BM
         last = tl.where(run < capacity, tl.load(offsets + run + 1, mask=run < capacity, other=0), rows)
         slot = tl.load(slots + run, mask=run < capacity, other=-1)
-        record = records + slot.to(tl.int64) * 4
-        address = tl.load(record, mask=slot >= 0, other=0)
-        size = tl.load(record + 1, mask=slot >= 0, other=0).to(tl.int32)
-        stride = tl.load(record + 2, mask=slot >= 0, other=0).to(tl.int32)
-        chunk = tl.load(record + 3, mask=slot >= 0, other=0).to(tl.int32)
-        blocks = tl.multiple_of(tl.multiple_of(address, 16).to(tl.pointer_type(BLOCK)), 16)
+        blocks, size, stride, chunk = _found(records + slot.to(tl.int64) * 4, slot >= 0, BLOCK)
         x_own, out_own = x + member * x_member, out + member * out_member
         if BM == 1:
             at = tl.cast(first, tl.int64)
@@ -220,5 +278,5 @@ def rotate(  # type: ignore[no-untyped-def]
             row = first + tl.arange(0, BM)  # so, in 32 bits: sums of addresses take twice the registers
             _turned_rows(
                 x_own + row.to(tl.int64) * x_stride, out_own + row.to(tl.int64) * out_stride, row < last, blocks, size,
-                stride, chunk, column, FEATURES, COLUMNS, BM, DEPTH, PLAIN,
+                stride, chunk, column, across, FEATURES, COLUMNS, BM, DEPTH, PLAIN,
             )  # fmt: skip
