@@ -175,7 +175,7 @@ def noted(sizes: list[int], forward: Callable[[Piece], torch.Tensor], piece: Pie
 
 
 def test_sizes_of_captured_pieces() -> None:
-    """Powers of two from 64 on, and three quarters of those from 512 on; of several prompts as many as a power of two."""
+    """Powers of two from 64 on, three quarters of those from 512 on; of several prompts as many as a power of two."""
     sizes = list(dict.fromkeys(padded(1, columns) for columns in range(1, 2049)))
     assert sizes == [64, 128, 256, 384, 512, 768, 1024, 1536, 2048]
     assert all(padded(1, columns) >= columns for columns in range(1, 2049))
