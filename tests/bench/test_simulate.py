@@ -72,11 +72,11 @@ class TestWorld:
     @pytest.mark.parametrize(
         ("prompts", "pieces"),
         [
-            ([12], [5, 5, 2]),  # no more than 20 wait: half pieces
-            ([30], [7, 7, 5, 5, 5, 1]),  # no more than 40: three quarters
+            ([12], [5, 5, 2]),  # no more than 40 wait: half pieces
+            ([50], [10, 5, 5, 5, 5, 5, 5, 5, 5]),
             ([6, 6], [5, 1, 5, 1]),  # what does not fit beside another waits for a step of its own
             ([3, 2], [5]),
-            ([24, 24], [10, 7, 7, 7, 5, 5, 5, 2]),
+            ([24, 24], [10, 5, 5, 4, 5, 5, 5, 5, 4]),
         ],
     )
     def test_prompts_beside_a_row(self, prompts: list[int], pieces: list[int]) -> None:

@@ -183,9 +183,9 @@ class TritonAdapters(AdapterKernels):
             "RANKS": ranks, "SPLITS": splits, "FACTOR": triton_type(first.dtype), "PLAIN": plain, "EARLY": early,
         }  # fmt: skip
         kernel.shrink[row_tiles * tiles.rank_programs * splits, count, segments.capacity](
-            x, x.stride(0), parts, rows, segments.offsets, segments.slots, members,
+            x, x.stride(0), parts, rows, segments.offsets, segments.slots, members, tiles.steps,
             IN=first.in_features, ROW_TILES=row_tiles, RANK_PROGRAMS=tiles.rank_programs, BM=tiles.bm, BR=tiles.br,
-            BK=tiles.bk, STEPS=tiles.steps, **common, num_warps=tiles.warps, num_stages=tiles.stages,
+            BK=tiles.bk, **common, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         chunks = -(-max(one.out_features for one in tables) // tiles.chunk)
         row_tiles = _row_tiles(segments, rows, tiles.expand_bm)

@@ -46,16 +46,19 @@ def _shrink_tile(  # type: ignore[no-untyped-def]
     r,
     r_ok,
     column,
+    steps,
     IN: tl.constexpr,
     BM: tl.constexpr,
     BR: tl.constexpr,
     BK: tl.constexpr,
-    STEPS: tl.constexpr,
     PLAIN: tl.constexpr,
 ):
-    """[BM, BR] sums of some rows."""
+    """[BM, BR] sums of some rows.
+
+    How many steps is no constant: ptxas 12.8 unrolls a loop of eight and then leaves its products out (all sums are 0).
+    """
     acc = tl.zeros((BM, BR), dtype=tl.float32)
-    for step in range(STEPS):
+    for step in range(steps):
         k = column + step * BK + tl.arange(0, BK)
         k_ok = k < IN
         value = tl.load(x_rows[:, None] + k[None, :], mask=row_ok[:, None] & k_ok[None, :], other=0.0)
@@ -76,6 +79,7 @@ def shrink(  # type: ignore[no-untyped-def]
     offsets,
     slots,
     members,
+    steps,
     IN: tl.constexpr,
     RANKS: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -85,7 +89,6 @@ def shrink(  # type: ignore[no-untyped-def]
     BM: tl.constexpr,
     BR: tl.constexpr,
     BK: tl.constexpr,
-    STEPS: tl.constexpr,
     PLAIN: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -106,7 +109,7 @@ def shrink(  # type: ignore[no-untyped-def]
     if record != 0:
         rank = tl.load(record.to(tl.pointer_type(tl.int64)) + 2).to(tl.int32)
         down = part(record, 0, FACTOR)
-        column = split * (BK * STEPS)
+        column = split * (BK * steps)
         mine = parts + (split * tl.num_programs(1) + member).to(tl.int64) * rows * RANKS
         for first in range(share * BR, rank, RANK_PROGRAMS * BR):
             r = first + tl.arange(0, BR)
@@ -122,7 +125,7 @@ def shrink(  # type: ignore[no-untyped-def]
                     row_ok = row < end
                     at = row.to(tl.int64)
                     tile = _shrink_tile(
-                        x + at * x_stride, row_ok, down, r, r_ok, column, IN, BM, BR, BK, STEPS, PLAIN
+                        x + at * x_stride, row_ok, down, r, r_ok, column, steps, IN, BM, BR, BK, PLAIN
                     )  # fmt: skip
                     ok = row_ok[:, None] & stored[None, :]
                     tl.store(mine + at[:, None] * RANKS + r[None, :], tl.where(r_ok[None, :], tile, 0.0), mask=ok)

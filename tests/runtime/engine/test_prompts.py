@@ -16,7 +16,7 @@ from deltacompress.runtime import Runtime
 from deltacompress.runtime.engine.generation_config import Sampling
 from deltacompress.runtime.engine.requests import Request, Told
 from deltacompress.runtime.engine.steps.pages import Pages
-from deltacompress.runtime.engine.steps.pieces import Piece, Pieces, padded
+from deltacompress.runtime.engine.steps.pieces import Piece, Pieces
 from deltacompress.runtime.engine.steps.prefixes import Prefixes
 from deltacompress.runtime.engine.steps.prompts import Prompts
 from deltacompress.runtime.engine.text import TextStream
@@ -124,7 +124,7 @@ def test_scores_of_a_prompt_that_is_begun_anew(runtime: Runtime) -> None:
     prompts.add([made])
     with torch.inference_mode():
         assert prompts.step().through == []
-        assert len(made.prompt_scores) == 3
+        assert len(made.prompt_scores) == 2
         prompts.drop({made})
         prompts.add([made])
         while not prompts.step().through:
@@ -134,7 +134,7 @@ def test_scores_of_a_prompt_that_is_begun_anew(runtime: Runtime) -> None:
 
 def test_more_at_once_where_nobody_waits_for_tokens(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deltacompress.runtime.engine.policy.portions.ALONE_TOKENS", 9)
-    for alone, pieces in ((False, [3, 3, 2, 2, 2, 2]), (True, [9, 5])):
+    for alone, pieces in ((False, [2] * 7), (True, [9, 5])):
         prompts, made = prompts_of(runtime, 4), request(0, 14)
         prompts.add([made])
         before = prompts._pieces.forward
@@ -172,12 +172,3 @@ def test_prompts_that_share_a_captured_piece_take_a_step_with_all_that_it_is_pad
 def noted(sizes: list[int], forward: Callable[[Piece], torch.Tensor], piece: Piece) -> torch.Tensor:
     sizes.append(piece.columns)
     return forward(piece)
-
-
-def test_sizes_of_captured_pieces() -> None:
-    """Powers of two from 64 on, three quarters of those from 512 on; of several prompts as many as a power of two."""
-    sizes = list(dict.fromkeys(padded(1, columns) for columns in range(1, 2049)))
-    assert sizes == [64, 128, 256, 384, 512, 768, 1024, 1536, 2048]
-    assert all(padded(1, columns) >= columns for columns in range(1, 2049))
-    assert all(padded(1, one) == one for one in sizes)
-    assert [padded(3, 65), padded(2, 257)] == [512, 768]

@@ -7,15 +7,13 @@ ALONE_TOKENS = 1024
 
 
 def most_tokens(step_tokens: int, waiting: int, *, alone: bool) -> int:
-    """Of the coming step; half of them where little waits, three quarters where more does: those that decode wait as
-    much less.
+    """Of the coming step; half of them where little waits, so that those that decode wait half as long.
 
     waiting: tokens of all prompts that are on their way; alone: nobody waits for another token.
     """
     if alone:
         return max(step_tokens, ALONE_TOKENS)
-    quarters = 2 if waiting <= 2 * step_tokens else 3 if waiting <= 4 * step_tokens else 4
-    return max(step_tokens * quarters // 4, 1)
+    return max(step_tokens // 2, 1) if waiting <= 4 * step_tokens else step_tokens
 
 
 def fits(tokens: int, left: int, most: int) -> bool:

@@ -19,9 +19,7 @@ from deltacompress.runtime.modules.model import DecoupledModel
 from deltacompress.runtime.parallel.plan import Kind, Plan, Way
 
 SMALLEST = 64
-"""Tokens of the smallest piece that is captured; others are twice as large, four times, ... and, from `_FINE` on, three
-quarters of that."""
-_FINE = 512
+"""Tokens of the smallest piece that is captured; others are twice as large, four times, ..."""
 _LARGEST = 1024
 """Tokens of the largest: what the host does for more than these, the device takes longer for."""
 TOGETHER = 256
@@ -34,8 +32,7 @@ WARM_WIDTH = 512
 
 def padded(rows: int, columns: int) -> int:
     """Tokens of the captured piece that serves so many prompts of so many tokens."""
-    whole = max(_power_of_two(columns), SMALLEST)
-    return _power_of_two(rows) * (whole * 3 // 4 if whole >= _FINE and columns <= whole * 3 // 4 else whole)
+    return _power_of_two(rows) * max(_power_of_two(columns), SMALLEST)
 
 
 def _power_of_two(least: int) -> int:
@@ -114,7 +111,7 @@ class Pieces:
             while columns <= min(_LARGEST, width * self._pages.size):
                 pages = [SCRATCH] * max(least, self._pages.needed(columns))
                 self.forward(Piece([slot], [[0] * columns], 0, [pages], [range(columns - 1, columns)]))
-                columns = padded(1, columns + 1)
+                columns *= 2
             width *= 4
         rows = 2
         while rows * SMALLEST <= TOGETHER and rows <= together:
