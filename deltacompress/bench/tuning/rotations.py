@@ -34,7 +34,7 @@ def speed_up(model: Any) -> None:
 
 def rotations(blocks: Tensor) -> Tensor:
     """Cayley's transform of each of [n, b, b]: (I - K)(I + K)^-1, K the skew part of a block."""
-    found: Tensor = _Cayley.apply(blocks)
+    found: Tensor = _Cayley.apply(blocks)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -44,7 +44,8 @@ def _forward(base: nn.Linear, scale: Tensor, index: int, turns: dict[int, Tensor
     pieces = x.reshape(-1, blocks.shape[0], blocks.shape[1]).transpose(0, 1)
     turned = (pieces @ blocks).transpose(0, 1).reshape(x.shape)
     found = nn.functional.linear(turned, base.weight) * scale.squeeze(-1)
-    return found if base.bias is None else found + base.bias
+    bias: Tensor | None = base.bias
+    return found if bias is None else found + bias
 
 
 class _Cayley(torch.autograd.Function):
@@ -52,7 +53,7 @@ class _Cayley(torch.autograd.Function):
 
     @staticmethod
     @override
-    def forward(ctx: Any, blocks: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, blocks: Tensor) -> Tensor:
         one = torch.eye(blocks.shape[-1], device=blocks.device, dtype=blocks.dtype)
         inverse = _inverse(one + (blocks - blocks.transpose(1, 2)) / 2)
         ctx.save_for_backward(inverse)
@@ -60,10 +61,10 @@ class _Cayley(torch.autograd.Function):
 
     @staticmethod
     @override
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (inverse,) = ctx.saved_tensors
         turned = inverse.transpose(1, 2)
-        own = -2 * (turned @ gradient @ turned)
+        own: Tensor = -2 * (turned @ gradient @ turned)
         return (own - own.transpose(1, 2)) / 2
 
 

@@ -89,7 +89,7 @@ class Stepper:
         # a graph reads the rate where it lies; on the host it is a number
         rate: Any = torch.zeros((), device=self._device) if on_gpu else 0.0
         self._optimizer = torch.optim.AdamW(
-            self._weights, lr=rate, betas=_BETAS, weight_decay=0.0, fused=on_gpu, capturable=recorded
+            self._weights, lr=rate, betas=_BETAS, weight_decay=0.0, fused=on_gpu, capturable=on_gpu and recorded
         )
         self._numbers = torch.zeros(table.count, dtype=torch.int64, device=self._device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
