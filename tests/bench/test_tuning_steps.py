@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -206,3 +207,52 @@ def test_boft_is_that_of_peft(
     assert gradients.keys() == others.keys()
     for name in others:
         assert (gradients[name] - others[name]).abs().max() <= 1e-5 * largest
+
+
+def test_why_it_cannot_be_recorded(pair: Pair, rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error in the step is told, not that of ending what has failed; nothing has changed, and steps go on."""
+
+    class Recording:
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *_: object) -> None:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture\nmore")
+
+    def waits(width: int) -> None:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore")
+
+    class Stream:
+        def wait_stream(self, other: Stream) -> None:
+            pass
+
+    for name, some in (("Stream", Stream), ("current_stream", Stream), ("CUDAGraph", object)):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, some=some: some())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    for name in ("stream", "device"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: nullcontext())
+    monkeypatch.setattr(torch.random, "fork_rng", lambda *_: nullcontext())
+    model = made(pair, "lora-r4", rows)
+    began = parameters(model)
+    table = Table(rows, 8, torch.device("cpu"))
+    step = Stepper(model, table)
+    with monkeypatch.context() as while_recording:
+        while_recording.setattr(torch.cuda, "graph", lambda *_, **__: Recording())
+        while_recording.setattr(step, "_step", waits)
+        assert step.record([29, 16]) == "CUDA error: operation not permitted when stream is capturing"
+    assert all(one.equal(began[name]) for name, one in parameters(model).items())
+    step(table.numbers([[0, 1]])[0], 29, 1e-3)
+    assert not all(one.equal(began[name]) for name, one in parameters(model).items())
+
+    class Graph:
+        replayed = 0
+
+        def replay(self) -> None:
+            Graph.replayed += 1
+
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    assert step.record([16]) is None
+    for width in (16, 29, 16):
+        step(table.numbers([[0, 1]])[0], width, 1e-3)
+    assert Graph.replayed == 2

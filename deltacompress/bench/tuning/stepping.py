@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from deltacompress.demo.score import IGNORED
+from deltacompress.errors import first_line
 
 Row = tuple[list[int], list[int]]
 """Token ids and labels of a sample."""
@@ -123,7 +124,9 @@ class Stepper:
                         self._step(width)
                     graphs[width] = graph
         except RuntimeError as error:  # what waits for the host, or is too large: it runs all the same
-            return str(error).splitlines()[0]
+            # ending a recording that has failed fails, too, and tells less
+            first = error.__context__
+            return first_line(first if isinstance(first, RuntimeError) else error)
         finally:
             self._optimizer.zero_grad(set_to_none=True)
             current.wait_stream(stream)
