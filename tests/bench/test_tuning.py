@@ -23,7 +23,7 @@ from deltacompress.bench.tuning import adapters, runs, serving
 from deltacompress.bench.tuning import run as tuning
 from deltacompress.bench.tuning.adapters import Trained
 from deltacompress.bench.tuning.methods import FAMILIES, chosen
-from deltacompress.bench.tuning.sharing import alone, together
+from deltacompress.bench.tuning.sharing import alone, together, unless_taken
 from deltacompress.bench.tuning.table import to_markdown
 from deltacompress.bench.tuning.training import Examples, Plan, batches, mean_loss, padded, train
 from deltacompress.checkpoints.reader import Checkpoint
@@ -89,11 +89,15 @@ def test_every_method_is_measured_and_nothing_is_trained_twice(
         assert 0 <= row["accuracy"] <= 100
         assert row["loss"] > 0
         assert (row["p"] is None) == (row["method"] == "full")
-        assert (row["rate"] is None) == (row["method"] in ("base", "int4-24"))
+        for name in ("rate", "parameters", "steps"):
+            assert (row[name] is None) == (row["method"] in ("base", "int4-24"))
+        assert row["steps"] in (None, "plain")
         untimed = row["method"] in ("base", "full")
         assert (row["load_ms"] is None) == (row["added_ms"] is None) == untimed
     sizes = {row["method"]: row["bytes"] for row in found.rows}
     assert sizes["lora-r4"] < sizes["int4-24"] < sizes["full"]
+    trained = {row["method"]: row["parameters"] for row in found.rows}
+    assert 0 < trained["lora-r4"] < trained["dora-r16"] < trained["full"]
     assert {one["seeds"] for one in found.means} == {2}
     assert (asked["out"] / "tuning.md").read_text().count("\n| ") == len(ALL) + 3
     before = files_of(asked["out"])
@@ -108,15 +112,39 @@ def test_every_method_is_measured_and_nothing_is_trained_twice(
         tuning.run(**asked | {"steps": 4})
 
 
+def test_what_killed_calls_left_is_removed(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not what somebody is at."""
+    found: list[Path] = []
+
+    def stop(bench: Any, *_: Any) -> Any:
+        found[:] = sorted(bench[0].runs.unfinished().values())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "_rows", stop)
+    with pytest.raises(Interrupted):
+        tuning.run(**asked)
+    (store,) = (asked["out"] / "models" / "last").glob("*.jsonl")
+    for key in ("full.0.0.001", "boft.0.0.003"):
+        (store.with_suffix("") / f".training.{key}").mkdir(parents=True)
+    with unless_taken(asked["out"] / "locks", "last.boft.0.0.003") as mine:
+        assert mine
+        with pytest.raises(Interrupted):
+            tuning.run(**asked)
+    assert [one.name for one in found] == [".training.boft.0.0.003"]
+    with pytest.raises(Interrupted):
+        tuning.run(**asked)
+    assert found == []
+
+
 def test_an_interrupted_call_goes_on(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lm_eval")
     trained = list[float]()
 
-    def stopping(model: Any, rows: Any, plan: Plan, rate: float, seed: int) -> None:
+    def stopping(model: Any, rows: Any, plan: Plan, rate: float, seed: int) -> str:
         if len(trained) == 3:
             raise KeyboardInterrupt
         trained.append(rate)
-        train(model, rows, plan, rate, seed)
+        return train(model, rows, plan, rate, seed)
 
     monkeypatch.setattr(runs, "train", stopping)
     few = asked | {"methods": ["lora-r4"], "seeds": (0,)}
@@ -125,7 +153,7 @@ def test_an_interrupted_call_goes_on(asked: dict[str, Any], monkeypatch: pytest.
     (models,) = (one for one in (asked["out"] / "models" / "last").iterdir() if one.is_dir())
     assert sorted(one.name for one in models.iterdir()) == ["full.0.0.0001", "full.0.0.0002", "full.0.0.0005"]
     trained[:] = [0.0] * 9  # no more stops
-    monkeypatch.setattr(runs, "train", lambda *given: (trained.append(given[3]), train(*given)))
+    monkeypatch.setattr(runs, "train", lambda *given: trained.append(given[3]) or train(*given))
     tuning.run(**few)
     assert trained[9:] == [1e-3, *chosen(["lora-r4"])[1].rates]
 
@@ -161,7 +189,7 @@ def test_calls_at_once_share_the_work(pair: Pair, examples: Examples, tmp_path: 
 
         def do(job: runs.Job) -> None:
             begun.append(job.key)
-            own._losses.add(job.key, job.rate)
+            own._trained.add(job.key, [job.rate, 1, "plain"])
             (own._models / job.key).mkdir(parents=True)
             time.sleep(0.01)
 
@@ -276,17 +304,17 @@ def test_methods_by_name() -> None:
 
 def test_means() -> None:
     row = {"task": "t", "method": "m", "stderr": 1.0, "p": 0.1, "loss": 0.5, "bytes": 10, "rate": 1e-3}
-    row |= {"load_ms": 4.0, "added_ms": 0.5}
+    row |= {"load_ms": 4.0, "added_ms": 0.5, "parameters": 1200, "steps": "captured"}
     rows = [row | {"accuracy": 50.0}, row | {"accuracy": 54.0, "p": 0.3, "stderr": 3.0, "load_ms": 6.0}]
     (found,) = tuning.means(rows)
     assert (found["accuracy"], found["stderr"], found["seeds"]) == (52.0, 2.0, 2)
     assert found["spread"] == pytest.approx(8**0.5)
     assert found["p"] == pytest.approx(0.2)
     assert (found["load_ms"], found["added_ms"]) == (5.0, 0.5)
-    assert "| 10 | 5.0 | 0.50 | 0.001 | 2 |" in to_markdown([found])
+    assert "| 10 | 1,200 | 5.0 | 0.50 | 0.001 | 2 | captured |" in to_markdown([found])
     (one,) = tuning.means([row | {"accuracy": 50.0, "p": None, "loss": None, "load_ms": None}])
     assert (one["spread"], one["p"], one["loss"], one["load_ms"]) == (None, None, None, None)
-    assert "| 10 | - | 0.50 | 0.001 | 1 |" in to_markdown([one])
+    assert "| 10 | 1,200 | - | 0.50 | 0.001 | 1 | captured |" in to_markdown([one])
 
 
 def test_what_serving_takes(pair: Pair, examples: Examples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,12 +369,14 @@ def test_what_is_wrong_is_told_before_anything_is_trained(
         tuning.run(**asked | {"data": tmp_path / "data"})
     with pytest.raises(InputError, match="seeds: names none, or one twice"):
         tuning.run(**asked | {"seeds": (1, 1)})
+    with pytest.raises(InputError, match="no such folder; give one with <task>/train"):
+        tuning.run(**asked | {"data": tmp_path / "none"})
     monkeypatch.setattr(adapters, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="training adapters needs PEFT: pip install"):
         tuning.run(**asked)
     own = ["bench", "tuning", str(pair.base), str(data), "--out", str(asked["out"]), "--device", "cpu"]
     for more, told in (
-        (["--tasks", "lats"], "did you mean last"),
+        (["--tasks", "lats"], "no lats/train.jsonl: did you mean last?"),
         (["--tasks", "last", "--methods", "x"], "no method 'x'"),
         (["--tasks", "last", "--seeds", "a"], "a is no list of numbers"),
     ):

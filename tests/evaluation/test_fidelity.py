@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from deltacompress.evaluation.scoring.fidelity import FidelityResult, measure
+from deltacompress.evaluation.scoring.fidelity import POSITIONS, FidelityResult, measure
 from deltacompress.evaluation.scoring.panel import Ids, Panel
 from deltacompress.evaluation.scoring.serving import Row
 from deltacompress.evaluation.scoring.statistics import FEWEST
@@ -25,7 +25,7 @@ AWAY = 0.5 * log(0.5 / 0.25) + 0.5 * log(0.5 / 0.75)
 class Known:
     """A model of which each token's distribution is known: for an answer token 0 the first list, for 1 the second."""
 
-    device, dtype = "cpu", "float32"
+    device, dtype, room = "cpu", "float32", POSITIONS
 
     def __init__(self, *distributions: list[float]) -> None:
         self._distributions = distributions
@@ -112,6 +112,26 @@ def test_what_one_subject_lacks_is_asked_although_another_has_it(tmp_path: Path)
                 panel, Known(FINE), "r", pairs, confidence=0.95, seed=0, reporter=SILENT  # type: ignore[arg-type]
             )  # fmt: skip
             assert {label: one.kl for label, one in found.items()} == pytest.approx(dict.fromkeys(labels, AWAY))
+
+
+def test_subjects_share_forwards_that_have_room(tmp_path: Path) -> None:
+    """Each gets its own numbers, whoever is beside it; the last ones of an odd number are fewer."""
+    pairs: list[tuple[Ids, Ids]] = [((5, n), (n % 2,)) for n in range(40)]
+    found = {}
+    for room in (POSITIONS, 2 * POSITIONS, 9 * POSITIONS):
+        with AnswerStores(tmp_path / str(room)) as stores:
+            variants: dict[str, str | None] = {label: label for label in "abc"}
+            scorer = Known(OTHER, [0.1, 0.9])
+            scorer.room = room
+            panel = Panel(scorer, variants, {one: stores.open({"label": one}) for one in variants}, SILENT, 1)  # type: ignore[arg-type]
+            found[room] = measure(
+                panel, Known(FINE, FINE), "r", pairs, confidence=0.95, seed=0, reporter=SILENT  # type: ignore[arg-type]
+            )  # fmt: skip
+            order = [row.variant for row in scorer.asked[:96]]
+            assert order == ["a"] * 32 + ["b"] * 32 + ["c"] * 32
+    first, *others = found.values()
+    assert all(one == first for one in others)
+    assert set(first) == set("abc")
 
 
 def test_what_is_known_is_not_computed_again(tmp_path: Path) -> None:

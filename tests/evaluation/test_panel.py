@@ -20,7 +20,7 @@ OWN = {None: 1, "a": 2, "b": 3}
 class Echo:
     """Each variant answers with a number of its own; what it was asked is kept."""
 
-    device, dtype = "cpu", "float32"
+    device, dtype, batch_size = "cpu", "float32", 64
 
     def __init__(self) -> None:
         self.asked: list[tuple[str | None, tuple[int, ...]]] = []

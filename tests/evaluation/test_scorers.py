@@ -18,7 +18,7 @@ from deltacompress.errors import CheckpointError
 from deltacompress.evaluation.scoring.checkpoints import PlainServing
 from deltacompress.evaluation.scoring.decoupled import DecoupledServing
 from deltacompress.evaluation.scoring.scorer import Scorer
-from deltacompress.evaluation.scoring.serving import Begun, Prompt, Row
+from deltacompress.evaluation.scoring.serving import Begun, Prompt, Row, batches, room
 
 if TYPE_CHECKING:
     from pairs import Pair
@@ -213,3 +213,11 @@ def test_a_checkpoint_with_a_missing_weight_is_refused(pair: Pair, tmp_path: Pat
     broken = changed(pair, tmp_path / "x", lambda weights: {k: v for k, v in weights.items() if "down_proj" not in k})
     with pytest.raises(CheckpointError, match=r"no weight .*down_proj"):
         PlainServing.open(broken.finetuned)
+
+
+def test_more_rows_have_more_room_if_their_logits_are_few() -> None:
+    assert [room(rows, 4096) for rows in (1, 64, 512, 1 << 20)] == [8192, 8192, 65536, 65536]
+    assert [room(rows, 128_000) for rows in (64, 512)] == [8192, 8192]
+    items = [100] * 700
+    assert {len(one) for one in batches(items, lambda tokens: tokens, batch_size=512)} == {81, 52}
+    assert [len(one) for one in batches(items, lambda tokens: tokens, batch_size=512, most=65536)] == [512, 188]

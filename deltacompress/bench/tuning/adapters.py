@@ -18,8 +18,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from deltacompress.bench.tuning import rotations
 from deltacompress.bench.tuning.methods import Method
-from deltacompress.bench.tuning.training import Row, batches, loss
+from deltacompress.bench.tuning.stepping import Row, loss
+from deltacompress.bench.tuning.training import batches
 from deltacompress.checkpoints.weight_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from deltacompress.errors import InputError, install_hint
 from deltacompress.models.quiet import quiet
@@ -58,6 +60,8 @@ class Trained:
         self._targets = sorted({name.rpartition(".")[2] for name in targets})
         with _peft() as peft:
             self.model: Any = peft.get_peft_model(model, self._config(peft, method, targets))
+        if method.kind == "boft":
+            rotations.speed_up(self.model)
         self._values = {name: self._beside(name, places) for name, places in self._sparse.items()}
 
     def _config(self, peft: Any, method: Method, targets: dict[str, nn.Linear]) -> Any:
@@ -90,18 +94,18 @@ class Trained:
         save_file(found, out / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
     def _beside(self, name: str, places: Tensor) -> nn.Parameter:
-        """Values that are added to a linear's weight [out, in] at flat `places`."""
+        """Values that are added to a linear's weight [out, in] at flat `places`, which are apart."""
         module = self.model.get_submodule(_PREFIX + name)
-        shape, device = (module.out_features, module.in_features), module.weight.device
+        base, device = module.base_layer, module.weight.device
         values = nn.Parameter(torch.zeros(len(places), device=device))
         module.register_parameter(_VALUES, values)
         at = places.to(device)
 
-        def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            flat = torch.zeros(shape[0] * shape[1], device=device).scatter(0, at, values)
-            return output + nn.functional.linear(inputs[0], flat.view(shape))
+        def forward(x: Tensor) -> Tensor:  # one product for both
+            both = base.weight.flatten().scatter_add(0, at, values)
+            return nn.functional.linear(x, both.view_as(base.weight), base.bias)
 
-        module.register_forward_hook(add)
+        base.forward = forward
         return values
 
     def _rows(self, name: str, values: Tensor) -> dict[str, Tensor]:

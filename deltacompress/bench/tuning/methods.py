@@ -1,15 +1,18 @@
-"""What is trained, or made of what was trained: one label a row. Needs neither torch nor PEFT."""
+"""What is trained, or made of what was trained: one label a row; and on what. Needs neither torch nor PEFT."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Literal
 
 from deltacompress.errors import InputError, option
 
 Kind = Literal["full", "delta", "lora", "dora", "boft", "rosa"]
 FULL = "full"
+_SPLITS = ("train.jsonl", "validation.jsonl")
 _OF_MATRICES, _OF_ALL = (3e-4, 1e-3, 3e-3, 1e-2), (1e-4, 2e-4, 5e-4, 1e-3)
 
 
@@ -52,3 +55,19 @@ def chosen(names: Sequence[str]) -> tuple[Method, ...]:
     if twice := [one.label for one in found if found.count(one) > 1]:
         raise InputError(f"{twice[0]} is named twice", where=option("methods"), way_out="name each once")
     return (*FAMILIES["full"], *(one for one in found if one.kind != "full"))
+
+
+def check_data(tasks: Sequence[str], data: Path) -> None:
+    """Make sure that there are samples of each task to train on and to measure with.
+
+    Raises:
+        InputError: no such folder; or no such samples (the nearest task is told).
+    """
+    if not data.is_dir():
+        raise InputError("no such folder", where=data, way_out=f"give one with <task>/{' and '.join(_SPLITS)}")
+    there = sorted({file.parent.name for file in data.glob(f"*/{_SPLITS[0]}")})
+    for task in tasks:
+        if missing := [name for name in _SPLITS if not (data / task / name).is_file()]:
+            close = get_close_matches(task.lower(), there, n=3, cutoff=0.5)
+            told = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(there) or 'none'}"
+            raise InputError(f"no {task}/{missing[0]}: {told}", where=data)

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import rmtree
 from statistics import mean, median, stdev
 from typing import Any
 
 from deltacompress.artifact.outputs import check_outside
 from deltacompress.bench.tuning.adapters import require_peft
-from deltacompress.bench.tuning.methods import chosen
-from deltacompress.bench.tuning.sharing import alone, together
+from deltacompress.bench.tuning.methods import check_data, chosen
+from deltacompress.bench.tuning.sharing import alone, together, unless_taken
 from deltacompress.bench.tuning.table import to_markdown
 from deltacompress.bench.tuning.task import Asked, TaskBench
 from deltacompress.bench.tuning.training import Examples, Plan
@@ -31,6 +32,7 @@ from deltacompress.models.tokenizers import load_tokenizer
 from deltacompress.reporter import SILENT, Reporter
 
 TABLE, LOCKS = "tuning.md", "locks"
+_SEEDS = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +78,22 @@ def run(
     wanted, where = chosen(methods), str(resolve_device(device))
     if any(one.kind not in ("full", "delta") for one in wanted):
         require_peft()
+    if wrong := [one for one in seeds if not 0 <= one < _SEEDS]:
+        raise InputError(f"{wrong[0]} is none", where=option("seeds"), way_out="give whole numbers from 0")
     if not tasks or not seeds or len(set(seeds)) < len(seeds):
         missing = "tasks" if not tasks else "seeds"
         raise InputError("names none, or one twice", where=option(missing), way_out="give one or more, each once")
+    check_data(tasks, data)
     check_outside(out, base, data)
     checkpoint = Checkpoint.open(base)
     asked = Asked(checkpoint, data, wanted, out, tuple(seeds), Plan(steps, rows), held_out, limit, where)
     examples = {task: _examples(data / task, checkpoint, held_out, limit) for task in tasks}
     bench = [TaskBench(task, asked, one) for task, one in examples.items()]
     reporter.phase("training and measuring")
+    for name, folder in [(f"{one.name}.{key}", left) for one in bench for key, left in one.runs.unfinished().items()]:
+        with unless_taken(out / LOCKS, name) as killed:
+            if killed:
+                rmtree(folder, ignore_errors=True)
     try:
         found = _rows(bench, asked, reporter)
     except (KeyboardInterrupt, Interrupted) as stop:
@@ -155,6 +164,8 @@ def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             {"task": task, "method": method, "seeds": len(own)}
             | averages
             | changed
-            | {"spread": spread, "rate": own[0]["rate"]}
+            | {"spread": spread}
+            | {name: own[0][name] for name in ("rate", "parameters")}
+            | {"steps": ", ".join(dict.fromkeys(row["steps"] for row in own if row["steps"])) or None}
         )
     return found

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -30,11 +29,15 @@ from deltacompress.reporter import Reporter
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A model, or what stands for one. rate: the learning rate; held_out: loss there, nats/token; None: not trained."""
+    """A model, or what stands for one. rate: the learning rate; held_out: loss there, nats/token; parameters: that were
+    trained; steps: how they ran. None: not trained.
+    """
 
     path: Path
-    rate: float | None
-    held_out: float | None
+    rate: float | None = None
+    held_out: float | None = None
+    parameters: int | None = None
+    steps: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,8 @@ class Runs:
     ) -> None:
         """folder: of models and losses of this task; identity: everything that decides on them but method and seed."""
         self._base, self._examples, self._plan, self._device = base, examples, plan, device
-        self._losses = Kept(folder, identity)
-        self._models = self._losses.path.with_suffix("")
+        self._trained = Kept(folder, identity)
+        self._models = self._trained.path.with_suffix("")
         self._rates: dict[str, float] = {}
 
     def missing(self, methods: Sequence[Method], seeds: Sequence[int]) -> list[Job]:
@@ -87,15 +90,17 @@ class Runs:
             return out
         reporter.step(f"training {job.key}")
         method = job.method
-        with _whole(out) as partial, torch.random.fork_rng(), torch.enable_grad():
+        with _whole(self._partial(job.key), out) as partial, torch.random.fork_rng(), torch.enable_grad():
             torch.manual_seed(job.seed)
             model: Any = load_model(self._base, device=self._device)
             model.requires_grad_(True)
             dtype = DTYPES[next(iter(self._base.tensors.values())).dtype]
             rows = self._examples.train
             adapter = None if method.label == FULL else Trained(model, method, rows)
-            train(model if adapter is None else adapter.model, rows, self._plan, job.rate, job.seed)
-            held_out = mean_loss(model if adapter is None else adapter.model, self._examples.held_out)
+            trained = model if adapter is None else adapter.model
+            steps = train(trained, rows, self._plan, job.rate, job.seed)
+            held_out = mean_loss(trained, self._examples.held_out)
+            parameters = sum(one.numel() for one in trained.parameters() if one.requires_grad)
             if adapter is None:
                 with quiet():
                     model.to("cpu", dtype).save_pretrained(partial)
@@ -104,7 +109,7 @@ class Runs:
                         shutil.copyfile(file, partial / file.name)
             else:
                 adapter.save(partial, dtype)
-        self._losses.add(job.key, held_out if math.isfinite(held_out) else None)
+        self._trained.add(job.key, [held_out if math.isfinite(held_out) else None, parameters, steps])
         return out
 
     def made(self, method: Method, seed: int, first: int, calibration: Path, reporter: Reporter) -> Made:
@@ -114,26 +119,34 @@ class Runs:
             NumericsError: it diverges at every rate. OutputError: the folder cannot be written.
         """
         if method.kind == "delta":
-            return Made(self._delta(method, seed, first, calibration, reporter), None, None)
+            return Made(self._delta(method, seed, first, calibration, reporter))
         for one in self._untried(method, first):
             self.train(one, reporter)
         job = Job(method, seed, self._rate(method, first))
-        return Made(self.train(job, reporter), job.rate, self._losses[job.key])
+        return Made(self.train(job, reporter), job.rate, *self._trained[job.key])
+
+    def unfinished(self) -> dict[str, Path]:
+        """Folders of models that are not whole, by the key of the job: somebody is at it, or was killed."""
+        begin = self._partial("")
+        return {one.name.removeprefix(begin.name): one for one in begin.parent.glob(f"{begin.name}*")}
+
+    def _partial(self, key: str) -> Path:
+        return self._models / f".training.{key}"
 
     def _there(self, job: Job) -> bool:
-        return job.key in self._losses and (self._models / job.key).is_dir()
+        return job.key in self._trained and (self._models / job.key).is_dir()
 
     def _untried(self, method: Method, first: int) -> list[Job]:
         if method.label in self._rates:
             return []
-        return [one for rate in method.rates if (one := Job(method, first, rate)).key not in self._losses]
+        return [one for rate in method.rates if (one := Job(method, first, rate)).key not in self._trained]
 
     def _rate(self, method: Method, first: int) -> float:
         """The rate with the least loss on what is held out, all being tried; the models of the others are removed."""
         if method.label not in self._rates:
             found = {}
             for rate in method.rates:
-                held_out = self._losses[Job(method, first, rate).key]
+                held_out = self._trained[Job(method, first, rate).key][0]
                 found[rate] = math.inf if held_out is None else held_out
             best = min(found, key=lambda one: found[one])
             if found[best] == math.inf:
@@ -159,13 +172,14 @@ class Runs:
 
 
 @contextmanager
-def _whole(out: Path) -> Iterator[Path]:
-    """A folder that takes the name `out` once it is whole."""
+def _whole(partial: Path, out: Path) -> Iterator[Path]:
+    """A new folder, `partial`, that takes the name `out` once it is whole."""
     with output_errors(out.parent):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(out, ignore_errors=True)
-        with TemporaryDirectory(prefix=".training.", dir=out.parent) as folder:
-            partial = Path(folder) / "model"
-            partial.mkdir()
+        for one in (partial, out):
+            shutil.rmtree(one, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
             yield partial
             partial.rename(out)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)

@@ -1,6 +1,6 @@
 """Several processes at one list of work: the same call, begun more than once. Each takes what nobody else is at.
 
-A model that is small leaves most of a GPU idle, whose kernels come one by one from a single thread of the host.
+A model that is small leaves a GPU idle while it is loaded, recorded or saved, and while it writes token by token.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,12 +29,17 @@ def together(
     """
     while items := left():
         for one in items:
-            with _locked(folder / f"{name(one)}.lock", wait=False) as mine:
+            with unless_taken(folder, name(one)) as mine:
                 if mine and one in left():  # nobody has done it since
                     do(one)
                     break
         else:
             time.sleep(_PAUSE)
+
+
+def unless_taken(folder: Path, name: str) -> AbstractContextManager[bool]:
+    """Whether nobody is at the item of that name; if so, nobody will be in this block."""
+    return _locked(folder / f"{name}.lock", wait=False)
 
 
 @contextmanager

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_HEAD = ("method", "accuracy", "spread", "p", "loss", "bytes", "load ms", "added ms", "rate", "seeds")
+_HEAD = (
+    *("method", "accuracy", "spread", "p", "loss", "bytes", "parameters"),
+    *("load ms", "added ms", "rate", "seeds", "steps"),
+)
 
 
 def to_markdown(means: Sequence[Mapping[str, Any]]) -> str:
@@ -29,10 +32,12 @@ def _cells(one: Mapping[str, Any]) -> list[str]:
         told("p", ".2g"),
         told("loss", ".4f"),
         f"{one['bytes']:,}",
+        told("parameters", ","),
         told("load_ms", ".1f"),
         told("added_ms", ".2f"),
         told("rate", "g"),
         str(one["seeds"]),
+        told("steps", ""),
     ]
 
 

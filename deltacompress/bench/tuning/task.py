@@ -21,6 +21,8 @@ from deltacompress.files.canonical_json import canonical_digest
 from deltacompress.files.hashing import hash_file
 from deltacompress.reporter import Reporter
 
+_ROWS = 512
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -48,6 +50,7 @@ class TaskBench:
             "files": asked.base.side_file_hashes(),
             "data": hash_file(self._train)[0],
             "plan": [asked.plan.steps, asked.plan.rows, asked.held_out],
+            "kept": "loss, parameters, steps",
             "device": asked.device,
             "versions": [__version__, torch.__version__],
         }
@@ -64,6 +67,8 @@ class TaskBench:
         others = {label: one.path for label, one in made.items() if label != FULL}
         own: dict[str, Any] = {"tasks": [self.name], "task_dir": asked.data, "limit": asked.limit, "policy": None}
         own |= {"device": asked.device, "out": self._report(seed)}
+        if asked.device.startswith("cuda"):
+            own["batch_size"] = _ROWS  # a token of a small model takes as long for many rows as for few
         return evaluate(others, base=asked.base.path, finetuned=made[FULL].path, with_base=True, **own)
 
     def served(self, reporter: Reporter) -> dict[str, Served]:
@@ -102,7 +107,7 @@ def rows(
 ) -> list[dict[str, Any]]:
     """The base's row, then one for each method. Accuracy and its standard error in percent; p: of a difference from
     the full fine-tune on the same samples; loss: of the right answers, nats/token; bytes: of all files; load_ms,
-    added_ms: see Served, of what is served beside the base.
+    added_ms: see Served, of what is served beside the base; parameters: that were trained; steps: how they ran.
     """
     found = []
     reference = next((one.fidelity.reference_loss for one in report.scores if one.fidelity), None)
@@ -126,6 +131,8 @@ def rows(
                 "added_ms": beside.added_ms if beside else None,
                 "rate": own.rate if own else None,
                 "held_out": own.held_out if own else None,
+                "parameters": own.parameters if own else None,
+                "steps": own.steps if own else None,
             }
         )
     return found

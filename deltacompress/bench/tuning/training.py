@@ -5,23 +5,26 @@ AdamW without weight decay, 32-bit weights, a linear warm-up over a tenth of the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from deltacompress.bench.tuning.stepping import Row, Stepper, Table, loss, orders, padded
 from deltacompress.demo.score import IGNORED, encode
 from deltacompress.evaluation.tasks.records import Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Row = tuple[list[int], list[int]]
-"""Token ids and labels of a sample."""
-_WARM, _CLIP, _MOST_ROWS = 0.1, 1.0, 32
+_WARM, _MOST_ROWS = 0.1, 32
+_WIDTH, _OFTEN = 32, 8
+"""Widths on a GPU are multiples of the one; to record a graph takes as long as a few of the steps that it spares."""
+CAPTURED, PLAIN = "captured", "plain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,11 @@ class Plan:
 
     steps: int
     rows: int
+
+    def share(self, step: int) -> float:
+        """Of the learning rate, in a step."""
+        warm = max(1, round(_WARM * self.steps))
+        return min((step + 1) / warm, (self.steps - step) / max(1, self.steps - warm), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,50 +60,41 @@ class Examples:
 
 
 def batches(rows: Sequence[Row], count: int, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Endless batches of `count` rows, or all of them, in a new order in each pass: ids, mask, labels, int64 [rows,
-    tokens].
+    """Endless batches as `orders` has them: ids, mask, labels, int64 [rows, tokens]."""
+    return (padded([rows[number] for number in picked]) for picked in orders(len(rows), count, seed))
+
+
+def train(
+    model: nn.Module, rows: Sequence[Row], plan: Plan, rate: float, seed: int, *, graphs: bool = True, width: int = 0
+) -> str:
+    """Train what of `model` asks for a gradient, in place, on its own device.
+
+    graphs: on a GPU, as graphs. width: widths are multiples of this; 0: as suits the device.
+
+    Returns:
+        How: CAPTURED, PLAIN, or PLAIN and why it had to be.
     """
-    draw = torch.Generator().manual_seed(seed)
-    while True:
-        for picked in torch.randperm(len(rows), generator=draw).split(count):
-            yield padded([rows[index] for index in picked.tolist()])
-
-
-def padded(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
-    """ids, mask and labels of one batch, filled up at the end, which carries no loss."""
-    longest = max(len(ids) for ids, _ in rows)
-    ids = torch.tensor([row + row[-1:] * (longest - len(row)) for row, _ in rows])
-    labels = torch.tensor([row + [IGNORED] * (longest - len(row)) for _, row in rows])
-    lengths = torch.tensor([len(row) for row, _ in rows])
-    return ids, (torch.arange(longest) < lengths[:, None]).long(), labels
-
-
-def train(model: nn.Module, rows: Sequence[Row], plan: Plan, rate: float, seed: int) -> None:
-    """Train what of `model` asks for a gradient, in place, on its own device."""
-    weights = [one for one in model.parameters() if one.requires_grad]
-    fused = weights[0].is_cuda  # of a small model, a step is as long as what launches its kernels
-    optimizer = torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.95), weight_decay=0.0, fused=fused)
-    warm = max(1, round(_WARM * plan.steps))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warm, (plan.steps - step) / max(1, plan.steps - warm), 1.0)
-    )
-    model.train()
-    for batch in islice(batches(rows, plan.rows, seed), plan.steps):
-        loss(model, batch).backward()
-        torch.nn.utils.clip_grad_norm_(weights, _CLIP)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad(set_to_none=True)
-    model.eval()
-
-
-def loss(model: nn.Module, batch: Sequence[Tensor]) -> Tensor:
-    """Mean negative log-likelihood of what a batch's labels mark, nats/token."""
     device = next(model.parameters()).device
-    ids, mask, labels = (part.to(device) for part in batch)
-    found: Any = model(input_ids=ids, attention_mask=mask, labels=labels)
-    taken: Tensor = found.loss
-    return taken
+    on_gpu = _on_gpu(device)
+    table = Table(rows, plan.rows, device, multiple=width or (_WIDTH if on_gpu else 1))
+    picked = list(islice(orders(len(rows), plan.rows, seed), plan.steps))
+    numbers, widths = table.numbers(picked), [table.width(one) for one in picked]
+    often = [one for one, times in Counter(widths).items() if times >= _OFTEN and graphs and on_gpu]
+    model.train()
+    step, how = Stepper(model, table, recorded=bool(often)), PLAIN
+    if often:
+        told = step.record(often)
+        how = CAPTURED if told is None else f"{PLAIN}: {told}"
+    for at, one in enumerate(widths):
+        step(numbers[at], one, rate * plan.share(at))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # the memory of graphs is free after this
+    model.eval()
+    return how
+
+
+def _on_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 @torch.inference_mode()

@@ -36,12 +36,13 @@ def tuning(
     device: BenchDevice = "auto",
 ) -> None:
     """Train a base fully and with adapters on the same data, and measure all; the same call goes on."""
-    from deltacompress.bench.tuning.methods import chosen
+    from deltacompress.bench.tuning.methods import check_data, chosen
     from deltacompress.cli.shown import render
 
     drawn, asked = numbers("seeds", seeds, int), names(methods)
     chosen(asked)
     check_driver(device)
+    check_data(names(tasks), data)
     early.tasks(tasks, data)
     early.folder(out)
     early.checkpoints(base)

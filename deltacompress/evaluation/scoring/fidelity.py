@@ -99,13 +99,13 @@ def _batch(pairs: Sequence[tuple[Ids, Ids]], vocabulary: int) -> int:
 
 def _compare(panel: Panel, reference: Scorer, pairs: list[tuple[Ids, Ids]], keys: list[str]) -> None:
     targets = list(reference.log_probs([Row(None, *pair) for pair in pairs]))
-    for label, variant in panel.variants.items():
-        rows = [Row(variant, *pair) for pair in pairs]
-        found = [
-            _sample(target, got, row.continuation)
-            for target, got, row in zip(targets, panel.scorer.log_probs(rows), rows, strict=True)
-        ]
-        panel.stores[label].add(zip(keys, found, strict=True))
+    labels, together = list(panel.variants), max(1, panel.scorer.room // POSITIONS)
+    for begin in range(0, len(labels), together):
+        some = labels[begin : begin + together]
+        found = panel.scorer.log_probs([Row(panel.variants[label], *pair) for label in some for pair in pairs])
+        for label in some:
+            samples = [_sample(target, next(found), answer) for target, (_, answer) in zip(targets, pairs, strict=True)]
+            panel.stores[label].add(zip(keys, samples, strict=True))
 
 
 def _sample(target: Tensor, found: Tensor, answer: Ids) -> list[Any]:
@@ -113,13 +113,14 @@ def _sample(target: Tensor, found: Tensor, answer: Ids) -> list[Any]:
     width = min(target.shape[-1], found.shape[-1])  # rows that one of the two does not have hold no probability there
     target, found = target[:, :width], found[:, :width].to(target.device)
     ids = torch.tensor(answer, device=target.device)[:, None]
-    return [
-        len(answer),
-        float(kl_divergence(target, found).sum()),
-        int((target.argmax(-1) == found.argmax(-1)).sum()),
-        -float(found.gather(-1, ids).sum(dtype=torch.float64)),
-        -float(target.gather(-1, ids).sum(dtype=torch.float64)),
+    sums = [
+        kl_divergence(target, found).sum(),
+        (target.argmax(-1) == found.argmax(-1)).sum(),
+        -found.gather(-1, ids).sum(dtype=torch.float64),
+        -target.gather(-1, ids).sum(dtype=torch.float64),
     ]
+    kl, same, *losses = torch.stack([one.double() for one in sums]).tolist()  # one wait for the device
+    return [len(answer), kl, int(same), *losses]
 
 
 def _result(samples: list[list[Any]], confidence: float, seed: int) -> FidelityResult:

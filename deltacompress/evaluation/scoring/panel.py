@@ -25,7 +25,8 @@ from deltacompress.numerics.likelihood import LogLikelihood
 from deltacompress.reporter import Reporter
 
 CHUNK = 256
-"""Questions between two moments at which answers are kept and progress is told."""
+"""Answers between two moments at which they are kept and progress is told; at least a few batches of them."""
+_BATCHES = 4
 
 Ids = tuple[int, ...]
 
@@ -131,10 +132,11 @@ class Panel:
             for who in self.variants
             if keys[index] not in self.stores[who] and self.lacks(who, [_ids(questions[index])]) is None
         ]
+        size = max(CHUNK, _BATCHES * self.scorer.batch_size)
         if missing:
-            self.reporter.phase(f"{kind}: {', '.join(self.variants)}", -(-len(missing) // CHUNK))
-        for start in range(0, len(missing), CHUNK):
-            chunk = missing[start : start + CHUNK]
+            self.reporter.phase(f"{kind}: {', '.join(self.variants)}", -(-len(missing) // size))
+        for start in range(0, len(missing), size):
+            chunk = missing[start : start + size]
             first_wave = [item for item in chunk if item[0] == leader]
             for wave in filter(None, (first_wave, [item for item in chunk if item[0] != leader])):
                 began = time.monotonic()
@@ -143,7 +145,7 @@ class Panel:
                 for who in self.variants:
                     mine = [(keys[i], a) for (owner, i), a in zip(wave, found, strict=True) if owner == who]
                     self.stores[who].add(mine)
-            self.reporter.step(f"{min(start + CHUNK, len(missing))} of {len(missing)} answers")
+            self.reporter.step(f"{min(start + size, len(missing))} of {len(missing)} answers")
         return [self.stores[label][key] for key in keys]
 
 

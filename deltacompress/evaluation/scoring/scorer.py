@@ -19,16 +19,30 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from deltacompress.evaluation.scoring.serving import BATCH_ROWS, Begun, Prompt, Row, Serving, batches, forward, padded
+from deltacompress.evaluation.scoring.serving import (
+    BATCH_ROWS,
+    Begun,
+    Prompt,
+    Row,
+    Serving,
+    batches,
+    forward,
+    padded,
+    room,
+)
 from deltacompress.numerics.likelihood import LogLikelihood, log_likelihoods, score_tokens
 
 
 class Scorer:
-    """Scores rows, and writes answers, with what `serving` runs. batch_size: the most rows of one forward."""
+    """Scores rows, and writes answers, with what `serving` runs. batch_size, room: the most rows and tokens of one
+    forward.
+    """
 
     def __init__(self, serving: Serving, *, batch_size: int = BATCH_ROWS) -> None:
         self.serving = serving
-        self._batch_size = batch_size
+        self.batch_size = batch_size
+        self.room = room(batch_size, serving.vocabulary(None))
+        self._most = {"batch_size": self.batch_size, "most": self.room}
         self._shares_prompts = _keeps_everything(serving)
 
     def ends(self, variant: str | None) -> frozenset[int]:
@@ -49,11 +63,13 @@ class Scorer:
         taken = {index for group in shared for index in group}
         alone = [index for index in range(len(rows)) if index not in taken]
         found: dict[int, LogLikelihood] = {}
-        for batch in batches(alone, lambda index: rows[index].tokens, batch_size=self._batch_size):
+        for batch in batches(alone, lambda index: rows[index].tokens, **self._most):
             indices = sorted(batch, key=lambda index: self.serving.slot(rows[index].variant))
             picked = [rows[index] for index in indices]
             found |= zip(indices, _scored(picked, self._continuations(picked)), strict=True)
-        for groups in batches(shared, lambda group: len(rows[group[0]].context), batch_size=self._batch_size):
+        for groups in batches(
+            shared, lambda group: len(rows[group[0]].context), batch_size=self.batch_size, most=self.room
+        ):
             found |= self._choices(rows, sorted(groups, key=lambda group: self.serving.slot(rows[group[0]].variant)))
         return [found[index] for index in range(len(rows))]
 
@@ -63,8 +79,8 @@ class Scorer:
 
         The logits of one batch are held at a time.
         """
-        for start in range(0, len(rows), self._batch_size):
-            batch = rows[start : start + self._batch_size]
+        for start in range(0, len(rows), self.batch_size):
+            batch = rows[start : start + self.batch_size]
             order = sorted(range(len(batch)), key=lambda index: self.serving.slot(batch[index].variant))
             pieces = dict(zip(order, self._continuations([batch[i] for i in order]), strict=True))
             for index in range(len(batch)):
@@ -83,7 +99,7 @@ class Scorer:
             begun = Begun(prompt, found[index], ends[prompt.variant])
             if begun.left > 0 and not begun.ends.intersection(begun.written[-1:]):
                 left[index] = begun
-        done = self.serving.complete(list(left.values()), batch_size=self._batch_size)
+        done = self.serving.complete(list(left.values()), batch_size=self.batch_size)
         for (index, begun), more in zip(left.items(), done, strict=True):
             found[index] = (*begun.written, *_until(more[: begun.left], begun.ends))
         return found
@@ -101,7 +117,9 @@ class Scorer:
             for index, prompt in enumerate(prompts)
             if prompt.draft and plain
         }
-        for batch in batches(list(drafts), lambda index: drafts[index].tokens, batch_size=self._batch_size):
+        for batch in batches(
+            list(drafts), lambda index: drafts[index].tokens, batch_size=self.batch_size, most=self.room
+        ):
             indices = sorted(batch, key=lambda index: self.serving.slot(drafts[index].variant))
             for index, logits in zip(indices, self._continuations([drafts[i] for i in indices]), strict=True):
                 own, draft = logits.argmax(-1).tolist(), drafts[index].continuation

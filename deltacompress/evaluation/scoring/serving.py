@@ -23,6 +23,8 @@ BATCH_TOKENS = 8192
 """Tokens, padding included, of one forward."""
 BATCH_ROWS = 64
 """Rows of one forward, unless told otherwise."""
+_LOGITS = 1 << 28
+"""The most of one forward that more rows may lead to: a GiB in fp32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +109,18 @@ class Serving(ABC):
         """For each answer its next tokens, greedily, up to an end or as many as are left; more may follow."""
 
 
-def batches(items: Sequence[T], tokens: Callable[[T], int], *, batch_size: int = BATCH_ROWS) -> Iterator[list[T]]:
-    """Items of like length, the longest first, so that running out of memory happens at once."""
+def room(batch_size: int, vocabulary: int) -> int:
+    """Tokens of one forward: of a small vocabulary, as many more as there are more rows than usual."""
+    return max(BATCH_TOKENS, min(BATCH_TOKENS * batch_size // BATCH_ROWS, _LOGITS // vocabulary))
+
+
+def batches(
+    items: Sequence[T], tokens: Callable[[T], int], *, batch_size: int = BATCH_ROWS, most: int = BATCH_TOKENS
+) -> Iterator[list[T]]:
+    """Items of like length, the longest first, so that running out of memory happens at once; most: tokens of each."""
     order = sorted(items, key=tokens)
     while order:
-        size = max(1, min(batch_size, BATCH_TOKENS // max(tokens(order[-1]), 1)))
+        size = max(1, min(batch_size, most // max(tokens(order[-1]), 1)))
         picked, order = order[-size:], order[:-size]
         yield picked
 
