@@ -32,7 +32,6 @@ class _LowRankTiles:
 
     bm, expand_bm: rows. br: ranks of a tile; rank_programs share those of a slot. bk, steps: columns of x of one
     program, whose sums are parts that the second launch adds up. bn, chunk: columns of y of a tile, of a program.
-    expand_registers: of a thread, None: any number.
     """
 
     bm: int
@@ -48,7 +47,6 @@ class _LowRankTiles:
     chunk: int
     expand_warps: int
     expand_stages: int
-    expand_registers: int | None = None
 
 
 LOW_ONE_ROW = _LowRankTiles(
@@ -59,20 +57,7 @@ LOW_FEW_ROWS = _LowRankTiles(
     16, 32, 2, 128, 8, 4, 4, expand_bm=16, expand_br=64, bn=128, chunk=256, expand_warps=4, expand_stages=1
 )
 LOW_MANY_ROWS = _LowRankTiles(
-    64,
-    64,
-    1,
-    64,
-    16,
-    4,
-    3,
-    expand_bm=64,
-    expand_br=64,
-    bn=64,
-    chunk=512,
-    expand_warps=4,
-    expand_stages=2,
-    expand_registers=168,
+    64, 64, 1, 128, 8, 4, 3, expand_bm=64, expand_br=64, bn=128, chunk=512, expand_warps=4, expand_stages=2
 )
 LOW_FEW_ROWS_PLAIN = replace(LOW_FEW_ROWS, bk=64, steps=16, bn=64, expand_br=32, stages=2)
 LOW_MANY_ROWS_PLAIN = _LowRankTiles(
@@ -193,7 +178,7 @@ class TritonAdapters(AdapterKernels):
             y, y.stride(0), parts, rows, segments.offsets, segments.slots, members,
             ALIGN=_align(tables), ROW_TILES=row_tiles, BM=tiles.expand_bm, BR=tiles.expand_br,
             BN=tiles.bn, CHUNK=tiles.chunk, **common, num_warps=tiles.expand_warps, num_stages=tiles.expand_stages,
-            **_only(maxnreg=tiles.expand_registers, launch_pdl=early or None),
+            **_only(launch_pdl=early or None),
         )  # fmt: skip
 
     @override
