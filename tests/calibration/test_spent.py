@@ -75,6 +75,23 @@ def test_where_a_llama_waits_it_holds_what_it_needs(tiny: Callable[..., Any], id
     assert [found - least for found, least in zip(held, needed, strict=True)] == pytest.approx([0] * 4, abs=4096)
 
 
+def test_a_view_that_is_let_go_holds_nothing_that_it_is_a_view_of(tiny: Callable[..., Any], ids: torch.Tensor) -> None:
+    """Values of attention are a view of what their projection made, which no frame has a name for."""
+    walk = walk_of(tiny("llama"), ids)
+    groups = names_of(walk.skeleton, GROUPS["llama"])
+    with taking_turns(walk.skeleton, groups, [walk.turns]):
+        walk.turns.spent = walk.turns.find_spent([group[0] for group in groups])
+        for group in groups[:2]:
+            walk.turns.inputs(0, [group[0]])
+            walk.turns.rest(0)
+        held = {place[-1]: one for place, one in _held(walk.turns._waiting[0])}
+        assert held["value_states"]._base is not None
+        assert held["value_states"]._base.untyped_storage().nbytes() == 4
+        assert held["attn_output"].isfinite().all()
+        walk.turns.finish_all()
+    assert walk.turns.spent != NOTHING  # nothing had to run again
+
+
 def test_hidden_states_that_wait_on_the_host_are_copies_which_go_too(
     tiny: Callable[..., Any], ids: torch.Tensor
 ) -> None:

@@ -71,10 +71,19 @@ def let_go(forward: Forward, spent: Spent, *, given: bool) -> None:
         return
     at = forward.waits_at or ""
     places = spent.made.get(at, frozenset()) | (spent.given.get(at, frozenset()) if given else frozenset())
-    for place, tensor in _held(forward):
+    held = list(_held(forward))
+    for place, tensor in held:
         if place in places:
-            tensor.data = _nan(tensor.dtype, tensor.device).expand(tensor.shape)
+            _forget(tensor)
+            base = tensor._base  # a view keeps what it is a view of, and that its memory
+            if base is not None and all(base is not one for _, one in held):
+                _forget(base)
     forward.inputs_changed()
+
+
+def _forget(tensor: Tensor) -> None:
+    """Let go of a tensor's memory: it is NaN from here on."""
+    tensor.data = _nan(tensor.dtype, tensor.device).expand(tensor.shape)
 
 
 def _held(forward: Forward) -> Iterator[tuple[Place, Tensor]]:

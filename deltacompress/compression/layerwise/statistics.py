@@ -58,6 +58,7 @@ def collect(
                     one.add(inputs[name], routing, targets.get(name), target_routings.get(name))
                 else:
                     one.add(inputs[name], targets.get(name))
+        del inputs, targets  # before the next forward makes as much again
         for stream in (student, teacher):
             if stream is not None:
                 stream.rest(k)
