@@ -10,7 +10,6 @@ Nothing of that once the work is done and told: its exit code stands.
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -100,22 +99,13 @@ def interrupted(argv: Sequence[str]) -> str:
 
 @contextmanager
 def nothing_begun() -> Iterator[None]:
-    """In this block, of imports that take seconds, a signal ends the process at once: there is nothing to clean up.
-
-    Nor does Python look for garbage among what is imported, now or later: it takes a seventh of the time, and finds
-    nothing.
-    """
+    """In this block, of imports that take seconds, a signal ends the process at once: there is nothing to clean up."""
     check()
     _state.begun = False
-    collects = gc.isenabled()
-    gc.disable()
     try:
         yield
     finally:
         _state.begun = True
-        gc.freeze()
-        if collects:
-            gc.enable()
 
 
 def tell(*, at_once: bool) -> None:
