@@ -157,8 +157,9 @@ def test_programs_of_several_tiles_side_by_side(place: Place, wide: int, monkeyp
     rotated = make_rotated(place[1], F32, 320, [0] * 6)
     for slot, (size, stride, chunk) in enumerate([(64, 1, 64), (32, 1, 8), (160, 1, 160), (80, 2, 40), (4, 5, 2)]):
         rotated.put(slot, size, stride, chunk, seed=slot)
-    segments = Segments.build(rising([40, 33, 1, 35, 2, 3]), [0, 1, 2, 3, 4, 5], place[1])
+    segments = Segments.build(rising([90, 33, 1, 65, 2, 3]), [0, 1, 2, 3, 4, 5], place[1])
     x = activations(place, F32, segments.rows + 2, 320)
+    assert not adapters._are_short(segments, len(x))  # those would take tiles of few rows
     assert relative(turned(place, x, segments, rotated), rotated.exact(x, segments)) <= bound(place, F32)
 
 
@@ -274,3 +275,10 @@ def test_a_graph_is_replayed_with_other_slots(place: Place, limit: int) -> None:
         for own, each in zip(out, three, strict=True):
             assert relative(own, each.exact(x, segments)) <= tolerances.ROUNDED_ONCE[str(BF16)].value
     assert torch.equal(out, x.expand(out.shape))
+
+
+def test_rocm_is_given_no_option_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "interpreted", lambda: False)
+    assert adapters._only(maxnreg=168, launch_pdl=None) == {"maxnreg": 168}
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert adapters._only(maxnreg=168, launch_pdl=True) == {}

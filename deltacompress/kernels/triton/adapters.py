@@ -249,8 +249,9 @@ class TritonAdapters(AdapterKernels):
 
 
 def _only(**options: int | None) -> dict[str, int]:
-    """Options of a launch that have a value: the interpreter knows none of them."""
-    return {} if interpreted() else {name: value for name, value in options.items() if value is not None}
+    """Options of a launch that have a value: the interpreter and ROCm know none of them, and refuse them."""
+    known = torch.version.hip is None and not interpreted()
+    return {name: value for name, value in options.items() if value is not None} if known else {}
 
 
 def _align(tables: Sequence[LinearTable[Any]]) -> int:
