@@ -62,10 +62,10 @@ def test_all_slots_of_linears_side_by_side(place: Place, batch: str, dtype: torc
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_columns_of_more_than_one_program(place: Place, rows: int) -> None:
-    """Sums over 1100 columns are split, and 1050 outputs are several tiles."""
-    low = make_low(place[1], F32, 1100, (1050,), (20, 70))
+    """Sums over 1100 columns are split, and 1099 outputs are several tiles, of a last program two."""
+    low = make_low(place[1], F32, 1100, (1099,), (20, 70))
     segments = Segments.build([0, rows, rows + 1], [1, 0], place[1])
-    x, y = activations(place, F32, rows + 1, 1100, 1050)
+    x, y = activations(place, F32, rows + 1, 1100, 1099)
     exact = low.exact(x, y, segments)
     kernels_of(place).add_low_rank(x, y, segments, low.tables)
     assert relative(y, exact) <= tolerances.ROUNDED_ONCE[str(F32)].value
