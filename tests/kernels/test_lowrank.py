@@ -94,6 +94,18 @@ def test_a_row_depends_on_its_adapter_alone(place: Place, limit: int) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_zeros_after_the_last_rank_are_nobodys_numbers(place: Place, rows: int) -> None:
+    """Parts of u have room for them, though no table has a rank of four times anything."""
+    low = make_low(place[1], F32, 72, (40, 24), [17] * 4, rank_limit=17)
+    segments = Segments.build(rising([rows] * 4), range(4), place[1])
+    x, y = activations(place, F32, 4 * rows, 72, 64)
+    exact = low.exact(x, y, segments)
+    kernels_of(place).add_low_rank(x, y, segments, low.tables)
+    assert relative(y, exact) <= tolerances.ROUNDED_ONCE[str(F32)].value
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_slots_come_and_go(place: Place) -> None:
     low, one = make_low(place[1], F32, 72, (40,), (4, 17)), kernels_of(place)
     segments = Segments.build([0, 1, 2], [0, 1], place[1], row_limit=1)
