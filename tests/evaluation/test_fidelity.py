@@ -30,11 +30,13 @@ class Known:
     def __init__(self, *distributions: list[float]) -> None:
         self._distributions = distributions
         self.asked: list[Row] = []
+        self.sizes: list[int] = []
 
     def vocabulary(self, variant: str | None) -> int:
         return len(self._distributions[0])
 
     def log_probs(self, rows: Sequence[Row]) -> Iterator[Tensor]:
+        self.sizes.append(len(rows))
         for row in rows:
             self.asked.append(row)
             yield torch.tensor([self._distributions[token] for token in row.continuation]).log()
@@ -129,6 +131,8 @@ def test_subjects_share_forwards_that_have_room(tmp_path: Path) -> None:
             )  # fmt: skip
             order = [row.variant for row in scorer.asked[:96]]
             assert order == ["a"] * 32 + ["b"] * 32 + ["c"] * 32
+            together = {1: [1, 1, 1], 2: [2, 1], 9: [3]}[room // POSITIONS]
+            assert scorer.sizes == [rows * subjects for rows in (32, 8) for subjects in together]
     first, *others = found.values()
     assert all(one == first for one in others)
     assert set(first) == set("abc")

@@ -99,7 +99,7 @@ def _batch(pairs: Sequence[tuple[Ids, Ids]], vocabulary: int) -> int:
 
 def _compare(panel: Panel, reference: Scorer, pairs: list[tuple[Ids, Ids]], keys: list[str]) -> None:
     targets = list(reference.log_probs([Row(None, *pair) for pair in pairs]))
-    labels, together = list(panel.variants), max(1, panel.scorer.room // POSITIONS)
+    labels, together = list(panel.variants), panel.scorer.room // POSITIONS
     for begin in range(0, len(labels), together):
         some = labels[begin : begin + together]
         found = panel.scorer.log_probs([Row(panel.variants[label], *pair) for label in some for pair in pairs])

@@ -40,8 +40,7 @@ class Scorer:
 
     def __init__(self, serving: Serving, *, batch_size: int = BATCH_ROWS) -> None:
         self.serving = serving
-        self.batch_size = batch_size
-        self.room = room(batch_size, serving.vocabulary(None))
+        self.batch_size, self.room = batch_size, room(batch_size, serving.vocabulary(None))
         self._most = {"batch_size": self.batch_size, "most": self.room}
         self._shares_prompts = _keeps_everything(serving)
 
@@ -67,9 +66,7 @@ class Scorer:
             indices = sorted(batch, key=lambda index: self.serving.slot(rows[index].variant))
             picked = [rows[index] for index in indices]
             found |= zip(indices, _scored(picked, self._continuations(picked)), strict=True)
-        for groups in batches(
-            shared, lambda group: len(rows[group[0]].context), batch_size=self.batch_size, most=self.room
-        ):
+        for groups in batches(shared, lambda group: len(rows[group[0]].context), **self._most):
             found |= self._choices(rows, sorted(groups, key=lambda group: self.serving.slot(rows[group[0]].variant)))
         return [found[index] for index in range(len(rows))]
 
@@ -117,9 +114,7 @@ class Scorer:
             for index, prompt in enumerate(prompts)
             if prompt.draft and plain
         }
-        for batch in batches(
-            list(drafts), lambda index: drafts[index].tokens, batch_size=self.batch_size, most=self.room
-        ):
+        for batch in batches(list(drafts), lambda index: drafts[index].tokens, **self._most):
             indices = sorted(batch, key=lambda index: self.serving.slot(drafts[index].variant))
             for index, logits in zip(indices, self._continuations([drafts[i] for i in indices]), strict=True):
                 own, draft = logits.argmax(-1).tolist(), drafts[index].continuation

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import torch
 
@@ -77,7 +78,9 @@ class Transfer:
             return found if found is None or self.stream is None else found.pinned(pinned)
 
         memory, device = (plain_memory, None) if self.stream is None else (pinned.alone, self._device)
-        with torch.cuda.stream(self.stream), variant.reading(memory, threads, device):
+        # without a stream torch.cuda.stream would still start CUDA, where there is a GPU beside
+        on_stream = nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+        with on_stream, variant.reading(memory, threads, device):
             if threads is None:
                 found: Iterable[Operand | None] = map(operand, paths)
             elif variant.decodes:

@@ -66,11 +66,11 @@ class AdapterTensors:
             IntegrityError: the file has changed since the adapter was opened, or cannot be read.
         """
         with self.opened() as descriptor:
-            self._ready = each(lambda run: self._gather(run, memory), self._runs, threads)
-            if device is not None and threads is not None:
-                of = self._adapter
-                self._turns = turns_of(of.changes.values(), of.tensors, self.read, self.dtype, memory, threads, device)
             try:
+                self._ready = each(lambda run: self._gather(run, memory), self._runs, threads)
+                if device is not None and threads is not None:
+                    of, read = self._adapter, self.read
+                    self._turns = turns_of(of.changes.values(), of.tensors, read, self.dtype, memory, threads, device)
                 yield
             finally:
                 self._ready, self._turns = {}, {}
@@ -82,7 +82,8 @@ class AdapterTensors:
 
     def turns(self, name: str) -> list[Rotation]:
         """`butterfly.rotations` of the parameters `name`, in the order in which an input takes them."""
-        return self._turns[name] if name in self._turns else rotations(self.read(name))
+        made = self._turns.get(name)  # once: who else reads may be done with its own
+        return rotations(self.read(name)) if made is None else made
 
     def _gather(self, run: Run, memory: Memory) -> dict[str, Tensor]:
         """Tensors of a run, ready; none where something is wrong with one: who reads that by itself tells of it."""

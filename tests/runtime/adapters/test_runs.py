@@ -13,10 +13,10 @@ import torch
 from runtime.adapters.family import Family
 
 from deltacompress.checkpoints.header import TensorSpan
-from deltacompress.errors import DeltaCompressError
+from deltacompress.errors import DeltaCompressError, InputError
 from deltacompress.numerics.adapters import butterfly
 from deltacompress.runtime import Runtime
-from deltacompress.runtime.variants import adapter_runs, adapter_turns
+from deltacompress.runtime.variants import adapter_runs, adapter_tensors, adapter_turns
 from deltacompress.runtime.variants.adapter import AdapterVariant
 from deltacompress.runtime.variants.adapter_runs import Run, runs_of
 from deltacompress.runtime.variants.variant import plain_memory
@@ -148,3 +148,28 @@ def test_what_a_gpu_has_no_room_for_is_made_on_the_cpu(family: Family, monkeypat
     assert alone is not None
     assert found is not None
     assert all(torch.equal(part, found.tensors[name]) for name, part in alone.tensors.items())
+
+
+def test_what_cannot_be_read_on_the_way_is_kept_by_nobody(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = opened(family.kinds["lora"].path, Runtime.from_base(family.pair.base))
+    tensors = variant._operands.tensors
+
+    def damaged(*_: object) -> dict[str, list[butterfly.Rotation]]:
+        assert tensors._ready
+        raise InputError("damaged")
+
+    monkeypatch.setattr(adapter_tensors, "turns_of", damaged)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(InputError, match="damaged"):
+        variant.reading(plain_memory, pool, torch.device("cpu")).__enter__()
+    assert not tensors._ready
+
+
+def test_a_runtime_on_the_cpu_leaves_a_gpu_alone(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even a stream that is none may be made current: that starts CUDA, which a forked process cannot."""
+
+    def started(_stream: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(torch.cuda, "stream", started)
+    for kind in ("lora", "boft b8 m3"):
+        Runtime.from_base(family.pair.base).load(family.kinds[kind].path, kind)
