@@ -11,7 +11,7 @@ from deltacompress.evaluation.scoring.panel import CHUNK, Panel
 from deltacompress.evaluation.scoring.serving import Prompt, Row
 from deltacompress.evaluation.scoring.store import AnswerStores
 from deltacompress.numerics.likelihood import LogLikelihood
-from deltacompress.reporter import SILENT
+from deltacompress.reporter import SILENT, Reporter
 
 LABELS: dict[str, str | None] = {"base": None, "first": "a", "second": "b"}
 OWN = {None: 1, "a": 2, "b": 3}
@@ -37,6 +37,19 @@ class Echo:
         self.asked += [(one.variant, one.context) for one in prompts]
         self.drafts += [(one.variant, one.draft) for one in prompts]
         return [(OWN[one.variant], *one.context) for one in prompts]
+
+
+class Recorded(Reporter):
+    """Keeps what is told."""
+
+    def __init__(self, told: list[object]) -> None:
+        self._told = told
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self._told += [name, total]
+
+    def step(self, label: str, *, loss: float | None = None, memory_bytes: int | None = None) -> None:
+        self._told.append(label)
 
 
 @pytest.fixture
@@ -67,6 +80,20 @@ def test_each_question_is_asked_once_of_each_subject(panel: Panel) -> None:
     for label in LABELS:
         panel.generate(label, prompts)
     assert len(asked(panel)) == 3 * CHUNK
+
+
+def test_answers_are_kept_after_a_few_batches(panel: Panel, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[object]()
+    monkeypatch.setattr(panel.scorer, "batch_size", 100)
+    monkeypatch.setattr(panel, "reporter", Recorded(told))
+    panel.loglikelihood("base", [((n,), (7,)) for n in range(300)])
+    assert told == [
+        "loglikelihood: base, first, second",
+        3,
+        "400 of 900 answers",
+        "800 of 900 answers",
+        "900 of 900 answers",
+    ]
 
 
 def test_what_the_first_variant_wrote_is_the_others_draft(panel: Panel) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from deltacompress.artifact.restoration import restore
 from deltacompress.errors import CheckpointError
+from deltacompress.evaluation import scoring
 from deltacompress.evaluation.scoring.checkpoints import PlainServing
 from deltacompress.evaluation.scoring.decoupled import DecoupledServing
 from deltacompress.evaluation.scoring.scorer import Scorer
@@ -93,6 +94,25 @@ def test_checkpoints_and_the_runtime_end_at_the_same_tokens(pair: Pair, tmp_path
     for scorer in (Scorer(PlainServing.open(base)), Scorer(DecoupledServing.open(base))):
         assert scorer.ends(None) == {1, free[2]}
         assert scorer.generate([prompt], eos=-1) == [free[: free.index(free[2]) + 1]]
+
+
+def test_all_forwards_have_the_room_of_the_scorer(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows alone, choices of one question, drafts, and what is left to write."""
+    given = list[dict[str, int]]()
+
+    def watched(items: Sequence[Any], tokens: Callable[[Any], int], **most: int) -> Iterator[list[Any]]:
+        if items:
+            given.append(most)
+        return batches(items, tokens, **most)
+
+    for module in (scoring.scorer, scoring.checkpoints):
+        monkeypatch.setattr(module, "batches", watched)
+    served = PlainServing.open(pair.finetuned)
+    scorer = Scorer(served, batch_size=512)
+    assert scorer.room == room(512, served.vocabulary(None)) > room(64, served.vocabulary(None))
+    scorer.loglikelihood([Row(None, (3, 4), (5,)), *(Row(None, (6,), (one,)) for one in (7, 8))])
+    scorer.generate([Prompt(None, (5, 6), 8, draft=(90,))], eos=-1)
+    assert given == [{"batch_size": 512, "most": scorer.room}] * 4
 
 
 def test_choices_share_their_prompt(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

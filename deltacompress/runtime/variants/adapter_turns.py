@@ -56,9 +56,9 @@ def turns_of(
 
 
 def _alike(spans: Iterable[TensorSpan]) -> Iterator[list[TensorSpan]]:
-    """Those of one shape and dtype, as many as are made at once, in the order of the file among themselves."""
-    by_kind = sorted(spans, key=lambda span: (span.info.shape, span.info.dtype, span.begin))
-    for _, group in groupby(by_kind, key=lambda span: (span.info.shape, span.info.dtype)):
+    """Those of one shape, as many as are made at once, in the order of the file among themselves."""
+    by_shape = sorted(spans, key=lambda span: (span.info.shape, span.begin))
+    for _, group in groupby(by_shape, key=lambda span: span.info.shape):
         own = list(group)
         count = max(1, _AT_ONCE // own[0].info.nbytes)
         yield from (own[k : k + count] for k in range(0, len(own), count))

@@ -122,10 +122,20 @@ def test_rotations_made_together_are_those_of_each_module(
     monkeypatch.setattr(adapter_turns, "rotations", rotations)
     variant = opened(family.kinds[kind].path, Runtime.from_base(family.pair.base))
     alone = {path: variant.operand(path) for path in variant.paths()}
+    with variant.reading(plain_memory, None, torch.device("cpu")):  # nobody to read them meanwhile
+        assert not variant._operands.tensors._turns
     assert not made
-    with ThreadPoolExecutor(3) as pool, variant.reading(plain_memory, pool, torch.device("cpu")):
+    taken = list[int]()
+
+    def memory(nbytes: int) -> torch.Tensor:
+        taken.append(nbytes)
+        return plain_memory(nbytes)
+
+    with ThreadPoolExecutor(3) as pool, variant.reading(memory, pool, torch.device("cpu")):
         together = {path: variant.operand(path) for path in variant.paths()}
     assert (len(made) == len(alone)) == (at_once == 1)
+    tensors = [(name, part) for one in together.values() if one is not None for name, part in one.tensors.items()]
+    assert sum(taken) == sum(part.nbytes for name, part in tensors if "blocks" in name) > 0
     for path, one in alone.items():
         other = together[path]
         assert one is not None
@@ -148,6 +158,13 @@ def test_what_a_gpu_has_no_room_for_is_made_on_the_cpu(family: Family, monkeypat
     assert alone is not None
     assert found is not None
     assert all(torch.equal(part, found.tensors[name]) for name, part in alone.tensors.items())
+
+    def broken(_parameters: torch.Tensor) -> list[butterfly.Rotation]:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(adapter_turns, "rotations", broken)  # that is told
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="illegal"):
+        variant.reading(plain_memory, pool, torch.device("cpu")).__enter__()
 
 
 def test_what_cannot_be_read_on_the_way_is_kept_by_nobody(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
