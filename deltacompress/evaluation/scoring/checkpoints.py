@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from deltacompress.checkpoints.reader import Checkpoint
-from deltacompress.evaluation.scoring.serving import Begun, Serving, batches, forward, padded, room
+from deltacompress.evaluation.scoring.serving import Begun, Serving, batches, forward, padded
 from deltacompress.models import load
 from deltacompress.models.architectures.caches import cache_of, with_cache
 from deltacompress.models.generation import token_ids
@@ -69,7 +69,7 @@ class PlainServing(Serving):
     def complete(self, answers: Sequence[Begun], *, batch_size: int) -> list[tuple[int, ...]]:
         found: dict[int, tuple[int, ...]] = {}
         order = range(len(answers))
-        most = room(batch_size, self.vocabulary(None))
+        most = self.room(batch_size)
         for picked in batches(order, lambda index: answers[index].tokens, batch_size=batch_size, most=most):
             found |= zip(picked, self._greedy([answers[index] for index in picked]), strict=True)
         return [found[index] for index in order]

@@ -28,7 +28,6 @@ from deltacompress.evaluation.scoring.serving import (
     batches,
     forward,
     padded,
-    room,
 )
 from deltacompress.numerics.likelihood import LogLikelihood, log_likelihoods, score_tokens
 
@@ -40,7 +39,7 @@ class Scorer:
 
     def __init__(self, serving: Serving, *, batch_size: int = BATCH_ROWS) -> None:
         self.serving = serving
-        self.batch_size, self.room = batch_size, room(batch_size, serving.vocabulary(None))
+        self.batch_size, self.room = batch_size, serving.room(batch_size)
         self._most = {"batch_size": self.batch_size, "most": self.room}
         self._shares_prompts = _keeps_everything(serving)
 

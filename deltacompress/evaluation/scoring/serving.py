@@ -108,6 +108,10 @@ class Serving(ABC):
     def complete(self, answers: Sequence[Begun], *, batch_size: int) -> list[tuple[int, ...]]:
         """For each answer its next tokens, greedily, up to an end or as many as are left; more may follow."""
 
+    def room(self, batch_size: int) -> int:
+        """Tokens of one forward of at most so many rows."""
+        return BATCH_TOKENS if batch_size <= BATCH_ROWS else room(batch_size, self.vocabulary(None))
+
 
 def room(batch_size: int, vocabulary: int) -> int:
     """Tokens of one forward: of a small vocabulary, as many more as there are more rows than usual."""
