@@ -16,6 +16,8 @@ from deltacompress.checkpoints.header import TensorSpan
 from deltacompress.errors import DeltaCompressError, InputError
 from deltacompress.numerics.adapters import butterfly
 from deltacompress.runtime import Runtime
+from deltacompress.runtime.operands.operand import Operand
+from deltacompress.runtime.operands.product import Combined
 from deltacompress.runtime.variants import adapter_runs, adapter_tensors, adapter_turns
 from deltacompress.runtime.variants.adapter import AdapterVariant
 from deltacompress.runtime.variants.adapter_runs import Run, runs_of
@@ -25,6 +27,20 @@ from deltacompress.types import TensorInfo
 
 def opened(path: Path, runtime: Runtime) -> AdapterVariant:
     return AdapterVariant.open(path, runtime.model.base)
+
+
+def held(operand: Operand | None) -> dict[str, torch.Tensor]:
+    """All tensors of what serves a module, by name; of several parts, those of each."""
+    if isinstance(operand, Combined):
+        return {f"{at}.{name}": one for at, part in enumerate(operand.parts) for name, one in held(part).items()}
+    assert operand is not None
+    assert operand.tensors
+    return operand.tensors
+
+
+def same(some: Operand | None, other: Operand | None) -> bool:
+    one, two = held(some), held(other)
+    return one.keys() == two.keys() and all(part.equal(two[name]) for name, part in one.items())
 
 
 @pytest.mark.parametrize("most", [4 << 20, 3000, 1])
@@ -48,11 +64,7 @@ def test_the_same_as_one_by_one(family: Family, monkeypatch: pytest.MonkeyPatch,
             assert tensors.ready(names[0]) is None
             assert sum(taken) == sum(variant.adapter.tensors[name].info.nbytes for name in names)
             assert len(taken) == (len(names) if most == 1 else 1 if most > 3000 else len(taken))
-            for path, one in alone.items():
-                other = together[path]
-                assert one is not None
-                assert other is not None
-                assert all(torch.equal(part, other.tensors[name]) for name, part in one.tensors.items())
+            assert all(same(one, together[path]) for path, one in alone.items())
 
 
 def test_what_is_computed_is_not_read_in_runs(family: Family) -> None:
@@ -134,14 +146,9 @@ def test_rotations_made_together_are_those_of_each_module(
     with ThreadPoolExecutor(3) as pool, variant.reading(memory, pool, torch.device("cpu")):
         together = {path: variant.operand(path) for path in variant.paths()}
     assert (len(made) == len(alone)) == (at_once == 1)
-    tensors = [(name, part) for one in together.values() if one is not None for name, part in one.tensors.items()]
-    assert sum(taken) == sum(part.nbytes for name, part in tensors if "blocks" in name) > 0
-    for path, one in alone.items():
-        other = together[path]
-        assert one is not None
-        assert other is not None
-        assert one.tensors.keys() == other.tensors.keys()
-        assert all(torch.equal(part, other.tensors[name]) for name, part in one.tensors.items())
+    blocks = [part for one in together.values() for name, part in held(one).items() if "blocks" in name]
+    assert sum(taken) == sum(part.nbytes for part in blocks) > 0
+    assert all(same(one, together[path]) for path, one in alone.items())
     assert not variant._operands.tensors._turns
 
 
@@ -155,9 +162,7 @@ def test_what_a_gpu_has_no_room_for_is_made_on_the_cpu(family: Family, monkeypat
     monkeypatch.setattr(adapter_turns, "rotations", full)
     with ThreadPoolExecutor(1) as pool, variant.reading(plain_memory, pool, torch.device("cpu")):
         found = variant.operand(variant.paths()[0])
-    assert alone is not None
-    assert found is not None
-    assert all(torch.equal(part, found.tensors[name]) for name, part in alone.tensors.items())
+    assert same(alone, found)
 
     def broken(_parameters: torch.Tensor) -> list[butterfly.Rotation]:
         raise RuntimeError("an illegal memory access")
