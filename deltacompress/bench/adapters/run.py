@@ -140,11 +140,11 @@ class _Bench:
         """The base and every kind, packed deltas among them, in one batch; before it each kind with the base alone."""
         counts = {kind: max(1, self._most // part) for kind, part in _MIXED.items()}
         counts["delta"] = max(1, self._most - sum(counts.values()) - 1)
-        names: list[str | None] = [None]
-        base = summed = self._base(1 + sum(counts.values()))
+        names, rows = list[str | None]([None]), 1 + sum(counts.values())
+        base = summed = self._base(rows)
         for kind, count in counts.items():
             own = self._load(kind, count)
-            self._row(f"{kind} of a mixed batch", [*own, *[None] * (1 + sum(counts.values()) - count)], base)
+            self._row(f"{kind} of a mixed batch", [*own, *[None] * (rows - count)], base)
             summed += self.rows[-1]["ms"] - base
             names += own
         self._row("mixed", names, base)

@@ -21,7 +21,7 @@ from deltacompress.numerics.adapters.butterfly import Rotation, rotations
 from deltacompress.runtime.variants.variant import Memory
 
 _AT_ONCE = 4 << 20
-"""Bytes of parameters: what is made of them on the way takes some thirty times as many of the GPU."""
+"""Bytes of parameters: what is made of them on the way, in float64, takes many times as much of the GPU."""
 
 
 def turns_of(

@@ -64,7 +64,7 @@ def run_limit(rows: int, most: int) -> int:
 
 @cache
 def _beside(device: torch.device) -> torch.cuda.Stream:
-    """One stream for all that runs before it is captured: cuBLAS keeps memory for each (32 MiB on an H100)."""
+    """One stream for all that runs before it is captured: cuBLAS keeps memory of its own for each."""
     return torch.cuda.Stream(device)
 
 
