@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -321,6 +323,44 @@ def test_when_forwards_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [run(one, 1) for _ in range(4)] == [None, None, None, (0, 1)]  # pages lie elsewhere
     assert [*made.by_shape] == [one]
     assert made.captured == 4
+
+
+def test_memory_that_no_graph_holds_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch ends the process's captures in it with an assertion."""
+    handles = itertools.count()
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", lambda: next(handles))
+    taken, fails = list[int](), [False]
+
+    class Captured(Again):
+        def __init__(self, step: Any, inputs: Any, pool: Any, *args: Any) -> None:
+            taken.append(pool)
+            if fails[0]:
+                raise torch.OutOfMemoryError("none left")
+            super().__init__(step, inputs, pool, *args)
+
+    monkeypatch.setattr(graphs, "GraphedStep", Captured)
+    pages = Pages(4)
+    made = Graphs(Kinds(s1={"two bits"}), pages)  # type: ignore[arg-type]
+    step, more, prompt = Shape(2, 1, 1, 8, True), Shape(4, 1, 1, 8, True), Shape(1, 2, 64, 8, True)
+
+    def capture(shape: Shape) -> None:
+        keep = [0] if shape is prompt else []
+        made.forward(shape, Way.CAPTURED, [1], torch.tensor([7, 8]), lambda _, given: given, keep)
+
+    capture(step)
+    capture(more)
+    made.forget_steps()  # and no graph is left
+    capture(step)
+    capture(prompt)
+    made.forget_steps()  # that of a prompt is
+    capture(step)
+    made.clear()
+    fails[0] = True
+    with pytest.raises(BackendError, match="no memory to capture a forward"):
+        capture(step)
+    fails[0] = False
+    capture(step)
+    assert taken == [0, 0, 1, 1, 1, 2, 3]
 
 
 def test_shapes() -> None:

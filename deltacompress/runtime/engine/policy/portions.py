@@ -4,6 +4,8 @@ from __future__ import annotations
 
 ALONE_TOKENS = 1024
 """Tokens that a step computes of prompts, at least, where no request waits for its next token."""
+_LITTLE = 8
+"""Steps' worth of prompts that are little, at most: they are through in twice as many steps."""
 
 
 def most_tokens(step_tokens: int, waiting: int, *, alone: bool) -> int:
@@ -13,7 +15,7 @@ def most_tokens(step_tokens: int, waiting: int, *, alone: bool) -> int:
     """
     if alone:
         return max(step_tokens, ALONE_TOKENS)
-    return max(step_tokens // 2, 1) if waiting <= 4 * step_tokens else step_tokens
+    return max(step_tokens // 2, 1) if waiting <= _LITTLE * step_tokens else step_tokens
 
 
 def fits(tokens: int, left: int, most: int) -> bool:

@@ -115,7 +115,7 @@ class Graphs:
         self._seen: dict[Shape, int] = {}
         self._kinds: dict[Shape, set[Kind]] = {}
         self._found: dict[Shape, tuple[GraphedStep, set[frozenset[Hashable]]]] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool: Any = None
 
     def run(
         self,
@@ -199,7 +199,7 @@ class Graphs:
         batch.take(slots, keep)
         traits = self._model.launched(serves)
         with _memory():
-            made = GraphedStep(lambda inputs: step(batch, inputs), inputs, self._pool, batch, traits)
+            made = GraphedStep(lambda inputs: step(batch, inputs), inputs, self._shared(), batch, traits)
         self.by_shape[shape] = made
         self.captured += 1
         return made
@@ -221,9 +221,13 @@ class Graphs:
         self._seen.clear()
         self._kinds.clear()
         self._found.clear()
-        if self.by_shape:
-            self.by_shape.clear()
-            self._pool = torch.cuda.graph_pool_handle()  # torch takes a pool that no graph holds any more for gone
+        self.by_shape.clear()
+
+    def _shared(self) -> Any:
+        """Memory that all graphs share; another, once none is left: torch takes what no graph holds for gone."""
+        if not self.by_shape:
+            self._pool = torch.cuda.graph_pool_handle()
+        return self._pool
 
 
 @contextmanager
