@@ -16,17 +16,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from deltacompress.budget.choice import bytes_of, loss_of
+from deltacompress.budget.excess import excess
 from deltacompress.budget.measuring.probes import Probe
 from deltacompress.budget.measuring.walk import Measured, Walked
-from deltacompress.budget.rungs import COARSE, DRAWN, REFERENCE, RUNGS, WIDEST
+from deltacompress.budget.rungs import COARSE, DRAWN, REFERENCE, RUNGS, WIDEST, Rung
+from deltacompress.budget.shares import shares_of
 from deltacompress.errors import NumericsError
 from deltacompress.types import TensorKind
 
-_OTHERS_WEIGH = 256
-"""Tokens to be written that all other tokens of a record weigh as much as: where those are few, these steady a group's
-share. They say the same of all whose errors reach the hidden states, but for a factor that these have in common."""
-_LEAST_SHARE = 0.1
-"""Of an even share, what a group has at least: it is measured on few tokens, and may come out as nothing, or less."""
 _LEAST_DRAWN = 0.01
 """Of what their loss tells, what signs by lot cost at least: they never cost nothing."""
 _FISHER = 0.7
@@ -155,11 +152,11 @@ def survey_of(walked: Walked, *, finetuned_bytes: int, fixed_bytes: int) -> Surv
             "the answers of the fine-tuned model, or of one nearly like it, are not finite on the data held back",
             way_out="check that it runs, or give a recipe",
         )
-    rungs = (REFERENCE, COARSE, WIDEST, DRAWN)
-    knee, coarse, widest, drawn = (walked.whole[rung.name].kl[0] / of_whole for rung in rungs)
-    shares = _shares(walked.groups, written, others)
+    knee = walked.whole[REFERENCE.name].kl[0] / of_whole
+    shares = shares_of(walked.groups, written, others)
     groups = [Group(names=one.names, kind=one.kind, options=_options(one, knee, shares)) for one in walked.groups]
     references = [one.reference for one in walked.groups]
+    coarse, widest, drawn = (_of_whole(walked, rung, groups, references, knee) for rung in (COARSE, WIDEST, DRAWN))
     squares = _sum(groups, references, DRAWN.name)
     power = math.log(drawn / knee) / math.log(squares / knee) if drawn > knee > 0 and squares > knee else 1.0
     power = min(max(power, 1.0), _LARGEST_POWER)
@@ -169,15 +166,31 @@ def survey_of(walked: Walked, *, finetuned_bytes: int, fixed_bytes: int) -> Surv
                 groups = _widened(groups, references, low.name, high.name, knee * math.pow(kl / knee, 1 / power))
         if drawn > 0:
             groups = _drawn(groups, references, knee * math.pow(drawn / knee, 1 / power if drawn > knee else 1.0))
+    groups = [_counted(group) for group in groups]
     return Survey(
         finetuned_bytes=finetuned_bytes,
         fixed_bytes=fixed_bytes,
         groups=tuple(groups),
         tokens=(written, others),
-        reference=knee,
+        reference=_sum(groups, references, REFERENCE.name),
         power=power,
         delta_share=walked.delta_share,
     )
+
+
+def _of_whole(walked: Walked, rung: Rung, groups: Sequence[Group], references: Sequence[str], knee: float) -> float:
+    """KL of the model with all groups as a rung has them."""
+    told = _sum(groups, references, rung.name) / knee if knee > 0 else 0.0
+    more = excess(rung, told, walked.whole[rung.name].records, walked.whole[REFERENCE.name].records)
+    return knee * told * more
+
+
+def _counted(group: Group) -> Group:
+    """In full, where a compression makes up for nothing: of the parts of linears it leaves AFTER_OBS."""
+    if group.kind == "linear":
+        return group
+    options = (one.model_copy(update={"part": one.part / AFTER_OBS}) for one in group.options)
+    return group.model_copy(update={"options": tuple(options)})
 
 
 def _options(one: Measured, knee: float, shares: Callable[[Probe], float]) -> tuple[Option, ...]:
@@ -189,36 +202,6 @@ def _options(one: Measured, knee: float, shares: Callable[[Probe], float]) -> tu
         return part * loss if at <= 0 or loss <= at else part * at * math.pow(loss / at, exponent)
 
     return tuple(Option(rung=step.rung, bytes=step.bytes, part=told(step.loss)) for step in one.steps)
-
-
-def _shares(groups: Sequence[Measured], written: int, others: int) -> Callable[[Probe], float]:
-    """Of a probe in the KL of the whole, that is all references: in what is to be written, and in the other tokens.
-
-    Those of all references add up to 1. What the other tokens say of the head counts for nothing, for its errors are of
-    another size in tokens that fine-tuning asked nothing of: where few are to be written, it has an even share.
-    """
-    trust = written / (written + (_OTHERS_WEIGH if others else 0))
-    even = 1 / len(groups) if groups else 0.0
-    inner = [one.probe for one in groups if one.probe.head is None]
-    all_written = sum(_positive(one.probe)[0] for one in groups)
-    inner_others = sum(_positive(probe)[1] for probe in inner)
-    for_inner = 1 - even * (len(groups) - len(inner))
-
-    def raised(probe: Probe) -> float:
-        of_written, of_others = _positive(probe)
-        steady = even
-        if probe.head is None:
-            steady = of_others / inner_others * for_inner if inner_others > 0 else 0.0
-        share = trust * (of_written / all_written if all_written > 0 else 0.0) + (1 - trust) * steady
-        return max(share, _LEAST_SHARE * even)
-
-    whole = sum(raised(one.probe) for one in groups)
-    return lambda probe: raised(probe) / whole
-
-
-def _positive(probe: Probe) -> tuple[float, float]:
-    """Its divergences; where rounding outweighs them, they may come out as less than nothing."""
-    return max(probe.kl[0], 0.0), max(probe.kl[1], 0.0)
 
 
 def _exponent(one: Measured, shares: Callable[[Probe], float]) -> float:

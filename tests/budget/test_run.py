@@ -80,7 +80,7 @@ def middle(pair: Pair, tmp_path_factory: pytest.TempPathFactory, ladder: tuple[i
 def _thrice(pair: Pair, tmp_path_factory: pytest.TempPathFactory, ladder: tuple[int, int]) -> Whole:
     with pytest.MonkeyPatch.context() as patch:
         _miss(patch)
-        return Whole.of(pair, tmp_path_factory.mktemp("thrice") / "out", (ladder[0] + 2 * ladder[1]) // 3)
+        return Whole.of(pair, tmp_path_factory.mktemp("thrice") / "out", sum(ladder) // 2)
 
 
 @pytest.fixture

@@ -23,12 +23,14 @@ _MOST_GIVEN = 256
 class Probe:
     """Hidden states of each batch with some weights changed. head: what is in the place of the head, if that is.
 
-    kl: KL(fine-tuned || this), sums over the tokens that are to be written, and over the others.
+    kl: KL(fine-tuned || this), sums over the tokens that are to be written, and over the others. records: the first of
+    these of each record, f64 [records].
     """
 
     hidden: list[Tensor]
     head: Tensor | None = None
     kl: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    records: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
 
 
 class HeldStreams:
@@ -73,8 +75,10 @@ class HeldStreams:
     def measure(self, head: str, probes: Iterable[Probe]) -> None:
         """Add up the divergences of probes; the skeleton must be as its fine-tuned head finds it."""
         probes, own = list(probes), self._skeleton.weights([head])
-        piece = max(_LOGITS_AT_A_TIME // own[head].shape[0], 1)
-        for k, places in enumerate(self._at):
+        piece, before = max(_LOGITS_AT_A_TIME // own[head].shape[0], 1), 0
+        for probe in probes:
+            probe.records = torch.zeros(sum(len(one.ids) for one in self._batches), dtype=torch.float64)
+        for k, (places, batch) in enumerate(zip(self._at, self._batches, strict=True)):
             for kind, at in enumerate(places):
                 for some in at.split(piece) if len(at) else ():
                     target = self._log_probabilities(self.clean[k], some)
@@ -83,7 +87,11 @@ class HeldStreams:
                             self._skeleton.swap({head: probe.head})
                         found = self._log_probabilities(probe.hidden[k], some)
                         self._skeleton.swap(own)
-                        probe.kl[kind] += float(kl_divergence(target, found).sum())
+                        per = kl_divergence(target, found).double().cpu()
+                        probe.kl[kind] += float(per.sum())
+                        if kind == 0:
+                            probe.records.index_add_(0, before + some.cpu() // batch.ids.shape[1], per)
+            before += len(batch.ids)
 
     def answers(self) -> list[Tensor]:
         """Log-probabilities where something is to be written, f32 [tokens, vocabulary] of each batch."""
