@@ -15,7 +15,7 @@ from deltacompress.budget.measuring.judge import Against
 from deltacompress.budget.measuring.pair import Surveyed, survey_pair
 from deltacompress.budget.recipe import recipe_of
 from deltacompress.budget.rungs import CALIBRATED, OF_SHIPPED, RUNGS, template
-from deltacompress.budget.survey import AFTER_TRIAL, Survey
+from deltacompress.budget.survey import Survey
 from deltacompress.codecs.recipe import Recipe
 from deltacompress.compression.before.inputs import Inputs
 from deltacompress.compression.driver import run_job
@@ -111,7 +111,7 @@ def _with_trial(job: CompressionJob, surveyed: Surveyed, inputs: Inputs, reporte
     assert picks is not None
     recipe = recipe_of("trial", "", survey.chosen(picks, trial=True), trial.calibration_spec)
     tried = surveyed.tried_as(run_job(trial.model_copy(update={"recipe": recipe}), reporter, inputs))
-    return survey.corrected(picks, tried.bytes, tried.groups, tried.judged.kl * AFTER_TRIAL)
+    return survey.corrected(picks, tried.bytes, tried.groups, tried.judged.kl * survey.after_trial(picks))
 
 
 def _ends(survey: Survey) -> tuple[int, int]:

@@ -29,9 +29,9 @@ _LEAST_DRAWN = 0.01
 _FISHER = 0.7
 """What `fisher` leaves of what steps lose, about: .88 and .68 on the two pairs of docs/quality.md, In parts."""
 _LARGEST_POWER = 4.0
-AFTER_TRIAL = 0.67
-"""KL of a compression over that of its trial, which has fewer calibration sequences and no `fisher`: of six choices of
-the pairs in registry/demo (docs/algorithm.md), weighed by their standard errors."""
+_AFTER_TRIAL, _AFTER_TRIAL_WITH_FISHER = 0.89, 0.54
+"""KL of a compression over that of its trial, which has fewer calibration sequences and no `fisher`: of the linears of
+the pairs in registry/demo, in signs by lot, and in steps (docs/algorithm.md)."""
 AFTER_OBS = 0.3
 """KL of a compression, which makes up for earlier layers, weighs outputs, refines and calibrates on more, over that of
 references put into the fine-tuned model: 0.1 to 0.35 of the pairs in registry/demo. What is tried is chosen by it, and
@@ -94,6 +94,15 @@ class Survey(BaseModel):
             return 0.0
         more = loss_of(self.rungs, picks) / self.reference
         return self.scale * self.reference * math.pow(more, self.power if more > 1 else 1.0)
+
+    def after_trial(self, picks: Sequence[int]) -> float:
+        """KL of a compression by this choice over that of its trial."""
+        tried = now = 0.0
+        for group, pick in zip(self.groups, picks, strict=True):
+            option = group.options[pick]
+            left = _AFTER_TRIAL_WITH_FISHER if "fisher" in RUNGS[option.rung].rule(group.kind) else _AFTER_TRIAL
+            tried, now = tried + option.part / left, now + option.part
+        return now / tried if tried > 0 else _AFTER_TRIAL
 
     def sum_at(self, kl: float) -> float:
         """The sum that is predicted this KL."""

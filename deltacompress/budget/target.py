@@ -10,7 +10,7 @@ from deltacompress.budget.choice import cheapest, smallest
 from deltacompress.budget.measuring.judge import Judged
 from deltacompress.budget.measuring.kept import Tried
 from deltacompress.budget.request import Request
-from deltacompress.budget.survey import AFTER_TRIAL, Survey
+from deltacompress.budget.survey import Survey
 from deltacompress.errors import InputError, option
 
 _AIM, _AIM_AGAIN, _AIM_KL = 0.995, 0.99, 0.9
@@ -155,6 +155,6 @@ class Target:
         """The same, once an artifact of that choice was measured, or its trial."""
         judged, survey = tried.judged, self.survey
         bound = judged.bound / judged.kl if judged.kl > 0 else self.bound
-        kl = judged.kl * (AFTER_TRIAL if trial else 1.0)
+        kl = judged.kl * (survey.after_trial(picks) if trial else 1.0)
         survey = survey.corrected(picks, tried.bytes, tried.groups, kl)
         return Target(self.request, survey, _AIM if trial else _AIM_AGAIN, bound)

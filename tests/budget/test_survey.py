@@ -243,3 +243,18 @@ def test_whole_models_are_predicted_what_is_believed_of_them(monkeypatch: pytest
     assert [kl / TOKENS for *_, kl in asked] == pytest.approx([2.0, 2.0, 2.0])
     assert found.kl(picks(found, COARSE.name)) / found.scale == pytest.approx(2.0 * 2.0 * 3.0)
     assert found.kl(picks(found, WIDEST.name)) / found.scale == pytest.approx(2.0 * 4.0 * 3.0)
+
+
+def test_what_a_trial_lacks_is_worth_most_in_steps() -> None:
+    """Each part of what a trial loses shrinks by its own factor: fisher is for linears that are solved in steps."""
+    head = replace(linear(3, 1.0), kind="head", probe=replace(probe(1.0), head=torch.zeros(1)))
+    drawn = linear(1, 1.0)
+    drawn.steps.append(Step(DRAWN.name, 30, 0.5))
+    found = surveyed([linear(0, 1.0), drawn, head, embedding(1.0, 1.0)], knee=4.0, coarse=8.0, widest=16.0)
+    chosen = [1, 4, 1, 0]
+    now = [group.options[pick].part for group, pick in zip(found.groups, chosen, strict=True)]
+    left = [survey._AFTER_TRIAL_WITH_FISHER, *[survey._AFTER_TRIAL] * 3]
+    tried = [part / one for part, one in zip(now, left, strict=True)]
+    assert found.after_trial(chosen) == pytest.approx(sum(now) / sum(tried))
+    assert surveyed([linear(0, 1.0)], 1.0, 2.0, 4.0).after_trial([1]) == pytest.approx(survey._AFTER_TRIAL_WITH_FISHER)
+    assert surveyed([linear(0, 0.0)], 0.0, 0.0, 0.0).after_trial([1]) == survey._AFTER_TRIAL

@@ -11,7 +11,7 @@ from deltacompress.budget.measuring.judge import Judged
 from deltacompress.budget.measuring.kept import Tried
 from deltacompress.budget.recipe import as_yaml, recipe_of
 from deltacompress.budget.request import Request
-from deltacompress.budget.survey import AFTER_TRIAL, Group, Option, Survey
+from deltacompress.budget.survey import _AFTER_TRIAL_WITH_FISHER, Group, Option, Survey
 from deltacompress.budget.target import Target
 from deltacompress.codecs.recipe import CalibrationSpec, Recipe
 from deltacompress.errors import InputError
@@ -139,7 +139,7 @@ def test_a_trial_loses_more_than_what_it_is_a_trial_of() -> None:
     tried = Tried(bytes=3700, groups=(2200, 900), judged=judged(0.8, error=0.1))
     first = asking(3600)
     after, measured = first.corrected([1, 0], tried, trial=True), first.corrected([1, 0], tried)
-    assert after.survey.kl([1, 0]) == pytest.approx(AFTER_TRIAL * 0.8)
+    assert after.survey.kl([1, 0]) == pytest.approx(_AFTER_TRIAL_WITH_FISHER * 0.8)
     assert measured.survey.kl([1, 0]) == pytest.approx(0.8)
     assert after.survey.bytes([1, 0]) == measured.survey.bytes([1, 0]) == 3700
     assert (after.aim, measured.aim) == (first.aim, target._AIM_AGAIN)
