@@ -243,7 +243,10 @@ def test_the_budget_is_asked_for_every_size(demo: dict[str, Any], monkeypatch: p
     seven, thousand = found.rows
     assert 7 <= seven["ratio"] < 7.2
     assert 0 < seven["kl"] < 0.1
+    assert 0 < seven["kl_error"] < seven["kl_judged"] < 0.1
+    assert seven["kl_predicted"] > 0
     assert thousand["ratio"] is None
+    assert "kl_predicted" not in thousand
 
 
 def test_sizes_share_what_is_measured_before_a_choice(demo: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,11 +336,13 @@ def test_a_size_that_shares_it_comes_to_what_it_does_alone(
     own = subjects.Pair(pair.base, pair.finetuned, pair.data)
     survey = subjects.surveyed(own, 0, tmp_path, "cpu")
     measured = survey.read_bytes()
-    ratios = (1.22, 1.26)
+    ratios, told = (1.22, 1.26), list[dict[str, float]]()
     for number, ratio in enumerate(ratios):
         folder = tmp_path / str(number)
         folder.mkdir()
-        assert subjects.chosen_for(own, ratio, 0, survey, folder, "cpu") is not None
+        made = subjects.chosen_for(own, ratio, 0, survey, folder, "cpu")
+        assert made is not None
+        told.append(dict(made.told))
         assert survey.read_bytes() == measured
     assert len(walks) == 1
     for number, ratio in enumerate(ratios):
@@ -346,6 +351,8 @@ def test_a_size_that_shares_it_comes_to_what_it_does_alone(
             own.base, own.finetuned, out=alone, calibration=pair.data, target_ratio=ratio, seed=0, device="cpu"
         )
         assert found.attempts == 3
+        known = {"kl_predicted": found.first.kl, "kl_judged": found.judged.kl, "kl_error": found.judged.error}
+        assert told[number] == known
         assert files_of(tmp_path / str(number) / "artifact") == files_of(alone)
         recipe = tmp_path / str(number) / "artifact.recipe.yaml"
         assert recipe.read_bytes() == alone.with_name(f"{alone.name}.recipe.yaml").read_bytes()

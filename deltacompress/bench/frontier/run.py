@@ -193,7 +193,7 @@ class _Task:
             made = self._made(point, Path(folder))
             if made is None:
                 return {"ratio": None}
-            return made.sizes(self._finetuned.nbytes) | self._reference.figures(made.path)
+            return made.figures(self._finetuned.nbytes) | self._reference.figures(made.path)
 
     def _made(self, point: Point, folder: Path) -> Made | None:
         if point.method.recipe is not None:

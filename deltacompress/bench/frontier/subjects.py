@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,15 +58,21 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A checkpoint to score; nbytes: of the whole artifact; linear_bits: for each weight of the linears."""
+    """A checkpoint to score; nbytes: of the whole artifact; linear_bits: for each weight of the linears.
+
+    told: of a budget, the KL that was predicted before its first compression, and that of the records that judge in the
+    end (kl_judged; kl_error: its standard error).
+    """
 
     path: Path
     nbytes: int
     linear_bits: float | None
+    told: Mapping[str, float] = field(default_factory=dict)
 
-    def sizes(self, full: int) -> dict[str, Any]:
+    def figures(self, full: int) -> dict[str, Any]:
         """As a row has them. full: bytes of the fine-tuned checkpoint."""
-        return {"ratio": full / self.nbytes, "bytes": self.nbytes, "linear_bits_per_weight": self.linear_bits}
+        sizes = {"ratio": full / self.nbytes, "bytes": self.nbytes, "linear_bits_per_weight": self.linear_bits}
+        return sizes | dict(self.told)
 
 
 def packed(pair: Pair, recipe: Recipe, seed: int | None, folder: Path, device: str) -> Made:
@@ -98,10 +104,12 @@ def chosen_for(pair: Pair, ratio: float, seed: int | None, survey: Path, folder:
     shutil.copyfile(survey, kept_path(out))  # a copy, that takes in this size's attempts and goes with the artifact
     asked: dict[str, Any] = {"target_ratio": ratio, "seed": seed, "device": device, "judge": pair.judge, "resume": True}
     try:
-        compress_to(pair.base, pair.finetuned, out=out, calibration=data, **asked)
+        found = compress_to(pair.base, pair.finetuned, out=out, calibration=data, **asked)
     except UnreachedError:
         return None
-    return _restored(pair, load_delta(out), folder)
+    judged = found.judged
+    told = {"kl_predicted": found.first.kl, "kl_judged": judged.kl, "kl_error": judged.error}
+    return replace(_restored(pair, load_delta(out), folder), told=told)
 
 
 def rest(pair: Pair, folder: Path, device: str) -> Delta:
