@@ -49,11 +49,13 @@ def peft_rows(stand: Stand, kind: Kind, counts: Sequence[int], at_once: int) -> 
             task_type="CAUSAL_LM",
         )
         cast: dict[str, Any] = {"autocast_adapter_dtype": False}
-        model: Any = peft.get_peft_model(own, made, adapter_name="a0", **cast).eval()
+        with torch.device(stand.device):  # where random numbers are soon made
+            model: Any = peft.get_peft_model(own, made, adapter_name="a0", **cast).eval()
         found, there, dtype = [], 1, stand.runtime.dtype
         for count in counts:
-            for number in range(there, count):
-                model.add_adapter(f"a{number}", made, **cast)
+            with torch.device(stand.device):
+                for number in range(there, count):
+                    model.add_adapter(f"a{number}", made, **cast)
             model.to(device=stand.device, dtype=dtype)
             there = max(there, count)
             ms = _step_ms(model, [f"a{row % count}" for row in range(at_once)], stand)
