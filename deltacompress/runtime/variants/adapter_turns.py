@@ -48,8 +48,10 @@ def turns_of(
             apart = [turn.blocks.chunk(len(names)) for turn in made]
             for k, name in enumerate(names):
                 found[name] = [replace(turn, blocks=own[k]) for turn, own in zip(made, apart, strict=True)]
-    except torch.OutOfMemoryError:
-        pass
+    except RuntimeError as error:
+        # libraries that torch calls tell it otherwise: CUBLAS_STATUS_ALLOC_FAILED when a handle is made, say
+        if not isinstance(error, torch.OutOfMemoryError) and "_ALLOC_FAILED" not in str(error):
+            raise
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
     return found

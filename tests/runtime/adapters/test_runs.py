@@ -152,12 +152,21 @@ def test_rotations_made_together_are_those_of_each_module(
     assert not variant._operands.tensors._turns
 
 
-def test_what_a_gpu_has_no_room_for_is_made_on_the_cpu(family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError(),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+    ],
+)
+def test_what_a_gpu_has_no_room_for_is_made_on_the_cpu(
+    family: Family, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
     variant = opened(family.kinds["boft b8 m3"].path, Runtime.from_base(family.pair.base))
     alone = variant.operand(variant.paths()[0])
 
     def full(_parameters: torch.Tensor) -> list[butterfly.Rotation]:
-        raise torch.OutOfMemoryError
+        raise error
 
     monkeypatch.setattr(adapter_turns, "rotations", full)
     with ThreadPoolExecutor(1) as pool, variant.reading(plain_memory, pool, torch.device("cpu")):
