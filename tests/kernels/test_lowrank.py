@@ -105,6 +105,20 @@ def test_zeros_after_the_last_rank_are_nobodys_numbers(place: Place, rows: int) 
     assert relative(y, exact) <= tolerances.ROUNDED_ONCE[str(F32)].value
 
 
+@pytest.mark.parametrize("place", PLACES[1:])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_one_row_rounds_as_several(place: Place, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """u has two halves of 16 bits whichever tiles a batch takes: 1 + 2^-11 of 1 + 2^-11 + 2^-23, which rounds to 1."""
+    monkeypatch.setattr("deltacompress.kernels.triton.adapters.interpreted", lambda: False)  # else u stays whole
+    table = LowRankTable(1, 16, 16, place[1], F16)
+    down, up, x, y = (torch.zeros(count, 16, dtype=F16) for count in (1, 1, rows, rows))
+    down[:, :3], x[:, :3], up[:] = torch.tensor([1, 1, 2**-11]), torch.tensor([1, 2**-11, 2**-12]), 1
+    down, up, x, y = (one.to(place[1]) for one in (down, up, x, y))
+    table.set(0, down, up, 1.0)
+    kernels_of(place).add_low_rank(x, y, Segments.build([0, rows], [0], place[1]), [table])
+    assert torch.equal(y, torch.ones_like(y))
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_slots_come_and_go(place: Place) -> None:
     low, one = make_low(place[1], F32, 72, (40,), (4, 17)), kernels_of(place)

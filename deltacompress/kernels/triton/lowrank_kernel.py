@@ -141,10 +141,10 @@ def _loaded(up, first, rank, out, n, BR: tl.constexpr, POLICY: tl.constexpr):  #
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _expand_row(  # type: ignore[no-untyped-def]
-    part_row, part_size, up, rank, out, n, SPLITS: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr, EARLY: tl.constexpr
+    part_row, size, up, rank, out, n, SPLITS: tl.constexpr, BR: tl.constexpr, PLAIN: tl.constexpr, EARLY: tl.constexpr
 ):
-    """[BN] sums of one row; the first rows of B^T are loaded before u is waited for."""
-    acc = tl.zeros((BN,), dtype=tl.float32)
+    """Sums of one row, columns n; the first rows of B^T are loaded before u is waited for."""
+    acc = tl.zeros(n.shape, dtype=tl.float32)
     weight = _loaded(up, 0, rank, out, n, BR, "evict_first")
     if EARLY:
         tl.extra.cuda.gdc_wait()
@@ -154,7 +154,10 @@ def _expand_row(  # type: ignore[no-untyped-def]
         r = first + tl.arange(0, BR)
         u = tl.zeros((BR,), dtype=tl.float32)
         for split in tl.static_range(SPLITS):
-            u += tl.load(part_row + split * part_size + r, mask=r < _padded(rank), other=0.0)
+            u += tl.load(part_row + split * size + r, mask=r < _padded(rank), other=0.0)
+        if not PLAIN:  # in halves, as tiles of several rows have it: which of them serve a row, others decide
+            high = u.to(up.dtype.element_ty).to(tl.float32)
+            u = high + (u - high).to(up.dtype.element_ty).to(tl.float32)
         acc += tl.sum(weight.to(tl.float32) * u[:, None], axis=0)
     return acc
 
@@ -283,7 +286,7 @@ def expand(  # type: ignore[no-untyped-def]
             n = column + tl.arange(0, BN)
             to = mine + one * y_stride + n
             sums = tl.load(to, mask=n < out, other=0.0).to(tl.float32)
-            acc = _expand_row(sums_of + one * RANKS, part_size, up, rank, out, n, SPLITS, BR, BN, EARLY)
+            acc = _expand_row(sums_of + one * RANKS, part_size, up, rank, out, n, SPLITS, BR, PLAIN, EARLY)
             tl.store(to, (sums + scale * acc).to(y.dtype.element_ty), mask=n < out)
         else:
             for tile_start in range(start, end, ROW_TILES * BM):
