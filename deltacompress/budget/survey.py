@@ -188,7 +188,7 @@ def survey_of(walked: Walked, *, finetuned_bytes: int, fixed_bytes: int) -> Surv
 
 
 def _counted(group: Group) -> Group:
-    """In full, where a compression makes up for nothing: of linears alone it leaves _AFTER_OBS, which scales all parts."""
+    """In full, where a compression makes up for nothing: all parts are scaled by _AFTER_OBS, which is of linears."""
     if group.kind == "linear":
         return group
     options = (one.model_copy(update={"part": one.part / _AFTER_OBS}) for one in group.options)
