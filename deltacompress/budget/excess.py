@@ -12,17 +12,17 @@ from torch import Tensor
 from deltacompress.budget.rungs import COARSE, DRAWN, WIDEST, Rung
 
 _USUAL = {COARSE.name: 2.2, WIDEST.name: 10.6, DRAWN.name: 1.5}
-"""Geometric means of the pairs in registry/demo, seeds 0 to 2."""
+"""What it is, by the name of a rung: geometric means of the pairs in registry/demo, seeds 0 to 2."""
 _SPREAD = 0.5
-"""Standard deviation of the logarithm from pair to pair, about; what is off by more than twice of it is off by less."""
+"""Standard deviation of its logarithm from pair to pair, about. What is off by more than twice that counts as off by
+twice."""
 
 
 def excess(rung: Rung, told: float, of_rung: Tensor, of_reference: Tensor) -> float:
-    """KL of the model with all groups as this rung, over that with the reference, over what losses tell.
+    """KL of the model with all groups as this rung, over that with all as the reference, over what losses tell of that.
 
     Args:
-        told: ratio of the sums of parts that go with the losses. of_rung, of_reference: KL of each record, f64
-            [records].
+        told: what losses tell, a ratio too. of_rung, of_reference: KL of each record of the two models, f64 [records].
     """
     usual, whole = math.log(_USUAL[rung.name]), [float(one.sum()) for one in (of_rung, of_reference)]
     if min(whole) <= 0 or told <= 0 or len(of_rung) < 2:

@@ -17,16 +17,16 @@ _LEAST_SHARE = 0.1
 """Of an even share, what a group has at least: it is measured on few tokens, and may come out as nothing, or less."""
 
 
-def shares_of(groups: Sequence[Measured], written: int, others: int) -> Callable[[Probe], float]:
+def shares_of(groups: Sequence[Measured], written: int) -> Callable[[Probe], float]:
     """Of a probe in the KL of the whole, that is all references, whose shares add up to 1.
 
-    written, others: tokens that groups were measured on, to be written and not.
+    written: tokens to be written that groups were measured on.
     """
-    trust, trust_of_head = written / (written + (_OTHERS_WEIGH if others else 0)), written / (written + _EVEN_WEIGHS)
+    trust, trust_of_head = written / (written + _OTHERS_WEIGH), written / (written + _EVEN_WEIGHS)
     even = 1 / len(groups) if groups else 0.0
     inner = [one.probe for one in groups if one.probe.head is None]
     all_written = sum(_positive(one.probe)[0] for one in groups)
-    inner_others = sum(_positive(probe)[1] for probe in inner)
+    inner_written, inner_others = (sum(_positive(probe)[kind] for probe in inner) for kind in (0, 1))
 
     def of_written(probe: Probe) -> float:
         return _positive(probe)[0] / all_written if all_written > 0 else 0.0
@@ -35,13 +35,12 @@ def shares_of(groups: Sequence[Measured], written: int, others: int) -> Callable
         return trust_of_head * of_written(probe) + (1 - trust_of_head) * even
 
     for_inner = 1 - sum(of_head(one.probe) for one in groups if one.probe.head is not None)
-    inner_written = sum(map(of_written, inner))
 
     def raised(probe: Probe) -> float:
         if probe.head is not None:
             share = of_head(probe)
         else:
-            own = of_written(probe) / inner_written if inner_written > 0 else 0.0
+            own = _positive(probe)[0] / inner_written if inner_written > 0 else 0.0
             steady = _positive(probe)[1] / inner_others if inner_others > 0 else own
             share = (trust * own + (1 - trust) * steady) * for_inner
         return max(share, _LEAST_SHARE * even)

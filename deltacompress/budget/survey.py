@@ -5,6 +5,7 @@ and goes with the squared error of its outputs from there. Beyond the reference 
 of which a model is sure give way only to larger errors: a power of it, by a measurement of the whole model with signs
 of weights drawn by lot, whose errors differ from answer to answer. What wide steps leave out, they leave out of all
 answers alike, and that costs more than its square tells: two more, with coarse and with the widest steps, say how much.
+All three are believed as far as `excess` does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from deltacompress.budget.choice import bytes_of, loss_of
 from deltacompress.budget.excess import excess
 from deltacompress.budget.measuring.probes import Probe
 from deltacompress.budget.measuring.walk import Measured, Walked
-from deltacompress.budget.rungs import COARSE, DRAWN, REFERENCE, RUNGS, WIDEST, Rung
+from deltacompress.budget.rungs import COARSE, DRAWN, REFERENCE, RUNGS, WIDEST
 from deltacompress.budget.shares import shares_of
 from deltacompress.errors import NumericsError
 from deltacompress.types import TensorKind
@@ -32,7 +33,7 @@ _LARGEST_POWER = 4.0
 _AFTER_TRIAL, _AFTER_TRIAL_WITH_FISHER = 0.89, 0.54
 """KL of a compression over that of its trial, which has fewer calibration sequences and no `fisher`: of the linears of
 the pairs in registry/demo, in signs by lot, and in steps (docs/algorithm.md)."""
-AFTER_OBS = 0.3
+_AFTER_OBS = 0.3
 """KL of a compression, which makes up for earlier layers, weighs outputs, refines and calibrates on more, over that of
 references put into the fine-tuned model: 0.1 to 0.35 of the pairs in registry/demo. What is tried is chosen by it, and
 all where nothing is tried."""
@@ -76,7 +77,7 @@ class Survey(BaseModel):
     tokens: tuple[int, int]
     reference: float
     power: float
-    scale: float = AFTER_OBS
+    scale: float = _AFTER_OBS
     delta_share: float
 
     @property
@@ -162,19 +163,18 @@ def survey_of(walked: Walked, *, finetuned_bytes: int, fixed_bytes: int) -> Surv
             way_out="check that it runs, or give a recipe",
         )
     knee = walked.whole[REFERENCE.name].kl[0] / of_whole
-    shares = shares_of(walked.groups, written, others)
+    shares = shares_of(walked.groups, written)
     groups = [Group(names=one.names, kind=one.kind, options=_options(one, knee, shares)) for one in walked.groups]
     references = [one.reference for one in walked.groups]
-    coarse, widest, drawn = (_of_whole(walked, rung, groups, references, knee) for rung in (COARSE, WIDEST, DRAWN))
-    squares = _sum(groups, references, DRAWN.name)
-    power = math.log(drawn / knee) / math.log(squares / knee) if drawn > knee > 0 and squares > knee else 1.0
+    told = {rung: _sum(groups, references, rung.name) / knee if knee > 0 else 0.0 for rung in (COARSE, WIDEST, DRAWN)}
+    at_knee = walked.whole[REFERENCE.name].records
+    times = {rung: by * excess(rung, by, walked.whole[rung.name].records, at_knee) for rung, by in told.items()}
+    power = math.log(times[DRAWN]) / math.log(told[DRAWN]) if min(times[DRAWN], told[DRAWN]) > 1 else 1.0
     power = min(max(power, 1.0), _LARGEST_POWER)
-    if knee > 0:
-        for low, high, kl in ((REFERENCE, COARSE, coarse), (COARSE, WIDEST, widest)):
-            if kl > knee:
-                groups = _widened(groups, references, low.name, high.name, knee * math.pow(kl / knee, 1 / power))
-        if drawn > 0:
-            groups = _drawn(groups, references, knee * math.pow(drawn / knee, 1 / power if drawn > knee else 1.0))
+    wanted = {rung: knee * math.pow(more, 1 / power) for rung, more in times.items()}
+    groups = _widened(groups, references, REFERENCE.name, COARSE.name, wanted[COARSE])
+    groups = _widened(groups, references, COARSE.name, WIDEST.name, wanted[WIDEST])
+    groups = _drawn(groups, references, wanted[DRAWN])
     groups = [_counted(group) for group in groups]
     return Survey(
         finetuned_bytes=finetuned_bytes,
@@ -187,18 +187,11 @@ def survey_of(walked: Walked, *, finetuned_bytes: int, fixed_bytes: int) -> Surv
     )
 
 
-def _of_whole(walked: Walked, rung: Rung, groups: Sequence[Group], references: Sequence[str], knee: float) -> float:
-    """KL of the model with all groups as a rung has them."""
-    told = _sum(groups, references, rung.name) / knee if knee > 0 else 0.0
-    more = excess(rung, told, walked.whole[rung.name].records, walked.whole[REFERENCE.name].records)
-    return knee * told * more
-
-
 def _counted(group: Group) -> Group:
-    """In full, where a compression makes up for nothing: of the parts of linears it leaves AFTER_OBS."""
+    """In full, where a compression makes up for nothing: all parts are scaled by _AFTER_OBS, which is of linears."""
     if group.kind == "linear":
         return group
-    options = (one.model_copy(update={"part": one.part / AFTER_OBS}) for one in group.options)
+    options = (one.model_copy(update={"part": one.part / _AFTER_OBS}) for one in group.options)
     return group.model_copy(update={"options": tuple(options)})
 
 

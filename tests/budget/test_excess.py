@@ -35,10 +35,16 @@ def test_what_few_records_decide_is_drawn_to_what_is_usual() -> None:
     assert 0.2 < variance / jackknife < 5
 
 
+def test_two_records_are_enough_to_say_something() -> None:
+    """They agree, so no doubt is left: four times the reference where losses tell twice."""
+    of_rung, of_reference = (torch.tensor([one, one], dtype=torch.float64) for one in (4.0, 1.0))
+    assert excess(COARSE, 2.0, of_rung, of_reference) == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize(
     ("told", "rung", "reference"),
     [(2.0, [1.0], [1.0]), (2.0, [0.0, 0.0], [1.0, 1.0]), (2.0, [1.0, 1.0], [1.0, -1.0]), (0.0, [1.0, 2.0], [1.0, 1.0])],
 )
 def test_where_nothing_was_measured_it_is_what_is_usual(told: float, rung: list[float], reference: list[float]) -> None:
     found = [torch.tensor(one, dtype=torch.float64) for one in (rung, reference)]
-    assert excess(WIDEST, told, *found) == pytest.approx(_USUAL[WIDEST.name])
+    assert [excess(one, told, *found) for one in (COARSE, WIDEST, DRAWN)] == pytest.approx([2.2, 10.6, 1.5])

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from deltacompress.artifact.delta import load_delta
 from deltacompress.artifact.restoration import restore
-from deltacompress.budget.measuring import ladder
+from deltacompress.budget.measuring import ladder, probes
 from deltacompress.budget.measuring import pair as measuring
 from deltacompress.budget.measuring import walk as walking
 from deltacompress.budget.measuring.judge import Judge, error_by_record
@@ -88,16 +88,25 @@ def kls_of(pair: Pair, restored: Path, batches: list[HeldBack]) -> list[torch.Te
 
 
 @pytest.mark.parametrize("which", [1, 4, -1])
-def test_a_probe_is_the_kl_of_an_artifact_with_that_group_alone(pair: Pair, tmp_path: Path, which: int) -> None:
-    """All else exact, the group meets the fine-tuned model's inputs in a real compression, too."""
+def test_a_probe_is_the_kl_of_an_artifact_with_that_group_alone(
+    pair: Pair, tmp_path: Path, which: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All else exact, the group meets the fine-tuned model's inputs in a real compression, too.
+
+    Of each record as well, some of them in two pieces of logits.
+    """
+    monkeypatch.setattr(probes, "_LOGITS_AT_A_TIME", 7 * Checkpoint.open(pair.finetuned).config["vocab_size"])
     found, batches = walked(pair, tmp_path / "none")
     one: Measured = found.groups[which]
     rule = {"name": list(one.names), **RUNGS[one.reference].fields, "asymmetric": 0, "refine_sweeps": 0}
     recipe = Recipe.parse({"name": "one", "rules": [rule, {"codec": "exact"}]})
     pair.compress(tmp_path / "delta", recipe=recipe)
     restored = restore(tmp_path / "delta", base=pair.base, out=tmp_path / "restored")
-    wanted = kl_of(pair, restored, batches)
-    assert one.probe.kl[0] / found.tokens[0][0] == pytest.approx(wanted, rel=0.02)
+    per = kls_of(pair, restored, batches)
+    assert one.probe.kl[0] / found.tokens[0][0] == pytest.approx(float(torch.cat(per).mean()), rel=0.02)
+    assert one.probe.records.tolist() == pytest.approx([float(record.sum()) for record in per], rel=0.05)
+    assert len(batches) == 2
+    assert any(len({int(row.sum()) for row in one.written}) > 1 for one in batches)  # so some are padded
 
 
 def test_the_judge_says_what_transformers_says(pair: Pair, artifact: Path, tmp_path: Path) -> None:

@@ -368,7 +368,9 @@ def test_interrupted_in_or_after_a_trial_it_goes_on(
 
 @pytest.mark.usefixtures("tried_first")
 def test_a_prediction_is_scaled_by_a_trial(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a choice halfway: ten times its KL is ten times each; where all sequences are few, nothing is tried."""
+    """Of a choice halfway: ten times its KL, of which half as much is left, is five times each; where all sequences are
+    few, nothing is tried.
+    """
     judge, tried = Judge.judge, list[Any]()
 
     def louder(self: Judge, artifact: str, base: Checkpoint) -> Judged:
@@ -379,10 +381,12 @@ def test_a_prediction_is_scaled_by_a_trial(pair: Pair, tmp_path: Path, monkeypat
     given: dict[str, Any] = {"calibration": pair.data, "samples": 8, "seq_len": 16, "device": "cpu"}
     plain = predict(pair.base, pair.finetuned, **given)
     monkeypatch.setattr(Judge, "judge", louder)
+    for name in ("_AFTER_TRIAL", "_AFTER_TRIAL_WITH_FISHER"):
+        monkeypatch.setattr(survey, name, TRIED / 2)
     loud = predict(pair.base, pair.finetuned, **given)
     ((nbytes, kl),) = tried
     assert [one.bytes for one in loud.points] == [one.bytes for one in plain.points]
-    assert [one.kl for one in loud.points] == pytest.approx([10 * one.kl for one in plain.points])
+    assert [one.kl for one in loud.points] == pytest.approx([5 * one.kl for one in plain.points])
     assert plain.points[0].bytes < nbytes < plain.points[-1].bytes
     near = min(plain.points, key=lambda one: abs(one.bytes - nbytes))
     assert near.kl == pytest.approx(TRIED * kl, rel=0.5)

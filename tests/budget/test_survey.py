@@ -17,7 +17,8 @@ from deltacompress.budget.survey import Survey, survey_of
 
 FINE = "4 bits, steps of 0.5"
 LOSSES = {FINE: 0.02, REFERENCE.name: 0.2, COARSE.name: 0.4, WIDEST.name: 0.8}
-TOKENS = 100
+TOKENS, PROBED = 100, 50
+"""To be written, that whole models are measured on, and groups."""
 
 
 def probe(kl: float) -> Probe:
@@ -52,13 +53,13 @@ def believed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing makes up for errors of linears either, so that whole models are predicted what they were measured."""
-    monkeypatch.setattr(survey, "AFTER_OBS", 1.0)
+    monkeypatch.setattr(survey, "_AFTER_OBS", 1.0)
 
 
 def surveyed(groups: list[Measured], knee: float, coarse: float, widest: float, drawn: float = 0.0) -> Survey:
     measured = {REFERENCE: knee, COARSE: coarse, WIDEST: widest, DRAWN: drawn}
     whole = {rung.name: probe(kl) for rung, kl in measured.items()}
-    return survey_of(Walked(groups, whole, ((TOKENS, 0), (TOKENS, 0)), 0.1), finetuned_bytes=10**6, fixed_bytes=0)
+    return survey_of(Walked(groups, whole, ((PROBED, 0), (TOKENS, 0)), 0.1), finetuned_bytes=10**6, fixed_bytes=0)
 
 
 def picks(survey: Survey, rung: str, of_embedding: str = COUNTED_REFERENCE.name) -> list[int]:
@@ -118,6 +119,35 @@ def test_the_power_is_that_of_errors_that_differ_from_answer_to_answer() -> None
     assert parts[DRAWN.name] == pytest.approx(2.0 * 2.5 / survey._FISHER)
     assert parts[COARSE.name] == pytest.approx(2.0 * 3.5 ** (1 / found.power))
     assert parts[COARSE.name] > 2.0 * 0.4 / 0.2
+
+
+@pytest.mark.parametrize(("drawn", "power", "part"), [(4.0, 1.0, 2.0), (200.0, 4.0, 100**0.25)])
+def test_the_power_is_one_at_least_and_four_at_most(drawn: float, power: float, part: float) -> None:
+    """Squares tell 2.5 times the reference; twice, and a hundred times are measured."""
+    one = linear(0, 1.0)
+    one.steps.append(Step(DRAWN.name, 30, 0.5))
+    found = surveyed([one], knee=2.0, coarse=5.0, widest=9.0, drawn=drawn)
+    assert found.power == power
+    assert found.groups[0].options[-1].part == pytest.approx(2.0 * part / 0.7)
+
+
+def test_signs_by_lot_cost_a_hundredth_of_their_loss_at_least() -> None:
+    """Their model lost less than the embedding alone is said to."""
+    one = linear(0, 1.0)
+    one.steps.append(Step(DRAWN.name, 30, 0.5))
+    found = surveyed([one, embedding(1.0, 5.0)], knee=2.0, coarse=6.0, widest=9.0, drawn=0.5)
+    assert found.groups[0].options[-1].part == pytest.approx(0.01 * 2.5 / 0.7)
+
+
+@pytest.mark.usefixtures("alike")
+def test_a_group_that_is_only_rounded_is_in_whole_models_as_that() -> None:
+    steps = [Step("2 bits, rounded", 30, 0.3), Step("8 bits, rounded", 90, 0.1)]
+    rounded = Measured(("r",), "linear", steps, "2 bits, rounded", probe(3.0))
+    found = surveyed([linear(0, 1.0), rounded], knee=2.0, coarse=6.0, widest=60.0)
+    assert [one.part for one in found.groups[1].options] == pytest.approx([1.5, 0.5])
+    assert found.groups[0].options[2].part == pytest.approx(6.0 - 1.5)
+    assert found.groups[0].options[3].part == pytest.approx(60.0 - 1.5)
+    assert found.reference == pytest.approx(2.0)
 
 
 def test_between_the_coarse_and_the_widest_it_grows_by_the_logarithm() -> None:
@@ -180,7 +210,7 @@ def shares_of(kl: dict[str, tuple[float, float]]) -> list[float]:
     for one, (name, (_, others)) in zip(groups, kl.items(), strict=True):
         one.probe.kl[1] = others * TOKENS
         one.probe.head = torch.zeros(1) if name == "head" else None
-    share = shares.shares_of(groups, TOKENS, TOKENS)
+    share = shares.shares_of(groups, TOKENS)
     return [share(one.probe) for one in groups]
 
 
@@ -205,14 +235,26 @@ def test_what_rounding_made_less_than_nothing_is_nothing() -> None:
     assert found == pytest.approx([one / sum(expected) for one in expected])
 
 
+def test_where_other_tokens_say_nothing_the_written_ones_say_it_all_but_of_the_head() -> None:
+    """None of what others weigh is lost to the head; less than nothing is nothing there, too."""
+    of_head = 100 / 132 / 4 + 32 / 132 / 3
+    for others in (0.0, -7.0):
+        found = shares_of({"a": (1.0, others), "b": (2.0, 0.0), "head": (1.0, 50.0)})
+        assert found == pytest.approx([(1 - of_head) / 3, (1 - of_head) * 2 / 3, of_head])
+    trust = 100 / 356
+    found = shares_of({"a": (2.0, -2.0), "b": (2.0, 1.0), "c": (0.0, 3.0)})
+    expected = [trust / 2, trust / 2 + (1 - trust) / 4, (1 - trust) * 3 / 4]
+    assert found == pytest.approx(expected)
+
+
 def test_where_nothing_else_is_told_a_group_has_what_the_written_tokens_say() -> None:
     groups = [linear(0, 1.0), linear(1, 3.0)]
-    share = shares.shares_of(groups, TOKENS, TOKENS)
+    share = shares.shares_of(groups, TOKENS)
     assert [share(one.probe) for one in groups] == pytest.approx([0.25, 0.75])
 
 
 def test_what_nothing_makes_up_for_counts_in_full() -> None:
-    """Compressed, the parts of linears are AFTER_OBS of themselves; those of embedding and head all of it."""
+    """Compressed, the parts of linears are _AFTER_OBS of themselves; those of embedding and head all of it."""
     head = linear(1, 1.0)
     head = replace(head, kind="head", probe=replace(head.probe, head=torch.zeros(1)))
     found = surveyed([linear(0, 2.0), head, embedding(1.0, 5.0)], knee=4.0, coarse=8.0, widest=16.0)
@@ -220,11 +262,12 @@ def test_what_nothing_makes_up_for_counts_in_full() -> None:
         group.kind: group.options[[one.rung for one in group.options].index(name)].part
         for group, name in zip(found.groups, (REFERENCE.name, REFERENCE.name, COUNTED_REFERENCE.name), strict=True)
     }
-    share = shares.shares_of([linear(0, 2.0), head, embedding(1.0, 5.0)], TOKENS, 0)
+    share = shares.shares_of([linear(0, 2.0), head, embedding(1.0, 5.0)], PROBED)
     for kind, one in (("linear", linear(0, 2.0)), ("head", head), ("embedding", embedding(1.0, 5.0))):
         full = 4.0 * share(one.probe)
-        assert found.scale * shared[kind] == pytest.approx(full * (survey.AFTER_OBS if kind == "linear" else 1.0))
+        assert found.scale * shared[kind] == pytest.approx(full * (survey._AFTER_OBS if kind == "linear" else 1.0))
     assert found.reference == pytest.approx(sum(shared.values()))
+    assert found.scale == 0.3
 
 
 def test_whole_models_are_predicted_what_is_believed_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,5 +299,6 @@ def test_what_a_trial_lacks_is_worth_most_in_steps() -> None:
     left = [survey._AFTER_TRIAL_WITH_FISHER, *[survey._AFTER_TRIAL] * 3]
     tried = [part / one for part, one in zip(now, left, strict=True)]
     assert found.after_trial(chosen) == pytest.approx(sum(now) / sum(tried))
-    assert surveyed([linear(0, 1.0)], 1.0, 2.0, 4.0).after_trial([1]) == pytest.approx(survey._AFTER_TRIAL_WITH_FISHER)
-    assert surveyed([linear(0, 0.0)], 0.0, 0.0, 0.0).after_trial([1]) == survey._AFTER_TRIAL
+    assert surveyed([linear(0, 1.0)], 1.0, 2.0, 4.0).after_trial([1]) == pytest.approx(0.54)
+    assert surveyed([drawn], 1.0, 2.0, 4.0).after_trial([4]) == pytest.approx(0.89)
+    assert surveyed([linear(0, 0.0)], 0.0, 0.0, 0.0).after_trial([1]) == 0.89

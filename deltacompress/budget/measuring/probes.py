@@ -81,7 +81,7 @@ class HeldStreams:
         for k, (places, batch) in enumerate(zip(self._at, self._batches, strict=True)):
             for kind, at in enumerate(places):
                 for some in at.split(piece) if len(at) else ():
-                    target = self._log_probabilities(self.clean[k], some)
+                    target, record = self._log_probabilities(self.clean[k], some), some.cpu() // batch.ids.shape[1]
                     for probe in probes:
                         if probe.head is not None:
                             self._skeleton.swap({head: probe.head})
@@ -90,7 +90,7 @@ class HeldStreams:
                         per = kl_divergence(target, found).double().cpu()
                         probe.kl[kind] += float(per.sum())
                         if kind == 0:
-                            probe.records.index_add_(0, before + some.cpu() // batch.ids.shape[1], per)
+                            probe.records.index_add_(0, before + record, per)
             before += len(batch.ids)
 
     def answers(self) -> list[Tensor]:
