@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from deltacompress.budget.excess import _SPREAD, _USUAL, excess
+from deltacompress.budget.measuring.excess import _SPREAD, _USUAL, excess
 from deltacompress.budget.rungs import COARSE, DRAWN, WIDEST
 
 REFERENCE = torch.tensor([1.0, 3.0, 2.0, 2.0], dtype=torch.float64)

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from deltacompress.budget import shares, survey
+from deltacompress.budget import survey
+from deltacompress.budget.measuring import shares
 from deltacompress.budget.measuring.ladder import Step
 from deltacompress.budget.measuring.probes import Probe
 from deltacompress.budget.measuring.walk import Measured, Walked
