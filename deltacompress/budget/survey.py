@@ -214,7 +214,11 @@ def _exponent(one: Measured, shares: Callable[[Probe], float]) -> float:
     at, wide = _loss(one, one.reference), _loss(one, name)
     if not 0 < at < wide:
         return 1.0
-    return min(max(math.log(shares(probe) / shares(one.probe)) / math.log(wide / at), 1.0), _LARGEST_POWER)
+    # the share of a head is partly an even one, which both have: of a tied embedding the tokens to be written say it
+    more, less = (each.kl[0] if each.head is not None else shares(each) for each in (probe, one.probe))
+    if min(more, less) <= 0:
+        return 1.0
+    return min(max(math.log(more / less) / math.log(wide / at), 1.0), _LARGEST_POWER)
 
 
 def _loss(one: Measured, rung: str) -> float:

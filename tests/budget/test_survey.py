@@ -177,6 +177,18 @@ def test_an_embedding_costs_as_two_probes_say() -> None:
     assert mild.groups[1].options[1].part == pytest.approx(2.0)  # never less than the loss says
 
 
+@pytest.mark.usefixtures("alike")
+@pytest.mark.parametrize(("widest", "times"), [(8.0, 8.0), (0.5, 2.0), (0.0, 2.0), (-1.0, 2.0), (100.0, 16.0)])
+def test_a_tied_embedding_costs_as_its_two_probes_say_too(widest: float, times: float) -> None:
+    """Each with its head: twice the loss, 8 times the KL, but within the powers 1 to 4."""
+    tied = embedding(1.0, widest)
+    for one in tied.probes:
+        one.head = torch.zeros(1)
+    found = surveyed([linear(0, 1.0), tied], knee=2.0, coarse=3.0, widest=5.0)
+    parts = {one.rung: one.part for one in found.groups[1].options}
+    assert parts[COUNTED_WIDEST.name] / parts[COUNTED_REFERENCE.name] == pytest.approx(times)
+
+
 def test_a_group_that_seems_to_cost_nothing_has_a_tenth_of_an_even_share() -> None:
     found = surveyed([linear(0, 4.0), linear(1, -1.0)], knee=3.0, coarse=6.0, widest=12.0)
     reference = [one.options[1].part for one in found.groups]
