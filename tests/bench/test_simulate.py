@@ -72,11 +72,11 @@ class TestWorld:
     @pytest.mark.parametrize(
         ("prompts", "pieces"),
         [
-            ([12], [5, 5, 2]),  # no more than 40 wait: half pieces
-            ([50], [10, 5, 5, 5, 5, 5, 5, 5, 5]),
+            ([12], [5, 5, 2]),  # no more than 80 wait: half pieces
+            ([90], [10, *[5] * 16]),
             ([6, 6], [5, 1, 5, 1]),  # what does not fit beside another waits for a step of its own
             ([3, 2], [5]),
-            ([24, 24], [10, 5, 5, 4, 5, 5, 5, 5, 4]),
+            ([44, 44], [10, *[5] * 6, 4, *[5] * 8, 4]),
         ],
     )
     def test_prompts_beside_a_row(self, prompts: list[int], pieces: list[int]) -> None:
