@@ -139,16 +139,16 @@ def test_a_long_prompt_lets_others_go_on(runtime: Runtime) -> None:
     running, log = engine(runtime, step_tokens=4)
     running.submit(Call("short", "a", (5, 6), 30))
     running.step()
-    running.submit(Call("long", "b", tuple(random_ids(30)), 2))
+    running.submit(Call("long", "b", tuple(random_ids(46)), 2))
     before = len(log.tokens("short"))
-    for step in range(1, 11):  # 30 tokens, 4 at a time, and 2 once no more than 16 are left
+    for step in range(1, 19):  # 46 tokens, 4 at a time, and 2 once no more than 32 are left
         running.step()
         assert len(log.tokens("short")) == before + step
         assert "long" not in log.events
     running.step()
     assert isinstance(log.events["long"][0], Started)
     drain(running)
-    assert log.tokens("long") == alone(runtime, Call("", "b", tuple(random_ids(30)), 2))[0]
+    assert log.tokens("long") == alone(runtime, Call("", "b", tuple(random_ids(46)), 2))[0]
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 5, 9])
