@@ -32,7 +32,7 @@ _FISHER = 0.7
 _LARGEST_POWER = 4.0
 _AFTER_TRIAL, _AFTER_TRIAL_WITH_FISHER = 0.89, 0.54
 """KL of a compression over that of its trial, which has fewer calibration sequences and no `fisher`: of the linears of
-the pairs in registry/demo, in signs by lot, and in steps (docs/algorithm.md)."""
+the pairs in registry/demo, in signs by lot (geometric mean of two), and in steps (mean of six; docs/algorithm.md)."""
 _AFTER_OBS = 0.3
 """KL of a compression, which makes up for earlier layers, weighs outputs, refines and calibrates on more, over that of
 references put into the fine-tuned model: 0.1 to 0.35 of the pairs in registry/demo. What is tried is chosen by it, and
@@ -162,7 +162,7 @@ def survey_of(walked: Walked, *, finetuned_bytes: int, fixed_bytes: int) -> Surv
             "the answers of the fine-tuned model, or of one nearly like it, are not finite on the data held back",
             way_out="check that it runs, or give a recipe",
         )
-    knee = walked.whole[REFERENCE.name].kl[0] / of_whole
+    knee = max(walked.whole[REFERENCE.name].kl[0] / of_whole, 0.0)  # rounding may make it less
     shares = shares_of(walked.groups, written)
     groups = [Group(names=one.names, kind=one.kind, options=_options(one, knee, shares)) for one in walked.groups]
     references = [one.reference for one in walked.groups]

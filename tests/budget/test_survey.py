@@ -217,6 +217,13 @@ def test_of_answers_that_do_not_change_nothing_is_predicted() -> None:
     assert found.kl(picks(found, WIDEST.name)) == 0
 
 
+def test_a_whole_model_that_rounding_made_less_than_nothing_rewards_no_loss() -> None:
+    """Or the choice of the least sum would be that of the widest steps."""
+    found = surveyed([linear(0, 1.0), embedding(1.0, 5.0)], knee=-1.0, coarse=2.0, widest=3.0, drawn=1.0)
+    assert {one.part for group in found.groups for one in group.options} == {0.0}
+    assert found.kl(picks(found, WIDEST.name)) == 0
+
+
 def shares_of(kl: dict[str, tuple[float, float]]) -> list[float]:
     """Of the KL of all references; in tokens to be written, and as many others."""
     groups = [linear(k, one[0]) for k, one in enumerate(kl.values())]
