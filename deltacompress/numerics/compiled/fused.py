@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
@@ -114,6 +115,17 @@ def _by_rows(rows: int, work: Callable[..., None], *given: Any) -> None:
     """Run work(*given, begin, end) on all rows, cut into a run for each thread; the cut changes no result."""
     threads = min(torch.get_num_threads(), max(rows // _FEWEST_ROWS, 1))
     cuts = [rows * k // threads // _FEWEST_ROWS * _FEWEST_ROWS for k in range(threads)] + [rows]
-    with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(work, *given, begin, end) for begin, end in itertools.pairwise(cuts)]:
-            done.result()
+    *others, own = itertools.pairwise(cuts)
+    running = [_pool(os.getpid(), torch.get_num_threads()).submit(work, *given, *run) for run in others]
+    try:
+        work(*given, *own)
+    finally:
+        wait(running)
+    for done in running:
+        done.result()
+
+
+@lru_cache(1)
+def _pool(process: int, threads: int) -> ThreadPoolExecutor:
+    """One that stays: to start a thread takes as long as its run of a small matrix. process: a fork has no threads."""
+    return ThreadPoolExecutor(threads, "deltacompress-rows")
