@@ -9,6 +9,7 @@ ZooError
 |-- StoreError              the store cannot be read or written (read-only, gone)            exit code 2
 |   `-- DiskFullError       no room for what is to be written                                exit code 2
 |-- PullError               the target of a pull cannot be written                           exit code 2
+|   `-- CacheFullError      what is in use leaves an entry no room in the cache              exit code 2
 |-- ZooFormatError          written by a newer version                                       exit code 3
 |-- DamagedRecordError      a reference or manifest is not what was written                  exit code 3
 |-- DamagedBlobError        bytes differ from their hash                                     exit code 3
@@ -62,6 +63,10 @@ class DiskFullError(StoreError):
 
 class PullError(ZooError, OutputError):
     """The target of a pull cannot be written."""
+
+
+class CacheFullError(PullError):
+    """What is in use leaves an entry no room in the cache."""
 
 
 class ZooFormatError(ZooError, SchemaVersionError):

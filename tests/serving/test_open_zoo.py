@@ -95,6 +95,41 @@ def test_an_entry_is_loaded_when_it_is_named_and_once(live: Live) -> None:
     assert [one["model"] for one in events(live, "opened")] == ["team/bot@1", "team/bot@2"]
 
 
+def test_entries_that_left_make_room_on_disk(zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those that are loaded stay."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("DELTACOMPRESS_CACHE", str(cache))
+    entry = zoo.show("team/n0")[1]
+    one = sum(layer.size for layer in entry.layers) + entry.config.size
+    monkeypatch.setenv("DELTACOMPRESS_CACHE_BYTES", str(2 * one + one // 2))
+    with served(zoo=zoo.where, opens_zoo=True, limits=Limits(opened=9, name_s=0)) as live:
+        for asked, kept in ((0, [0]), (1, [0, 1]), (0, [0, 1]), (2, [0, 2]), (3, [2, 3]), (2, [2, 3])):
+            assert ask(live, f"team/n{asked}") == (200, "ab")
+            assert sorted(names(live)[3:]) == [f"team/n{i}@1" for i in kept]
+        assert [event["model"] for event in events(live, "closed")] == ["team/n1@1", "team/n0@1"]
+        assert events(live, "open_failed") == []
+    monkeypatch.setenv("DELTACOMPRESS_CACHE_BYTES", str(one - 1))
+    with served(zoo=zoo.where, opens_zoo=True) as live:
+        status, told = ask(live, "team/n5")
+        assert (status, "there is no room for it" in told) == (503, True)
+        assert "CACHE_BYTES" not in told  # the log has why
+        (failed,) = events(live, "open_failed")
+        assert "DELTACOMPRESS_CACHE_BYTES higher" in failed["error"]
+    monkeypatch.setenv("DELTACOMPRESS_CACHE_BYTES", str(2 * one + one // 2))
+    with served(zoo=zoo.where, opens_zoo=True, limits=Limits(opened=1, name_s=0)) as live:
+        for i in range(4):
+            assert ask(live, f"team/n{i}") == (200, "ab")
+            eventually(lambda i=i: names(live)[3:] == [f"team/n{i}@1"])
+            there = {path.name for path in cache.iterdir() if path.is_dir()}
+            assert zoo.resolve(f"team/n{i}").manifest in there
+            assert len(there) <= 2
+        for model in ("team/odd", "team/other-base"):  # pulled, and not loaded: what they took is let go of
+            assert ask(live, model)[0] == 400
+        for i in (0, 1):
+            assert ask(live, f"team/n{i}") == (200, "ab")
+            eventually(lambda i=i: names(live)[3:] == [f"team/n{i}@1"])
+
+
 def test_where_it_came_from_is_told(live: Live, zoo: Zoo, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     report.write_text(json.dumps({"accuracy": 0.75, "by": "someone"}))

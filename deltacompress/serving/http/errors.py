@@ -8,7 +8,7 @@ from typing import Any
 
 from deltacompress.errors import BackendError, DeltaCompressError, IntegrityError
 from deltacompress.serving.messages import Over, Refused
-from deltacompress.zoo.errors import StoreError
+from deltacompress.zoo.errors import CacheFullError, StoreError
 
 _KINDS = {
     401: "authentication_error",
@@ -64,7 +64,7 @@ def model_unavailable(model: str, error: DeltaCompressError | None) -> ApiError:
     match error:
         case IntegrityError():
             why = ": it is damaged, or was changed since it was loaded"
-        case BackendError():
+        case BackendError() | CacheFullError():
             why = ": there is no room for it, or the device does not take it"
         case StoreError():
             why = ": its zoo cannot be read"

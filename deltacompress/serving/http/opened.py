@@ -27,7 +27,7 @@ from deltacompress.serving.messages import Load, Origin, Unload
 from deltacompress.serving.metrics import Metrics
 from deltacompress.serving.settings import Settings
 from deltacompress.serving.worker.entries import Entries
-from deltacompress.zoo.errors import InvalidNameError, NotFoundError
+from deltacompress.zoo.errors import CacheFullError, InvalidNameError, NotFoundError
 from deltacompress.zoo.ledger import names
 from deltacompress.zoo.ledger.read import need_kind
 
@@ -183,7 +183,7 @@ class Opener:
 
     async def _load(self, name: str) -> str:
         try:
-            await self._client.change(Load(self._client.number(), name, name, is_entry=True))
+            await self._load_beside(name)
         except DeltaCompressError as error:
             self._log.line("open_failed", model=name, error=str(error))
             del self._opened[name]
@@ -192,12 +192,32 @@ class Opener:
         self._log.line("opened", model=name)
         return self._identity(name) or ""
 
+    async def _load_beside(self, name: str) -> None:
+        """Load an entry; the least recently used that nobody uses go, one by one, while the disk has no room for it."""
+        while True:
+            try:
+                return await self._client.change(Load(self._client.number(), name, name, is_entry=True))
+            except CacheFullError:
+                if not (idle := self._idle()):
+                    raise
+                await asyncio.wait([self._leave(*idle[0])])
+                if self._opened.get(idle[0][0]) is idle[0][1]:  # it could not
+                    raise
+
     def _make_room(self) -> None:
         """Unload those of whom there are too many."""
-        staying = {name: one for name, one in self._opened.items() if one.leaving is None}
-        idle = [(name, one) for name, one in staying.items() if not one.users and one.loading.done()]
-        for name, one in idle[: max(len(staying) - self._settings.limits.opened, 0)]:
-            one.leaving = asyncio.create_task(self._unload(name, one))
+        staying = sum(one.leaving is None for one in self._opened.values())
+        for name, one in self._idle()[: max(staying - self._settings.limits.opened, 0)]:
+            self._leave(name, one)
+
+    def _idle(self) -> list[tuple[str, _Opened]]:
+        """Those that nobody uses, and that stay."""
+        every = self._opened.items()
+        return [(name, one) for name, one in every if one.leaving is None and not one.users and one.loading.done()]
+
+    def _leave(self, name: str, one: _Opened) -> asyncio.Task[None]:
+        one.leaving = asyncio.create_task(self._unload(name, one))
+        return one.leaving
 
     async def _unload(self, name: str, one: _Opened) -> None:
         try:

@@ -10,10 +10,16 @@ from deltacompress.serving.messages import Origin
 
 
 class Entries:
-    """Of one zoo, beside one base. zoo: None for the one that DELTACOMPRESS_ZOO names, if it names any."""
+    """Of one zoo, beside one base. zoo: None for the one that DELTACOMPRESS_ZOO names, if it names any.
+
+    origins: of the variants that were `loaded`, and are not gone; None: not of a zoo.
+    """
 
     def __init__(self, zoo: str | None, base: str) -> None:
+        self.origins: dict[str, Origin | None] = {}
         self._zoo, self._base, self._log = zoo, base, Log()
+        self._taken: list[Path] = []  # for what is being loaded; one at a time is
+        self._of: dict[str, list[Path]] = {}
 
     def meant(self, source: str) -> str | None:
         """The version that a source means now, `team/bot@7`; None: it is a path. Raises as resolve.entry_of."""
@@ -25,13 +31,38 @@ class Entries:
         """Its files, pulled once and verified; raises as resolve.artifact_path."""
         from deltacompress.zoo.exchange.resolve import entry_path
 
-        return str(entry_path(entry, self._zoo, base=self._base))
+        path = entry_path(entry, self._zoo, base=self._base)
+        self._taken.append(path)
+        return str(path)
 
     def beneath(self, entry: str) -> Path | None:
         """The delta that an adapter's entry goes over, pulled; None: its base. Raises as resolve.delta_path."""
         from deltacompress.zoo.exchange.resolve import delta_path
 
-        return delta_path(entry, self._zoo)
+        path = delta_path(entry, self._zoo)
+        if path is not None:
+            self._taken.append(path)
+        return path
+
+    def loaded(self, name: str, origin: Origin | None) -> None:
+        """What was taken is the variant's of this name, until it is gone."""
+        self.origins[name], self._of[name], self._taken = origin, self._taken, []
+
+    def failed(self) -> None:
+        """What was taken was for nothing."""
+        taken, self._taken = self._taken, []
+        self._let_go(taken)
+
+    def gone(self, name: str) -> None:
+        """The cache may remove what that variant was read from."""
+        self.origins.pop(name, None)
+        self._let_go(self._of.pop(name, []))
+
+    def _let_go(self, paths: list[Path]) -> None:
+        from deltacompress.zoo.exchange.cache import let_go
+
+        for path in paths:
+            let_go(path)
 
     def origin(self, entry: str) -> Origin:
         """Entry and version, with the attested scores. Reports that cannot be read stop nobody, and the log has why.

@@ -28,7 +28,6 @@ from deltacompress.serving.messages import (
     Happening,
     Load,
     Order,
-    Origin,
     Ready,
     Refused,
     Start,
@@ -152,7 +151,6 @@ class Worker:
         self._step = 0  # the number of the one that this process is at
         self._changes = queue.Queue[Load | Unload | None]()
         self._state_lock = threading.Lock()
-        self._origins: dict[str, Origin | None] = {}
         served = build(start, self._emit)
         self.engine, self.models, self._served = served.engine, served.models, served
         self._entries = Entries(start.zoo, start.base)
@@ -246,8 +244,9 @@ class Worker:
                     self._load(source, order.name, entry, over=order.over, pin=order.pin)
                 else:
                     self.models.unload(order.name)
-                    self._origins.pop(order.name, None)
+                    self._entries.gone(order.name)
             except Exception as error:  # noqa: BLE001 - a change fails, whatever it was; those who are served stay
+                self._entries.failed()
                 told = failure(error, debug=True, again="")
                 self._teller.tell(Failed(order.id, Failure.of(told)))
                 continue
@@ -259,7 +258,7 @@ class Worker:
         origin = None if entry is None else self._entries.origin(entry)
         below = self._entries.beneath(entry) if entry is not None and over is None else over
         self.models.load(source, name, over=below, zoo=self._start.zoo, pin=pin)
-        self._origins[name] = origin
+        self._entries.loaded(name, origin)
 
     def _report(self) -> None:
         while not self._stopping.wait(_TOLD_EVERY):
@@ -274,12 +273,10 @@ class Worker:
             self._teller.tell(self._state())
 
     def _state(self) -> State:
-        counts, found = self.engine.counts, self.models.residency()
+        counts, found, origins = self.engine.counts, self.models.residency(), self._entries.origins
         loaded = dict(self.models.variants.items())  # at once, while others are loaded
         variants = tuple(
-            Variant(
-                one.name, loaded[one.name].variant.identity, one.place, one.nbytes, one.pin, self._origins.get(one.name)
-            )
+            Variant(one.name, loaded[one.name].variant.identity, one.place, one.nbytes, one.pin, origins.get(one.name))
             for one in found.variants
             if one.name in loaded
         )

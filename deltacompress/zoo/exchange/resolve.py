@@ -1,38 +1,20 @@
-"""Names where a path is expected: `team/support-bot@prod` becomes a directory, pulled from the zoo once and verified.
-
-The cache is keyed by the digest of the entry's manifest, so an alias that moves gives another directory, and two zoos
-share what is the same. What lies there already is believed no more than a download: no links, no other files, every
-byte hashed; if anything differs, it is pulled again. One process at a time works on one entry.
-"""
+"""Names where a path is expected: `team/support-bot@prod` becomes a directory, pulled from the zoo once (cache.py)."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from deltacompress.artifact.manifest import read_manifest
-from deltacompress.files.hashing import hash_file
-from deltacompress.files.output import wait_for_lock
-from deltacompress.files.places import MANIFEST
 from deltacompress.reporter import SILENT, Reporter
 from deltacompress.zoo.entries.beneath import delta_under
 from deltacompress.zoo.entries.linking import add, check_base_of
-from deltacompress.zoo.errors import InvalidNameError, NotAZooError, PullError
+from deltacompress.zoo.errors import InvalidNameError, NotAZooError
+from deltacompress.zoo.exchange.cache import pulled
 from deltacompress.zoo.ledger import names
-from deltacompress.zoo.ledger.entry import EntryManifest
 from deltacompress.zoo.ledger.publish import check_kind
-from deltacompress.zoo.ledger.read import need_kind
-from deltacompress.zoo.store.durable import because
 from deltacompress.zoo.zoo import Zoo
 
 ENVIRONMENT = "DELTACOMPRESS_ZOO"
-CACHE = "DELTACOMPRESS_CACHE"
-_QUICK = 1 << 30
-"""Bytes that are pulled in seconds. That is not told, so that a damaged entry is one line of a log."""
 
 
 def open_zoo(zoo: str | os.PathLike[str] | None = None) -> Zoo:
@@ -155,90 +137,9 @@ def publish_artifact(
     return str(add(open_zoo(zoo), Path(path), name, reporter=reporter).published)
 
 
-def pulled(zoo: Zoo, name: str, *, reporter: Reporter = SILENT) -> Path:
-    """The cached directory of an entry, pulled or checked.
-
-    Raises:
-        ZooError: no such entry, a damaged one, or the cache cannot be written.
-    """
-    found, entry = zoo.show(name)
-    need_kind(found, entry, "delta", "adapter")
-    root = _cache()
-    target = root / found.manifest
-    with _locked(root / f"{found.manifest}.lock"):
-        if os.path.lexists(target):
-            if _is_whole(target, entry):
-                return target
-            reporter.note(f"{target}: not what it should be; pulling {found} again")
-            _remove(target)
-        size = sum(layer.size for layer in entry.layers)
-        zoo.pull(str(found), target, reporter=reporter if size > _QUICK else SILENT)
-    return target
-
-
 def _name(spec: str | os.PathLike[str]) -> str | None:
     """`spec` if it is a name."""
     try:
         return str(names.parse(os.fspath(spec)))
     except InvalidNameError:
         return None
-
-
-def _cache() -> Path:
-    """The cache directory, this user's own and no link."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    root = Path(os.environ.get(CACHE) or Path(home) / "deltacompress" / "entries")
-    try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = root.lstat()
-    except OSError as error:
-        refused = because(PullError, root, error)
-        raise refused.retold(PullError, way_out=f"{refused.way_out} (set {CACHE} to use another cache)") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise PullError("not a directory of yours", where=root, way_out=f"set {CACHE} to one that is")
-    return root
-
-
-def _is_whole(directory: Path, entry: EntryManifest) -> bool:
-    """Whether `directory` holds exactly the files of `entry`, byte for byte."""
-    try:
-        if not stat.S_ISDIR(directory.lstat().st_mode):
-            return False
-        if entry.kind == "delta":
-            if hash_file(directory / MANIFEST) != (entry.config.digest, entry.config.size):
-                return False
-            manifest = read_manifest(directory)
-            wanted = {one.file: (one.sha256, one.bytes) for one in manifest.stored_files}
-            wanted[MANIFEST] = (entry.config.digest, entry.config.size)
-        else:
-            wanted = {name: (layers[0].digest, layers[0].size) for name, layers in entry.files().items()}
-        return {one.name for one in directory.iterdir()} == wanted.keys() and all(
-            hash_file(directory / name) == known for name, known in wanted.items()
-        )
-    except OSError:
-        return False
-
-
-def _remove(path: Path) -> None:
-    """Remove what lies in the place of a cached directory; a link itself, never what it leads to."""
-    try:
-        if stat.S_ISDIR(path.lstat().st_mode):
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    except OSError as error:
-        raise because(PullError, path, error) from error
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Wait for whoever else works on this entry."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise because(PullError, path, error) from error
-    try:
-        wait_for_lock(fd)
-        yield
-    finally:
-        os.close(fd)
