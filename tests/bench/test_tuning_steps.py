@@ -147,12 +147,12 @@ def test_a_rehearsal_changes_nothing(pair: Pair, rows: list[Row], label: str) ->
     assert all(found[0][name].equal(found[1][name]) for name in found[0])
 
 
-def test_what_cannot_be_recorded_runs_plainly(pair: Pair, rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_captured_runs_plainly(pair: Pair, rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, with widths that are not worth a graph left out, and the reason told."""
     asked = list[list[int]]()
 
     class Elsewhere(Stepper):
-        def record(self, widths: Any) -> str | None:
+        def capture(self, widths: Any) -> str | None:
             asked.append(sorted(widths))
             return "operation not permitted when stream is capturing"
 
@@ -209,10 +209,10 @@ def test_boft_is_that_of_peft(
         assert (gradients[name] - others[name]).abs().max() <= 1e-5 * largest
 
 
-def test_why_it_cannot_be_recorded(pair: Pair, rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_it_cannot_be_captured(pair: Pair, rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     """The error in the step is told, not that of ending what has failed; nothing has changed, and steps go on."""
 
-    class Recording:
+    class Capturing:
         def __enter__(self) -> None:
             pass
 
@@ -236,10 +236,10 @@ def test_why_it_cannot_be_recorded(pair: Pair, rows: list[Row], monkeypatch: pyt
     began = parameters(model)
     table = Table(rows, 8, torch.device("cpu"))
     step = Stepper(model, table)
-    with monkeypatch.context() as while_recording:
-        while_recording.setattr(torch.cuda, "graph", lambda *_, **__: Recording())
-        while_recording.setattr(step, "_step", waits)
-        assert step.record([29, 16]) == "CUDA error: operation not permitted when stream is capturing"
+    with monkeypatch.context() as while_capturing:
+        while_capturing.setattr(torch.cuda, "graph", lambda *_, **__: Capturing())
+        while_capturing.setattr(step, "_step", waits)
+        assert step.capture([29, 16]) == "CUDA error: operation not permitted when stream is capturing"
     assert all(one.equal(began[name]) for name, one in parameters(model).items())
     step(table.numbers([[0, 1]])[0], 29, 1e-3)
     assert not all(one.equal(began[name]) for name, one in parameters(model).items())
@@ -252,7 +252,7 @@ def test_why_it_cannot_be_recorded(pair: Pair, rows: list[Row], monkeypatch: pyt
 
     monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    assert step.record([16]) is None
+    assert step.capture([16]) is None
     for width in (16, 29, 16):
         step(table.numbers([[0, 1]])[0], width, 1e-3)
     assert Graph.replayed == 2

@@ -1,6 +1,6 @@
 """Several processes at one list of work: the same call, begun more than once. Each takes what nobody else is at.
 
-A model that is small leaves a GPU idle while it is loaded, recorded or saved, and while it writes token by token.
+A model that is small leaves a GPU idle while it is loaded, captured or saved, and while it writes token by token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Steps of training. On a GPU each is recorded as a CUDA graph, once for each width of batch, and replayed.
+"""Steps of training. On a GPU each is captured as a CUDA graph, once for each width of batch, and replayed.
 
 A small model is as slow as its launches, of which a step has thousands; a graph is one. So nothing in a step may wait
 for the host, or have a shape of its own: all samples lie on the device, a batch is their numbers, and its rows are
-filled up to a few widths, which carries no loss and changes none. What is recorded is the step that otherwise runs.
+filled up to a few widths, which carries no loss and changes none. What is captured is the step that otherwise runs.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ class Table:
 class Stepper:
     """AdamW without weight decay on what of a model asks for a gradient, which is clipped.
 
-    recorded: steps are going to be.
+    captured: steps are going to be.
     """
 
-    def __init__(self, model: nn.Module, table: Table, *, recorded: bool = False) -> None:
+    def __init__(self, model: nn.Module, table: Table, *, captured: bool = False) -> None:
         self._model, self._table = model, table
         self._weights = [one for one in model.parameters() if one.requires_grad]
         self._device = self._weights[0].device
@@ -90,7 +90,7 @@ class Stepper:
         # a graph reads the rate where it lies; on the host it is a number
         rate: Any = torch.zeros((), device=self._device) if on_gpu else 0.0
         self._optimizer = torch.optim.AdamW(
-            self._weights, lr=rate, betas=_BETAS, weight_decay=0.0, fused=on_gpu, capturable=on_gpu and recorded
+            self._weights, lr=rate, betas=_BETAS, weight_decay=0.0, fused=on_gpu, capturable=on_gpu and captured
         )
         self._numbers = torch.zeros(table.count, dtype=torch.int64, device=self._device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -109,7 +109,7 @@ class Stepper:
         else:
             graph.replay()
 
-    def record(self, widths: Sequence[int]) -> str | None:
+    def capture(self, widths: Sequence[int]) -> str | None:
         """Make graphs of steps of these widths, which changes nothing. Returns why that cannot be, None if it can."""
         stream, pool = torch.cuda.Stream(self._device), torch.cuda.graph_pool_handle()
         current, graphs = torch.cuda.current_stream(self._device), dict[int, torch.cuda.CUDAGraph]()
@@ -124,7 +124,7 @@ class Stepper:
                         self._step(width)
                     graphs[width] = graph
         except RuntimeError as error:  # what waits for the host, or is too large: it runs all the same
-            # ending a recording that has failed fails, too, and tells less
+            # ending a capture that has failed fails, too, and tells less
             first = error.__context__
             return first_line(first if isinstance(first, RuntimeError) else error)
         finally:
@@ -149,7 +149,7 @@ class Stepper:
             if one.grad is not None:
                 one.grad.zero_()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a step that is not recorded
+            warnings.simplefilter("ignore")  # of a step that is not captured
             self._optimizer.step()
         for state in self._optimizer.state.values():
             state["step"].zero_()

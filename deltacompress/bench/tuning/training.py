@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _WARM, _MOST_ROWS = 0.1, 32
 _WIDTH, _OFTEN = 32, 8
-"""Widths on a GPU are multiples of the one; to record a graph takes as long as a few of the steps that it spares."""
+"""Widths on a GPU are multiples of the one; to capture a graph takes as long as a few of the steps that it spares."""
 CAPTURED, PLAIN = "captured", "plain"
 
 
@@ -81,9 +81,9 @@ def train(
     numbers, widths = table.numbers(picked), [table.width(one) for one in picked]
     often = [one for one, times in Counter(widths).items() if times >= _OFTEN and graphs and on_gpu]
     model.train()
-    step, how = Stepper(model, table, recorded=bool(often)), PLAIN
+    step, how = Stepper(model, table, captured=bool(often)), PLAIN
     if often:
-        told = step.record(often)
+        told = step.capture(often)
         how = CAPTURED if told is None else f"{PLAIN}: {told}"
     for at, one in enumerate(widths):
         step(numbers[at], one, rate * plan.share(at))
