@@ -15,6 +15,7 @@ from torch import Tensor
 
 from deltacompress.codecs.formats.packed import PackedSpec
 from deltacompress.errors import InputError
+from deltacompress.kernels.writes import write
 
 _tokens = itertools.count(1)
 
@@ -77,12 +78,15 @@ class Table:
         self.reserve(spec)
         before = self.entries[slot]
         if before is not None and before.spec != spec:
-            self.pointers[before.spec][slot].zero_()
+            self._point(before.spec, slot, 0)
         self.entries[slot] = Entry(spec, buffer, next(_tokens))
-        self.pointers[spec][slot].fill_(buffer.data_ptr())
+        self._point(spec, slot, buffer.data_ptr())
 
     def clear(self, slot: int) -> None:
         """Empty a slot: its rows get the base alone."""
         if (entry := self.entries[slot]) is not None:
-            self.pointers[entry.spec][slot].zero_()
+            self._point(entry.spec, slot, 0)
         self.entries[slot] = None
+
+    def _point(self, spec: PackedSpec, slot: int, address: int) -> None:
+        write(self.pointers[spec][slot : slot + 1], [address])

@@ -17,6 +17,7 @@ from runtime_cases import as_on_a_gpu, random_ids
 from safetensors.torch import load_file, save_file
 
 from deltacompress.errors import BackendError, CheckpointError, InputError, IntegrityError, for_the_command_line
+from deltacompress.kernels import writes
 from deltacompress.runtime import Runtime
 from deltacompress.runtime.batch import MAX_VARIANTS
 from deltacompress.runtime.variants.adapter import AdapterVariant
@@ -455,6 +456,25 @@ def test_threads_load_and_unload_while_requests_run(
     assert sorted(runtime.variants) == ["0", "1", "2"]
     check_slots(runtime)
     assert runtime._tokenizers._folders.keys() == {None, "0", "1", "2"}
+
+
+def test_what_tables_hold_of_a_variant_goes_there_together(many: Many, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, seen = many.runtime(), list[tuple[object, bool]]()
+
+    def noted(set_: Callable[..., None]) -> Callable[..., None]:
+        def noting(slot: int, operand: object) -> None:
+            seen.append((operand, writes._waiting.get() is not None))
+            set_(slot, operand)
+
+        return noting
+
+    for seat in {id(one): one for one in runtime.model._seats.values()}.values():
+        monkeypatch.setattr(seat, "set", noted(seat.set))
+    runtime.load(many.path(0), "0")
+    assert [together for operand, together in seen if operand is not None] == [True] * len(MODULES)
+    seen.clear()
+    runtime.unload("0")
+    assert {together for _, together in seen} == {True}
 
 
 def test_residency_counts(many: Many) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from deltacompress.errors import InputError
 from deltacompress.kernels.segments import Segments
+from deltacompress.kernels.writes import write
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Of activations and of what adapters hold."""
@@ -50,16 +51,12 @@ class RecordTable(Generic[E]):
     def clear(self, slot: int) -> None:
         """Empty a slot: its rows stay as they are."""
         self._check_slot(slot)
-        self.records[slot].zero_()
+        write(self.records[slot], [0] * self.FIELDS)
         self.entries[slot] = None
 
     def _write(self, slot: int, entry: E, fields: Sequence[int]) -> None:
         self._check_slot(slot)
-        row = torch.tensor([*fields], dtype=torch.int64)
-        if self.device.type == "cuda":
-            # a fresh pinned block: torch hands it out again only after the copy has been done
-            row = row.pin_memory()
-        self.records[slot].copy_(row, non_blocking=True)
+        write(self.records[slot], fields)
         self.entries[slot] = entry
 
     def _check_slot(self, slot: int) -> None:

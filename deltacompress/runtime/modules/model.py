@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.errors import InputError, UnsupportedModelError
 from deltacompress.kernels.triton import fused
+from deltacompress.kernels.writes import together
 from deltacompress.models.load import Weights, load_model
 from deltacompress.models.support import is_norm
 from deltacompress.runtime.batch import BASE, Batch, ForwardContext, StepRows
@@ -173,8 +174,9 @@ class DecoupledModel:
         """Let `slot` use these operands, by module tensor path."""
         self.installed.add(slot)
         try:
-            for path, operand in operands.items():
-                self._seats[path].set(slot, operand)
+            with together():
+                for path, operand in operands.items():
+                    self._seats[path].set(slot, operand)
         finally:
             self._look_again(slot)
 
@@ -182,8 +184,9 @@ class DecoupledModel:
     def uninstall(self, slot: int) -> None:
         """Let go of everything of `slot`."""
         self.installed.discard(slot)
-        for seat in self._seats.values():
-            seat.set(slot, None)
+        with together():
+            for seat in self._seats.values():
+                seat.set(slot, None)
         self._look_again(slot)
 
 
