@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from deltacompress.artifact.manifest import read_manifest
 from deltacompress.errors import InputError, option, switch
 from deltacompress.evaluation.report.data import Report
+from deltacompress.zoo.entries.beneath import OVER, delta_under
 from deltacompress.zoo.entries.evaluations import describe_evaluation
+from deltacompress.zoo.errors import NotFoundError
 from deltacompress.zoo.exchange.resolve import open_zoo
 from deltacompress.zoo.ledger.read import need_kind
 
@@ -32,6 +35,31 @@ def pinned(zoo: str | None, given: str) -> str:
     found, entry = open_zoo(zoo).show(given)
     need_kind(found, entry, "delta", "adapter")
     return str(found)
+
+
+def check_over(zoo: str | None, name: str, delta: Path, where: str) -> None:
+    """Make sure that `delta` is what the adapter `name` goes over, so that a report of it over that is of the entry.
+
+    where: what says that it is, for messages. Of an entry that is no adapter nothing is said.
+
+    Raises:
+        InputError: it is another.
+        ZooError: no zoo was given, or it has no such entry.
+    """
+    opened = open_zoo(zoo)
+    found, entry = opened.show(name)
+    own = entry.summary.get(OVER)
+    if entry.kind != "adapter" or read_manifest(delta).digest == own:
+        return
+    try:
+        told = "its base" if own is None else delta_under(opened, name)
+    except NotFoundError:
+        told = f"another delta ({str(own)[:12]}, not in this zoo)"
+    raise InputError(
+        f"{found} goes over {told}, and a report of it over this one is not of that entry",
+        where=where,
+        way_out=f"leave that out, or {switch('attach')}",
+    )
 
 
 def attach_report(zoo: str | None, name: str, label: str, report: Report) -> str:

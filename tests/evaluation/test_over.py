@@ -21,6 +21,7 @@ from deltacompress.errors import BaseMismatchError, InputError, IntegrityError
 from deltacompress.evaluation import evaluate, read_report
 from deltacompress.evaluation.report.data import Report
 from deltacompress.evaluation.subjects import open_subjects
+from deltacompress.zoo import Zoo
 
 if TYPE_CHECKING:
     from pairs import Pair
@@ -136,8 +137,75 @@ def test_what_cannot_be_is_one_line(
     bot, over = f"bot={measured.styled}", ["--over", str(artifact)]
     assert "is of none of bot, two; write NAME=DELTA" in refused(bot, f"two={measured.styled}", *over)
     assert f"{artifact}: no adapter, and nothing else goes over a delta" in refused(f"bot={artifact}", *over)
-    assert "--attach: does not go with an adapter over another model" in refused(bot, *over, "--attach")
+    assert f"--attach: {measured.styled} is a directory; give the name of its entry" in refused(bot, *over, "--attach")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def zoo(measured: Measured, artifact: Path, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Zoo:
+    """With two deltas of one fine-tuned model, `styled` over the first of them, and an adapter of the base."""
+    monkeypatch.setenv("DELTACOMPRESS_CACHE", str(tmp_path / "cache"))
+    made, other = Zoo.init(tmp_path / "zoo"), tmp_path / "other"
+    served.pair.compress(other, recipe="lossless")
+    plain = peft_models.write(served.pair.base, tmp_path / "plain", "Lora", r=2, target_modules=["q_proj"])
+    made.add(served.pair.base, "team/base")
+    made.add(artifact, "team/chat")
+    made.add(other, "team/other")
+    made.add(measured.styled, "team/styled", base="team/chat")
+    made.add(plain, "team/plain", base="team/base")
+    return made
+
+
+def attaching(measured: Measured, zoo: Zoo, *more: object) -> list[str]:
+    """`eval --attach`, into a folder that no other call has."""
+    out = Path(zoo.where).with_name(f"out-{'-'.join(map(str, more)).replace('/', '-')}"[:200])
+    own = ["eval", *measured.own, "--limit", "6", "--zoo", zoo.where, "--attach", "--out", str(out)]
+    return [*own, *map(str, more)]
+
+
+def test_its_entry_gets_the_report(measured: Measured, zoo: Zoo, artifact: Path) -> None:
+    """Over what the entry says, whether or not that is given once more, as an entry or as a directory."""
+    over = ["--over", "team/styled=team/chat@latest"]
+    for more in (["team/styled"], ["bot=team/styled", "--over", artifact], ["team/styled", "team/plain", *over]):
+        before = len(zoo.referrers("team/styled"))
+        argv = attaching(measured, zoo, *more)
+        assert main(argv) == 0
+        report = read_report(Path(argv[argv.index("--out") + 1]))
+        one = report.subjects[0]
+        wanted = adapter_identity(digest_in(measured.styled), load_delta(artifact).manifest.digest)
+        assert (one.role, one.identity) == ("adapter", wanted)
+        assert len(zoo.referrers("team/styled")) == before + 1
+        score = report.score("colours", one.label)
+        assert score is not None
+        assert zoo.scores("team/styled")["colours.acc"] == score.value
+    assert zoo.scores("team/plain")
+    assert not zoo.referrers("team/chat")
+
+
+def test_no_entry_gets_a_report_over_another_delta(
+    measured: Measured, zoo: Zoo, artifact: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(entry: str, over: str) -> str:
+        argv = attaching(measured, zoo, f"bot={entry}", "--over", over)
+        assert main(argv) == 2
+        assert not Path(argv[argv.index("--out") + 1]).exists()
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1, told
+        return told
+
+    way_out = "a report of it over this one is not of that entry; leave that out, or --attach"
+    for other in ("team/other", str(Path(zoo.where).with_name("other"))):
+        told = refused("team/styled", other)
+        assert f"--over {other}: team/styled@1 goes over team/chat@1, and {way_out}" in told
+    assert f"--over team/chat: team/plain@1 goes over its base, and {way_out}" in refused("team/plain", "team/chat")
+    assert "no adapter, and nothing else goes over a delta; leave out --over" in refused("team/chat", "team/other")
+    zoo.rm("team/chat")
+    digest = load_delta(artifact).manifest.digest[:12]
+    told = refused("team/styled", "team/other")
+    assert f"team/styled@1 goes over another delta ({digest}, not in this zoo), and {way_out}" in told
+    assert not zoo.referrers("team/styled")
+    assert main(attaching(measured, zoo, "bot=team/styled", "--over", artifact)) == 0
+    assert len(zoo.referrers("team/styled")) == 1
 
 
 def test_python_says_the_same(measured: Measured, artifact: Path, pair: Pair, task_dir: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from deltacompress.cli.interrupts import nothing_begun
 from deltacompress.cli.shown.console import Console, verb
 from deltacompress.cli.zoo.options import ZooOption
 from deltacompress.devices import check_driver
-from deltacompress.errors import InputError, option, switch
+from deltacompress.errors import InputError, option
 
 if TYPE_CHECKING:
     from deltacompress.evaluation.report.data import Report
@@ -79,12 +79,13 @@ def evaluate(
     """Measure what deltas keep of their fine-tuned model, and adapters; run again to go on after an interruption."""
     checkpoints = named.against(against or [])
     given = named.labelled(artifacts)
-    under = _under(over or [], given, attach=attach)
+    under = named.over(over or [], given, next(iter(given)) if len(given) == 1 else None)
     early.tasks(tasks, task_dir, few_shot=few_shot, limit=limit)
     _check(base, checkpoints, out, policy=policy, device=device, calibration=calibration)
     entries = _pinned(given, zoo) if attach else {}
     with console.progress() as reporter:
         sources, below = named.beneath(entries or given, under, zoo, base, reporter)
+        _check_over(entries, under, below, zoo)
         found = _places(sources, checkpoints, zoo, base, below, reporter)
         report = _measure(
             found,
@@ -126,19 +127,18 @@ def _check(
     early.checkpoints(base, *((finetuned,) if finetuned else ()), *others.values())
 
 
-def _under(over: list[str], given: dict[str, str], *, attach: bool) -> dict[str, str]:
-    """What artifacts go over, by label."""
-    found = named.over(over, given, next(iter(given)) if len(given) == 1 else None)
-    if attach and found:
-        told = "does not go with an adapter over another model: its entry says what it goes over"
-        raise InputError(told, where=switch("attach"), way_out=f"leave out {switch('attach')}, or {option('over')}")
-    return found
-
-
 def _pinned(given: dict[str, str], zoo: str | None) -> dict[str, str]:
     from deltacompress.evaluation.zoo import pinned
 
     return {label: pinned(zoo, one) for label, one in given.items()}
+
+
+def _check_over(entries: dict[str, str], under: dict[str, str], below: dict[str, Path], zoo: str | None) -> None:
+    """An entry that gets the report is measured over what it goes over. under: --over, by label; below: it, pulled."""
+    from deltacompress.evaluation.zoo import check_over
+
+    for label in entries.keys() & under.keys():
+        check_over(zoo, entries[label], below[label], f"{option('over')} {under[label]}")
 
 
 def _places(
