@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,7 @@ class Zoo(Catalog):
         new = other.publish(entry, copy_sources(self.store, entry), target or found.name, reporter=reporter)
         if there is not None:
             reporter.note(f"{new} holds the same as {there}, byte for byte")
+            new = replace(new, same_as=there)
         for _, attached in referrers.open_attached(self.store, found.manifest):
             referrers.attach(other.store, attached, copy_sources(self.store, attached), reporter)
         return new

@@ -103,13 +103,18 @@ def test_names_move_and_entries_go_and_come_back(run: Run, cli_zoo: Path, tmp_pa
 def test_moves_between_zoos(run: Run, cli_zoo: Path, tmp_path: Path) -> None:
     for name in ("second", "third", "fourth"):
         run("init", tmp_path / name)
-    assert data(run("push", "t/bot@1", tmp_path / "second", "--as", "u/bot", "--json"))["name"] == "u/bot"
+    first = data(run("push", "t/bot@1", tmp_path / "second", "--as", "u/bot", "--json"))
+    assert (first["name"], first["same_as"]) == ("u/bot", None)
     code, _, err = run("push", "t/bot@1", tmp_path / "second", "--as", "u/bot")
     assert (code, err.splitlines()[-1]) == (0, "u/bot@2 holds the same as u/bot@1, byte for byte")
     assert "holds the same" not in run("push", "t/bot@2", tmp_path / "second", "--as", "u/bot")[2]
+    again = data(run("push", "t/bot@1", tmp_path / "second", "--as", "u/bot", "--json"))
+    assert (again["version"], again["same_as"]) == (4, "u/bot@2")
+    assert Zoo.open(cli_zoo).push("t/bot@1", Zoo.open(tmp_path / "second"), "u/bot").same_as == "u/bot@4"
     assert data(run("pull", "t/bot", tmp_path / "third", "--json"))["version"] == 1
     assert run("export", tmp_path / "x.tar", "--all")[0] == 0
     rows = data(run("import", tmp_path / "x.tar", "--zoo", tmp_path / "fourth", "--json"))
+    assert "same as" not in run("push", "t/bot@1", tmp_path / "fourth", "--as", "u/bot")[1]
     assert [one["target"] for one in rows] == ["t/base@1", "t/bot@1", "t/bot@2"]
     for name in ("second", "third", "fourth"):
         assert run("verify", "--zoo", tmp_path / name)[0] == 0

@@ -78,7 +78,7 @@ def add(
         "version": published.version,
         "kind": added.kind,
         "base": added.base,
-        "same_as": added.same_as,
+        "same_as": published.same_as,
         "digest": published.manifest,
         "bytes": published.bytes,
     }
@@ -209,8 +209,16 @@ def _copy(console: Console, name: str, zoo: str | None, target: str, rename: str
     found = opened.resolve(name)
     with console.progress() as reporter:
         new = opened.push(str(found), other, rename, reporter=reporter)
-    data = {"from": str(found), "zoo": other.where, "name": new.name, "version": new.version, "bytes": new.bytes}
-    console.result(data, lambda: render.summary("copied", data))
+    data = {
+        "from": str(found),
+        "zoo": other.where,
+        "name": new.name,
+        "version": new.version,
+        "same_as": new.same_as,
+        "bytes": new.bytes,
+    }
+    shown = {key: value for key, value in data.items() if value is not None}
+    console.result(data, lambda: render.summary("copied", shown))
 
 
 listing.register(app)

@@ -39,13 +39,12 @@ _HEEDED: dict[Kind, tuple[str, tuple[str, ...]]] = {
 @dataclass(frozen=True, slots=True)
 class Added:
     """What `add` published. base: the base-ref that it was linked to, or an adapter's delta (None: this zoo has none,
-    or it is a base itself); same_as: the newest version of the same name that held the very same already.
+    or it is a base itself).
     """
 
     published: Published
     kind: str
     base: str | None
-    same_as: str | None = None
 
 
 def add(
@@ -124,7 +123,7 @@ def _compared(added: Added, before: Sequence[Listed], reporter: Reporter) -> Add
         if (one.name, one.manifest, one.problem) == (new.name, new.manifest, None):
             same = f"{one.name}@{one.version}"
             reporter.note(f"{new} holds the same as {same}, byte for byte")
-            return replace(added, same_as=same)
+            return replace(added, published=replace(new, same_as=same))
     return added
 
 

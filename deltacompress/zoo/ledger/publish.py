@@ -20,12 +20,15 @@ from deltacompress.zoo.store.layout import LAST_NUMBER, name_prefix, number_of, 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A version that is durable. manifest: its digest; bytes: logical size, manifest included."""
+    """A version that is durable. manifest: its digest; bytes: logical size, manifest included; same_as: the newest
+    version of the same name that `add` or `push` found to hold the very same already.
+    """
 
     name: str
     version: int
     manifest: str
     bytes: int
+    same_as: str | None = None
 
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"
