@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import peft_models
 import pytest
 from grown import TARGETS, Run, serve_grown
+from pairs import files_of
 from runtime_cases import Served
 
 from deltacompress.adapters.adapter import adapter_identity, open_adapter
@@ -156,6 +157,22 @@ def test_without_its_delta_it_is_not_served_over_the_base(
     with pytest.raises(NotFoundError, match="which is not in this zoo"):
         runtime.load("team/styled", zoo=zoo.where)
     assert command("generate", "team/styled", *ask, "--over", served.artifact)[0] == 0
+
+
+def test_it_comes_back_as_peft_wrote_it(zoo: Zoo, served: Served, styled: Path, tmp_path: Path, command: Run) -> None:
+    """The adapter alone, whether or not its delta is in the zoo."""
+    linking.add(zoo, styled, "team/styled", base="team/chat")
+    outs = [tmp_path / "one", tmp_path / "two"]
+    assert command("zoo", "pull", "team/styled", outs[0], "--zoo", zoo.where, "--quiet") == (0, "", "")
+    zoo.rm("team/chat")
+    assert command("zoo", "pull", "team/styled", outs[1], "--zoo", zoo.where, "--quiet") == (0, "", "")
+    for out in outs:
+        assert {"adapter_config.json", "adapter_model.safetensors"} <= files_of(out).keys()
+        assert files_of(out) == files_of(styled)
+        states = [peft_models.model_of(served.restored, path).state_dict() for path in (styled, out)]
+        assert any("lora_B" in name for name in states[0])
+        assert states[0].keys() == states[1].keys()
+        assert all(one.equal(states[1][name]) for name, one in states[0].items())
 
 
 def test_a_report_of_it_is_of_both(zoo: Zoo, served: Served, styled: Path) -> None:
