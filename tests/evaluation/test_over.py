@@ -156,6 +156,28 @@ def zoo(measured: Measured, artifact: Path, served: Served, tmp_path: Path, monk
     return made
 
 
+def test_a_gate_knows_entries(
+    measured: Measured, zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An adapter's with the delta that it says, unless another is named."""
+    policy = tmp_path / "p.yaml"
+    policy.write_text("name: p\nmin_ratio: 0.01\n")
+
+    def gate(artifact: object, *more: object) -> int:
+        return main([*map(str, ["gate", measured.out, policy, "--quiet", "--artifact", artifact, *more])])
+
+    monkeypatch.delenv("DELTACOMPRESS_ZOO", raising=False)
+    assert gate("team/styled") == 3  # no directory
+    monkeypatch.setenv("DELTACOMPRESS_ZOO", zoo.where)
+    assert [gate("team/styled"), gate("team/styled@1"), gate("team/chat")] == [0, 0, 0]
+    assert [gate("team/styled", "--over", "team/chat"), gate(measured.styled, "--over", "team/chat")] == [0, 0]
+    capsys.readouterr()
+    assert [gate("team/styled", "--over", "team/other"), gate("team/plain"), gate("team/other")] == [3, 3, 3]
+    assert capsys.readouterr().err.count("the report is about another manifest") == 3
+    assert gate("team/none") == 2
+    assert "team/none" in capsys.readouterr().err
+
+
 def attaching(measured: Measured, zoo: Zoo, *more: object) -> list[str]:
     """`eval --attach`, into a folder that no other call has."""
     out = Path(zoo.where).with_name(f"out-{'-'.join(map(str, more)).replace('/', '-')}"[:200])

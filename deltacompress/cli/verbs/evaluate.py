@@ -9,13 +9,14 @@ import typer
 
 from deltacompress.cli.given import early, named
 from deltacompress.cli.given.models import model
-from deltacompress.cli.given.named import Checkpoints, Over
+from deltacompress.cli.given.named import Checkpoints, Over, OverOne
 from deltacompress.cli.given.options import BatchSize, EvalBackend, EvalDevice, Limit, MakeAnew, TaskDir, Tasks
 from deltacompress.cli.interrupts import nothing_begun
 from deltacompress.cli.shown.console import Console, verb
 from deltacompress.cli.zoo.options import ZooOption
 from deltacompress.devices import check_driver
 from deltacompress.errors import InputError, option
+from deltacompress.reporter import SILENT
 
 if TYPE_CHECKING:
     from deltacompress.evaluation.report.data import Report
@@ -198,10 +199,14 @@ def gate(
     policy: Annotated[str, typer.Argument(metavar="POLICY", help="A YAML file, or the name of a shipped policy.")],
     *,
     artifact: Annotated[
-        Path | None,
-        typer.Option(help="Make sure that the report is about this artifact or adapter; exit code 3 if not."),
+        str | None,
+        typer.Option(
+            metavar="ARTIFACT_OR_NAME",
+            help="Make sure that the report is about this artifact or adapter; exit code 3 if not.",
+        ),
     ] = None,
-    over: Annotated[Path | None, typer.Option(help="The delta that the adapter of --artifact goes over.")] = None,
+    over: OverOne = None,
+    zoo: ZooOption = None,
     junit: Annotated[Path | None, typer.Option(help="Also write the checks as JUnit XML.")] = None,
     summary: Annotated[
         Path | None, typer.Option(help="Also append a Markdown table to this file, e.g. $GITHUB_STEP_SUMMARY.")
@@ -219,7 +224,7 @@ def gate(
 
     check_targets(junit, summary, (report, report / REPORT, Path(policy)), force=force)
     chosen, found = Gate.load(policy), read_report(report)
-    digest = None if artifact is None else _digest(artifact, over)
+    digest = None if artifact is None else _digest(artifact, over, zoo)
     result = chosen.check(found, manifest_digest=digest)
     if junit is not None:
         write_once(junit, junit_of(result), replace=force)
@@ -244,15 +249,19 @@ def gate(
     result.require()
 
 
-def _digest(artifact: Path, over: Path | None) -> str:
-    """What names an artifact in a report."""
+def _digest(artifact: str, over: str | None, zoo: str | None) -> str:
+    """What names an artifact, or an adapter with what it goes over, in a report."""
     from deltacompress.adapters.adapter import adapter_identity, digest_in
     from deltacompress.adapters.directory import is_adapter
     from deltacompress.artifact.manifest import read_manifest
 
-    if is_adapter(artifact):
-        return adapter_identity(digest_in(artifact), None if over is None else read_manifest(over).digest)
-    return read_manifest(artifact).digest
+    under = {} if over is None else {artifact: over}
+    sources, below = named.beneath({artifact: artifact}, under, zoo, None, SILENT)
+    place = early.place(sources[artifact], zoo)
+    if not is_adapter(place):
+        return read_manifest(place).digest
+    delta = below.get(artifact)
+    return adapter_identity(digest_in(place), None if delta is None else read_manifest(delta).digest)
 
 
 def _numbers(report: Report) -> list[dict[str, object]]:
