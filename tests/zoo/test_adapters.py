@@ -181,7 +181,9 @@ def test_its_base_must_be_known(tmp_path: Path, zoo: Zoo) -> None:
 
 def test_a_config_that_is_no_json_object(tmp_path: Path, zoo: Zoo) -> None:
     source = write_adapter(tmp_path / "adapter")
-    for text in ("[]", "{", json.dumps(LORA)[:-1] + ', "r": 4}'):
+    told = "expected a JSON object", "not valid JSON", "key 'r' is given twice", "key 'q' is given twice"
+    again = (', "r": 4}', ', "alpha_pattern": {"q": 1, "q": 2}}')  # at the top, and inside
+    for text, why in zip(("[]", "{", *(json.dumps(LORA)[:-1] + more for more in again)), told, strict=True):
         (source / "adapter_config.json").write_text(text)
-        with pytest.raises(CheckpointError):
+        with pytest.raises(CheckpointError, match=rf"adapter_config\.json: {why}"):
             linking.add(zoo, source, "team/tuned")
