@@ -136,12 +136,11 @@ def _pinned(given: dict[str, str], zoo: str | None) -> dict[str, str]:
 
 def _check_over(entries: dict[str, str], under: dict[str, str], below: dict[str, Path], zoo: str | None) -> None:
     """An entry that gets the report is measured over what it goes over. under: --over, by label; below: it, pulled."""
-    if not (entries and under):
-        return  # without a zoo its room is not imported
-    from deltacompress.evaluation.zoo import check_over
+    if entries and under:  # without a zoo its room is not imported
+        from deltacompress.evaluation.zoo import check_over
 
-    for label, source in under.items():
-        check_over(zoo, entries[label], below[label], f"{option('over')} {source}")
+        for label, source in under.items():
+            check_over(zoo, entries[label], below[label], f"{option('over')} {source}")
 
 
 def _places(
@@ -257,8 +256,7 @@ def _digest(artifact: str, over: str | None, zoo: str | None) -> str:
     from deltacompress.adapters.directory import is_adapter
     from deltacompress.artifact.manifest import read_manifest
 
-    under = {} if over is None else {artifact: over}
-    sources, below = named.beneath({artifact: artifact}, under, zoo, None, SILENT)
+    sources, below = named.beneath({artifact: artifact}, {} if over is None else {artifact: over}, zoo, None, SILENT)
     place = early.place(sources[artifact], zoo)
     if not is_adapter(place):
         return read_manifest(place).digest
