@@ -304,7 +304,8 @@ def test_a_file_is_opened_once_and_read_in_pieces(
     monkeypatch.undo()
     runtime.load(lora.path, "b")
     ids = random_ids(5)
-    assert torch.equal(*runtime.logits([("a", ids), ("b", ids)]))
+    one, other = runtime.logits([("a", ids), ("b", ids)])
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-6)  # threads of a CPU may share the rows out unevenly
     variant = runtime.variants["a"].variant
     assert isinstance(variant, serving.AdapterVariant)
     tensors = variant._operands.tensors
