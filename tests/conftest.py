@@ -93,3 +93,14 @@ def artifact(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("artifact") / "out"
     pair.compress(out)
     return out
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Rows are computed alike, whatever else is in their batch: several threads may share them out unevenly."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,5 +1,7 @@
-"""Numbers for tables in device memory. What one variant brings for hundreds of linears goes there in one copy: each by
-itself takes the host some 30 microseconds, in which nobody launches what is served.
+"""Numbers for tables in device memory.
+
+What one variant brings for hundreds of linears goes there in one copy: the thread that writes it is the one that
+launches what is served.
 """
 
 from __future__ import annotations

@@ -127,5 +127,5 @@ def _by_rows(rows: int, work: Callable[..., None], *given: Any) -> None:
 
 @lru_cache(1)
 def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """One that stays: to start a thread takes as long as its run of a small matrix. process: a fork has no threads."""
+    """One that stays: matrices have many blocks, each a few calls. process: a fork has no threads."""
     return ThreadPoolExecutor(threads, "deltacompress-rows")
