@@ -101,7 +101,7 @@ def _make_room(root: Path, size: int, coming: str) -> None:
                 going.append(one)
                 lacking -= nbytes
         if lacking > 0:
-            told = f"no room for {size:,} bytes: of {limit:,}, what is in use takes all but {max(size - lacking, 0):,}"
+            told = f"no room for {size:,} bytes: {max(size - lacking, 0):,} of {limit:,} are not in use"
             raise CacheFullError(told, where=root, way_out=f"set {LIMIT} higher")
         for one in going:
             _remove(one)
