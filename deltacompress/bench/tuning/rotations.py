@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from deltacompress.calibration.forwards.precision import Precision
+
 
 def speed_up(model: Any) -> None:
     """Let the BOFT linears of a PEFT model run as above, in place."""
@@ -49,13 +51,16 @@ def _forward(base: nn.Linear, scale: Tensor, index: int, turns: dict[int, Tensor
 
 
 class _Cayley(torch.autograd.Function):
-    """With M = (I + K)^-1 the rotation is 2 M - I, and dM = - M dK M."""
+    """With M = (I + K)^-1 the rotation is 2 M - I, and dM = - M dK M. In fp32, whatever else is: a rotation of rounded
+    products is none.
+    """
 
     @staticmethod
     @override
     def forward(ctx: Any, blocks: Tensor) -> Tensor:
         one = torch.eye(blocks.shape[-1], device=blocks.device, dtype=blocks.dtype)
-        inverse = _inverse(one + (blocks - blocks.transpose(1, 2)) / 2)
+        with Precision("fp32").products():
+            inverse = _inverse(one + (blocks - blocks.transpose(1, 2)) / 2)
         ctx.save_for_backward(inverse)
         return 2 * inverse - one
 
@@ -64,7 +69,8 @@ class _Cayley(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (inverse,) = ctx.saved_tensors
         turned = inverse.transpose(1, 2)
-        own: Tensor = -2 * (turned @ gradient @ turned)
+        with Precision("fp32").products():
+            own: Tensor = -2 * (turned @ gradient @ turned)
         return (own - own.transpose(1, 2)) / 2
 
 

@@ -50,7 +50,7 @@ class TaskBench:
             "files": asked.base.side_file_hashes(),
             "data": hash_file(self._train)[0],
             "plan": [asked.plan.steps, asked.plan.rows, asked.held_out],
-            "kept": "loss, parameters, steps",
+            "kept": "loss, parameters, steps; trained in TF32 on GPUs",
             "device": asked.device,
             "versions": [__version__, torch.__version__],
         }

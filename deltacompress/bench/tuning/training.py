@@ -1,6 +1,7 @@
 """One training run: the same samples in the same order for every method, so many tokens for each.
 
 AdamW without weight decay, 32-bit weights, a linear warm-up over a tenth of the steps and a linear decay to nothing.
+On a GPU products take TF32 inputs, as training commonly has them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from deltacompress.bench.tuning.stepping import Row, Stepper, Table, loss, orders, padded
+from deltacompress.calibration.forwards.precision import Precision
 from deltacompress.demo.score import IGNORED, encode
 from deltacompress.evaluation.tasks.records import Sample
 
@@ -82,11 +84,12 @@ def train(
     often = [one for one, times in Counter(widths).items() if times >= _OFTEN and graphs and on_gpu]
     model.train()
     step, how = Stepper(model, table, captured=bool(often)), PLAIN
-    if often:
-        told = step.capture(often)
-        how = CAPTURED if told is None else f"{PLAIN}: {told}"
-    for at, one in enumerate(widths):
-        step(numbers[at], one, rate * plan.share(at))
+    with Precision("tf32" if on_gpu else "fp32").products():
+        if often:
+            told = step.capture(often)
+            how = CAPTURED if told is None else f"{PLAIN}: {told}"
+        for at, one in enumerate(widths):
+            step(numbers[at], one, rate * plan.share(at))
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # the memory of graphs is free after this
     model.eval()
