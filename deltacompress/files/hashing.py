@@ -36,6 +36,6 @@ def hash_chunks(chunks: Iterable[bytes | memoryview]) -> tuple[str, int]:
 
 def hash_file(path: Path, *, links: Links = NEVER) -> tuple[str, int]:
     """Hex SHA-256 and length of the regular file at `path`; links and OSError: as `files.regular.open_regular`."""
-    buffer = memoryview(bytearray(_CHUNK))  # one for all: memory that is new each time takes as long to come as to read
+    buffer = memoryview(bytearray(_CHUNK))  # one for all pieces: new memory comes page by page
     with open_regular(path, links=links) as file:
         return hash_chunks(buffer[:got] for got in iter(lambda: file.readinto(buffer), 0))

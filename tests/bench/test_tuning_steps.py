@@ -170,6 +170,34 @@ def test_what_cannot_be_captured_runs_plainly(pair: Pair, rows: list[Row], monke
     assert all(found[name].equal(wanted[name]) for name in found)
 
 
+@pytest.mark.parametrize(("on_gpu", "wanted"), [(True, "high"), (False, "highest")])
+@pytest.mark.parametrize("label", ["full", "boft"])
+def test_products_of_training_are_tf32_on_a_gpu_but_rotations_are_not(
+    pair: Pair, rows: list[Row], monkeypatch: pytest.MonkeyPatch, label: str, on_gpu: bool, wanted: str
+) -> None:
+    """Forwards and backwards; and whatever ends it, what was set before is set again."""
+    now, steps, turning, backward = torch.get_float32_matmul_precision, list[str](), list[str](), list[str]()
+    monkeypatch.setattr(training, "_on_gpu", lambda device: on_gpu)
+    inverse, gradient = rotations._inverse, rotations._gradient
+
+    class Stops(Stepper):
+        def __call__(self, numbers: torch.Tensor, width: int, rate: float) -> None:
+            super().__call__(numbers, width, rate)
+            steps.append(now())
+            if len(steps) == 3:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "Stepper", Stops)
+    monkeypatch.setattr(rotations, "_inverse", lambda *given: (turning.append(now()), inverse(*given))[1])
+    monkeypatch.setattr(rotations, "_gradient", lambda *given: (backward.append(now()), gradient(*given))[1])
+    before = now()
+    with pytest.raises(KeyboardInterrupt):
+        train(made(pair, label, rows), rows, Plan(5, 8), 1e-3, 0, graphs=False)
+    assert now() == before
+    assert steps == [wanted] * 3
+    assert set(turning) == set(backward) == ({"highest"} if label == "boft" else set())
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 32])
 def test_rotations_are_those_of_a_solver(size: int) -> None:
     blocks = torch.randn(4, size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2

@@ -68,10 +68,15 @@ class _Cayley(torch.autograd.Function):
     @override
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (inverse,) = ctx.saved_tensors
-        turned = inverse.transpose(1, 2)
         with Precision("fp32").products():
-            own: Tensor = -2 * (turned @ gradient @ turned)
-        return (own - own.transpose(1, 2)) / 2
+            return _gradient(inverse, gradient)
+
+
+def _gradient(inverse: Tensor, gradient: Tensor) -> Tensor:
+    """Of blocks, from that of their rotations; inverse: (I + K)^-1."""
+    turned = inverse.transpose(1, 2)
+    own: Tensor = -2 * (turned @ gradient @ turned)
+    return (own - own.transpose(1, 2)) / 2
 
 
 def _inverse(matrices: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from deltacompress._version import __version__
 from deltacompress.bench.tuning.methods import FULL, Method
 from deltacompress.bench.tuning.runs import Made, Runs
 from deltacompress.bench.tuning.serving import Served, Times
-from deltacompress.bench.tuning.training import Examples, Plan
+from deltacompress.bench.tuning.training import Examples, Plan, products
 from deltacompress.checkpoints.reader import Checkpoint
 from deltacompress.evaluation.report.data import REPORT, Report
 from deltacompress.evaluation.run import evaluate
@@ -50,7 +50,8 @@ class TaskBench:
             "files": asked.base.side_file_hashes(),
             "data": hash_file(self._train)[0],
             "plan": [asked.plan.steps, asked.plan.rows, asked.held_out],
-            "kept": "loss, parameters, steps; trained in TF32 on GPUs",
+            "kept": "loss, parameters, steps",
+            "products": products(torch.device(asked.device)),
             "device": asked.device,
             "versions": [__version__, torch.__version__],
         }

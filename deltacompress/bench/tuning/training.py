@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ def train(
     often = [one for one, times in Counter(widths).items() if times >= _OFTEN and graphs and on_gpu]
     model.train()
     step, how = Stepper(model, table, captured=bool(often)), PLAIN
-    with Precision("tf32" if on_gpu else "fp32").products():
+    with Precision(products(device)).products():
         if often:
             told = step.capture(often)
             how = CAPTURED if told is None else f"{PLAIN}: {told}"
@@ -94,6 +94,11 @@ def train(
         torch.cuda.synchronize(device)  # the memory of graphs is free after this
     model.eval()
     return how
+
+
+def products(device: torch.device) -> Literal["tf32", "fp32"]:
+    """What products of a training on this device take."""
+    return "tf32" if _on_gpu(device) else "fp32"
 
 
 def _on_gpu(device: torch.device) -> bool:
